@@ -1,0 +1,39 @@
+"""Algorithm 1 in float64, written straight from the paper: what every kernel is measured against."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+
+def _softmax(x: F64) -> F64:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    weights: F64 = e / e.sum(axis=-1, keepdims=True)
+    return weights
+
+
+def _argtopk(x: F64, k: int) -> I64:
+    """Indices of the k largest, lowest index first among equals, ascending."""
+    return np.sort(np.argsort(-x, kind="stable")[:k])
+
+
+def dense(q: F64, K: F64, V: F64) -> F64:
+    """softmax(q K^T / sqrt(d)) V for q (G, d), K and V (S, d)."""
+    out: F64 = _softmax(q @ K.T / np.sqrt(q.shape[1])) @ V
+    return out
+
+
+def sparf(q: F64, K: F64, V: F64, r: int, k: int, l: int) -> tuple[F64, I64, I64]:  # noqa: E741 - the paper's name
+    """SparF for one KV head: output (G, d), selected channels (r,) and tokens (k,), both ascending."""
+    d, S = q.shape[1], K.shape[0]
+    i = _argtopk(np.abs(q).sum(axis=0), r)
+    share = np.abs(q[:, i]).sum(axis=1) / np.abs(q).sum(axis=1)
+    s_hat = _softmax(q[:, i] @ K[:, i].T / np.sqrt(d * share)[:, None])
+    mask = np.where(np.arange(S) >= S - l, np.inf, 0.0)
+    j = _argtopk(s_hat.sum(axis=0) + mask, k)
+    alpha = s_hat[:, j].sum(axis=1, keepdims=True)
+    out = alpha * dense(q, K[j], V[j]) + (1 - alpha) * V.mean(axis=0)
+    return out, i, j

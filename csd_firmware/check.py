@@ -1,0 +1,109 @@
+"""Every command is checked here, in full, before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec import Attend, Command, Flush, KvAppend, KvCrop, KvFree, KvRead, Method, SeqCreate
+from ftl import Ftl
+from ftl.kv import Sequence
+
+MAX_LAYERS, MAX_HEADS, MAX_TOKENS = 256, 1024, 1 << 24
+
+
+class Refused(Exception):
+    """A command with a field that is out of its range."""
+
+
+def _require(ok: bool, reason: str) -> None:
+    if not ok:
+        raise Refused(reason)
+
+
+def _array(name: str, array: object, dtype: type, shape: tuple[int, ...]) -> None:
+    _require(isinstance(array, np.ndarray), f"{name}: must be an array")
+    assert isinstance(array, np.ndarray)
+    _require(array.dtype == dtype, f"{name}: must be {dtype.__name__}, is {array.dtype}")
+    _require(array.shape == shape, f"{name}: must have shape {shape}, has {array.shape}")
+    _require(array.flags.c_contiguous, f"{name}: must be contiguous")
+
+
+def _finite(name: str, array: NDArray[np.float16]) -> None:
+    _require(bool(np.isfinite(array).all()), f"{name}: holds infinity or NaN, beyond FP16's range of 65504")
+
+
+def _sequences(ftl: Ftl, handles: Seq[int], layer: int | None) -> list[Sequence]:
+    _require(len(handles) > 0, "seqs: names no sequence")
+    _require(len(set(handles)) == len(handles), "seqs: names a sequence twice")
+    seqs = [ftl.sequence(handle) for handle in handles]
+    first = seqs[0]
+    if layer is not None:
+        _require(
+            all((seq.layers, seq.heads, seq.layout) == (first.layers, first.heads, first.layout) for seq in seqs),
+            "seqs: sequences of one command must have the same shape",
+        )
+        _require(0 <= layer < first.layers, f"layer = {layer}: sequence {first.handle} has {first.layers}")
+    return seqs
+
+
+def check(ftl: Ftl, command: Command) -> None:
+    """Raise Refused, or the FTL's UnknownSequence, for a command that must not be carried out."""
+    match command:
+        case SeqCreate():
+            limits = [
+                ("count", command.count, 1 << 16),
+                ("layers", command.layers, MAX_LAYERS),
+                ("kv_heads", command.kv_heads, MAX_HEADS),
+                ("max_tokens", command.max_tokens, MAX_TOKENS),
+                ("head_dim", command.head_dim, ftl.spec.geometry.page_bytes // 2),
+            ]
+            for name, value, limit in limits:
+                _require(1 <= value <= limit, f"{name} = {value}: must lie between 1 and {limit}")
+        case KvAppend():
+            first = _sequences(ftl, command.seqs, command.layer)[0]
+            _array("lengths", command.lengths, np.int64, (len(command.seqs),))
+            _require(bool((command.lengths >= 0).all()), "lengths: must not be negative")
+            rows = (int(command.lengths.sum()), first.heads, first.layout.head_dim)
+            for name, array in (("k", command.k), ("v", command.v)):
+                _array(name, array, np.float16, rows)
+                _finite(name, array)
+        case Attend():
+            _check_attend(command, _sequences(ftl, command.seqs, command.layer))
+        case KvCrop():
+            _sequences(ftl, command.seqs, command.layer)
+            _array("lengths", command.lengths, np.int64, (len(command.seqs),))
+            _require(bool((command.lengths >= 0).all()), "lengths: must not be negative")
+        case KvRead():
+            _sequences(ftl, command.seqs, command.layer)
+        case KvFree():
+            _sequences(ftl, command.seqs, None)
+        case Flush():
+            pass
+        case _:
+            raise Refused(f"{type(command).__name__} is no command")
+
+
+def _check_attend(command: Attend, seqs: list[Sequence]) -> None:
+    B, H, d = len(seqs), seqs[0].heads, seqs[0].layout.head_dim
+    queries = command.q.shape[2] if isinstance(command.q, np.ndarray) and command.q.ndim == 4 else 1
+    _require(queries >= 1, "q: has no query head")
+    for name, array, shape in (
+        ("q", command.q, (B, H, queries, d)),
+        ("k", command.k, (B, H, d)),
+        ("v", command.v, (B, H, d)),
+    ):
+        _array(name, array, np.float16, shape)
+        _finite(name, array)
+    _require(command.method in tuple(Method), f"method = {command.method}: unknown")
+    if command.method is Method.DENSE:
+        return
+    _require(1 <= command.r <= d, f"r = {command.r}: must lie between 1 and the {d} channels of a head")
+    _array("top_k", command.top_k, np.int64, (B,))
+    _array("recent", command.recent, np.int64, (B,))
+    for seq, k, recent in zip(seqs, command.top_k, command.recent, strict=True):
+        stored = int(seq.lengths[command.layer]) + 1
+        _require(1 <= k <= stored, f"top_k = {k}: sequence {seq.handle} has {stored} tokens")
+        _require(0 <= recent <= k, f"recent = {recent}: must lie between 0 and top_k = {k}")

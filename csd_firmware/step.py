@@ -1,0 +1,196 @@
+"""The command loop's body: one command in, one completion out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_engine import EngineClock, add_rows, approximate, attend, top_channels, top_tokens
+from csd_firmware.check import Refused, check
+from csd_firmware.stopwatch import Stopwatch
+from csd_spec import (
+    Attend,
+    Command,
+    Completion,
+    DriveSpec,
+    FlashCounters,
+    Flush,
+    KvAppend,
+    KvCrop,
+    KvFree,
+    KvLayout,
+    KvRead,
+    Method,
+    SeqCreate,
+    Status,
+)
+from csd_spec.model import FP16_BYTES
+from ftl import Ftl, KvView, OutOfSpace, PagePlan, UnknownSequence
+
+F16 = NDArray[np.float16]
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+
+class Firmware:
+    """One drive's firmware. Commands run one after the other in the order in which they come."""
+
+    def __init__(self, spec: DriveSpec) -> None:
+        self.spec = spec
+        self.ftl = Ftl(spec)
+        self.engine = EngineClock(spec.engine)
+        self.free_ns = 0  # modelled time from which the engine can take the next command
+        self._v_sums: dict[int, F32] = {}  # (layers, H, d) of each sequence
+
+    def step(self, command: Command, submit_ns: int) -> Completion:
+        """Check a command, carry it out and say when it ended and where the time went.
+
+        A completion also waits for its programs, but the engine takes the next command meanwhile.
+        """
+        watch = Stopwatch(submit_ns)
+        try:
+            check(self.ftl, command)
+            watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(_nbytes_in(command)))
+            watch.until("queue", self.free_ns)
+            done = self._carry_out(command, watch)
+        except Refused as error:
+            return Completion(status=Status.INVALID_FIELD, reason=str(error), submit_ns=submit_ns, finish_ns=submit_ns)
+        except UnknownSequence as error:
+            return Completion(
+                status=Status.UNKNOWN_SEQUENCE, reason=str(error), submit_ns=submit_ns, finish_ns=submit_ns
+            )
+        except OutOfSpace as error:
+            return Completion(
+                status=Status.CAPACITY_EXCEEDED, reason=str(error), submit_ns=submit_ns, finish_ns=submit_ns
+            )
+        self.free_ns = watch.now_ns
+        watch.until("flash_program", done.finish_ns)
+        nbytes_out = sum(array.nbytes for array in done.data)
+        watch.spend("link", self.spec.link.transfer_ns(nbytes_out))
+        return replace(
+            done,
+            submit_ns=submit_ns,
+            finish_ns=watch.now_ns,
+            breakdown_ns=watch.breakdown_ns,
+            link_bytes=_nbytes_in(command) + nbytes_out,
+        )
+
+    def _carry_out(self, command: Command, watch: Stopwatch) -> Completion:
+        match command:
+            case SeqCreate():
+                return self._create(command)
+            case KvAppend():
+                programmed, finish_ns = self._append(command, command.lengths, watch)
+                flash = FlashCounters(pages_programmed=programmed)
+                return Completion(status=Status.SUCCESS, flash=flash, finish_ns=finish_ns)
+            case Attend():
+                # The new token waits in DRAM; if it completes a group, that is programmed in the background.
+                programmed, _ = self._append(command, np.ones(len(command.seqs), np.int64), watch)
+                output, flash = self._attend(command, watch)
+                flash += FlashCounters(pages_programmed=programmed)
+                return Completion(status=Status.SUCCESS, data=(output.astype(np.float16),), flash=flash)
+            case KvRead():
+                return self._read(command, watch)
+            case KvCrop():
+                return self._crop(command, watch)
+            case KvFree():
+                self.ftl.free(command.seqs, watch.now_ns)
+                for handle in command.seqs:
+                    del self._v_sums[handle]
+            case Flush():
+                return Completion(status=Status.SUCCESS, finish_ns=self.ftl.calendar.idle_ns())
+        return Completion(status=Status.SUCCESS)
+
+    def _attend(self, command: Attend, watch: Stopwatch) -> tuple[F32, FlashCounters]:
+        """One decode step: which channels, their pages, which tokens, their pages, attention."""
+        ftl, engine = self.ftl, self.engine
+        view = ftl.view(command.seqs, command.layer)
+        B, H, G, d = command.q.shape
+        q = command.q.astype(np.float32).reshape(B * H, G, d)
+        exact = command.method is Method.SPARQ
+        flash = FlashCounters()
+
+        if command.method is Method.DENSE:
+            counts = view.seq_lens
+            tokens = np.broadcast_to(np.arange(counts.max(), dtype=np.int32), (B * H, int(counts.max())))
+            alpha, v_mean = np.ones((B * H, G), np.float32), np.zeros((B * H, d), np.float32)
+        else:
+            counts, recent = np.repeat(command.top_k, H), np.repeat(command.recent, H)
+            watch.spend("argtopk", engine.topk_ns(B * H * d))
+            channels = top_channels(q, command.r)
+            plan = ftl.embedding_pages(view, channels)
+            flash += self._fetch(plan, FP16_BYTES * view.layout.T, exact, "flash_embed", watch)
+            watch.spend("logit0", engine.macs_ns(int(view.seq_lens.sum()) * G * command.r))
+            logits = approximate(view.banks, view.e_slots, view.seq_lens, q, channels, view.layout.m, view.layout.T)
+            watch.spend("argtopk", engine.topk_ns(int(view.seq_lens.sum())))
+            tokens, alpha = top_tokens(logits, view.seq_lens, counts, recent)
+            v_mean = self._v_means(command, view)
+
+        macs = int(counts.sum()) * G * d
+        for unit, slots, arithmetic in (
+            ("flash_token", view.k_slots, "logit"),
+            ("flash_token", view.v_slots, "attend"),
+        ):
+            flash += self._fetch(ftl.token_pages(view, slots, tokens, counts), FP16_BYTES * d, exact, unit, watch)
+            watch.spend(arithmetic, engine.macs_ns(macs))
+        out = attend(view.banks, view.k_slots, view.v_slots, q, tokens, counts, view.layout.n, alpha, v_mean)
+        return out.reshape(B, H, G, d), flash
+
+    def _fetch(self, plan: PagePlan, unit_bytes: int, exact: bool, unit: str, watch: Stopwatch) -> FlashCounters:
+        """Read a plan's pages; with `exact`, as from byte-addressable storage, only what was selected moves."""
+        useful = plan.hits * unit_bytes
+        watch.until(unit, self.ftl.read(plan, watch.now_ns, useful if exact else None))
+        pages = plan.ppns.size
+        return FlashCounters(
+            pages_read=pages,
+            useful_bytes=int(useful.sum()),
+            fetched_bytes=int(useful.sum()) if exact else pages * self.spec.geometry.page_bytes,
+        )
+
+    def _v_means(self, command: Attend, view: KvView) -> F32:
+        sums = np.concatenate([self._v_sums[handle][command.layer] for handle in command.seqs])
+        means: F32 = np.divide(sums, view.seq_lens[:, None], dtype=np.float32)
+        return means
+
+    def _create(self, command: SeqCreate) -> Completion:
+        layout = KvLayout.for_context(self.spec.geometry.page_bytes, command.head_dim, command.max_tokens)
+        handles = self.ftl.create(command.count, command.layers, command.kv_heads, layout)
+        shape = command.layers, command.kv_heads, command.head_dim
+        self._v_sums |= {handle: np.zeros(shape, np.float32) for handle in handles}
+        return Completion(status=Status.SUCCESS, data=(np.array(handles, np.uint64),))
+
+    def _append(self, command: KvAppend | Attend, lengths: I64, watch: Stopwatch) -> tuple[int, int]:
+        done = self.ftl.append(command.seqs, command.layer, lengths, command.k, command.v, watch.now_ns)
+        for handle, rows in zip(
+            command.seqs, np.split(command.v.view(np.uint16), np.cumsum(lengths)[:-1]), strict=True
+        ):
+            add_rows(self._v_sums[handle][command.layer], rows)
+        return done
+
+    def _read(self, command: KvRead, watch: Stopwatch) -> Completion:
+        rows, flash = [], FlashCounters()
+        for handle in command.seqs:
+            k, v, plan = self.ftl.read_back(handle, command.layer)
+            flash += self._fetch(plan, FP16_BYTES * k.shape[2], False, "flash_token", watch)
+            rows.append((k, v))
+        data = tuple(np.concatenate(parts) for parts in zip(*rows, strict=True))
+        return Completion(status=Status.SUCCESS, data=data, flash=flash)
+
+    def _crop(self, command: KvCrop, watch: Stopwatch) -> Completion:
+        """Cut sequences; the sum of V is not undone but added up again, so that it stays the sum in token order."""
+        flash = FlashCounters()
+        for handle, length in zip(command.seqs, command.lengths, strict=True):
+            watch.until("flash_token", self.ftl.crop(handle, command.layer, int(length), watch.now_ns))
+            _, v, plan = self.ftl.read_back(handle, command.layer)
+            flash += self._fetch(plan, FP16_BYTES * v.shape[2], False, "flash_token", watch)
+            self._v_sums[handle][command.layer] = 0
+            add_rows(self._v_sums[handle][command.layer], v.view(np.uint16))
+        return Completion(status=Status.SUCCESS, flash=flash)
+
+
+def _nbytes_in(command: Command) -> int:
+    """Bytes that a command brings to the drive, its 64-byte entry included."""
+    arrays = [getattr(command, name) for name in getattr(command, "__slots__", ())]
+    return 64 + sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))

@@ -1,0 +1,21 @@
+"""Where a command's modelled time went."""
+
+from __future__ import annotations
+
+
+class Stopwatch:
+    """A running modelled time and the share of each unit; the shares add up to the whole."""
+
+    def __init__(self, start_ns: int) -> None:
+        self.now_ns = start_ns
+        self.breakdown_ns: dict[str, int] = {}
+
+    def spend(self, unit: str, ns: int) -> None:
+        """`unit` is busy for `ns` from now."""
+        self.until(unit, self.now_ns + ns)
+
+    def until(self, unit: str, finish_ns: int) -> None:
+        """`unit` ends at `finish_ns`, or has ended."""
+        ns = max(0, finish_ns - self.now_ns)
+        self.breakdown_ns[unit] = self.breakdown_ns.get(unit, 0) + ns
+        self.now_ns += ns

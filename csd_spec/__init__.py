@@ -1,0 +1,53 @@
+"""The shared vocabulary of vcsd: what a drive is, what it can be told, and what it answers.
+
+Everything here is a value. This package imports nothing of ours.
+"""
+
+from csd_spec.commands import (
+    Attend,
+    Command,
+    Completion,
+    FlashCounters,
+    Flush,
+    KvAppend,
+    KvCrop,
+    KvFree,
+    KvRead,
+    Method,
+    Opcode,
+    SeqCreate,
+)
+from csd_spec.device import Device, DeviceError
+from csd_spec.drive import DriveSpec, EngineSpec, Geometry, Link, NandTiming
+from csd_spec.model import KvLayout, ModelShape
+from csd_spec.sparf import Budget, Compression, Fixed, SparFParams
+from csd_spec.status import Status
+
+__all__ = [
+    "Attend",
+    "Budget",
+    "Command",
+    "Completion",
+    "Compression",
+    "Device",
+    "DeviceError",
+    "DriveSpec",
+    "EngineSpec",
+    "Fixed",
+    "FlashCounters",
+    "Flush",
+    "Geometry",
+    "KvAppend",
+    "KvCrop",
+    "KvFree",
+    "KvLayout",
+    "KvRead",
+    "Link",
+    "Method",
+    "ModelShape",
+    "NandTiming",
+    "Opcode",
+    "SeqCreate",
+    "SparFParams",
+    "Status",
+]

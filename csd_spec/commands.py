@@ -1,0 +1,154 @@
+"""Commands and completions. One command covers many sequences of one layer.
+
+Arrays carry FP16 values as numpy float16. Shapes use B sequences, H KV heads of this drive, G query heads per
+KV head, d channels, and S or N tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec.status import Status
+
+F16 = NDArray[np.float16]
+I64 = NDArray[np.int64]
+
+
+class Opcode(IntEnum):
+    """Vendor-specific NVMe I/O opcodes; bits 1:0 are the direction (0 none, 1 to the drive, 2 to the host).
+
+    Attend goes down as ATTN_SUBMIT and its output comes up with ATTN_FETCH: a passthrough command carries one
+    buffer in one direction.
+    """
+
+    FLUSH = 0x00
+    KV_APPEND = 0xC1
+    KV_READ = 0xC2
+    SEQ_CREATE = 0xC4
+    ATTN_SUBMIT = 0xC5
+    ATTN_FETCH = 0xC6
+    KV_FREE = 0xC8
+    KV_CROP = 0xCC
+
+
+class Method(IntEnum):
+    """How a drive attends."""
+
+    DENSE = 0
+    SPARF = 1
+    SPARQ = 2  # SparF's selection on byte-addressable storage: pages of one channel or token
+
+
+@dataclass(frozen=True, slots=True)
+class SeqCreate:
+    """Open `count` sequences; the completion's data is their handles, (count,) uint64."""
+
+    count: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvAppend:
+    """Add tokens to one layer of sequences: tokens of sequence b are the next lengths[b] rows of k and v."""
+
+    seqs: tuple[int, ...]
+    layer: int
+    lengths: I64  # (B,)
+    k: F16  # (sum of lengths, H, d)
+    v: F16  # (sum of lengths, H, d)
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """One decode step of one layer: store k and v of the new token, then attend over everything stored.
+
+    r, and k and l per sequence, are ignored by DENSE. The completion's data is the output, (B, H, G, d) float16.
+    """
+
+    seqs: tuple[int, ...]
+    layer: int
+    q: F16  # (B, H, G, d)
+    k: F16  # (B, H, d)
+    v: F16  # (B, H, d)
+    method: Method
+    r: int
+    top_k: I64  # (B,)
+    recent: I64  # (B,)
+
+
+@dataclass(frozen=True, slots=True)
+class KvRead:
+    """Read K and V of one layer back: the completion's data is k, v, each (sum of S, H, d) float16."""
+
+    seqs: tuple[int, ...]
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvCrop:
+    """Keep the first lengths[b] tokens of one layer."""
+
+    seqs: tuple[int, ...]
+    layer: int
+    lengths: I64  # (B,)
+
+
+@dataclass(frozen=True, slots=True)
+class KvFree:
+    """Forget sequences; their flash becomes free."""
+
+    seqs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Complete once every program that was begun has ended."""
+
+
+Command = SeqCreate | KvAppend | Attend | KvRead | KvCrop | KvFree | Flush
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlashCounters:
+    """Flash traffic of a command. useful_bytes is what passed the NFC filter; fetched_bytes what crossed the
+    channels to bring it."""
+
+    pages_read: int = 0
+    pages_programmed: int = 0
+    fetched_bytes: int = 0
+    useful_bytes: int = 0
+
+    def __add__(self, other: FlashCounters) -> FlashCounters:
+        return FlashCounters(
+            pages_read=self.pages_read + other.pages_read,
+            pages_programmed=self.pages_programmed + other.pages_programmed,
+            fetched_bytes=self.fetched_bytes + other.fetched_bytes,
+            useful_bytes=self.useful_bytes + other.useful_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The answer to a command. Times are modelled; the breakdown's parts add up to finish_ns - submit_ns."""
+
+    status: Status
+    reason: str = ""
+    submit_ns: int = 0
+    finish_ns: int = 0
+    breakdown_ns: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    flash: FlashCounters = FlashCounters()
+    link_bytes: int = 0
+    data: tuple[NDArray[np.generic], ...] = ()
+
+    @property
+    def latency_ns(self) -> int:
+        return self.finish_ns - self.submit_ns

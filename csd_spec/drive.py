@@ -1,0 +1,130 @@
+"""A drive as a value: geometry and timing of its flash, its engine, its link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from csd_spec._check import at_least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """NAND array. A *lane* is one plane: the unit that senses, programs and erases by itself.
+
+    Lanes are numbered channel first: lane = (plane * dies_per_channel + die) * channels + channel.
+    A *superblock* is the block of the same number in every lane. A physical page number (ppn) is
+    (superblock * pages_per_block + page) * lanes + lane.
+    """
+
+    channels: int
+    dies_per_channel: int
+    planes_per_die: int
+    blocks_per_plane: int
+    pages_per_block: int
+    page_bytes: int
+
+    def __post_init__(self) -> None:
+        at_least(
+            1,
+            channels=self.channels,
+            dies_per_channel=self.dies_per_channel,
+            planes_per_die=self.planes_per_die,
+            blocks_per_plane=self.blocks_per_plane,
+            pages_per_block=self.pages_per_block,
+        )
+        at_least(256, page_bytes=self.page_bytes)
+        if self.page_bytes % 2:
+            raise ValueError(f"page_bytes = {self.page_bytes}: must be even, pages hold FP16 values")
+        if self.pages > 2**31:
+            raise ValueError(f"{self.pages} pages: a drive has at most 2^31, take larger pages or fewer blocks")
+
+    @property
+    def lanes(self) -> int:
+        return self.channels * self.dies_per_channel * self.planes_per_die
+
+    @property
+    def blocks(self) -> int:
+        return self.lanes * self.blocks_per_plane
+
+    @property
+    def superblock_pages(self) -> int:
+        return self.lanes * self.pages_per_block
+
+    @property
+    def pages(self) -> int:
+        return self.blocks * self.pages_per_block
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.pages * self.page_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NandTiming:
+    """Times of one lane (ns) and rate of one channel (bytes/s)."""
+
+    read_ns: int
+    program_ns: int
+    erase_ns: int
+    channel_bytes_per_s: int
+
+    def __post_init__(self) -> None:
+        at_least(0, read_ns=self.read_ns, program_ns=self.program_ns, erase_ns=self.erase_ns)
+        at_least(1, channel_bytes_per_s=self.channel_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """The attention engine beside the flash.
+
+    macs_per_cycle: sustained multiply-accumulates of all attention kernels together.
+    topk_ways: scores that argtopk takes in a cycle; it passes over its input three times.
+    """
+
+    clock_hz: int
+    macs_per_cycle: int
+    topk_ways: int
+
+    def __post_init__(self) -> None:
+        at_least(1, clock_hz=self.clock_hz, macs_per_cycle=self.macs_per_cycle, topk_ways=self.topk_ways)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The way between the model's memory and the drive.
+
+    command_ns is the fixed cost of one command (doorbell, fetch, completion). With peer-to-peer DMA
+    staging_bytes_per_s is None; when data is staged in host memory every byte crosses that copy too.
+    """
+
+    bytes_per_s: int
+    command_ns: int
+    staging_bytes_per_s: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least(1, bytes_per_s=self.bytes_per_s)
+        at_least(0, command_ns=self.command_ns)
+        if self.staging_bytes_per_s is not None:
+            at_least(1, staging_bytes_per_s=self.staging_bytes_per_s)
+
+    def transfer_ns(self, nbytes: int) -> int:
+        """Time for `nbytes` to cross, without the command's fixed cost."""
+        ns = -(-nbytes * 1_000_000_000 // self.bytes_per_s)
+        if self.staging_bytes_per_s is not None:
+            ns += -(-nbytes * 1_000_000_000 // self.staging_bytes_per_s)
+        return ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveSpec:
+    """One computational storage drive."""
+
+    name: str
+    geometry: Geometry
+    timing: NandTiming
+    engine: EngineSpec
+    link: Link
+    dram_bytes: int
+
+    def __post_init__(self) -> None:
+        at_least(self.geometry.page_bytes, dram_bytes=self.dram_bytes)

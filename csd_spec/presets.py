@@ -1,0 +1,45 @@
+"""Drives and links by name."""
+
+from __future__ import annotations
+
+from csd_spec.drive import DriveSpec, EngineSpec, Geometry, Link, NandTiming
+
+# PCIe 3.0: 8 GT/s a lane, 128b/130b coding. The cost of one command is that of a current NVMe driver and
+# controller at queue depth 1, without the medium (assumed).
+PCIE3_X4_P2P = Link(bytes_per_s=3_938_000_000, command_ns=5_000)
+"""GPU and drive exchange data directly, the host is bypassed (InstInfer, section IV-A)."""
+
+PCIE3_X4_STAGED = Link(bytes_per_s=3_938_000_000, command_ns=15_000, staging_bytes_per_s=12_000_000_000)
+"""Data is copied through host memory on its way (assumed copy rate: one core's memcpy)."""
+
+ZYNQ7045 = EngineSpec(clock_hz=285_000_000, macs_per_cycle=116, topk_ways=32)
+"""InstInfer's engine. macs_per_cycle is *calibrated* to the KV-access shares of figure 13 (claim c8):
+0.137 of a dense step at batch 64 and S = 1536 is spent computing. topk_ways is assumed."""
+
+INSTCSD_ZYNQ7045_8CH = DriveSpec(
+    name="instcsd-zynq7045-8ch",
+    geometry=Geometry(
+        channels=8,
+        dies_per_channel=8,
+        planes_per_die=4,
+        blocks_per_plane=4096,
+        pages_per_block=512,
+        page_bytes=4096,
+    ),
+    timing=NandTiming(
+        read_ns=50_000,
+        program_ns=600_000,
+        erase_ns=5_000_000,
+        channel_bytes_per_s=1_400_000_000,
+    ),
+    engine=ZYNQ7045,
+    link=PCIE3_X4_P2P,
+    dram_bytes=2 << 30,
+)
+"""InstInfer's evaluated device: 8 channels x 1.4 GB/s and an engine sized for a Zynq 7045.
+
+From the paper (section VI-A): channels, channel rate, page size, engine. Assumed by us, since the paper is silent:
+2 TB in 8 dies x 4 planes x 512-page blocks, tR, tPROG, tBERS, DRAM size, PCIe 3.0 x4.
+"""
+
+DRIVES = {drive.name: drive for drive in (INSTCSD_ZYNQ7045_8CH,)}

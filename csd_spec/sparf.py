@@ -1,0 +1,73 @@
+"""SparF's parameters, and the budgets that give them at every step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from csd_spec._check import at_least
+
+Convention = Literal["paper", "bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class SparFParams:
+    """One step's selection: r channels, k tokens, the l most recent of them always kept (Algorithm 1)."""
+
+    r: int
+    k: int
+    l: int  # noqa: E741 - the field's name for it
+
+    def __post_init__(self) -> None:
+        at_least(1, r=self.r, k=self.k)
+        at_least(0, l=self.l)
+        if self.l > self.k:
+            raise ValueError(f"l = {self.l}: the recent tokens count among the k = {self.k} kept")
+
+
+class Budget(Protocol):
+    """How much of K and V a decode step may use, as a rule that follows the sequence."""
+
+    def at(self, seq_len: int, head_dim: int) -> SparFParams:
+        """Parameters for `seq_len` stored tokens of `head_dim` channels."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """A share 1/c of K and V; c = 1 is dense.
+
+    `paper`: k = ceil(S / c), which moves 1.5/c of the dense bytes. `bytes`: k = ceil(S / 2c), so that
+    r/(2d) + k/S = 1/c, as SparQ counts. Both: r = max(1, floor(d / c)), l = ceil(k / 4).
+    """
+
+    c: float
+    convention: Convention = "paper"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.c) and self.c >= 1):
+            raise ValueError(f"compression = {self.c:g}: must be at least 1 (1 = dense)")
+        if self.convention not in ("paper", "bytes"):
+            raise ValueError(f"convention = {self.convention!r}: must be 'paper' or 'bytes'")
+
+    def at(self, seq_len: int, head_dim: int) -> SparFParams:
+        if self.c == 1:
+            r, k = head_dim, seq_len
+        else:
+            r = max(1, math.floor(head_dim / self.c))
+            k = math.ceil(seq_len / (self.c if self.convention == "paper" else 2 * self.c))
+        return SparFParams(r, k, math.ceil(k / 4))
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The same r, k and l at every step; k and l shrink to a sequence that is shorter."""
+
+    params: SparFParams
+
+    def at(self, seq_len: int, head_dim: int) -> SparFParams:
+        if self.params.r > head_dim:
+            raise ValueError(f"r = {self.params.r}: the model's heads have {head_dim} channels")
+        k = min(self.params.k, seq_len)
+        return SparFParams(self.params.r, k, min(self.params.l, k))

@@ -1,0 +1,17 @@
+"""Status of a command: NVMe status code type (bits 10:8) and status code (bits 7:0)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Status(IntEnum):
+    """NVMe Base Specification 2.0, figures 94 to 104; type 7h is vendor specific."""
+
+    SUCCESS = 0x000
+    INVALID_OPCODE = 0x001
+    INVALID_FIELD = 0x002
+    INTERNAL_ERROR = 0x006
+    CAPACITY_EXCEEDED = 0x081
+    UNRECOVERED_READ_ERROR = 0x281
+    UNKNOWN_SEQUENCE = 0x7C0

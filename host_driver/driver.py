@@ -1,0 +1,232 @@
+"""The host driver: one command for each drive and layer, to all drives at once.
+
+A *stream of steps* goes down and comes up here: `decode` cuts q, k and v by head, submits one command to every
+drive, waits for all, and concatenates the outputs. Prefill is shipped in the background, layer by layer, while the
+model computes the next one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec import (
+    Attend,
+    Budget,
+    Command,
+    Completion,
+    Device,
+    DeviceError,
+    KvAppend,
+    KvCrop,
+    KvFree,
+    KvRead,
+    Method,
+    ModelShape,
+    SeqCreate,
+    Status,
+)
+from host_driver.sharding import split_heads
+from host_driver.traffic import StepRecord, Traffic
+from host_driver.turnstile import Turnstile
+
+F16 = NDArray[np.float16]
+I64 = NDArray[np.int64]
+Rows = slice | I64  # of a batch
+
+LAYERS_IN_FLIGHT = 2  # of prefill: one being written while the next is computed
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Sequences that were opened together: their handles by drive, and what is stored of each, (B, layers)."""
+
+    handles: list[NDArray[np.uint64]]
+    lengths: I64
+
+
+@dataclass(slots=True)
+class Lane:
+    """One mini-batch's way through a decode step: its modelled time, and its turn among the others."""
+
+    now_ns: int
+    breakdown_ns: Counter[str] = field(default_factory=Counter)
+    turnstile: Turnstile | None = None
+    number: int = 0
+
+    def turn(self) -> AbstractContextManager[None]:
+        """This lane's turn to submit."""
+        return self.turnstile.turn(self.number) if self.turnstile else nullcontext()
+
+
+class Driver:
+    """Ships one model's attention to drives. Devices are handed in; closing them is the owner's part."""
+
+    def __init__(self, devices: Sequence[Device], shape: ModelShape, method: Method, budget: Budget) -> None:
+        self.devices, self.shape, self.method, self.budget = list(devices), shape, method, budget
+        self.heads = split_heads(shape.kv_heads, len(devices))
+        self.traffic = Traffic(busy_ns=[0] * len(devices))
+        self.now_ns = 0  # modelled time on the host
+        self._shipper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill")
+        self._in_flight: deque[Future[list[Future[Completion]]]] = deque()
+        self._closed = False
+
+    def create(self, count: int, max_tokens: int) -> Batch:
+        """Open `count` sequences on every drive."""
+        s = self.shape
+        commands = [SeqCreate(count, s.layers, len(heads), s.head_dim, max_tokens) for heads in self.heads]
+        done = self._collect(self._submit(commands, self.now_ns))
+        return Batch([c.data[0].astype(np.uint64) for c in done], np.zeros((count, s.layers), np.int64))
+
+    def append(self, batch: Batch, rows: Rows, layer: int, lengths: I64, load: Callable[[], tuple[F16, F16]]) -> None:
+        """Ship a layer's new tokens in the background; `load` gives k, v (sum of lengths, kv_heads, d) when asked.
+
+        A drive's refusal is raised by the next call that waits.
+        """
+        while len(self._in_flight) >= LAYERS_IN_FLIGHT:
+            self._settle_oldest()
+        submit_ns = self.now_ns
+
+        def ship() -> list[Future[Completion]]:
+            k, v = load()
+            return self._submit(
+                [
+                    KvAppend(seqs, layer, lengths, _heads(k, heads), _heads(v, heads))
+                    for seqs, heads in zip(self._handles(batch, rows), self.heads, strict=True)
+                ],
+                submit_ns,
+            )
+
+        self._in_flight.append(self._shipper.submit(ship))
+        batch.lengths[rows, layer] += lengths
+
+    def settle(self) -> None:
+        """Wait until all that was shipped is stored."""
+        while self._in_flight:
+            self._settle_oldest()
+
+    def decode(self, batch: Batch, rows: Rows, lane: Lane, layer: int, q: F16, k: F16, v: F16) -> F16:
+        """Store one new token of each sequence and attend: q (B, q_heads, d), k and v (B, kv_heads, d).
+
+        Returns the attention output (B, q_heads, d).
+        """
+        lengths = batch.lengths[rows, layer] + 1
+        params = [self.budget.at(int(length), self.shape.head_dim) for length in lengths]
+        top_k, recent = np.array([p.k for p in params]), np.array([p.l for p in params])
+        grouped = q.reshape(len(lengths), self.shape.kv_heads, self.shape.group, self.shape.head_dim)
+        commands: list[Command] = [
+            Attend(
+                seqs,
+                layer,
+                _heads(grouped, heads),
+                _heads(k, heads),
+                _heads(v, heads),
+                self.method,
+                params[0].r,
+                top_k,
+                recent,
+            )
+            for seqs, heads in zip(self._handles(batch, rows), self.heads, strict=True)
+        ]
+        with lane.turn():
+            submitted = self._submit(commands, lane.now_ns)
+        done = self._collect(submitted)
+        batch.lengths[rows, layer] = lengths
+        self._account(lane, done, lengths)
+        return np.concatenate([c.data[0] for c in done], axis=1).reshape(q.shape)
+
+    def read(self, batch: Batch, rows: Rows, layer: int) -> tuple[F16, F16]:
+        """K and V of a layer, each (sum of lengths, kv_heads, d): the one time they come back to the host."""
+        self.settle()
+        commands = [KvRead(seqs, layer) for seqs in self._handles(batch, rows)]
+        k, v = zip(*(c.data for c in self._wait(commands)), strict=True)
+        return np.concatenate(k, axis=1), np.concatenate(v, axis=1)
+
+    def crop(self, batch: Batch, layer: int, lengths: I64) -> None:
+        """Keep the first lengths[b] tokens of a layer of every sequence."""
+        self.settle()
+        self._wait([KvCrop(seqs, layer, lengths) for seqs in self._handles(batch, slice(None))])
+        batch.lengths[:, layer] = np.minimum(batch.lengths[:, layer], lengths)
+
+    def free(self, batch: Batch) -> None:
+        """Forget sequences; does nothing once the driver is closed."""
+        if not self._closed:
+            self.settle()
+            self._wait([KvFree(seqs) for seqs in self._handles(batch, slice(None))])
+
+    def close(self) -> None:
+        """Let what is in flight end, whatever its outcome; take no more work."""
+        self._closed = True
+        self._shipper.shutdown()
+        self._abandon()
+
+    @contextmanager
+    def step(self, lanes: int) -> Iterator[list[Lane]]:
+        """One decode step in `lanes` mini-batches, which begin together in modelled time."""
+        self.settle()
+        record = StepRecord()
+        self.traffic.steps.append(record)
+        turnstile = Turnstile(lanes) if lanes > 1 else None
+        each = [Lane(self.now_ns, turnstile=turnstile, number=number) for number in range(lanes)]
+        try:
+            yield each
+        except BaseException:
+            self.traffic.steps.pop()
+            raise
+        last = max(each, key=lambda lane: lane.now_ns)
+        record.ns, record.breakdown_ns = last.now_ns - self.now_ns, last.breakdown_ns
+        self.now_ns = last.now_ns
+
+    def _account(self, lane: Lane, done: list[Completion], lengths: I64) -> None:
+        """A layer ends when its slowest drive does; that drive's breakdown is the layer's."""
+        slowest = max(done, key=lambda c: c.finish_ns)
+        lane.breakdown_ns.update(slowest.breakdown_ns)
+        lane.now_ns = slowest.finish_ns
+        self.traffic.count_decode(done, int(lengths.sum()) * self.shape.kv_bytes_per_token // self.shape.layers)
+
+    def _handles(self, batch: Batch, rows: Rows) -> list[tuple[int, ...]]:
+        return [tuple(handles[rows].tolist()) for handles in batch.handles]
+
+    def _submit(self, commands: Sequence[Command], submit_ns: int) -> list[Future[Completion]]:
+        return [device.submit(command, submit_ns) for device, command in zip(self.devices, commands, strict=True)]
+
+    def _collect(self, submitted: list[Future[Completion]]) -> list[Completion]:
+        """Wait for every drive; then raise the first refusal, if any."""
+        done = [future.result() for future in submitted]
+        self.traffic.count(done)
+        for drive, completion in enumerate(done):
+            if completion.status is not Status.SUCCESS:
+                raise DeviceError(drive, completion.status, completion.reason)
+        return done
+
+    def _wait(self, commands: Sequence[Command]) -> list[Completion]:
+        """Submit, collect and let modelled time pass."""
+        done = self._collect(self._submit(commands, self.now_ns))
+        self.now_ns = max([self.now_ns, *(c.finish_ns for c in done)])
+        return done
+
+    def _abandon(self) -> None:
+        """Let everything in flight end, whatever its outcome."""
+        while self._in_flight:
+            wait(self._in_flight.popleft().result())
+
+    def _settle_oldest(self) -> None:
+        try:
+            done = self._collect(self._in_flight.popleft().result())
+        except DeviceError:
+            self._abandon()
+            raise
+        finish_ns = max(c.finish_ns for c in done)
+        self.traffic.prefill_ns += max(0, finish_ns - self.now_ns)
+        self.now_ns = max(self.now_ns, finish_ns)
+
+
+def _heads(rows: F16, heads: range) -> F16:
+    """The part of rows (tokens, kv_heads, ...) that a drive owns."""
+    return np.ascontiguousarray(rows[:, heads.start : heads.stop])

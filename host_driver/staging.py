@@ -1,0 +1,37 @@
+"""Tensors to FP16 host arrays: from the GPU through pinned buffers on a side stream, without stopping it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+F16 = NDArray[np.float16]
+
+_side_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def stage(*tensors: torch.Tensor) -> Callable[[], tuple[F16, ...]]:
+    """Begin to bring tensors to the host as float16; the function returned waits and gives the arrays."""
+    if not tensors[0].is_cuda:
+        return lambda: tuple(t.detach().to(torch.float16).contiguous().numpy() for t in tensors)
+    device = tensors[0].device
+    side = _side_streams.setdefault(device, torch.cuda.Stream(device))
+    side.wait_stream(torch.cuda.current_stream(device))
+    arrived = torch.cuda.Event()
+    with torch.cuda.stream(side):
+        pinned = []
+        for tensor in tensors:
+            half = tensor.detach().to(torch.float16).contiguous()
+            tensor.record_stream(side)
+            buffer = torch.empty(half.shape, dtype=torch.float16, pin_memory=True)
+            pinned.append(buffer.copy_(half, non_blocking=True))
+        arrived.record(side)
+
+    def wait() -> tuple[F16, ...]:
+        arrived.synchronize()
+        return tuple(buffer.numpy() for buffer in pinned)
+
+    return wait

@@ -1,0 +1,49 @@
+"""What was done and what it cost in modelled time: the driver's account, added up from completions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from threading import Lock
+
+from csd_spec import Completion, FlashCounters
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One decode step over all layers."""
+
+    ns: int = 0
+    breakdown_ns: Counter[str] = field(default_factory=Counter)  # of the mini-batch that ended last
+    link_bytes: int = 0
+    plain_offload_bytes: int = 0
+    flash: FlashCounters = FlashCounters()
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Everything since the drives were attached."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+    prefill_ns: int = 0
+    flash: FlashCounters = FlashCounters()
+    link_bytes: int = 0
+    busy_ns: list[int] = field(default_factory=list)  # by drive: modelled time spent on commands
+    _lock: Lock = field(default_factory=Lock)
+
+    def count(self, done: list[Completion]) -> None:
+        """Add one completion of every drive."""
+        with self._lock:
+            for drive, c in enumerate(done):
+                self.flash += c.flash
+                self.link_bytes += c.link_bytes
+                self.busy_ns[drive] += c.latency_ns - c.breakdown_ns.get("queue", 0)
+
+    def count_decode(self, done: list[Completion], plain_offload_bytes: int) -> None:
+        """Add one layer of a mini-batch to the current decode step."""
+        with self._lock:
+            step = self.steps[-1]
+            step.plain_offload_bytes += plain_offload_bytes
+            step.link_bytes += sum(c.link_bytes for c in done)
+            for c in done:
+                step.flash += c.flash

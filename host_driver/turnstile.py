@@ -1,0 +1,38 @@
+"""Threads that take turns, so that drives see the same commands in the same order in every run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Condition
+
+
+class TurnBroken(RuntimeError):
+    """Another thread failed; its own error says why."""
+
+
+class Turnstile:
+    """Lets `lanes` threads through one at a time, round and round."""
+
+    def __init__(self, lanes: int) -> None:
+        self._waiting = list(range(lanes))  # the head has its turn
+        self._change = Condition()
+        self._broken = False
+
+    @contextmanager
+    def turn(self, lane: int) -> Iterator[None]:
+        """Wait for this lane's turn; the next lane's begins when the block ends."""
+        with self._change:
+            self._change.wait_for(lambda: self._broken or self._waiting[0] == lane)
+            if self._broken:
+                raise TurnBroken("another mini-batch of this step failed")
+            yield
+            self._waiting.append(self._waiting.pop(0))
+            self._change.notify_all()
+
+    def leave(self, lane: int, failed: bool) -> None:
+        """This lane takes no more turns; when it failed, the others are woken with an error."""
+        with self._change:
+            self._waiting.remove(lane)
+            self._broken |= failed
+            self._change.notify_all()

@@ -1,0 +1,27 @@
+"""Drives small enough to fill."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from csd_spec import DriveSpec, Geometry
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+
+
+@pytest.fixture
+def small_drive() -> DriveSpec:
+    """2 channels x 2 dies, 512-byte pages, 16 superblocks of 4 x 8 pages."""
+    geometry = Geometry(
+        channels=2, dies_per_channel=2, planes_per_die=1, blocks_per_plane=16, pages_per_block=8, page_bytes=512
+    )
+    return replace(INSTCSD_ZYNQ7045_8CH, name="small", geometry=geometry, dram_bytes=1 << 20)
+
+
+@pytest.fixture
+def data_dir() -> Path:
+    """The folder of measuring data that VCSD_DATA names."""
+    if "VCSD_DATA" not in os.environ:
+        pytest.skip("VCSD_DATA names no folder of measuring data")
+    return Path(os.environ["VCSD_DATA"])

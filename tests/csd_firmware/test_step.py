@@ -1,0 +1,242 @@
+"""One command in, one completion out: data, time, bytes, and refusals that change nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from attention_engine import oracle
+from csd_firmware import Firmware, InProcessDevice
+from csd_spec import (
+    Attend,
+    FlashCounters,
+    Flush,
+    KvAppend,
+    KvCrop,
+    KvFree,
+    KvRead,
+    Method,
+    SeqCreate,
+    Status,
+)
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH, PCIE3_X4_STAGED
+
+H, G, D, LAYERS = 2, 2, 16, 2
+
+
+def half(generator, *shape):
+    return generator.standard_normal(shape).astype(np.float16)
+
+
+class Bench:
+    """A firmware with sequences of some tokens, and the same tokens as arrays."""
+
+    def __init__(self, drive, lengths, seed=0):
+        self.generator = np.random.default_rng(seed)
+        self.firmware = Firmware(drive)
+        self.seqs = tuple(self.do(SeqCreate(len(lengths), LAYERS, H, D, 2048)).data[0].tolist())
+        self.K, self.V = ([half(self.generator, S, H, D) for S in lengths] for _ in "KV")
+        if max(lengths):
+            k, v = np.concatenate(self.K), np.concatenate(self.V)
+            self.do(KvAppend(self.seqs, 1, np.array(lengths), k, v))
+
+    def do(self, command, now_ns=0):
+        done = self.firmware.step(command, now_ns)
+        assert done.status is Status.SUCCESS, done.reason
+        assert sum(done.breakdown_ns.values()) == done.latency_ns
+        return done
+
+    def attend(self, method=Method.SPARF, r=4, share=4, now_ns=0):
+        """A decode step; returns its completion and what the oracle says."""
+        B = len(self.seqs)
+        q, k, v = half(self.generator, B, H, G, D), half(self.generator, B, H, D), half(self.generator, B, H, D)
+        self.K = [np.concatenate([old, new[None]]) for old, new in zip(self.K, k, strict=True)]
+        self.V = [np.concatenate([old, new[None]]) for old, new in zip(self.V, v, strict=True)]
+        top_k = np.array([-(-len(rows) // share) for rows in self.K])
+        done = self.do(Attend(self.seqs, 1, q, k, v, method, r, top_k, -(-top_k // 4)), now_ns)
+        expected = np.empty(q.shape)
+        for b in range(B):
+            for h in range(H):
+                args = [x.astype(np.float64) for x in (q[b, h], self.K[b][:, h], self.V[b][:, h])]
+                if method is Method.DENSE:
+                    expected[b, h] = oracle.dense(*args)
+                else:
+                    expected[b, h] = oracle.sparf(*args, r, int(top_k[b]), int(-(-top_k[b] // 4)))[0]
+        return done, expected
+
+    def state(self):
+        """Everything a refused command must not change."""
+        ftl = self.firmware.ftl
+        lengths = {handle: seq.lengths.tolist() for handle, seq in ftl._sequences.items()}
+        return lengths, ftl.nand.writes, ftl.buffers.left, self.firmware.free_ns, ftl.calendar.idle_ns()
+
+
+@pytest.mark.parametrize("method", list(Method))
+@pytest.mark.parametrize("lengths", [[300], [1], [0], [150, 0, 37]])
+def test_decode_steps_equal_the_oracle(small_drive, method, lengths):
+    bench = Bench(small_drive, lengths)
+    for _ in range(40):
+        done, expected = bench.attend(method)
+        np.testing.assert_allclose(done.data[0], expected, rtol=2e-3, atol=2e-3)
+
+
+def test_sparf_and_sparq_differ_in_bytes_only(small_drive):
+    runs = []
+    for method in (Method.SPARF, Method.SPARQ):
+        bench = Bench(small_drive, [400, 200])
+        runs.append([bench.attend(method)[0] for _ in range(5)])
+    for sparf, sparq in zip(*runs, strict=True):
+        np.testing.assert_allclose(sparf.data[0], sparq.data[0], atol=1e-6)
+        assert sparf.flash.pages_read == sparq.flash.pages_read
+        assert sparf.flash.useful_bytes == sparq.flash.useful_bytes == sparq.flash.fetched_bytes
+        assert sparf.flash.fetched_bytes > sparq.flash.fetched_bytes
+        assert sparf.latency_ns > sparq.latency_ns
+
+
+def test_pages_that_were_not_fetched_never_count(small_drive, monkeypatch):
+    """The same steps with every page poisoned but those that the FTL was asked to read."""
+    expected = [Bench(small_drive, [400, 200]).attend()[0].data[0]]
+    bench = Bench(small_drive, [400, 200])
+    ftl, read = bench.firmware.ftl, bench.firmware.ftl.read
+    whole = ftl.nand.content.copy()
+    ftl.nand.content[:] = 0xFF
+
+    def fetch(plan, start_ns, nbytes=None):
+        ftl.nand.content[plan.ppns] = whole[plan.ppns]
+        return read(plan, start_ns, nbytes)
+
+    monkeypatch.setattr(ftl, "read", fetch)
+    done, _ = bench.attend()
+    assert done.flash.pages_read > 0
+    np.testing.assert_array_equal(done.data[0], expected[0])
+
+
+def test_cropped_sequences_attend_to_what_is_left(small_drive):
+    bench = Bench(small_drive, [300, 90])
+    bench.do(KvCrop(bench.seqs, 1, np.array([130, 90])))
+    bench.K[0], bench.V[0] = bench.K[0][:130], bench.V[0][:130]
+    done, expected = bench.attend()
+    np.testing.assert_allclose(done.data[0], expected, rtol=2e-3, atol=2e-3)
+    k, v = bench.do(KvRead(bench.seqs, 1)).data
+    np.testing.assert_array_equal(k, np.concatenate(bench.K))
+    np.testing.assert_array_equal(v, np.concatenate(bench.V))
+
+
+def test_a_dense_step_reads_every_full_page_of_k_and_v(small_drive):
+    bench = Bench(small_drive, [320])
+    done, _ = bench.attend(Method.DENSE)
+    per_page = small_drive.geometry.page_bytes // (2 * D)
+    pages = 2 * H * (320 // per_page)
+    assert done.flash == FlashCounters(
+        pages_read=pages, fetched_bytes=pages * 512, useful_bytes=pages * per_page * 2 * D
+    )
+
+
+def test_link_bytes_are_those_of_q_k_v_and_the_output(small_drive):
+    done, _ = Bench(small_drive, [50, 60]).attend(Method.DENSE)
+    q, k, out, counts = 2 * H * G * D * 2, 2 * H * D * 2, 2 * H * G * D * 2, 2 * 8
+    assert done.link_bytes == 64 + q + 2 * k + 2 * counts + out
+
+
+def test_the_engine_takes_one_command_at_a_time(small_drive):
+    bench = Bench(small_drive, [300])
+    now = bench.firmware.free_ns + 10_000_000
+    first, _ = bench.attend(now_ns=now)
+    second, _ = bench.attend(now_ns=now)
+    assert first.breakdown_ns["queue"] == 0
+    assert second.breakdown_ns["queue"] > 0
+    assert second.finish_ns > first.finish_ns
+
+
+def test_a_staged_link_is_slower(small_drive):
+    staged = replace(small_drive, link=PCIE3_X4_STAGED)
+    direct, slow = (Bench(drive, [10]).attend()[0].breakdown_ns["link"] for drive in (small_drive, staged))
+    assert slow > direct
+
+
+def test_flush_waits_for_programs(small_drive):
+    bench = Bench(small_drive, [300])
+    assert bench.do(Flush()).finish_ns >= bench.firmware.ftl.calendar.idle_ns()
+
+
+def bad_commands(bench):
+    """Commands that must be refused, each with the status and a word of the reason."""
+    s, generator = bench.seqs, np.random.default_rng(1)
+    q, k = half(generator, 1, H, G, D), half(generator, 1, H, D)
+    one = np.array([1])
+    good = Attend(s[:1], 1, q, k, k, Method.SPARF, 4, 10 * one, one)
+    rows = half(generator, 3, H, D)
+    append = KvAppend(s[:1], 1, 3 * one, rows, rows)
+    invalid, unknown = Status.INVALID_FIELD, Status.UNKNOWN_SEQUENCE
+    nan, inf = k.copy(), rows.copy()
+    nan[0, 0, 0], inf[1, 1, 1] = np.nan, np.inf
+    return [
+        (SeqCreate(0, 1, 1, 16, 100), invalid, "count = 0"),
+        (SeqCreate(1, 1, 1, 10**6, 100), invalid, "head_dim"),
+        (SeqCreate(1, 10**6, 1, 16, 100), invalid, "layers"),
+        (replace(append, seqs=(77,)), unknown, "77"),
+        (replace(append, seqs=()), invalid, "no sequence"),
+        (replace(append, seqs=s[:1] * 2, lengths=np.array([1, 2])), invalid, "twice"),
+        (replace(append, layer=LAYERS), invalid, "layer = 2"),
+        (replace(append, layer=-1), invalid, "layer = -1"),
+        (replace(append, lengths=-one), invalid, "negative"),
+        (replace(append, lengths=2 * one), invalid, "k: must have shape"),
+        (replace(append, v=rows.astype(np.float32)), invalid, "v: must be float16"),
+        (replace(append, k=inf), invalid, "k: holds infinity"),
+        (replace(append, k=np.asfortranarray(rows)), invalid, "contiguous"),
+        (replace(good, seqs=(s[0], 99)), unknown, "99"),
+        (replace(good, r=0), invalid, "r = 0"),
+        (replace(good, r=D + 1), invalid, f"r = {D + 1}"),
+        (replace(good, top_k=0 * one), invalid, "top_k = 0"),
+        (replace(good, top_k=1000 * one), invalid, "top_k = 1000"),
+        (replace(good, recent=11 * one), invalid, "recent = 11"),
+        (replace(good, v=nan), invalid, "v: holds infinity or NaN"),
+        (replace(good, q=q[:, :, :0]), invalid, "no query head"),
+        (replace(good, q=q[0]), invalid, "q: must have shape"),
+        (replace(good, method=9), invalid, "method = 9"),
+        (KvCrop(s[:1], 1, -one), invalid, "negative"),
+        (KvRead((99,), 1), unknown, "99"),
+        (KvFree((s[0], 99)), unknown, "99"),
+        ("reboot", invalid, "str is no command"),
+    ]
+
+
+def test_refused_commands_say_why_and_change_nothing(small_drive):
+    bench = Bench(small_drive, [300, 40])
+    before = bench.state()
+    for command, status, reason in bad_commands(bench):
+        done = bench.firmware.step(command, 5)
+        assert (done.status, done.latency_ns) == (status, 0), command
+        assert reason in done.reason
+        assert bench.state() == before
+    done, expected = bench.attend()
+    np.testing.assert_allclose(done.data[0], expected, rtol=2e-3, atol=2e-3)
+
+
+def test_sequences_of_different_shape_do_not_share_a_command(small_drive):
+    bench = Bench(small_drive, [10])
+    other = bench.do(SeqCreate(1, LAYERS, H + 1, D, 2048)).data[0].tolist()
+    done = bench.firmware.step(KvRead((*bench.seqs, *other), 1), 0)
+    assert done.status is Status.INVALID_FIELD
+    assert "same shape" in done.reason
+
+
+def test_a_full_drive_says_so_and_goes_on(small_drive):
+    bench = Bench(small_drive, [300, 40])
+    before = bench.state()
+    rows = half(bench.generator, 8000, H, D)
+    done = bench.firmware.step(KvAppend(bench.seqs[:1], 0, np.array([8000]), rows, rows), 0)
+    assert done.status is Status.CAPACITY_EXCEEDED
+    assert bench.state() == before
+    bench.do(KvFree(bench.seqs[:1]))
+
+
+def test_a_device_completes_in_order(small_drive):
+    device = InProcessDevice(small_drive)
+    futures = [device.submit(SeqCreate(1, 1, 1, 8, 64), 0) for _ in range(5)]
+    assert [int(f.result().data[0][0]) for f in futures] == [1, 2, 3, 4, 5]
+    device.close()
+
+
+def test_the_default_drive_is_cheap_to_make():
+    assert Firmware(INSTCSD_ZYNQ7045_8CH).ftl.nand.content.nbytes == 2 << 40

@@ -1,0 +1,92 @@
+"""The vocabulary's values check themselves and derive what they should."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from csd_spec import Compression, Fixed, KvLayout, Link, ModelShape, Opcode, SparFParams
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+
+
+def test_the_papers_drive():
+    g = INSTCSD_ZYNQ7045_8CH.geometry
+    assert (g.capacity_bytes, g.lanes, g.superblock_pages) == (2 << 40, 256, 256 * 512)
+
+
+@pytest.mark.parametrize("field", ["channels", "pages_per_block", "page_bytes"])
+def test_geometry_names_the_bad_field(field):
+    with pytest.raises(ValueError, match=f"{field} = 0"):
+        replace(INSTCSD_ZYNQ7045_8CH.geometry, **{field: 0})
+
+
+@pytest.mark.parametrize(("m", "T"), [(2, 1024), (4, 512), (8, 256)])
+def test_papers_layout(m, T):
+    layout = KvLayout(page_bytes=4096, head_dim=128, m=m)
+    assert (layout.n, layout.T, layout.embedding_pages) == (16, T, 128 // m)
+
+
+def test_layout_of_odd_head_sizes():
+    assert KvLayout(page_bytes=4096, head_dim=80, m=8).n == 25
+    assert KvLayout(page_bytes=4096, head_dim=100, m=8).embedding_pages == 13
+    with pytest.raises(ValueError, match="m = 3"):
+        KvLayout(page_bytes=4096, head_dim=128, m=3)
+
+
+@pytest.mark.parametrize(("tokens", "m"), [(256, 8), (2048, 4), (32768, 2)])
+def test_longer_contexts_get_fewer_channels_a_page(tokens, m):
+    assert KvLayout.for_context(4096, 128, tokens).m == m
+
+
+@pytest.mark.parametrize(
+    ("c", "convention", "expected"),
+    [
+        (8, "paper", SparFParams(16, 192, 48)),
+        (8, "bytes", SparFParams(16, 96, 24)),
+        (1, "paper", SparFParams(128, 1536, 384)),
+        (1, "bytes", SparFParams(128, 1536, 384)),
+        (1000, "paper", SparFParams(1, 2, 1)),
+    ],
+)
+def test_compression(c, convention, expected):
+    assert Compression(c, convention).at(1536, 128) == expected
+
+
+@given(st.floats(1, 64), st.sampled_from(["paper", "bytes"]), st.integers(1, 5000), st.integers(1, 256))
+def test_compression_stays_in_range(c, convention, seq_len, head_dim):
+    params = Compression(c, convention).at(seq_len, head_dim)
+    assert 1 <= params.r <= head_dim
+    assert 1 <= params.k <= seq_len
+
+
+@pytest.mark.parametrize("c", [0.5, 0, -1, float("nan"), float("inf")])
+def test_compression_below_one_is_refused(c):
+    with pytest.raises(ValueError, match="at least 1"):
+        Compression(c)
+
+
+def test_fixed_budget_shrinks_to_short_sequences_and_refuses_wide_r():
+    budget = Fixed(SparFParams(8, 100, 25))
+    assert budget.at(10, 64) == SparFParams(8, 10, 10)
+    with pytest.raises(ValueError, match="r = 8"):
+        budget.at(10, 4)
+
+
+def test_query_groups_must_be_whole():
+    with pytest.raises(ValueError, match="multiple"):
+        ModelShape(name="x", layers=1, q_heads=6, kv_heads=4, head_dim=64)
+
+
+def test_staged_bytes_cross_twice():
+    direct = Link(bytes_per_s=10**9, command_ns=0)
+    staged = replace(direct, staging_bytes_per_s=2 * 10**9)
+    assert direct.transfer_ns(1000) == 1000
+    assert staged.transfer_ns(1000) == 1500
+
+
+def test_opcodes_say_their_direction():
+    directions = {0: ("FLUSH", "SEQ_CREATE", "KV_FREE", "KV_CROP"), 1: ("KV_APPEND", "ATTN_SUBMIT")}
+    directions[2] = ("KV_READ", "ATTN_FETCH")
+    for direction, names in directions.items():
+        assert all(Opcode[name] & 3 == direction for name in names)

@@ -1,0 +1,221 @@
+"""The door of the FTL against a dictionary of arrays."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from csd_spec import DriveSpec, KvLayout
+from ftl import Ftl, OutOfSpace, UnknownSequence
+from ftl.groups import DRAM_BANK
+
+HEADS, LAYERS, DIM = 2, 2, 8
+
+
+def make(drive: DriveSpec, m: int = 4) -> tuple[Ftl, KvLayout]:
+    return Ftl(drive), KvLayout(page_bytes=drive.geometry.page_bytes, head_dim=DIM, m=m)
+
+
+def rows(generator, tokens, dim=DIM):
+    return generator.standard_normal((tokens, HEADS, dim)).astype(np.float16)
+
+
+def append(ftl, handle, layer, k, v):
+    return ftl.append([handle], layer, np.array([len(k)]), k, v, 0)
+
+
+def embedding_rows(ftl, handle, layer):
+    """K as its embedding-indexed copy tells it, (S, H, d)."""
+    view = ftl.view([handle], layer)
+    lay, out = view.layout, np.full((int(view.seq_lens[0]), HEADS, view.layout.head_dim), np.nan, np.float16)
+    for head in range(HEADS):
+        for channel in range(lay.head_dim):
+            for token in range(out.shape[0]):
+                slot = view.e_slots[head, channel // lay.m, token // lay.T]
+                page = view.banks[int(slot >> 31)][slot & 0x7FFFFFFF]
+                value = page[(channel % lay.m) * lay.T + token % lay.T]
+                out[token, head, channel] = value.view(np.float16)
+    return out
+
+
+@pytest.mark.parametrize("m", [2, 4, 8])
+@pytest.mark.parametrize("pieces", [[1] * 70, [70], [31, 1, 33, 200], [64, 64]])
+def test_what_was_appended_is_there_in_both_mappings(small_drive, m, pieces):
+    ftl, layout = make(small_drive, m)
+    (handle,) = ftl.create(1, LAYERS, HEADS, layout)
+    generator = np.random.default_rng(0)
+    k, v = rows(generator, sum(pieces)), rows(generator, sum(pieces))
+    start = 0
+    for piece in pieces:
+        append(ftl, handle, 1, k[start : start + piece], v[start : start + piece])
+        start += piece
+    stored_k, stored_v, plan = ftl.read_back(handle, 1)
+    np.testing.assert_array_equal(stored_k, k)
+    np.testing.assert_array_equal(stored_v, v)
+    np.testing.assert_array_equal(embedding_rows(ftl, handle, 1), k)
+    assert ftl.nand.intact(plan.ppns)
+    assert ftl.sequence(handle).lengths.tolist() == [0, sum(pieces)]
+
+
+def test_a_last_embedding_page_may_be_short(small_drive):
+    ftl, layout = Ftl(small_drive), KvLayout(page_bytes=512, head_dim=10, m=8)
+    (handle,) = ftl.create(1, 1, HEADS, layout)
+    k = rows(np.random.default_rng(0), 100, 10)
+    append(ftl, handle, 0, k, k)
+    np.testing.assert_array_equal(embedding_rows(ftl, handle, 0), k)
+
+
+def test_later_tokens_never_change_earlier_pages(small_drive):
+    ftl, layout = make(small_drive)
+    (handle,) = ftl.create(1, 1, HEADS, layout)
+    generator = np.random.default_rng(0)
+    append(ftl, handle, 0, rows(generator, 100), rows(generator, 100))
+    pages = np.concatenate([m.flash_slots() for m in ftl.sequence(handle).maps])
+    before = ftl.nand.content[pages].copy()
+    for _ in range(100):
+        append(ftl, handle, 0, rows(generator, 1), rows(generator, 1))
+    assert pages.size > 0
+    np.testing.assert_array_equal(ftl.nand.content[pages], before)
+
+
+def test_tags_name_the_group(small_drive):
+    ftl, layout = make(small_drive)
+    (handle,) = ftl.create(1, LAYERS, HEADS, layout)
+    k = rows(np.random.default_rng(0), 100)
+    append(ftl, handle, 1, k, k)
+    v_map = ftl.sequence(handle).v
+    tag = int(ftl.nand.tags[v_map.slots[1, 1, 2]])
+    fields = tag >> 62, tag >> 42 & 0xFFFFF, tag >> 34 & 0xFF, tag >> 20 & 0x3FFF, tag & 0xFFFFF
+    assert fields == (1, handle, 1, 1, 2)
+
+
+def test_a_group_that_is_cut_returns_to_dram(small_drive):
+    ftl, layout = make(small_drive)
+    (handle,) = ftl.create(1, 1, HEADS, layout)
+    k = rows(np.random.default_rng(0), 150)
+    append(ftl, handle, 0, k, k)
+    assert ftl.crop(handle, 0, 70, 0) > 0  # pages had to be read
+    assert (ftl.sequence(handle).k.slots[0, :, 70 // layout.n] >= DRAM_BANK).all()
+    np.testing.assert_array_equal(ftl.read_back(handle, 0)[0], k[:70])
+    append(ftl, handle, 0, k[70:], k[70:])
+    np.testing.assert_array_equal(embedding_rows(ftl, handle, 0), k)
+
+
+def test_unknown_sequences_are_refused(small_drive):
+    ftl, layout = make(small_drive)
+    with pytest.raises(UnknownSequence):
+        ftl.free([99], 0)
+    (handle,) = ftl.create(1, 1, 1, layout)
+    ftl.free([handle], 0)
+    with pytest.raises(UnknownSequence):
+        ftl.view([handle], 0)
+
+
+def test_a_full_drive_refuses_and_keeps_what_it_has(small_drive):
+    ftl, layout = make(small_drive)
+    first, second = ftl.create(2, 1, HEADS, layout)
+    k = rows(np.random.default_rng(0), 1000)
+    append(ftl, first, 0, k, k)
+    big = np.repeat(k, 4, axis=0)
+    written, left = ftl.nand.writes, ftl.buffers.left
+    with pytest.raises(OutOfSpace, match="superblocks left"):
+        append(ftl, second, 0, big, big)
+    assert (ftl.nand.writes, ftl.buffers.left, int(ftl.sequence(second).lengths[0])) == (written, left, 0)
+    np.testing.assert_array_equal(ftl.read_back(first, 0)[0], k)
+
+
+def test_full_dram_refuses_and_changes_nothing(small_drive):
+    ftl, layout = make(small_drive)
+    handles = ftl.create(1000, 1, HEADS, layout)
+    k = rows(np.random.default_rng(0), 1)
+    fits = ftl.buffers.left // (2 * HEADS + HEADS * layout.embedding_pages)
+    for handle in handles[:fits]:
+        append(ftl, handle, 0, k, k)
+    with pytest.raises(OutOfSpace, match="DRAM"):
+        append(ftl, handles[fits], 0, k, k)
+    assert ftl.nand.writes == 0
+
+
+def test_space_comes_back(small_drive):
+    """Ten times the drive's capacity goes through it."""
+    ftl, layout = make(small_drive)
+    k = rows(np.random.default_rng(0), 1000)
+    pages = 0
+    while pages < 10 * small_drive.geometry.pages:
+        handles = ftl.create(2, 1, HEADS, layout)
+        for handle in handles:
+            pages += append(ftl, handle, 0, k, k)[0]
+        np.testing.assert_array_equal(ftl.read_back(handles[1], 0)[1], k)
+        ftl.free(handles, 0)
+    assert ftl.nand.erase_count.min() >= 5
+    assert ftl.buffers.left == ftl.buffers.capacity
+
+
+class FtlMachine(RuleBasedStateMachine):
+    """Random verbs on a small drive, against arrays in a dictionary."""
+
+    drive: DriveSpec
+
+    @initialize(m=st.sampled_from([2, 4, 8]), seed=st.integers(0, 2**32 - 1))
+    def start(self, m, seed):
+        self.ftl, self.layout = make(self.drive, m)
+        self.generator = np.random.default_rng(seed)
+        self.model = {}
+
+    @precondition(lambda self: len(self.model) < 4)
+    @rule()
+    def create(self):
+        (handle,) = self.ftl.create(1, LAYERS, HEADS, self.layout)
+        empty = np.zeros((0, HEADS, DIM), np.float16)
+        self.model[handle] = [[empty, empty] for _ in range(LAYERS)]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), layer=st.integers(0, LAYERS - 1), tokens=st.sampled_from([0, 1, 1, 1, 5, 32, 67, 200]))
+    def append(self, data, layer, tokens):
+        handles = data.draw(st.lists(st.sampled_from(sorted(self.model)), min_size=1, unique=True))
+        k = rows(self.generator, tokens * len(handles))
+        v = rows(self.generator, tokens * len(handles))
+        try:
+            self.ftl.append(handles, layer, np.full(len(handles), tokens), k, v, 0)
+        except OutOfSpace:
+            return
+        for number, handle in enumerate(handles):
+            part = slice(number * tokens, (number + 1) * tokens)
+            stored = self.model[handle][layer]
+            stored[0] = np.concatenate([stored[0], k[part]])
+            stored[1] = np.concatenate([stored[1], v[part]])
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), layer=st.integers(0, LAYERS - 1))
+    def crop(self, data, layer):
+        handle = data.draw(st.sampled_from(sorted(self.model)))
+        stored = self.model[handle][layer]
+        length = data.draw(st.integers(0, len(stored[0]) + 3))
+        self.ftl.crop(handle, layer, length, 0)
+        self.model[handle][layer] = [part[:length] for part in stored]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def free(self, data):
+        handle = data.draw(st.sampled_from(sorted(self.model)))
+        self.ftl.free([handle], 0)
+        del self.model[handle]
+
+    @invariant()
+    def everything_is_there(self):
+        for handle, layers in getattr(self, "model", {}).items():
+            for layer, (k, v) in enumerate(layers):
+                assert self.ftl.sequence(handle).lengths[layer] == len(k)
+                if len(k):
+                    stored_k, stored_v, plan = self.ftl.read_back(handle, layer)
+                    self.ftl.nand.check_readable(plan.ppns)
+                    np.testing.assert_array_equal(stored_k, k)
+                    np.testing.assert_array_equal(stored_v, v)
+
+
+def test_random_verbs(small_drive):
+    FtlMachine.drive = small_drive
+    machine = FtlMachine.TestCase()
+    machine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    machine.runTest()

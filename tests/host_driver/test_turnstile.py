@@ -1,0 +1,40 @@
+"""Threads take turns in a fixed order, whatever their speed."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from host_driver.turnstile import TurnBroken, Turnstile
+
+
+def test_turns_alternate():
+    turnstile, seen = Turnstile(3), []
+
+    def walk(lane):
+        for _ in range(5):
+            time.sleep(0.001 * lane)
+            with turnstile.turn(lane):
+                seen.append(lane)
+        turnstile.leave(lane, failed=False)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(walk, [2, 0, 1]))
+    assert seen == [0, 1, 2] * 5
+
+
+def test_a_lane_that_leaves_is_not_waited_for():
+    turnstile = Turnstile(2)
+    turnstile.leave(0, failed=False)
+    for _ in range(3):
+        with turnstile.turn(1):
+            pass
+
+
+def test_a_failure_wakes_the_others():
+    turnstile = Turnstile(2)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(turnstile.turn(1).__enter__)
+        turnstile.leave(0, failed=True)
+        with pytest.raises(TurnBroken):
+            waiting.result(timeout=5)

@@ -1,0 +1,86 @@
+"""`vcsd.attach`: builds drives, hands them to the host driver, and puts the model back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from csd_firmware import InProcessDevice
+from csd_spec import Budget, Compression, Device, DriveSpec, Method
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from host_driver.driver import Driver
+from host_driver.forward import csd_forward
+from host_driver.hf import IMPLEMENTATION, Unsupported, model_shape
+from host_driver.sharding import split_heads
+from vcsd.report import Report
+
+METHODS = {method.name.lower(): method for method in Method}
+
+
+class Attached:
+    """A model whose decode attention runs in drives."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    def report(self) -> Report:
+        """What has been done so far; printing it shows a table."""
+        return Report.of(self.driver)
+
+
+@contextmanager
+def attach(
+    model: PreTrainedModel,
+    drives: int | Sequence[Device] = 1,
+    attention: str = "sparf",
+    compression: float = 8,
+    convention: str = "paper",
+    budget: Budget | None = None,
+    spec: DriveSpec = INSTCSD_ZYNQ7045_8CH,
+    mini_batches: int = 2,
+) -> Iterator[Attached]:
+    """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
+
+    drives: how many to make in this process, each a `spec`; or devices of your own, which stay open.
+    attention: dense, sparf or sparq. compression, convention: see `csd_spec.Compression`; budget replaces both.
+    mini_batches: parts that a decode batch is split into, so that model and drives work at the same time.
+    Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
+    is changed; DeviceError when a drive refuses a command.
+    """
+    if attention not in METHODS:
+        raise ValueError(f"attention = {attention!r}: must be one of {', '.join(METHODS)}")
+    if mini_batches < 1:
+        raise ValueError(f"mini_batches = {mini_batches}: at least 1 is needed")
+    if budget is None:
+        budget = Compression(compression, convention)  # type: ignore[arg-type]
+    shape = model_shape(model)
+    budget.at(1, shape.head_dim)
+    split_heads(shape.kv_heads, drives if isinstance(drives, int) else len(drives))
+    before = model.config._attn_implementation
+    if before == IMPLEMENTATION:
+        raise Unsupported("this model is attached to drives already")
+    with ExitStack() as undo:
+        devices: Sequence[Device]
+        if isinstance(drives, int):
+            devices = [InProcessDevice(spec) for _ in range(drives)]
+            for device in devices:
+                undo.callback(device.close)
+        else:
+            devices = drives
+        driver = Driver(devices, shape, METHODS[attention], budget)
+        undo.callback(driver.close)
+        undo.callback(model.set_attn_implementation, before)
+        model.set_attn_implementation(IMPLEMENTATION)
+        undo.callback(_restore_forward, model, model.__dict__.get("forward"))
+        model.forward = csd_forward(model, driver, mini_batches)
+        yield Attached(driver)
+
+
+def _restore_forward(model: PreTrainedModel, own: Any) -> None:
+    """Give back the instance's own forward, or the class's where it had none."""
+    del model.forward
+    if own is not None:
+        model.forward = own

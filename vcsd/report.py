@@ -1,0 +1,129 @@
+"""What a run cost: bytes over the link, flash pages, modelled time by unit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+
+from host_driver.driver import Driver
+
+UNITS = ("link", "queue", "argtopk", "flash_embed", "logit0", "flash_token", "logit", "attend")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Figures per decode step are means over the steps; time is modelled, in nanoseconds."""
+
+    steps: int
+    link_bytes_per_step: float
+    plain_offload_bytes_per_step: float
+    pages_read: int
+    pages_programmed: int
+    useful_byte_share: float | None  # of the bytes that crossed the flash channels; None when none did
+    prefill_ns: int
+    step_ns: float
+    breakdown_ns: dict[str, float]
+    drives: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, driver: Driver) -> Report:
+        """Sum up a driver's traffic."""
+        traffic, steps = driver.traffic, driver.traffic.steps
+        units: Counter[str] = Counter(dict.fromkeys(UNITS, 0))
+        for step in steps:
+            units.update(step.breakdown_ns)
+        fetched = sum(step.flash.fetched_bytes for step in steps)
+        useful = sum(step.flash.useful_bytes for step in steps)
+        return cls(
+            steps=len(steps),
+            link_bytes_per_step=mean([step.link_bytes for step in steps] or [0]),
+            plain_offload_bytes_per_step=mean([step.plain_offload_bytes for step in steps] or [0]),
+            pages_read=traffic.flash.pages_read,
+            pages_programmed=traffic.flash.pages_programmed,
+            useful_byte_share=useful / fetched if fetched else None,
+            prefill_ns=traffic.prefill_ns,
+            step_ns=mean([step.ns for step in steps] or [0]),
+            breakdown_ns={unit: ns / max(1, len(steps)) for unit, ns in units.items()},
+            drives=[
+                {"id": number, "kv_heads": list(heads), "modelled_busy_ns": busy}
+                for number, (heads, busy) in enumerate(zip(driver.heads, traffic.busy_ns, strict=True))
+            ],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as `vcsd run -o json` prints it."""
+        return {
+            "link_bytes": {
+                "per_step": self.link_bytes_per_step,
+                "plain_offload_per_step": self.plain_offload_bytes_per_step,
+            },
+            "flash": {
+                "pages_read": self.pages_read,
+                "pages_programmed": self.pages_programmed,
+                "useful_byte_share": self.useful_byte_share,
+            },
+            "drives": self.drives,
+            "modelled": {
+                "step_ns": self.step_ns,
+                "prefill_ns": self.prefill_ns,
+                "steps": self.steps,
+                "breakdown_ns": self.breakdown_ns,
+            },
+        }
+
+    def __rich__(self) -> Group:
+        return Group(self._traffic_table(), self._time_table(), self._drive_table())
+
+    def __str__(self) -> str:
+        console = Console(width=80, no_color=True)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get().rstrip()
+
+    def _traffic_table(self) -> Table:
+        table = Table(title=f"Traffic ({self.steps} decode steps)", title_justify="left")
+        table.add_column("what")
+        table.add_column("figure", justify="right")
+        saved = self.plain_offload_bytes_per_step / max(1, self.link_bytes_per_step)
+        table.add_row("link, a step", _bytes(self.link_bytes_per_step))
+        table.add_row("link, a step, KV offloaded to a plain SSD", _bytes(self.plain_offload_bytes_per_step))
+        table.add_row("link traffic saved", f"{saved:.1f}x")
+        table.add_row("flash pages read", f"{self.pages_read:,}")
+        table.add_row("flash pages programmed", f"{self.pages_programmed:,}")
+        share = "nothing read" if self.useful_byte_share is None else f"{self.useful_byte_share:.1%}"
+        table.add_row("useful share of the bytes fetched from flash", share)
+        return table
+
+    def _time_table(self) -> Table:
+        table = Table(title="Modelled time of a decode step", title_justify="left")
+        table.add_column("unit")
+        table.add_column("us", justify="right")
+        table.add_column("share", justify="right")
+        for unit, ns in self.breakdown_ns.items():
+            table.add_row(unit, f"{ns / 1e3:.1f}", f"{ns / max(1, self.step_ns):.1%}")
+        table.add_section()
+        table.add_row("step", f"{self.step_ns / 1e3:.1f}", "")
+        return table
+
+    def _drive_table(self) -> Table:
+        table = Table(title="Drives", title_justify="left")
+        table.add_column("id", justify="right")
+        table.add_column("KV heads")
+        table.add_column("modelled busy, ms", justify="right")
+        for drive in self.drives:
+            heads = ", ".join(map(str, drive["kv_heads"]))
+            table.add_row(str(drive["id"]), heads, f"{drive['modelled_busy_ns'] / 1e6:.2f}")
+        return table
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:,.1f} {unit}"
