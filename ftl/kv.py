@@ -248,7 +248,7 @@ class Ftl:
             k_slots=_stack([seq.k.slots[layer] for seq in seqs], tokens),
             v_slots=_stack([seq.v.slots[layer] for seq in seqs], tokens),
             e_slots=_stack([seq.embedding_k.slots[layer] for seq in seqs], groups).reshape(
-                -1, lay.embedding_pages, groups
+                len(seqs) * heads, lay.embedding_pages, groups
             ),
         )
 

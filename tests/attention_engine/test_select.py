@@ -11,7 +11,14 @@ from attention_engine.oracle import _argtopk
 FEW_VALUES = st.sampled_from([-2.0, -0.0, 0.0, 0.5, 3.0])
 
 
-@given(arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 3), st.just(24)), elements=FEW_VALUES | st.just(np.float32(1e-40).item())), st.data())
+@given(
+    arrays(
+        np.float32,
+        st.tuples(st.integers(1, 3), st.integers(1, 3), st.just(24)),
+        elements=FEW_VALUES | st.just(np.float32(1e-40).item()),
+    ),
+    st.data(),
+)
 def test_channels_with_ties(q, data):
     r = data.draw(st.integers(1, 24))
     chosen = top_channels(q, r)
