@@ -50,9 +50,15 @@ def load(path: Path, device: str = "cpu") -> tuple[PreTrainedModel, PreTrainedTo
         raise ValueError(f"no model at {path}: a folder with config.json, weights and tokenizer is needed")
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device = cuda: no GPU that torch can use")
     dtype: Any = torch.float32 if device == "cpu" else "auto"
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa", local_files_only=True)
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    options: Any = {"dtype": dtype, "attn_implementation": "sdpa", "local_files_only": True}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # a broken folder fails in many ways, each with a type of its own
+        raise ValueError(f"cannot load the model at {path}: {error}") from error
     return model.to(device).eval(), tokenizer
 
 
@@ -68,7 +74,7 @@ def encode(
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if context and len(ids) + new_tokens > context:
         raise ValueError(
-            f"the prompt has {len(ids)} tokens; with {new_tokens} new ones that is beyond the model's context of {context}"
+            f"the prompt has {len(ids)} tokens, with {new_tokens} new ones beyond the model's context of {context}"
         )
     draw = random.Random(seed)
     starts = [0, *(draw.randrange(max(1, len(ids) // 2)) for _ in range(batch - 1))]

@@ -10,14 +10,15 @@ from __future__ import annotations
 import csv
 import math
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 import typer
+from rich.console import Console
 from rich.progress import Progress
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -40,12 +41,12 @@ class Stage:
 
 # Copying heads form on short sequences first; started at full length they do not form in this budget.
 CURRICULUM = (
-    Stage(64, 1_000_000, copying=0.67, recall=0.00),
-    Stage(128, 1_000_000, copying=0.67, recall=0.05),
-    Stage(256, 1_500_000, copying=0.60, recall=0.10),
-    Stage(512, 2_500_000, copying=0.40, recall=0.10),
-    Stage(1024, 4_000_000, copying=0.25, recall=0.10),
-    Stage(CONTEXT, 3_000_000, copying=0.20, recall=0.10),
+    Stage(64, 2_000_000, copying=0.67, recall=0.00),
+    Stage(128, 2_000_000, copying=0.67, recall=0.05),
+    Stage(256, 2_500_000, copying=0.60, recall=0.10),
+    Stage(512, 3_000_000, copying=0.50, recall=0.15),
+    Stage(1024, 4_000_000, copying=0.40, recall=0.15),
+    Stage(CONTEXT, 3_000_000, copying=0.30, recall=0.15),
 )
 
 
@@ -90,14 +91,12 @@ def _passage(rng: random.Random, corpus: bytes, length: int) -> bytes:
 
 
 def _copying(rng: random.Random, corpus: bytes, length: int) -> tuple[bytes, int]:
-    """A passage, then the same passage again from a random place in it; bytes before the repeat may be noise."""
-    size = rng.randint(length // 4, length // 2)
-    noise = rng.random() < 0.5
-    passage = rng.randbytes(size) if noise else _passage(rng, corpus, size)
-    head = _passage(rng, corpus, rng.randint(0, length - 2 * size) or 1)
-    start = rng.randrange(size // 4 + 1)
-    text = (head + passage + passage[start:] + _passage(rng, corpus, length))[:length]
-    return text, len(head) + size if noise else 0
+    """Random bytes repeated to the end, or a passage told twice and then left behind."""
+    if rng.random() < 0.6:
+        period = int(2 ** rng.uniform(3, math.log2(length // 2)))
+        return (rng.randbytes(period) * (length // period + 1))[:length], period
+    passage = _passage(rng, corpus, rng.randint(length // 4, length // 2))
+    return (passage + passage + _passage(rng, corpus, length))[:length], 0
 
 
 def _recall(rng: random.Random, corpus: bytes, length: int) -> tuple[bytes, int]:
@@ -158,63 +157,89 @@ def save_checkpoint(model: LlamaForCausalLM, out: Path) -> None:
     byte_tokenizer().save_pretrained(out)
 
 
+class Optimizer:
+    """Muon for the hidden matrices, AdamW for embeddings and norms, at one rate."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        named = list(model.named_parameters())
+        hidden = [weight for name, weight in named if weight.dim() > 1 and "embed" not in name]
+        others = [weight for name, weight in named if weight.dim() == 1 or "embed" in name]
+        self.parts = [
+            torch.optim.Muon(hidden, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+
+    def step(self, rate: float) -> None:
+        """Apply the gradients and forget them."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = rate
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+
+class Run:
+    """A training run that can be killed at any moment: its state goes to `path` every 200 steps."""
+
+    def __init__(self, path: Path, seed: int, device: str) -> None:
+        self.path, self.seed, self.device = path, seed, device
+        self.model = new_model(seed).to(device)
+        self.optimizer = Optimizer(self.model)
+        self.done = 0
+        self.curve: list[list[str | int | float]] = [["step", "length", "loss"]]
+        if path.exists():
+            saved = torch.load(path, map_location=device, weights_only=True)
+            self.model.load_state_dict(saved["model"])
+            for part, state in zip(self.optimizer.parts, saved["optimizer"], strict=True):
+                part.load_state_dict(state)
+            self.done, self.curve = saved["done"], saved["curve"]
+
+    def save(self) -> None:
+        """Replace the state file in one move."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": [part.state_dict() for part in self.optimizer.parts],
+            "done": self.done,
+            "curve": self.curve,
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, self.path.with_suffix(".new"))
+        self.path.with_suffix(".new").replace(self.path)
+
+    def step(self, corpus: bytes, stage: Stage, rows: int, rate: float) -> float:
+        """One optimiser step; returns its loss in nats a byte."""
+        ids, labels = batch(random.Random(f"{self.seed}/{self.done}"), corpus, stage, rows)
+        with torch.autocast(self.device, torch.bfloat16):
+            loss = self.model(input_ids=ids.to(self.device), labels=labels.to(self.device)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step(rate)
+        if self.done % 20 == 0:
+            self.curve.append([self.done, stage.length, round(loss.item(), 4)])
+        self.done += 1
+        return float(loss)
+
+
 def main(
-    out: Path = typer.Option(Path("eval/checkpoint"), help="folder of the checkpoint"),
-    state: Path = typer.Option(Path("build/train_state.pt"), help="restart file, rewritten every 200 steps"),
+    out: Annotated[Path, typer.Option(help="folder of the checkpoint")] = Path("eval/checkpoint"),
+    state: Annotated[Path, typer.Option(help="restart file")] = Path("build/train_state.pt"),
     seed: int = 20261120,
-    batch_tokens: int = 8192,
-    peak_rate: float = 1.5e-3,
+    batch_tokens: int = 4096,
+    peak_rate: float = 2e-3,
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
 ) -> None:
     """Train, or go on training, and write the checkpoint with its loss curve."""
-    corpus = load_corpus()
-    model = new_model(seed).to(device)
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    plain = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=peak_rate, betas=(0.9, 0.95))
-    steps = list(schedule(batch_tokens))
-    first, curve = 0, []
-    if state.exists():
-        saved = torch.load(state, weights_only=True)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        first, curve = saved["step"], saved["curve"]
-    state.parent.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    with Progress() as progress:
-        bar = progress.add_task("training", total=len(steps), completed=first)
-        for step in range(first, len(steps)):
-            stage, rows = steps[step]
-            ids, labels = batch(random.Random(f"{seed}/{step}"), corpus, stage, rows)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step / len(steps), peak_rate)
-            with torch.autocast(device, torch.bfloat16):
-                loss = model(input_ids=ids.to(device), labels=labels.to(device)).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            progress.update(bar, completed=step + 1, description=f"length {stage.length}, loss {loss.item():.3f}")
-            if step % 20 == 0:
-                curve.append([step, stage.length, round(loss.item(), 4)])
-                if not progress.console.is_terminal:
-                    print(
-                        f"{step}/{len(steps)} length {stage.length} loss {loss.item():.4f} {time.monotonic() - began:.0f}s",
-                        flush=True,
-                    )
-            if step % 200 == 199:
-                fresh = {
-                    "model": model.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "step": step + 1,
-                    "curve": curve,
-                }
-                torch.save(fresh, state.with_suffix(".new"))
-                state.with_suffix(".new").replace(state)
-    save_checkpoint(model, out)
+    corpus, run, steps = load_corpus(), Run(state, seed, device), list(schedule(batch_tokens))
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("training", total=len(steps), completed=run.done)
+        for stage, rows in steps[run.done :]:
+            loss = run.step(corpus, stage, rows, learning_rate(run.done / len(steps), peak_rate))
+            progress.update(bar, completed=run.done, description=f"length {stage.length}, loss {loss:.3f}")
+            if run.done % 200 == 0:
+                run.save()
+    save_checkpoint(run.model, out)
     with (out / "loss_curve.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["step", "length", "loss"], *curve])
+        csv.writer(file).writerows(run.curve)
 
 
 if __name__ == "__main__":

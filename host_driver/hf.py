@@ -314,7 +314,8 @@ def csd_attention(
     """The AttentionInterface function: keys that carry a handle are attended in drives, others by sdpa."""
     handle: Handle | None = getattr(key, "csd_handle", None)
     if handle is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+        out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+        return out, None
     for name in _UNSERVED:
         if kwargs.get(name) is not None:
             raise Unsupported(f"{type(module).__name__} attends with {name}, which drives do not do")

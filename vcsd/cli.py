@@ -8,7 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,10 +17,11 @@ from csd_spec import Budget, Compression, DeviceError, Fixed, SparFParams
 
 app = typer.Typer(
     help="Virtual computational storage drives for in-storage attention.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+bench = typer.Typer(help="Measure the emulator itself, beside its rivals.")
+app.add_typer(bench, name="bench")
 err = Console(stderr=True)
 
 
@@ -38,6 +38,13 @@ class Attention(StrEnum):
     DENSE = "dense"
     SPARF = "sparf"
     SPARQ = "sparq"
+
+
+class Processor(StrEnum):
+    """Where the model runs."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
 
 
 class ConventionName(StrEnum):
@@ -70,7 +77,7 @@ def run(
     max_new_tokens: Annotated[int, typer.Option(help="length of the continuation")] = 128,
     batch: Annotated[int, typer.Option(help="rows; those after the first begin inside the prompt")] = 1,
     seed: Annotated[int, typer.Option(help="of the places where those rows begin")] = 0,
-    device: Annotated[str, typer.Option(help="where the model runs: cpu or cuda")] = "cpu",
+    device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Continue a text with attention in drives, and compare with ordinary attention."""
@@ -130,6 +137,37 @@ def run(
     table.add_row("largest logit difference", f"{done.agreement.max_abs_logit_diff:.4f}")
     table.add_row("emulator wall time, s", f"{done.wall_s:.1f}")
     Console().print(table, done.report)
+
+
+@bench.command("decode")
+def bench_decode_command(
+    tokens: Annotated[int, typer.Option(min=1, help="prompt length")] = 1024,
+    steps: Annotated[int, typer.Option(min=1, help="decode steps a run")] = 16,
+    drives: Annotated[int, typer.Option(help="virtual drives")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="sequences")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="runs that count")] = 5,
+    model: Annotated[Path | None, typer.Option(help="folder of a decoder (default: the shipped one)")] = None,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Wall time of a decode step: ordinary attention against emulated drives."""
+    from eval.bench import ATTENTIONS, bench_decode
+    from eval.decode import CHECKPOINT, load
+
+    loaded, _ = load(model or CHECKPOINT)
+    if tokens + steps > loaded.config.max_position_embeddings:
+        raise ValueError(f"tokens = {tokens}: the model's context is {loaded.config.max_position_embeddings}")
+    with _progress("runs", (repeats + 1) * len(ATTENTIONS)) as tick:
+        result = bench_decode(loaded, tokens, steps, drives, batch, repeats, tick)
+    if output is Output.JSON:
+        print(json.dumps(result))
+        return
+    table = Table(title=f"Decode step, {batch} x {tokens} tokens, {drives} drives (wall time)", title_justify="left")
+    table.add_column("attention")
+    table.add_column("ms", justify="right")
+    table.add_column("of sdpa's", justify="right")
+    for name, ms in result["step_ms"].items():
+        table.add_row(name, f"{ms:.1f}", f"{result['wall_over_sdpa'][name]:.2f}x")
+    Console().print(table)
 
 
 def _budget(
@@ -207,14 +245,11 @@ class _progress:  # noqa: N801 - used as a function
 def main() -> None:
     """Run a command; an error is one line on stderr and a non-zero exit."""
     try:
-        code = app(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except typer.TyperException as error:
+        print(f"vcsd: {' '.join(error.format_message().split())}", file=sys.stderr)
         sys.exit(2)
-    except click.ClickException as error:
-        print(f"vcsd: {error.format_message()}", file=sys.stderr)
-        sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("vcsd: interrupted", file=sys.stderr)
         sys.exit(130)
     except (ValueError, OSError, DeviceError) as error:
