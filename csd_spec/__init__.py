@@ -18,13 +18,14 @@ from csd_spec.commands import (
     SeqCreate,
 )
 from csd_spec.device import Device, DeviceError
-from csd_spec.drive import DriveSpec, EngineSpec, Geometry, Link, NandTiming
+from csd_spec.drive import BlockSsdSpec, DriveSpec, EngineSpec, Geometry, Link, NandTiming
 from csd_spec.model import KvLayout, ModelShape
 from csd_spec.sparf import Budget, Compression, Fixed, SparFParams
 from csd_spec.status import Status
 
 __all__ = [
     "Attend",
+    "BlockSsdSpec",
     "Budget",
     "Command",
     "Completion",

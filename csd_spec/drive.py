@@ -128,3 +128,73 @@ class DriveSpec:
 
     def __post_init__(self) -> None:
         at_least(self.geometry.page_bytes, dram_bytes=self.dram_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSsdSpec:
+    """A conventional page-mapped SSD as NVMeVirt models one: partitions of lanes, early write completion, lines.
+
+    Times in ns. A *flash page* is read by one command and programmed in one shot; the mapping unit is smaller.
+    Channels and the PCIe link move units of `unit_bytes`, so many of them in each slot of `slot_ns`.
+    """
+
+    name: str
+    capacity_bytes: int
+    channels: int
+    luns_per_channel: int
+    partitions: int
+    blocks_per_lun: int
+    mapping_bytes: int
+    flash_page_bytes: int
+    chunk_bytes: int
+    overprovision_percent: int
+    cell_levels: int
+    firmware_small_ns: int
+    firmware_large_ns: int
+    firmware_small_bytes: int
+    sense_one_unit_ns: int
+    sense_ns: int
+    sense_swing_ns: int
+    program_ns: int
+    write_base_ns: int
+    write_unit_ns: int
+    write_buffer_bytes: int
+    gc_free_lines: int
+    unit_bytes: int
+    slot_ns: int
+    channel_unit_ns: int
+    channel_credits: int
+    pcie_unit_ns: int
+    pcie_credits: int
+
+    def __post_init__(self) -> None:
+        at_least(1, channels=self.channels, partitions=self.partitions, blocks_per_lun=self.blocks_per_lun)
+        if self.channels % self.partitions:
+            raise ValueError(f"partitions = {self.partitions}: must divide the {self.channels} channels")
+        if self.flash_page_bytes % self.mapping_bytes:
+            raise ValueError(f"flash_page_bytes = {self.flash_page_bytes}: must be whole mapping units")
+
+    @property
+    def luns(self) -> int:
+        """LUNs of one partition."""
+        return self.channels // self.partitions * self.luns_per_channel
+
+    @property
+    def flash_pages_per_block(self) -> int:
+        block = -(-self.capacity_bytes // (self.partitions * self.luns * self.blocks_per_lun))
+        return max(1, block // self.flash_page_bytes)
+
+    @property
+    def units_per_page(self) -> int:
+        return self.flash_page_bytes // self.mapping_bytes
+
+    @property
+    def line_units(self) -> int:
+        """Mapping units of a line: the same block in every LUN of a partition."""
+        return self.luns * self.flash_pages_per_block * self.units_per_page
+
+    @property
+    def logical_units(self) -> int:
+        """Mapping units that the host sees, a multiple of the partitions."""
+        physical = self.partitions * self.blocks_per_lun * self.line_units
+        return physical * 100 // (100 + self.overprovision_percent) // self.partitions * self.partitions

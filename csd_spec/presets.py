@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from csd_spec.drive import DriveSpec, EngineSpec, Geometry, Link, NandTiming
+from csd_spec.drive import BlockSsdSpec, DriveSpec, EngineSpec, Geometry, Link, NandTiming
 
 # PCIe 3.0: 8 GT/s a lane, 128b/130b coding. The cost of one command is that of a current NVMe driver and
 # controller at queue depth 1, without the medium (assumed).
@@ -43,3 +43,37 @@ From the paper (section VI-A): channels, channel rate, page size, engine. Assume
 """
 
 DRIVES = {drive.name: drive for drive in (INSTCSD_ZYNQ7045_8CH,)}
+
+NVMEVIRT_970PRO = BlockSsdSpec(
+    name="nvmevirt-970pro",
+    capacity_bytes=32 << 30,
+    channels=8,
+    luns_per_channel=2,
+    partitions=4,
+    blocks_per_lun=8192,
+    mapping_bytes=4096,
+    flash_page_bytes=32768,
+    chunk_bytes=16384,
+    overprovision_percent=7,
+    cell_levels=2,
+    firmware_small_ns=21_500,
+    firmware_large_ns=30_490,
+    firmware_small_bytes=16384,
+    sense_one_unit_ns=35_760,
+    sense_ns=36_013,
+    sense_swing_ns=6_000,
+    program_ns=185_000,
+    write_base_ns=4_000,
+    write_unit_ns=460,
+    write_buffer_bytes=1 << 20,
+    gc_free_lines=2,
+    unit_bytes=128,
+    slot_ns=4_000,
+    channel_unit_ns=152,
+    channel_credits=26,
+    pcie_unit_ns=36,
+    pcie_credits=110,
+)
+"""NVMeVirt's SAMSUNG_970PRO preset on 32 GiB (github.com/snu-csl/nvmevirt, commit 61c90f7)."""
+
+BLOCK_SSDS = {ssd.name: ssd for ssd in (NVMEVIRT_970PRO,)}
