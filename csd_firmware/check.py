@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from csd_spec import Attend, Command, Flush, KvAppend, KvCrop, KvFree, KvRead, Method, SeqCreate
 from ftl import Ftl
-from ftl.kv import Sequence
+from ftl.sequence import Sequence
 
 MAX_LAYERS, MAX_HEADS, MAX_TOKENS = 256, 1024, 1 << 24
 

@@ -27,22 +27,36 @@ from csd_spec import (
     Status,
 )
 from csd_spec.model import FP16_BYTES
-from ftl import Ftl, KvView, OutOfSpace, PagePlan, UnknownSequence
+from ftl import Ftl, FtlError, KvView, Nand, OutOfSpace, PagePlan, ReadOnly, Uncorrectable, UnknownSequence
 
 F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
 
+STATUS_OF = (
+    (Refused, Status.INVALID_FIELD),
+    (UnknownSequence, Status.UNKNOWN_SEQUENCE),
+    (OutOfSpace, Status.CAPACITY_EXCEEDED),
+    (ReadOnly, Status.READ_ONLY),
+    (Uncorrectable, Status.UNRECOVERED_READ_ERROR),
+    (FtlError, Status.INTERNAL_ERROR),
+)
+
+
 class Firmware:
     """One drive's firmware. Commands run one after the other in the order in which they come."""
 
-    def __init__(self, spec: DriveSpec) -> None:
+    def __init__(self, spec: DriveSpec, nand: Nand | None = None) -> None:
         self.spec = spec
-        self.ftl = Ftl(spec)
+        self.ftl = Ftl(spec, nand)
         self.engine = EngineClock(spec.engine)
         self.free_ns = 0  # modelled time from which the engine can take the next command
         self._v_sums: dict[int, F32] = {}  # (layers, H, d) of each sequence
+        for handle, seq in self.ftl.sequences.items():  # what a Nand that was used before holds
+            self._v_sums[handle] = np.zeros((seq.layers, seq.heads, seq.layout.head_dim), np.float32)
+            for layer in np.flatnonzero(seq.lengths if not seq.failed else []).tolist():
+                add_rows(self._v_sums[handle][layer], self.ftl.read_back(handle, layer)[1].view(np.uint16))
 
     def step(self, command: Command, submit_ns: int) -> Completion:
         """Check a command, carry it out and say when it ended and where the time went.
@@ -55,16 +69,9 @@ class Firmware:
             watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(_nbytes_in(command)))
             watch.until("queue", self.free_ns)
             done = self._carry_out(command, watch)
-        except Refused as error:
-            return Completion(status=Status.INVALID_FIELD, reason=str(error), submit_ns=submit_ns, finish_ns=submit_ns)
-        except UnknownSequence as error:
-            return Completion(
-                status=Status.UNKNOWN_SEQUENCE, reason=str(error), submit_ns=submit_ns, finish_ns=submit_ns
-            )
-        except OutOfSpace as error:
-            return Completion(
-                status=Status.CAPACITY_EXCEEDED, reason=str(error), submit_ns=submit_ns, finish_ns=submit_ns
-            )
+        except (Refused, FtlError) as error:
+            status = next(status for kind, status in STATUS_OF if isinstance(error, kind))
+            return Completion(status=status, reason=str(error), submit_ns=submit_ns, finish_ns=submit_ns)
         self.free_ns = watch.now_ns
         watch.until("flash_program", done.finish_ns)
         nbytes_out = sum(array.nbytes for array in done.data)
@@ -100,7 +107,7 @@ class Firmware:
                 for handle in command.seqs:
                     del self._v_sums[handle]
             case Flush():
-                return Completion(status=Status.SUCCESS, finish_ns=self.ftl.calendar.idle_ns())
+                return Completion(status=Status.SUCCESS, finish_ns=self.ftl.flush(watch.now_ns))
         return Completion(status=Status.SUCCESS)
 
     def _attend(self, command: Attend, watch: Stopwatch) -> tuple[F32, FlashCounters]:

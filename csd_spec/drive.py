@@ -61,12 +61,18 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NandTiming:
-    """Times of one lane (ns) and rate of one channel (bytes/s)."""
+    """Times of one lane (ns) and rate of one channel (bytes/s).
+
+    cache_read: a second register holds the data on its way out, so that the lane already senses the next page.
+    codeword_bytes: the least that crosses the channel of a page; None is the whole page.
+    """
 
     read_ns: int
     program_ns: int
     erase_ns: int
     channel_bytes_per_s: int
+    cache_read: bool = False
+    codeword_bytes: int | None = None
 
     def __post_init__(self) -> None:
         at_least(0, read_ns=self.read_ns, program_ns=self.program_ns, erase_ns=self.erase_ns)

@@ -4,7 +4,21 @@ It maps (sequence, layer, head, group) straight to a physical page: no file syst
 What the groups are used for is not known here.
 """
 
-from ftl.errors import FtlError, NandRuleError, OutOfSpace, UnknownSequence
+from ftl.errors import FtlError, NandRuleError, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
+from ftl.faults import FaultPlan
 from ftl.kv import Ftl, KvView, PagePlan
+from ftl.nand import Nand
 
-__all__ = ["Ftl", "FtlError", "KvView", "NandRuleError", "OutOfSpace", "PagePlan", "UnknownSequence"]
+__all__ = [
+    "FaultPlan",
+    "Ftl",
+    "FtlError",
+    "KvView",
+    "Nand",
+    "NandRuleError",
+    "OutOfSpace",
+    "PagePlan",
+    "ReadOnly",
+    "Uncorrectable",
+    "UnknownSequence",
+]

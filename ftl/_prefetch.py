@@ -17,7 +17,10 @@ def prefetch(typing_context: Any, array: Any, row: Any, column: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = signature.args[0]
         view = context.make_array(kind)(context, builder, arguments[0])
-        indices = [context.cast(builder, arg, ty, types.intp) for arg, ty in zip(arguments[1:], signature.args[1:], strict=True)]
+        indices = [
+            context.cast(builder, arg, ty, types.intp)
+            for arg, ty in zip(arguments[1:], signature.args[1:], strict=True)
+        ]
         pointer = cgutils.get_item_pointer(context, builder, kind, view, indices, wraparound=False)
         byte = ir.IntType(8).as_pointer()
         word = ir.IntType(32)

@@ -73,7 +73,7 @@ class _State(NamedTuple):
 
 
 @njit(inline="always")
-def _book(at, nbytes, now, unit_bytes, unit_ns, credits, slot_ns, calendar):  # type: ignore[no-untyped-def]
+def _book(at, nbytes, now, unit_bytes, unit_ns, capacity, slot_ns, calendar):  # type: ignore[no-untyped-def]
     """Move bytes over a shared resource from `at` on; one dated before now passes unseen."""
     if at < now:
         return at
@@ -83,14 +83,14 @@ def _book(at, nbytes, now, unit_bytes, unit_ns, credits, slot_ns, calendar):  # 
         cell = calendar[slot % SLOTS]
         if cell >> USED_BITS != slot:
             cell = slot << USED_BITS
-        taken = min(left, credits - (cell & ((1 << USED_BITS) - 1)))
+        taken = min(left, capacity - (cell & ((1 << USED_BITS) - 1)))
         calendar[slot % SLOTS] = cell + taken
         left -= taken
         if left <= 0:
             break
         slot += 1
         spilled += 1
-    return at + unit_ns * units + slot_ns * max(0, spilled - units // credits)
+    return at + unit_ns * units + slot_ns * max(0, spilled - units // capacity)
 
 
 @njit(inline="always")
@@ -119,9 +119,7 @@ def _nand_read(partition, unit, nbytes, start, now, host, p, s):  # type: ignore
     chunk = p.chunk if host else nbytes
     while left > 0:
         part = min(left, chunk)
-        at = _book(
-            at, part, now, p.bus_unit, p.channel_ns, p.channel_credits, p.slot_ns, s.channel_calendars[channel]
-        )
+        at = _book(at, part, now, p.bus_unit, p.channel_ns, p.channel_credits, p.slot_ns, s.channel_calendars[channel])
         done = at
         if host:
             done = _book(at, part, now, p.bus_unit, p.pcie_ns, p.pcie_credits, p.slot_ns, s.pcie_calendar)
@@ -364,13 +362,17 @@ class ConventionalSsd:
             moved=np.zeros(3, np.int64),
         )  # fmt: skip
 
-    def closed_loop(self, depth: int, requests: int, block_bytes: int, read_percent: int, seed: int = 0) -> tuple[int, I64]:
+    def closed_loop(
+        self, depth: int, requests: int, block_bytes: int, read_percent: int, seed: int = 0
+    ) -> tuple[int, I64]:
         """Random requests, aligned to their own size, `depth` at a time: when the last ends, and each latency (ns)."""
         count = block_bytes // self.spec.mapping_bytes
         if block_bytes % self.spec.mapping_bytes or not 1 <= count <= self.spec.logical_units:
             raise ValueError(f"block_bytes = {block_bytes}: must be a multiple of {self.spec.mapping_bytes}")
         if not read_percent == 100 and block_bytes > self.spec.write_buffer_bytes:
-            raise ValueError(f"block_bytes = {block_bytes}: writes go through a buffer of {self.spec.write_buffer_bytes}")
+            raise ValueError(
+                f"block_bytes = {block_bytes}: writes go through a buffer of {self.spec.write_buffer_bytes}"
+            )
         latencies = np.empty(requests, np.int64)
         places = self.spec.logical_units // count
         end = _closed_loop(depth, requests, count, places, read_percent, seed, self._p, self._s, latencies)

@@ -11,8 +11,20 @@ class OutOfSpace(FtlError):
     """Flash or drive DRAM is full."""
 
 
+class ReadOnly(FtlError):
+    """Too few blocks are left that can still be erased: data can be read and freed, not added."""
+
+
 class UnknownSequence(FtlError):
     """No such sequence handle."""
+
+
+class Uncorrectable(FtlError):
+    """More bit errors than the ECC corrects; `handles` are the sequences that lost data and now only can be freed."""
+
+    def __init__(self, handles: list[int]) -> None:
+        super().__init__(f"sequences {', '.join(map(str, handles))}: flash data with more errors than the ECC corrects")
+        self.handles = handles
 
 
 class NandRuleError(AssertionError):

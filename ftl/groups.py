@@ -21,6 +21,7 @@ UNMAPPED = np.uint32(0xFFFFFFFF)
 _NAN = np.uint16(0xFFFF)
 
 I64 = NDArray[np.int64]
+F16 = NDArray[np.float16]
 U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
@@ -29,9 +30,13 @@ U64 = NDArray[np.uint64]
 class Kind(IntEnum):
     """What a page holds."""
 
-    K = 0
-    V = 1
-    EMBEDDING_K = 2
+    K = 1
+    V = 2
+    JOURNAL = 3
+    BLOCK = 4
+    EMBEDDING_K_2 = 5  # by channels a page, so that a copy with another m has tags of its own
+    EMBEDDING_K_4 = 6
+    EMBEDDING_K_8 = 7
 
 
 class GroupMap(ABC):
@@ -42,7 +47,7 @@ class GroupMap(ABC):
 
     def __init__(self, kind: Kind, layout: KvLayout, layers: int, heads: int) -> None:
         self.kind, self.layout, self.heads = kind, layout, heads
-        self.slots: U32 = np.full((layers, self.streams, 4), UNMAPPED)
+        self.slots: U32 = np.full((layers, self.streams, 1), UNMAPPED)
         self.buffers: I64 = np.full((layers, self.streams), -1, np.int64)
 
     @abstractmethod
@@ -61,7 +66,7 @@ class GroupMap(ABC):
         """Make room for `groups` groups."""
         capacity = self.slots.shape[2]
         if groups > capacity:
-            more = np.full((*self.slots.shape[:2], max(groups, 2 * capacity) - capacity), UNMAPPED)
+            more = np.full((*self.slots.shape[:2], groups + groups // 8 - capacity), UNMAPPED)
             self.slots = np.concatenate([self.slots, more], axis=2)
 
     def flash_slots(self, layer: int | slice = slice(None), first: int = 0) -> U32:
@@ -69,18 +74,28 @@ class GroupMap(ABC):
         slots = self.slots[layer, ..., first:]
         return slots[slots < DRAM_BANK]
 
-    def tags(self, handle: int, layer: int, groups: I64) -> U64:
-        """Spare-area tags of every stream's `groups`, (streams, groups): kind 2, sequence 20, layer 8, stream 14,
-        group 20 bits."""
+    def tags(self, owner: int, layer: int, groups: I64) -> U64:
+        """Spare-area tags of every stream's `groups`, (streams, groups); see `tag`."""
         stream = np.arange(self.streams, dtype=np.uint64)[:, None] << np.uint64(20)
-        head = (int(self.kind) << 62) | ((handle % (1 << 20)) << 42) | (layer << 34)
-        tags: U64 = np.uint64(head) | stream | groups.astype(np.uint64)[None, :]
+        tags: U64 = np.uint64(tag(self.kind, owner, layer)) | stream | groups.astype(np.uint64)[None, :]
         return tags
 
     def stream_numbers(self, handle: int, layer: int) -> U64:
         """Distinct numbers of the streams of a layer, (streams, 1), for placement."""
         first = ((handle * self.slots.shape[0] + layer) * len(Kind) + int(self.kind)) * self.streams
         return np.arange(first, first + self.streams, dtype=np.uint64)[:, None]
+
+
+def tag(kind: Kind, owner: int, layer: int) -> int:
+    """A group's tag but for stream and group: kind 3, owner 19, layer 8, stream 14, group 20 bits.
+
+    A tag is written once: an owner never programs the same group of a layer twice, so every intact page with a tag
+    holds the same data.
+    """
+    return int(kind) << 61 | owner << 42 | layer << 34
+
+
+MAX_OWNERS, MAX_STREAMS = 1 << 19, 1 << 14
 
 
 class TokenMap(GroupMap):
@@ -106,9 +121,11 @@ class TokenMap(GroupMap):
 class EmbeddingMap(GroupMap):
     """Embedding-indexed: a page is m channels of one head, each for T consecutive tokens."""
 
-    def __init__(self, kind: Kind, layout: KvLayout, layers: int, heads: int) -> None:
+    def __init__(self, layout: KvLayout, layers: int, heads: int) -> None:
+        if layout.m not in (2, 4, 8):
+            raise ValueError(f"m = {layout.m}: an embedding page holds 2, 4 or 8 channels")
         self.per_group, self.streams = layout.T, heads * layout.embedding_pages
-        super().__init__(kind, layout, layers, heads)
+        super().__init__(Kind[f"EMBEDDING_K_{layout.m}"], layout, layers, heads)
 
     def _channels(self, rows: U16) -> U16:
         """Rows (t, H, d) as (streams, m, t); channels that a last page does not have are poisoned."""
@@ -128,3 +145,14 @@ class EmbeddingMap(GroupMap):
 
     def poison(self, content: U16, buffers: I64, position: int) -> None:
         content.reshape(-1, self.layout.m, self.layout.T)[buffers, :, position:] = _NAN
+
+
+def gather_rows(banks: tuple[U16, U16], slots: U32, length: int, layout: KvLayout) -> F16:
+    """Rows (length, H, d) behind token slots (H, groups)."""
+    values = layout.n * layout.head_dim
+    pages = np.empty((*slots.shape, values), np.uint16)
+    buffered = slots >= DRAM_BANK
+    pages[~buffered] = banks[0][slots[~buffered], :values]
+    pages[buffered] = banks[1][slots[buffered] - DRAM_BANK, :values]
+    rows = pages.reshape(slots.shape[0], -1, layout.head_dim)[:, :length]
+    return np.ascontiguousarray(rows.transpose(1, 0, 2)).view(np.float16)

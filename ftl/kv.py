@@ -1,4 +1,4 @@
-"""The translation layer's one door: create, append, crop, free, and the pages behind a selection."""
+"""The translation layer's one door: create, append, fork, crop, free, flush, and the pages behind a selection."""
 
 from __future__ import annotations
 
@@ -11,33 +11,24 @@ from numba import njit
 from numpy.typing import NDArray
 
 from csd_spec import DriveSpec, KvLayout
+from ftl.block import BlockNamespace
 from ftl.calendar import FlashCalendar
+from ftl.collect import collect, level_wear
 from ftl.dram import GroupBuffers
-from ftl.errors import OutOfSpace, UnknownSequence
-from ftl.groups import BANK_SHIFT, DRAM_BANK, EmbeddingMap, GroupMap, Kind, TokenMap
+from ftl.errors import OutOfSpace, Uncorrectable, UnknownSequence
+from ftl.groups import BANK_SHIFT, DRAM_BANK, MAX_OWNERS, UNMAPPED, EmbeddingMap, GroupMap, gather_rows
+from ftl.journal import Journal
 from ftl.nand import ERASED, Nand
-from ftl.placement import Placement
+from ftl.placement import Placement, Writer
+from ftl.sequence import Sequence
 
 F16 = NDArray[np.float16]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
-
-
-class Sequence:
-    """One sequence's share on this drive: lengths per layer and its three maps."""
-
-    def __init__(self, handle: int, layout: KvLayout, layers: int, heads: int) -> None:
-        self.handle, self.layout, self.layers, self.heads = handle, layout, layers, heads
-        self.lengths: I64 = np.zeros(layers, np.int64)
-        self.k = TokenMap(Kind.K, layout, layers, heads)
-        self.v = TokenMap(Kind.V, layout, layers, heads)
-        self.embedding_k = EmbeddingMap(Kind.EMBEDDING_K, layout, layers, heads)
-
-    @property
-    def maps(self) -> tuple[GroupMap, ...]:
-        return self.k, self.v, self.embedding_k
+U64 = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +53,22 @@ class PagePlan:
 
     ppns: U32  # (P,)
     hits: I64  # (P,)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Pages programmed since power-on, by purpose. groups: full groups of K, V and embedding-indexed K."""
+
+    groups: int = 0
+    journal: int = 0
+    moved: int = 0
+    blocks: int = 0
+
+    @property
+    def waf(self) -> float:
+        """Pages programmed over pages that the host's data fills."""
+        useful = self.groups + self.blocks
+        return (useful + self.journal + self.moved) / useful if useful else 1.0
 
 
 @njit(cache=True, nogil=True)
@@ -111,128 +118,350 @@ def _plan_channels(slots, channels, seq_lens, m, per_group):  # type: ignore[no-
 class Ftl:
     """Sequences of K and V over NAND, drive DRAM and their modelled time.
 
-    Every verb checks first and then acts: when it raises FtlError nothing has changed.
+    Every verb checks first and then acts: when it raises FtlError nothing has changed. What a `flush` has
+    acknowledged survives a loss of power at any moment: an Ftl made on the same Nand finds it again.
     """
 
-    def __init__(self, spec: DriveSpec) -> None:
+    def __init__(self, spec: DriveSpec, nand: Nand | None = None) -> None:
         self.spec = spec
-        self.nand = Nand(spec.geometry)
+        self.nand = nand or Nand(spec.geometry)
         self.calendar = FlashCalendar(spec.geometry, spec.timing)
-        self.placement = Placement(spec.geometry)
         self.buffers = GroupBuffers(spec.dram_bytes, spec.geometry.page_bytes)
-        self._sequences: dict[int, Sequence] = {}
-        self._handles = count(1)
+        self.counters = Counters()
+        # What garbage collection and the journal may use when hosts may not
+        self.reserve = min(2 * spec.geometry.channels, spec.geometry.blocks // 8)
+        self.placement = Placement(self.nand, self.reserve)
+        self.sequences: dict[int, Sequence] = {}
+        self.family: dict[int, set[int]] = {}  # owner -> sequences with pages of it
+        self.born: dict[int, int] = {}  # owner -> writes before its first
+        self.next_handle, self.next_owner = 1, 0
+        self.released: set[int] = set()  # empty blocks that the last commit still counts on
+        self.dirty: set[int] = set()  # sequences changed since the last commit
+        self.gone: set[int] = set()  # sequences freed since
+        self.mover = Writer()  # of garbage collection
+        self.blocks = BlockNamespace(self)
+        self.journal = Journal(self)
+        self.journal.recover()
 
     @property
     def banks(self) -> tuple[U16, U16]:
         return self.nand.content.view(np.uint16), self.buffers.content.view(np.uint16)
 
     def sequence(self, handle: int) -> Sequence:
-        """The sequence of a handle."""
-        try:
-            return self._sequences[handle]
-        except KeyError:
-            raise UnknownSequence(f"no sequence {handle} on this drive") from None
+        """The sequence of a handle; raises UnknownSequence, or Uncorrectable for one that lost data."""
+        seq = self.sequences.get(handle)
+        if seq is None:
+            raise UnknownSequence(f"no sequence {handle} on this drive")
+        if seq.failed:
+            raise Uncorrectable([handle])
+        return seq
+
+    def new_owner(self, handle: int) -> int:
+        """A number for tags that no sequence uses."""
+        owner = next(n % MAX_OWNERS for n in count(self.next_owner) if n % MAX_OWNERS not in self.family)
+        self.next_owner = owner + 1
+        self.family[owner] = {handle}
+        self.born[owner] = self.nand.writes
+        return owner
 
     def create(self, count: int, layers: int, heads: int, layout: KvLayout) -> list[int]:
         """Open sequences; returns their handles. Costs nothing until tokens come."""
-        handles = [next(self._handles) for _ in range(count)]
-        self._sequences |= {handle: Sequence(handle, layout, layers, heads) for handle in handles}
+        handles = list(range(self.next_handle, self.next_handle + count))
+        self.next_handle += count
+        for handle in handles:
+            self.sequences[handle] = Sequence(handle, layout, layers, heads, self.new_owner(handle))
+        self.dirty.update(handles)
         return handles
 
-    def append(self, handles: Seq[int], layer: int, lengths: I64, k: F16, v: F16, start_ns: int) -> tuple[int, int]:
+    def append(
+        self, handles: Seq[int], layer: int, lengths: I64, k: F16 | None, v: F16 | None, start_ns: int
+    ) -> tuple[int, int]:
         """Add rows k, v (sum of lengths, H, d) to a layer: full groups go to flash, the rest waits in DRAM.
 
-        Returns the number of pages programmed and when the last program ends.
+        Returns the number of pages programmed and when the last program ends. Without payload k and v are None.
         """
         seqs = [self.sequence(handle) for handle in handles]
-        fresh = [seq for seq in seqs if seq.k.buffers[layer, 0] < 0]
+        fresh = [seq for seq in seqs if seq.k.buffers[layer, 0] < 0] if self.nand.payload else []
         wanted = sum(mapped.streams for seq in fresh for mapped in seq.maps)
         if wanted > self.buffers.left:
             raise OutOfSpace(f"{wanted} group buffers wanted, drive DRAM has room for {self.buffers.left}")
-        lanes = [
-            self.placement.lanes_for(mapped.stream_numbers(seq.handle, layer), _new_groups(seq, mapped, layer, length))
-            for seq, length in zip(seqs, lengths, strict=True)
-            for mapped in seq.maps
-        ]
-        ppns = self.placement.allocate(np.concatenate([part.ravel() for part in lanes]))
+        jobs = []
+        for seq, length in zip(seqs, lengths, strict=True):
+            seq.expect(int(seq.lengths[layer] + length))
+            starts = [
+                self.placement.starts(mapped.stream_numbers(seq.handle, layer), _new_groups(seq, mapped, layer, length))
+                for mapped in seq.maps
+            ]
+            jobs.append((seq.writer, np.concatenate([part.ravel() for part in starts])))
+        allocated = self.allocate(jobs, self.reserve, start_ns)
         for seq in fresh:
             for mapped in seq.maps:
                 mapped.buffers[layer] = self.buffers.allocate(mapped.streams)
-        parts = iter(np.split(ppns, np.cumsum([part.size for part in lanes])[:-1]))
-        ends = np.cumsum(lengths)[:-1]
-        for seq, new_k, new_v in zip(
-            seqs, np.split(k.view(np.uint16), ends), np.split(v.view(np.uint16), ends), strict=True
-        ):
-            for mapped, rows in zip(seq.maps, (new_k, new_v, new_k), strict=True):
-                self._append(seq, mapped, layer, rows, next(parts).reshape(mapped.streams, -1))
-            seq.lengths[layer] += new_k.shape[0]
-        return ppns.size, self.calendar.program(ppns, start_ns)
+        finish_ns, cut = start_ns, np.concatenate([[0], np.cumsum(lengths)])
+        for number, (seq, ppns) in enumerate(zip(seqs, allocated, strict=True)):
+            rows: list[U16 | None] = [None] * 3
+            if k is not None and v is not None:
+                part = slice(int(cut[number]), int(cut[number + 1]))
+                new_k, new_v = k.view(np.uint16)[part], v.view(np.uint16)[part]
+                rows = [new_k, new_v, new_k]
+            finish_ns = max(finish_ns, self._append(seq, layer, int(lengths[number]), rows, ppns, start_ns))
+        self.dirty.update(handles)
+        return sum(ppns.size for ppns in allocated), finish_ns
 
-    def _append(self, seq: Sequence, mapped: GroupMap, layer: int, rows: U16, ppns: U32) -> None:
-        """Place rows of one map: complete the group in its buffer, program whole groups, buffer the rest."""
+    def _append(self, seq: Sequence, layer: int, tokens: int, rows: list[U16 | None], ppns: U32, start_ns: int) -> int:
+        """Place rows of all maps of one sequence: program what becomes full, buffer the rest."""
+        length, owner = int(seq.lengths[layer]), seq.owners[layer][-1][0]
+        tags, data, taken = [], [], 0
+        for mapped, new in zip(seq.maps, rows, strict=True):
+            groups = _new_groups(seq, mapped, layer, tokens).ravel()
+            mapped.reserve(-(-(length + tokens) // mapped.per_group))
+            if groups.size:
+                tags.append(mapped.tags(owner, layer, groups).ravel())
+            if new is not None:
+                data.append(self._pack(mapped, layer, length, new, groups.size))
+        programmed, finish_ns = (
+            self.program(
+                seq.writer, ppns, np.concatenate(data) if data and ppns.size else None, np.concatenate(tags), start_ns
+            )
+            if ppns.size
+            else (ppns, start_ns)
+        )
+        for mapped in seq.maps:
+            first, end = length // mapped.per_group, (length + tokens) // mapped.per_group
+            size = mapped.streams * (end - first)
+            mapped.slots[layer, :, first:end] = programmed[taken : taken + size].reshape(mapped.streams, -1)
+            taken += size
+            if (length + tokens) % mapped.per_group:
+                mapped.slots[layer, :, end] = mapped.buffers[layer].astype(np.uint32) | DRAM_BANK
+        self.counters.groups += programmed.size
+        seq.lengths[layer] += tokens
+        return finish_ns
+
+    def _pack(self, mapped: GroupMap, layer: int, length: int, rows: U16, full: int) -> U8:
+        """Pages (streams * full, page_bytes) that become full with `rows`; what is left over goes to the buffers."""
         per, content, buffers = mapped.per_group, self.banks[1], mapped.buffers[layer]
-        length = int(seq.lengths[layer])
-        first, position = divmod(length, per)
-        full = ppns.shape[1]
-        mapped.reserve(-(-(length + rows.shape[0]) // per))
+        position = length % per
         head = min(rows.shape[0], per - position) if position else 0
         if head:
             mapped.fill(content, buffers, position, rows[:head])
-        whole = rows[head : (first + full) * per - length] if full else rows[:0]
+        data = np.full((mapped.streams, full, content.shape[1]), 0xFFFF, np.uint16)
+        whole = rows[head : head + (full - (position > 0)) * per] if full else rows[:0]
         if full:
-            data = np.full((mapped.streams, full, content.shape[1]), 0xFFFF, np.uint16)
             if position:
                 data[:, 0] = content[buffers]
             packed = mapped.pack(whole)
             data[:, full - packed.shape[1] :, : packed.shape[2]] = packed
-            tags = mapped.tags(seq.handle, layer, np.arange(first, first + full))
-            # Group by group over all streams: each lane's pages are then in program order
-            order = np.argsort(ppns, axis=None)
-            flat = data.reshape(-1, content.shape[1]).view(np.uint8)
-            self.nand.program(ppns.ravel()[order], flat[order], tags.ravel()[order])
-            mapped.slots[layer, :, first : first + full] = ppns
             self.buffers.content[buffers] = ERASED
         rest = rows[head + whole.shape[0] :]
         if rest.shape[0]:
             mapped.fill(content, buffers, 0, rest)
-        if (length + rows.shape[0]) % per:
-            mapped.slots[layer, :, (length + rows.shape[0]) // per] = buffers.astype(np.uint32) | DRAM_BANK
+        return data.reshape(-1, content.shape[1]).view(np.uint8)
+
+    def allocate(self, jobs: list[tuple[Writer, I64]], reserve: int, start_ns: int) -> list[U32]:
+        """Pages for writers; makes room by erasing and collecting when there is none. Raises OutOfSpace."""
+        self.placement.check_alive()
+        while True:
+            try:
+                return self.placement.allocate(jobs, reserve)
+            except OutOfSpace:
+                if not self.make_room(start_ns):
+                    raise
+
+    def make_room(self, start_ns: int) -> bool:
+        """Erase what is empty; where nothing is, move valid pages together. False when that frees no block."""
+        before = self.placement.free_blocks
+        if self.released:
+            self.commit(start_ns)
+        return self.placement.free_blocks > before or collect(self, start_ns)
+
+    def program(
+        self, writer: Writer, ppns: U32, data: U8 | None, tags: U64, start_ns: int, write_numbers: U64 | None = None
+    ) -> tuple[U32, int]:
+        """Program pages in the order of their numbers; one that fails goes to another block.
+
+        Returns where each page ended up, (N,), and when the last program ends.
+        """
+        placed, finish_ns = ppns.copy(), start_ns
+        left = np.argsort(ppns, kind="stable")
+        while left.size:
+            page = None if data is None else data[left]
+            numbers = None if write_numbers is None else write_numbers[left]
+            good = self.nand.program(placed[left], page, tags[left], numbers)
+            finish_ns = max(finish_ns, self.calendar.program(placed[left[: good + 1]], start_ns))
+            left = left[good:]
+            if left.size:
+                block = int(self.nand.block_of(placed[left[:1]])[0])
+                self.placement.abandon(block)
+                moved = left[self.nand.block_of(placed[left]) == block]
+                emptied = self.placement.invalidate(placed[moved])
+                lanes = placed[moved].astype(np.int64) % self.spec.geometry.lanes
+                (placed[moved],) = self.allocate([(writer, lanes)], 0, start_ns)
+                self.release(emptied)
+                left = left[np.argsort(placed[left], kind="stable")]
+        return placed, finish_ns
+
+    def release(self, blocks: I64) -> None:
+        """Blocks that have become empty: erased once a commit no longer counts on them."""
+        self.released.update(int(block) for block in blocks if int(block) not in self.placement.open)
+
+    def fork(self, handle: int) -> int:
+        """A sequence that begins with all that this one holds. Full groups are shared, unfinished ones copied."""
+        parent = self.sequence(handle)
+        wanted = sum(int((mapped.buffers >= 0).sum()) for mapped in parent.maps)
+        if wanted > self.buffers.left:
+            raise OutOfSpace(f"{wanted} group buffers wanted, drive DRAM has room for {self.buffers.left}")
+        (child_handle,) = self.create(1, parent.layers, parent.heads, parent.layout)
+        child = self.sequences[child_handle]
+        for theirs, ours in zip(parent.maps, child.maps, strict=True):
+            ours.slots = theirs.slots.copy()
+            used = theirs.buffers >= 0
+            ours.buffers[used] = self.buffers.allocate(int(used.sum()))
+            self.buffers.content[ours.buffers[used]] = self.buffers.content[theirs.buffers[used]]
+            for layer in np.flatnonzero(used[:, 0]).tolist():
+                group, position = divmod(int(parent.lengths[layer]), ours.per_group)
+                if position:
+                    ours.slots[layer, :, group] = ours.buffers[layer].astype(np.uint32) | DRAM_BANK
+        child.lengths[:] = parent.lengths
+        for layer in range(parent.layers):
+            child.owners[layer] = list(parent.owners[layer])
+            child.change_owner(layer, child.newest, int(parent.lengths[layer]))
+        for owner in child.all_owners:
+            self.family[owner].add(child_handle)
+        return child_handle
 
     def crop(self, handle: int, layer: int, length: int, start_ns: int) -> int:
         """Keep the first `length` tokens of a layer; a group that is cut returns to its buffer."""
         seq = self.sequence(handle)
-        finish_ns = start_ns
-        for mapped in seq.maps if length < seq.lengths[layer] else ():
+        finish_ns, in_flash = start_ns, False
+        if length >= seq.lengths[layer]:
+            return finish_ns
+        for mapped in seq.maps:
             group, position = divmod(length, mapped.per_group)
-            cut, gone = mapped.slots[layer, :, group].copy(), mapped.flash_slots(layer, group)
-            buffers = mapped.buffers[layer]
-            if position:
-                if cut[0] < DRAM_BANK:
-                    finish_ns = max(finish_ns, self.read(PagePlan(cut, np.ones(cut.size, np.int64)), start_ns))
+            cut = mapped.slots[layer, :, group].copy()
+            if position and cut[0] < DRAM_BANK:
+                finish_ns = max(finish_ns, self.read(PagePlan(cut, np.ones(cut.size, np.int64)), start_ns))
+        for mapped in seq.maps:
+            group, position = divmod(length, mapped.per_group)
+            cut, buffers = mapped.slots[layer, :, group].copy(), mapped.buffers[layer]
+            in_flash |= bool((mapped.slots[layer, :, group:] < DRAM_BANK).any())
+            emptied = self._drop(seq, mapped, layer, group)
+            if self.nand.payload:
+                if position and cut[0] < DRAM_BANK:
                     self.buffers.content[buffers] = self.nand.content[cut]
+                mapped.poison(self.banks[1], buffers, position)
+            if position:
                 mapped.slots[layer, :, group] = buffers.astype(np.uint32) | DRAM_BANK
-            mapped.poison(self.banks[1], buffers, position)
-            mapped.slots[layer, :, group + (position > 0) :] = 0xFFFFFFFF
-            self.placement.invalidate(gone)
-        seq.lengths[layer] = min(length, seq.lengths[layer])
-        self._reclaim(start_ns)
+            self.release(emptied)
+        seq.lengths[layer] = length
+        if in_flash:
+            # Groups from here on will be written again: under another owner, since a tag is written once
+            if seq.owners[layer][-1][0] == seq.newest:
+                seq.newest = self.new_owner(handle)
+            seq.change_owner(layer, seq.newest, length)
+            self._leave_families(seq)
+        self.dirty.add(handle)
         return finish_ns
 
     def free(self, handles: Seq[int], start_ns: int) -> None:
-        """Forget sequences; superblocks that hold nothing else are erased in the background."""
-        for seq in [self.sequence(handle) for handle in handles]:
+        """Forget sequences; blocks that hold nothing else are erased after the next commit."""
+        for handle in handles:
+            if handle not in self.sequences:
+                raise UnknownSequence(f"no sequence {handle} on this drive")
+        for handle in handles:
+            seq = self.sequences[handle]
+            self.placement.close(seq.writer)
             for mapped in seq.maps:
-                self.placement.invalidate(mapped.flash_slots())
+                for layer in range(seq.layers):
+                    self.release(self._drop(seq, mapped, layer, 0))
                 self.buffers.release(mapped.buffers[mapped.buffers >= 0])
-            del self._sequences[seq.handle]
-        self._reclaim(start_ns)
+            del self.sequences[handle]
+            for owner in list(self.family):
+                self._leave(owner, handle)
+            self.dirty.discard(handle)
+            self.gone.add(handle)
 
-    def _reclaim(self, start_ns: int) -> None:
-        for superblock in self.placement.take_empty():
-            self.nand.erase(superblock)
-            self.calendar.erase(start_ns)
-            self.placement.release(superblock)
+    def _leave_families(self, seq: Sequence) -> None:
+        for owner in [owner for owner in self.family if seq.handle in self.family[owner]]:
+            if owner not in seq.all_owners and owner != seq.newest:
+                self._leave(owner, seq.handle)
+
+    def _leave(self, owner: int, handle: int) -> None:
+        self.family[owner].discard(handle)
+        if not self.family[owner]:
+            del self.family[owner], self.born[owner]
+
+    def _drop(self, seq: Sequence, mapped: GroupMap, layer: int, first: int) -> I64:
+        """Unmap a layer's groups from `first` on; returns the blocks that become empty. Shared pages stay valid."""
+        slots = mapped.slots[layer, :, first:]
+        mine = slots < DRAM_BANK
+        relatives = set().union(*(self.family[owner] for owner, _ in seq.owners[layer])) - {seq.handle}
+        for handle in relatives:
+            theirs = next(m for m in self.sequences[handle].maps if m.kind is mapped.kind).slots[layer, :, first:]
+            width = min(slots.shape[1], theirs.shape[1])
+            mine[:, :width] &= slots[:, :width] != theirs[:, :width]
+        emptied = self.placement.invalidate(slots[mine])
+        slots[:] = UNMAPPED
+        return emptied
+
+    def relayout(self, handle: int, m: int, start_ns: int) -> int:
+        """Change the channels of an embedding page: K is read and its embedding-indexed copy written anew."""
+        seq = self.sequence(handle)
+        layout = KvLayout(page_bytes=seq.layout.page_bytes, head_dim=seq.layout.head_dim, m=m)
+        old, new = seq.embedding_k, EmbeddingMap(layout, seq.layers, seq.heads)
+        used = [layer for layer in range(seq.layers) if seq.k.buffers[layer, 0] >= 0]
+        wanted = new.streams * len(used)
+        if wanted > self.buffers.left:
+            raise OutOfSpace(f"{wanted} group buffers wanted, drive DRAM has room for {self.buffers.left}")
+        finish_ns, groups = start_ns, [np.arange(int(seq.lengths[layer]) // layout.T) for layer in used]
+        for layer in used:
+            finish_ns = max(finish_ns, self.read(self.read_back(handle, layer)[2], start_ns))
+        starts = [
+            self.placement.starts(new.stream_numbers(handle, layer), each[None, :]).ravel()
+            for layer, each in zip(used, groups, strict=True)
+        ]
+        jobs = [(seq.writer, part) for part in starts]
+        for layer, each, ppns in zip(used, groups, self.allocate(jobs, self.reserve, start_ns), strict=True):
+            rows = self.read_back(handle, layer)[0].view(np.uint16)
+            new.buffers[layer] = self.buffers.allocate(new.streams)
+            new.reserve(-(-rows.shape[0] // layout.T))
+            data = self._pack(new, layer, 0, rows, each.size)
+            owners = [seq.owner_of(layer, layout.T, int(group)) for group in each]
+            tags = [new.tags(owner, layer, each[i : i + 1]) for i, owner in enumerate(owners)]
+            if each.size:
+                ppns, end_ns = self.program(seq.writer, ppns, data, np.hstack(tags).ravel(), start_ns)
+                finish_ns = max(finish_ns, end_ns)
+            new.slots[layer, :, : each.size] = ppns.reshape(new.streams, each.size)
+            if rows.shape[0] % layout.T:
+                new.slots[layer, :, each.size] = new.buffers[layer].astype(np.uint32) | DRAM_BANK
+            self.counters.groups += ppns.size
+        for layer in used:
+            self.release(self._drop(seq, old, layer, 0))
+        self.buffers.release(old.buffers[old.buffers >= 0])
+        seq.layout, seq.embedding_k = layout, new
+        self.dirty.add(handle)
+        return finish_ns
+
+    def commit(self, start_ns: int) -> int:
+        """Make everything so far survive a loss of power, then erase blocks that nothing counts on any more."""
+        released, self.released = self.released, set()
+        finish_ns = self.journal.commit(start_ns)
+        for block in released:
+            if self.placement.valid[block] == 0 and block not in self.placement.open:
+                self.erase(block, finish_ns)
+            else:
+                self.released.add(block)
+        level_wear(self, finish_ns)
+        return finish_ns
+
+    def erase(self, block: int, start_ns: int) -> None:
+        """Erase an empty block and take it back."""
+        self.nand.erase(block)
+        self.calendar.erase(block % self.spec.geometry.lanes, start_ns)
+        self.placement.release(block)
+
+    def flush(self, start_ns: int) -> int:
+        """Acknowledge: returns when everything that was done before is in flash."""
+        return max(self.commit(start_ns), self.calendar.idle_ns())
 
     def view(self, handles: Seq[int], layer: int) -> KvView:
         """Slots of one layer of sequences that share a layout; no copy for a single sequence."""
@@ -268,15 +497,36 @@ class Ftl:
         tokens = np.broadcast_to(np.arange(length, dtype=np.int32), (seq.heads, length))
         plans = [self.token_pages(view, slots, tokens, view.seq_lens) for slots in (view.k_slots, view.v_slots)]
         plan = PagePlan(*(np.concatenate(parts) for parts in zip(*((p.ppns, p.hits) for p in plans), strict=True)))
-        k, v = (_gather(view.banks, slots, length, view.layout) for slots in (view.k_slots, view.v_slots))
+        k, v = (gather_rows(view.banks, slots, length, view.layout) for slots in (view.k_slots, view.v_slots))
         return k, v, plan
 
     def read(self, plan: PagePlan, start_ns: int, nbytes: I64 | None = None) -> int:
-        """Bring a plan's pages to the engine, whole or the first nbytes (P,) of each; returns when all are there."""
+        """Bring a plan's pages to the engine, whole or the first nbytes (P,) of each; returns when all are there.
+
+        Raises Uncorrectable, and fails the sequences concerned, where the ECC gives up.
+        """
         self.nand.check_readable(plan.ppns)
         if nbytes is None:
             nbytes = np.full(plan.ppns.size, self.spec.geometry.page_bytes, np.int64)
-        return self.calendar.read(plan.ppns, nbytes, start_ns)
+        finish_ns = self.calendar.read(plan.ppns, nbytes, start_ns)
+        if self.nand.faults.raw_bit_errors:
+            errors = self.nand.bit_errors(plan.ppns)
+            again = errors > self.nand.faults.ecc_bits
+            if again.any():
+                finish_ns = self.calendar.read(plan.ppns[again], nbytes[again], finish_ns)
+            lost = plan.ppns[errors > self.nand.faults.retry_bits]
+            if lost.size:
+                raise Uncorrectable(self._fail(lost))
+        return finish_ns
+
+    def _fail(self, ppns: U32) -> list[int]:
+        """Mark the sequences that hold these pages as failed."""
+        tags = self.nand.tags[ppns]
+        owners = set((tags >> np.uint64(42) & np.uint64(MAX_OWNERS - 1)).tolist())
+        handles = sorted(set().union(*(self.family.get(owner, set()) for owner in owners)))
+        for handle in handles:
+            self.sequences[handle].failed = True
+        return handles
 
 
 def _new_groups(seq: Sequence, mapped: GroupMap, layer: int, length: int) -> I64:
@@ -285,22 +535,11 @@ def _new_groups(seq: Sequence, mapped: GroupMap, layer: int, length: int) -> I64
     return np.arange(now // mapped.per_group, (now + length) // mapped.per_group)[None, :]
 
 
-def _gather(banks: tuple[U16, U16], slots: U32, length: int, layout: KvLayout) -> F16:
-    """Rows (length, H, d) behind token slots (H, groups)."""
-    values = layout.n * layout.head_dim
-    pages = np.empty((*slots.shape, values), np.uint16)
-    buffered = slots >= DRAM_BANK
-    pages[~buffered] = banks[0][slots[~buffered], :values]
-    pages[buffered] = banks[1][slots[buffered] - DRAM_BANK, :values]
-    rows = pages.reshape(slots.shape[0], -1, layout.head_dim)[:, :length]
-    return np.ascontiguousarray(rows.transpose(1, 0, 2)).view(np.float16)
-
-
 def _stack(tables: list[U32], groups: int) -> U32:
     """Tables (streams, capacity) of several sequences as one (sum of streams, groups)."""
     if len(tables) == 1:
         return np.ascontiguousarray(tables[0][:, :groups])
-    out = np.full((sum(table.shape[0] for table in tables), groups), 0xFFFFFFFF, np.uint32)
+    out = np.full((sum(table.shape[0] for table in tables), groups), UNMAPPED, np.uint32)
     row = 0
     for table in tables:
         width = min(groups, table.shape[1])

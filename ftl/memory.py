@@ -1,9 +1,10 @@
-"""Large arrays that cost memory only where they are written."""
+"""Large arrays that cost memory only where they are written, on anonymous memory or on a file."""
 
 from __future__ import annotations
 
 import math
 import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,16 @@ from numpy.typing import DTypeLike, NDArray
 _MAP_NORESERVE = 0x4000  # Linux; Python's mmap module names it from 3.13
 
 
-def lazy_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """A zeroed array on anonymous pages that the kernel supplies at first touch: a 2 TB drive fits a laptop."""
+def lazy_zeros(shape: tuple[int, ...], dtype: DTypeLike, path: Path | None = None) -> NDArray[Any]:
+    """A zeroed array on pages that the kernel supplies at first touch: a 2 TB drive fits a laptop.
+
+    With `path` the array is that (sparse) file's content, zeroed only where the file is new.
+    """
     size = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    if path is None:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    else:
+        with path.open("r+b" if path.exists() else "w+b") as file:
+            file.truncate(size)
+            memory = mmap.mmap(file.fileno(), size)
     return np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape)

@@ -67,7 +67,7 @@ class Bench:
     def state(self):
         """Everything a refused command must not change."""
         ftl = self.firmware.ftl
-        lengths = {handle: seq.lengths.tolist() for handle, seq in ftl._sequences.items()}
+        lengths = {handle: seq.lengths.tolist() for handle, seq in ftl.sequences.items()}
         return lengths, ftl.nand.writes, ftl.buffers.left, self.firmware.free_ns, ftl.calendar.idle_ns()
 
 

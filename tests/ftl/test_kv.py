@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from csd_spec import DriveSpec, KvLayout
 from ftl import Ftl, OutOfSpace, UnknownSequence
-from ftl.groups import DRAM_BANK
+from ftl.groups import DRAM_BANK, Kind
 
 HEADS, LAYERS, DIM = 2, 2, 8
 
@@ -54,7 +54,7 @@ def test_what_was_appended_is_there_in_both_mappings(small_drive, m, pieces):
     np.testing.assert_array_equal(stored_k, k)
     np.testing.assert_array_equal(stored_v, v)
     np.testing.assert_array_equal(embedding_rows(ftl, handle, 1), k)
-    assert ftl.nand.intact(plan.ppns)
+    assert ftl.nand.intact(plan.ppns).all()
     assert ftl.sequence(handle).lengths.tolist() == [0, sum(pieces)]
 
 
@@ -86,8 +86,8 @@ def test_tags_name_the_group(small_drive):
     append(ftl, handle, 1, k, k)
     v_map = ftl.sequence(handle).v
     tag = int(ftl.nand.tags[v_map.slots[1, 1, 2]])
-    fields = tag >> 62, tag >> 42 & 0xFFFFF, tag >> 34 & 0xFF, tag >> 20 & 0x3FFF, tag & 0xFFFFF
-    assert fields == (1, handle, 1, 1, 2)
+    fields = tag >> 61, tag >> 42 & 0x7FFFF, tag >> 34 & 0xFF, tag >> 20 & 0x3FFF, tag & 0xFFFFF
+    assert fields == (Kind.V, ftl.sequence(handle).newest, 1, 1, 2)
 
 
 def test_a_group_that_is_cut_returns_to_dram(small_drive):
@@ -119,7 +119,7 @@ def test_a_full_drive_refuses_and_keeps_what_it_has(small_drive):
     append(ftl, first, 0, k, k)
     big = np.repeat(k, 4, axis=0)
     written, left = ftl.nand.writes, ftl.buffers.left
-    with pytest.raises(OutOfSpace, match="superblocks left"):
+    with pytest.raises(OutOfSpace, match="blocks left"):
         append(ftl, second, 0, big, big)
     assert (ftl.nand.writes, ftl.buffers.left, int(ftl.sequence(second).lengths[0])) == (written, left, 0)
     np.testing.assert_array_equal(ftl.read_back(first, 0)[0], k)

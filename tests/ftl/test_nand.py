@@ -45,19 +45,19 @@ def test_reading_what_was_not_programmed_is_an_error(nand):
 def test_spare_area(nand):
     program(nand, 0, 1, 2)
     assert nand.tags[:3].tolist() == [7, 8, 9]
-    assert nand.write_numbers[:3].tolist() == [0, 1, 2]
-    assert nand.intact(np.arange(3, dtype=np.uint32))
+    assert nand.write_numbers[:3].tolist() == [1, 2, 3]
+    assert nand.intact(np.arange(4, dtype=np.uint32)).tolist() == [True, True, True, False]
     nand.content[1, 5] ^= 1
-    assert not nand.intact(np.arange(3, dtype=np.uint32))
+    assert nand.intact(np.arange(3, dtype=np.uint32)).tolist() == [True, False, True]
 
 
-def test_erase_forgets_a_superblock_and_only_that(nand):
-    second = nand.geometry.superblock_pages
-    program(nand, 0, 1, second)
-    nand.erase(0)
-    assert (nand.content[:2] == ERASED).all()
-    assert nand.erase_count[: nand.geometry.lanes].tolist() == [1] * nand.geometry.lanes
-    assert nand.intact(np.array([second], np.uint32))
+def test_erase_forgets_a_block_and_only_that(nand):
+    lanes = nand.geometry.lanes
+    program(nand, 0, 1, lanes)
+    assert nand.erase(0)
+    assert (nand.content[[0, lanes]] == ERASED).all()
+    assert nand.erase_count[:3].tolist() == [1, 0, 0]
+    assert nand.intact(np.array([1], np.uint32)).all()
     with pytest.raises(NandRuleError):
         nand.check_readable(np.array([0], np.uint32))
     program(nand, 0)

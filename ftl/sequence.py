@@ -1,0 +1,59 @@
+"""One sequence's share on this drive."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec import KvLayout
+from ftl.groups import EmbeddingMap, GroupMap, Kind, TokenMap
+from ftl.placement import Writer
+
+I64 = NDArray[np.int64]
+
+
+class Sequence:
+    """Lengths per layer, three maps, and who owns which pages.
+
+    Pages carry the number of an *owner* in their tag. A sequence writes as its newest owner; what it shares with the
+    sequence that it was forked from, or wrote before a crop, belongs to earlier ones. owners[layer] lists (owner,
+    tokens): groups that are full within the first `tokens` belong to that owner, the rest to the next; the last
+    entry is the present owner.
+    """
+
+    def __init__(self, handle: int, layout: KvLayout, layers: int, heads: int, owner: int) -> None:
+        self.handle, self.layout, self.layers, self.heads = handle, layout, layers, heads
+        self.lengths: I64 = np.zeros(layers, np.int64)
+        self.k = TokenMap(Kind.K, layout, layers, heads)
+        self.v = TokenMap(Kind.V, layout, layers, heads)
+        self.embedding_k = EmbeddingMap(layout, layers, heads)
+        self.newest = owner
+        self.owners: list[list[tuple[int, int]]] = [[(owner, -1)] for _ in range(layers)]
+        self.writer = Writer()
+        self.failed = False  # lost data to bit errors: can only be freed
+
+    @property
+    def maps(self) -> tuple[GroupMap, ...]:
+        return self.k, self.v, self.embedding_k
+
+    @property
+    def all_owners(self) -> set[int]:
+        return {owner for chain in self.owners for owner, _ in chain}
+
+    def owner_of(self, layer: int, per_group: int, group: int) -> int:
+        """Owner of a full group."""
+        return next(owner for owner, tokens in self.owners[layer] if tokens < 0 or group < tokens // per_group)
+
+    def change_owner(self, layer: int, owner: int, tokens: int) -> None:
+        """Groups full within `tokens` stay with those who wrote them; `owner` writes from there on."""
+        chain = [(old, tokens if kept < 0 else min(kept, tokens)) for old, kept in self.owners[layer]]
+        pruned: list[tuple[int, int]] = []
+        for old, kept in chain:
+            if kept // self.layout.n > (pruned[-1][1] // self.layout.n if pruned else 0):
+                pruned.append((old, kept))
+        self.owners[layer] = [*pruned, (owner, -1)]
+
+    def expect(self, tokens: int) -> None:
+        """Every layer is likely to grow to `tokens`: the writer opens extents to match."""
+        groups = sum(mapped.streams * (tokens // mapped.per_group) for mapped in self.maps)
+        self.writer.expected_pages = max(self.writer.expected_pages, groups * self.layers)
