@@ -49,15 +49,18 @@ class _Host:
         self.ftl.blocks.resize(24)
         self.model: State = {}
         self.blocks = np.zeros((24, DRIVE.geometry.page_bytes), np.uint8)
-        journal = self.ftl.journal.commit
+        journal, kept = self.ftl.journal.commit, dict[int, Any]()
 
-        def commit(start_ns: int) -> int:
+        def commit(start_ns: int, everything: bool) -> int:
             """A commit may come in the middle of a verb: what it keeps is the state before that verb."""
-            count = self.ftl.journal.number
-            done = journal(start_ns)
+            nonlocal kept
+            unrecorded, gone, count = set(self.ftl.dirty), set(self.ftl.gone), self.ftl.journal.number
+            done = journal(start_ns, everything)
             if self.ftl.journal.number > count:
-                model = {handle: list(layers) for handle, layers in self.model.items()}
-                self.trace.commits.append((len(self.trace.operations), model, self.blocks.copy()))
+                kept = {handle: layers for handle, layers in kept.items() if handle not in gone}
+                recorded = unrecorded - self.ftl.dirty
+                kept |= {handle: list(self.model[handle]) for handle in recorded if handle in self.model}
+                self.trace.commits.append((len(self.trace.operations), kept, self.blocks.copy()))
             return done
 
         self.ftl.journal.commit = commit  # type: ignore[method-assign]
@@ -142,15 +145,15 @@ def _apply(nand: Nand, operation: Operation) -> None:
         nand.content[pages], nand.write_numbers[pages], nand.tags[pages] = ERASED, 0, 0
         nand.erase_count[operation.block] += 1
         return
-    ppn = operation.ppn
-    nand.content[ppn], nand.tags[ppn] = operation.page, operation.tag
-    nand.write_numbers[ppn], nand.checksums[ppn] = operation.write_number, operation.checksum
+    at = operation.ppn
+    nand.content[at], nand.tags[at] = operation.page, operation.tag
+    nand.write_numbers[at], nand.checksums[at] = operation.write_number, operation.checksum
 
 
 def _tear(nand: Nand, operation: Operation, generator: np.random.Generator) -> Callable[[], None]:
     """Leave an operation half done, in one of the ways in which that can happen; returns what undoes it."""
     pages = np.array([operation.ppn]) if isinstance(operation, Program) else nand.pages_of(operation.block)
-    arrays = nand.content, nand.tags, nand.write_numbers, nand.checksums
+    arrays: list[NDArray[Any]] = [nand.content, nand.tags, nand.write_numbers, nand.checksums]
     before = [array[pages].copy() for array in arrays]
     if isinstance(operation, Program):
         spare = generator.random() < 0.5  # the spare area may be whole while the data is not

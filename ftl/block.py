@@ -26,7 +26,7 @@ class BlockNamespace:
     def __init__(self, ftl: Ftl) -> None:
         self.ftl = ftl
         self.map: U32 = np.zeros(0, np.uint32)
-        self.writer = Writer()
+        self.writer = Writer(ftl.spec.geometry.channels, growth=1)
 
     @property
     def pages(self) -> int:
@@ -47,7 +47,7 @@ class BlockNamespace:
         placed, finish_ns = ftl.program(self.writer, ppns, data, tags, start_ns)
         old = self.map[lpns]
         self.map[lpns] = placed
-        ftl.release(ftl.placement.invalidate(old[old < DRAM_BANK]))
+        ftl.placement.invalidate(old[old < DRAM_BANK])
         ftl.counters.blocks += placed.size
         return finish_ns
 

@@ -21,40 +21,46 @@ I64 = NDArray[np.int64]
 
 
 @njit(inline="always")
-def _transfer(start, nbytes, slot_bytes, cells, full):  # type: ignore[no-untyped-def]
-    """Book bytes on one channel from `start` on; returns the end. Slots in [full[0], full[1]) are known as full."""
+def _transfer(start, nbytes, slot_bytes, channel, cells, full):  # type: ignore[no-untyped-def]
+    """Book bytes on a channel from `start` on; returns the end. Slots in full[channel], a range, are known as full."""
     slot = start // SLOT_NS
-    if full[0] <= slot < full[1]:
-        slot = full[1]
-    left, end = nbytes, start
-    while left > 0:
-        cell = cells[slot % SLOTS]
+    if full[channel, 0] <= slot < full[channel, 1]:
+        slot = full[channel, 1]
+    left, used = nbytes, 0
+    while True:
+        cell = cells[channel, slot % SLOTS]
         if cell >> USED_BITS < slot:
             cell = slot << USED_BITS
         used = cell & ((1 << USED_BITS) - 1)
         taken = min(left, slot_bytes - used)
         used += taken
         left -= taken
-        if taken > 0:
-            cells[slot % SLOTS] = cell + taken
-            end = slot * SLOT_NS + (used * SLOT_NS + slot_bytes - 1) // slot_bytes
+        cells[channel, slot % SLOTS] = cell + taken
         if used == slot_bytes:
-            if full[0] <= slot <= full[1]:
-                full[1] = max(full[1], slot + 1)
-            elif slot > full[1]:
-                full[0], full[1] = slot, slot + 1
+            if full[channel, 0] <= slot <= full[channel, 1]:
+                full[channel, 1] = max(full[channel, 1], slot + 1)
+            elif slot > full[channel, 1]:
+                full[channel, 0], full[channel, 1] = slot, slot + 1
+        if left == 0:
+            break
         slot += 1
-    return max(end, start + (nbytes * SLOT_NS + slot_bytes - 1) // slot_bytes)
+    # No transfer is faster than the channel, whatever part of its first slot was free
+    return max(slot * SLOT_NS + _ceil_ns(used, slot_bytes), start + _ceil_ns(nbytes, slot_bytes))
+
+
+@njit(inline="always")
+def _ceil_ns(nbytes, slot_bytes):  # type: ignore[no-untyped-def]
+    return np.int64(np.uint32(nbytes * SLOT_NS + slot_bytes - 1) // np.uint32(slot_bytes))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _read(ppns, nbytes, start, channels, read_ns, cached, slot_bytes, lane_free, cells, full):  # type: ignore[no-untyped-def]
-    finish, lanes = start, lane_free.size
+    finish, lanes = start, np.uint32(lane_free.size)
     for i in range(ppns.size):
         lane = ppns[i] % lanes
-        channel = lane % channels
+        channel = lane % np.uint32(channels)
         sensed = max(start, lane_free[lane]) + read_ns
-        end = _transfer(sensed, nbytes[i], slot_bytes, cells[channel], full[channel])
+        end = _transfer(sensed, nbytes[i], slot_bytes, channel, cells, full)
         # The page register is busy until its data has left, unless a cache register takes it over
         lane_free[lane] = sensed if cached else end
         finish = max(finish, end)
@@ -68,7 +74,7 @@ def _program(ppns, nbytes, start, channels, program_ns, slot_bytes, lane_free, c
         lane = ppns[i] % lanes
         channel = lane % channels
         begin = max(start, lane_free[lane])
-        loaded = _transfer(begin, nbytes, slot_bytes, cells[channel], full[channel])
+        loaded = _transfer(begin, nbytes, slot_bytes, channel, cells, full)
         lane_free[lane] = loaded + program_ns
         finish = max(finish, lane_free[lane])
     return finish

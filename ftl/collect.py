@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ftl.errors import OutOfSpace
 from ftl.groups import MAX_OWNERS, Kind
+from ftl.placement import Writer
 
 if TYPE_CHECKING:
     from ftl.kv import Ftl
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 
-SPREAD = 4  # erases, with an eighth of their mean, between the most and least worn block before cold data moves
+SPREAD = 3  # erases between the most and least worn block, beyond which cold data moves
 
 
 def collect(ftl: Ftl, start_ns: int) -> bool:
@@ -32,15 +33,15 @@ def collect(ftl: Ftl, start_ns: int) -> bool:
         return False
     before = ftl.placement.free_blocks
     # Everything that the victims held and was given up must be known as gone before they are erased
-    ftl.journal.commit(start_ns)
+    ftl.journal.commit(start_ns, everything=False)
     try:
         for block in victims:
-            move_block(ftl, block, start_ns)
+            move_block(ftl, block, ftl.mover, start_ns)
     except OutOfSpace:
         pass
-    for block in [b for b in ftl.released if ftl.placement.valid[b] == 0 and b not in ftl.placement.open]:
-        ftl.released.discard(block)
-        ftl.erase(block, start_ns)
+    for block in victims:
+        if ftl.placement.valid[block] == 0:
+            ftl.erase(block, start_ns)
     return ftl.placement.free_blocks > before
 
 
@@ -49,35 +50,34 @@ def level_wear(ftl: Ftl, start_ns: int) -> None:
     if ftl.placement.free_blocks < 2 * ftl.reserve + ftl.spec.geometry.channels:
         return  # moving takes room, and another time will do
     counts, usable = ftl.nand.erase_count, ftl.nand.bad == 0
-    limit = int(counts.max()) - SPREAD - int(counts.mean()) // 8
+    limit = int(counts.max()) - SPREAD
     cold = np.flatnonzero((counts < limit) & usable & (ftl.nand.next_page > 0))
     for block in cold[np.argsort(counts[cold], kind="stable")][: ftl.spec.geometry.channels].tolist():
-        for writer in (ftl.journal.writer, ftl.mover):
+        for writer in (ftl.journal.writer, ftl.mover, ftl.leveller):
             if block in writer.blocks:
                 ftl.placement.close(writer)
-        if block not in ftl.placement.open and block not in ftl.released:
+        if block not in ftl.placement.open:
             try:
-                move_block(ftl, block, start_ns)
+                move_block(ftl, block, ftl.leveller, start_ns)
             except OutOfSpace:
                 return
 
 
-def move_block(ftl: Ftl, block: int, start_ns: int) -> None:
-    """Move a block's valid pages elsewhere and release it; raises OutOfSpace before anything moves."""
+def move_block(ftl: Ftl, block: int, writer: Writer, start_ns: int) -> None:
+    """Move a block's valid pages elsewhere and leave it empty; raises OutOfSpace before anything moves."""
     pages = ftl.nand.pages_of(block)[: ftl.nand.next_page[block]]
     valid = pages[_valid(ftl, pages)]
     if valid.size:
         lanes = valid.astype(np.int64) % ftl.spec.geometry.lanes
-        (targets,) = ftl.placement.allocate([(ftl.mover, lanes)], 0)
+        (targets,) = ftl.placement.allocate([(writer, lanes)], 0)
         data = ftl.nand.content[valid] if ftl.nand.payload else None
         numbers = ftl.nand.write_numbers[valid] if ftl.nand.payload else None
         tags = ftl.nand.tags[valid].copy()
         read_ns = ftl.calendar.read(valid, np.full(valid.size, ftl.spec.geometry.page_bytes), start_ns)
-        placed, _ = ftl.program(ftl.mover, targets, data, tags, read_ns, numbers)
+        placed, _ = ftl.program(writer, targets, data, tags, read_ns, numbers)
         _remap(ftl, valid, placed, tags)
         ftl.placement.invalidate(valid)
         ftl.counters.moved += valid.size
-    ftl.released.add(block)
 
 
 def _fields(tags: U64) -> tuple[NDArray[np.int64], ...]:

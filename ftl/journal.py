@@ -1,11 +1,14 @@
 """What survives a loss of power: a journal of commits, and the spare areas of everything else.
 
-A commit is one record of JSON and raw rows over as many pages as it needs: the sequences that changed since the last
-one (lengths, owners, and the rows that wait in DRAM), and those that were freed. Where their full groups lie is not
-recorded, since tags say it. A checkpoint is a commit with all sequences; what came before it is not needed any more.
+A commit is one record of JSON and raw rows over as many pages as it needs: sequences that changed since the last one
+(lengths, owners, and the rows that wait in DRAM), and those that were freed. Where their full groups lie is not
+recorded, since tags say it. A flush records every sequence that changed; before blocks are erased it is enough to
+record those that gave pages up. A checkpoint records all sequences; what came before it is not needed any more.
 
-Recovery takes the last complete checkpoint and the unbroken run of commits behind it. That is the state at the last
-commit, exactly: pages programmed later are ignored, and no block is erased that a commit still counts on.
+Recovery takes the last complete checkpoint and the unbroken run of commits behind it. Every sequence is then as its
+last commit has it, exactly, and no flush is lost: pages programmed later are ignored, and no block is erased that a
+commit still counts on. Between two flushes sequences are independent of each other: one that was freed may stay freed
+though tokens that another got before that are gone.
 """
 
 from __future__ import annotations
@@ -39,18 +42,22 @@ class Journal:
 
     def __init__(self, ftl: Ftl) -> None:
         self.ftl = ftl
-        self.writer = Writer()
+        self.writer = Writer(ftl.spec.geometry.channels)
         self.number = 0  # of the next record
         self.pages: U32 = np.zeros(0, np.uint32)
-        self._since_checkpoint, self._checkpoint_pages = 0, 0
+        self._checkpoint_pages, self._since_checkpoint = 0, 0
 
-    def commit(self, start_ns: int) -> int:
-        """Write what changed; every so often everything, so that the journal stays short. Returns when it is done."""
+    def commit(self, start_ns: int, everything: bool) -> int:
+        """Record all that changed, or only what gave pages up; every so often a checkpoint, to keep the journal short.
+
+        Returns when the record is in flash.
+        """
         ftl = self.ftl
         full = self.number == 0 or self._since_checkpoint > 2 * self._checkpoint_pages + 64
-        if not full and not ftl.dirty and not ftl.gone:
+        changed = ftl.dirty if everything else ftl.dirty & ftl.shrunk
+        if not full and not changed and not ftl.gone:
             return start_ns
-        record = self._encode(full)
+        record = self._encode(full, sorted(ftl.sequences if full else changed))
         size = ftl.spec.geometry.page_bytes
         count = -(-len(record) // size)
         data = np.zeros((count, size), np.uint8)
@@ -59,20 +66,20 @@ class Journal:
         tags = _tag(self.number, np.arange(count), count)
         placed, finish_ns = ftl.program(self.writer, ppns, data, tags, start_ns)
         if full:
-            ftl.release(ftl.placement.invalidate(self.pages))
+            ftl.placement.invalidate(self.pages)
             self.pages, self._since_checkpoint, self._checkpoint_pages = placed, 0, count
         else:
             self.pages = np.concatenate([self.pages, placed])
             self._since_checkpoint += count
         self.number += 1
         ftl.counters.journal += count
-        ftl.dirty.clear()
+        ftl.dirty -= set(ftl.sequences) if full else changed
+        ftl.shrunk.clear()
         ftl.gone.clear()
         return finish_ns
 
-    def _encode(self, full: bool) -> bytes:
+    def _encode(self, full: bool, handles: list[int]) -> bytes:
         ftl = self.ftl
-        handles = sorted(ftl.sequences if full else ftl.dirty)
         meta, rows = [], []
         for handle in handles:
             seq = ftl.sequences[handle]
@@ -133,8 +140,6 @@ class Journal:
         mapped = [m.flash_slots() for seq in ftl.sequences.values() for m in seq.maps]
         shared = np.unique(np.concatenate([*mapped, np.zeros(0, np.uint32)]))
         np.add.at(ftl.placement.valid, nand.block_of(shared), 1)
-        stale = (nand.next_page > 0) & (ftl.placement.valid == 0)
-        ftl.released.update(np.flatnonzero(stale).tolist())
         ftl.dirty.clear()
 
     def _records(self, ppns: U32, tags: U64) -> dict[int, tuple[dict[str, Any], bytes, U32]]:
@@ -175,7 +180,9 @@ class Journal:
     def _restore(self, meta: dict[str, Any], raw: bytes, index: TagIndex) -> None:
         """A sequence as the last commit has it: full groups by their tags, unfinished ones from its rows."""
         ftl, (layers, heads, head_dim, _) = self.ftl, meta["shape"]
-        seq = Sequence(meta["handle"], self._layout(meta), layers, heads, meta["newest"])
+        seq = Sequence(
+            meta["handle"], self._layout(meta), layers, heads, meta["newest"], Writer(ftl.spec.geometry.channels)
+        )
         seq.lengths[:] = meta["lengths"]
         seq.owners = [[(owner, tokens) for owner, tokens in chain] for chain in meta["owners"]]
         seq.failed = meta["failed"]

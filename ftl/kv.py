@@ -19,7 +19,7 @@ from ftl.errors import OutOfSpace, Uncorrectable, UnknownSequence
 from ftl.groups import BANK_SHIFT, DRAM_BANK, MAX_OWNERS, UNMAPPED, EmbeddingMap, GroupMap, gather_rows
 from ftl.journal import Journal
 from ftl.nand import ERASED, Nand
-from ftl.placement import Placement, Writer
+from ftl.placement import GROWTH, Placement, Writer
 from ftl.sequence import Sequence
 
 F16 = NDArray[np.float16]
@@ -71,7 +71,7 @@ class Counters:
         return (useful + self.journal + self.moved) / useful if useful else 1.0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _plan_tokens(slots, selected, counts, per_group):  # type: ignore[no-untyped-def]
     """Pages of each stream's ascending selected tokens that are in flash."""
     ppns = np.empty(counts.sum(), np.uint32)
@@ -92,7 +92,7 @@ def _plan_tokens(slots, selected, counts, per_group):  # type: ignore[no-untyped
     return ppns[:found], hits[:found]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _plan_channels(slots, channels, seq_lens, m, per_group):  # type: ignore[no-untyped-def]
     """Embedding pages of each stream's ascending selected channels that are in flash."""
     streams, _, groups = slots.shape
@@ -128,17 +128,16 @@ class Ftl:
         self.calendar = FlashCalendar(spec.geometry, spec.timing)
         self.buffers = GroupBuffers(spec.dram_bytes, spec.geometry.page_bytes)
         self.counters = Counters()
-        # What garbage collection and the journal may use when hosts may not
-        self.reserve = min(2 * spec.geometry.channels, spec.geometry.blocks // 8)
-        self.placement = Placement(self.nand, self.reserve)
+        self.placement = Placement(self.nand)
         self.sequences: dict[int, Sequence] = {}
         self.family: dict[int, set[int]] = {}  # owner -> sequences with pages of it
         self.born: dict[int, int] = {}  # owner -> writes before its first
         self.next_handle, self.next_owner = 1, 0
-        self.released: set[int] = set()  # empty blocks that the last commit still counts on
-        self.dirty: set[int] = set()  # sequences changed since the last commit
-        self.gone: set[int] = set()  # sequences freed since
-        self.mover = Writer()  # of garbage collection
+        self.dirty: set[int] = set()  # sequences changed since they were last recorded
+        self.shrunk: set[int] = set()  # those of them that gave pages up
+        self.gone: set[int] = set()  # sequences freed since the last commit
+        self.mover = Writer(spec.geometry.channels, sparing=True)  # of garbage collection
+        self.leveller = Writer(spec.geometry.channels, sparing=True, worn=True)  # of data that does not change
         self.blocks = BlockNamespace(self)
         self.journal = Journal(self)
         self.journal.recover()
@@ -146,6 +145,15 @@ class Ftl:
     @property
     def banks(self) -> tuple[U16, U16]:
         return self.nand.content.view(np.uint16), self.buffers.content.view(np.uint16)
+
+    @property
+    def reserve(self) -> int:
+        """Blocks that only collection and the journal may use: an extent for each, and room for a checkpoint."""
+        g = self.spec.geometry
+        # Of each unfinished group of K and V at most a page is recorded
+        rows = sum(2 * seq.heads * int((seq.lengths > 0).sum()) for seq in self.sequences.values())
+        checkpoint = -(-rows * 3 // 4 // g.pages_per_block)
+        return min(2 * g.channels + checkpoint, g.blocks // 8)
 
     def sequence(self, handle: int) -> Sequence:
         """The sequence of a handle; raises UnknownSequence, or Uncorrectable for one that lost data."""
@@ -169,7 +177,9 @@ class Ftl:
         handles = list(range(self.next_handle, self.next_handle + count))
         self.next_handle += count
         for handle in handles:
-            self.sequences[handle] = Sequence(handle, layout, layers, heads, self.new_owner(handle))
+            self.sequences[handle] = Sequence(
+                handle, layout, layers, heads, self.new_owner(handle), Writer(self.spec.geometry.channels, GROWTH)
+            )
         self.dirty.update(handles)
         return handles
 
@@ -270,8 +280,8 @@ class Ftl:
     def make_room(self, start_ns: int) -> bool:
         """Erase what is empty; where nothing is, move valid pages together. False when that frees no block."""
         before = self.placement.free_blocks
-        if self.released:
-            self.commit(start_ns)
+        if self.placement.empty():
+            self.commit(start_ns, everything=False)
         return self.placement.free_blocks > before or collect(self, start_ns)
 
     def program(
@@ -293,16 +303,11 @@ class Ftl:
                 block = int(self.nand.block_of(placed[left[:1]])[0])
                 self.placement.abandon(block)
                 moved = left[self.nand.block_of(placed[left]) == block]
-                emptied = self.placement.invalidate(placed[moved])
+                self.placement.invalidate(placed[moved])
                 lanes = placed[moved].astype(np.int64) % self.spec.geometry.lanes
                 (placed[moved],) = self.allocate([(writer, lanes)], 0, start_ns)
-                self.release(emptied)
                 left = left[np.argsort(placed[left], kind="stable")]
         return placed, finish_ns
-
-    def release(self, blocks: I64) -> None:
-        """Blocks that have become empty: erased once a commit no longer counts on them."""
-        self.released.update(int(block) for block in blocks if int(block) not in self.placement.open)
 
     def fork(self, handle: int) -> int:
         """A sequence that begins with all that this one holds. Full groups are shared, unfinished ones copied."""
@@ -344,15 +349,15 @@ class Ftl:
             group, position = divmod(length, mapped.per_group)
             cut, buffers = mapped.slots[layer, :, group].copy(), mapped.buffers[layer]
             in_flash |= bool((mapped.slots[layer, :, group:] < DRAM_BANK).any())
-            emptied = self._drop(seq, mapped, layer, group)
+            self._drop(seq, mapped, layer, group)
             if self.nand.payload:
                 if position and cut[0] < DRAM_BANK:
                     self.buffers.content[buffers] = self.nand.content[cut]
                 mapped.poison(self.banks[1], buffers, position)
             if position:
                 mapped.slots[layer, :, group] = buffers.astype(np.uint32) | DRAM_BANK
-            self.release(emptied)
         seq.lengths[layer] = length
+        self.shrunk.add(handle)
         if in_flash:
             # Groups from here on will be written again: under another owner, since a tag is written once
             if seq.owners[layer][-1][0] == seq.newest:
@@ -372,13 +377,15 @@ class Ftl:
             self.placement.close(seq.writer)
             for mapped in seq.maps:
                 for layer in range(seq.layers):
-                    self.release(self._drop(seq, mapped, layer, 0))
+                    self._drop(seq, mapped, layer, 0)
                 self.buffers.release(mapped.buffers[mapped.buffers >= 0])
             del self.sequences[handle]
             for owner in list(self.family):
                 self._leave(owner, handle)
             self.dirty.discard(handle)
             self.gone.add(handle)
+        if len(self.placement.empty()) > self.spec.geometry.blocks // 64:
+            self.commit(start_ns, everything=False)  # many free blocks: the least worn can be chosen
 
     def _leave_families(self, seq: Sequence) -> None:
         for owner in [owner for owner in self.family if seq.handle in self.family[owner]]:
@@ -390,18 +397,18 @@ class Ftl:
         if not self.family[owner]:
             del self.family[owner], self.born[owner]
 
-    def _drop(self, seq: Sequence, mapped: GroupMap, layer: int, first: int) -> I64:
-        """Unmap a layer's groups from `first` on; returns the blocks that become empty. Shared pages stay valid."""
+    def _drop(self, seq: Sequence, mapped: GroupMap, layer: int, first: int) -> None:
+        """Unmap a layer's groups from `first` on. Pages that a relative shares stay valid."""
         slots = mapped.slots[layer, :, first:]
         mine = slots < DRAM_BANK
         relatives = set().union(*(self.family[owner] for owner, _ in seq.owners[layer])) - {seq.handle}
         for handle in relatives:
-            theirs = next(m for m in self.sequences[handle].maps if m.kind is mapped.kind).slots[layer, :, first:]
-            width = min(slots.shape[1], theirs.shape[1])
-            mine[:, :width] &= slots[:, :width] != theirs[:, :width]
-        emptied = self.placement.invalidate(slots[mine])
+            for other in self.sequences[handle].maps:
+                if other.kind is mapped.kind:
+                    theirs = other.slots[layer, :, first : first + slots.shape[1]]
+                    mine[:, : theirs.shape[1]] &= slots[:, : theirs.shape[1]] != theirs
+        self.placement.invalidate(slots[mine])
         slots[:] = UNMAPPED
-        return emptied
 
     def relayout(self, handle: int, m: int, start_ns: int) -> int:
         """Change the channels of an embedding page: K is read and its embedding-indexed copy written anew."""
@@ -435,21 +442,19 @@ class Ftl:
                 new.slots[layer, :, each.size] = new.buffers[layer].astype(np.uint32) | DRAM_BANK
             self.counters.groups += ppns.size
         for layer in used:
-            self.release(self._drop(seq, old, layer, 0))
+            self._drop(seq, old, layer, 0)
         self.buffers.release(old.buffers[old.buffers >= 0])
         seq.layout, seq.embedding_k = layout, new
         self.dirty.add(handle)
+        self.shrunk.add(handle)
         return finish_ns
 
-    def commit(self, start_ns: int) -> int:
-        """Make everything so far survive a loss of power, then erase blocks that nothing counts on any more."""
-        released, self.released = self.released, set()
-        finish_ns = self.journal.commit(start_ns)
-        for block in released:
-            if self.placement.valid[block] == 0 and block not in self.placement.open:
-                self.erase(block, finish_ns)
-            else:
-                self.released.add(block)
+    def commit(self, start_ns: int, everything: bool) -> int:
+        """Make what was done, or at least what gave pages up, survive a loss of power; then erase empty blocks."""
+        empty = self.placement.empty()
+        finish_ns = self.journal.commit(start_ns, everything)
+        for block in empty:
+            self.erase(block, finish_ns)
         level_wear(self, finish_ns)
         return finish_ns
 
@@ -461,7 +466,7 @@ class Ftl:
 
     def flush(self, start_ns: int) -> int:
         """Acknowledge: returns when everything that was done before is in flash."""
-        return max(self.commit(start_ns), self.calendar.idle_ns())
+        return max(self.commit(start_ns, everything=True), self.calendar.idle_ns())
 
     def view(self, handles: Seq[int], layer: int) -> KvView:
         """Slots of one layer of sequences that share a layout; no copy for a single sequence."""

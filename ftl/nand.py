@@ -46,7 +46,7 @@ class Erase:
 Operation = Program | Erase
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _claim_pages(ppns, next_page, lanes, pages_per_block):  # type: ignore[no-untyped-def]
     """Advance each block's program pointer; returns the position of the first page out of order, or -1."""
     for i in range(ppns.size):
@@ -59,7 +59,7 @@ def _claim_pages(ppns, next_page, lanes, pages_per_block):  # type: ignore[no-un
     return -1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _first_unwritten(ppns, next_page, lanes, pages_per_block):  # type: ignore[no-untyped-def]
     for i in range(ppns.size):
         row, lane = divmod(ppns[i], lanes)

@@ -19,32 +19,24 @@ from ftl.errors import OutOfSpace, ReadOnly
 from ftl.nand import Nand
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: its multiples spread evenly over any range
-GROWTH = 16  # a later extent is as wide as 1/16 of what the writer has written fills
+GROWTH = 16  # of sequences
 
 I64 = NDArray[np.int64]
 U32 = NDArray[np.uint32]
 
 
-@njit(cache=True, nogil=True)
-def _fill(starts, blocks, claimed, channels, lanes, pages_per_block, out):  # type: ignore[no-untyped-def]
-    """Next pages of an extent: the wanted lane, else another of its channel, else any. Returns how many fitted."""
-    width = blocks.size
-    if width == 0:
-        return 0
+@njit(cache=True, nogil=True, error_model="numpy")
+def _fill(starts, blocks, claimed, lanes, pages_per_block, out):  # type: ignore[no-untyped-def]
+    """Next pages of a writer: of the wanted channel, in the wanted row or the emptiest. Returns how many fitted."""
+    rows, channels = blocks.shape
     for i in range(starts.size):
-        wanted = starts[i] % width
-        block = -1
-        for step in range(width // channels):
-            candidate = (wanted + step * channels) % width
-            if claimed[blocks[candidate]] < pages_per_block:
-                block = blocks[candidate]
-                break
-        if block < 0:
-            for candidate in range(width):
-                if claimed[blocks[candidate]] < pages_per_block:
-                    block = blocks[candidate]
-                    break
-        if block < 0:
+        channel = starts[i] % channels
+        block = blocks[starts[i] // channels % rows, channel]
+        if claimed[block] == pages_per_block:
+            for row in range(rows):
+                if claimed[blocks[row, channel]] < claimed[block]:
+                    block = blocks[row, channel]
+        if claimed[block] == pages_per_block:
             return i
         out[i] = (block // lanes * pages_per_block + claimed[block]) * lanes + block % lanes
         claimed[block] += 1
@@ -52,18 +44,24 @@ def _fill(starts, blocks, claimed, channels, lanes, pages_per_block, out):  # ty
 
 
 class Writer:
-    """Who fills an extent: a sequence, the block namespace, the journal or garbage collection."""
+    """Who fills an extent: a sequence, the block namespace, the journal or garbage collection.
 
-    def __init__(self, expected_pages: int = 0) -> None:
-        self.expected_pages, self.written = expected_pages, 0
-        self.blocks: I64 = np.zeros(0, np.int64)
+    blocks: (rows, channels), the blocks being filled. growth: the share 1/growth of what it has written that an
+    extent holds at least; 0 for none. sparing: it has one block of each channel, whatever comes. worn: it takes worn
+    blocks, for what will stay.
+    """
+
+    def __init__(self, channels: int, growth: int = 0, sparing: bool = False, worn: bool = False) -> None:
+        self.expected_pages, self.written, self.growth = 0, 0, growth
+        self.sparing, self.worn = sparing, worn
+        self.blocks: I64 = np.zeros((0, channels), np.int64)
 
 
 class Placement:
     """Free blocks by lane, the least worn first, and how many valid pages each block holds."""
 
-    def __init__(self, nand: Nand, reserve: int) -> None:
-        self.nand, self.geometry, self.reserve = nand, nand.geometry, reserve
+    def __init__(self, nand: Nand) -> None:
+        self.nand, self.geometry = nand, nand.geometry
         g = nand.geometry
         self.valid: NDArray[np.int32] = np.zeros(g.blocks, np.int32)
         self.claimed: NDArray[np.int32] = nand.next_page.copy()  # pages given out, programmed or about to be
@@ -82,15 +80,21 @@ class Placement:
     def free_blocks(self) -> int:
         return int(self._free.sum())
 
-    def _take(self, lane: int) -> int:
-        """The least worn free block of a lane that has one."""
+    def _take(self, lane: int, worn: bool = False) -> int:
+        """The least worn free block of a lane that has one; or a worn one, but never of the most worn of all."""
         self._free[lane] -= 1
+        erased = self._erased[lane]
+        most = max((each for each in erased if each[0] < self.nand.erase_count.max()), default=None) if worn else None
+        if most:
+            erased.remove(most)
+            heapq.heapify(erased)
+            return most[1]
         while self._unused[lane] < self.geometry.blocks_per_plane:
             block = int(self._unused[lane]) * self.geometry.lanes + lane
             self._unused[lane] += 1
             if not self.nand.bad[block]:
                 return block
-        return heapq.heappop(self._erased[lane])[1]
+        return heapq.heappop(erased)[1]
 
     def starts(self, streams: NDArray[np.uint64], groups: I64) -> I64:
         """Place of each stream's group before it is folded into an extent's width; the arguments broadcast."""
@@ -109,14 +113,13 @@ class Placement:
             ppns = [self._allocate(writer, starts, reserve, opened) for writer, starts in jobs]
         except OutOfSpace:
             for writer, blocks, written in reversed(before):
-                self._close(writer)
+                self.claimed[writer.blocks] = self.nand.next_page[writer.blocks]
                 writer.blocks, writer.written = blocks, written
-            for blocks in [*opened, *(writer.blocks for writer, _ in jobs)]:
                 self.claimed[blocks] = self.nand.next_page[blocks]
-            for block in np.concatenate([np.zeros(0, np.int64), *opened]).tolist():
+                self.open.update(blocks.ravel().tolist())
+            for block in [block for blocks in opened for block in blocks.ravel().tolist()]:
+                self.open.discard(block)
                 self.release(block)
-            for writer, _ in jobs:
-                self.open.update(writer.blocks.tolist())
             raise
         for part in ppns:
             np.add.at(self.valid, self.nand.block_of(part), 1)
@@ -124,59 +127,83 @@ class Placement:
 
     def _allocate(self, writer: Writer, starts: I64, reserve: int, opened: list[I64]) -> U32:
         g, ppns, done = self.geometry, np.empty(starts.size, np.uint32), 0
+        room = (self.claimed[writer.blocks] < g.pages_per_block).any(axis=1)
+        if not room.all():
+            self.open.difference_update(writer.blocks[~room].ravel().tolist())
+            writer.blocks = writer.blocks[room]
         while done < starts.size:
-            done += _fill(
-                starts[done:], writer.blocks, self.claimed, g.channels, g.lanes, g.pages_per_block, ppns[done:]
-            )
-            if done < starts.size:
-                blocks = self._open_extent(writer, starts.size - done, reserve)
-                self._close(writer)
-                writer.blocks = blocks
-                opened.append(blocks)
+            if writer.blocks.size:
+                done += _fill(starts[done:], writer.blocks, self.claimed, g.lanes, g.pages_per_block, ppns[done:])
+            if done < starts.size and writer.sparing and writer.blocks.size:
+                self._top_up(writer, int(starts[done]) % g.channels, reserve, opened)
+            elif done < starts.size:
+                opened.append(self._open_extent(writer, starts.size - done, reserve))
+                writer.blocks = np.concatenate([writer.blocks, opened[-1]])
         writer.written += starts.size
         return ppns
 
+    def _top_up(self, writer: Writer, channel: int, reserve: int, opened: list[I64]) -> None:
+        """Replace the writer's full block of one channel."""
+        lanes = [lane for lane in range(channel, self.geometry.lanes, self.geometry.channels) if self._free[lane]]
+        if self.free_blocks <= reserve:
+            raise OutOfSpace(f"{self.free_blocks} blocks left: free sequences first")
+        lane = min(lanes, key=self._wear) if lanes else int(self._free.argmax())
+        block = self._take(lane, writer.worn)
+        self.open.add(block)
+        self.open.discard(int(writer.blocks[0, channel]))
+        opened.append(np.array([[block]]))
+        writer.blocks = writer.blocks.copy()
+        writer.blocks[0, channel] = block
+
     def _open_extent(self, writer: Writer, wanted: int, reserve: int) -> I64:
-        """One block in each of as many lanes as the data that is expected will fill, the least worn lanes first."""
+        """Blocks (rows, channels) in as many lanes as the data that is expected fills, the least worn lanes first."""
         g = self.geometry
-        ahead = max(wanted, writer.expected_pages - writer.written, writer.written // GROWTH)
+        growth = writer.written // writer.growth if writer.growth else 0
+        ahead = max(wanted, writer.expected_pages - writer.written, growth)
         rows = min(max(1, -(-ahead // (g.pages_per_block * g.channels))), g.lanes // g.channels)
+        rows = 1 if writer.sparing else rows
         rows = min(rows, max(0, self.free_blocks - reserve) // g.channels)
         by_channel = [
             sorted((lane for lane in range(channel, g.lanes, g.channels) if self._free[lane]), key=self._wear)
             for channel in range(g.channels)
         ]
-        rows = min(rows, *map(len, by_channel))
         if rows == 0:
             raise OutOfSpace(f"{wanted} pages wanted, {self.free_blocks} blocks left: free sequences first")
-        taken = [self._take(by_channel[channel][row]) for row in range(rows) for channel in range(g.channels)]
-        self.open.update(taken)
-        return np.array(taken, np.int64)
+        rows = min(rows, *map(len, by_channel))
+        if rows:
+            taken = [self._take(by_channel[channel][row]) for row in range(rows) for channel in range(g.channels)]
+        else:  # a channel has no free block: take those of the others
+            taken = [self._take(int(self._free.argmax())) for _ in range(g.channels)]
+        blocks = np.array(taken, np.int64).reshape(-1, g.channels)
+        self.open.update(blocks.ravel().tolist())
+        return blocks
 
     def _wear(self, lane: int) -> tuple[int, int]:
         """Lanes with little worn blocks come first, then those with many free."""
         unused = self._unused[lane] < self.geometry.blocks_per_plane
         return 0 if unused or not self._erased[lane] else self._erased[lane][0][0], -int(self._free[lane])
 
-    def _close(self, writer: Writer) -> None:
-        self.open.difference_update(writer.blocks.tolist())
-        writer.blocks = writer.blocks[:0]
-
     def close(self, writer: Writer) -> None:
-        """The writer fills no more pages; its blocks stay as they are."""
-        self._close(writer)
+        """The writer fills no more of its present blocks."""
+        blocks = writer.blocks.ravel().tolist()
+        self.open.difference_update(blocks)
+        for block in blocks:
+            if self.nand.next_page[block] == 0:
+                self.release(block)
+        writer.blocks = writer.blocks[:0]
 
     def abandon(self, block: int) -> None:
         """A block went bad: nothing more is written to it."""
         self.claimed[block] = self.geometry.pages_per_block
 
-    def invalidate(self, ppns: U32) -> I64:
-        """Give pages up; returns the blocks that hold nothing valid any more and are not being filled."""
-        blocks = self.nand.block_of(ppns)
-        np.subtract.at(self.valid, blocks, 1)
-        touched = np.unique(blocks)
-        empty: I64 = touched[self.valid[touched] == 0]
-        return empty
+    def invalidate(self, ppns: U32) -> None:
+        """Give pages up."""
+        np.subtract.at(self.valid, self.nand.block_of(ppns), 1)
+
+    def empty(self) -> list[int]:
+        """Blocks that were written, hold nothing valid any more and are not being filled."""
+        blocks = np.flatnonzero((self.valid == 0) & (self.nand.next_page > 0)).tolist()
+        return [block for block in blocks if block not in self.open]
 
     def release(self, block: int) -> None:
         """Take an erased block back, unless it is bad."""
@@ -190,7 +217,7 @@ class Placement:
         """Raise ReadOnly when bad blocks have eaten the spare ones."""
         g = self.geometry
         usable = g.blocks - int(self.nand.bad.sum())
-        if usable < max(self.reserve + g.channels, g.blocks // 2):
+        if usable < max(4 * g.channels, g.blocks // 2):
             raise ReadOnly(f"{g.blocks - usable} of {g.blocks} blocks are bad: the drive is read-only")
 
     def victims(self, count: int) -> list[int]:

@@ -21,7 +21,7 @@ class Sequence:
     entry is the present owner.
     """
 
-    def __init__(self, handle: int, layout: KvLayout, layers: int, heads: int, owner: int) -> None:
+    def __init__(self, handle: int, layout: KvLayout, layers: int, heads: int, owner: int, writer: Writer) -> None:
         self.handle, self.layout, self.layers, self.heads = handle, layout, layers, heads
         self.lengths: I64 = np.zeros(layers, np.int64)
         self.k = TokenMap(Kind.K, layout, layers, heads)
@@ -29,7 +29,7 @@ class Sequence:
         self.embedding_k = EmbeddingMap(layout, layers, heads)
         self.newest = owner
         self.owners: list[list[tuple[int, int]]] = [[(owner, -1)] for _ in range(layers)]
-        self.writer = Writer()
+        self.writer = writer
         self.failed = False  # lost data to bit errors: can only be freed
 
     @property

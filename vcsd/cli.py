@@ -170,6 +170,81 @@ def bench_decode_command(
     Console().print(table)
 
 
+class Workload(StrEnum):
+    """What `vcsd bench ftl` puts on a drive."""
+
+    RANDREAD = "randread"
+    ATTENTION = "attention"
+    CHURN = "churn"
+
+
+@bench.command("ftl")
+def bench_ftl_command(
+    workload: Annotated[Workload, typer.Option(help="load on the drive")] = Workload.ATTENTION,
+    preset: Annotated[str, typer.Option(help="randread: which conventional SSD")] = "nvmevirt-970pro",
+    block_bytes: Annotated[int, typer.Option(help="randread: size of a request")] = 4096,
+    qd: Annotated[int, typer.Option(min=1, max=65536, help="randread: requests under way")] = 16,
+    read_percent: Annotated[int, typer.Option(min=0, max=100, help="randread: share of reads")] = 100,
+    requests: Annotated[int, typer.Option(min=1, help="randread: requests; attention: layers read")] = 1_000_000,
+    capacity_gb: Annotated[int, typer.Option(min=1, help="attention: capacity of the drive, 10^9 bytes")] = 64,
+    fill: Annotated[float, typer.Option(min=0.01, max=0.9, help="attention: share that is filled first")] = 0.5,
+    heads: Annotated[int, typer.Option(min=1, max=128, help="attention: KV heads")] = 40,
+    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="attention: tokens of a sequence")] = 1536,
+    compression: Annotated[int, typer.Option(min=1, max=64, help="attention: SparF at 1/C")] = 8,
+    trace: Annotated[Path | None, typer.Option(help="churn: CSV with lengths of requests")] = None,
+    full: Annotated[float, typer.Option(min=0.1, max=0.85, help="churn: share of the drive in use")] = 0.8,
+    erase_mean: Annotated[float, typer.Option(min=0.1, help="churn: run until blocks are worn this much")] = 20.0,
+    seed: Annotated[int, typer.Option(help="of all that is random")] = 0,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Flash under load: modelled times, wear, and how fast the emulator is."""
+    from csd_spec.presets import BLOCK_SSDS
+    from eval.bench_ftl import bench_attention, bench_churn, bench_randread
+
+    if workload is Workload.RANDREAD:
+        if preset not in BLOCK_SSDS:
+            raise ValueError(f"preset = {preset!r}: must be one of {', '.join(BLOCK_SSDS)}")
+        with err.status("requests"):
+            result = bench_randread(BLOCK_SSDS[preset], block_bytes, qd, read_percent, requests, seed)
+    elif workload is Workload.ATTENTION:
+        with err.status("filling the drive, then reading"):
+            count = min(requests, 2000)
+            result = bench_attention(capacity_gb * 10**9, fill, heads, tokens, count, compression)
+    else:
+        with _progress("mean erase count", int(erase_mean)) as tick:
+            result = bench_churn(trace, full, erase_mean, seed, tick)
+    _show(f"ftl, {workload}", result, output)
+
+
+@bench.command("crash")
+def bench_crash_command(
+    cuts: Annotated[int, typer.Option(min=2, help="cut points at the least")] = 10_000,
+    seed: Annotated[int, typer.Option(help="of the trace")] = 0,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Cut the power at every moment of a trace of all verbs; compare every byte after recovery."""
+    from eval.bench_crash import bench_crash
+
+    with _progress("power cuts", cuts) as tick:
+        result = bench_crash(cuts, seed, tick)
+    _show("power cuts", result, output)
+    if result["lost"] or result["wrong"]:
+        sys.exit(1)
+
+
+def _show(title: str, result: dict[str, Any], output: Output) -> None:
+    """A flat result as a table or as json."""
+    if output is Output.JSON:
+        print(json.dumps(result))
+        return
+    table = Table(title=title, title_justify="left")
+    table.add_column("what")
+    table.add_column("figure", justify="right")
+    for name, value in result.items():
+        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else str(value))
+    Console().print(table)
+
+
 def _budget(
     attention: Attention,
     compression: float | None,

@@ -11,7 +11,7 @@ from ftl.placement import Placement, Writer
 
 @pytest.fixture
 def small(small_drive):
-    return Placement(Nand(small_drive.geometry), 0)
+    return Placement(Nand(small_drive.geometry))
 
 
 def allocate(placement, writer, starts, reserve=0):
@@ -20,45 +20,53 @@ def allocate(placement, writer, starts, reserve=0):
 
 
 def test_a_heads_groups_are_even_over_channels_whenever_they_come():
-    placement, writer = Placement(Nand(DRIVE.geometry, payload=False), 0), Writer(240 * 64)
+    placement, writer = Placement(Nand(DRIVE.geometry, payload=False)), Writer(8)
     streams = np.arange(240, dtype=np.uint64)[:, None]
     ppns = [allocate(placement, writer, placement.starts(streams, np.array([[g]])).ravel()) for g in range(64)]
     channels = np.stack(ppns) % DRIVE.geometry.lanes % DRIVE.geometry.channels
     for stream in range(240):
         counts = np.bincount(channels[:, stream], minlength=8)
-        assert counts.max() / counts.mean() <= 1.1
+        assert counts.tolist() == [8] * 8
 
 
 def test_streams_start_on_different_lanes():
-    placement = Placement(Nand(DRIVE.geometry, payload=False), 0)
+    placement = Placement(Nand(DRIVE.geometry, payload=False))
     lanes = placement.starts(np.arange(256, dtype=np.uint64), np.zeros(256, np.int64)) % 256
     assert np.bincount(lanes, minlength=256).max() <= 2
 
 
 def test_pages_of_a_block_come_in_program_order(small):
-    ppns = allocate(small, Writer(), np.zeros(40))
+    ppns = allocate(small, Writer(2), np.zeros(40))
     assert len(np.unique(ppns)) == 40
     assert small.nand.program(np.sort(ppns), np.zeros((40, 512), np.uint8), ppns.astype(np.uint64)) == 40
 
 
 def test_writers_do_not_share_blocks(small):
-    first, second = (small.nand.block_of(allocate(small, Writer(), np.arange(30))) for _ in range(2))
+    first, second = (small.nand.block_of(allocate(small, Writer(2), np.arange(30))) for _ in range(2))
     assert not set(first.tolist()) & set(second.tolist())
 
 
 def test_extents_match_what_is_expected(small):
-    wide, narrow = Writer(expected_pages=32), Writer(expected_pages=8)
+    wide, narrow = Writer(2), Writer(2)
+    wide.expected_pages, narrow.expected_pages = 32, 8
     allocate(small, wide, [0])
     allocate(small, narrow, [0])
-    assert (wide.blocks.size, narrow.blocks.size) == (4, 2)
+    assert (wide.blocks.shape, narrow.blocks.shape) == ((2, 2), (1, 2))
+
+
+def test_a_sparing_writer_has_one_block_of_each_channel(small):
+    writer = Writer(2, sparing=True)
+    ppns = allocate(small, writer, np.zeros(20))
+    assert writer.blocks.shape == (1, 2)
+    assert (ppns % small.geometry.channels == 0).all()
 
 
 def test_out_of_space_changes_nothing(small):
-    pages, writer = small.geometry.pages, Writer()
+    pages, writer = small.geometry.pages, Writer(2)
     allocate(small, writer, np.arange(5))
     before = small.claimed.copy(), small.valid.copy(), small.free_blocks, set(small.open), writer.blocks.tolist()
     small.nand.next_page[:] = small.claimed
-    jobs = [(writer, np.arange(10)), (Writer(), np.arange(pages))]
+    jobs = [(writer, np.arange(10)), (Writer(2), np.arange(pages))]
     with pytest.raises(OutOfSpace, match="blocks left"):
         small.allocate(jobs, 0)
     after = small.claimed.copy(), small.valid.copy(), small.free_blocks, set(small.open), writer.blocks.tolist()
@@ -68,18 +76,20 @@ def test_out_of_space_changes_nothing(small):
 
 def test_a_reserve_is_left_alone(small):
     with pytest.raises(OutOfSpace):
-        allocate(small, Writer(), np.arange(small.geometry.pages), reserve=4)
-    assert allocate(small, Writer(), np.arange(small.geometry.pages)).size == small.geometry.pages
+        allocate(small, Writer(2), np.arange(small.geometry.pages), reserve=4)
+    assert allocate(small, Writer(2), np.arange(small.geometry.pages)).size == small.geometry.pages
 
 
 def test_empty_blocks_come_back_least_worn_first(small):
-    writer = Writer()
+    writer = Writer(2)
     ppns = allocate(small, writer, np.arange(small.geometry.pages))
     small.nand.program(np.sort(ppns), np.zeros((ppns.size, 512), np.uint8), np.sort(ppns).astype(np.uint64))
     small.close(writer)
-    for block in small.invalidate(ppns).tolist():
+    small.invalidate(ppns)
+    assert len(small.empty()) == small.geometry.blocks
+    for block in small.empty():
         small.nand.erase_count[block] = 9 if block // small.geometry.lanes != 3 else 1
         small.nand.erase(block)
         small.release(block)
     assert small.free_blocks == small.geometry.blocks
-    assert (small.nand.block_of(allocate(small, Writer(), [0, 1])) // small.geometry.lanes == 3).all()
+    assert (small.nand.block_of(allocate(small, Writer(2), [0, 1])) // small.geometry.lanes == 3).all()
