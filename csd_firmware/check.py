@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_spec import Attend, Command, Flush, KvAppend, KvCrop, KvFree, KvRead, Method, SeqCreate
-from ftl import Ftl
+from ftl import Ftl, UnknownSequence
 from ftl.sequence import Sequence
 
 MAX_LAYERS, MAX_HEADS, MAX_TOKENS = 256, 1024, 1 << 24
@@ -35,17 +35,20 @@ def _finite(name: str, array: NDArray[np.float16]) -> None:
     _require(bool(np.isfinite(array).all()), f"{name}: holds infinity or NaN, beyond FP16's range of 65504")
 
 
-def _sequences(ftl: Ftl, handles: Seq[int], layer: int | None) -> list[Sequence]:
+def _distinct(handles: Seq[int]) -> None:
     _require(len(handles) > 0, "seqs: names no sequence")
     _require(len(set(handles)) == len(handles), "seqs: names a sequence twice")
+
+
+def _sequences(ftl: Ftl, handles: Seq[int], layer: int) -> list[Sequence]:
+    _distinct(handles)
     seqs = [ftl.sequence(handle) for handle in handles]
     first = seqs[0]
-    if layer is not None:
-        _require(
-            all((seq.layers, seq.heads, seq.layout) == (first.layers, first.heads, first.layout) for seq in seqs),
-            "seqs: sequences of one command must have the same shape",
-        )
-        _require(0 <= layer < first.layers, f"layer = {layer}: sequence {first.handle} has {first.layers}")
+    _require(
+        all((seq.layers, seq.heads, seq.layout) == (first.layers, first.heads, first.layout) for seq in seqs),
+        "seqs: sequences of one command must have the same shape",
+    )
+    _require(0 <= layer < first.layers, f"layer = {layer}: sequence {first.handle} has {first.layers}")
     return seqs
 
 
@@ -78,8 +81,11 @@ def check(ftl: Ftl, command: Command) -> None:
             _require(bool((command.lengths >= 0).all()), "lengths: must not be negative")
         case KvRead():
             _sequences(ftl, command.seqs, command.layer)
-        case KvFree():
-            _sequences(ftl, command.seqs, None)
+        case KvFree():  # also of sequences that lost data: nothing else is left to do with them
+            unknown = [handle for handle in command.seqs if handle not in ftl.sequences]
+            if unknown:
+                raise UnknownSequence(f"no sequence {unknown[0]} on this drive")
+            _distinct(command.seqs)
         case Flush():
             pass
         case _:

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
 
 from csd_firmware.step import Firmware
 from csd_spec import Command, Completion, DriveSpec
+from ftl import Nand
 
 
 class InProcessDevice:
-    """The `Device` that needs no set-up. Kernels release the interpreter lock, so drives work side by side."""
+    """The `Device` that needs no set-up. Kernels release the interpreter lock, so drives work side by side.
 
-    def __init__(self, spec: DriveSpec) -> None:
-        self.firmware = Firmware(spec)
+    path: a folder that holds the flash, and what a flush acknowledged, beyond this process.
+    """
+
+    def __init__(self, spec: DriveSpec, path: Path | None = None) -> None:
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "drive.json").write_text(json.dumps(asdict(spec), indent=1))
+        self.firmware = Firmware(spec, Nand(spec.geometry, path=path))
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.name)
+
+    @classmethod
+    def reopen(cls, path: Path) -> InProcessDevice:
+        """The drive that a folder holds; raises ValueError where it holds none."""
+        try:
+            values = json.loads((path / "drive.json").read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"no drive in {path}: {error}") from error
+        return cls(DriveSpec.from_dict(values), path)
 
     @property
     def spec(self) -> DriveSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from csd_spec._check import at_least
 
@@ -134,6 +135,15 @@ class DriveSpec:
 
     def __post_init__(self) -> None:
         at_least(self.geometry.page_bytes, dram_bytes=self.dram_bytes)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> DriveSpec:
+        """The drive that `dataclasses.asdict` turned into `values`; raises ValueError naming what is off."""
+        parts = {"geometry": Geometry, "timing": NandTiming, "engine": EngineSpec, "link": Link}
+        try:
+            return cls(**{key: parts[key](**value) if key in parts else value for key, value in values.items()})
+        except TypeError as error:
+            raise ValueError(f"drive description: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

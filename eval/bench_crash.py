@@ -175,7 +175,6 @@ def _tear(nand: Nand, operation: Operation, generator: np.random.Generator) -> C
 
 def _judge(nand: Nand, expected: State, blocks: NDArray[np.uint8], newer: set[bytes]) -> tuple[int, int]:
     """Recover, and count sequences or logical pages that are lost and that are wrong."""
-    nand.next_page = np.zeros(nand.geometry.blocks, np.int32)
     nand.power_on()
     try:
         ftl = Ftl(DRIVE, nand)

@@ -174,7 +174,7 @@ CHURN_DRIVE = replace(
     INSTCSD_ZYNQ7045_8CH,
     name="churn",
     geometry=Geometry(
-        channels=8, dies_per_channel=2, planes_per_die=2, blocks_per_plane=256, pages_per_block=64, page_bytes=4096
+        channels=8, dies_per_channel=2, planes_per_die=2, blocks_per_plane=1024, pages_per_block=16, page_bytes=4096
     ),
 )
 CHURN_MODEL = {"layers": 8, "heads": 4}  # KV bytes of a token in proportion to the smaller drive

@@ -146,10 +146,11 @@ def decode(
     tokenizer: PreTrainedTokenizerBase,
     on_token: OnToken | None = None,
     on_reference_token: OnToken | None = None,
+    keep: Path | None = None,
 ) -> Decoded:
-    """Greedy decoding in drives, beside the same model's sdpa."""
+    """Greedy decoding in drives, beside the same model's sdpa. keep: a folder in which the drives stay."""
     began = time.perf_counter()
-    with vcsd.attach(model, drives=drives, attention=attention, budget=budget) as csd:
+    with vcsd.attach(model, drives=drives, attention=attention, budget=budget, keep=keep) as csd:
         tokens, logits = _generate(model, inputs, new_tokens, on_token)
         report, shape = csd.report(), csd.driver.shape
         wall_s = time.perf_counter() - began

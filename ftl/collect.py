@@ -52,7 +52,7 @@ def level_wear(ftl: Ftl, start_ns: int) -> None:
     counts, usable = ftl.nand.erase_count, ftl.nand.bad == 0
     limit = int(counts.max()) - SPREAD
     cold = np.flatnonzero((counts < limit) & usable & (ftl.nand.next_page > 0))
-    for block in cold[np.argsort(counts[cold], kind="stable")][: ftl.spec.geometry.channels].tolist():
+    for block in cold[np.argsort(counts[cold], kind="stable")][: 3 * ftl.spec.geometry.channels].tolist():
         for writer in (ftl.journal.writer, ftl.mover, ftl.leveller):
             if block in writer.blocks:
                 ftl.placement.close(writer)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,6 +105,7 @@ class Journal:
             "gone": sorted(ftl.gone),
             "sequences": meta,
             "namespace_pages": ftl.blocks.pages,
+            "counters": asdict(ftl.counters),
         }
         text = zlib.compress(json.dumps(head).encode(), 1)
         raw = b"".join(rows)
@@ -129,6 +131,8 @@ class Journal:
             self.pages = np.concatenate([self.pages, pages])
             ftl.next_handle, ftl.next_owner = head["next_handle"], head["next_owner"]
             ftl.blocks.resize(head["namespace_pages"])
+            for name, count in head["counters"].items():
+                setattr(ftl.counters, name, count)
             number += 1
         np.add.at(ftl.placement.valid, nand.block_of(self.pages), 1)
         # The run of records is broken after a crash: the next commit is a checkpoint

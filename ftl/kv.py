@@ -57,12 +57,17 @@ class PagePlan:
 
 @dataclass(slots=True)
 class Counters:
-    """Pages programmed since power-on, by purpose. groups: full groups of K, V and embedding-indexed K."""
+    """Pages programmed in the drive's life, by purpose (as far as a commit has recorded them), and commands' reads.
+
+    groups: full groups of K, V and embedding-indexed K. unrecovered: pages that the ECC gave up.
+    """
 
     groups: int = 0
     journal: int = 0
     moved: int = 0
     blocks: int = 0
+    read: int = 0
+    unrecovered: int = 0
 
     @property
     def waf(self) -> float:
@@ -384,7 +389,7 @@ class Ftl:
                 self._leave(owner, handle)
             self.dirty.discard(handle)
             self.gone.add(handle)
-        if len(self.placement.empty()) > self.spec.geometry.blocks // 64:
+        if len(self.placement.empty()) > self.spec.geometry.blocks // 128:
             self.commit(start_ns, everything=False)  # many free blocks: the least worn can be chosen
 
     def _leave_families(self, seq: Sequence) -> None:
@@ -513,6 +518,7 @@ class Ftl:
         self.nand.check_readable(plan.ppns)
         if nbytes is None:
             nbytes = np.full(plan.ppns.size, self.spec.geometry.page_bytes, np.int64)
+        self.counters.read += plan.ppns.size
         finish_ns = self.calendar.read(plan.ppns, nbytes, start_ns)
         if self.nand.faults.raw_bit_errors:
             errors = self.nand.bit_errors(plan.ppns)
@@ -521,6 +527,7 @@ class Ftl:
                 finish_ns = self.calendar.read(plan.ppns[again], nbytes[again], finish_ns)
             lost = plan.ppns[errors > self.nand.faults.retry_bits]
             if lost.size:
+                self.counters.unrecovered += lost.size
                 raise Uncorrectable(self._fail(lost))
         return finish_ns
 

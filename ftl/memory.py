@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +27,18 @@ def lazy_zeros(shape: tuple[int, ...], dtype: DTypeLike, path: Path | None = Non
             file.truncate(size)
             memory = mmap.mmap(file.fileno(), size)
     return np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape)
+
+
+def data_ranges(path: Path) -> list[tuple[int, int]]:
+    """Byte ranges [first, end) of a sparse file that were ever written; the holes between them read as zeros."""
+    ranges, end = [], 0
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        while end < size:
+            try:
+                first = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError:  # nothing but a hole up to the end
+                break
+            end = os.lseek(file.fileno(), first, os.SEEK_HOLE)
+            ranges.append((first, end))
+    return ranges

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from csd_spec import Geometry
 from ftl.errors import NandRuleError
 from ftl.faults import FaultPlan
-from ftl.memory import lazy_zeros
+from ftl.memory import data_ranges, lazy_zeros
 
 ERASED = 0xFF  # an erased cell reads as ones; as FP16 that is a NaN
 
@@ -104,20 +104,30 @@ class Nand:
         self.next_page: NDArray[np.int32] = lazy_zeros((geometry.blocks,), np.int32)
         self.writes = 0
         if path is not None:
-            self.power_on()
+            self.power_on(self._written_superblocks(path))
 
-    def power_on(self) -> None:
-        """Learn from the spare areas what a controller knows: which pages are programmed."""
+    def _written_superblocks(self, path: Path) -> list[int]:
+        """Those that some page was ever written to: of a large drive's file most is a hole."""
+        size = self.geometry.superblock_pages * self.geometry.page_bytes
+        found = {sb for first, end in data_ranges(path / "content.bin") for sb in range(first // size, -(-end // size))}
+        return sorted(found)
+
+    def power_on(self, superblocks: Iterable[int] | None = None) -> None:
+        """Learn from the spare areas, of these superblocks or of all, what a controller knows: what is programmed."""
         g = self.geometry
-        written = self.write_numbers.reshape(-1, g.pages_per_block, g.lanes) > 0
-        last = np.where(written.any(1), g.pages_per_block - written[:, ::-1].argmax(1), 0)
-        self.next_page[:] = last.ravel()
-        # A program that was cut short may have left data but no spare area: that page is used up too
-        after = np.flatnonzero(self.next_page < g.pages_per_block)
-        first = after // g.lanes * g.superblock_pages + self.next_page[after] * g.lanes + after % g.lanes
-        touched = ((self.content[first] != 0) & (self.content[first] != ERASED)).any(axis=1)
-        self.next_page[after[touched]] += 1
-        self.writes = int(self.write_numbers.max())
+        self.writes = 0
+        for superblock in range(g.blocks_per_plane) if superblocks is None else superblocks:
+            rows = slice(superblock * g.superblock_pages, (superblock + 1) * g.superblock_pages)
+            numbers = self.write_numbers[rows].reshape(g.pages_per_block, g.lanes)
+            content = self.content[rows].reshape(g.pages_per_block, g.lanes, -1)
+            written = numbers > 0
+            used = np.where(written.any(0), g.pages_per_block - written[::-1].argmax(0), 0)
+            # A program that was cut short may have left data but no spare area: that page is used up too
+            open_ = np.flatnonzero(used < g.pages_per_block)
+            after = content[used[open_], open_]
+            used[open_] += ((after != 0) & (after != ERASED)).any(axis=1)
+            self.next_page[superblock * g.lanes : (superblock + 1) * g.lanes] = used
+            self.writes = max(self.writes, int(numbers.max()))
 
     def block_of(self, ppns: U32) -> I64:
         """Block numbers (superblock * lanes + lane) of pages."""

@@ -71,9 +71,10 @@ class Placement:
         self._unused = np.zeros(g.lanes, np.int64)
         empty = (nand.next_page == 0) & (nand.bad == 0)
         self._free = empty.reshape(g.blocks_per_plane, g.lanes).sum(0)
-        if nand.writes:
-            self._unused[:] = g.blocks_per_plane
-            for block in np.flatnonzero(empty).tolist():
+        used = np.flatnonzero((nand.next_page > 0) | (nand.erase_count > 0))
+        if used.size:
+            self._unused[:] = int(used[-1]) // g.lanes + 1
+            for block in np.flatnonzero(empty[: int(self._unused[0]) * g.lanes]).tolist():
                 heapq.heappush(self._erased[block % g.lanes], (int(nand.erase_count[block]), block))
 
     @property

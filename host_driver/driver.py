@@ -23,6 +23,7 @@ from csd_spec import (
     Completion,
     Device,
     DeviceError,
+    Flush,
     KvAppend,
     KvCrop,
     KvFree,
@@ -159,6 +160,11 @@ class Driver:
         if not self._closed:
             self.settle()
             self._wait([KvFree(seqs) for seqs in self._handles(batch, slice(None))])
+
+    def flush(self) -> None:
+        """Returns when every drive has acknowledged that all so far survives a loss of power."""
+        self.settle()
+        self._wait([Flush() for _ in self.devices])
 
     def close(self) -> None:
         """Let what is in flight end, whatever its outcome; take no more work."""

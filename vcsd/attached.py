@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -41,11 +42,13 @@ def attach(
     budget: Budget | None = None,
     spec: DriveSpec = INSTCSD_ZYNQ7045_8CH,
     mini_batches: int = 2,
+    keep: Path | None = None,
 ) -> Iterator[Attached]:
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
 
     drives: how many to make in this process, each a `spec`; or devices of your own, which stay open.
     attention: dense, sparf or sparq. compression, convention: see `csd_spec.Compression`; budget replaces both.
+    keep: a folder in which the drives made here outlive the process, one folder each.
     mini_batches: parts that a decode batch is split into, so that model and drives work at the same time.
     Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
     is changed; DeviceError when a drive refuses a command.
@@ -65,13 +68,16 @@ def attach(
     with ExitStack() as undo:
         devices: Sequence[Device]
         if isinstance(drives, int):
-            devices = [InProcessDevice(spec) for _ in range(drives)]
+            paths = [keep / f"drive{number}" if keep else None for number in range(drives)]
+            devices = [InProcessDevice(spec, path) for path in paths]
             for device in devices:
                 undo.callback(device.close)
         else:
             devices = drives
         driver = Driver(devices, shape, METHODS[attention], budget)
         undo.callback(driver.close)
+        if keep:
+            undo.callback(driver.flush)
         undo.callback(model.set_attn_implementation, before)
         model.set_attn_implementation(IMPLEMENTATION)
         undo.callback(_restore_forward, model, model.__dict__.get("forward"))

@@ -22,6 +22,10 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure the emulator itself, beside its rivals.")
 app.add_typer(bench, name="bench")
+log = typer.Typer(help="Log pages of a drive that was kept in a folder.")
+app.add_typer(log, name="log")
+trace = typer.Typer(help="Block traces in MQSim's text format.")
+app.add_typer(trace, name="trace")
 err = Console(stderr=True)
 
 
@@ -77,6 +81,7 @@ def run(
     max_new_tokens: Annotated[int, typer.Option(help="length of the continuation")] = 128,
     batch: Annotated[int, typer.Option(help="rows; those after the first begin inside the prompt")] = 1,
     seed: Annotated[int, typer.Option(help="of the places where those rows begin")] = 0,
+    keep: Annotated[Path | None, typer.Option(help="folder to keep the drives in, for vcsd log")] = None,
     device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
     output: OutputOption = Output.NORMAL,
 ) -> None:
@@ -99,7 +104,7 @@ def run(
     if normal:
         print(text, end="", flush=True)
     with _progress("ordinary attention", max_new_tokens) as tick:
-        done = decode(loaded, inputs, max_new_tokens, drives, attention, budget, tokenizer, stream, tick)
+        done = decode(loaded, inputs, max_new_tokens, drives, attention, budget, tokenizer, stream, tick, keep)
     params = done.last_params
     if output is Output.JSON:
         result = {
@@ -230,6 +235,60 @@ def bench_crash_command(
     _show("power cuts", result, output)
     if result["lost"] or result["wrong"]:
         sys.exit(1)
+
+
+DriveArgument = Annotated[Path, typer.Argument(help="folder of the drive (see vcsd run --keep)")]
+
+
+@log.command("smart")
+def log_smart(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
+    """Health: wear, spare blocks, data written, media errors."""
+    from csd_firmware import InProcessDevice
+    from csd_firmware.logs import smart
+
+    _show(f"SMART, {drive}", smart(InProcessDevice.reopen(drive).firmware.ftl), output)
+
+
+@log.command("wear")
+def log_wear(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
+    """Write amplification, erase histogram, bad blocks."""
+    from csd_firmware import InProcessDevice
+    from csd_firmware.logs import wear
+
+    _show(f"wear, {drive}", wear(InProcessDevice.reopen(drive).firmware.ftl), output)
+
+
+@trace.command("replay")
+def trace_replay(
+    file: Annotated[Path, typer.Argument(help="trace: time_ns device lba sectors op on each line")],
+    preset: Annotated[str, typer.Option(help="which conventional SSD")] = "nvmevirt-970pro",
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Modelled latencies of a trace on a conventional SSD."""
+    from csd_spec.presets import BLOCK_SSDS
+    from eval.block_trace import load_trace, replay
+
+    if preset not in BLOCK_SSDS:
+        raise ValueError(f"preset = {preset!r}: must be one of {', '.join(BLOCK_SSDS)}")
+    _show(f"replay, {file.name}", replay(load_trace(file), BLOCK_SSDS[preset]), output)
+
+
+@trace.command("record")
+def trace_record(
+    file: Annotated[Path, typer.Argument(help="file to write")],
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 16, help="prompt length")] = 1024,
+    steps: Annotated[int, typer.Option(min=0, max=4096, help="decode steps")] = 16,
+    attention: Annotated[Attention, typer.Option(help="how the drive attends")] = Attention.SPARF,
+    compression: Annotated[float, typer.Option(help="use 1/C of K and V")] = 8,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Write down what a drive's flash is asked for while a sequence decodes."""
+    from csd_spec import Method
+    from eval.block_trace import record
+
+    with err.status("decoding"):
+        result = record(file, tokens, steps, Method[attention.name], compression)
+    _show("record", result, output)
 
 
 def _show(title: str, result: dict[str, Any], output: Output) -> None:

@@ -161,7 +161,24 @@ class FtlMachine(RuleBasedStateMachine):
     def start(self, m, seed):
         self.ftl, self.layout = make(self.drive, m)
         self.generator = np.random.default_rng(seed)
-        self.model = {}
+        self.model, self.recorded = {}, {}
+        self.watch()
+
+    def watch(self):
+        """Note what every commit records, also one in the middle of a verb."""
+        commit = self.ftl.journal.commit
+
+        def note(start_ns, everything):
+            dirty, gone, number = set(self.ftl.dirty), set(self.ftl.gone), self.ftl.journal.number
+            done = commit(start_ns, everything)
+            if self.ftl.journal.number > number:
+                for handle in gone:
+                    self.recorded.pop(handle, None)
+                for handle in (dirty - self.ftl.dirty) & set(self.model):
+                    self.recorded[handle] = [list(parts) for parts in self.model[handle]]
+            return done
+
+        self.ftl.journal.commit = note
 
     @precondition(lambda self: len(self.model) < 4)
     @rule()
@@ -202,6 +219,38 @@ class FtlMachine(RuleBasedStateMachine):
         self.ftl.free([handle], 0)
         del self.model[handle]
 
+    @precondition(lambda self: self.model and len(self.model) < 4)
+    @rule(data=st.data())
+    def fork(self, data):
+        handle = data.draw(st.sampled_from(sorted(self.model)))
+        try:
+            child = self.ftl.fork(handle)
+        except OutOfSpace:
+            return
+        self.model[child] = [list(parts) for parts in self.model[handle]]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), m=st.sampled_from([2, 4, 8]))
+    def relayout(self, data, m):
+        handle = data.draw(st.sampled_from(sorted(self.model)))
+        try:
+            self.ftl.relayout(handle, m, 0)
+        except OutOfSpace:
+            return
+
+    @rule()
+    def flush(self):
+        self.ftl.flush(0)
+        assert set(self.recorded) == set(self.model)
+
+    @rule()
+    def lose_power(self):
+        self.ftl.nand.power_on()
+        self.ftl = Ftl(self.drive, self.ftl.nand)
+        self.model = {handle: [list(parts) for parts in layers] for handle, layers in self.recorded.items()}
+        assert set(self.ftl.sequences) == set(self.model)
+        self.watch()
+
     @invariant()
     def everything_is_there(self):
         for handle, layers in getattr(self, "model", {}).items():
@@ -213,9 +262,17 @@ class FtlMachine(RuleBasedStateMachine):
                     np.testing.assert_array_equal(stored_k, k)
                     np.testing.assert_array_equal(stored_v, v)
 
+    @invariant()
+    def counts_are_true(self):
+        if hasattr(self, "ftl"):
+            used = [m.flash_slots() for seq in self.ftl.sequences.values() for m in seq.maps]
+            pages = np.unique(np.concatenate([*used, self.ftl.journal.pages]))
+            counts = np.bincount(self.ftl.nand.block_of(pages), minlength=self.ftl.placement.valid.size)
+            np.testing.assert_array_equal(self.ftl.placement.valid, counts)
+
 
 def test_random_verbs(small_drive):
     FtlMachine.drive = small_drive
     machine = FtlMachine.TestCase()
-    machine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    machine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
     machine.runTest()

@@ -1,0 +1,107 @@
+"""Flash that fails as data sheets fear: nothing wrong is ever returned, and the drive goes on."""
+
+import numpy as np
+import pytest
+
+from csd_firmware import Firmware
+from csd_spec import Flush, KvAppend, KvFree, KvLayout, KvRead, SeqCreate, Status
+from ftl import FaultPlan, Ftl, Nand, OutOfSpace, ReadOnly, Uncorrectable
+
+LAYOUT_OF = {"head_dim": 8, "m": 4}
+
+
+def make(drive, **faults):
+    ftl = Ftl(drive, Nand(drive.geometry, FaultPlan(**faults)))
+    return ftl, KvLayout(page_bytes=drive.geometry.page_bytes, **LAYOUT_OF)
+
+
+def rows(generator, tokens):
+    return generator.standard_normal((tokens, 2, 8)).astype(np.float16)
+
+
+@pytest.mark.parametrize("faults", [{"factory_bad": 0.05}, {"program_fail": 1e-3}, {"erase_fail": 5e-3}])
+def test_bad_blocks_cost_space_and_no_data(small_drive, faults):
+    ftl, layout = make(small_drive, seed=3, **faults)
+    generator = np.random.default_rng(0)
+    for _ in range(30):
+        (handle,) = ftl.create(1, 1, 2, layout)
+        k = rows(generator, 700)
+        for start in range(0, 700, 100):
+            ftl.append([handle], 0, np.array([100]), k[start : start + 100], k[start : start + 100], 0)
+        np.testing.assert_array_equal(ftl.read_back(handle, 0)[0], k)
+        ftl.flush(0)
+        ftl.nand.power_on()
+        ftl = Ftl(small_drive, ftl.nand)
+        np.testing.assert_array_equal(ftl.read_back(handle, 0)[1], k)
+        ftl.free([handle], 0)
+    assert ftl.nand.bad.sum() > 0
+    assert not ftl.nand.next_page[ftl.nand.bad > 0].any() or "program_fail" in faults
+
+
+def test_a_worn_out_drive_is_read_only_and_keeps_its_data(small_drive):
+    ftl, layout = make(small_drive, seed=1, erase_fail=0.3)
+    generator = np.random.default_rng(0)
+    kept, moving = ftl.create(2, 1, 2, layout)
+    k = rows(generator, 200)
+    ftl.append([kept], 0, np.array([200]), k, k, 0)
+    with pytest.raises((ReadOnly, OutOfSpace)):
+        for _ in range(1000):
+            ftl.append([moving], 0, np.array([200]), k, k, 0)
+            ftl.free([moving], 0)
+            ftl.flush(0)
+            (moving,) = ftl.create(1, 1, 2, layout)
+    assert ftl.nand.bad.sum() > 10
+    np.testing.assert_array_equal(ftl.read_back(kept, 0)[0], k)
+
+
+def test_corrected_reads_cost_time_and_uncorrectable_ones_fail_the_sequence(small_drive):
+    clean = dict.fromkeys(("ecc_bits", "retry_bits"), 1000)
+    times = {}
+    for name, faults in {
+        "none": {},
+        "corrected": {"raw_bit_errors": 1e-3, **clean},
+        "retried": {"raw_bit_errors": 1e-3, "ecc_bits": 0, "retry_bits": 1000},
+    }.items():
+        ftl, layout = make(small_drive, **faults)
+        (handle,) = ftl.create(1, 1, 2, layout)
+        k = rows(np.random.default_rng(0), 200)
+        ftl.append([handle], 0, np.array([200]), k, k, 0)
+        start = ftl.calendar.idle_ns()
+        times[name] = ftl.read(ftl.read_back(handle, 0)[2], start) - start
+    assert times["none"] == times["corrected"] < times["retried"]
+
+
+def test_the_firmware_reports_lost_data_and_serves_the_other_sequences(small_drive):
+    """One page in a few hundred is beyond the ECC: its sequence fails, nothing wrong comes back."""
+    nand = Nand(small_drive.geometry, FaultPlan(raw_bit_errors=7.5e-3, codeword_bytes=512, ecc_bits=38, retry_bits=45))
+    firmware, generator = Firmware(small_drive, nand), np.random.default_rng(0)
+    handles = firmware.step(SeqCreate(4, 1, 2, 8, 512), 0).data[0].tolist()
+    stored = {}
+    for handle in handles:
+        stored[handle] = rows(generator, 150)
+        append = KvAppend((handle,), 0, np.array([150]), stored[handle], stored[handle])
+        assert firmware.step(append, 0).status is Status.SUCCESS
+    seen = set()
+    for _ in range(60):
+        for handle in handles:
+            done = firmware.step(KvRead((handle,), 0), 0)
+            seen.add(done.status)
+            if done.status is Status.SUCCESS:
+                np.testing.assert_array_equal(done.data[0], stored[handle])
+            else:
+                assert done.status is Status.UNRECOVERED_READ_ERROR
+                assert str(handle) in done.reason
+                assert firmware.step(KvRead((handle,), 0), 0).status is Status.UNRECOVERED_READ_ERROR
+    assert seen == {Status.SUCCESS, Status.UNRECOVERED_READ_ERROR}
+    assert firmware.step(Flush(), 0).status is Status.SUCCESS
+    assert firmware.step(KvFree(tuple(handles)), 0).status is Status.SUCCESS
+
+
+@pytest.mark.parametrize("bad", [{"program_fail": 1.0}, {"raw_bit_errors": -1.0}, {"ecc_bits": 9, "retry_bits": 3}])
+def test_impossible_plans_are_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad)).replace("ecc", "retry")):
+        FaultPlan(**bad)
+
+
+def test_uncorrectable_names_the_sequences():
+    assert "sequences 3, 5" in str(Uncorrectable([3, 5]))
