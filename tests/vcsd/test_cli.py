@@ -117,3 +117,57 @@ def test_help_needs_no_torch():
     code = "import sys; sys.modules['torch'] = None; from vcsd.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "run", "--help"], capture_output=True, text=True, check=True)
     assert "--compression" in done.stdout
+
+
+def test_kept_drives_have_logs(capsys, monkeypatch, tmp_path):
+    vcsd(capsys, monkeypatch, "run", "--prompt", PROMPT, "--max-new-tokens", "4", "--keep", str(tmp_path), "-o", "json")
+    code, out, _ = vcsd(capsys, monkeypatch, "log", "wear", str(tmp_path / "drive1"), "-o", "json")
+    assert code == 0
+    assert json.loads(out)["pages_groups"] > 0
+    code, out, _ = vcsd(capsys, monkeypatch, "log", "smart", str(tmp_path / "drive0"), "-o", "json")
+    assert code == 0
+    assert json.loads(out)["data_units_written"] > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "keys"),
+    [
+        (
+            ["--workload", "randread", "--requests", "1000"],
+            {"iops", "mean_latency_us", "p99_latency_us", "simulated_s"},
+        ),
+        (["--requests", "3", "--capacity-gb", "4"], {"pages_per_wall_s", "map_bytes_per_page", "peak_rss_bytes"}),
+        (["--workload", "churn", "--erase-mean", "0.2"], {"waf", "erase_max", "erase_min", "erase_mean"}),
+    ],
+)
+def test_bench_ftl_prints_its_keys(capsys, monkeypatch, args, keys):
+    code, out, _ = vcsd(capsys, monkeypatch, "bench", "ftl", *args, "-o", "json")
+    assert code == 0
+    assert keys <= set(json.loads(out))
+
+
+def test_bench_crash_prints_its_keys(capsys, monkeypatch):
+    code, out, _ = vcsd(capsys, monkeypatch, "bench", "crash", "--cuts", "100", "-o", "json")
+    result = json.loads(out)
+    assert (code, result["lost"], result["wrong"]) == (0, 0, 0)
+    assert result["recovered"] == result["cuts"] >= 100
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["log", "smart", "/nowhere"], "no drive in /nowhere"),
+        (["trace", "replay", "/nowhere"], "/nowhere"),
+        (["bench", "ftl", "--workload", "randread", "--preset", "x"], "preset = 'x'"),
+        (["bench", "ftl", "--workload", "randread", "--block-bytes", "100"], "block_bytes = 100"),
+        (["bench", "ftl", "--workload", "churn", "--trace", "/nowhere"], "/nowhere"),
+        (["bench", "ftl", "--qd", "0"], "--qd"),
+        (["bench", "decode", "--tokens", "4000"], "tokens = 4000"),
+        (["bench", "nothing"], "nothing"),
+    ],
+)
+def test_other_commands_refuse_bad_input_in_one_line(capsys, monkeypatch, args, reason):
+    code, out, err = vcsd(capsys, monkeypatch, *args)
+    assert (code != 0, out) == (True, "")
+    assert len(err.strip().splitlines()) == 1
+    assert reason in err

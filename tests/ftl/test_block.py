@@ -1,0 +1,39 @@
+"""The block namespace: an ordinary drive beside the KV groups."""
+
+import numpy as np
+import pytest
+
+from ftl import Ftl, FtlError
+
+
+def test_random_overwrites_read_back_also_after_a_restart(small_drive):
+    ftl, generator = Ftl(small_drive), np.random.default_rng(0)
+    ftl.blocks.resize(60)
+    content = np.zeros((60, small_drive.geometry.page_bytes), np.uint8)
+    for _ in range(400):
+        lpns = generator.choice(60, 5, replace=False)
+        data = generator.integers(0, 256, (5, content.shape[1]), dtype=np.uint8)
+        ftl.blocks.write(lpns, data, 0)
+        content[lpns] = data
+    assert ftl.nand.erase_count.sum() > 0
+    np.testing.assert_array_equal(ftl.blocks.read(np.arange(60), 0)[0], content)
+    ftl.flush(0)
+    ftl.nand.power_on()
+    np.testing.assert_array_equal(Ftl(small_drive, ftl.nand).blocks.read(np.arange(60), 0)[0], content)
+
+
+def test_what_was_never_written_reads_as_zeros_and_costs_nothing(small_drive):
+    ftl = Ftl(small_drive)
+    ftl.blocks.resize(10)
+    data, finish_ns = ftl.blocks.read(np.arange(10), 7)
+    assert not data.any()
+    assert finish_ns == 7
+
+
+def test_addresses_beyond_the_namespace_are_refused(small_drive):
+    ftl = Ftl(small_drive)
+    ftl.blocks.resize(10)
+    with pytest.raises(FtlError, match="has 10"):
+        ftl.blocks.read(np.array([10]), 0)
+    with pytest.raises(FtlError, match="only grow"):
+        ftl.blocks.resize(5)
