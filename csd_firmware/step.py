@@ -153,7 +153,7 @@ class Firmware:
         return FlashCounters(
             pages_read=pages,
             useful_bytes=int(useful.sum()),
-            fetched_bytes=int(useful.sum()) if exact else pages * self.spec.geometry.page_bytes,
+            fetched_bytes=int((useful if exact else plan.nbytes).sum()),
         )
 
     def _v_means(self, command: Attend, view: KvView) -> F32:

@@ -53,13 +53,10 @@ class BlockNamespace:
 
     def read(self, lpns: I64, start_ns: int) -> tuple[U8, int]:
         """Content (N, page_bytes) of logical pages, and when it has arrived."""
-        from ftl.kv import PagePlan
-
         self._check(lpns)
         ppns = self.map[lpns]
         mapped = ppns < DRAM_BANK
-        plan = PagePlan(ppns[mapped], np.ones(int(mapped.sum()), np.int64))
-        finish_ns = self.ftl.read(plan, start_ns)
+        finish_ns = self.ftl.read(self.ftl.whole(ppns[mapped]), start_ns)
         data = np.zeros((lpns.size, self.ftl.spec.geometry.page_bytes), np.uint8)
         data[mapped] = self.ftl.nand.content[ppns[mapped]]
         return data, finish_ns

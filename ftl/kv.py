@@ -11,6 +11,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from csd_spec import DriveSpec, KvLayout
+from csd_spec.model import FP16_BYTES
 from ftl.block import BlockNamespace
 from ftl.calendar import FlashCalendar
 from ftl.collect import collect, level_wear
@@ -49,10 +50,12 @@ class KvView:
 
 @dataclass(frozen=True, slots=True)
 class PagePlan:
-    """Distinct flash pages behind a selection, and how many selected rows or channel runs lie in each."""
+    """Distinct flash pages behind a selection, how many selected rows or channel runs lie in each, and how many
+    bytes of each have to cross the channel: the codewords that hold them."""
 
     ppns: U32  # (P,)
     hits: I64  # (P,)
+    nbytes: I64  # (P,)
 
 
 @dataclass(slots=True)
@@ -76,38 +79,53 @@ class Counters:
         return (useful + self.journal + self.moved) / useful if useful else 1.0
 
 
+@njit(inline="always")
+def _hit(row, unit_bytes, word_bytes, at, hits, words, last_word):  # type: ignore[no-untyped-def]
+    """Count one selected row of a page and the codewords that it adds; returns the last codeword so far.
+
+    word_bytes = 0: whole pages cross the channel, one word each.
+    """
+    hits[at] += 1
+    if word_bytes == 0:
+        words[at] = 1
+        return 0
+    first, end = row * unit_bytes // word_bytes, ((row + 1) * unit_bytes - 1) // word_bytes
+    words[at] += end - max(first, last_word + 1) + 1
+    return end
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
-def _plan_tokens(slots, selected, counts, per_group):  # type: ignore[no-untyped-def]
+def _plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # type: ignore[no-untyped-def]
     """Pages of each stream's ascending selected tokens that are in flash."""
     ppns = np.empty(counts.sum(), np.uint32)
-    hits = np.zeros(ppns.size, np.int64)
+    hits, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
     found = 0
     for stream in range(slots.shape[0]):
-        last = -1
+        last, word = -1, -1
         for i in range(counts[stream]):
-            group = selected[stream, i] // per_group
+            group, row = divmod(selected[stream, i], per_group)
             slot = slots[stream, group]
             if slot >> BANK_SHIFT:
                 continue
             if group != last:
                 ppns[found] = slot
                 found += 1
-                last = group
-            hits[found - 1] += 1
-    return ppns[:found], hits[:found]
+                last, word = group, -1
+            word = _hit(row, unit_bytes, word_bytes, found - 1, hits, words, word)
+    return ppns[:found], hits[:found], words[:found]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _plan_channels(slots, channels, seq_lens, m, per_group):  # type: ignore[no-untyped-def]
+def _plan_channels(slots, channels, seq_lens, m, per_group, unit_bytes, word_bytes):  # type: ignore[no-untyped-def]
     """Embedding pages of each stream's ascending selected channels that are in flash."""
     streams, _, groups = slots.shape
     ppns = np.empty(streams * channels.shape[1] * groups, np.uint32)
-    hits = np.zeros(ppns.size, np.int64)
+    hits, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
     found = 0
     for stream in range(streams):
         used = (seq_lens[stream] + per_group - 1) // per_group
         for group in range(used):
-            last = -1
+            last, word = -1, -1
             for channel in channels[stream]:
                 slot = slots[stream, channel // m, group]
                 if slot >> BANK_SHIFT:
@@ -115,9 +133,9 @@ def _plan_channels(slots, channels, seq_lens, m, per_group):  # type: ignore[no-
                 if channel // m != last:
                     ppns[found] = slot
                     found += 1
-                    last = channel // m
-                hits[found - 1] += 1
-    return ppns[:found], hits[:found]
+                    last, word = channel // m, -1
+                word = _hit(channel % m, unit_bytes, word_bytes, found - 1, hits, words, word)
+    return ppns[:found], hits[:found], words[:found]
 
 
 class Ftl:
@@ -349,7 +367,7 @@ class Ftl:
             group, position = divmod(length, mapped.per_group)
             cut = mapped.slots[layer, :, group].copy()
             if position and cut[0] < DRAM_BANK:
-                finish_ns = max(finish_ns, self.read(PagePlan(cut, np.ones(cut.size, np.int64)), start_ns))
+                finish_ns = max(finish_ns, self.read(self.whole(cut), start_ns))
         for mapped in seq.maps:
             group, position = divmod(length, mapped.per_group)
             cut, buffers = mapped.slots[layer, :, group].copy(), mapped.buffers[layer]
@@ -493,11 +511,25 @@ class Ftl:
 
     def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
         """Pages of `slots` (k_slots or v_slots) behind tokens (N, k), ascending, of which counts (N,) are used."""
-        return PagePlan(*_plan_tokens(slots, tokens, counts, view.layout.n))
+        unit = FP16_BYTES * view.layout.head_dim
+        ppns, hits, words = _plan_tokens(slots, tokens, counts, view.layout.n, unit, self._word_bytes)
+        return PagePlan(ppns, hits, words * (self._word_bytes or self.spec.geometry.page_bytes))
 
     def embedding_pages(self, view: KvView, channels: I32) -> PagePlan:
         """Embedding pages behind channels (N, r), ascending."""
-        return PagePlan(*_plan_channels(view.e_slots, channels, view.seq_lens, view.layout.m, view.layout.T))
+        lay, unit = view.layout, FP16_BYTES * view.layout.T
+        ppns, hits, words = _plan_channels(view.e_slots, channels, view.seq_lens, lay.m, lay.T, unit, self._word_bytes)
+        return PagePlan(ppns, hits, words * (self._word_bytes or self.spec.geometry.page_bytes))
+
+    def whole(self, ppns: U32) -> PagePlan:
+        """A plan for everything in these pages."""
+        each = np.ones(ppns.size, np.int64)
+        return PagePlan(ppns, each, each * self.spec.geometry.page_bytes)
+
+    @property
+    def _word_bytes(self) -> int:
+        """The least that crosses a channel of a page; 0 is all of it."""
+        return self.spec.timing.codeword_bytes or 0
 
     def read_back(self, handle: int, layer: int) -> tuple[F16, F16, PagePlan]:
         """K and V of a layer, each (S, H, d), and the pages they come from."""
@@ -506,18 +538,18 @@ class Ftl:
         length = int(seq.lengths[layer])
         tokens = np.broadcast_to(np.arange(length, dtype=np.int32), (seq.heads, length))
         plans = [self.token_pages(view, slots, tokens, view.seq_lens) for slots in (view.k_slots, view.v_slots)]
-        plan = PagePlan(*(np.concatenate(parts) for parts in zip(*((p.ppns, p.hits) for p in plans), strict=True)))
+        parts = zip(*((p.ppns, p.hits, p.nbytes) for p in plans), strict=True)
+        plan = PagePlan(*(np.concatenate(part) for part in parts))
         k, v = (gather_rows(view.banks, slots, length, view.layout) for slots in (view.k_slots, view.v_slots))
         return k, v, plan
 
     def read(self, plan: PagePlan, start_ns: int, nbytes: I64 | None = None) -> int:
-        """Bring a plan's pages to the engine, whole or the first nbytes (P,) of each; returns when all are there.
+        """Bring a plan's pages to the engine, or nbytes (P,) of each instead; returns when all are there.
 
         Raises Uncorrectable, and fails the sequences concerned, where the ECC gives up.
         """
         self.nand.check_readable(plan.ppns)
-        if nbytes is None:
-            nbytes = np.full(plan.ppns.size, self.spec.geometry.page_bytes, np.int64)
+        nbytes = plan.nbytes if nbytes is None else nbytes
         self.counters.read += plan.ppns.size
         finish_ns = self.calendar.read(plan.ppns, nbytes, start_ns)
         if self.nand.faults.raw_bit_errors:

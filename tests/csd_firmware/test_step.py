@@ -154,6 +154,18 @@ def test_a_staged_link_is_slower(small_drive):
     assert slow > direct
 
 
+def test_only_the_codewords_that_are_needed_cross_the_channel(small_drive):
+    whole = Bench(small_drive, [400])
+    timing = replace(small_drive.timing, codeword_bytes=128)
+    part = Bench(replace(small_drive, timing=timing), [400])
+    (wide, _), (narrow, _) = whole.attend(), part.attend()
+    np.testing.assert_array_equal(wide.data[0], narrow.data[0])
+    assert wide.flash.pages_read == narrow.flash.pages_read
+    assert wide.flash.useful_bytes == narrow.flash.useful_bytes
+    assert narrow.flash.useful_bytes <= narrow.flash.fetched_bytes < wide.flash.fetched_bytes
+    assert narrow.flash.fetched_bytes % 128 == 0
+
+
 def test_flush_waits_for_programs(small_drive):
     bench = Bench(small_drive, [300])
     assert bench.do(Flush()).finish_ns >= bench.firmware.ftl.calendar.idle_ns()
