@@ -6,8 +6,9 @@ What the groups are used for is not known here.
 
 from ftl.errors import FtlError, NandRuleError, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
 from ftl.faults import FaultPlan
-from ftl.kv import Ftl, KvView, PagePlan
+from ftl.kv import Ftl
 from ftl.nand import Nand
+from ftl.pages import KvView, PagePlan
 
 __all__ = [
     "FaultPlan",

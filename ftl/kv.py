@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from csd_spec import DriveSpec, KvLayout
@@ -15,12 +13,15 @@ from csd_spec.model import FP16_BYTES
 from ftl.block import BlockNamespace
 from ftl.calendar import FlashCalendar
 from ftl.collect import collect, level_wear
+from ftl.counters import Counters
 from ftl.dram import GroupBuffers
 from ftl.errors import OutOfSpace, Uncorrectable, UnknownSequence
-from ftl.groups import BANK_SHIFT, DRAM_BANK, MAX_OWNERS, UNMAPPED, EmbeddingMap, GroupMap, gather_rows
+from ftl.groups import DRAM_BANK, MAX_OWNERS, UNMAPPED, GroupMap, gather_rows
 from ftl.journal import Journal
 from ftl.nand import ERASED, Nand
+from ftl.pages import KvView, PagePlan, plan_channels, plan_tokens, stack
 from ftl.placement import GROWTH, Placement, Writer
+from ftl.relayout import relayout
 from ftl.sequence import Sequence
 
 F16 = NDArray[np.float16]
@@ -30,112 +31,6 @@ U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True)
-class KvView:
-    """Where one layer of B sequences lies. A stream is one KV head of one sequence; N = B * H, sequence first.
-
-    Slots are read through `banks`: bank slot >> 31 (flash, drive DRAM), page slot & 0x7FFFFFFF. A page is a row of
-    FP16 bit patterns.
-    """
-
-    layout: KvLayout
-    banks: tuple[U16, U16]
-    seq_lens: I64  # (N,)
-    k_slots: U32  # (N, token groups)
-    v_slots: U32  # (N, token groups)
-    e_slots: U32  # (N, embedding pages, embedding groups)
-
-
-@dataclass(frozen=True, slots=True)
-class PagePlan:
-    """Distinct flash pages behind a selection, how many selected rows or channel runs lie in each, and how many
-    bytes of each have to cross the channel: the codewords that hold them."""
-
-    ppns: U32  # (P,)
-    hits: I64  # (P,)
-    nbytes: I64  # (P,)
-
-
-@dataclass(slots=True)
-class Counters:
-    """Pages programmed in the drive's life, by purpose (as far as a commit has recorded them), and commands' reads.
-
-    groups: full groups of K, V and embedding-indexed K. unrecovered: pages that the ECC gave up.
-    """
-
-    groups: int = 0
-    journal: int = 0
-    moved: int = 0
-    blocks: int = 0
-    read: int = 0
-    unrecovered: int = 0
-
-    @property
-    def waf(self) -> float:
-        """Pages programmed over pages that the host's data fills."""
-        useful = self.groups + self.blocks
-        return (useful + self.journal + self.moved) / useful if useful else 1.0
-
-
-@njit(inline="always")
-def _hit(row, unit_bytes, word_bytes, at, hits, words, last_word):  # type: ignore[no-untyped-def]
-    """Count one selected row of a page and the codewords that it adds; returns the last codeword so far.
-
-    word_bytes = 0: whole pages cross the channel, one word each.
-    """
-    hits[at] += 1
-    if word_bytes == 0:
-        words[at] = 1
-        return 0
-    first, end = row * unit_bytes // word_bytes, ((row + 1) * unit_bytes - 1) // word_bytes
-    words[at] += end - max(first, last_word + 1) + 1
-    return end
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # type: ignore[no-untyped-def]
-    """Pages of each stream's ascending selected tokens that are in flash."""
-    ppns = np.empty(counts.sum(), np.uint32)
-    hits, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
-    found = 0
-    for stream in range(slots.shape[0]):
-        last, word = -1, -1
-        for i in range(counts[stream]):
-            group, row = divmod(selected[stream, i], per_group)
-            slot = slots[stream, group]
-            if slot >> BANK_SHIFT:
-                continue
-            if group != last:
-                ppns[found] = slot
-                found += 1
-                last, word = group, -1
-            word = _hit(row, unit_bytes, word_bytes, found - 1, hits, words, word)
-    return ppns[:found], hits[:found], words[:found]
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _plan_channels(slots, channels, seq_lens, m, per_group, unit_bytes, word_bytes):  # type: ignore[no-untyped-def]
-    """Embedding pages of each stream's ascending selected channels that are in flash."""
-    streams, _, groups = slots.shape
-    ppns = np.empty(streams * channels.shape[1] * groups, np.uint32)
-    hits, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
-    found = 0
-    for stream in range(streams):
-        used = (seq_lens[stream] + per_group - 1) // per_group
-        for group in range(used):
-            last, word = -1, -1
-            for channel in channels[stream]:
-                slot = slots[stream, channel // m, group]
-                if slot >> BANK_SHIFT:
-                    continue
-                if channel // m != last:
-                    ppns[found] = slot
-                    found += 1
-                    last, word = channel // m, -1
-                word = _hit(channel % m, unit_bytes, word_bytes, found - 1, hits, words, word)
-    return ppns[:found], hits[:found], words[:found]
 
 
 class Ftl:
@@ -251,7 +146,7 @@ class Ftl:
             if groups.size:
                 tags.append(mapped.tags(owner, layer, groups).ravel())
             if new is not None:
-                data.append(self._pack(mapped, layer, length, new, groups.size))
+                data.append(self.pack(mapped, layer, length, new, groups.size))
         programmed, finish_ns = (
             self.program(
                 seq.writer, ppns, np.concatenate(data) if data and ppns.size else None, np.concatenate(tags), start_ns
@@ -270,7 +165,7 @@ class Ftl:
         seq.lengths[layer] += tokens
         return finish_ns
 
-    def _pack(self, mapped: GroupMap, layer: int, length: int, rows: U16, full: int) -> U8:
+    def pack(self, mapped: GroupMap, layer: int, length: int, rows: U16, full: int) -> U8:
         """Pages (streams * full, page_bytes) that become full with `rows`; what is left over goes to the buffers."""
         per, content, buffers = mapped.per_group, self.banks[1], mapped.buffers[layer]
         position = length % per
@@ -372,7 +267,7 @@ class Ftl:
             group, position = divmod(length, mapped.per_group)
             cut, buffers = mapped.slots[layer, :, group].copy(), mapped.buffers[layer]
             in_flash |= bool((mapped.slots[layer, :, group:] < DRAM_BANK).any())
-            self._drop(seq, mapped, layer, group)
+            self.drop(seq, mapped, layer, group)
             if self.nand.payload:
                 if position and cut[0] < DRAM_BANK:
                     self.buffers.content[buffers] = self.nand.content[cut]
@@ -400,7 +295,7 @@ class Ftl:
             self.placement.close(seq.writer)
             for mapped in seq.maps:
                 for layer in range(seq.layers):
-                    self._drop(seq, mapped, layer, 0)
+                    self.drop(seq, mapped, layer, 0)
                 self.buffers.release(mapped.buffers[mapped.buffers >= 0])
             del self.sequences[handle]
             for owner in list(self.family):
@@ -420,7 +315,7 @@ class Ftl:
         if not self.family[owner]:
             del self.family[owner], self.born[owner]
 
-    def _drop(self, seq: Sequence, mapped: GroupMap, layer: int, first: int) -> None:
+    def drop(self, seq: Sequence, mapped: GroupMap, layer: int, first: int) -> None:
         """Unmap a layer's groups from `first` on. Pages that a relative shares stay valid."""
         slots = mapped.slots[layer, :, first:]
         mine = slots < DRAM_BANK
@@ -434,43 +329,8 @@ class Ftl:
         slots[:] = UNMAPPED
 
     def relayout(self, handle: int, m: int, start_ns: int) -> int:
-        """Change the channels of an embedding page: K is read and its embedding-indexed copy written anew."""
-        seq = self.sequence(handle)
-        layout = KvLayout(page_bytes=seq.layout.page_bytes, head_dim=seq.layout.head_dim, m=m)
-        old, new = seq.embedding_k, EmbeddingMap(layout, seq.layers, seq.heads)
-        used = [layer for layer in range(seq.layers) if seq.k.buffers[layer, 0] >= 0]
-        wanted = new.streams * len(used)
-        if wanted > self.buffers.left:
-            raise OutOfSpace(f"{wanted} group buffers wanted, drive DRAM has room for {self.buffers.left}")
-        finish_ns, groups = start_ns, [np.arange(int(seq.lengths[layer]) // layout.T) for layer in used]
-        for layer in used:
-            finish_ns = max(finish_ns, self.read(self.read_back(handle, layer)[2], start_ns))
-        starts = [
-            self.placement.starts(new.stream_numbers(handle, layer), each[None, :]).ravel()
-            for layer, each in zip(used, groups, strict=True)
-        ]
-        jobs = [(seq.writer, part) for part in starts]
-        for layer, each, ppns in zip(used, groups, self.allocate(jobs, self.reserve, start_ns), strict=True):
-            rows = self.read_back(handle, layer)[0].view(np.uint16)
-            new.buffers[layer] = self.buffers.allocate(new.streams)
-            new.reserve(-(-rows.shape[0] // layout.T))
-            data = self._pack(new, layer, 0, rows, each.size)
-            owners = [seq.owner_of(layer, layout.T, int(group)) for group in each]
-            tags = [new.tags(owner, layer, each[i : i + 1]) for i, owner in enumerate(owners)]
-            if each.size:
-                ppns, end_ns = self.program(seq.writer, ppns, data, np.hstack(tags).ravel(), start_ns)
-                finish_ns = max(finish_ns, end_ns)
-            new.slots[layer, :, : each.size] = ppns.reshape(new.streams, each.size)
-            if rows.shape[0] % layout.T:
-                new.slots[layer, :, each.size] = new.buffers[layer].astype(np.uint32) | DRAM_BANK
-            self.counters.groups += ppns.size
-        for layer in used:
-            self._drop(seq, old, layer, 0)
-        self.buffers.release(old.buffers[old.buffers >= 0])
-        seq.layout, seq.embedding_k = layout, new
-        self.dirty.add(handle)
-        self.shrunk.add(handle)
-        return finish_ns
+        """Change the channels of an embedding page at run time; returns when the new copy of K is written."""
+        return relayout(self, handle, m, start_ns)
 
     def commit(self, start_ns: int, everything: bool) -> int:
         """Make what was done, or at least what gave pages up, survive a loss of power; then erase empty blocks."""
@@ -502,9 +362,9 @@ class Ftl:
             layout=lay,
             banks=self.banks,
             seq_lens=np.repeat(lengths, heads),
-            k_slots=_stack([seq.k.slots[layer] for seq in seqs], tokens),
-            v_slots=_stack([seq.v.slots[layer] for seq in seqs], tokens),
-            e_slots=_stack([seq.embedding_k.slots[layer] for seq in seqs], groups).reshape(
+            k_slots=stack([seq.k.slots[layer] for seq in seqs], tokens),
+            v_slots=stack([seq.v.slots[layer] for seq in seqs], tokens),
+            e_slots=stack([seq.embedding_k.slots[layer] for seq in seqs], groups).reshape(
                 len(seqs) * heads, lay.embedding_pages, groups
             ),
         )
@@ -512,13 +372,13 @@ class Ftl:
     def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
         """Pages of `slots` (k_slots or v_slots) behind tokens (N, k), ascending, of which counts (N,) are used."""
         unit = FP16_BYTES * view.layout.head_dim
-        ppns, hits, words = _plan_tokens(slots, tokens, counts, view.layout.n, unit, self._word_bytes)
+        ppns, hits, words = plan_tokens(slots, tokens, counts, view.layout.n, unit, self._word_bytes)
         return PagePlan(ppns, hits, words * (self._word_bytes or self.spec.geometry.page_bytes))
 
     def embedding_pages(self, view: KvView, channels: I32) -> PagePlan:
         """Embedding pages behind channels (N, r), ascending."""
         lay, unit = view.layout, FP16_BYTES * view.layout.T
-        ppns, hits, words = _plan_channels(view.e_slots, channels, view.seq_lens, lay.m, lay.T, unit, self._word_bytes)
+        ppns, hits, words = plan_channels(view.e_slots, channels, view.seq_lens, lay.m, lay.T, unit, self._word_bytes)
         return PagePlan(ppns, hits, words * (self._word_bytes or self.spec.geometry.page_bytes))
 
     def whole(self, ppns: U32) -> PagePlan:
@@ -577,16 +437,3 @@ def _new_groups(seq: Sequence, mapped: GroupMap, layer: int, length: int) -> I64
     """Groups that become full when `length` tokens are added, (1, groups)."""
     now = int(seq.lengths[layer])
     return np.arange(now // mapped.per_group, (now + length) // mapped.per_group)[None, :]
-
-
-def _stack(tables: list[U32], groups: int) -> U32:
-    """Tables (streams, capacity) of several sequences as one (sum of streams, groups)."""
-    if len(tables) == 1:
-        return np.ascontiguousarray(tables[0][:, :groups])
-    out = np.full((sum(table.shape[0] for table in tables), groups), UNMAPPED, np.uint32)
-    row = 0
-    for table in tables:
-        width = min(groups, table.shape[1])
-        out[row : row + table.shape[0], :width] = table[:, :width]
-        row += table.shape[0]
-    return out
