@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -23,5 +24,12 @@ def small_drive() -> DriveSpec:
 def data_dir() -> Path:
     """The folder of measuring data that VCSD_DATA names."""
     if "VCSD_DATA" not in os.environ:
-        pytest.skip("VCSD_DATA names no folder of measuring data")
+        missing("data", "VCSD_DATA names no folder of measuring data")
     return Path(os.environ["VCSD_DATA"])
+
+
+def missing(what: str, reason: str) -> NoReturn:
+    """Skip a test for want of something, or fail it where VCSD_REQUIRE (a list with commas) names that."""
+    if what in os.environ.get("VCSD_REQUIRE", "").split(","):
+        pytest.fail(f"{what} is required: {reason}")
+    pytest.skip(reason)
