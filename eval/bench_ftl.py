@@ -183,7 +183,7 @@ STEP = 16  # tokens that every live request decodes between two looks at what ha
 
 def bench_churn(trace: Path | None, full: float, erase_mean: float, seed: int, tick: Tick = None) -> dict[str, Any]:
     """Requests come, decode side by side and go, at `full` of the drive's capacity, until blocks have been erased
-    `erase_mean` times on average. Every STEP-th round ends with a flush for a request that has ended.
+    `erase_mean` times on average.
 
     waf: pages programmed over full pages of K, V and embedding-indexed K.
     """
