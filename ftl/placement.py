@@ -1,10 +1,10 @@
 """Where the next page goes: each sequence fills blocks of its own, strided over channels and planes.
 
 An *extent* is one block in each of W lanes, W a multiple of the channels, filled by one writer. Group g of a stream
-goes to lane (start(stream) + g) mod W of its writer's extent, and lanes are numbered channel first, so a head's
-consecutive groups lie on consecutive channels, whenever they were written. A first extent is about as wide as the
-data that is expected fills once, later ones follow in small steps: wide for bandwidth, yet nearly full when the
-sequence ends. Freeing a sequence so empties whole blocks, and nothing has to be moved.
+goes to channel start(stream) + g of it, so a head's consecutive groups lie on consecutive channels, whenever they were
+written. While few blocks are open an extent takes all lanes, for bandwidth. Later a first extent is about as wide as
+the data that is expected fills once, and more follow in small steps: still wide, yet nearly full when the sequence
+ends. Freeing a sequence so empties whole blocks, and nothing has to be moved.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ftl.nand import Nand
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: its multiples spread evenly over any range
 GROWTH = 16  # of sequences
+OPEN_SHARE = 16  # up to 1/16 of all blocks may be open, mostly empty, for the bandwidth of small sequences
 
 I64 = NDArray[np.int64]
 U32 = NDArray[np.uint32]
@@ -162,7 +163,10 @@ class Placement:
         growth = writer.written // writer.growth if writer.growth else 0
         ahead = max(wanted, writer.expected_pages - writer.written, growth)
         rows = min(max(1, -(-ahead // (g.pages_per_block * g.channels))), g.lanes // g.channels)
-        rows = 1 if writer.sparing else rows
+        if writer.sparing:
+            rows = 1
+        elif len(self.open) + g.lanes <= g.blocks // OPEN_SHARE:
+            rows = g.lanes // g.channels  # there is room to spare: all lanes, for bandwidth
         rows = min(rows, max(0, self.free_blocks - reserve) // g.channels)
         by_channel = [
             sorted((lane for lane in range(channel, g.lanes, g.channels) if self._free[lane]), key=self._wear)
