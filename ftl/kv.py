@@ -147,13 +147,10 @@ class Ftl:
                 tags.append(mapped.tags(owner, layer, groups).ravel())
             if new is not None:
                 data.append(self.pack(mapped, layer, length, new, groups.size))
-        programmed, finish_ns = (
-            self.program(
-                seq.writer, ppns, np.concatenate(data) if data and ppns.size else None, np.concatenate(tags), start_ns
-            )
-            if ppns.size
-            else (ppns, start_ns)
-        )
+        programmed, finish_ns = ppns, start_ns
+        if ppns.size:
+            pages = np.concatenate(data) if data else None
+            programmed, finish_ns = self.program(seq.writer, ppns, pages, np.concatenate(tags), start_ns)
         for mapped in seq.maps:
             first, end = length // mapped.per_group, (length + tokens) // mapped.per_group
             size = mapped.streams * (end - first)
