@@ -7,11 +7,12 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_spec import Attend, Command, Flush, KvAppend, KvCrop, KvFree, KvRead, Method, SeqCreate
+from csd_spec import Attend, Command, Flush, KvAppend, KvCrop, KvFree, KvLayout, KvRead, Method, SeqCreate
 from ftl import Ftl, UnknownSequence
+from ftl.groups import MAX_LAYERS, MAX_STREAMS
 from ftl.sequence import Sequence
 
-MAX_LAYERS, MAX_HEADS, MAX_TOKENS = 256, 1024, 1 << 24
+MAX_HEADS, MAX_TOKENS = 1024, 1 << 24
 
 
 class Refused(Exception):
@@ -65,6 +66,9 @@ def check(ftl: Ftl, command: Command) -> None:
             ]
             for name, value, limit in limits:
                 _require(1 <= value <= limit, f"{name} = {value}: must lie between 1 and {limit}")
+            layout = KvLayout.for_context(ftl.spec.geometry.page_bytes, command.head_dim, command.max_tokens)
+            pages = command.kv_heads * layout.embedding_pages
+            _require(pages <= MAX_STREAMS, f"kv_heads = {command.kv_heads}: {pages} streams, at most {MAX_STREAMS}")
         case KvAppend():
             first = _sequences(ftl, command.seqs, command.layer)[0]
             _array("lengths", command.lengths, np.int64, (len(command.seqs),))

@@ -34,8 +34,10 @@ class Geometry:
             pages_per_block=self.pages_per_block,
         )
         at_least(256, page_bytes=self.page_bytes)
-        if self.page_bytes % 2:
-            raise ValueError(f"page_bytes = {self.page_bytes}: must be even, pages hold FP16 values")
+        if self.page_bytes % 16:
+            raise ValueError(
+                f"page_bytes = {self.page_bytes}: must be a multiple of 16, up to 8 FP16 channels share a page"
+            )
         if self.pages > 2**31:
             raise ValueError(f"{self.pages} pages: a drive has at most 2^31, take larger pages or fewer blocks")
 

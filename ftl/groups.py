@@ -95,7 +95,7 @@ def tag(kind: Kind, owner: int, layer: int) -> int:
     return int(kind) << 61 | owner << 42 | layer << 34
 
 
-MAX_OWNERS, MAX_STREAMS = 1 << 19, 1 << 14
+MAX_OWNERS, MAX_LAYERS, MAX_STREAMS, MAX_GROUPS = 1 << 19, 1 << 8, 1 << 14, 1 << 20
 
 
 class TokenMap(GroupMap):

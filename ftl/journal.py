@@ -47,6 +47,7 @@ class Journal:
         self.number = 0  # of the next record
         self.pages: U32 = np.zeros(0, np.uint32)
         self._checkpoint_pages, self._since_checkpoint = 0, 0
+        self._namespace_pages = 0  # as recorded
 
     def commit(self, start_ns: int, everything: bool) -> int:
         """Record all that changed, or only what gave pages up; every so often a checkpoint, to keep the journal short.
@@ -56,7 +57,7 @@ class Journal:
         ftl = self.ftl
         full = self.number == 0 or self._since_checkpoint > 2 * self._checkpoint_pages + 64
         changed = ftl.dirty if everything else ftl.dirty & ftl.shrunk
-        if not full and not changed and not ftl.gone:
+        if not (full or changed or ftl.gone or ftl.blocks.pages != self._namespace_pages):
             return start_ns
         record = self._encode(full, sorted(ftl.sequences if full else changed))
         size = ftl.spec.geometry.page_bytes
@@ -73,6 +74,7 @@ class Journal:
             self.pages = np.concatenate([self.pages, placed])
             self._since_checkpoint += count
         self.number += 1
+        self._namespace_pages = ftl.blocks.pages
         ftl.counters.journal += count
         ftl.dirty -= set(ftl.sequences) if full else changed
         ftl.shrunk.clear()
@@ -84,7 +86,6 @@ class Journal:
         meta, rows = [], []
         for handle in handles:
             seq = ftl.sequences[handle]
-            owners = seq.all_owners | {seq.newest}
             meta.append(
                 {
                     "handle": handle,
@@ -92,7 +93,7 @@ class Journal:
                     "lengths": seq.lengths.tolist(),
                     "owners": seq.owners,
                     "newest": seq.newest,
-                    "born": {owner: ftl.born[owner] for owner in owners},
+                    "born": {owner: ftl.born[owner] for owner in seq.all_owners},
                     "failed": seq.failed,
                 }
             )
@@ -144,6 +145,9 @@ class Journal:
         mapped = [m.flash_slots() for seq in ftl.sequences.values() for m in seq.maps]
         shared = np.unique(np.concatenate([*mapped, np.zeros(0, np.uint32)]))
         np.add.at(ftl.placement.valid, nand.block_of(shared), 1)
+        # What was programmed after the last commit has tags of the same owners: go on as others
+        for seq in ftl.sequences.values():
+            ftl.succeed(seq)
         ftl.dirty.clear()
 
     def _records(self, ppns: U32, tags: U64) -> dict[int, tuple[dict[str, Any], bytes, U32]]:

@@ -16,7 +16,7 @@ from ftl.collect import collect, level_wear
 from ftl.counters import Counters
 from ftl.dram import GroupBuffers
 from ftl.errors import OutOfSpace, Uncorrectable, UnknownSequence
-from ftl.groups import DRAM_BANK, MAX_OWNERS, UNMAPPED, GroupMap, gather_rows
+from ftl.groups import DRAM_BANK, MAX_GROUPS, MAX_OWNERS, UNMAPPED, GroupMap, gather_rows
 from ftl.journal import Journal
 from ftl.nand import ERASED, Nand
 from ftl.pages import KvView, PagePlan, plan_channels, plan_tokens, stack
@@ -113,6 +113,9 @@ class Ftl:
         wanted = sum(mapped.streams for seq in fresh for mapped in seq.maps)
         if wanted > self.buffers.left:
             raise OutOfSpace(f"{wanted} group buffers wanted, drive DRAM has room for {self.buffers.left}")
+        tokens = max(int(seq.lengths[layer] + length) for seq, length in zip(seqs, lengths, strict=True))
+        if tokens >= MAX_GROUPS * seqs[0].layout.n:
+            raise OutOfSpace(f"{tokens} tokens: a sequence has at most {MAX_GROUPS * seqs[0].layout.n - 1}")
         jobs = []
         for seq, length in zip(seqs, lengths, strict=True):
             seq.expect(int(seq.lengths[layer] + length))
@@ -275,10 +278,11 @@ class Ftl:
         self.shrunk.add(handle)
         if in_flash:
             # Groups from here on will be written again: under another owner, since a tag is written once
+            before = seq.all_owners
             if seq.owners[layer][-1][0] == seq.newest:
                 seq.newest = self.new_owner(handle)
             seq.change_owner(layer, seq.newest, length)
-            self._leave_families(seq)
+            self._leave(before - seq.all_owners, handle)
         self.dirty.add(handle)
         return finish_ns
 
@@ -295,22 +299,24 @@ class Ftl:
                     self.drop(seq, mapped, layer, 0)
                 self.buffers.release(mapped.buffers[mapped.buffers >= 0])
             del self.sequences[handle]
-            for owner in list(self.family):
-                self._leave(owner, handle)
+            self._leave(seq.all_owners, handle)
             self.dirty.discard(handle)
             self.gone.add(handle)
         if len(self.placement.empty()) > self.spec.geometry.blocks // 128:
             self.commit(start_ns, everything=False)  # many free blocks: the least worn can be chosen
 
-    def _leave_families(self, seq: Sequence) -> None:
-        for owner in [owner for owner in self.family if seq.handle in self.family[owner]]:
-            if owner not in seq.all_owners and owner != seq.newest:
-                self._leave(owner, seq.handle)
+    def succeed(self, seq: Sequence) -> None:
+        """Let a sequence write under an owner of its own from here on."""
+        before, seq.newest = seq.all_owners, self.new_owner(seq.handle)
+        for layer in range(seq.layers):
+            seq.change_owner(layer, seq.newest, int(seq.lengths[layer]))
+        self._leave(before - seq.all_owners, seq.handle)
 
-    def _leave(self, owner: int, handle: int) -> None:
-        self.family[owner].discard(handle)
-        if not self.family[owner]:
-            del self.family[owner], self.born[owner]
+    def _leave(self, owners: set[int], handle: int) -> None:
+        for owner in owners:
+            self.family[owner].discard(handle)
+            if not self.family[owner]:
+                del self.family[owner], self.born[owner]
 
     def drop(self, seq: Sequence, mapped: GroupMap, layer: int, first: int) -> None:
         """Unmap a layer's groups from `first` on. Pages that a relative shares stay valid."""

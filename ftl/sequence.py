@@ -38,7 +38,7 @@ class Sequence:
 
     @property
     def all_owners(self) -> set[int]:
-        return {owner for chain in self.owners for owner, _ in chain}
+        return {owner for chain in self.owners for owner, _ in chain} | {self.newest}
 
     def owner_of(self, layer: int, per_group: int, group: int) -> int:
         """Owner of a full group."""

@@ -186,6 +186,7 @@ def bad_commands(bench):
         (SeqCreate(0, 1, 1, 16, 100), invalid, "count = 0"),
         (SeqCreate(1, 1, 1, 10**6, 100), invalid, "head_dim"),
         (SeqCreate(1, 10**6, 1, 16, 100), invalid, "layers"),
+        (SeqCreate(1, 1, 1024, 256, 10**6), invalid, "streams"),
         (replace(append, seqs=(77,)), unknown, "77"),
         (replace(append, seqs=()), invalid, "no sequence"),
         (replace(append, seqs=s[:1] * 2, lengths=np.array([1, 2])), invalid, "twice"),

@@ -22,6 +22,17 @@ def test_random_overwrites_read_back_also_after_a_restart(small_drive):
     np.testing.assert_array_equal(Ftl(small_drive, ftl.nand).blocks.read(np.arange(60), 0)[0], content)
 
 
+def test_a_namespace_that_grew_later_survives(small_drive):
+    ftl = Ftl(small_drive)
+    ftl.flush(0)
+    ftl.blocks.resize(10)
+    data = np.full((1, small_drive.geometry.page_bytes), 7, np.uint8)
+    ftl.blocks.write(np.array([9]), data, 0)
+    ftl.flush(0)
+    ftl.nand.power_on()
+    np.testing.assert_array_equal(Ftl(small_drive, ftl.nand).blocks.read(np.array([9]), 0)[0], data)
+
+
 def test_what_was_never_written_reads_as_zeros_and_costs_nothing(small_drive):
     ftl = Ftl(small_drive)
     ftl.blocks.resize(10)

@@ -35,7 +35,8 @@ def test_bad_blocks_cost_space_and_no_data(small_drive, faults):
         np.testing.assert_array_equal(ftl.read_back(handle, 0)[1], k)
         ftl.free([handle], 0)
     assert ftl.nand.bad.sum() > 0
-    assert not ftl.nand.next_page[ftl.nand.bad > 0].any() or "program_fail" in faults
+    if "program_fail" not in faults:  # such a block keeps what was programmed before it failed
+        assert not ftl.nand.next_page[ftl.nand.bad > 0].any()
 
 
 def test_a_worn_out_drive_is_read_only_and_keeps_its_data(small_drive):
