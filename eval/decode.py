@@ -14,7 +14,8 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import vcsd
-from csd_spec import Budget, SparFParams
+from csd_spec import Budget, DriveSpec, SparFParams
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from vcsd.report import Report
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
@@ -146,18 +147,19 @@ def decode(
     tokenizer: PreTrainedTokenizerBase,
     on_token: OnToken | None = None,
     on_reference_token: OnToken | None = None,
+    spec: DriveSpec = INSTCSD_ZYNQ7045_8CH,
     keep: Path | None = None,
 ) -> Decoded:
     """Greedy decoding in drives, beside the same model's sdpa. keep: a folder in which the drives stay."""
     began = time.perf_counter()
-    with vcsd.attach(model, drives=drives, attention=attention, budget=budget, keep=keep) as csd:
+    with vcsd.attach(model, drives=drives, attention=attention, budget=budget, spec=spec, keep=keep) as csd:
         tokens, logits = _generate(model, inputs, new_tokens, on_token)
         report, shape = csd.report(), csd.driver.shape
         wall_s = time.perf_counter() - began
     expected, wanted = _generate(model, inputs, new_tokens, on_reference_token)
     equal = torch.equal(tokens, expected)
     if not equal:
-        with vcsd.attach(model, drives=drives, attention=attention, budget=budget):
+        with vcsd.attach(model, drives=drives, attention=attention, budget=budget, spec=spec):
             logits = _force(model, inputs, expected)
     stored = inputs["input_ids"].shape[1] + tokens.shape[1] - 1
     return Decoded(

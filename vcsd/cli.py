@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from csd_spec import Budget, Compression, DeviceError, Fixed, SparFParams
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from nvmevirt_config import load_drive
 
 app = typer.Typer(
     help="Virtual computational storage drives for in-storage attention.",
@@ -81,6 +83,7 @@ def run(
     max_new_tokens: Annotated[int, typer.Option(help="length of the continuation")] = 128,
     batch: Annotated[int, typer.Option(help="rows; those after the first begin inside the prompt")] = 1,
     seed: Annotated[int, typer.Option(help="of the places where those rows begin")] = 0,
+    drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None,
     keep: Annotated[Path | None, typer.Option(help="folder to keep the drives in, for vcsd log")] = None,
     device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
     output: OutputOption = Output.NORMAL,
@@ -88,6 +91,7 @@ def run(
     """Continue a text with attention in drives, and compare with ordinary attention."""
     budget = _budget(attention, compression, convention, r, k, recent)
     text = _prompt(prompt, prompt_file)
+    spec = load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH
     with err.status("loading the model"):
         from eval.decode import CHECKPOINT, decode, encode, load
         from host_driver.hf import model_shape
@@ -104,7 +108,7 @@ def run(
     if normal:
         print(text, end="", flush=True)
     with _progress("ordinary attention", max_new_tokens) as tick:
-        done = decode(loaded, inputs, max_new_tokens, drives, attention, budget, tokenizer, stream, tick, keep)
+        done = decode(loaded, inputs, max_new_tokens, drives, attention, budget, tokenizer, stream, tick, spec, keep)
     params = done.last_params
     if output is Output.JSON:
         result = {
