@@ -20,7 +20,7 @@ def smart(ftl: Ftl) -> dict[str, Any]:
         "spare_thresh": 10,
         "percent_used": int(100 * nand.erase_count.mean() / nand.faults.endurance),
         "data_units_read": -(-c.read * page // 512_000),
-        "data_units_written": -(-(c.groups + c.blocks) * page // 512_000),
+        "data_units_written": -(-c.data * page // 512_000),
         "media_errors": c.unrecovered,
         "sequences": len(ftl.sequences),
         "waf": c.waf,

@@ -2,7 +2,8 @@
 
 A channel's calendar divides time into slots, each with as many bytes as the channel moves in it. A transfer takes
 what is free from its earliest slot on, so one that is dated far ahead, behind a slow sense, leaves the channel free
-for those before it. ("Busy until", kept in order of arrival, would let it block them.)
+for those before it. ("Busy until", kept in order of arrival, would let it block them.) Behind a
+channel's last run of full slots nothing is booked: most transfers just prolong it, with no slot to look at.
 """
 
 from __future__ import annotations
@@ -16,36 +17,9 @@ from csd_spec import Geometry, NandTiming
 SLOT_NS = 4_000
 SLOTS = 1 << 16  # 262 ms ahead of the earliest request still open
 USED_BITS = 20  # a cell is slot number << USED_BITS | bytes used
+_USED = (1 << USED_BITS) - 1
 
 I64 = NDArray[np.int64]
-
-
-@njit(inline="always")
-def _transfer(start, nbytes, slot_bytes, byte_ns, channel, cells, full):  # type: ignore[no-untyped-def]
-    """Book bytes on a channel from `start` on; returns the end. Slots in full[channel], a range, are known as full."""
-    slot = start // SLOT_NS
-    if full[channel, 0] <= slot < full[channel, 1]:
-        slot = full[channel, 1]
-    left, used = nbytes, 0
-    while True:
-        cell = cells[channel, slot % SLOTS]
-        if cell >> USED_BITS < slot:
-            cell = slot << USED_BITS
-        used = cell & ((1 << USED_BITS) - 1)
-        taken = min(left, slot_bytes - used)
-        used += taken
-        left -= taken
-        cells[channel, slot % SLOTS] = cell + taken
-        if used == slot_bytes:
-            if full[channel, 0] <= slot <= full[channel, 1]:
-                full[channel, 1] = max(full[channel, 1], slot + 1)
-            elif slot > full[channel, 1]:
-                full[channel, 0], full[channel, 1] = slot, slot + 1
-        if left == 0:
-            break
-        slot += 1
-    # No transfer is faster than the channel, whatever part of its first slot was free
-    return max(slot * SLOT_NS + _ceil_ns(used, byte_ns), start + _ceil_ns(nbytes, byte_ns))
 
 
 @njit(inline="always")
@@ -55,29 +29,45 @@ def _ceil_ns(nbytes, byte_ns):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _read(ppns, nbytes, start, channels, read_ns, cached, slot_bytes, byte_ns, lane_free, cells, full):  # type: ignore[no-untyped-def]
+def _occupy(ppns, nbytes, start, channels, before_ns, after_ns, cached, slot_bytes, byte_ns, lane_free, cells, runs):  # type: ignore[no-untyped-def]
+    """Pages one after the other: their lane works for before_ns, then bytes cross the channel, then after_ns more."""
     finish, lanes = start, np.uint32(lane_free.size)
+    per_byte = (1 << 40) // slot_bytes + 1  # slots, in 2^-40
     for i in range(ppns.size):
         lane = ppns[i] % lanes
         channel = lane % np.uint32(channels)
-        sensed = max(start, lane_free[lane]) + read_ns
-        end = _transfer(sensed, nbytes[i], slot_bytes, byte_ns, channel, cells, full)
+        begin = max(start, lane_free[lane]) + before_ns
+        slot, left, slot_used = begin // SLOT_NS, nbytes[i], 0
+        first, last, used = runs[channel, 0], runs[channel, 1], runs[channel, 2]
+        if slot > last:
+            for full in range(max(first, last - SLOTS), last):
+                cells[channel, full % SLOTS] = full << USED_BITS | slot_bytes
+            cells[channel, last % SLOTS] = last << USED_BITS | used
+            first, last, used = slot, slot, 0
+            runs[channel, 0] = first
+        while slot < first and left:
+            cell = cells[channel, slot % SLOTS]
+            if cell >> USED_BITS < slot:
+                cell = slot << USED_BITS
+            taken = min(left, slot_bytes - (cell & _USED))
+            left -= taken
+            cells[channel, slot % SLOTS] = cell + taken
+            slot_used = (cell + taken) & _USED
+            slot += 1
+        if left:
+            used += left
+            more = (used - 1) * per_byte >> 40
+            last += more
+            used -= more * slot_bytes
+            runs[channel, 1], runs[channel, 2] = last, used
+            slot, slot_used = last, used
+        else:
+            slot -= 1
+        # No transfer is faster than the channel, whatever part of its first slot was free
+        end = max(slot * SLOT_NS + _ceil_ns(slot_used, byte_ns), begin + _ceil_ns(nbytes[i], byte_ns)) + after_ns
         # The page register is busy until its data has left, unless a cache register takes it over
-        lane_free[lane] = sensed if cached else end
+        lane_free[lane] = begin if cached else end
         finish = max(finish, end)
-    return finish
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _program(ppns, nbytes, start, channels, program_ns, slot_bytes, byte_ns, lane_free, cells, full):  # type: ignore[no-untyped-def]
-    finish, lanes = start, lane_free.size
-    for i in range(ppns.size):
-        lane = ppns[i] % lanes
-        channel = lane % channels
-        begin = max(start, lane_free[lane])
-        loaded = _transfer(begin, nbytes, slot_bytes, byte_ns, channel, cells, full)
-        lane_free[lane] = loaded + program_ns
-        finish = max(finish, lane_free[lane])
     return finish
 
 
@@ -87,24 +77,28 @@ class FlashCalendar:
     def __init__(self, geometry: Geometry, timing: NandTiming) -> None:
         self.geometry, self.timing = geometry, timing
         self.slot_bytes = timing.channel_bytes_per_s * SLOT_NS // 1_000_000_000
-        if not 0 < self.slot_bytes < 1 << USED_BITS:
+        if not 0 < self.slot_bytes <= _USED:
             raise ValueError(f"channel_bytes_per_s = {timing.channel_bytes_per_s}: beyond what a calendar holds")
         self._byte_ns = (SLOT_NS << 32) // self.slot_bytes
         self.lane_free: I64 = np.zeros(geometry.lanes, np.int64)
         self._cells: I64 = np.zeros((geometry.channels, SLOTS), np.int64)
-        self._full: I64 = np.zeros((geometry.channels, 2), np.int64)
+        # Of each channel's last run: its first slot, the slot it ends in, and the bytes used of that one. The cells
+        # of a run are written when another begins.
+        self._runs: I64 = np.zeros((geometry.channels, 3), np.int64)
 
     def read(self, ppns: NDArray[np.uint32], nbytes: I64, start_ns: int) -> int:
         """Sense pages and bring nbytes (N,) of each over its channel; returns the last end."""
         t = self.timing
-        shared = self.slot_bytes, self._byte_ns, self.lane_free, self._cells, self._full
-        return int(_read(ppns, nbytes, start_ns, self.geometry.channels, t.read_ns, t.cache_read, *shared))
+        return self._occupy(ppns, nbytes, start_ns, t.read_ns, 0, t.cache_read)
 
     def program(self, ppns: NDArray[np.uint32], start_ns: int) -> int:
         """Load and program whole pages; returns the last end."""
-        g = self.geometry
-        shared = self.slot_bytes, self._byte_ns, self.lane_free, self._cells, self._full
-        return int(_program(ppns, g.page_bytes, start_ns, g.channels, self.timing.program_ns, *shared))
+        nbytes = np.full(ppns.size, self.geometry.page_bytes)
+        return self._occupy(ppns, nbytes, start_ns, 0, self.timing.program_ns, False)
+
+    def _occupy(self, ppns: NDArray[np.uint32], nbytes: I64, start_ns: int, *times: int) -> int:
+        channel = self.slot_bytes, self._byte_ns, self.lane_free, self._cells, self._runs
+        return int(_occupy(ppns, nbytes, start_ns, self.geometry.channels, *times, *channel))
 
     def erase(self, lane: int, start_ns: int) -> int:
         """Erase one block of a lane; returns the end."""

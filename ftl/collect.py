@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 
-SPREAD = 3  # erases between the most and least worn block, beyond which cold data moves
+SPREAD = 2  # erases between the most and least worn block, beyond which cold data moves
+LEVELLING = 22  # pages of the host's data for each page that moves to even wear out
 
 
 def collect(ftl: Ftl, start_ns: int) -> bool:
@@ -46,25 +47,32 @@ def collect(ftl: Ftl, start_ns: int) -> bool:
 
 
 def level_wear(ftl: Ftl, start_ns: int) -> None:
-    """Where wear has drifted apart, move the data out of the least worn blocks, so that they are used again."""
-    if ftl.placement.free_blocks < 2 * ftl.reserve + ftl.spec.geometry.channels:
+    """Where wear has drifted apart, move the data out of the least worn blocks, so that they are used again.
+
+    How much moves follows what the host has written, so that levelling costs a known share.
+    """
+    counts, c = ftl.nand.erase_count, ftl.counters
+    due = (c.data // LEVELLING - c.levelled) // ftl.spec.geometry.pages_per_block
+    if due <= 0 or ftl.placement.free_blocks < 2 * ftl.reserve + ftl.spec.geometry.channels:
         return  # moving takes room, and another time will do
-    counts, usable = ftl.nand.erase_count, ftl.nand.bad == 0
-    limit = int(counts.max()) - SPREAD
-    cold = np.flatnonzero((counts < limit) & usable & (ftl.nand.next_page > 0))
-    for block in cold[np.argsort(counts[cold], kind="stable")][: 3 * ftl.spec.geometry.channels].tolist():
+    cold = np.flatnonzero((counts < int(counts.max()) - SPREAD) & (ftl.nand.bad == 0) & (ftl.nand.next_page > 0))
+    for block in cold[np.argsort(counts[cold], kind="stable")][:due].tolist():
         for writer in (ftl.journal.writer, ftl.mover, ftl.leveller):
             if block in writer.blocks:
                 ftl.placement.close(writer)
         if block not in ftl.placement.open:
+            ftl.placement.turn(ftl.leveller, block % ftl.spec.geometry.channels)
             try:
-                move_block(ftl, block, ftl.leveller, start_ns)
+                c.levelled += move_block(ftl, block, ftl.leveller, start_ns)
             except OutOfSpace:
                 return
 
 
-def move_block(ftl: Ftl, block: int, writer: Writer, start_ns: int) -> None:
-    """Move a block's valid pages elsewhere and leave it empty; raises OutOfSpace before anything moves."""
+def move_block(ftl: Ftl, block: int, writer: Writer, start_ns: int) -> int:
+    """Move a block's valid pages elsewhere and leave it empty; returns how many.
+
+    Raises OutOfSpace before anything moves.
+    """
     pages = ftl.nand.pages_of(block)[: ftl.nand.next_page[block]]
     valid = pages[_valid(ftl, pages)]
     if valid.size:
@@ -78,6 +86,7 @@ def move_block(ftl: Ftl, block: int, writer: Writer, start_ns: int) -> None:
         _remap(ftl, valid, placed, tags)
         ftl.placement.invalidate(valid)
         ftl.counters.moved += valid.size
+    return valid.size
 
 
 def _fields(tags: U64) -> tuple[NDArray[np.int64], ...]:

@@ -19,7 +19,7 @@ from ftl.errors import OutOfSpace, ReadOnly
 from ftl.nand import Nand
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: its multiples spread evenly over any range
-GROWTH = 16  # of sequences
+GROWTH = 32  # of sequences
 OPEN_SHARE = 16  # up to 1/16 of all blocks may be open, mostly empty, for the bandwidth of small sequences
 
 I64 = NDArray[np.int64]
@@ -197,8 +197,14 @@ class Placement:
                 self.release(block)
         writer.blocks = writer.blocks[:0]
 
+    def turn(self, writer: Writer, channel: int) -> None:
+        """What the writer fills next in a channel shares no block with what it filled before."""
+        for block in writer.blocks[:, channel].tolist():
+            if self.nand.next_page[block]:
+                self.abandon(block)
+
     def abandon(self, block: int) -> None:
-        """A block went bad: nothing more is written to it."""
+        """Nothing more is written to a block."""
         self.claimed[block] = self.geometry.pages_per_block
 
     def invalidate(self, ppns: U32) -> None:

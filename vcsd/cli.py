@@ -202,7 +202,7 @@ def bench_ftl_command(
     compression: Annotated[int, typer.Option(min=1, max=64, help="attention: SparF at 1/C")] = 8,
     trace: Annotated[Path | None, typer.Option(help="churn: CSV with lengths of requests")] = None,
     full: Annotated[float, typer.Option(min=0.1, max=0.85, help="churn: share of the drive in use")] = 0.8,
-    erase_mean: Annotated[float, typer.Option(min=0.1, help="churn: run until blocks are worn this much")] = 20.0,
+    erase_mean: Annotated[float, typer.Option(min=0.1, help="churn: run until blocks are worn this much")] = 50.0,
     seed: Annotated[int, typer.Option(help="of all that is random")] = 0,
     output: OutputOption = Output.NORMAL,
 ) -> None:

@@ -1,12 +1,13 @@
 """Modelled time of flash against what the geometry allows."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as DRIVE
-from ftl.calendar import SLOT_NS, USED_BITS, FlashCalendar
+from ftl.calendar import SLOT_NS, FlashCalendar
 
 
 def pages(count, lanes=DRIVE.geometry.lanes, first=0):
@@ -63,11 +64,31 @@ def test_arrival_order_hardly_changes_when_all_is_done():
     assert ends[0] == pytest.approx(ends[1], rel=0.05)  # "busy until" differs by 23 to 30 %
 
 
-def test_a_slot_never_holds_more_than_the_channel_moves(calendar):
-    read(calendar, pages(10_000))
-    used = calendar._cells & ((1 << USED_BITS) - 1)
-    assert used.max() <= calendar.slot_bytes
-    assert used.sum() == 10_000 * 4096
+@pytest.mark.parametrize("seed", range(4))
+def test_transfers_end_as_in_a_plain_calendar(calendar, seed):
+    """Reads and programs of random pages at random times, against a dictionary of slots."""
+    generator, booked = np.random.default_rng(seed), defaultdict(int)
+    g, t, free = DRIVE.geometry, DRIVE.timing, defaultdict(int)
+    for _ in range(600):
+        lane, nbytes = int(generator.integers(24)), int(generator.integers(1, 20_000))
+        start = int(generator.integers(400_000))
+        reading = generator.random() < 0.7
+        begin = max(start, free[lane]) + (t.read_ns if reading else 0)
+        slot, left = begin // SLOT_NS, nbytes if reading else g.page_bytes
+        while left:
+            taken = min(left, calendar.slot_bytes - booked[lane % g.channels, slot])
+            booked[lane % g.channels, slot] += taken
+            left, slot = left - taken, slot + 1
+        rate = t.channel_bytes_per_s / 1e9
+        end = (slot - 1) * SLOT_NS + booked[lane % g.channels, slot - 1] / rate
+        end = max(end, begin + (nbytes if reading else g.page_bytes) / rate)
+        page = np.array([lane], np.uint32)
+        if reading:
+            assert calendar.read(page, np.array([nbytes]), start) == pytest.approx(end, abs=3)
+            free[lane] = calendar.lane_free[lane]
+        else:
+            free[lane] = calendar.program(page, start)
+            assert free[lane] == pytest.approx(end + t.program_ns, abs=3)
 
 
 def test_program_and_erase_times(calendar):
