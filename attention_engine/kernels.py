@@ -17,13 +17,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from attention_engine._half import half_to_float
+from csd_spec import KvView
+from csd_spec.view import UNMAPPED
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U16 = NDArray[np.uint16]
-U32 = NDArray[np.uint32]
-Banks = tuple[U16, U16]
 
 
 @njit(inline="always")
@@ -33,7 +33,7 @@ def _page(banks, slot):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _approximate(banks, e_slots, seq_lens, q, channels, m, per_group, out):  # type: ignore[no-untyped-def]
+def _approximate(banks, e_slots, k_slots, seq_lens, q, channels, m, per_group, n, out):  # type: ignore[no-untyped-def]
     streams, queries, d = q.shape
     for stream in range(streams):
         length = seq_lens[stream]
@@ -50,6 +50,13 @@ def _approximate(banks, e_slots, seq_lens, q, channels, m, per_group, out):  # t
                 first = group * per_group
                 count = min(per_group, length - first)
                 sums = out[stream, query, first : first + count]
+                if e_slots[stream, 0, group] == UNMAPPED:
+                    for t in range(count):
+                        page = _page(banks, k_slots[stream, (first + t) // n])
+                        row = page[(first + t) % n * d : ((first + t) % n + 1) * d]
+                        for channel in channels[stream]:
+                            sums[t] += q[stream, query, channel] * scale * half_to_float(row[channel])
+                    continue
                 for channel in channels[stream]:
                     page = _page(banks, e_slots[stream, channel // m, group])
                     start = (channel % m) * per_group
@@ -108,35 +115,26 @@ def _add_rows(sums, rows):  # type: ignore[no-untyped-def]
                 sums[head, channel] += half_to_float(rows[t, head, channel])
 
 
-def approximate(banks: Banks, e_slots: U32, seq_lens: I64, q: F32, channels: I32, m: int, per_group: int) -> F32:
+def approximate(view: KvView, q: F32, channels: I32) -> F32:
     """Logits from selected channels of embedding-indexed K (Algorithm 1, steps 2 to 4).
 
-    e_slots: (N, pages, groups); seq_lens: (N,); q: (N, G, d) float32; channels: (N, r) ascending; m channels of
-    per_group tokens a page. Returns (N, G, max S) float32; beyond a stream's length undefined.
+    q: (N, G, d) float32; channels: (N, r) ascending. Returns (N, G, max S) float32; beyond a stream's length
+    undefined.
     """
-    out: F32 = np.empty((*q.shape[:2], int(seq_lens.max())), np.float32)
-    _approximate(banks, e_slots, seq_lens, q, channels, m, per_group, out)
+    out: F32 = np.empty((*q.shape[:2], int(view.seq_lens.max())), np.float32)
+    slots = view.e_slots, view.k_slots, view.seq_lens
+    _approximate(view.banks, *slots, q, channels, view.m, view.T, view.n, out)
     return out
 
 
-def attend(
-    banks: Banks,
-    k_slots: U32,
-    v_slots: U32,
-    q: F32,
-    tokens: I32,
-    counts: I64,
-    per_group: int,
-    alpha: F32,
-    v_mean: F32,
-) -> F32:
+def attend(view: KvView, q: F32, tokens: I32, counts: I64, alpha: F32, v_mean: F32) -> F32:
     """Softmax attention over selected tokens, mixed with the mean of V by the weight they miss (steps 8 to 11).
 
-    k_slots, v_slots: (N, groups) of per_group rows; q: (N, G, d) float32; tokens: (N, k) ascending, of which
-    counts (N,) are used; alpha: (N, G); v_mean: (N, d), read where alpha < 1. Returns (N, G, d) float32.
+    q: (N, G, d) float32; tokens: (N, k) ascending, of which counts (N,) are used; alpha: (N, G); v_mean: (N, d),
+    read where alpha < 1. Returns (N, G, d) float32.
     """
     out: F32 = np.empty(q.shape, np.float32)
-    _attend(banks, k_slots, v_slots, q, tokens, counts, per_group, alpha, v_mean, out)
+    _attend(view.banks, view.k_slots, view.v_slots, q, tokens, counts, view.n, alpha, v_mean, out)
     return out
 
 

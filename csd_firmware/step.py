@@ -22,12 +22,12 @@ from csd_spec import (
     KvFree,
     KvLayout,
     KvRead,
+    KvView,
     Method,
     SeqCreate,
     Status,
 )
-from csd_spec.model import FP16_BYTES
-from ftl import Ftl, FtlError, KvView, Nand, OutOfSpace, PagePlan, ReadOnly, Uncorrectable, UnknownSequence
+from ftl import Ftl, FtlError, Nand, OutOfSpace, PagePlan, ReadOnly, Uncorrectable, UnknownSequence
 
 F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
@@ -127,10 +127,10 @@ class Firmware:
             counts, recent = np.repeat(command.top_k, H), np.repeat(command.recent, H)
             watch.spend("argtopk", engine.topk_ns(B * H * d))
             channels = top_channels(q, command.r)
-            plan = ftl.embedding_pages(view, channels)
-            flash += self._fetch(plan, FP16_BYTES * view.layout.T, exact, "flash_embed", watch)
+            plan = ftl.embedding_pages(view, channels, d)
+            flash += self._fetch(plan, exact, "flash_embed", watch)
             watch.spend("logit0", engine.macs_ns(int(view.seq_lens.sum()) * G * command.r))
-            logits = approximate(view.banks, view.e_slots, view.seq_lens, q, channels, view.layout.m, view.layout.T)
+            logits = approximate(view, q, channels)
             watch.spend("argtopk", engine.topk_ns(int(view.seq_lens.sum())))
             tokens, alpha = top_tokens(logits, view.seq_lens, counts, recent)
             v_mean = self._v_means(command, view)
@@ -140,20 +140,20 @@ class Firmware:
             ("flash_token", view.k_slots, "logit"),
             ("flash_token", view.v_slots, "attend"),
         ):
-            flash += self._fetch(ftl.token_pages(view, slots, tokens, counts), FP16_BYTES * d, exact, unit, watch)
+            flash += self._fetch(ftl.token_pages(view, slots, tokens, counts, d), exact, unit, watch)
             watch.spend(arithmetic, engine.macs_ns(macs))
-        out = attend(view.banks, view.k_slots, view.v_slots, q, tokens, counts, view.layout.n, alpha, v_mean)
+        out = attend(view, q, tokens, counts, alpha, v_mean)
         return out.reshape(B, H, G, d), flash
 
-    def _fetch(self, plan: PagePlan, unit_bytes: int, exact: bool, unit: str, watch: Stopwatch) -> FlashCounters:
+    def _fetch(self, plan: PagePlan, exact: bool, unit: str, watch: Stopwatch) -> FlashCounters:
         """Read a plan's pages; with `exact`, as from byte-addressable storage, only what was selected moves."""
-        useful = plan.hits * unit_bytes
-        watch.until(unit, self.ftl.read(plan, watch.now_ns, useful if exact else None))
+        nbytes = plan.useful if exact else plan.nbytes
+        watch.until(unit, self.ftl.read(plan, watch.now_ns, nbytes))
         pages = plan.ppns.size
         return FlashCounters(
             pages_read=pages,
-            useful_bytes=int(useful.sum()),
-            fetched_bytes=int((useful if exact else plan.nbytes).sum()),
+            useful_bytes=int(plan.useful.sum()),
+            fetched_bytes=int(nbytes.sum()),
         )
 
     def _v_means(self, command: Attend, view: KvView) -> F32:
@@ -180,7 +180,7 @@ class Firmware:
         rows, flash = [], FlashCounters()
         for handle in command.seqs:
             k, v, plan = self.ftl.read_back(handle, command.layer)
-            flash += self._fetch(plan, FP16_BYTES * k.shape[2], False, "flash_token", watch)
+            flash += self._fetch(plan, False, "flash_token", watch)
             rows.append((k, v))
         data = tuple(np.concatenate(parts) for parts in zip(*rows, strict=True))
         return Completion(status=Status.SUCCESS, data=data, flash=flash)
@@ -191,7 +191,7 @@ class Firmware:
         for handle, length in zip(command.seqs, command.lengths, strict=True):
             watch.until("flash_token", self.ftl.crop(handle, command.layer, int(length), watch.now_ns))
             _, v, plan = self.ftl.read_back(handle, command.layer)
-            flash += self._fetch(plan, FP16_BYTES * v.shape[2], False, "flash_token", watch)
+            flash += self._fetch(plan, False, "flash_token", watch)
             self._v_sums[handle][command.layer] = 0
             add_rows(self._v_sums[handle][command.layer], v.view(np.uint16))
         return Completion(status=Status.SUCCESS, flash=flash)

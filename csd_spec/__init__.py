@@ -22,6 +22,7 @@ from csd_spec.drive import BlockSsdSpec, DriveSpec, EngineSpec, Geometry, Link, 
 from csd_spec.model import KvLayout, ModelShape
 from csd_spec.sparf import Budget, Compression, Fixed, SparFParams
 from csd_spec.status import Status
+from csd_spec.view import KvView
 
 __all__ = [
     "Attend",
@@ -43,6 +44,7 @@ __all__ = [
     "KvFree",
     "KvLayout",
     "KvRead",
+    "KvView",
     "Link",
     "Method",
     "ModelShape",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from csd_spec import DriveSpec, Geometry, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.view import BANK_SHIFT, UNMAPPED
 from ftl import Ftl, FtlError, Nand, OutOfSpace
 from ftl.nand import ERASED, Erase, Operation, Program
 
@@ -22,7 +23,7 @@ State = dict[int, list[tuple[F16, F16]]]  # handle -> (K, V) of each layer
 DRIVE: DriveSpec = replace(
     INSTCSD_ZYNQ7045_8CH,
     name="crash",
-    dram_bytes=1 << 20,
+    dram_bytes=48 << 10,
     geometry=Geometry(
         channels=2, dies_per_channel=2, planes_per_die=1, blocks_per_plane=16, pages_per_block=8, page_bytes=512
     ),
@@ -192,7 +193,7 @@ def _judge(nand: Nand, expected: State, blocks: NDArray[np.uint8], newer: set[by
             elif len(k):
                 stored_k, stored_v, plan = ftl.read_back(handle, layer)
                 good = nand.intact(plan.ppns).all() and np.array_equal(stored_k, k) and np.array_equal(stored_v, v)
-                wrong += not (good and np.array_equal(_embedding_rows(ftl, handle, layer), k))
+                wrong += not (good and np.array_equal(embedding_rows(ftl, handle, layer), k))
     wrong += len(set(ftl.sequences) - set(expected))
     if expected:
         for lpn in range(ftl.blocks.pages):
@@ -201,18 +202,16 @@ def _judge(nand: Nand, expected: State, blocks: NDArray[np.uint8], newer: set[by
     return lost, wrong
 
 
-def _embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
-    """K of a layer as its embedding-indexed copy has it, (S, H, d)."""
-    view = ftl.view([handle], layer)
-    lay, length = view.layout, int(view.seq_lens[0])
-    slots = view.e_slots.reshape(HEADS, lay.embedding_pages, -1)
-    pages = np.where(
-        (slots >> 31 == 0)[..., None],
-        view.banks[0][np.minimum(slots, len(view.banks[0]) - 1)],
-        view.banks[1][np.minimum(slots & 0x7FFFFFFF, len(view.banks[1]) - 1)],
-    )
-    values = pages.reshape(HEADS, lay.embedding_pages, -1, lay.m, lay.T).transpose(2, 4, 0, 1, 3)
-    rows = np.ascontiguousarray(values.reshape(-1, HEADS, lay.embedding_pages * lay.m)[:length, :, : lay.head_dim])
+def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
+    """K of a layer as its embedding-indexed copy has it, (S, H, d); K itself where that has no pages."""
+    view, seq = ftl.view([handle], layer), ftl.sequence(handle)
+    layout, rows = seq.layout, ftl.read_back(handle, layer)[0].view(np.uint16)
+    slots = view.e_slots.reshape(seq.heads, layout.embedding_pages, -1)
+    for group in np.flatnonzero(slots[0, 0] != UNMAPPED).tolist():
+        pages = [[view.banks[slot >> BANK_SHIFT][slot & 0x7FFFFFFF] for slot in head[:, group]] for head in slots]
+        by_token = np.array(pages).reshape(seq.heads, -1, layout.T).transpose(2, 0, 1)
+        there = rows[group * layout.T : (group + 1) * layout.T]
+        there[:] = by_token[: there.shape[0], :, : layout.head_dim]
     return rows.view(np.float16)
 
 

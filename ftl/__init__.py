@@ -8,13 +8,12 @@ from ftl.errors import FtlError, NandRuleError, OutOfSpace, ReadOnly, Uncorrecta
 from ftl.faults import FaultPlan
 from ftl.kv import Ftl
 from ftl.nand import Nand
-from ftl.pages import KvView, PagePlan
+from ftl.pages import PagePlan
 
 __all__ = [
     "FaultPlan",
     "Ftl",
     "FtlError",
-    "KvView",
     "Nand",
     "NandRuleError",
     "OutOfSpace",

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from csd_spec.view import UNMAPPED
 from ftl.errors import FtlError
-from ftl.groups import DRAM_BANK, UNMAPPED, Kind
+from ftl.groups import DRAM_BANK, Kind
 from ftl.placement import Writer
 
 if TYPE_CHECKING:

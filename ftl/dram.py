@@ -7,13 +7,12 @@ from numpy.typing import NDArray
 
 from ftl.errors import OutOfSpace
 from ftl.memory import lazy_zeros
-from ftl.nand import ERASED
 
 I64 = NDArray[np.int64]
 
 
 class GroupBuffers:
-    """A pool of page-sized buffers. What was never written reads as erased flash does."""
+    """A pool of page-sized buffers."""
 
     def __init__(self, dram_bytes: int, page_bytes: int) -> None:
         self.capacity = dram_bytes // page_bytes
@@ -26,7 +25,7 @@ class GroupBuffers:
         return self.capacity - self._fresh + len(self._returned)
 
     def allocate(self, count: int) -> I64:
-        """`count` erased buffers; raises OutOfSpace before anything changes."""
+        """`count` buffers, with whatever was in them; raises OutOfSpace before anything changes."""
         if count > self.left:
             raise OutOfSpace(f"{count} group buffers wanted, drive DRAM has room for {self.left}: free sequences first")
         again = min(count, len(self._returned))
@@ -34,7 +33,6 @@ class GroupBuffers:
         slots = self._returned[split:] + list(range(self._fresh, self._fresh + count - again))
         del self._returned[split:]
         self._fresh += count - again
-        self.content[slots] = ERASED
         return np.array(slots, np.int64)
 
     def release(self, slots: I64) -> None:

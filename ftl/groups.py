@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_spec import KvLayout
+from csd_spec.view import BANK_SHIFT, UNMAPPED
 
-BANK_SHIFT = 31
 DRAM_BANK = np.uint32(1 << BANK_SHIFT)
-UNMAPPED = np.uint32(0xFFFFFFFF)
 _NAN = np.uint16(0xFFFF)
 
 I64 = NDArray[np.int64]
@@ -61,6 +60,10 @@ class GroupMap(ABC):
     @abstractmethod
     def poison(self, content: U16, buffers: I64, position: int) -> None:
         """Forget everything from `position` of the group on."""
+
+    def buffered(self, layer: int) -> bool:
+        """Whether the unfinished group of a layer has buffers in drive DRAM: K and V do once there are tokens."""
+        return bool(self.buffers[layer, 0] >= 0)
 
     def reserve(self, groups: int) -> None:
         """Make room for `groups` groups."""

@@ -23,8 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_spec import KvLayout
+from csd_spec.view import UNMAPPED
+from ftl.append import keep
 from ftl.errors import FtlError
-from ftl.groups import DRAM_BANK, UNMAPPED, Kind, gather_rows
+from ftl.groups import Kind, gather_rows
 from ftl.nand import Nand
 from ftl.placement import Writer
 from ftl.sequence import Sequence
@@ -213,17 +215,13 @@ class Journal:
                     found = index.find(mapped.tags(owner, layer, which), ftl.born[owner])
                     mapped.slots[layer][:, which] = found
                     seq.failed |= bool((found == UNMAPPED).any())
-                mapped.buffers[layer] = ftl.buffers.allocate(mapped.streams)
-                if length % mapped.per_group:
-                    mapped.slots[layer, :, groups] = mapped.buffers[layer].astype(np.uint32) | DRAM_BANK
-            buffered = ftl.buffers.content.view(np.uint16)
-            seq.k.fill(buffered, seq.k.buffers[layer], 0, tails[0])
-            seq.v.fill(buffered, seq.v.buffers[layer], 0, tails[1])
+            for mapped, tail in zip((seq.k, seq.v), tails, strict=True):
+                keep(ftl, mapped, layer, length - tail.shape[0], tail.shape[0], tail)
             if not seq.failed:
                 first = length // seq.layout.T * seq.layout.T
                 slots = seq.k.slots[layer, :, : -(-length // seq.layout.n)]
                 k = gather_rows(ftl.banks, slots, length, seq.layout).view(np.uint16)
-                seq.embedding_k.fill(buffered, seq.embedding_k.buffers[layer], 0, k[first:])
+                keep(ftl, seq.embedding_k, layer, first, length - first, k[first:])
         ftl.sequences[seq.handle] = seq
 
 

@@ -8,18 +8,20 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_spec import DriveSpec, KvLayout
+from csd_spec import DriveSpec, KvLayout, KvView
 from csd_spec.model import FP16_BYTES
+from csd_spec.view import UNMAPPED
+from ftl.append import append
 from ftl.block import BlockNamespace
 from ftl.calendar import FlashCalendar
 from ftl.collect import collect, level_wear
 from ftl.counters import Counters
 from ftl.dram import GroupBuffers
 from ftl.errors import OutOfSpace, Uncorrectable, UnknownSequence
-from ftl.groups import DRAM_BANK, MAX_GROUPS, MAX_OWNERS, UNMAPPED, GroupMap, gather_rows
+from ftl.groups import DRAM_BANK, MAX_OWNERS, GroupMap, Kind, gather_rows
 from ftl.journal import Journal
-from ftl.nand import ERASED, Nand
-from ftl.pages import KvView, PagePlan, plan_channels, plan_tokens, stack
+from ftl.nand import Nand
+from ftl.pages import PagePlan, plan_channels, plan_tokens, stack
 from ftl.placement import GROWTH, Placement, Writer
 from ftl.relayout import relayout
 from ftl.sequence import Sequence
@@ -106,84 +108,29 @@ class Ftl:
     ) -> tuple[int, int]:
         """Add rows k, v (sum of lengths, H, d) to a layer: full groups go to flash, the rest waits in DRAM.
 
+        Where drive DRAM has no room for an unfinished embedding group, K alone holds its rows until it is full.
         Returns the number of pages programmed and when the last program ends. Without payload k and v are None.
         """
-        seqs = [self.sequence(handle) for handle in handles]
-        fresh = [seq for seq in seqs if seq.k.buffers[layer, 0] < 0] if self.nand.payload else []
-        wanted = sum(mapped.streams for seq in fresh for mapped in seq.maps)
-        if wanted > self.buffers.left:
-            raise OutOfSpace(f"{wanted} group buffers wanted, drive DRAM has room for {self.buffers.left}")
-        tokens = max(int(seq.lengths[layer] + length) for seq, length in zip(seqs, lengths, strict=True))
-        if tokens >= MAX_GROUPS * seqs[0].layout.n:
-            raise OutOfSpace(f"{tokens} tokens: a sequence has at most {MAX_GROUPS * seqs[0].layout.n - 1}")
-        jobs = []
-        for seq, length in zip(seqs, lengths, strict=True):
-            seq.expect(int(seq.lengths[layer] + length))
-            starts = [
-                self.placement.starts(mapped.stream_numbers(seq.handle, layer), _new_groups(seq, mapped, layer, length))
-                for mapped in seq.maps
-            ]
-            jobs.append((seq.writer, np.concatenate([part.ravel() for part in starts])))
-        allocated = self.allocate(jobs, self.reserve, start_ns)
-        for seq in fresh:
-            for mapped in seq.maps:
-                mapped.buffers[layer] = self.buffers.allocate(mapped.streams)
-        finish_ns, cut = start_ns, np.concatenate([[0], np.cumsum(lengths)])
-        for number, (seq, ppns) in enumerate(zip(seqs, allocated, strict=True)):
-            rows: list[U16 | None] = [None] * 3
-            if k is not None and v is not None:
-                part = slice(int(cut[number]), int(cut[number + 1]))
-                new_k, new_v = k.view(np.uint16)[part], v.view(np.uint16)[part]
-                rows = [new_k, new_v, new_k]
-            finish_ns = max(finish_ns, self._append(seq, layer, int(lengths[number]), rows, ppns, start_ns))
-        self.dirty.update(handles)
-        return sum(ppns.size for ppns in allocated), finish_ns
+        return append(self, handles, layer, lengths, k, v, start_ns)
 
-    def _append(self, seq: Sequence, layer: int, tokens: int, rows: list[U16 | None], ppns: U32, start_ns: int) -> int:
-        """Place rows of all maps of one sequence: program what becomes full, buffer the rest."""
-        length, owner = int(seq.lengths[layer]), seq.owners[layer][-1][0]
-        tags, data, taken = [], [], 0
-        for mapped, new in zip(seq.maps, rows, strict=True):
-            groups = _new_groups(seq, mapped, layer, tokens).ravel()
-            mapped.reserve(-(-(length + tokens) // mapped.per_group))
-            if groups.size:
-                tags.append(mapped.tags(owner, layer, groups).ravel())
-            if new is not None:
-                data.append(self.pack(mapped, layer, length, new, groups.size))
-        programmed, finish_ns = ppns, start_ns
-        if ppns.size:
-            pages = np.concatenate(data) if data else None
-            programmed, finish_ns = self.program(seq.writer, ppns, pages, np.concatenate(tags), start_ns)
-        for mapped in seq.maps:
-            first, end = length // mapped.per_group, (length + tokens) // mapped.per_group
-            size = mapped.streams * (end - first)
-            mapped.slots[layer, :, first:end] = programmed[taken : taken + size].reshape(mapped.streams, -1)
-            taken += size
-            if (length + tokens) % mapped.per_group:
-                mapped.slots[layer, :, end] = mapped.buffers[layer].astype(np.uint32) | DRAM_BANK
-        self.counters.groups += programmed.size
-        seq.lengths[layer] += tokens
-        return finish_ns
+    def check_room(self, count: int) -> None:
+        """Raise OutOfSpace unless drive DRAM can hold `count` more buffers."""
+        left = self.buffers.left
+        if count > left:
+            left += sum(int((seq.embedding_k.buffers >= 0).sum()) for seq in self.sequences.values())
+        if count > left:
+            raise OutOfSpace(f"{count} group buffers wanted, drive DRAM has room for {left}: free sequences first")
 
-    def pack(self, mapped: GroupMap, layer: int, length: int, rows: U16, full: int) -> U8:
-        """Pages (streams * full, page_bytes) that become full with `rows`; what is left over goes to the buffers."""
-        per, content, buffers = mapped.per_group, self.banks[1], mapped.buffers[layer]
-        position = length % per
-        head = min(rows.shape[0], per - position) if position else 0
-        if head:
-            mapped.fill(content, buffers, position, rows[:head])
-        data = np.full((mapped.streams, full, content.shape[1]), 0xFFFF, np.uint16)
-        whole = rows[head : head + (full - (position > 0)) * per] if full else rows[:0]
-        if full:
-            if position:
-                data[:, 0] = content[buffers]
-            packed = mapped.pack(whole)
-            data[:, full - packed.shape[1] :, : packed.shape[2]] = packed
-            self.buffers.content[buffers] = ERASED
-        rest = rows[head + whole.shape[0] :]
-        if rest.shape[0]:
-            mapped.fill(content, buffers, 0, rest)
-        return data.reshape(-1, content.shape[1]).view(np.uint8)
+    def make_buffers(self, count: int) -> None:
+        """Make room for `count` buffers: unfinished embedding groups give way, since K holds their rows too."""
+        for seq in self.sequences.values() if count > self.buffers.left else ():
+            mapped = seq.embedding_k
+            for layer in np.flatnonzero(mapped.buffers[:, 0] >= 0).tolist():
+                if count <= self.buffers.left:
+                    return
+                self.buffers.release(mapped.buffers[layer])
+                mapped.slots[layer][mapped.slots[layer] >= DRAM_BANK] = UNMAPPED
+                mapped.buffers[layer] = -1
 
     def allocate(self, jobs: list[tuple[Writer, I64]], reserve: int, start_ns: int) -> list[U32]:
         """Pages for writers; makes room by erasing and collecting when there is none. Raises OutOfSpace."""
@@ -230,20 +177,24 @@ class Ftl:
     def fork(self, handle: int) -> int:
         """A sequence that begins with all that this one holds. Full groups are shared, unfinished ones copied."""
         parent = self.sequence(handle)
-        wanted = sum(int((mapped.buffers >= 0).sum()) for mapped in parent.maps)
-        if wanted > self.buffers.left:
-            raise OutOfSpace(f"{wanted} group buffers wanted, drive DRAM has room for {self.buffers.left}")
+        self.check_room(sum(int((mapped.buffers >= 0).sum()) for mapped in (parent.k, parent.v)))
         (child_handle,) = self.create(1, parent.layers, parent.heads, parent.layout)
         child = self.sequences[child_handle]
         for theirs, ours in zip(parent.maps, child.maps, strict=True):
             ours.slots = theirs.slots.copy()
-            used = theirs.buffers >= 0
-            ours.buffers[used] = self.buffers.allocate(int(used.sum()))
-            self.buffers.content[ours.buffers[used]] = self.buffers.content[theirs.buffers[used]]
-            for layer in np.flatnonzero(used[:, 0]).tolist():
-                group, position = divmod(int(parent.lengths[layer]), ours.per_group)
+            ours.slots[ours.slots >= DRAM_BANK] = UNMAPPED
+            for layer in np.flatnonzero(parent.k.buffers[:, 0] >= 0).tolist():
+                length = int(parent.lengths[layer])
+                position = length % ours.per_group
+                if theirs.kind in (Kind.K, Kind.V):
+                    self.make_buffers(ours.streams)
+                elif ours.streams > self.buffers.left or (position and not theirs.buffered(layer)):
+                    continue
+                ours.buffers[layer] = self.buffers.allocate(ours.streams)
                 if position:
-                    ours.slots[layer, :, group] = ours.buffers[layer].astype(np.uint32) | DRAM_BANK
+                    if self.nand.payload:
+                        self.buffers.content[ours.buffers[layer]] = self.buffers.content[theirs.buffers[layer]]
+                    ours.slots[layer, :, length // ours.per_group] = ours.buffers[layer].astype(np.uint32) | DRAM_BANK
         child.lengths[:] = parent.lengths
         for layer in range(parent.layers):
             child.owners[layer] = list(parent.owners[layer])
@@ -261,13 +212,15 @@ class Ftl:
         for mapped in seq.maps:
             group, position = divmod(length, mapped.per_group)
             cut = mapped.slots[layer, :, group].copy()
-            if position and cut[0] < DRAM_BANK:
+            if position and cut[0] < DRAM_BANK and mapped.buffered(layer):
                 finish_ns = max(finish_ns, self.read(self.whole(cut), start_ns))
         for mapped in seq.maps:
             group, position = divmod(length, mapped.per_group)
             cut, buffers = mapped.slots[layer, :, group].copy(), mapped.buffers[layer]
             in_flash |= bool((mapped.slots[layer, :, group:] < DRAM_BANK).any())
             self.drop(seq, mapped, layer, group)
+            if not mapped.buffered(layer):
+                continue
             if self.nand.payload:
                 if position and cut[0] < DRAM_BANK:
                     self.buffers.content[buffers] = self.nand.content[cut]
@@ -362,7 +315,9 @@ class Ftl:
         heads = seqs[0].heads
         tokens, groups = -(-int(lengths.max()) // lay.n), -(-int(lengths.max()) // lay.T)
         return KvView(
-            layout=lay,
+            n=lay.n,
+            m=lay.m,
+            T=lay.T,
             banks=self.banks,
             seq_lens=np.repeat(lengths, heads),
             k_slots=stack([seq.k.slots[layer] for seq in seqs], tokens),
@@ -372,22 +327,22 @@ class Ftl:
             ),
         )
 
-    def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
+    def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64, head_dim: int) -> PagePlan:
         """Pages of `slots` (k_slots or v_slots) behind tokens (N, k), ascending, of which counts (N,) are used."""
-        unit = FP16_BYTES * view.layout.head_dim
-        ppns, hits, words = plan_tokens(slots, tokens, counts, view.layout.n, unit, self._word_bytes)
-        return PagePlan(ppns, hits, words * (self._word_bytes or self.spec.geometry.page_bytes))
+        return self._plan(*plan_tokens(slots, tokens, counts, view.n, FP16_BYTES * head_dim, self._word_bytes))
 
-    def embedding_pages(self, view: KvView, channels: I32) -> PagePlan:
-        """Embedding pages behind channels (N, r), ascending."""
-        lay, unit = view.layout, FP16_BYTES * view.layout.T
-        ppns, hits, words = plan_channels(view.e_slots, channels, view.seq_lens, lay.m, lay.T, unit, self._word_bytes)
-        return PagePlan(ppns, hits, words * (self._word_bytes or self.spec.geometry.page_bytes))
+    def embedding_pages(self, view: KvView, channels: I32, head_dim: int) -> PagePlan:
+        """Pages behind channels (N, r), ascending: embedding pages, or K's own where there are none yet."""
+        slots, shape = (view.e_slots, view.k_slots), (view.m, view.T, view.n, head_dim)
+        return self._plan(*plan_channels(*slots, channels, view.seq_lens, *shape, self._word_bytes))
+
+    def _plan(self, ppns: U32, useful: I64, words: I64) -> PagePlan:
+        return PagePlan(ppns, useful, words * (self._word_bytes or self.spec.geometry.page_bytes))
 
     def whole(self, ppns: U32) -> PagePlan:
         """A plan for everything in these pages."""
-        each = np.ones(ppns.size, np.int64)
-        return PagePlan(ppns, each, each * self.spec.geometry.page_bytes)
+        nbytes = np.full(ppns.size, self.spec.geometry.page_bytes)
+        return PagePlan(ppns, nbytes, nbytes)
 
     @property
     def _word_bytes(self) -> int:
@@ -400,10 +355,11 @@ class Ftl:
         view = self.view([handle], layer)
         length = int(seq.lengths[layer])
         tokens = np.broadcast_to(np.arange(length, dtype=np.int32), (seq.heads, length))
-        plans = [self.token_pages(view, slots, tokens, view.seq_lens) for slots in (view.k_slots, view.v_slots)]
-        parts = zip(*((p.ppns, p.hits, p.nbytes) for p in plans), strict=True)
+        dim = seq.layout.head_dim
+        plans = [self.token_pages(view, slots, tokens, view.seq_lens, dim) for slots in (view.k_slots, view.v_slots)]
+        parts = zip(*((p.ppns, p.useful, p.nbytes) for p in plans), strict=True)
         plan = PagePlan(*(np.concatenate(part) for part in parts))
-        k, v = (gather_rows(view.banks, slots, length, view.layout) for slots in (view.k_slots, view.v_slots))
+        k, v = (gather_rows(view.banks, slots, length, seq.layout) for slots in (view.k_slots, view.v_slots))
         return k, v, plan
 
     def read(self, plan: PagePlan, start_ns: int, nbytes: I64 | None = None) -> int:
@@ -434,9 +390,3 @@ class Ftl:
         for handle in handles:
             self.sequences[handle].failed = True
         return handles
-
-
-def _new_groups(seq: Sequence, mapped: GroupMap, layer: int, length: int) -> I64:
-    """Groups that become full when `length` tokens are added, (1, groups)."""
-    now = int(seq.lengths[layer])
-    return np.arange(now // mapped.per_group, (now + length) // mapped.per_group)[None, :]

@@ -1,4 +1,4 @@
-"""Where a layer lies, and which flash pages are behind a selection."""
+"""Which flash pages are behind a selection."""
 
 from __future__ import annotations
 
@@ -8,47 +8,30 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from csd_spec import KvLayout
-from ftl.groups import BANK_SHIFT, UNMAPPED
+from csd_spec.model import FP16_BYTES
+from csd_spec.view import BANK_SHIFT, UNMAPPED
 
 I64 = NDArray[np.int64]
-U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class KvView:
-    """Where one layer of B sequences lies. A stream is one KV head of one sequence; N = B * H, sequence first.
-
-    Slots are read through `banks`: bank slot >> 31 (flash, drive DRAM), page slot & 0x7FFFFFFF. A page is a row of
-    FP16 bit patterns.
-    """
-
-    layout: KvLayout
-    banks: tuple[U16, U16]
-    seq_lens: I64  # (N,)
-    k_slots: U32  # (N, token groups)
-    v_slots: U32  # (N, token groups)
-    e_slots: U32  # (N, embedding pages, embedding groups)
-
-
-@dataclass(frozen=True, slots=True)
 class PagePlan:
-    """Distinct flash pages behind a selection, how many selected rows or channel runs lie in each, and how many
-    bytes of each have to cross the channel: the codewords that hold them."""
+    """Distinct flash pages behind a selection, how many bytes of it lie in each, and how many bytes of each have to
+    cross the channel: the codewords that hold them."""
 
     ppns: U32  # (P,)
-    hits: I64  # (P,)
+    useful: I64  # (P,)
     nbytes: I64  # (P,)
 
 
 @njit(inline="always")
-def _hit(row, unit_bytes, word_bytes, at, hits, words, last_word):  # type: ignore[no-untyped-def]
-    """Count one selected row of a page and the codewords that it adds; returns the last codeword so far.
+def _hit(row, unit_bytes, useful_bytes, word_bytes, at, useful, words, last_word):  # type: ignore[no-untyped-def]
+    """Count one row of a page, of which useful_bytes are wanted, and the codewords that it adds; returns the last.
 
     word_bytes = 0: whole pages cross the channel, one word each.
     """
-    hits[at] += 1
+    useful[at] += useful_bytes
     if word_bytes == 0:
         words[at] = 1
         return 0
@@ -61,7 +44,7 @@ def _hit(row, unit_bytes, word_bytes, at, hits, words, last_word):  # type: igno
 def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # type: ignore[no-untyped-def]
     """Pages of each stream's ascending selected tokens that are in flash."""
     ppns = np.empty(counts.sum(), np.uint32)
-    hits, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
+    useful, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
     found = 0
     for stream in range(slots.shape[0]):
         last, word = -1, -1
@@ -74,31 +57,47 @@ def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # 
                 ppns[found] = slot
                 found += 1
                 last, word = group, -1
-            word = _hit(row, unit_bytes, word_bytes, found - 1, hits, words, word)
-    return ppns[:found], hits[:found], words[:found]
+            word = _hit(row, unit_bytes, unit_bytes, word_bytes, found - 1, useful, words, word)
+    return ppns[:found], useful[:found], words[:found]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def plan_channels(slots, channels, seq_lens, m, per_group, unit_bytes, word_bytes):  # type: ignore[no-untyped-def]
-    """Embedding pages of each stream's ascending selected channels that are in flash."""
-    streams, _, groups = slots.shape
-    ppns = np.empty(streams * channels.shape[1] * groups, np.uint32)
-    hits, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
+def plan_channels(e_slots, k_slots, channels, seq_lens, m, T, n, d, word_bytes):  # type: ignore[no-untyped-def]
+    """Embedding pages of each stream's ascending selected channels that are in flash.
+
+    A group without embedding pages is read from the token pages of K, as far as they are in flash.
+    """
+    streams, _, groups = e_slots.shape
+    r, run_bytes, row_bytes = channels.shape[1], FP16_BYTES * T, FP16_BYTES * d
+    ppns = np.empty(streams * (r * groups + k_slots.shape[1]), np.uint32)
+    useful, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
     found = 0
     for stream in range(streams):
-        used = (seq_lens[stream] + per_group - 1) // per_group
-        for group in range(used):
+        length = seq_lens[stream]
+        for group in range((length + T - 1) // T):
+            if e_slots[stream, 0, group] == UNMAPPED:
+                last, word = -1, -1
+                for token in range(group * T, min(length, (group + 1) * T)):
+                    slot = k_slots[stream, token // n]
+                    if slot >> BANK_SHIFT:
+                        continue
+                    if token // n != last:
+                        ppns[found] = slot
+                        found += 1
+                        last, word = token // n, -1
+                    word = _hit(token % n, row_bytes, FP16_BYTES * r, word_bytes, found - 1, useful, words, word)
+                continue
             last, word = -1, -1
             for channel in channels[stream]:
-                slot = slots[stream, channel // m, group]
+                slot = e_slots[stream, channel // m, group]
                 if slot >> BANK_SHIFT:
                     continue
                 if channel // m != last:
                     ppns[found] = slot
                     found += 1
                     last, word = channel // m, -1
-                word = _hit(channel % m, unit_bytes, word_bytes, found - 1, hits, words, word)
-    return ppns[:found], hits[:found], words[:found]
+                word = _hit(channel % m, run_bytes, run_bytes, word_bytes, found - 1, useful, words, word)
+    return ppns[:found], useful[:found], words[:found]
 
 
 def stack(tables: list[U32], groups: int) -> U32:

@@ -197,6 +197,13 @@ class Placement:
                 self.release(block)
         writer.blocks = writer.blocks[:0]
 
+    def give_back(self, ppns: U32) -> None:
+        """Undo an allocation of which not everything was programmed."""
+        self.invalidate(ppns)
+        blocks = np.unique(self.nand.block_of(ppns))
+        good = blocks[self.nand.bad[blocks] == 0]
+        self.claimed[good] = self.nand.next_page[good]
+
     def turn(self, writer: Writer, channel: int) -> None:
         """What the writer fills next in a channel shares no block with what it filled before."""
         for block in writer.blocks[:, channel].tolist():

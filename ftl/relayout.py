@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from csd_spec import KvLayout
-from ftl.errors import OutOfSpace
-from ftl.groups import DRAM_BANK, EmbeddingMap
+from ftl.append import full_pages, keep
+from ftl.groups import EmbeddingMap
 
 if TYPE_CHECKING:
     from ftl.kv import Ftl
@@ -22,10 +22,7 @@ def relayout(ftl: Ftl, handle: int, m: int, start_ns: int) -> int:
     seq = ftl.sequence(handle)
     layout = KvLayout(page_bytes=seq.layout.page_bytes, head_dim=seq.layout.head_dim, m=m)
     old, new = seq.embedding_k, EmbeddingMap(layout, seq.layers, seq.heads)
-    used = [layer for layer in range(seq.layers) if seq.k.buffers[layer, 0] >= 0]
-    wanted = new.streams * len(used)
-    if wanted > ftl.buffers.left:
-        raise OutOfSpace(f"{wanted} group buffers wanted, drive DRAM has room for {ftl.buffers.left}")
+    used = [layer for layer in range(seq.layers) if seq.lengths[layer]]
     finish_ns, groups = start_ns, [np.arange(int(seq.lengths[layer]) // layout.T) for layer in used]
     for layer in used:
         finish_ns = max(finish_ns, ftl.read(ftl.read_back(handle, layer)[2], start_ns))
@@ -34,23 +31,22 @@ def relayout(ftl: Ftl, handle: int, m: int, start_ns: int) -> int:
         for layer, each in zip(used, groups, strict=True)
     ]
     jobs = [(seq.writer, part) for part in starts]
+    ftl.buffers.release(old.buffers[old.buffers >= 0])
+    old.buffers[:] = -1
     for layer, each, ppns in zip(used, groups, ftl.allocate(jobs, ftl.reserve, start_ns), strict=True):
         rows = ftl.read_back(handle, layer)[0].view(np.uint16)
-        new.buffers[layer] = ftl.buffers.allocate(new.streams)
         new.reserve(-(-rows.shape[0] // layout.T))
-        data = ftl.pack(new, layer, 0, rows, each.size)
+        data = full_pages(ftl, new, layer, 0, rows)
         owners = [seq.owner_of(layer, layout.T, int(group)) for group in each]
         tags = [new.tags(owner, layer, each[i : i + 1]) for i, owner in enumerate(owners)]
         if each.size:
             ppns, end_ns = ftl.program(seq.writer, ppns, data, np.hstack(tags).ravel(), start_ns)
             finish_ns = max(finish_ns, end_ns)
         new.slots[layer, :, : each.size] = ppns.reshape(new.streams, each.size)
-        if rows.shape[0] % layout.T:
-            new.slots[layer, :, each.size] = new.buffers[layer].astype(np.uint32) | DRAM_BANK
+        keep(ftl, new, layer, 0, rows.shape[0], rows)
         ftl.counters.groups += ppns.size
     for layer in used:
         ftl.drop(seq, old, layer, 0)
-    ftl.buffers.release(old.buffers[old.buffers >= 0])
     seq.layout, seq.embedding_k = layout, new
     ftl.dirty.add(handle)
     ftl.shrunk.add(handle)

@@ -1,66 +1,63 @@
 """Kernels over scattered pages against Algorithm 1 in float64."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_engine import add_rows, approximate, attend, oracle, top_channels, top_tokens
+from csd_spec import KvView
+from csd_spec.view import UNMAPPED
 
 NAN = 0xFFFF
 
 
-@dataclass
-class Pages:
-    """K and V of N streams in shuffled pages of two banks; whatever holds no data is NaN."""
+def view_of(K, V, n, m, T, generator, unfinished=False):
+    """K and V of N streams in shuffled pages of two banks; whatever holds no data is NaN.
 
-    banks: tuple
-    k_slots: np.ndarray
-    v_slots: np.ndarray
-    e_slots: np.ndarray
+    unfinished: the last embedding group is not mapped.
+    """
+    streams, S, d = K.shape
+    groups, spans, parts = -(-S // n), -(-S // T), -(-d // m)
+    size = max(n * d, m * T)
+    total = streams * (2 * groups + spans * parts)
+    banks = tuple(np.full((total, size), NAN, np.uint16) for _ in range(2))
+    order = iter(generator.permutation(total))
 
-    @classmethod
-    def of(cls, K, V, n, m, T, generator):
-        streams, S, d = K.shape
-        groups, spans, parts = -(-S // n), -(-S // T), -(-d // m)
-        size = max(n * d, m * T)
-        total = streams * (2 * groups + spans * parts)
-        banks = tuple(np.full((total, size), NAN, np.uint16) for _ in range(2))
-        order = iter(generator.permutation(total))
+    def place(values):
+        slot = next(order)
+        bank = int(generator.integers(2))
+        banks[bank][slot, : values.size] = values.ravel()
+        return np.uint32(slot | bank << 31)
 
-        def place(values):
-            slot = next(order)
-            bank = int(generator.integers(2))
-            banks[bank][slot, : values.size] = values.ravel()
-            return np.uint32(slot | bank << 31)
+    def token_slots(rows):
+        return [[place(rows[s, g * n : (g + 1) * n]) for g in range(groups)] for s in range(streams)]
 
-        def token_slots(rows):
-            return [[place(rows[s, g * n : (g + 1) * n]) for g in range(groups)] for s in range(streams)]
+    def span(stream, part, index):
+        page = np.full((m, T), NAN, np.uint16)
+        block = K[stream, index * T : (index + 1) * T, part * m : (part + 1) * m].T
+        page[: block.shape[0], : block.shape[1]] = block
+        return place(page)
 
-        def span(stream, part, index):
-            page = np.full((m, T), NAN, np.uint16)
-            block = K[stream, index * T : (index + 1) * T, part * m : (part + 1) * m].T
-            page[: block.shape[0], : block.shape[1]] = block
-            return place(page)
-
-        K, V = K.view(np.uint16), V.view(np.uint16)
-        e_slots = [[[span(s, p, g) for g in range(spans)] for p in range(parts)] for s in range(streams)]
-        slots = (np.array(each, np.uint32) for each in (token_slots(K), token_slots(V), e_slots))
-        return cls(banks, *slots)
+    K, V = K.view(np.uint16), V.view(np.uint16)
+    e_slots = [[[span(s, p, g) for g in range(spans)] for p in range(parts)] for s in range(streams)]
+    slots = (np.array(each, np.uint32) for each in (token_slots(K), token_slots(V), e_slots))
+    k_slots, v_slots, e_slots = slots
+    if unfinished:
+        e_slots[:, :, -1] = UNMAPPED
+    return KvView(n, m, T, banks, np.full(streams, S), k_slots, v_slots, e_slots)
 
 
-def run_sparf(pages, q, K, V, n, m, T, r, k, l):  # noqa: E741
+def run_sparf(view, q, K, V, r, k, l):  # noqa: E741
     streams, S, d = K.shape
     each = np.full(streams, 1)
     v_sums = np.zeros((streams, d), np.float32)
     add_rows(v_sums, np.ascontiguousarray(V.view(np.uint16).transpose(1, 0, 2)))
     channels = top_channels(q, r)
-    logits = approximate(pages.banks, pages.e_slots, each * S, q, channels, m, T)
+    logits = approximate(view, q, channels)
     tokens, alpha = top_tokens(logits, each * S, each * k, each * l)
     v_mean = v_sums / np.float32(S)
-    out = attend(pages.banks, pages.k_slots, pages.v_slots, q, tokens, each * k, n, alpha, v_mean)
+    out = attend(view, q, tokens, each * k, alpha, v_mean)
     return out, channels, tokens
 
 
@@ -89,7 +86,7 @@ def test_sparf_equals_the_oracle(seed, G, d, S, layout, data):
     generator = np.random.default_rng(seed)
     q, K, V = make(generator, 2, G, S, d)
     n, m, T = layout
-    out, channels, tokens = run_sparf(Pages.of(K, V, n, m, T, generator), q, K, V, n, m, T, r, k, l)
+    out, channels, tokens = run_sparf(view_of(K, V, n, m, T, generator), q, K, V, r, k, l)
     for stream in range(2):
         args = [x[stream].astype(np.float64) for x in (q, K, V)]
         expected, i, j = oracle.sparf(*args, r, k, l)
@@ -102,7 +99,7 @@ def test_sparf_equals_the_oracle(seed, G, d, S, layout, data):
 def test_everything_selected_is_dense(scale):
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 3, 2, 200, 64, scale)
-    out, _, _ = run_sparf(Pages.of(K, V, 32, 4, 64, generator), q, K, V, 32, 4, 64, 64, 200, 50)
+    out, _, _ = run_sparf(view_of(K, V, 32, 4, 64, generator), q, K, V, 64, 200, 50)
     for stream in range(3):
         expected = oracle.dense(*(x[stream].astype(np.float64) for x in (q, K, V)))
         assert relative_error(out[stream], expected) < 1e-4
@@ -113,7 +110,7 @@ def test_page_size_changes_no_bit():
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 2, 4, 300, 64)
     outs = [
-        run_sparf(Pages.of(K, V, n, m, T, generator), q, K, V, n, m, T, 8, 40, 10)[0]
+        run_sparf(view_of(K, V, n, m, T, generator), q, K, V, 8, 40, 10)[0]
         for n, m, T in ((32, 4, 512), (1, 1, 300), (7, 8, 64))
     ]
     np.testing.assert_array_equal(outs[0], outs[1])
@@ -124,19 +121,26 @@ def test_what_was_not_selected_never_counts():
     """Everything but the selected channels and tokens is poisoned after the selection is known."""
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 1, 2, 120, 32)
-    clean, channels, tokens = run_sparf(Pages.of(K, V, 16, 4, 32, generator), q, K, V, 16, 4, 32, 8, 30, 7)
+    clean, channels, tokens = run_sparf(view_of(K, V, 16, 4, 32, generator), q, K, V, 8, 30, 7)
     K_tokens, V_tokens, K_channels = K.copy(), V.copy(), K.copy()
     other = np.setdiff1d(np.arange(120), tokens[0])
     K_tokens[:, other] = V_tokens[:, other] = np.nan
     K_channels[:, :, np.setdiff1d(np.arange(32), channels[0])] = np.nan
-    by_token = Pages.of(K_tokens, V_tokens, 16, 4, 32, generator)
-    by_channel = Pages.of(K_channels, V, 16, 4, 32, generator)
+    by_token = view_of(K_tokens, V_tokens, 16, 4, 32, generator)
+    by_channel = view_of(K_channels, V, 16, 4, 32, generator)
     one = np.array([1])
-    logits = approximate(by_channel.banks, by_channel.e_slots, one * 120, q, channels, 4, 32)
+    logits = approximate(by_channel, q, channels)
     again, alpha = top_tokens(logits, one * 120, one * 30, one * 7)
     v_mean = V.astype(np.float32).mean(axis=1)
-    out = attend(by_token.banks, by_token.k_slots, by_token.v_slots, q, again, one * 30, 16, alpha, v_mean)
+    out = attend(by_token, q, again, one * 30, alpha, v_mean)
     np.testing.assert_allclose(out, clean, rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_without_embedding_pages_is_scored_from_token_pages():
+    generator = np.random.default_rng(0)
+    q, K, V = make(generator, 2, 4, 300, 64)
+    outs = [run_sparf(view_of(K, V, 7, 4, 64, generator, each), q, K, V, 8, 40, 10)[0] for each in (False, True)]
+    np.testing.assert_array_equal(outs[0], outs[1])
 
 
 def test_moving_tokens_between_pages_does_not_change_the_output():
@@ -144,7 +148,7 @@ def test_moving_tokens_between_pages_does_not_change_the_output():
     q, K, V = make(generator, 1, 1, 100, 32)
     order = np.concatenate([generator.permutation(92), np.arange(92, 100)])
     outs = [
-        run_sparf(Pages.of(k, v, 16, 4, 32, generator), q, k, v, 16, 4, 32, 8, 32, 8)[0]
+        run_sparf(view_of(k, v, 16, 4, 32, generator), q, k, v, 8, 32, 8)[0]
         for k, v in ((K, V), (np.ascontiguousarray(K[:, order]), np.ascontiguousarray(V[:, order])))
     ]
     np.testing.assert_allclose(outs[0], outs[1], rtol=1e-4, atol=1e-5)
@@ -153,7 +157,7 @@ def test_moving_tokens_between_pages_does_not_change_the_output():
 def test_a_query_of_zeros_gives_the_mean():
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 1, 1, 64, 16)
-    out, _, _ = run_sparf(Pages.of(K, V, 8, 4, 16, generator), 0 * q, K, V, 8, 4, 16, 4, 64, 16)
+    out, _, _ = run_sparf(view_of(K, V, 8, 4, 16, generator), 0 * q, K, V, 4, 64, 16)
     assert relative_error(out[0], V.astype(np.float64).mean(axis=1)) < 1e-4
 
 

@@ -1,5 +1,7 @@
 """The door of the FTL against a dictionary of arrays."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from csd_spec import DriveSpec, KvLayout
+from eval.bench_crash import embedding_rows
 from ftl import Ftl, OutOfSpace, UnknownSequence
 from ftl.groups import DRAM_BANK, Kind
 
@@ -23,20 +26,6 @@ def rows(generator, tokens, dim=DIM):
 
 def append(ftl, handle, layer, k, v):
     return ftl.append([handle], layer, np.array([len(k)]), k, v, 0)
-
-
-def embedding_rows(ftl, handle, layer):
-    """K as its embedding-indexed copy tells it, (S, H, d)."""
-    view = ftl.view([handle], layer)
-    lay, out = view.layout, np.full((int(view.seq_lens[0]), HEADS, view.layout.head_dim), np.nan, np.float16)
-    for head in range(HEADS):
-        for channel in range(lay.head_dim):
-            for token in range(out.shape[0]):
-                slot = view.e_slots[head, channel // lay.m, token // lay.T]
-                page = view.banks[int(slot >> 31)][slot & 0x7FFFFFFF]
-                value = page[(channel % lay.m) * lay.T + token % lay.T]
-                out[token, head, channel] = value.view(np.float16)
-    return out
 
 
 @pytest.mark.parametrize("m", [2, 4, 8])
@@ -129,12 +118,37 @@ def test_full_dram_refuses_and_changes_nothing(small_drive):
     ftl, layout = make(small_drive)
     handles = ftl.create(1000, 1, HEADS, layout)
     k = rows(np.random.default_rng(0), 1)
-    fits = ftl.buffers.left // (2 * HEADS + HEADS * layout.embedding_pages)
+    fits = ftl.buffers.left // (2 * HEADS)
     for handle in handles[:fits]:
         append(ftl, handle, 0, k, k)
     with pytest.raises(OutOfSpace, match="DRAM"):
         append(ftl, handles[fits], 0, k, k)
     assert ftl.nand.writes == 0
+
+
+def test_embedding_groups_beyond_drive_dram_are_built_from_k(small_drive):
+    """Room for one layer's embedding buffers and all of K and V, then for K and V alone."""
+    ftl, layout = make(replace(small_drive, dram_bytes=(4 * HEADS + HEADS * 4) * small_drive.geometry.page_bytes), m=2)
+    (first,) = ftl.create(1, LAYERS, HEADS, layout)
+    assert layout.embedding_pages == 4
+    k = rows(np.random.default_rng(0), 200)
+    for layer in range(LAYERS):
+        for start in range(0, 200, 20):
+            append(ftl, first, layer, k[start : start + 20], k[start : start + 20])
+    assert [ftl.sequence(first).embedding_k.buffered(layer) for layer in range(LAYERS)] == [True, False]
+    (second,) = ftl.create(1, LAYERS, HEADS, layout)
+    append(ftl, second, 0, k[:30], k[:30])
+    assert not ftl.sequence(first).embedding_k.buffered(0)  # made room
+    append(ftl, second, 1, k[:30], k[:30])
+    with pytest.raises(OutOfSpace, match="DRAM"):
+        ftl.fork(second)
+    for layer in range(LAYERS):
+        pages = ftl.embedding_pages(ftl.view([first], layer), np.zeros((HEADS, 1), np.int32), DIM)
+        unfinished = (200 % layout.T) // layout.n
+        assert pages.ppns.size == HEADS * (200 // layout.T + unfinished)
+        assert (pages.useful[-unfinished:] == 2 * layout.n).all()  # one channel of each token
+        append(ftl, first, layer, k[:100], k[:100])
+        np.testing.assert_array_equal(embedding_rows(ftl, first, layer), np.concatenate([k, k[:100]]))
 
 
 def test_space_comes_back(small_drive):
@@ -261,6 +275,7 @@ class FtlMachine(RuleBasedStateMachine):
                     self.ftl.nand.check_readable(plan.ppns)
                     np.testing.assert_array_equal(stored_k, k)
                     np.testing.assert_array_equal(stored_v, v)
+                    np.testing.assert_array_equal(embedding_rows(self.ftl, handle, layer), k)
 
     @invariant()
     def counts_are_true(self):
@@ -271,8 +286,10 @@ class FtlMachine(RuleBasedStateMachine):
             np.testing.assert_array_equal(self.ftl.placement.valid, counts)
 
 
-def test_random_verbs(small_drive):
-    FtlMachine.drive = small_drive
+@pytest.mark.parametrize("buffers", [2048, 60])
+def test_random_verbs(small_drive, buffers):
+    """With 60 group buffers there is room for few unfinished embedding groups, with luck for all of K and V."""
+    FtlMachine.drive = replace(small_drive, dram_bytes=buffers * small_drive.geometry.page_bytes)
     machine = FtlMachine.TestCase()
     machine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
     machine.runTest()

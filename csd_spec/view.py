@@ -1,0 +1,30 @@
+"""Where one layer's K and V lie: what the FTL tells the attention engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+BANK_SHIFT = 31
+UNMAPPED = np.uint32(0xFFFFFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class KvView:
+    """Slots of one layer of B sequences. A stream is one KV head of one sequence; N = B * H, sequence first.
+
+    Slots are read through `banks`: bank slot >> 31 (flash, drive DRAM), page slot & 0x7FFFFFFF. A page is a row of
+    FP16 bit patterns: n rows of K or V, or m channels of K for T tokens. An embedding group that has no pages is
+    UNMAPPED; the token pages of K hold it.
+    """
+
+    n: int
+    m: int
+    T: int
+    banks: tuple[NDArray[np.uint16], NDArray[np.uint16]]
+    seq_lens: NDArray[np.int64]  # (N,)
+    k_slots: NDArray[np.uint32]  # (N, token groups)
+    v_slots: NDArray[np.uint32]  # (N, token groups)
+    e_slots: NDArray[np.uint32]  # (N, embedding pages, embedding groups)
