@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftl.errors import OutOfSpace, Uncorrectable
-from ftl.groups import DRAM_BANK, MAX_GROUPS, GroupMap, Kind, gather_rows
+from ftl.groups import DRAM_BANK, MAX_GROUPS, GroupMap, gather_rows
 from ftl.nand import ERASED
 from ftl.sequence import Sequence
 
@@ -34,16 +34,18 @@ def append(
     tokens = max(int(seq.lengths[layer] + length) for seq, length in zip(seqs, lengths, strict=True))
     if tokens >= MAX_GROUPS * seqs[0].layout.n:
         raise OutOfSpace(f"{tokens} tokens: a sequence has at most {MAX_GROUPS * seqs[0].layout.n - 1}")
-    fresh = [seq for seq in seqs if not seq.k.buffered(layer)]
-    ftl.check_room(sum(seq.k.streams + seq.v.streams for seq in fresh))
-    jobs = []
+    jobs, buffers = [], 0
     for seq, length in zip(seqs, lengths, strict=True):
-        seq.expect(int(seq.lengths[layer] + length))
+        end = int(seq.lengths[layer] + length)
+        seq.expect(end)
+        if end % seq.layout.n and not seq.k.buffered(layer):
+            buffers += seq.k.streams + seq.v.streams
         starts = [
             ftl.placement.starts(mapped.stream_numbers(seq.handle, layer), _new_groups(seq, mapped, layer, length))
             for mapped in seq.maps
         ]
         jobs.append((seq.writer, np.concatenate([part.ravel() for part in starts])))
+    ftl.check_room(buffers)
     allocated = ftl.allocate(jobs, ftl.reserve, start_ns)
     cut = np.cumsum(lengths)[:-1]
     new_k, new_v = ([None] * len(seqs) if rows is None else np.split(rows.view(np.uint16), cut) for rows in (k, v))
@@ -133,19 +135,9 @@ def _map(ftl: Ftl, seq: Sequence, layer: int, tokens: int, rows: list[U16 | None
 
 def keep(ftl: Ftl, mapped: GroupMap, layer: int, length: int, tokens: int, rows: U16 | None) -> None:
     """Buffer what `tokens` new rows leave in an unfinished group. Embedding groups only where there is room."""
-    per = mapped.per_group
-    begins = length % per == 0 or (length + tokens) // per > length // per
-    if begins and not mapped.buffered(layer):
-        if mapped.kind in (Kind.K, Kind.V):
-            ftl.make_buffers(mapped.streams)
-        if mapped.streams <= ftl.buffers.left:
-            mapped.buffers[layer] = ftl.buffers.allocate(mapped.streams)
-    if not mapped.buffered(layer):
-        return
-    position, buffers = (length + tokens) % per, mapped.buffers[layer]
-    if position:
-        mapped.slots[layer, :, (length + tokens) // per] = buffers.astype(np.uint32) | DRAM_BANK
-    if rows is not None:
+    begins = length % mapped.per_group == 0 or (length + tokens) // mapped.per_group > length // mapped.per_group
+    if (begins or mapped.buffered(layer)) and ftl.buffer_group(mapped, layer, length + tokens) and rows is not None:
+        position, buffers = (length + tokens) % mapped.per_group, mapped.buffers[layer]
         if begins:
             ftl.buffers.content[buffers] = ERASED
             rows = rows[rows.shape[0] - position :]

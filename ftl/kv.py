@@ -132,6 +132,22 @@ class Ftl:
                 mapped.slots[layer][mapped.slots[layer] >= DRAM_BANK] = UNMAPPED
                 mapped.buffers[layer] = -1
 
+    def buffer_group(self, mapped: GroupMap, layer: int, tokens: int) -> bool:
+        """Give the group that `tokens` tokens leave unfinished its buffers, where there is one; whether it has them."""
+        group, position = divmod(tokens, mapped.per_group)
+        if position and not mapped.buffered(layer):
+            if mapped.kind in (Kind.K, Kind.V):
+                self.make_buffers(mapped.streams)
+            if mapped.streams > self.buffers.left:
+                return False
+            mapped.buffers[layer] = self.buffers.allocate(mapped.streams)
+        if position:
+            mapped.slots[layer, :, group] = mapped.buffers[layer].astype(np.uint32) | DRAM_BANK
+        elif mapped.buffered(layer):
+            self.buffers.release(mapped.buffers[layer])
+            mapped.buffers[layer] = -1
+        return position > 0
+
     def allocate(self, jobs: list[tuple[Writer, I64]], reserve: int, start_ns: int) -> list[U32]:
         """Pages for writers; makes room by erasing and collecting when there is none. Raises OutOfSpace."""
         self.placement.check_alive()
@@ -183,18 +199,11 @@ class Ftl:
         for theirs, ours in zip(parent.maps, child.maps, strict=True):
             ours.slots = theirs.slots.copy()
             ours.slots[ours.slots >= DRAM_BANK] = UNMAPPED
-            for layer in np.flatnonzero(parent.k.buffers[:, 0] >= 0).tolist():
-                length = int(parent.lengths[layer])
-                position = length % ours.per_group
-                if theirs.kind in (Kind.K, Kind.V):
-                    self.make_buffers(ours.streams)
-                elif ours.streams > self.buffers.left or (position and not theirs.buffered(layer)):
-                    continue
-                ours.buffers[layer] = self.buffers.allocate(ours.streams)
-                if position:
-                    if self.nand.payload:
-                        self.buffers.content[ours.buffers[layer]] = self.buffers.content[theirs.buffers[layer]]
-                    ours.slots[layer, :, length // ours.per_group] = ours.buffers[layer].astype(np.uint32) | DRAM_BANK
+            for layer in np.flatnonzero(theirs.buffers[:, 0] >= 0).tolist():
+                # Making room for a copy may have cost an original its buffers
+                kept = theirs.buffered(layer) and self.buffer_group(ours, layer, int(parent.lengths[layer]))
+                if kept and self.nand.payload:
+                    self.buffers.content[ours.buffers[layer]] = self.buffers.content[theirs.buffers[layer]]
         child.lengths[:] = parent.lengths
         for layer in range(parent.layers):
             child.owners[layer] = list(parent.owners[layer])
@@ -204,29 +213,27 @@ class Ftl:
         return child_handle
 
     def crop(self, handle: int, layer: int, length: int, start_ns: int) -> int:
-        """Keep the first `length` tokens of a layer; a group that is cut returns to its buffer."""
+        """Keep the first `length` tokens of a layer; a group that is cut returns to drive DRAM."""
         seq = self.sequence(handle)
         finish_ns, in_flash = start_ns, False
         if length >= seq.lengths[layer]:
             return finish_ns
-        for mapped in seq.maps:
-            group, position = divmod(length, mapped.per_group)
-            cut = mapped.slots[layer, :, group].copy()
-            if position and cut[0] < DRAM_BANK and mapped.buffered(layer):
+        wanted = [m.streams for m in (seq.k, seq.v) if length % m.per_group and not m.buffered(layer)]
+        self.check_room(sum(wanted))
+        cuts = [mapped.slots[layer, :, length // mapped.per_group].copy() for mapped in seq.maps]
+        for mapped, cut in zip(seq.maps, cuts, strict=True):
+            if length % mapped.per_group and cut[0] < DRAM_BANK:
                 finish_ns = max(finish_ns, self.read(self.whole(cut), start_ns))
-        for mapped in seq.maps:
+        for mapped, cut in zip(seq.maps, cuts, strict=True):
             group, position = divmod(length, mapped.per_group)
-            cut, buffers = mapped.slots[layer, :, group].copy(), mapped.buffers[layer]
             in_flash |= bool((mapped.slots[layer, :, group:] < DRAM_BANK).any())
             self.drop(seq, mapped, layer, group)
-            if not mapped.buffered(layer):
-                continue
-            if self.nand.payload:
-                if position and cut[0] < DRAM_BANK:
-                    self.buffers.content[buffers] = self.nand.content[cut]
-                mapped.poison(self.banks[1], buffers, position)
-            if position:
-                mapped.slots[layer, :, group] = buffers.astype(np.uint32) | DRAM_BANK
+            if cut[0] >= DRAM_BANK and not mapped.buffered(layer):
+                continue  # K alone holds it
+            if self.buffer_group(mapped, layer, length) and self.nand.payload:
+                if cut[0] < DRAM_BANK:
+                    self.buffers.content[mapped.buffers[layer]] = self.nand.content[cut]
+                mapped.poison(self.banks[1], mapped.buffers[layer], position)
         seq.lengths[layer] = length
         self.shrunk.add(handle)
         if in_flash:

@@ -31,9 +31,10 @@ def relayout(ftl: Ftl, handle: int, m: int, start_ns: int) -> int:
         for layer, each in zip(used, groups, strict=True)
     ]
     jobs = [(seq.writer, part) for part in starts]
+    allocated = ftl.allocate(jobs, ftl.reserve, start_ns)
     ftl.buffers.release(old.buffers[old.buffers >= 0])
     old.buffers[:] = -1
-    for layer, each, ppns in zip(used, groups, ftl.allocate(jobs, ftl.reserve, start_ns), strict=True):
+    for layer, each, ppns in zip(used, groups, allocated, strict=True):
         rows = ftl.read_back(handle, layer)[0].view(np.uint16)
         new.reserve(-(-rows.shape[0] // layout.T))
         data = full_pages(ftl, new, layer, 0, rows)
