@@ -8,31 +8,38 @@ from dataclasses import asdict
 from pathlib import Path
 
 from csd_firmware.step import Firmware
-from csd_spec import Command, Completion, DriveSpec
+from csd_spec import Command, Completion, DriveSpec, Flush
 from ftl import Nand
 
 
 class InProcessDevice:
     """The `Device` that needs no set-up. Kernels release the interpreter lock, so drives work side by side.
 
-    path: a folder that holds the flash, and what a flush acknowledged, beyond this process.
+    path: a folder that holds the flash, and what a flush acknowledged, beyond this process. private: the folder is
+    only read, changes stay in memory.
     """
 
-    def __init__(self, spec: DriveSpec, path: Path | None = None) -> None:
-        if path is not None:
+    def __init__(self, spec: DriveSpec, path: Path | None = None, private: bool = False) -> None:
+        if path is not None and not private:
             path.mkdir(parents=True, exist_ok=True)
-            (path / "drive.json").write_text(json.dumps(asdict(spec), indent=1))
-        self.firmware = Firmware(spec, Nand(spec.geometry, path=path))
+            _describe(spec, path)
+        self.firmware = Firmware(spec, Nand(spec.geometry, path=path, private=private))
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.name)
 
     @classmethod
-    def reopen(cls, path: Path) -> InProcessDevice:
+    def reopen(cls, path: Path, private: bool = False) -> InProcessDevice:
         """The drive that a folder holds; raises ValueError where it holds none."""
         try:
             values = json.loads((path / "drive.json").read_text())
         except (OSError, ValueError) as error:
             raise ValueError(f"no drive in {path}: {error}") from error
-        return cls(DriveSpec.from_dict(values), path)
+        return cls(DriveSpec.from_dict(values), path, private)
+
+    def snapshot(self, path: Path) -> None:
+        """Flush, and write data and map to a new folder, from which `reopen` makes a drive in the same state."""
+        self.submit(Flush(), self.firmware.free_ns).result()
+        self.firmware.ftl.nand.copy(path)
+        _describe(self.spec, path)
 
     @property
     def spec(self) -> DriveSpec:
@@ -43,3 +50,7 @@ class InProcessDevice:
 
     def close(self) -> None:
         self._worker.shutdown()
+
+
+def _describe(spec: DriveSpec, path: Path) -> None:
+    (path / "drive.json").write_text(json.dumps(asdict(spec), indent=1))

@@ -14,10 +14,13 @@ from numpy.typing import DTypeLike, NDArray
 _MAP_NORESERVE = 0x4000  # Linux; Python's mmap module names it from 3.13
 
 
-def lazy_zeros(shape: tuple[int, ...], dtype: DTypeLike, path: Path | None = None) -> NDArray[Any]:
+def lazy_zeros(
+    shape: tuple[int, ...], dtype: DTypeLike, path: Path | None = None, private: bool = False
+) -> NDArray[Any]:
     """A zeroed array on pages that the kernel supplies at first touch: a 2 TB drive fits a laptop.
 
-    With `path` the array is that (sparse) file's content, zeroed only where the file is new.
+    With `path` the array is that (sparse) file's content, zeroed only where the file is new; `private`: what is
+    written to it stays in memory.
     """
     size = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
     if path is None:
@@ -25,7 +28,8 @@ def lazy_zeros(shape: tuple[int, ...], dtype: DTypeLike, path: Path | None = Non
     else:
         with path.open("r+b" if path.exists() else "w+b") as file:
             file.truncate(size)
-            memory = mmap.mmap(file.fileno(), size)
+            flags = mmap.MAP_PRIVATE | _MAP_NORESERVE if private else mmap.MAP_SHARED
+            memory = mmap.mmap(file.fileno(), size, flags=flags)
     return np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape)
 
 

@@ -77,18 +77,24 @@ class Nand:
     controller's knowledge and lost with its power.
 
     payload=False keeps tags only: time and wear of drives whose content would not fit this machine.
-    path: a folder whose files hold the array; one that exists is opened as it was left.
+    path: a folder whose files hold the array; one that exists is opened as it was left. private: the files are
+    only read, changes stay in memory.
     """
 
     def __init__(
-        self, geometry: Geometry, faults: FaultPlan | None = None, payload: bool = True, path: Path | None = None
+        self,
+        geometry: Geometry,
+        faults: FaultPlan | None = None,
+        payload: bool = True,
+        path: Path | None = None,
+        private: bool = False,
     ) -> None:
         self.geometry, self.faults, self.payload = geometry, faults or FaultPlan(), payload
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
 
         def array(name: str, shape: tuple[int, ...], dtype: type) -> Any:
-            return lazy_zeros(shape, dtype, path / f"{name}.bin" if path else None)
+            return lazy_zeros(shape, dtype, path / f"{name}.bin" if path else None, private)
 
         pages = geometry.pages
         self.content: U8 = array("content", (pages if payload else 1, geometry.page_bytes), np.uint8)
@@ -128,6 +134,19 @@ class Nand:
             used[open_] += ((after != 0) & (after != ERASED)).any(axis=1)
             self.next_page[superblock * g.lanes : (superblock + 1) * g.lanes] = used
             self.writes = max(self.writes, int(numbers.max()))
+
+    def copy(self, path: Path | None = None) -> Nand:
+        """An array of its own with the same content and wear, in memory or in a new folder."""
+        if path is not None and path.exists() and any(path.iterdir()):
+            raise FileExistsError(f"{path} is not empty")
+        other, pages = Nand(self.geometry, self.faults, self.payload, path), self.programmed()
+        for name in ("content", "tags", "write_numbers", "checksums") if self.payload else ("tags",):
+            for some in np.array_split(pages, 1 + pages.size // 4096):
+                getattr(other, name)[some] = getattr(self, name)[some]
+        for name in ("erase_count", "bad", "next_page"):
+            getattr(other, name)[:] = getattr(self, name)
+        other.writes = self.writes
+        return other
 
     def block_of(self, ppns: U32) -> I64:
         """Block numbers (superblock * lanes + lane) of pages."""

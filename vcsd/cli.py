@@ -250,7 +250,7 @@ def log_smart(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> Non
     from csd_firmware import InProcessDevice
     from csd_firmware.logs import smart
 
-    _show(f"SMART, {drive}", smart(InProcessDevice.reopen(drive).firmware.ftl), output)
+    _show(f"SMART, {drive}", smart(InProcessDevice.reopen(drive, private=True).firmware.ftl), output)
 
 
 @log.command("wear")
@@ -259,7 +259,31 @@ def log_wear(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None
     from csd_firmware import InProcessDevice
     from csd_firmware.logs import wear
 
-    _show(f"wear, {drive}", wear(InProcessDevice.reopen(drive).firmware.ftl), output)
+    _show(f"wear, {drive}", wear(InProcessDevice.reopen(drive, private=True).firmware.ftl), output)
+
+
+@app.command("snapshot")
+def snapshot(drive: DriveArgument, folder: Annotated[Path, typer.Argument(help="new folder for the snapshot")]) -> None:
+    """Copy a drive's data and map, as its last flush left them."""
+    _copy_drive(drive, folder)
+
+
+@app.command("restore")
+def restore(
+    snapshot: Annotated[Path, typer.Argument(help="folder of a snapshot")],
+    drive: Annotated[Path, typer.Argument(help="new folder for the drive")],
+) -> None:
+    """Make a drive in the state of a snapshot, which stays as it is."""
+    _copy_drive(snapshot, drive)
+
+
+def _copy_drive(source: Path, target: Path) -> None:
+    from csd_firmware import InProcessDevice
+
+    with err.status(f"copying {source} to {target}"):
+        device = InProcessDevice.reopen(source, private=True)
+        device.snapshot(target)
+    err.print(f"{target}: {len(device.firmware.ftl.sequences)} sequences")
 
 
 @trace.command("replay")

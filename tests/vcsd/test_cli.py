@@ -127,6 +127,12 @@ def test_kept_drives_have_logs(capsys, monkeypatch, tmp_path):
     code, out, _ = vcsd(capsys, monkeypatch, "log", "smart", str(tmp_path / "drive0"), "-o", "json")
     assert code == 0
     assert json.loads(out)["data_units_written"] > 0
+    for source, target in (("drive0", "snapshot"), ("snapshot", "restored")):
+        verb = "snapshot" if source == "drive0" else "restore"
+        code, _, _ = vcsd(capsys, monkeypatch, verb, str(tmp_path / source), str(tmp_path / target))
+        assert code == 0
+    _, again, _ = vcsd(capsys, monkeypatch, "log", "smart", str(tmp_path / "restored"), "-o", "json")
+    assert json.loads(again)["data_units_written"] == json.loads(out)["data_units_written"]
 
 
 @pytest.mark.parametrize(
@@ -157,6 +163,7 @@ def test_bench_crash_prints_its_keys(capsys, monkeypatch):
     ("args", "reason"),
     [
         (["log", "smart", "/nowhere"], "no drive in /nowhere"),
+        (["snapshot", "/nowhere", "/tmp/x"], "no drive in /nowhere"),
         (["trace", "replay", "/nowhere"], "/nowhere"),
         (["bench", "ftl", "--workload", "randread", "--preset", "x"], "preset = 'x'"),
         (["bench", "ftl", "--workload", "randread", "--block-bytes", "100"], "block_bytes = 100"),

@@ -1,0 +1,69 @@
+"""Drives in folders: what outlives the process, snapshots, restoring them."""
+
+import numpy as np
+import pytest
+
+from csd_firmware import InProcessDevice
+from csd_spec import Flush, KvAppend, KvRead, SeqCreate, Status
+
+
+def run(device, command):
+    done = device.submit(command, 0).result()
+    assert done.status is Status.SUCCESS, done.reason
+    return done
+
+
+def filled(device, tokens, seed=0):
+    """A sequence of `tokens` random rows; its handle and rows."""
+    rows = np.random.default_rng(seed).standard_normal((tokens, 2, 16)).astype(np.float16)
+    create = SeqCreate(count=1, layers=1, kv_heads=2, head_dim=16, max_tokens=512)
+    handle = int(run(device, create).data[0][0])
+    run(device, KvAppend(seqs=(handle,), layer=0, lengths=np.array([tokens]), k=rows, v=-rows))
+    return handle, rows
+
+
+def check(device, handle, rows):
+    k, v = run(device, KvRead(seqs=(handle,), layer=0)).data
+    np.testing.assert_array_equal(k, rows)
+    np.testing.assert_array_equal(v, -rows)
+
+
+def test_what_was_flushed_outlives_the_process(small_drive, tmp_path):
+    device = InProcessDevice(small_drive, tmp_path / "drive")
+    handle, rows = filled(device, 100)
+    run(device, Flush())
+    filled(device, 50)
+    device.close()
+    again = InProcessDevice.reopen(tmp_path / "drive")
+    assert set(again.firmware.ftl.sequences) == {handle}
+    check(again, handle, rows)
+    again.close()
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_snapshot_is_the_drive_as_it_was(small_drive, tmp_path, in_memory):
+    device = InProcessDevice(small_drive, None if in_memory else tmp_path / "drive")
+    handle, rows = filled(device, 100)
+    device.snapshot(tmp_path / "snapshot")
+    filled(device, 100, seed=1)
+    device.close()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "snapshot").iterdir()}
+    for target in ("one", "two"):
+        source = InProcessDevice.reopen(tmp_path / "snapshot", private=True)
+        filled(source, 30, seed=2)
+        source.snapshot(tmp_path / target)
+        source.close()
+        restored = InProcessDevice.reopen(tmp_path / target)
+        assert len(restored.firmware.ftl.sequences) == 2
+        check(restored, handle, rows)
+        filled(restored, 30)
+        restored.close()
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "snapshot").iterdir()}
+
+
+def test_a_snapshot_overwrites_nothing(small_drive, tmp_path):
+    device = InProcessDevice(small_drive)
+    (tmp_path / "file").write_text("here")
+    with pytest.raises(FileExistsError, match="not empty"):
+        device.snapshot(tmp_path)
+    device.close()
