@@ -53,10 +53,8 @@ def append(
     try:
         for i, seq in enumerate(seqs):
             if allocated[i].size:
-                allocated[i], end_ns = _program(
-                    ftl, seq, layer, int(lengths[i]), [new_k[i], new_v[i], new_k[i]], allocated[i], start_ns
-                )
-                finish_ns = max(finish_ns, end_ns)
+                rows = [new_k[i], new_v[i], new_k[i]]
+                finish_ns = max(finish_ns, _program(ftl, seq, layer, int(lengths[i]), rows, allocated[i], start_ns))
     except (OutOfSpace, Uncorrectable):
         ftl.placement.give_back(np.concatenate(allocated))
         raise
@@ -74,10 +72,8 @@ def _new_groups(seq: Sequence, mapped: GroupMap, layer: int, length: int) -> I64
     return np.arange(now // mapped.per_group, (now + length) // mapped.per_group)[None, :]
 
 
-def _program(
-    ftl: Ftl, seq: Sequence, layer: int, tokens: int, rows: list[U16 | None], ppns: U32, start_ns: int
-) -> tuple[U32, int]:
-    """Program the groups of one sequence that become full; returns where they are and when the last one is."""
+def _program(ftl: Ftl, seq: Sequence, layer: int, tokens: int, rows: list[U16 | None], ppns: U32, start_ns: int) -> int:
+    """Program the groups of one sequence that become full; returns when the last one is, and where in ppns."""
     length, owner = int(seq.lengths[layer]), seq.owners[layer][-1][0]
     tags, data = [], []
     for mapped, new in zip(seq.maps, rows, strict=True):

@@ -45,11 +45,11 @@ class BlockNamespace:
         ftl = self.ftl
         (ppns,) = ftl.allocate([(self.writer, lpns)], ftl.reserve, start_ns)
         tags = np.uint64(int(Kind.BLOCK) << 61) | lpns.astype(np.uint64)
-        placed, finish_ns = ftl.program(self.writer, ppns, data, tags, start_ns)
+        finish_ns = ftl.program(self.writer, ppns, data, tags, start_ns)
         old = self.map[lpns]
-        self.map[lpns] = placed
+        self.map[lpns] = ppns
         ftl.placement.invalidate(old[old < DRAM_BANK])
-        ftl.counters.blocks += placed.size
+        ftl.counters.blocks += ppns.size
         return finish_ns
 
     def read(self, lpns: I64, start_ns: int) -> tuple[U8, int]:

@@ -82,8 +82,8 @@ def move_block(ftl: Ftl, block: int, writer: Writer, start_ns: int) -> int:
         numbers = ftl.nand.write_numbers[valid] if ftl.nand.payload else None
         tags = ftl.nand.tags[valid].copy()
         read_ns = ftl.calendar.read(valid, np.full(valid.size, ftl.spec.geometry.page_bytes), start_ns)
-        placed, _ = ftl.program(writer, targets, data, tags, read_ns, numbers)
-        _remap(ftl, valid, placed, tags)
+        ftl.program(writer, targets, data, tags, read_ns, numbers)
+        _remap(ftl, valid, targets, tags)
         ftl.placement.invalidate(valid)
         ftl.counters.moved += valid.size
     return valid.size

@@ -68,12 +68,12 @@ class Journal:
         data.reshape(-1)[: len(record)] = np.frombuffer(record, np.uint8)
         (ppns,) = ftl.placement.allocate([(self.writer, np.arange(count) + self.number)], 0)
         tags = _tag(self.number, np.arange(count), count)
-        placed, finish_ns = ftl.program(self.writer, ppns, data, tags, start_ns)
+        finish_ns = ftl.program(self.writer, ppns, data, tags, start_ns)
         if full:
             ftl.placement.invalidate(self.pages)
-            self.pages, self._since_checkpoint, self._checkpoint_pages = placed, 0, count
+            self.pages, self._since_checkpoint, self._checkpoint_pages = ppns, 0, count
         else:
-            self.pages = np.concatenate([self.pages, placed])
+            self.pages = np.concatenate([self.pages, ppns])
             self._since_checkpoint += count
         self.number += 1
         self._namespace_pages = ftl.blocks.pages

@@ -167,28 +167,35 @@ class Ftl:
 
     def program(
         self, writer: Writer, ppns: U32, data: U8 | None, tags: U64, start_ns: int, write_numbers: U64 | None = None
-    ) -> tuple[U32, int]:
-        """Program pages in the order of their numbers; one that fails goes to another block.
+    ) -> int:
+        """Program pages in the order of their numbers; one that fails goes to another block, and ppns (N,) says so.
 
-        Returns where each page ended up, (N,), and when the last program ends.
+        Returns when the last program ends. Raises OutOfSpace where no block is left for them: then all are given
+        back, and ppns is UNMAPPED.
         """
-        placed, finish_ns = ppns.copy(), start_ns
+        finish_ns = start_ns
         left = np.argsort(ppns, kind="stable")
         while left.size:
             page = None if data is None else data[left]
             numbers = None if write_numbers is None else write_numbers[left]
-            good = self.nand.program(placed[left], page, tags[left], numbers)
-            finish_ns = max(finish_ns, self.calendar.program(placed[left[: good + 1]], start_ns))
+            good = self.nand.program(ppns[left], page, tags[left], numbers)
+            finish_ns = max(finish_ns, self.calendar.program(ppns[left[: good + 1]], start_ns))
             left = left[good:]
             if left.size:
-                block = int(self.nand.block_of(placed[left[:1]])[0])
+                block = int(self.nand.block_of(ppns[left[:1]])[0])
                 self.placement.abandon(block)
-                moved = left[self.nand.block_of(placed[left]) == block]
-                self.placement.invalidate(placed[moved])
-                lanes = placed[moved].astype(np.int64) % self.spec.geometry.lanes
-                (placed[moved],) = self.allocate([(writer, lanes)], 0, start_ns)
-                left = left[np.argsort(placed[left], kind="stable")]
-        return placed, finish_ns
+                moved = left[self.nand.block_of(ppns[left]) == block]
+                lanes = ppns[moved].astype(np.int64) % self.spec.geometry.lanes
+                try:
+                    (others,) = self.allocate([(writer, lanes)], 0, start_ns)
+                except OutOfSpace:
+                    self.placement.give_back(ppns)
+                    ppns[:] = UNMAPPED
+                    raise
+                self.placement.invalidate(ppns[moved])
+                ppns[moved] = others
+                left = left[np.argsort(ppns[left], kind="stable")]
+        return finish_ns
 
     def fork(self, handle: int) -> int:
         """A sequence that begins with all that this one holds. Full groups are shared, unfinished ones copied."""

@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from csd_spec.view import UNMAPPED
 from ftl.errors import OutOfSpace, ReadOnly
 from ftl.nand import Nand
 
@@ -198,7 +199,8 @@ class Placement:
         writer.blocks = writer.blocks[:0]
 
     def give_back(self, ppns: U32) -> None:
-        """Undo an allocation of which not everything was programmed."""
+        """Undo an allocation of which not everything was programmed; what is UNMAPPED was given back before."""
+        ppns = ppns[ppns != UNMAPPED]
         self.invalidate(ppns)
         blocks = np.unique(self.nand.block_of(ppns))
         good = blocks[self.nand.bad[blocks] == 0]

@@ -8,6 +8,7 @@ import numpy as np
 
 from csd_spec import KvLayout
 from ftl.append import full_pages, keep
+from ftl.errors import OutOfSpace
 from ftl.groups import EmbeddingMap
 
 if TYPE_CHECKING:
@@ -30,22 +31,26 @@ def relayout(ftl: Ftl, handle: int, m: int, start_ns: int) -> int:
         ftl.placement.starts(new.stream_numbers(handle, layer), each[None, :]).ravel()
         for layer, each in zip(used, groups, strict=True)
     ]
-    jobs = [(seq.writer, part) for part in starts]
-    allocated = ftl.allocate(jobs, ftl.reserve, start_ns)
+    allocated = ftl.allocate([(seq.writer, part) for part in starts], ftl.reserve, start_ns)
+    rows = [ftl.read_back(handle, layer)[0].view(np.uint16) for layer in used]
+    try:
+        for i, layer in enumerate(used):
+            owners = [seq.owner_of(layer, layout.T, int(group)) for group in groups[i]]
+            tags = [new.tags(owner, layer, groups[i][j : j + 1]) for j, owner in enumerate(owners)]
+            if owners:
+                data = full_pages(ftl, new, layer, 0, rows[i])
+                end_ns = ftl.program(seq.writer, allocated[i], data, np.hstack(tags).ravel(), start_ns)
+                finish_ns = max(finish_ns, end_ns)
+    except OutOfSpace:
+        ftl.placement.give_back(np.concatenate(allocated))
+        raise
     ftl.buffers.release(old.buffers[old.buffers >= 0])
     old.buffers[:] = -1
-    for layer, each, ppns in zip(used, groups, allocated, strict=True):
-        rows = ftl.read_back(handle, layer)[0].view(np.uint16)
-        new.reserve(-(-rows.shape[0] // layout.T))
-        data = full_pages(ftl, new, layer, 0, rows)
-        owners = [seq.owner_of(layer, layout.T, int(group)) for group in each]
-        tags = [new.tags(owner, layer, each[i : i + 1]) for i, owner in enumerate(owners)]
-        if each.size:
-            ppns, end_ns = ftl.program(seq.writer, ppns, data, np.hstack(tags).ravel(), start_ns)
-            finish_ns = max(finish_ns, end_ns)
-        new.slots[layer, :, : each.size] = ppns.reshape(new.streams, each.size)
-        keep(ftl, new, layer, 0, rows.shape[0], rows)
-        ftl.counters.groups += ppns.size
+    for i, layer in enumerate(used):
+        new.reserve(-(-rows[i].shape[0] // layout.T))
+        new.slots[layer, :, : groups[i].size] = allocated[i].reshape(new.streams, -1)
+        keep(ftl, new, layer, 0, rows[i].shape[0], rows[i])
+        ftl.counters.groups += allocated[i].size
     for layer in used:
         ftl.drop(seq, old, layer, 0)
     seq.layout, seq.embedding_k = layout, new

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from csd_spec import DriveSpec, KvLayout
 from eval.bench_crash import embedding_rows
-from ftl import Ftl, OutOfSpace, UnknownSequence
-from ftl.groups import DRAM_BANK, Kind
+from ftl import FaultPlan, Ftl, Nand, OutOfSpace, ReadOnly, UnknownSequence
+from ftl.groups import DRAM_BANK, MAX_GROUPS, Kind
 
 HEADS, LAYERS, DIM = 2, 2, 8
 
@@ -293,3 +293,34 @@ def test_random_verbs(small_drive, buffers):
     machine = FtlMachine.TestCase()
     machine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
     machine.runTest()
+
+
+def test_a_sequence_longer_than_tags_can_number_is_refused(small_drive):
+    ftl, layout = Ftl(small_drive, Nand(small_drive.geometry, payload=False)), make(small_drive)[1]
+    (handle,) = ftl.create(1, 1, HEADS, layout)
+    with pytest.raises(OutOfSpace, match="at most"):
+        ftl.append([handle], 0, np.array([MAX_GROUPS * layout.n]), None, None, 0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_programs_that_fail_on_a_full_drive_leave_nothing_behind(small_drive, seed):
+    """The reserve is used up, then a block goes bad in the middle of an append."""
+    nand = Nand(small_drive.geometry, FaultPlan(program_fail=0.03, seed=seed))
+    ftl, layout = Ftl(small_drive, nand), make(small_drive)[1]
+    generator, refused = np.random.default_rng(seed), 0
+    stored = {handle: rows(generator, 0) for handle in ftl.create(4, 1, HEADS, layout)}
+    while refused < 20:
+        handle = int(generator.choice(list(stored)))
+        new = rows(generator, int(generator.integers(1, 150)))
+        try:
+            append(ftl, handle, 0, new, new)
+            stored[handle] = np.concatenate([stored[handle], new])
+        except (OutOfSpace, ReadOnly):
+            refused += 1
+    for handle, k in stored.items():
+        np.testing.assert_array_equal(ftl.read_back(handle, 0)[1], k)
+        np.testing.assert_array_equal(embedding_rows(ftl, handle, 0), k)
+    used = [m.flash_slots() for seq in ftl.sequences.values() for m in seq.maps]
+    pages = np.concatenate([*used, ftl.journal.pages])
+    counts = np.bincount(nand.block_of(pages), minlength=ftl.placement.valid.size)
+    np.testing.assert_array_equal(ftl.placement.valid, counts)
