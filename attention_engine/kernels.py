@@ -1,11 +1,13 @@
 """Kernels over pages where they lie: FP16 in, FP32 accumulate, no copy of K or V.
 
-Banks, slots: a slot's bit 31 picks the bank, the rest is the row of that bank. Streams N = sequences x KV heads,
-G query heads share a stream, d channels, S tokens. Each loaded row serves all G queries.
+Streams N = sequences x KV heads, G query heads share a stream, d channels, S tokens; see `csd_spec.KvView`. A loaded
+row serves all G queries while it is in the first cache. Rows are asked for a block ahead: pages of one head lie
+anywhere, and no hardware foresees the next.
 
-Order of arithmetic. Approximate logits add channels in ascending order, one FP32 sum per token. Exact logits are
-dot products whose d terms are added in the compiler's vector order. Weighted sums of V add tokens in ascending
-order. Nothing that was not selected is ever loaded into an arithmetic unit: that is the NFC filter.
+Order of arithmetic, the same for any number of threads and on any machine. Approximate logits add channels in
+ascending order, one fused multiply-add each. Exact logits add as `_rows.dots` says. Attention takes tokens in ascending
+order, BLOCK at a time, with an online softmax (a running maximum; sums shrink when it grows). Nothing that was not
+selected is ever loaded into an arithmetic unit: that is the NFC filter.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from attention_engine._half import half_to_float
+from attention_engine._parallel import over_streams
+from attention_engine._rows import add_scaled, dots, exp, exponentials, largest
 from csd_spec import KvView
 from csd_spec.view import UNMAPPED
 
@@ -25,86 +29,153 @@ I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U16 = NDArray[np.uint16]
 
+BLOCK = 16  # tokens of an online softmax step
+AHEAD = 32  # tokens whose rows are asked for in advance
+RING = 64  # tokens whose addresses are known; a power of two, at least BLOCK + AHEAD
+
 
 @njit(inline="always")
-def _page(banks, slot):  # type: ignore[no-untyped-def]
-    row = slot & np.uint32(0x7FFFFFFF)
-    return banks[1][row] if slot >> np.uint32(31) else banks[0][row]
+def _page(flash, dram, page_bytes, slot):  # type: ignore[no-untyped-def]
+    """Address of a slot's page."""
+    base = dram if slot >> np.uint32(31) else flash
+    return base + np.uint64(slot & np.uint32(0x7FFFFFFF)) * page_bytes
 
 
-@njit(cache=True, nogil=True)
-def _approximate(banks, e_slots, k_slots, seq_lens, q, channels, m, per_group, n, out):  # type: ignore[no-untyped-def]
-    streams, queries, d = q.shape
-    for stream in range(streams):
-        length = seq_lens[stream]
+@njit(inline="always")
+def _four(ring, first):  # type: ignore[no-untyped-def]
+    """Four addresses of a ring."""
+    return ring[first % RING], ring[(first + 1) % RING], ring[(first + 2) % RING], ring[(first + 3) % RING]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _locate(  # type: ignore[no-untyped-def]
+    flash, dram, page_bytes, k_slots, v_slots, tokens, stream, start, end, n, row_bytes, keys, values
+):
+    """Addresses of the rows of K and V of tokens[stream, start:end], ascending, into two rings.
+
+    Behind the last of all the rings repeat: asking for a row once more costs nothing.
+    """
+    first = k_page = v_page = np.uint64(0)
+    for i in range(start, end):
+        token = np.uint64(tokens[stream, i])
+        if token - first >= n or i == start:
+            group = np.uint32(token) // np.uint32(n)
+            first = np.uint64(group) * n
+            k_page = _page(flash, dram, page_bytes, k_slots[stream, group])
+            v_page = _page(flash, dram, page_bytes, v_slots[stream, group])
+        keys[i % RING] = k_page + (token - first) * row_bytes
+        values[i % RING] = v_page + (token - first) * row_bytes
+    for i in range(end, start + BLOCK):
+        keys[i % RING], values[i % RING] = keys[(end - 1) % RING], values[(end - 1) % RING]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _attend(  # type: ignore[no-untyped-def]
+    begin, end, flash, dram, page_bytes, k_slots, v_slots, n, q, tokens, counts, alpha, v_mean, out
+):
+    _, queries, d = q.shape
+    scale, row_bytes = np.float32(1 / math.sqrt(d)), np.uint64(2 * d)
+    keys, values = np.empty(RING, np.uint64), np.empty(RING, np.uint64)
+    weights = np.empty((queries, BLOCK), np.float32)
+    tops, totals = np.empty(queries, np.float32), np.empty(queries, np.float32)
+    q_at, weights_at, sums_at, each = q.ctypes.data, weights.ctypes.data, out.ctypes.data, 4 * d
+    for stream in range(begin, end):
+        length = counts[stream]
         for query in range(queries):
-            out[stream, query, :length] = 0
-            total, kept = np.float32(0), np.float32(0)
+            tops[query], totals[query] = -np.inf, 0
             for channel in range(d):
-                total += abs(q[stream, query, channel])
-            for channel in channels[stream]:
-                kept += abs(q[stream, query, channel])
-            share = kept / total if total > 0 else np.float32(1)
-            scale = np.float32(1 / math.sqrt(d * share))
-            for group in range((length + per_group - 1) // per_group):
-                first = group * per_group
-                count = min(per_group, length - first)
-                sums = out[stream, query, first : first + count]
-                if e_slots[stream, 0, group] == UNMAPPED:
-                    for t in range(count):
-                        page = _page(banks, k_slots[stream, (first + t) // n])
-                        row = page[(first + t) % n * d : ((first + t) % n + 1) * d]
-                        for channel in channels[stream]:
-                            sums[t] += q[stream, query, channel] * scale * half_to_float(row[channel])
-                    continue
-                for channel in channels[stream]:
-                    page = _page(banks, e_slots[stream, channel // m, group])
-                    start = (channel % m) * per_group
-                    run = page[start : start + count]
-                    weight = q[stream, query, channel] * scale
-                    for t in range(count):
-                        sums[t] += weight * half_to_float(run[t])
-
-
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
-def _dot(q, row):  # type: ignore[no-untyped-def]
-    total = np.float32(0)
-    for channel in range(q.size):
-        total += q[channel] * half_to_float(row[channel])
-    return total
-
-
-@njit(cache=True, nogil=True)
-def _attend(banks, k_slots, v_slots, q, tokens, counts, per_group, alpha, v_mean, out):  # type: ignore[no-untyped-def]
-    streams, queries, d = q.shape
-    scale = np.float32(1 / math.sqrt(d))
-    weights = np.empty((queries, tokens.shape[1]), np.float32)
-    for stream in range(streams):
-        count = counts[stream]
-        for i in range(count):
-            group, row = divmod(tokens[stream, i], per_group)
-            key = _page(banks, k_slots[stream, group])[row * d : (row + 1) * d]
+                out[stream, query, channel] = 0
+        known = min(length, AHEAD)
+        _locate(flash, dram, page_bytes, k_slots, v_slots, tokens, stream, 0, known, n, row_bytes, keys, values)
+        for start in range(0, length, BLOCK):
+            count, now = min(BLOCK, length - start), start % RING
+            last, known = known, min(length, start + BLOCK + AHEAD)
+            _locate(flash, dram, page_bytes, k_slots, v_slots, tokens, stream, last, known, n, row_bytes, keys, values)
+            for i in range(0, count - 3, 4):
+                rows, following = _four(keys, start + i), _four(keys, start + i + AHEAD)
+                for query in range(queries):
+                    q_row = np.uint64(q_at + (stream * queries + query) * each)
+                    four = dots(q_row, rows, following, d)
+                    for j in range(4):
+                        weights[query, i + j] = scale * four[j]
             for query in range(queries):
-                weights[query, i] = scale * _dot(q[stream, query], key)
-        totals = np.zeros(queries, np.float32)
-        for query in range(queries):
-            top = weights[query, :count].max()
-            for i in range(count):
-                weights[query, i] = math.exp(weights[query, i] - top)
-                totals[query] += weights[query, i]
-        out[stream] = 0
-        for i in range(count):
-            group, row = divmod(tokens[stream, i], per_group)
-            value = _page(banks, v_slots[stream, group])[row * d : (row + 1) * d]
+                q_row = np.uint64(q_at + (stream * queries + query) * each)
+                for i in range(count // 4 * 4, count):
+                    weights[query, i] = scale * dots(q_row, (keys[now + i],), (), d)[0]
+                for i in range(count, BLOCK):
+                    weights[query, i] = -np.inf
             for query in range(queries):
-                weight, sums = weights[query, i], out[stream, query]
-                for channel in range(d):
-                    sums[channel] += weight * half_to_float(value[channel])
+                row = np.uint64(weights_at + 4 * BLOCK * query)
+                top = max(tops[query], largest(row, BLOCK))
+                if top > tops[query]:
+                    shrink = exp(tops[query] - top)
+                    totals[query] *= shrink
+                    for channel in range(d):
+                        out[stream, query, channel] *= shrink
+                    tops[query] = top
+                totals[query] += exponentials(row, BLOCK, top)
+            for i in range(0, count - 3, 4):
+                rows, following = _four(values, start + i), _four(values, start + i + AHEAD)
+                for query in range(queries):
+                    some = weights[query, i], weights[query, i + 1], weights[query, i + 2], weights[query, i + 3]
+                    add_scaled(np.uint64(sums_at + (stream * queries + query) * each), some, rows, following, d)
+            for query in range(queries):
+                sums = np.uint64(sums_at + (stream * queries + query) * each)
+                for i in range(count // 4 * 4, count):
+                    add_scaled(sums, (weights[query, i],), (values[now + i],), (), d)
         for query in range(queries):
             share = alpha[stream, query]
-            out[stream, query] *= share / totals[query]
-            if share < 1:
-                out[stream, query] += (1 - share) * v_mean[stream]
+            for channel in range(d):
+                out[stream, query, channel] *= share / totals[query]
+                if share < 1:
+                    out[stream, query, channel] += (1 - share) * v_mean[stream, channel]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _approximate(begin, end, flash, dram, page_bytes, e_slots, k_slots, seq_lens, m, T, n, q, channels, out):  # type: ignore[no-untyped-def]
+    _, queries, d = q.shape
+    r = channels.shape[1]
+    weights = np.empty(r, np.float32)
+    out_at = out.ctypes.data
+    for stream in range(begin, end):
+        length, chosen = seq_lens[stream], channels[stream]
+        for query in range(queries):
+            whole, kept = np.float32(0), np.float32(0)
+            for channel in range(d):
+                whole += abs(q[stream, query, channel])
+            for channel in chosen:
+                kept += abs(q[stream, query, channel])
+            scale = np.float32(1 / math.sqrt(d * (kept / whole if whole > 0 else np.float32(1))))
+            for i in range(r):
+                weights[i] = q[stream, query, chosen[i]] * scale
+            out[stream, query, :length] = 0
+            logits = np.uint64(out_at + 4 * ((stream * queries + query) * out.shape[2]))
+            for group in range((length + T - 1) // T):
+                first = group * T
+                count = min(T, length - first)
+                if e_slots[stream, 0, group] == UNMAPPED:
+                    for t in range(first, first + count):
+                        row = _page(flash, dram, page_bytes, k_slots[stream, t // n]) + np.uint64(t % n * d * 2)
+                        for i in range(r):
+                            add_scaled(
+                                logits + np.uint64(4 * t), (weights[i],), (row + np.uint64(2 * chosen[i]),), (), 1
+                            )
+                    continue
+                sums = logits + np.uint64(4 * first)
+                for i in range(0, r, 4):
+                    if i + 4 <= r:
+                        a, b, c, e = chosen[i], chosen[i + 1], chosen[i + 2], chosen[i + 3]
+                        runs = (
+                            _page(flash, dram, page_bytes, e_slots[stream, a // m, group]) + np.uint64(a % m * T * 2),
+                            _page(flash, dram, page_bytes, e_slots[stream, b // m, group]) + np.uint64(b % m * T * 2),
+                            _page(flash, dram, page_bytes, e_slots[stream, c // m, group]) + np.uint64(c % m * T * 2),
+                            _page(flash, dram, page_bytes, e_slots[stream, e // m, group]) + np.uint64(e % m * T * 2),
+                        )
+                        add_scaled(sums, (weights[i], weights[i + 1], weights[i + 2], weights[i + 3]), runs, (), count)
+                    else:
+                        for j in range(i, r):
+                            page = _page(flash, dram, page_bytes, e_slots[stream, chosen[j] // m, group])
+                            add_scaled(sums, (weights[j],), (page + np.uint64(chosen[j] % m * T * 2),), (), count)
 
 
 @njit(cache=True, nogil=True)
@@ -115,26 +186,38 @@ def _add_rows(sums, rows):  # type: ignore[no-untyped-def]
                 sums[head, channel] += half_to_float(rows[t, head, channel])
 
 
-def approximate(view: KvView, q: F32, channels: I32) -> F32:
+def _place(view: KvView) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """Addresses of both banks, and the bytes of a page."""
+    flash, dram = view.banks
+    for bank in view.banks:
+        if not bank.flags.c_contiguous or bank.shape[1] != flash.shape[1]:
+            raise ValueError("banks: pages of one size, each contiguous, are needed")
+    return np.uint64(flash.ctypes.data), np.uint64(dram.ctypes.data), np.uint64(2 * flash.shape[1])
+
+
+def approximate(view: KvView, q: F32, channels: I32, threads: int = 1) -> F32:
     """Logits from selected channels of embedding-indexed K (Algorithm 1, steps 2 to 4).
 
     q: (N, G, d) float32; channels: (N, r) ascending. Returns (N, G, max S) float32; beyond a stream's length
     undefined.
     """
     out: F32 = np.empty((*q.shape[:2], int(view.seq_lens.max())), np.float32)
-    slots = view.e_slots, view.k_slots, view.seq_lens
-    _approximate(view.banks, *slots, q, channels, view.m, view.T, view.n, out)
+    shape = view.m, view.T, view.n
+    arguments = *_place(view), view.e_slots, view.k_slots, view.seq_lens, *shape, np.ascontiguousarray(q), channels, out
+    over_streams(_approximate, threads, q.shape[0], arguments)
     return out
 
 
-def attend(view: KvView, q: F32, tokens: I32, counts: I64, alpha: F32, v_mean: F32) -> F32:
+def attend(view: KvView, q: F32, tokens: I32, counts: I64, alpha: F32, v_mean: F32, threads: int = 1) -> F32:
     """Softmax attention over selected tokens, mixed with the mean of V by the weight they miss (steps 8 to 11).
 
     q: (N, G, d) float32; tokens: (N, k) ascending, of which counts (N,) are used; alpha: (N, G); v_mean: (N, d),
     read where alpha < 1. Returns (N, G, d) float32.
     """
     out: F32 = np.empty(q.shape, np.float32)
-    _attend(view.banks, view.k_slots, view.v_slots, q, tokens, counts, view.n, alpha, v_mean, out)
+    slots = view.k_slots, view.v_slots, np.uint64(view.n)
+    arguments = *_place(view), *slots, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, out
+    over_streams(_attend, threads, q.shape[0], arguments)
     return out
 
 

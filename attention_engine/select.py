@@ -8,9 +8,15 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from attention_engine._parallel import over_streams
+from attention_engine._rows import LANES, exp, exponentials, largest
+
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+
+_SHIFT = np.uint32(20)
+BINS = 1 << 12  # sign, exponent and three bits of the mantissa
 
 
 class GroupScore(IntEnum):
@@ -29,67 +35,95 @@ def _ordered(value):  # type: ignore[no-untyped-def]
     return ~bits if bits >> 31 else bits | np.uint32(0x80000000)
 
 
-@njit(cache=True, nogil=True)
-def _top(scores, k, out):  # type: ignore[no-untyped-def]
-    """Indices of the k largest of scores (N,), ascending, into out[:k]: radix selection of the k-th, then one pass."""
-    if k == scores.size:
+@njit(cache=True, nogil=True, error_model="numpy")
+def _top(scores, size, k, out, keys, counts):  # type: ignore[no-untyped-def]
+    """Indices of the k largest of scores[:size], ascending, into out[:k].
+
+    A histogram of the leading bits finds the bin of the k-th, a sort of that bin alone its value, one more pass the
+    indices. keys (S,) and counts (BINS,) are scratch.
+    """
+    if k == size:
         for i in range(k):
             out[i] = i
         return
-    prefix, known, left = np.uint32(0), np.uint32(0), k
-    for shift in (21, 10, 0):
-        width = 11 if shift else 10
-        counts = np.zeros(1 << width, np.int64)
-        for value in scores:
-            key = _ordered(value)
-            if key & known == prefix:
-                counts[(key >> shift) & ((1 << width) - 1)] += 1
-        digit = counts.size - 1
-        while counts[digit] < left:
-            left -= counts[digit]
-            digit -= 1
-        prefix |= np.uint32(digit) << np.uint32(shift)
-        known |= np.uint32((1 << width) - 1) << np.uint32(shift)
+    if k == 0:
+        return
+    counts[:] = 0
+    for i in range(size):
+        keys[i] = _ordered(scores[i])
+        counts[keys[i] >> _SHIFT] += 1
+    digit, left = BINS - 1, k
+    while counts[digit] < left:
+        left -= counts[digit]
+        digit -= 1
+    inside = np.empty(counts[digit], np.uint32)
     found = 0
-    for i in range(scores.size):
-        key = _ordered(scores[i])
-        if key > prefix or (key == prefix and left > 0):
-            left -= key == prefix
+    for i in range(size):
+        if keys[i] >> _SHIFT == digit:
+            inside[found] = keys[i]
+            found += 1
+    inside.sort()
+    last = inside[found - left]  # the k-th largest; of those equal to it the first `left` are taken
+    for i in range(found - left + 1, found):
+        left -= inside[i] > last
+    found = 0
+    for i in range(size):
+        taken = keys[i] > last
+        if keys[i] == last and left > 0:
+            left -= 1
+            taken = True
+        if taken:
             out[found] = i
             found += 1
 
 
 @njit(cache=True, nogil=True)
-def _top_channels(q, r, out):  # type: ignore[no-untyped-def]
-    for stream in range(q.shape[0]):
-        size = np.zeros(q.shape[2], np.float32)
-        for query in range(q.shape[1]):
-            size += np.abs(q[stream, query])
-        _top(size, r, out[stream])
-
-
-@njit(cache=True, nogil=True)
-def _top_tokens(weights, seq_lens, k, recent, by_logits, out, alpha):  # type: ignore[no-untyped-def]
-    """`weights` holds logits on entry and softmax weights on exit."""
-    queries = weights.shape[1]
-    for stream in range(weights.shape[0]):
-        length = seq_lens[stream]
-        score = np.zeros(length, np.float32)
+def _top_channels(begin, end, q, r, out):  # type: ignore[no-untyped-def]
+    _, queries, d = q.shape
+    size, keys, counts = np.empty(d, np.float32), np.empty(d, np.uint32), np.empty(BINS, np.int64)
+    for stream in range(begin, end):
+        size[:] = 0
         for query in range(queries):
-            row = weights[stream, query, :length]
+            for channel in range(d):
+                size[channel] += abs(q[stream, query, channel])
+        _top(size, d, r, out[stream], keys, counts)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _softmax(row, size):  # type: ignore[no-untyped-def]
+    """Replace logits row[:size] by their softmax."""
+    at, whole = np.uint64(row.ctypes.data), size // LANES * LANES
+    top = largest(at, whole)
+    for t in range(whole, size):
+        top = max(top, row[t])
+    total = exponentials(at, whole, top)
+    for t in range(whole, size):
+        row[t] = exp(row[t] - top)
+        total += row[t]
+    for t in range(size):
+        row[t] /= total
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _top_tokens(begin, end, weights, seq_lens, k, recent, by_logits, out, alpha):  # type: ignore[no-untyped-def]
+    """`weights` holds logits on entry and softmax weights on exit."""
+    queries, longest = weights.shape[1:]
+    score, keys, counts = np.empty(longest, np.float32), np.empty(longest, np.uint32), np.empty(BINS, np.int64)
+    for stream in range(begin, end):
+        length = seq_lens[stream]
+        score[:length] = 0
+        for query in range(queries):
+            row = weights[stream, query]
             if by_logits:
-                score += row
-            row -= row.max()
-            total = np.float32(0)
-            for t in range(length):
-                row[t] = np.exp(row[t])
-                total += row[t]
-            row /= total
+                for t in range(length):
+                    score[t] += row[t]
+            _softmax(row, length)
             if not by_logits:
-                score += row
+                for t in range(length):
+                    score[t] += row[t]
         old = length - recent[stream]
         chosen = k[stream] - recent[stream]
-        _top(score[:old], chosen, out[stream])
+        _top(score, old, chosen, out[stream], keys, counts)
         for i in range(recent[stream]):
             out[stream, chosen + i] = old + i
         for query in range(queries):
@@ -99,18 +133,23 @@ def _top_tokens(weights, seq_lens, k, recent, by_logits, out, alpha):  # type: i
             alpha[stream, query] = min(kept, np.float32(1))
 
 
-def top_channels(q: F32, r: int) -> I32:
+def top_channels(q: F32, r: int, threads: int = 1) -> I32:
     """The r channels with the largest |q| summed over the query group, ascending (Algorithm 1, step 1).
 
     q: (N, G, d) float32. Returns (N, r) int32.
     """
     out: I32 = np.empty((q.shape[0], r), np.int32)
-    _top_channels(q, r, out)
+    over_streams(_top_channels, threads, q.shape[0], (q, r, out))
     return out
 
 
 def top_tokens(
-    logits: F32, seq_lens: I64, k: I64, recent: I64, group_score: GroupScore = GroupScore.SOFTMAX
+    logits: F32,
+    seq_lens: I64,
+    k: I64,
+    recent: I64,
+    group_score: GroupScore = GroupScore.SOFTMAX,
+    threads: int = 1,
 ) -> tuple[I32, F32]:
     """The `recent` last tokens and the best others, k in all, ascending, and their weight (steps 4 to 7).
 
@@ -119,5 +158,6 @@ def top_tokens(
     """
     tokens: I32 = np.zeros((logits.shape[0], int(k.max())), np.int32)
     alpha: F32 = np.empty(logits.shape[:2], np.float32)
-    _top_tokens(logits, seq_lens, k, recent, group_score == GroupScore.LOGITS, tokens, alpha)
+    arguments = logits, seq_lens, k, recent, group_score == GroupScore.LOGITS, tokens, alpha
+    over_streams(_top_tokens, threads, logits.shape[0], arguments)
     return tokens, alpha

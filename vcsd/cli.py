@@ -179,6 +179,31 @@ def bench_decode_command(
     Console().print(table)
 
 
+class Kernel(StrEnum):
+    """What `vcsd bench attention` times."""
+
+    DENSE = "dense"
+    SPARF = "sparf"
+
+
+@bench.command("attention")
+def bench_attention_command(
+    tokens: Annotated[int, typer.Option(min=16, max=1 << 18, help="length of the sequence")] = 32768,
+    heads: Annotated[int, typer.Option(min=1, max=256, help="query heads")] = 40,
+    head_dim: Annotated[int, typer.Option(min=8, max=256, help="channels of a head")] = 128,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="KV heads (default: as many as query heads)")] = None,
+    method: Annotated[Kernel, typer.Option(help="dense, or SparF with r = 16, k = S/8")] = Kernel.DENSE,
+    threads: Annotated[int, typer.Option(min=1, max=64, help="of the kernel and of its rivals")] = 1,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Wall time of the attention kernels beside PyTorch's, and the share of the memory's bandwidth that they reach."""
+    from eval.bench_attention import ROUNDS, bench_attention
+
+    with _progress("turns", 5 * (ROUNDS + 1)) as tick:
+        result = bench_attention(tokens, heads, head_dim, kv_heads or heads, method, threads, tick=tick)
+    _show("attention", result, output)
+
+
 class Workload(StrEnum):
     """What `vcsd bench ftl` puts on a drive."""
 
