@@ -95,7 +95,7 @@ def _attend(  # type: ignore[no-untyped-def]
                 rows, following = _four(keys, start + i), _four(keys, start + i + AHEAD)
                 for query in range(queries):
                     q_row = np.uint64(q_at + (stream * queries + query) * each)
-                    four = dots(q_row, rows, following, d)
+                    four = dots(q_row, rows, (), d) if query else dots(q_row, rows, following, d)
                     for j in range(4):
                         weights[query, i + j] = scale * four[j]
             for query in range(queries):
@@ -118,7 +118,11 @@ def _attend(  # type: ignore[no-untyped-def]
                 rows, following = _four(values, start + i), _four(values, start + i + AHEAD)
                 for query in range(queries):
                     some = weights[query, i], weights[query, i + 1], weights[query, i + 2], weights[query, i + 3]
-                    add_scaled(np.uint64(sums_at + (stream * queries + query) * each), some, rows, following, d)
+                    sums = np.uint64(sums_at + (stream * queries + query) * each)
+                    if query:
+                        add_scaled(sums, some, rows, (), d)
+                    else:
+                        add_scaled(sums, some, rows, following, d)
             for query in range(queries):
                 sums = np.uint64(sums_at + (stream * queries + query) * each)
                 for i in range(count // 4 * 4, count):

@@ -31,9 +31,12 @@ def sparf(q: F64, K: F64, V: F64, r: int, k: int, l: int) -> tuple[F64, I64, I64
     d, S = q.shape[1], K.shape[0]
     i = _argtopk(np.abs(q).sum(axis=0), r)
     share = np.abs(q[:, i]).sum(axis=1) / np.abs(q).sum(axis=1)
-    s_hat = _softmax(q[:, i] @ K[:, i].T / np.sqrt(d * share)[:, None])
+    logits = q[:, i] @ K[:, i].T / np.sqrt(d * share)[:, None]
+    s_hat = _softmax(logits)
     mask = np.where(np.arange(S) >= S - l, np.inf, 0.0)
-    j = _argtopk(s_hat.sum(axis=0) + mask, k)
+    # The sum of s_hat over queries, as a logarithm: far from the top even float64 has no weights left
+    below = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    j = _argtopk(np.logaddexp.reduce(below, axis=0) + mask, k)
     alpha = s_hat[:, j].sum(axis=1, keepdims=True)
     out = alpha * dense(q, K[j], V[j]) + (1 - alpha) * V.mean(axis=0)
     return out, i, j

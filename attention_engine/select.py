@@ -90,12 +90,14 @@ def _top_channels(begin, end, q, r, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _softmax(row, size):  # type: ignore[no-untyped-def]
-    """Replace logits row[:size] by their softmax."""
+def _softmax(row, size, below):  # type: ignore[no-untyped-def]
+    """Replace logits row[:size] by their softmax; below[t] becomes at least what token t's logit is from the top."""
     at, whole = np.uint64(row.ctypes.data), size // LANES * LANES
     top = largest(at, whole)
     for t in range(whole, size):
         top = max(top, row[t])
+    for t in range(size):
+        below[t] = row[t] - top if row[t] - top > below[t] else below[t]
     total = exponentials(at, whole, top)
     for t in range(whole, size):
         row[t] = exp(row[t] - top)
@@ -108,19 +110,23 @@ def _softmax(row, size):  # type: ignore[no-untyped-def]
 def _top_tokens(begin, end, weights, seq_lens, k, recent, by_logits, out, alpha):  # type: ignore[no-untyped-def]
     """`weights` holds logits on entry and softmax weights on exit."""
     queries, longest = weights.shape[1:]
-    score, keys, counts = np.empty(longest, np.float32), np.empty(longest, np.uint32), np.empty(BINS, np.int64)
+    score, below = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    keys, counts = np.empty(longest, np.uint32), np.empty(BINS, np.int64)
     for stream in range(begin, end):
         length = seq_lens[stream]
-        score[:length] = 0
+        score[:length], below[:length] = 0, -np.inf
         for query in range(queries):
             row = weights[stream, query]
             if by_logits:
                 for t in range(length):
                     score[t] += row[t]
-            _softmax(row, length)
+            _softmax(row, length, below)
             if not by_logits:
                 for t in range(length):
                     score[t] += row[t]
+        if not by_logits:
+            for t in range(length):  # weights too small for FP32 still have an order, behind all others
+                score[t] = score[t] if score[t] > 0 else below[t]
         old = length - recent[stream]
         chosen = k[stream] - recent[stream]
         _top(score, old, chosen, out[stream], keys, counts)

@@ -48,16 +48,16 @@ def view_of(K, V, n, m, T, generator, unfinished=False):
     return KvView(n, m, T, banks, np.full(streams, S), k_slots, v_slots, e_slots)
 
 
-def run_sparf(view, q, K, V, r, k, l):  # noqa: E741
+def run_sparf(view, q, K, V, r, k, l, threads=1):  # noqa: E741
     streams, S, d = K.shape
     each = np.full(streams, 1)
     v_sums = np.zeros((streams, d), np.float32)
     add_rows(v_sums, np.ascontiguousarray(V.view(np.uint16).transpose(1, 0, 2)))
-    channels = top_channels(q, r)
-    logits = approximate(view, q, channels)
-    tokens, alpha = top_tokens(logits, each * S, each * k, each * l)
+    channels = top_channels(q, r, threads)
+    logits = approximate(view, q, channels, threads)
+    tokens, alpha = top_tokens(logits, each * S, each * k, each * l, threads=threads)
     v_mean = v_sums / np.float32(S)
-    out = attend(view, q, tokens, each * k, alpha, v_mean)
+    out = attend(view, q, tokens, each * k, alpha, v_mean, threads)
     return out, channels, tokens
 
 
@@ -103,6 +103,49 @@ def test_everything_selected_is_dense(scale):
     for stream in range(3):
         expected = oracle.dense(*(x[stream].astype(np.float64) for x in (q, K, V)))
         assert relative_error(out[stream], expected) < 1e-4
+
+
+def peaked(generator, q, K):
+    K[:, ::17] = (4 * np.sign(q[:, :1])).astype(np.float16)
+
+
+def wide(generator, q, K):
+    q *= np.float32(1000 / np.abs(np.einsum("ngd,nsd->ngs", q, K)).max() * np.sqrt(q.shape[2]))
+
+
+def constant(generator, q, K):
+    K[:] = np.float16(0.5)
+
+
+def subnormal(generator, q, K):
+    K[:] = (K * np.float16(6e-8)).astype(np.float16)
+    q *= np.float32(1e-30)
+
+
+@pytest.mark.parametrize("change", [peaked, wide, constant, subnormal])
+@pytest.mark.parametrize("S", [333, 2048])
+def test_hard_inputs(change, S):
+    generator = np.random.default_rng(0)
+    q, K, V = make(generator, 2, 2, S, 64)
+    change(generator, q, K)
+    view = view_of(K, V, 32, 4, 512, generator)
+    for r, k in ((8, S // 8), (64, S)):
+        out, _, tokens = run_sparf(view, q, K, V, r, k, k // 4)
+        for stream in range(2):
+            args = [x[stream].astype(np.float64) for x in (q, K, V)]
+            expected, _, j = oracle.sparf(*args, r, k, k // 4)
+            np.testing.assert_array_equal(tokens[stream], j)
+            assert relative_error(out[stream], expected) < 1e-3
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_no_bit(threads):
+    generator = np.random.default_rng(0)
+    q, K, V = make(generator, 7, 2, 400, 64)
+    view = view_of(K, V, 32, 4, 512, generator)
+    one, several = (run_sparf(view, q, K, V, 8, 50, 12, each) for each in (1, threads))
+    for a, b in zip(one, several, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_page_size_changes_no_bit():
