@@ -25,6 +25,7 @@ def lazy_zeros(
     size = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
     if path is None:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        memory.madvise(mmap.MADV_HUGEPAGE)  # what is read page by page would wait for a page walk each time
     else:
         with path.open("r+b" if path.exists() else "w+b") as file:
             file.truncate(size)

@@ -53,10 +53,10 @@ def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # 
             slot = slots[stream, group]
             if slot >> BANK_SHIFT:
                 continue
-            if group != last:
-                ppns[found] = slot
-                found += 1
-                last, word = group, -1
+            new = group != last  # as a number: a branch here would be foreseen half the time
+            found += new
+            ppns[found - 1] = slot
+            last, word = group, -1 if new else word
             word = _hit(row, unit_bytes, unit_bytes, word_bytes, found - 1, useful, words, word)
     return ppns[:found], useful[:found], words[:found]
 
