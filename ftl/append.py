@@ -41,7 +41,9 @@ def append(
         if end % seq.layout.n and not seq.k.buffered(layer):
             buffers += seq.k.streams + seq.v.streams
         starts = [
-            ftl.placement.starts(mapped.stream_numbers(seq.handle, layer), _new_groups(seq, mapped, layer, length))
+            ftl.placement.starts(
+                mapped.stream_numbers(seq.handle, layer), _new_groups(seq, mapped, layer, length), mapped.scattered
+            )
             for mapped in seq.maps
         ]
         jobs.append((seq.writer, np.concatenate([part.ravel() for part in starts])))

@@ -43,6 +43,7 @@ class GroupMap(ABC):
 
     per_group: int  # tokens
     streams: int
+    scattered: bool  # whether the streams, being few, begin in lanes far apart
 
     def __init__(self, kind: Kind, layout: KvLayout, layers: int, heads: int) -> None:
         self.kind, self.layout, self.heads = kind, layout, heads
@@ -104,6 +105,8 @@ MAX_OWNERS, MAX_LAYERS, MAX_STREAMS, MAX_GROUPS = 1 << 19, 1 << 8, 1 << 14, 1 <<
 class TokenMap(GroupMap):
     """Token-indexed: a page is n consecutive rows of one head."""
 
+    scattered = True
+
     def __init__(self, kind: Kind, layout: KvLayout, layers: int, heads: int) -> None:
         self.per_group, self.streams = layout.n, heads
         super().__init__(kind, layout, layers, heads)
@@ -123,6 +126,8 @@ class TokenMap(GroupMap):
 
 class EmbeddingMap(GroupMap):
     """Embedding-indexed: a page is m channels of one head, each for T consecutive tokens."""
+
+    scattered = False
 
     def __init__(self, layout: KvLayout, layers: int, heads: int) -> None:
         if layout.m not in (2, 4, 8):

@@ -10,6 +10,7 @@ ends. Freeing a sequence so empties whole blocks, and nothing has to be moved.
 from __future__ import annotations
 
 import heapq
+import math
 
 import numpy as np
 from numba import njit
@@ -71,6 +72,7 @@ class Placement:
         # Of each lane: blocks that were erased, as (erases, block); and the first of those never used, which come first
         self._erased: list[list[tuple[int, int]]] = [[] for _ in range(g.lanes)]
         self._unused = np.zeros(g.lanes, np.int64)
+        self._stride = next(n for n in range(g.lanes * 5 // 8, 2 * g.lanes) if math.gcd(n, g.lanes) == 1)
         empty = (nand.next_page == 0) & (nand.bad == 0)
         self._free = empty.reshape(g.blocks_per_plane, g.lanes).sum(0)
         used = np.flatnonzero((nand.next_page > 0) | (nand.erase_count > 0))
@@ -99,8 +101,15 @@ class Placement:
                 return block
         return heapq.heappop(erased)[1]
 
-    def starts(self, streams: NDArray[np.uint64], groups: I64) -> I64:
-        """Place of each stream's group before it is folded into an extent's width; the arguments broadcast."""
+    def starts(self, streams: NDArray[np.uint64], groups: I64, scattered: bool) -> I64:
+        """Place of each stream's group before it is folded into an extent's width; the arguments broadcast.
+
+        scattered: streams that are few begin far apart, wherever. Many take turns, so that they fill all lanes alike;
+        each round of all lanes begins elsewhere, so that like channels of many heads do not meet.
+        """
+        if not scattered:
+            rounds = streams.astype(np.int64) // self.geometry.lanes
+            return streams.astype(np.int64) * self._stride + rounds * (self._stride // 4 + 1) + groups
         fraction = (streams * np.uint64(_GOLDEN)) >> np.uint64(32)  # of 2^32
         start = (fraction * np.uint64(self.geometry.lanes)) >> np.uint64(32)
         return start.astype(np.int64) + groups

@@ -28,7 +28,7 @@ def relayout(ftl: Ftl, handle: int, m: int, start_ns: int) -> int:
     for layer in used:
         finish_ns = max(finish_ns, ftl.read(ftl.read_back(handle, layer)[2], start_ns))
     starts = [
-        ftl.placement.starts(new.stream_numbers(handle, layer), each[None, :]).ravel()
+        ftl.placement.starts(new.stream_numbers(handle, layer), each[None, :], new.scattered).ravel()
         for layer, each in zip(used, groups, strict=True)
     ]
     allocated = ftl.allocate([(seq.writer, part) for part in starts], ftl.reserve, start_ns)

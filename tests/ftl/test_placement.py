@@ -1,5 +1,7 @@
 """Groups of one head are strided over channels; a writer fills blocks of its own, which come back when empty."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -22,7 +24,7 @@ def allocate(placement, writer, starts, reserve=0):
 def test_a_heads_groups_are_even_over_channels_whenever_they_come():
     placement, writer = Placement(Nand(DRIVE.geometry, payload=False)), Writer(8)
     streams = np.arange(240, dtype=np.uint64)[:, None]
-    ppns = [allocate(placement, writer, placement.starts(streams, np.array([[g]])).ravel()) for g in range(64)]
+    ppns = [allocate(placement, writer, placement.starts(streams, np.array([[g]]), True).ravel()) for g in range(64)]
     channels = np.stack(ppns) % DRIVE.geometry.lanes % DRIVE.geometry.channels
     for stream in range(240):
         counts = np.bincount(channels[:, stream], minlength=8)
@@ -31,8 +33,19 @@ def test_a_heads_groups_are_even_over_channels_whenever_they_come():
 
 def test_streams_start_on_different_lanes():
     placement = Placement(Nand(DRIVE.geometry, payload=False))
-    lanes = placement.starts(np.arange(256, dtype=np.uint64), np.zeros(256, np.int64)) % 256
+    lanes = placement.starts(np.arange(256, dtype=np.uint64), np.zeros(256, np.int64), True) % 256
     assert np.bincount(lanes, minlength=256).max() <= 2
+
+
+@pytest.mark.parametrize("channels", [8, 6])
+def test_streams_that_take_turns_fill_lanes_alike_and_like_ones_do_not_meet(channels):
+    geometry = replace(DRIVE.geometry, channels=channels)
+    placement = Placement(Nand(geometry, payload=False))
+    streams = np.arange(10 * geometry.lanes, dtype=np.uint64)
+    lanes = placement.starts(streams, np.zeros(streams.size, np.int64), False) % geometry.lanes
+    assert np.bincount(lanes, minlength=geometry.lanes).tolist() == [10] * geometry.lanes
+    same_page_of_each_head = lanes[5::64]
+    assert np.bincount(same_page_of_each_head).max() <= 2
 
 
 def test_pages_of_a_block_come_in_program_order(small):
