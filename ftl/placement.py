@@ -139,11 +139,11 @@ class Placement:
 
     def _allocate(self, writer: Writer, starts: I64, reserve: int, opened: list[I64]) -> U32:
         g, ppns, done = self.geometry, np.empty(starts.size, np.uint32), 0
-        room = (self.claimed[writer.blocks] < g.pages_per_block).any(axis=1)
-        if not room.all():
-            self.open.difference_update(writer.blocks[~room].ravel().tolist())
-            writer.blocks = writer.blocks[room]
         while done < starts.size:
+            room = (self.claimed[writer.blocks] < g.pages_per_block).any(axis=1)
+            if not room.all():
+                self.open.difference_update(writer.blocks[~room].ravel().tolist())
+                writer.blocks = writer.blocks[room]
             if writer.blocks.size:
                 done += _fill(starts[done:], writer.blocks, self.claimed, g.lanes, g.pages_per_block, ppns[done:])
             if done < starts.size and writer.sparing and writer.blocks.size:
