@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from csd_firmware.step import Firmware
-from csd_spec import Command, Completion, DriveSpec, Flush
+from csd_spec import Command, Completion, DeviceError, DriveSpec, Flush, Status
 from ftl import Nand
 
 
@@ -36,8 +36,13 @@ class InProcessDevice:
         return cls(DriveSpec.from_dict(values), path, private)
 
     def snapshot(self, path: Path) -> None:
-        """Flush, and write data and map to a new folder, from which `reopen` makes a drive in the same state."""
-        self.submit(Flush(), self.firmware.free_ns).result()
+        """Flush, and write data and map to a new folder, from which `reopen` makes a drive in the same state.
+
+        Raises DeviceError where the flush fails, FileExistsError where the folder holds something.
+        """
+        done = self.submit(Flush(), self.firmware.free_ns).result()
+        if done.status is not Status.SUCCESS:
+            raise DeviceError(0, done.status, done.reason)
         self.firmware.ftl.nand.copy(path)
         _describe(self.spec, path)
 

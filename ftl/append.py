@@ -59,6 +59,8 @@ def append(
                 finish_ns = max(finish_ns, _program(ftl, seq, layer, int(lengths[i]), rows, allocated[i], start_ns))
     except (OutOfSpace, Uncorrectable):
         ftl.placement.give_back(np.concatenate(allocated))
+        for seq in seqs:  # what was programmed keeps its tags until it is erased, and a tag is written once
+            ftl.succeed(seq)
         raise
     for i, seq in enumerate(seqs):
         _map(ftl, seq, layer, int(lengths[i]), [new_k[i], new_v[i], new_k[i]], allocated[i])

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from csd_spec import KvLayout
 from csd_spec.view import UNMAPPED
 from ftl.append import keep
-from ftl.errors import FtlError
+from ftl.errors import FtlError, OutOfSpace
 from ftl.groups import Kind, gather_rows
 from ftl.nand import Nand
 from ftl.placement import Writer
@@ -38,6 +38,7 @@ U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 
 _HEAD = struct.Struct("<II")  # bytes of JSON, bytes in all
+_BROKEN = 1 << 60  # pages since the last checkpoint, where the run of records has a gap: the next is a checkpoint
 
 
 class Journal:
@@ -68,14 +69,18 @@ class Journal:
         data.reshape(-1)[: len(record)] = np.frombuffer(record, np.uint8)
         (ppns,) = ftl.placement.allocate([(self.writer, np.arange(count) + self.number)], 0)
         tags = _tag(self.number, np.arange(count), count)
-        finish_ns = ftl.program(self.writer, ppns, data, tags, start_ns)
+        self.number += 1
+        try:
+            finish_ns = ftl.program(self.writer, ppns, data, tags, start_ns)
+        except OutOfSpace:
+            self._since_checkpoint = _BROKEN
+            raise
         if full:
             ftl.placement.invalidate(self.pages)
             self.pages, self._since_checkpoint, self._checkpoint_pages = ppns, 0, count
         else:
             self.pages = np.concatenate([self.pages, ppns])
             self._since_checkpoint += count
-        self.number += 1
         self._namespace_pages = ftl.blocks.pages
         ftl.counters.journal += count
         ftl.dirty -= set(ftl.sequences) if full else changed
@@ -139,7 +144,7 @@ class Journal:
             number += 1
         np.add.at(ftl.placement.valid, nand.block_of(self.pages), 1)
         # The run of records is broken after a crash: the next commit is a checkpoint
-        self._since_checkpoint = 1 << 60
+        self._since_checkpoint = _BROKEN
         index = TagIndex(nand, programmed[~ours], tags[~ours])
         for meta, raw in state.values():
             self._restore(meta, raw, index)

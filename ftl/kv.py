@@ -273,7 +273,7 @@ class Ftl:
             self.commit(start_ns, everything=False)  # many free blocks: the least worn can be chosen
 
     def succeed(self, seq: Sequence) -> None:
-        """Let a sequence write under an owner of its own from here on."""
+        """Let a sequence write under another owner from here on."""
         before, seq.newest = seq.all_owners, self.new_owner(seq.handle)
         for layer in range(seq.layers):
             seq.change_owner(layer, seq.newest, int(seq.lengths[layer]))

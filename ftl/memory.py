@@ -27,8 +27,10 @@ def lazy_zeros(
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
         memory.madvise(mmap.MADV_HUGEPAGE)  # what is read page by page would wait for a page walk each time
     else:
-        with path.open("r+b" if path.exists() else "w+b") as file:
-            file.truncate(size)
+        mode = "rb" if private else "r+b" if path.exists() else "w+b"
+        with path.open(mode) as file:
+            if not private:
+                file.truncate(size)
             flags = mmap.MAP_PRIVATE | _MAP_NORESERVE if private else mmap.MAP_SHARED
             memory = mmap.mmap(file.fileno(), size, flags=flags)
     return np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape)

@@ -324,3 +324,33 @@ def test_programs_that_fail_on_a_full_drive_leave_nothing_behind(small_drive, se
     pages = np.concatenate([*used, ftl.journal.pages])
     counts = np.bincount(nand.block_of(pages), minlength=ftl.placement.valid.size)
     np.testing.assert_array_equal(ftl.placement.valid, counts)
+    by_tag: dict[int, bytes] = {}
+    for ppn in nand.programmed().tolist():
+        if int(nand.tags[ppn]) >> 61 != Kind.JOURNAL:  # a tag is written once, by whatever was refused too
+            assert by_tag.setdefault(int(nand.tags[ppn]), nand.content[ppn].tobytes()) == nand.content[ppn].tobytes()
+
+
+def test_a_commit_that_fails_half_way_is_not_taken_for_a_later_one(small_drive, monkeypatch):
+    ftl, layout = make(small_drive)
+    (handle,) = ftl.create(1, LAYERS, HEADS, layout)
+    k = rows(np.random.default_rng(0), 120)
+    append(ftl, handle, 0, k[:31], k[:31])
+    ftl.flush(0)
+
+    def fail(writer, ppns, data, tags, start_ns):
+        """All pages of the record get there but the last."""
+        ftl.nand.program(ppns[:-1], data[:-1], tags[:-1])
+        ftl.placement.give_back(ppns)
+        raise OutOfSpace("no block left")
+
+    append(ftl, handle, 1, k[:31], k[:31])
+    with monkeypatch.context() as patch, pytest.raises(OutOfSpace):
+        patch.setattr(ftl, "program", fail)
+        ftl.flush(0)
+    append(ftl, handle, 1, k[31:], k[31:])
+    append(ftl, handle, 0, k[31:62], k[31:62])
+    ftl.flush(0)
+    ftl.nand.power_on()
+    again = Ftl(small_drive, ftl.nand)
+    np.testing.assert_array_equal(again.read_back(handle, 0)[0], k[:62])
+    np.testing.assert_array_equal(again.read_back(handle, 1)[0], k)
