@@ -148,7 +148,8 @@ def add_scaled(typing_context: Any, sums: Any, weights: Any, rows: Any, followin
 
 
 def _all(value: float, kind: Any) -> Any:
-    return ir.Constant(kind, [value] * LANES if kind == _FLOATS else value)
+    """A constant, in every lane where there are lanes."""
+    return ir.Constant(kind, [value] * LANES if isinstance(kind, ir.VectorType) else value)
 
 
 def _exp(builder: Any, x: Any) -> Any:
@@ -158,7 +159,6 @@ def _exp(builder: Any, x: Any) -> Any:
     """
     kind = x.type
     bits = ir.VectorType(ir.IntType(32), LANES) if kind == _FLOATS else ir.IntType(32)
-    integer = lambda value: ir.Constant(bits, [value] * LANES if kind == _FLOATS else value)  # noqa: E731
     shift = _all(12582912.0, kind)  # 1.5 * 2^23: adding it leaves no bits for a fraction
     n = builder.fsub(_fma(builder, x, _all(1.44269504, kind), shift), shift)
     f = _fma(builder, n, _all(-0.693359375, kind), x)
@@ -169,7 +169,7 @@ def _exp(builder: Any, x: Any) -> Any:
     p = builder.fadd(_fma(builder, builder.fmul(p, f), f, f), _all(1.0, kind))
     inside = builder.fcmp_ordered(">", x, _all(-87.0, kind))
     power = builder.fptosi(builder.select(inside, n, _all(0.0, kind)), bits)
-    power = builder.bitcast(builder.shl(builder.add(power, integer(127)), integer(23)), kind)
+    power = builder.bitcast(builder.shl(builder.add(power, _all(127, bits)), _all(23, bits)), kind)
     return builder.select(inside, builder.fmul(p, power), _all(0.0, kind))
 
 

@@ -22,7 +22,7 @@ from attention_engine._half import half_to_float
 from attention_engine._parallel import over_streams
 from attention_engine._rows import add_scaled, dots, exp, exponentials, largest
 from csd_spec import KvView
-from csd_spec.view import UNMAPPED
+from csd_spec.view import BANK_SHIFT, UNMAPPED
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -37,8 +37,14 @@ RING = 64  # tokens whose addresses are known; a power of two, at least BLOCK + 
 @njit(inline="always")
 def _page(flash, dram, page_bytes, slot):  # type: ignore[no-untyped-def]
     """Address of a slot's page."""
-    base = dram if slot >> np.uint32(31) else flash
-    return base + np.uint64(slot & np.uint32(0x7FFFFFFF)) * page_bytes
+    base = dram if slot >> np.uint32(BANK_SHIFT) else flash
+    return base + np.uint64(slot & np.uint32((1 << BANK_SHIFT) - 1)) * page_bytes
+
+
+@njit(inline="always")
+def _run(flash, dram, page_bytes, e_slots, stream, group, m, T, channel):  # type: ignore[no-untyped-def]
+    """Address of a channel's T values in an embedding group."""
+    return _page(flash, dram, page_bytes, e_slots[stream, channel // m, group]) + np.uint64(channel % m * T * 2)
 
 
 @njit(inline="always")
@@ -53,7 +59,7 @@ def _locate(  # type: ignore[no-untyped-def]
 ):
     """Addresses of the rows of K and V of tokens[stream, start:end], ascending, into two rings.
 
-    Behind the last of all the rings repeat: asking for a row once more costs nothing.
+    Behind the last of all a ring still holds what was there before, or nothing. That is good enough to ask for.
     """
     first = k_page = v_page = np.uint64(0)
     for i in range(start, end):
@@ -65,8 +71,6 @@ def _locate(  # type: ignore[no-untyped-def]
             v_page = _page(flash, dram, page_bytes, v_slots[stream, group])
         keys[i % RING] = k_page + (token - first) * row_bytes
         values[i % RING] = v_page + (token - first) * row_bytes
-    for i in range(end, start + BLOCK):
-        keys[i % RING], values[i % RING] = keys[(end - 1) % RING], values[(end - 1) % RING]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -75,7 +79,7 @@ def _attend(  # type: ignore[no-untyped-def]
 ):
     _, queries, d = q.shape
     scale, row_bytes = np.float32(1 / math.sqrt(d)), np.uint64(2 * d)
-    keys, values = np.empty(RING, np.uint64), np.empty(RING, np.uint64)
+    keys, values = np.zeros(RING, np.uint64), np.zeros(RING, np.uint64)
     weights = np.empty((queries, BLOCK), np.float32)
     tops, totals = np.empty(queries, np.float32), np.empty(queries, np.float32)
     q_at, weights_at, sums_at, each = q.ctypes.data, weights.ctypes.data, out.ctypes.data, 4 * d
@@ -166,20 +170,17 @@ def _approximate(begin, end, flash, dram, page_bytes, e_slots, k_slots, seq_lens
                             )
                     continue
                 sums = logits + np.uint64(4 * first)
-                for i in range(0, r, 4):
-                    if i + 4 <= r:
-                        a, b, c, e = chosen[i], chosen[i + 1], chosen[i + 2], chosen[i + 3]
-                        runs = (
-                            _page(flash, dram, page_bytes, e_slots[stream, a // m, group]) + np.uint64(a % m * T * 2),
-                            _page(flash, dram, page_bytes, e_slots[stream, b // m, group]) + np.uint64(b % m * T * 2),
-                            _page(flash, dram, page_bytes, e_slots[stream, c // m, group]) + np.uint64(c % m * T * 2),
-                            _page(flash, dram, page_bytes, e_slots[stream, e // m, group]) + np.uint64(e % m * T * 2),
-                        )
-                        add_scaled(sums, (weights[i], weights[i + 1], weights[i + 2], weights[i + 3]), runs, (), count)
-                    else:
-                        for j in range(i, r):
-                            page = _page(flash, dram, page_bytes, e_slots[stream, chosen[j] // m, group])
-                            add_scaled(sums, (weights[j],), (page + np.uint64(chosen[j] % m * T * 2),), (), count)
+                for i in range(0, r - 3, 4):
+                    runs = (
+                        _run(flash, dram, page_bytes, e_slots, stream, group, m, T, chosen[i]),
+                        _run(flash, dram, page_bytes, e_slots, stream, group, m, T, chosen[i + 1]),
+                        _run(flash, dram, page_bytes, e_slots, stream, group, m, T, chosen[i + 2]),
+                        _run(flash, dram, page_bytes, e_slots, stream, group, m, T, chosen[i + 3]),
+                    )
+                    add_scaled(sums, (weights[i], weights[i + 1], weights[i + 2], weights[i + 3]), runs, (), count)
+                for i in range(r // 4 * 4, r):
+                    run = _run(flash, dram, page_bytes, e_slots, stream, group, m, T, chosen[i])
+                    add_scaled(sums, (weights[i],), (run,), (), count)
 
 
 @njit(cache=True, nogil=True)

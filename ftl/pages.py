@@ -26,18 +26,22 @@ class PagePlan:
 
 
 @njit(inline="always")
-def _hit(row, unit_bytes, useful_bytes, word_bytes, at, useful, words, last_word):  # type: ignore[no-untyped-def]
-    """Count one row of a page, of which useful_bytes are wanted, and the codewords that it adds; returns the last.
+def _hit(slot, page, row, unit_bytes, useful_bytes, word_bytes, last, word, found, ppns, useful, words):  # type: ignore[no-untyped-def]
+    """Count one row of a page, of which useful_bytes are wanted: a page unless it was the last, and its codewords.
 
-    word_bytes = 0: whole pages cross the channel, one word each.
+    word_bytes = 0: whole pages cross the channel, one word each. Returns the pages found and the last codeword.
     """
+    new = page != last  # as a number: a branch here would be foreseen half the time
+    found += new
+    at = found - 1
+    ppns[at] = slot
     useful[at] += useful_bytes
     if word_bytes == 0:
         words[at] = 1
-        return 0
+        return found, 0
     first, end = row * unit_bytes // word_bytes, ((row + 1) * unit_bytes - 1) // word_bytes
-    words[at] += end - max(first, last_word + 1) + 1
-    return end
+    words[at] += end - max(first, (-1 if new else word) + 1) + 1
+    return found, end
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -53,11 +57,10 @@ def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # 
             slot = slots[stream, group]
             if slot >> BANK_SHIFT:
                 continue
-            new = group != last  # as a number: a branch here would be foreseen half the time
-            found += new
-            ppns[found - 1] = slot
-            last, word = group, -1 if new else word
-            word = _hit(row, unit_bytes, unit_bytes, word_bytes, found - 1, useful, words, word)
+            found, word = _hit(
+                slot, group, row, unit_bytes, unit_bytes, word_bytes, last, word, found, ppns, useful, words
+            )
+            last = group
     return ppns[:found], useful[:found], words[:found]
 
 
@@ -75,28 +78,27 @@ def plan_channels(e_slots, k_slots, channels, seq_lens, m, T, n, d, word_bytes):
     for stream in range(streams):
         length = seq_lens[stream]
         for group in range((length + T - 1) // T):
+            last, word = -1, -1
             if e_slots[stream, 0, group] == UNMAPPED:
-                last, word = -1, -1
                 for token in range(group * T, min(length, (group + 1) * T)):
                     slot = k_slots[stream, token // n]
                     if slot >> BANK_SHIFT:
                         continue
-                    if token // n != last:
-                        ppns[found] = slot
-                        found += 1
-                        last, word = token // n, -1
-                    word = _hit(token % n, row_bytes, FP16_BYTES * r, word_bytes, found - 1, useful, words, word)
+                    page, row, wanted = token // n, token % n, FP16_BYTES * r
+                    found, word = _hit(
+                        slot, page, row, row_bytes, wanted, word_bytes, last, word, found, ppns, useful, words
+                    )
+                    last = page
                 continue
-            last, word = -1, -1
             for channel in channels[stream]:
                 slot = e_slots[stream, channel // m, group]
                 if slot >> BANK_SHIFT:
                     continue
-                if channel // m != last:
-                    ppns[found] = slot
-                    found += 1
-                    last, word = channel // m, -1
-                word = _hit(channel % m, run_bytes, run_bytes, word_bytes, found - 1, useful, words, word)
+                page, row = channel // m, channel % m
+                found, word = _hit(
+                    slot, page, row, run_bytes, run_bytes, word_bytes, last, word, found, ppns, useful, words
+                )
+                last = page
     return ppns[:found], useful[:found], words[:found]
 
 

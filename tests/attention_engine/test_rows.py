@@ -1,0 +1,71 @@
+"""Vector arithmetic on rows against float64."""
+
+import numpy as np
+import pytest
+from numba import njit
+
+from attention_engine._rows import LANES, add_scaled, dots, exp, exponentials, largest
+
+
+@njit
+def _exp(x, out):
+    for i in range(x.size):
+        out[i] = exp(x[i])
+
+
+@njit
+def _exponentials(x, top):
+    return exponentials(np.uint64(x.ctypes.data), x.size, top)
+
+
+@njit
+def _largest(x):
+    return largest(np.uint64(x.ctypes.data), x.size)
+
+
+@njit
+def _dots(query, rows):
+    at, size = np.uint64(rows.ctypes.data), np.uint64(2 * rows.shape[1])
+    return dots(np.uint64(query.ctypes.data), (at, at + size), (), rows.shape[1])
+
+
+@njit
+def _add(sums, weights, rows):
+    at, size = np.uint64(rows.ctypes.data), np.uint64(2 * rows.shape[1])
+    add_scaled(np.uint64(sums.ctypes.data), (weights[0], weights[1]), (at, at + size), (), rows.shape[1])
+
+
+def test_exp_is_within_two_units_in_the_last_place():
+    x = np.concatenate([-np.geomspace(1e-8, 86.9, 100_000), np.linspace(-86.9, 0, 100_000)]).astype(np.float32)
+    x = x[: x.size // LANES * LANES]
+    expected, out = np.exp(x.astype(np.float64)), np.empty_like(x)
+    _exp(x, out)
+    assert (np.abs(out - expected) / np.spacing(expected.astype(np.float32))).max() <= 2
+    several = x.copy()
+    assert _exponentials(several, np.float32(0)) == pytest.approx(expected.sum(), rel=1e-5)
+    np.testing.assert_array_equal(several, out)
+
+
+def test_exp_of_what_vanishes_is_zero():
+    x = np.array([-87.5, -1e4, -3e38, -np.inf], np.float32)
+    out = np.ones_like(x)
+    _exp(x, out)
+    np.testing.assert_array_equal(out, 0)
+
+
+def test_largest_leaves_nan_out():
+    x = np.full(2 * LANES, np.nan, np.float32)
+    x[[3, 20]] = -7, -5
+    assert _largest(x) == -5
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 31, 32, 33, 80, 128, 131])
+def test_rows_of_any_length(count):
+    generator = np.random.default_rng(count)
+    query, sums = generator.standard_normal((2, count), np.float32)
+    rows, weights = generator.standard_normal((2, count)).astype(np.float16), np.array([0.5, -2], np.float32)
+    exact = rows.astype(np.float64)
+    np.testing.assert_allclose(_dots(query, rows.view(np.uint16)), exact @ query, rtol=1e-5, atol=1e-5)
+    expected = sums + weights.astype(np.float64) @ exact
+    _add(sums, weights, rows.view(np.uint16))
+    np.testing.assert_allclose(sums, expected, rtol=1e-5, atol=1e-5)
