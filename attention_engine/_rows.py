@@ -39,7 +39,9 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 def _spread(builder: Any, value: Any) -> Any:
     """A vector of one value."""
-    first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, ir.IntType(32)(0))
+    first = builder.insert_element(
+        ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined), value, ir.IntType(32)(0)
+    )
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
     return builder.shuffle_vector(first, first, zeros)
 
@@ -145,6 +147,29 @@ def add_scaled(typing_context: Any, sums: Any, weights: Any, rows: Any, followin
         return context.get_dummy_value()
 
     return types.void(types.uint64, weights, rows, following, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def add_codes(typing_context: Any, sums: Any, weight: Any, codes: Any, shift: Any, bits: Any, count: Any) -> Any:
+    """sums[i] += weight * c_i for `count` codes of `bits` bits at bit `shift` of the bytes at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        sums, weight, codes, shift, bits, count = arguments
+        byte = ir.IntType(8)
+        shift, bits = builder.trunc(shift, byte), builder.trunc(bits, byte)
+        mask = builder.lshr(byte(255), builder.sub(byte(8), bits))
+
+        def add(index: Any, kind: Any) -> None:
+            narrow = ir.VectorType(byte, LANES) if kind == _FLOATS else byte
+            spread = (lambda value: _spread(builder, value)) if kind == _FLOATS else (lambda value: value)
+            some = builder.and_(builder.lshr(_load(builder, codes, index, narrow, 1), spread(shift)), spread(mask))
+            total = _fma(builder, spread(weight), builder.uitofp(some, kind), _load(builder, sums, index, kind, 4))
+            _store(builder, total, sums, index)
+
+        _over_row(builder, count, [], add)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.float32, types.uint64, types.int64, types.int64, types.int64), generate
 
 
 def _all(value: float, kind: Any) -> Any:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from attention_engine._half import half_to_float
 from attention_engine._parallel import over_streams
-from attention_engine._rows import add_scaled, dots, exp, exponentials, largest
+from attention_engine._rows import add_codes, add_scaled, dots, exp, exponentials, largest
 from csd_spec import KvView
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 
@@ -35,16 +35,11 @@ RING = 64  # tokens whose addresses are known; a power of two, at least BLOCK + 
 
 
 @njit(inline="always")
-def _page(flash, dram, page_bytes, slot):  # type: ignore[no-untyped-def]
-    """Address of a slot's page."""
+def _page(place, slot):  # type: ignore[no-untyped-def]
+    """Address of a slot's page. place: addresses of both banks, bytes of a page."""
+    flash, dram, page_bytes = place
     base = dram if slot >> np.uint32(BANK_SHIFT) else flash
     return base + np.uint64(slot & np.uint32((1 << BANK_SHIFT) - 1)) * page_bytes
-
-
-@njit(inline="always")
-def _run(flash, dram, page_bytes, e_slots, stream, group, m, T, channel):  # type: ignore[no-untyped-def]
-    """Address of a channel's T values in an embedding group."""
-    return _page(flash, dram, page_bytes, e_slots[stream, channel // m, group]) + np.uint64(channel % m * T * 2)
 
 
 @njit(inline="always")
@@ -55,7 +50,7 @@ def _four(ring, first):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _locate(  # type: ignore[no-untyped-def]
-    flash, dram, page_bytes, k_slots, v_slots, tokens, stream, start, end, n, row_bytes, keys, values
+    place, k_slots, v_slots, tokens, stream, start, end, n, row_bytes, keys, values
 ):
     """Addresses of the rows of K and V of tokens[stream, start:end], ascending, into two rings.
 
@@ -67,15 +62,15 @@ def _locate(  # type: ignore[no-untyped-def]
         if token - first >= n or i == start:
             group = np.uint32(token) // np.uint32(n)
             first = np.uint64(group) * n
-            k_page = _page(flash, dram, page_bytes, k_slots[stream, group])
-            v_page = _page(flash, dram, page_bytes, v_slots[stream, group])
+            k_page = _page(place, k_slots[stream, group])
+            v_page = _page(place, v_slots[stream, group])
         keys[i % RING] = k_page + (token - first) * row_bytes
         values[i % RING] = v_page + (token - first) * row_bytes
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _attend(  # type: ignore[no-untyped-def]
-    begin, end, flash, dram, page_bytes, k_slots, v_slots, n, q, tokens, counts, alpha, v_mean, out
+    begin, end, place, k_slots, v_slots, n, q, tokens, counts, alpha, v_mean, out
 ):
     _, queries, d = q.shape
     scale, row_bytes = np.float32(1 / math.sqrt(d)), np.uint64(2 * d)
@@ -90,11 +85,11 @@ def _attend(  # type: ignore[no-untyped-def]
             for channel in range(d):
                 out[stream, query, channel] = 0
         known = min(length, AHEAD)
-        _locate(flash, dram, page_bytes, k_slots, v_slots, tokens, stream, 0, known, n, row_bytes, keys, values)
+        _locate(place, k_slots, v_slots, tokens, stream, 0, known, n, row_bytes, keys, values)
         for start in range(0, length, BLOCK):
             count, now = min(BLOCK, length - start), start % RING
             last, known = known, min(length, start + BLOCK + AHEAD)
-            _locate(flash, dram, page_bytes, k_slots, v_slots, tokens, stream, last, known, n, row_bytes, keys, values)
+            _locate(place, k_slots, v_slots, tokens, stream, last, known, n, row_bytes, keys, values)
             for i in range(0, count - 3, 4):
                 rows, following = _four(keys, start + i), _four(keys, start + i + AHEAD)
                 for query in range(queries):
@@ -140,47 +135,78 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _approximate(begin, end, flash, dram, page_bytes, e_slots, k_slots, seq_lens, m, T, n, q, channels, out):  # type: ignore[no-untyped-def]
+def _score_runs(place, e_slots, stream, group, m, run_bytes, chosen, weights, sums, count):  # type: ignore[no-untyped-def]
+    """Add weights[i] * chosen channel i of an embedding group to `count` sums."""
+    r = weights.size
+    runs = np.empty(r, np.uint64)
+    for i in range(r):
+        page = _page(place, e_slots[stream, chosen[stream, i] // m, group])
+        runs[i] = page + np.uint64(chosen[stream, i] % m * run_bytes)
+    for i in range(0, r - 3, 4):
+        some = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
+        add_scaled(sums, some, (runs[i], runs[i + 1], runs[i + 2], runs[i + 3]), (), count)
+    for i in range(r // 4 * 4, r):
+        add_scaled(sums, (weights[i],), (runs[i],), (), count)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _score_codes(place, e_slots, stream, group, form, chosen, weights, sums):  # type: ignore[no-untyped-def]
+    """The same for codes of few bits, but for what the least values add to every sum, which is returned."""
+    m, _, _, bits, scale_bytes, run_bytes = form
+    ones = np.ones(1, np.float32)
+    one, offset = np.uint64(ones.ctypes.data), np.float32(0)
+    for i in range(weights.size):
+        page, row = _page(place, e_slots[stream, chosen[stream, i] // m, group]), chosen[stream, i] % m
+        scale_at, least_at = page + np.uint64(2 * row), page + np.uint64(2 * (m + row))
+        weight = weights[i] * dots(one, (scale_at,), (), 1)[0]
+        offset += weights[i] * dots(one, (least_at,), (), 1)[0]
+        codes = page + np.uint64(scale_bytes + row * run_bytes)
+        for part in range(8 // bits):
+            add_codes(sums + np.uint64(4 * part * run_bytes), weight, codes, part * bits, bits, run_bytes)
+    return offset
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _score_rows(place, k_slots, stream, first, n, d, chosen, weights, sums, count):  # type: ignore[no-untyped-def]
+    """The same from the token pages of K, where a group has no embedding pages."""
+    for t in range(count):
+        row = _page(place, k_slots[stream, (first + t) // n]) + np.uint64((first + t) % n * d * 2)
+        for i in range(weights.size):
+            at = row + np.uint64(2 * chosen[stream, i])
+            add_scaled(sums + np.uint64(4 * t), (weights[i],), (at,), (), 1)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _approximate(begin, end, place, e_slots, k_slots, seq_lens, form, q, channels, out):  # type: ignore[no-untyped-def]
     _, queries, d = q.shape
+    m, T, n, bits, _, run_bytes = form
     r = channels.shape[1]
     weights = np.empty(r, np.float32)
     out_at = out.ctypes.data
     for stream in range(begin, end):
-        length, chosen = seq_lens[stream], channels[stream]
+        length = seq_lens[stream]
         for query in range(queries):
             whole, kept = np.float32(0), np.float32(0)
             for channel in range(d):
                 whole += abs(q[stream, query, channel])
-            for channel in chosen:
-                kept += abs(q[stream, query, channel])
+            for i in range(r):
+                kept += abs(q[stream, query, channels[stream, i]])
             scale = np.float32(1 / math.sqrt(d * (kept / whole if whole > 0 else np.float32(1))))
             for i in range(r):
-                weights[i] = q[stream, query, chosen[i]] * scale
+                weights[i] = q[stream, query, channels[stream, i]] * scale
             out[stream, query, :length] = 0
             logits = np.uint64(out_at + 4 * ((stream * queries + query) * out.shape[2]))
             for group in range((length + T - 1) // T):
                 first = group * T
-                count = min(T, length - first)
+                count, sums = min(T, length - first), logits + np.uint64(4 * first)
                 if e_slots[stream, 0, group] == UNMAPPED:
-                    for t in range(first, first + count):
-                        row = _page(flash, dram, page_bytes, k_slots[stream, t // n]) + np.uint64(t % n * d * 2)
-                        for i in range(r):
-                            add_scaled(
-                                logits + np.uint64(4 * t), (weights[i],), (row + np.uint64(2 * chosen[i]),), (), 1
-                            )
-                    continue
-                sums = logits + np.uint64(4 * first)
-                for i in range(0, r - 3, 4):
-                    runs = (
-                        _run(flash, dram, page_bytes, e_slots, stream, group, m, T, chosen[i]),
-                        _run(flash, dram, page_bytes, e_slots, stream, group, m, T, chosen[i + 1]),
-                        _run(flash, dram, page_bytes, e_slots, stream, group, m, T, chosen[i + 2]),
-                        _run(flash, dram, page_bytes, e_slots, stream, group, m, T, chosen[i + 3]),
-                    )
-                    add_scaled(sums, (weights[i], weights[i + 1], weights[i + 2], weights[i + 3]), runs, (), count)
-                for i in range(r // 4 * 4, r):
-                    run = _run(flash, dram, page_bytes, e_slots, stream, group, m, T, chosen[i])
-                    add_scaled(sums, (weights[i],), (run,), (), count)
+                    _score_rows(place, k_slots, stream, first, n, d, channels, weights, sums, count)
+                elif bits < 16:
+                    offset = _score_codes(place, e_slots, stream, group, form, channels, weights, sums)
+                    for t in range(first, first + T):
+                        out[stream, query, t] += offset
+                else:
+                    _score_runs(place, e_slots, stream, group, m, run_bytes, channels, weights, sums, count)
 
 
 @njit(cache=True, nogil=True)
@@ -207,8 +233,9 @@ def approximate(view: KvView, q: F32, channels: I32, threads: int = 1) -> F32:
     undefined.
     """
     out: F32 = np.empty((*q.shape[:2], int(view.seq_lens.max())), np.float32)
-    shape = view.m, view.T, view.n
-    arguments = *_place(view), view.e_slots, view.k_slots, view.seq_lens, *shape, np.ascontiguousarray(q), channels, out
+    lay = view.layout
+    form = lay.m, lay.T, lay.n, lay.bits, lay.scale_bytes, lay.run_bytes
+    arguments = _place(view), view.e_slots, view.k_slots, view.seq_lens, form, np.ascontiguousarray(q), channels, out
     over_streams(_approximate, threads, q.shape[0], arguments)
     return out
 
@@ -220,8 +247,8 @@ def attend(view: KvView, q: F32, tokens: I32, counts: I64, alpha: F32, v_mean: F
     read where alpha < 1. Returns (N, G, d) float32.
     """
     out: F32 = np.empty(q.shape, np.float32)
-    slots = view.k_slots, view.v_slots, np.uint64(view.n)
-    arguments = *_place(view), *slots, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, out
+    slots = view.k_slots, view.v_slots, np.uint64(view.layout.n)
+    arguments = _place(view), *slots, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, out
     over_streams(_attend, threads, q.shape[0], arguments)
     return out
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_spec import Attend, Command, Flush, KvAppend, KvCrop, KvFree, KvLayout, KvRead, Method, SeqCreate
+from csd_spec import Attend, Command, DriveSpec, Flush, KvAppend, KvCrop, KvFree, KvLayout, KvRead, Method, SeqCreate
 from ftl import Ftl, UnknownSequence
 from ftl.groups import MAX_LAYERS, MAX_STREAMS
 from ftl.sequence import Sequence
@@ -53,6 +53,12 @@ def _sequences(ftl: Ftl, handles: Seq[int], layer: int) -> list[Sequence]:
     return seqs
 
 
+def layout_of(spec: DriveSpec, command: SeqCreate) -> KvLayout:
+    """How the sequences of a command will lie in pages."""
+    page_bytes = spec.geometry.page_bytes
+    return KvLayout.for_context(page_bytes, command.head_dim, command.max_tokens, command.embedding_bits)
+
+
 def check(ftl: Ftl, command: Command) -> None:
     """Raise Refused, or the FTL's UnknownSequence, for a command that must not be carried out."""
     match command:
@@ -66,7 +72,12 @@ def check(ftl: Ftl, command: Command) -> None:
             ]
             for name, value, limit in limits:
                 _require(1 <= value <= limit, f"{name} = {value}: must lie between 1 and {limit}")
-            layout = KvLayout.for_context(ftl.spec.geometry.page_bytes, command.head_dim, command.max_tokens)
+            bits = command.embedding_bits
+            _require(bits in (16, 8, 4), f"embedding_bits = {bits}: must be 16, 8 or 4")
+            try:
+                layout = layout_of(ftl.spec, command)
+            except ValueError as error:
+                raise Refused(str(error)) from error
             pages = command.kv_heads * layout.embedding_pages
             _require(pages <= MAX_STREAMS, f"kv_heads = {command.kv_heads}: {pages} streams, at most {MAX_STREAMS}")
         case KvAppend():

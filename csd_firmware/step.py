@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_engine import EngineClock, add_rows, approximate, attend, top_channels, top_tokens
-from csd_firmware.check import Refused, check
+from csd_firmware.check import Refused, check, layout_of
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import (
     Attend,
@@ -20,7 +20,6 @@ from csd_spec import (
     KvAppend,
     KvCrop,
     KvFree,
-    KvLayout,
     KvRead,
     KvView,
     Method,
@@ -127,7 +126,7 @@ class Firmware:
             counts, recent = np.repeat(command.top_k, H), np.repeat(command.recent, H)
             watch.spend("argtopk", engine.topk_ns(B * H * d))
             channels = top_channels(q, command.r)
-            plan = ftl.embedding_pages(view, channels, d)
+            plan = ftl.embedding_pages(view, channels)
             flash += self._fetch(plan, exact, "flash_embed", watch)
             watch.spend("logit0", engine.macs_ns(int(view.seq_lens.sum()) * G * command.r))
             logits = approximate(view, q, channels)
@@ -140,7 +139,7 @@ class Firmware:
             ("flash_token", view.k_slots, "logit"),
             ("flash_token", view.v_slots, "attend"),
         ):
-            flash += self._fetch(ftl.token_pages(view, slots, tokens, counts, d), exact, unit, watch)
+            flash += self._fetch(ftl.token_pages(view, slots, tokens, counts), exact, unit, watch)
             watch.spend(arithmetic, engine.macs_ns(macs))
         out = attend(view, q, tokens, counts, alpha, v_mean)
         return out.reshape(B, H, G, d), flash
@@ -162,8 +161,7 @@ class Firmware:
         return means
 
     def _create(self, command: SeqCreate) -> Completion:
-        layout = KvLayout.for_context(self.spec.geometry.page_bytes, command.head_dim, command.max_tokens)
-        handles = self.ftl.create(command.count, command.layers, command.kv_heads, layout)
+        handles = self.ftl.create(command.count, command.layers, command.kv_heads, layout_of(self.spec, command))
         shape = command.layers, command.kv_heads, command.head_dim
         self._v_sums |= {handle: np.zeros(shape, np.float32) for handle in handles}
         return Completion(status=Status.SUCCESS, data=(np.array(handles, np.uint64),))

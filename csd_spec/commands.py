@@ -47,13 +47,17 @@ class Method(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SeqCreate:
-    """Open `count` sequences; the completion's data is their handles, (count,) uint64."""
+    """Open `count` sequences; the completion's data is their handles, (count,) uint64.
+
+    embedding_bits: of the values of the embedding-indexed copy of K, 16 (FP16), 8 or 4; see `KvLayout`.
+    """
 
     count: int
     layers: int
     kv_heads: int
     head_dim: int
     max_tokens: int
+    embedding_bits: int = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,17 @@ class KvLayout:
     """How one head's K and V fill pages (InstInfer, section IV-C).
 
     A token page holds n consecutive tokens of K or of V, row after row. An embedding page holds m channels of
-    K for T consecutive tokens, channel after channel.
+    K for T consecutive tokens, channel after channel: 2, 4 or 8, or all of a head.
+
+    bits = 16 is FP16. With 8 or 4 a value is a code c, and stands for least + scale * c: the page begins with the
+    scales of its m channels and then the least values, all FP16. Of 4-bit codes, byte i holds token i in its low half
+    and token i + T/2 in its high half.
     """
 
     page_bytes: int
     head_dim: int
     m: int
+    bits: int = 16
 
     def __post_init__(self) -> None:
         at_least(1, head_dim=self.head_dim, m=self.m)
@@ -53,8 +58,12 @@ class KvLayout:
             raise ValueError(
                 f"head_dim = {self.head_dim}: a row of FP16 does not fit a page of {self.page_bytes} bytes"
             )
-        if self.page_bytes % (FP16_BYTES * self.m):
-            raise ValueError(f"m = {self.m}: does not divide a page of {self.page_bytes} bytes into FP16 channels")
+        if self.bits not in (16, 8, 4):
+            raise ValueError(f"bits = {self.bits}: an embedding page holds values of 16, 8 or 4 bits")
+        if self.m not in (2, 4, 8, self.head_dim):
+            raise ValueError(f"m = {self.m}: an embedding page holds 2, 4 or 8 channels, or all {self.head_dim}")
+        if self.T < 1:
+            raise ValueError(f"m = {self.m}: a page of {self.page_bytes} bytes has no room for one token's channels")
 
     @property
     def n(self) -> int:
@@ -64,7 +73,18 @@ class KvLayout:
     @property
     def T(self) -> int:
         """Tokens of an embedding page."""
-        return self.page_bytes // (FP16_BYTES * self.m)
+        T = (self.page_bytes - self.scale_bytes) * 8 // (self.bits * self.m)
+        return T if self.bits == 16 else T // 2 * 2
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes of one channel in an embedding page, its scale left out."""
+        return self.T * self.bits // 8
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes before the first channel of an embedding page."""
+        return 0 if self.bits == 16 else 2 * FP16_BYTES * self.m
 
     @property
     def embedding_pages(self) -> int:
@@ -72,12 +92,14 @@ class KvLayout:
         return -(-self.head_dim // self.m)
 
     @classmethod
-    def for_context(cls, page_bytes: int, head_dim: int, max_tokens: int) -> KvLayout:
-        """The smallest m of 2, 4, 8 whose groups fill at least four times over `max_tokens` tokens.
+    def for_context(cls, page_bytes: int, head_dim: int, max_tokens: int, bits: int = 16) -> KvLayout:
+        """In FP16 the smallest m of 2, 4, 8 whose groups fill at least four times over `max_tokens` tokens.
 
         Fewer channels a page waste less of what a channel selection fetches; shorter groups leave fewer
-        tokens waiting in drive DRAM.
+        tokens waiting in drive DRAM. With fewer bits, a page is of all channels: then all are worth scoring.
         """
+        if bits != 16:
+            return cls(page_bytes=page_bytes, head_dim=head_dim, m=head_dim, bits=bits)
         for m in (2, 4):
             layout = cls(page_bytes=page_bytes, head_dim=head_dim, m=m)
             if max_tokens >= 4 * layout.T:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from csd_spec.model import KvLayout
+
 BANK_SHIFT = 31
 UNMAPPED = np.uint32(0xFFFFFFFF)
 
@@ -16,13 +18,11 @@ class KvView:
     """Slots of one layer of B sequences. A stream is one KV head of one sequence; N = B * H, sequence first.
 
     Slots are read through `banks`: bank slot >> 31 (flash, drive DRAM), page slot & 0x7FFFFFFF. A page is a row of
-    FP16 bit patterns: n rows of K or V, or m channels of K for T tokens. An embedding group that has no pages is
-    UNMAPPED; the token pages of K hold it.
+    FP16 bit patterns; `layout` says of what. An embedding group that has no pages is UNMAPPED; the token pages of K
+    hold it.
     """
 
-    n: int
-    m: int
-    T: int
+    layout: KvLayout
     banks: tuple[NDArray[np.uint16], NDArray[np.uint16]]
     seq_lens: NDArray[np.int64]  # (N,)
     k_slots: NDArray[np.uint32]  # (N, token groups)

@@ -86,7 +86,8 @@ class _Host:
         return self.draw.choice(sorted(self.model))
 
     def _create(self) -> None:
-        layout = KvLayout(page_bytes=DRIVE.geometry.page_bytes, head_dim=DIM, m=self.draw.choice([2, 4, 8]))
+        m, bits = self.draw.choice([(2, 16), (4, 16), (8, 16), (8, 8), (DIM, 4)])
+        layout = KvLayout(page_bytes=DRIVE.geometry.page_bytes, head_dim=DIM, m=m, bits=bits)
         (handle,) = self.ftl.create(1, LAYERS, HEADS, layout)
         self.model[handle] = [(self.rows(0), self.rows(0)) for _ in range(LAYERS)]
 
@@ -204,14 +205,22 @@ def _judge(nand: Nand, expected: State, blocks: NDArray[np.uint8], newer: set[by
 
 
 def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
-    """K of a layer as its embedding-indexed copy has it, (S, H, d); K itself where that has no pages."""
+    """K of a layer as its embedding-indexed copy has it, (S, H, d); K itself where that has no pages.
+
+    Of a copy in few bits: NaN where its codes are not those of K.
+    """
     view, seq = ftl.view([handle], layer), ftl.sequence(handle)
     layout, rows = seq.layout, ftl.read_back(handle, layer)[0].view(np.uint16)
     slots = view.e_slots.reshape(seq.heads, layout.embedding_pages, -1)
     for group in np.flatnonzero(slots[0, 0] != UNMAPPED).tolist():
         pages = [[view.banks[slot >> BANK_SHIFT][slot & 0x7FFFFFFF] for slot in head[:, group]] for head in slots]
-        by_token = np.array(pages).reshape(seq.heads, -1, layout.T).transpose(2, 0, 1)
         there = rows[group * layout.T : (group + 1) * layout.T]
+        if layout.bits < 16:
+            codes = seq.embedding_k.pack(there)[:, 0]
+            if not np.array_equal(np.concatenate(pages)[:, : codes.shape[1]], codes):
+                there[:] = 0xFFFF
+            continue
+        by_token = np.array(pages).reshape(seq.heads, -1, layout.T).transpose(2, 0, 1)
         there[:] = by_token[: there.shape[0], :, : layout.head_dim]
     return rows.view(np.float16)
 

@@ -99,10 +99,10 @@ def bench_attention(
         handle, layer = handles[number % len(handles)], number % layers
         began, start = time.perf_counter(), now
         view = ftl.view([handle], layer)
-        plans = [ftl.embedding_pages(view, channels, 128)]
+        plans = [ftl.embedding_pages(view, channels)]
         now = ftl.read(plans[0], now)
         for slots in (view.k_slots, view.v_slots):
-            plans.append(ftl.token_pages(view, slots, selected, counts, 128))
+            plans.append(ftl.token_pages(view, slots, selected, counts))
             now = ftl.read(plans[-1], now)
         if number >= 0:
             wall_s += time.perf_counter() - began

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from csd_spec.view import UNMAPPED
 from ftl.errors import FtlError
-from ftl.groups import DRAM_BANK, Kind
+from ftl.groups import DRAM_BANK, KIND_SHIFT, Kind
 from ftl.placement import Writer
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class BlockNamespace:
         self._check(lpns)
         ftl = self.ftl
         (ppns,) = ftl.allocate([(self.writer, lpns)], ftl.reserve, start_ns)
-        tags = np.uint64(int(Kind.BLOCK) << 61) | lpns.astype(np.uint64)
+        tags = np.uint64(int(Kind.BLOCK) << KIND_SHIFT) | lpns.astype(np.uint64)
         finish_ns = ftl.program(self.writer, ppns, data, tags, start_ns)
         old = self.map[lpns]
         self.map[lpns] = ppns

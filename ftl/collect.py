@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftl.errors import OutOfSpace
-from ftl.groups import MAX_OWNERS, Kind
+from ftl.groups import KIND_SHIFT, KINDS, MAX_OWNERS, Kind
 from ftl.placement import Writer
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def move_block(ftl: Ftl, block: int, writer: Writer, start_ns: int) -> int:
 
 
 def _fields(tags: U64) -> tuple[NDArray[np.int64], ...]:
-    """Kind, owner, layer, stream and group of tags; see `groups.tag`."""
+    """Kind, owner, layer, stream and group of tags; see `GroupMap.tags`."""
     wide = tags.astype(np.uint64)
-    widths = ((61, 7), (42, MAX_OWNERS - 1), (34, 0xFF), (20, 0x3FFF), (0, 0xFFFFF))
+    widths = ((KIND_SHIFT, KINDS - 1), (42, MAX_OWNERS - 1), (34, 0xFF), (20, 0x3FFF), (0, 0xFFFFF))
     return tuple((wide >> np.uint64(shift) & np.uint64(mask)).astype(np.int64) for shift, mask in widths)
 
 

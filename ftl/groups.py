@@ -26,6 +26,10 @@ U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 
 
+KINDS, KIND_SHIFT = 32, 59  # of a tag
+MAX_OWNERS, MAX_LAYERS, MAX_STREAMS, MAX_GROUPS = 1 << 17, 1 << 8, 1 << 14, 1 << 20
+
+
 class Kind(IntEnum):
     """What a page holds."""
 
@@ -33,9 +37,7 @@ class Kind(IntEnum):
     V = 2
     JOURNAL = 3
     BLOCK = 4
-    EMBEDDING_K_2 = 5  # by channels a page, so that a copy with another m has tags of its own
-    EMBEDDING_K_4 = 6
-    EMBEDDING_K_8 = 7
+    EMBEDDING_K = 8  # to 19: by bits and channels a page, so that a copy in another form has tags of its own
 
 
 class GroupMap(ABC):
@@ -44,8 +46,9 @@ class GroupMap(ABC):
     per_group: int  # tokens
     streams: int
     scattered: bool  # whether the streams, being few, begin in lanes far apart
+    waits = True  # whether an unfinished group can wait in page buffers
 
-    def __init__(self, kind: Kind, layout: KvLayout, layers: int, heads: int) -> None:
+    def __init__(self, kind: int, layout: KvLayout, layers: int, heads: int) -> None:
         self.kind, self.layout, self.heads = kind, layout, heads
         self.slots: U32 = np.full((layers, self.streams, 1), UNMAPPED)
         self.buffers: I64 = np.full((layers, self.streams), -1, np.int64)
@@ -79,27 +82,21 @@ class GroupMap(ABC):
         return slots[slots < DRAM_BANK]
 
     def tags(self, owner: int, layer: int, groups: I64) -> U64:
-        """Spare-area tags of every stream's `groups`, (streams, groups); see `tag`."""
+        """Spare-area tags of every stream's `groups`, (streams, groups): where each page belongs.
+
+        Kind 5, owner 17, layer 8, stream 14, group 20 bits. A tag is written once: an owner never programs the same
+        group of a layer twice, so every intact page with a tag holds the same data.
+        """
         stream = np.arange(self.streams, dtype=np.uint64)[:, None] << np.uint64(20)
-        tags: U64 = np.uint64(tag(self.kind, owner, layer)) | stream | groups.astype(np.uint64)[None, :]
+        tags: U64 = (
+            np.uint64(self.kind << KIND_SHIFT | owner << 42 | layer << 34) | stream | groups.astype(np.uint64)[None, :]
+        )
         return tags
 
     def stream_numbers(self, handle: int, layer: int) -> U64:
         """Distinct numbers of the streams of a layer, (streams, 1), for placement."""
-        first = ((handle * self.slots.shape[0] + layer) * len(Kind) + int(self.kind)) * self.streams
+        first = ((handle * self.slots.shape[0] + layer) * KINDS + self.kind) * self.streams
         return np.arange(first, first + self.streams, dtype=np.uint64)[:, None]
-
-
-def tag(kind: Kind, owner: int, layer: int) -> int:
-    """A group's tag but for stream and group: kind 3, owner 19, layer 8, stream 14, group 20 bits.
-
-    A tag is written once: an owner never programs the same group of a layer twice, so every intact page with a tag
-    holds the same data.
-    """
-    return int(kind) << 61 | owner << 42 | layer << 34
-
-
-MAX_OWNERS, MAX_LAYERS, MAX_STREAMS, MAX_GROUPS = 1 << 19, 1 << 8, 1 << 14, 1 << 20
 
 
 class TokenMap(GroupMap):
@@ -130,10 +127,9 @@ class EmbeddingMap(GroupMap):
     scattered = False
 
     def __init__(self, layout: KvLayout, layers: int, heads: int) -> None:
-        if layout.m not in (2, 4, 8):
-            raise ValueError(f"m = {layout.m}: an embedding page holds 2, 4 or 8 channels")
         self.per_group, self.streams = layout.T, heads * layout.embedding_pages
-        super().__init__(Kind[f"EMBEDDING_K_{layout.m}"], layout, layers, heads)
+        form = (16, 8, 4).index(layout.bits) * 4 + ((2, 4, 8).index(layout.m) if layout.m in (2, 4, 8) else 3)
+        super().__init__(Kind.EMBEDDING_K + form, layout, layers, heads)
 
     def _channels(self, rows: U16) -> U16:
         """Rows (t, H, d) as (streams, m, t); channels that a last page does not have are poisoned."""
@@ -153,6 +149,35 @@ class EmbeddingMap(GroupMap):
 
     def poison(self, content: U16, buffers: I64, position: int) -> None:
         content.reshape(-1, self.layout.m, self.layout.T)[buffers, :, position:] = _NAN
+
+
+class CodedEmbeddingMap(EmbeddingMap):
+    """Embedding-indexed with few bits a value: codes between a channel's least and largest value of the page.
+
+    A group gets its scales when it is full; until then K alone holds its rows.
+    """
+
+    waits = False
+
+    def pack(self, rows: U16) -> U16:
+        lay, levels = self.layout, (1 << self.layout.bits) - 1
+        values = np.nan_to_num(super().pack(rows).view(np.float16)).astype(np.float32)
+        values = values.reshape(self.streams, -1, lay.m, lay.T)
+        least = values.min(axis=-1).astype(np.float16)
+        span = values.max(axis=-1) - least.astype(np.float32)
+        scale = (span / levels).astype(np.float16)
+        step = np.where(scale > 0, scale, 1).astype(np.float32)[..., None]
+        codes = np.clip(np.rint((values - least.astype(np.float32)[..., None]) / step), 0, levels).astype(np.uint8)
+        if lay.bits == 4:
+            codes = codes[..., : lay.T // 2] | codes[..., lay.T // 2 :] << 4
+        parts = [part.view(np.uint8).reshape(*codes.shape[:2], -1) for part in (scale, least, codes)]
+        packed = np.concatenate(parts, axis=-1)
+        return np.pad(packed, ((0, 0), (0, 0), (0, packed.shape[-1] % 2))).view(np.uint16)
+
+
+def embedding_map(layout: KvLayout, layers: int, heads: int) -> EmbeddingMap:
+    """The map of a layout's embedding-indexed copy of K."""
+    return (EmbeddingMap if layout.bits == 16 else CodedEmbeddingMap)(layout, layers, heads)
 
 
 def gather_rows(banks: tuple[U16, U16], slots: U32, length: int, layout: KvLayout) -> F16:

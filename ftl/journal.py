@@ -26,7 +26,7 @@ from csd_spec import KvLayout
 from csd_spec.view import UNMAPPED
 from ftl.append import keep
 from ftl.errors import FtlError, OutOfSpace
-from ftl.groups import Kind, gather_rows
+from ftl.groups import KIND_SHIFT, Kind, gather_rows
 from ftl.nand import Nand
 from ftl.placement import Writer
 from ftl.sequence import Sequence
@@ -38,6 +38,7 @@ U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 
 _HEAD = struct.Struct("<II")  # bytes of JSON, bytes in all
+_NUMBERS = (1 << 29) - 1
 _BROKEN = 1 << 60  # pages since the last checkpoint, where the run of records has a gap: the next is a checkpoint
 
 
@@ -96,7 +97,7 @@ class Journal:
             meta.append(
                 {
                     "handle": handle,
-                    "shape": [seq.layers, seq.heads, seq.layout.head_dim, seq.layout.m],
+                    "shape": [seq.layers, seq.heads, seq.layout.head_dim, seq.layout.m, seq.layout.bits],
                     "lengths": seq.lengths.tolist(),
                     "owners": seq.owners,
                     "newest": seq.newest,
@@ -126,11 +127,11 @@ class Journal:
             return
         programmed = nand.programmed()
         tags = nand.tags[programmed]
-        ours = tags >> np.uint64(61) == np.uint64(Kind.JOURNAL)
+        ours = tags >> np.uint64(KIND_SHIFT) == np.uint64(Kind.JOURNAL)
         records = self._records(programmed[ours], tags[ours])
         start = max((number for number, (head, _, _) in records.items() if head["full"]), default=None)
         if ours.any():
-            self.number = int((tags[ours] >> np.uint64(30) & np.uint64(0x7FFFFFFF)).max()) + 1
+            self.number = int((tags[ours] >> np.uint64(30) & np.uint64(_NUMBERS)).max()) + 1
         state: dict[int, tuple[dict[str, Any], bytes]] = {}
         number = -1 if start is None else start
         while number in records:
@@ -162,8 +163,8 @@ class Journal:
         found: dict[int, dict[int, int]] = {}
         for ppn, tag in zip(ppns.tolist(), tags.tolist(), strict=True):
             if self.ftl.nand.intact(np.array([ppn], np.uint32))[0]:
-                found.setdefault(tag >> 30 & 0x7FFFFFFF, {})[tag >> 15 & 0x7FFF] = ppn
-                found[tag >> 30 & 0x7FFFFFFF].setdefault(-1, tag & 0x7FFF)
+                found.setdefault(tag >> 30 & _NUMBERS, {})[tag >> 15 & 0x7FFF] = ppn
+                found[tag >> 30 & _NUMBERS].setdefault(-1, tag & 0x7FFF)
         whole = {}
         for number, parts in found.items():
             count = parts.pop(-1)
@@ -189,12 +190,12 @@ class Journal:
             at += size
 
     def _layout(self, meta: dict[str, Any]) -> KvLayout:
-        _, _, head_dim, m = meta["shape"]
-        return KvLayout(page_bytes=self.ftl.spec.geometry.page_bytes, head_dim=head_dim, m=m)
+        _, _, head_dim, m, bits = meta["shape"]
+        return KvLayout(page_bytes=self.ftl.spec.geometry.page_bytes, head_dim=head_dim, m=m, bits=bits)
 
     def _restore(self, meta: dict[str, Any], raw: bytes, index: TagIndex) -> None:
         """A sequence as the last commit has it: full groups by their tags, unfinished ones from its rows."""
-        ftl, (layers, heads, head_dim, _) = self.ftl, meta["shape"]
+        ftl, (layers, heads, head_dim, _, _) = self.ftl, meta["shape"]
         seq = Sequence(
             meta["handle"], self._layout(meta), layers, heads, meta["newest"], Writer(ftl.spec.geometry.channels)
         )
@@ -250,7 +251,7 @@ class TagIndex:
 
     def newest(self, kind: Kind) -> tuple[U64, U32]:
         """Tags of a kind, each once, and the newest intact page of each."""
-        tags = np.unique(self.tags[self.tags >> np.uint64(61) == np.uint64(kind)])
+        tags = np.unique(self.tags[self.tags >> np.uint64(KIND_SHIFT) == np.uint64(kind)])
         ppns = self.find(tags, 0)
         return tags[ppns != UNMAPPED], ppns[ppns != UNMAPPED]
 
@@ -266,9 +267,9 @@ def _tail_rows(ftl: Ftl, seq: Sequence, layer: int) -> bytes:
 
 
 def _tag(number: int, index: NDArray[np.int64], count: int) -> U64:
-    """Tags of a record's pages: kind 3, record 31, page 15, pages 15 bits."""
+    """Tags of a record's pages: kind 5, record 29, page 15, pages 15 bits."""
     if count >= 1 << 15:
         raise FtlError(f"a journal record of {count} pages: at most {(1 << 15) - 1}")
-    head = np.uint64(int(Kind.JOURNAL) << 61 | (number & 0x7FFFFFFF) << 30 | count)
+    head = np.uint64(int(Kind.JOURNAL) << KIND_SHIFT | (number & _NUMBERS) << 30 | count)
     tags: U64 = head | index.astype(np.uint64) << np.uint64(15)
     return tags

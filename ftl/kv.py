@@ -94,6 +94,8 @@ class Ftl:
 
     def create(self, count: int, layers: int, heads: int, layout: KvLayout) -> list[int]:
         """Open sequences; returns their handles. Costs nothing until tokens come."""
+        if len(self.family) + count > MAX_OWNERS // 2:  # the rest is for those who crop
+            raise OutOfSpace(f"{count} sequences more than {len(self.sequences)}: a drive has {MAX_OWNERS // 2}")
         handles = list(range(self.next_handle, self.next_handle + count))
         self.next_handle += count
         for handle in handles:
@@ -135,6 +137,8 @@ class Ftl:
     def buffer_group(self, mapped: GroupMap, layer: int, tokens: int) -> bool:
         """Give the group that `tokens` tokens leave unfinished its buffers, where there is one; whether it has them."""
         group, position = divmod(tokens, mapped.per_group)
+        if not mapped.waits:
+            return False
         if position and not mapped.buffered(layer):
             if mapped.kind in (Kind.K, Kind.V):
                 self.make_buffers(mapped.streams)
@@ -229,7 +233,7 @@ class Ftl:
         self.check_room(sum(wanted))
         cuts = [mapped.slots[layer, :, length // mapped.per_group].copy() for mapped in seq.maps]
         for mapped, cut in zip(seq.maps, cuts, strict=True):
-            if length % mapped.per_group and cut[0] < DRAM_BANK:
+            if length % mapped.per_group and cut[0] < DRAM_BANK and mapped.waits:
                 finish_ns = max(finish_ns, self.read(self.whole(cut), start_ns))
         for mapped, cut in zip(seq.maps, cuts, strict=True):
             group, position = divmod(length, mapped.per_group)
@@ -292,15 +296,15 @@ class Ftl:
         relatives = set().union(*(self.family[owner] for owner, _ in seq.owners[layer])) - {seq.handle}
         for handle in relatives:
             for other in self.sequences[handle].maps:
-                if other.kind is mapped.kind:
+                if other.kind == mapped.kind:
                     theirs = other.slots[layer, :, first : first + slots.shape[1]]
                     mine[:, : theirs.shape[1]] &= slots[:, : theirs.shape[1]] != theirs
         self.placement.invalidate(slots[mine])
         slots[:] = UNMAPPED
 
-    def relayout(self, handle: int, m: int, start_ns: int) -> int:
-        """Change the channels of an embedding page at run time; returns when the new copy of K is written."""
-        return relayout(self, handle, m, start_ns)
+    def relayout(self, handle: int, m: int, start_ns: int, bits: int = 16) -> int:
+        """Change the form of embedding pages at run time; returns when the new copy of K is written."""
+        return relayout(self, handle, m, bits, start_ns)
 
     def commit(self, start_ns: int, everything: bool) -> int:
         """Make what was done, or at least what gave pages up, survive a loss of power; then erase empty blocks."""
@@ -329,9 +333,7 @@ class Ftl:
         heads = seqs[0].heads
         tokens, groups = -(-int(lengths.max()) // lay.n), -(-int(lengths.max()) // lay.T)
         return KvView(
-            n=lay.n,
-            m=lay.m,
-            T=lay.T,
+            layout=lay,
             banks=self.banks,
             seq_lens=np.repeat(lengths, heads),
             k_slots=stack([seq.k.slots[layer] for seq in seqs], tokens),
@@ -341,22 +343,24 @@ class Ftl:
             ),
         )
 
-    def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64, head_dim: int) -> PagePlan:
+    def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
         """Pages of `slots` (k_slots or v_slots) behind tokens (N, k), ascending, of which counts (N,) are used."""
-        return self._plan(*plan_tokens(slots, tokens, counts, view.n, FP16_BYTES * head_dim, self._word_bytes))
+        row_bytes = FP16_BYTES * view.layout.head_dim
+        return self._plan(*plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, self._word_bytes))
 
-    def embedding_pages(self, view: KvView, channels: I32, head_dim: int) -> PagePlan:
+    def embedding_pages(self, view: KvView, channels: I32) -> PagePlan:
         """Pages behind channels (N, r), ascending: embedding pages, or K's own where there are none yet."""
-        slots, shape = (view.e_slots, view.k_slots), (view.m, view.T, view.n, head_dim)
+        slots, lay = (view.e_slots, view.k_slots), view.layout
+        shape = lay.m, lay.T, lay.n, FP16_BYTES * lay.head_dim, lay.run_bytes, lay.scale_bytes
         return self._plan(*plan_channels(*slots, channels, view.seq_lens, *shape, self._word_bytes))
 
-    def _plan(self, ppns: U32, useful: I64, words: I64) -> PagePlan:
-        return PagePlan(ppns, useful, words * (self._word_bytes or self.spec.geometry.page_bytes))
+    def _plan(self, ppns: U32, useful: I64, words: I64, ends: I64) -> PagePlan:
+        return PagePlan(ppns, useful, words * (self._word_bytes or self.spec.geometry.page_bytes), ends)
 
     def whole(self, ppns: U32) -> PagePlan:
         """A plan for everything in these pages."""
         nbytes = np.full(ppns.size, self.spec.geometry.page_bytes)
-        return PagePlan(ppns, nbytes, nbytes)
+        return PagePlan(ppns, nbytes, nbytes, np.array([ppns.size]))
 
     @property
     def _word_bytes(self) -> int:
@@ -369,10 +373,9 @@ class Ftl:
         view = self.view([handle], layer)
         length = int(seq.lengths[layer])
         tokens = np.broadcast_to(np.arange(length, dtype=np.int32), (seq.heads, length))
-        dim = seq.layout.head_dim
-        plans = [self.token_pages(view, slots, tokens, view.seq_lens, dim) for slots in (view.k_slots, view.v_slots)]
-        parts = zip(*((p.ppns, p.useful, p.nbytes) for p in plans), strict=True)
-        plan = PagePlan(*(np.concatenate(part) for part in parts))
+        plans = [self.token_pages(view, slots, tokens, view.seq_lens) for slots in (view.k_slots, view.v_slots)]
+        ppns, useful, nbytes = zip(*((p.ppns, p.useful, p.nbytes) for p in plans), strict=True)
+        plan = PagePlan(*map(np.concatenate, (ppns, useful, nbytes)), ends=plans[0].ends + plans[1].ends)
         k, v = (gather_rows(view.banks, slots, length, seq.layout) for slots in (view.k_slots, view.v_slots))
         return k, v, plan
 

@@ -18,19 +18,22 @@ U32 = NDArray[np.uint32]
 @dataclass(frozen=True, slots=True)
 class PagePlan:
     """Distinct flash pages behind a selection, how many bytes of it lie in each, and how many bytes of each have to
-    cross the channel: the codewords that hold them."""
+    cross the channel: the codewords that hold them. Pages come stream by stream."""
 
     ppns: U32  # (P,)
     useful: I64  # (P,)
     nbytes: I64  # (P,)
+    ends: I64  # (N,): pages up to the last of each stream
 
 
 @njit(inline="always")
-def _hit(slot, page, row, unit_bytes, useful_bytes, word_bytes, last, word, found, ppns, useful, words):  # type: ignore[no-untyped-def]
+def _hit(slot, page, row, form, last, word, found, ppns, useful, words):  # type: ignore[no-untyped-def]
     """Count one row of a page, of which useful_bytes are wanted: a page unless it was the last, and its codewords.
 
-    word_bytes = 0: whole pages cross the channel, one word each. Returns the pages found and the last codeword.
+    form: bytes before the first row, which every row needs; of a row; wanted of it; of a codeword, 0 where whole pages
+    cross the channel. Returns the pages found and the last codeword.
     """
+    head_bytes, row_bytes, useful_bytes, word_bytes = form
     new = page != last  # as a number: a branch here would be foreseen half the time
     found += new
     at = found - 1
@@ -39,17 +42,24 @@ def _hit(slot, page, row, unit_bytes, useful_bytes, word_bytes, last, word, foun
     if word_bytes == 0:
         words[at] = 1
         return found, 0
-    first, end = row * unit_bytes // word_bytes, ((row + 1) * unit_bytes - 1) // word_bytes
-    words[at] += end - max(first, (-1 if new else word) + 1) + 1
-    return found, end
+    if new:
+        word = -1
+        if head_bytes:
+            word = (head_bytes - 1) // word_bytes
+            words[at] += word + 1
+    first = head_bytes + row * row_bytes
+    end = (first + row_bytes - 1) // word_bytes
+    words[at] += max(0, end - max(first // word_bytes, word + 1) + 1)
+    return found, max(end, word)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # type: ignore[no-untyped-def]
     """Pages of each stream's ascending selected tokens that are in flash."""
+    form = 0, unit_bytes, unit_bytes, word_bytes
     ppns = np.empty(counts.sum(), np.uint32)
     useful, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
-    found = 0
+    ends, found = np.empty(slots.shape[0], np.int64), 0
     for stream in range(slots.shape[0]):
         last, word = -1, -1
         for i in range(counts[stream]):
@@ -57,24 +67,27 @@ def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # 
             slot = slots[stream, group]
             if slot >> BANK_SHIFT:
                 continue
-            found, word = _hit(
-                slot, group, row, unit_bytes, unit_bytes, word_bytes, last, word, found, ppns, useful, words
-            )
+            found, word = _hit(slot, group, row, form, last, word, found, ppns, useful, words)
             last = group
-    return ppns[:found], useful[:found], words[:found]
+        ends[stream] = found
+    return ppns[:found], useful[:found], words[:found], ends
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def plan_channels(e_slots, k_slots, channels, seq_lens, m, T, n, d, word_bytes):  # type: ignore[no-untyped-def]
+def plan_channels(  # type: ignore[no-untyped-def]
+    e_slots, k_slots, channels, seq_lens, m, T, n, row_bytes, run_bytes, scale_bytes, word_bytes
+):
     """Embedding pages of each stream's ascending selected channels that are in flash.
 
     A group without embedding pages is read from the token pages of K, as far as they are in flash.
     """
     streams, _, groups = e_slots.shape
-    r, run_bytes, row_bytes = channels.shape[1], FP16_BYTES * T, FP16_BYTES * d
+    r = channels.shape[1]
+    of_run = scale_bytes, run_bytes, run_bytes + scale_bytes // m, word_bytes
+    of_row = 0, row_bytes, FP16_BYTES * r, word_bytes
     ppns = np.empty(streams * (r * groups + k_slots.shape[1]), np.uint32)
     useful, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
-    found = 0
+    ends, found = np.empty(streams, np.int64), 0
     for stream in range(streams):
         length = seq_lens[stream]
         for group in range((length + T - 1) // T):
@@ -84,10 +97,8 @@ def plan_channels(e_slots, k_slots, channels, seq_lens, m, T, n, d, word_bytes):
                     slot = k_slots[stream, token // n]
                     if slot >> BANK_SHIFT:
                         continue
-                    page, row, wanted = token // n, token % n, FP16_BYTES * r
-                    found, word = _hit(
-                        slot, page, row, row_bytes, wanted, word_bytes, last, word, found, ppns, useful, words
-                    )
+                    page, row = token // n, token % n
+                    found, word = _hit(slot, page, row, of_row, last, word, found, ppns, useful, words)
                     last = page
                 continue
             for channel in channels[stream]:
@@ -95,11 +106,10 @@ def plan_channels(e_slots, k_slots, channels, seq_lens, m, T, n, d, word_bytes):
                 if slot >> BANK_SHIFT:
                     continue
                 page, row = channel // m, channel % m
-                found, word = _hit(
-                    slot, page, row, run_bytes, run_bytes, word_bytes, last, word, found, ppns, useful, words
-                )
+                found, word = _hit(slot, page, row, of_run, last, word, found, ppns, useful, words)
                 last = page
-    return ppns[:found], useful[:found], words[:found]
+        ends[stream] = found
+    return ppns[:found], useful[:found], words[:found], ends
 
 
 def stack(tables: list[U32], groups: int) -> U32:

@@ -1,4 +1,4 @@
-"""Another m for a sequence: the embedding-indexed copy of K, written anew."""
+"""Another form for a sequence: the embedding-indexed copy of K, written anew."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from csd_spec import KvLayout
 from ftl.append import full_pages, keep
 from ftl.errors import OutOfSpace
-from ftl.groups import EmbeddingMap
+from ftl.groups import embedding_map
 
 if TYPE_CHECKING:
     from ftl.kv import Ftl
 
 
-def relayout(ftl: Ftl, handle: int, m: int, start_ns: int) -> int:
-    """Read K of a sequence and write its embedding-indexed copy with m channels a page; returns when that is done.
+def relayout(ftl: Ftl, handle: int, m: int, bits: int, start_ns: int) -> int:
+    """Read K of a sequence and write its embedding-indexed copy with m channels of `bits` bits a page.
 
-    Raises OutOfSpace before anything changes. Relatives keep the copy that they share.
+    Returns when that is done. Raises OutOfSpace before anything changes. Relatives keep the copy that they share.
     """
     seq = ftl.sequence(handle)
-    layout = KvLayout(page_bytes=seq.layout.page_bytes, head_dim=seq.layout.head_dim, m=m)
-    old, new = seq.embedding_k, EmbeddingMap(layout, seq.layers, seq.heads)
+    layout = KvLayout(page_bytes=seq.layout.page_bytes, head_dim=seq.layout.head_dim, m=m, bits=bits)
+    old, new = seq.embedding_k, embedding_map(layout, seq.layers, seq.heads)
     used = [layer for layer in range(seq.layers) if seq.lengths[layer]]
     finish_ns, groups = start_ns, [np.arange(int(seq.lengths[layer]) // layout.T) for layer in used]
     for layer in used:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_spec import KvLayout
-from ftl.groups import EmbeddingMap, GroupMap, Kind, TokenMap
+from ftl.groups import GroupMap, Kind, TokenMap, embedding_map
 from ftl.placement import Writer
 
 I64 = NDArray[np.int64]
@@ -26,7 +26,7 @@ class Sequence:
         self.lengths: I64 = np.zeros(layers, np.int64)
         self.k = TokenMap(Kind.K, layout, layers, heads)
         self.v = TokenMap(Kind.V, layout, layers, heads)
-        self.embedding_k = EmbeddingMap(layout, layers, heads)
+        self.embedding_k = embedding_map(layout, layers, heads)
         self.newest = owner
         self.owners: list[list[tuple[int, int]]] = [[(owner, -1)] for _ in range(layers)]
         self.writer = writer

@@ -1,27 +1,36 @@
 """Kernels over scattered pages against Algorithm 1 in float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_engine import add_rows, approximate, attend, oracle, top_channels, top_tokens
-from csd_spec import KvView
+from csd_spec import KvLayout, KvView
 from csd_spec.view import UNMAPPED
+from ftl.groups import embedding_map
 
 NAN = 0xFFFF
 
 
-def view_of(K, V, n, m, T, generator, unfinished=False):
+def layout_of(d, n, m, bits=16):
+    """Pages of n tokens."""
+    return KvLayout(page_bytes=2 * d * n, head_dim=d, m=m, bits=bits)
+
+
+def view_of(K, V, n, m, generator, unfinished=False):
     """K and V of N streams in shuffled pages of two banks; whatever holds no data is NaN.
 
     unfinished: the last embedding group is not mapped.
     """
     streams, S, d = K.shape
-    groups, spans, parts = -(-S // n), -(-S // T), -(-d // m)
-    size = max(n * d, m * T)
+    layout = layout_of(d, n, m)
+    T, parts = layout.T, layout.embedding_pages
+    groups, spans = -(-S // n), -(-S // T)
     total = streams * (2 * groups + spans * parts)
-    banks = tuple(np.full((total, size), NAN, np.uint16) for _ in range(2))
+    banks = tuple(np.full((total, n * d), NAN, np.uint16) for _ in range(2))
     order = iter(generator.permutation(total))
 
     def place(values):
@@ -45,7 +54,7 @@ def view_of(K, V, n, m, T, generator, unfinished=False):
     k_slots, v_slots, e_slots = slots
     if unfinished:
         e_slots[:, :, -1] = UNMAPPED
-    return KvView(n, m, T, banks, np.full(streams, S), k_slots, v_slots, e_slots)
+    return KvView(layout, banks, np.full(streams, S), k_slots, v_slots, e_slots)
 
 
 def run_sparf(view, q, K, V, r, k, l, threads=1):  # noqa: E741
@@ -77,16 +86,16 @@ def relative_error(out, expected):
     G=st.sampled_from([1, 2, 4]),
     d=st.sampled_from([8, 20, 64, 80]),
     S=st.integers(1, 150),
-    layout=st.sampled_from([(16, 4, 32), (7, 3, 16), (1, 1, 1), (64, 8, 64)]),
+    shape=st.sampled_from([(16, 4), (7, 2), (2, 2), (64, 8)]),
     data=st.data(),
 )
-def test_sparf_equals_the_oracle(seed, G, d, S, layout, data):
+def test_sparf_equals_the_oracle(seed, G, d, S, shape, data):
     r, k = data.draw(st.integers(1, d)), data.draw(st.integers(1, S))
     l = data.draw(st.integers(0, k))  # noqa: E741
     generator = np.random.default_rng(seed)
     q, K, V = make(generator, 2, G, S, d)
-    n, m, T = layout
-    out, channels, tokens = run_sparf(view_of(K, V, n, m, T, generator), q, K, V, r, k, l)
+    n, m = shape
+    out, channels, tokens = run_sparf(view_of(K, V, n, m, generator), q, K, V, r, k, l)
     for stream in range(2):
         args = [x[stream].astype(np.float64) for x in (q, K, V)]
         expected, i, j = oracle.sparf(*args, r, k, l)
@@ -99,7 +108,7 @@ def test_sparf_equals_the_oracle(seed, G, d, S, layout, data):
 def test_everything_selected_is_dense(scale):
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 3, 2, 200, 64, scale)
-    out, _, _ = run_sparf(view_of(K, V, 32, 4, 64, generator), q, K, V, 64, 200, 50)
+    out, _, _ = run_sparf(view_of(K, V, 32, 4, generator), q, K, V, 64, 200, 50)
     for stream in range(3):
         expected = oracle.dense(*(x[stream].astype(np.float64) for x in (q, K, V)))
         assert relative_error(out[stream], expected) < 1e-4
@@ -128,7 +137,7 @@ def test_hard_inputs(change, S):
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 2, 2, S, 64)
     change(generator, q, K)
-    view = view_of(K, V, 32, 4, 512, generator)
+    view = view_of(K, V, 32, 4, generator)
     for r, k in ((8, S // 8), (64, S)):
         out, _, tokens = run_sparf(view, q, K, V, r, k, k // 4)
         for stream in range(2):
@@ -142,20 +151,16 @@ def test_hard_inputs(change, S):
 def test_threads_change_no_bit(threads):
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 7, 2, 400, 64)
-    view = view_of(K, V, 32, 4, 512, generator)
+    view = view_of(K, V, 32, 4, generator)
     one, several = (run_sparf(view, q, K, V, 8, 50, 12, each) for each in (1, threads))
     for a, b in zip(one, several, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_page_size_changes_no_bit():
-    """SparQ is SparF with pages of one channel and one token."""
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 2, 4, 300, 64)
-    outs = [
-        run_sparf(view_of(K, V, n, m, T, generator), q, K, V, 8, 40, 10)[0]
-        for n, m, T in ((32, 4, 512), (1, 1, 300), (7, 8, 64))
-    ]
+    outs = [run_sparf(view_of(K, V, n, m, generator), q, K, V, 8, 40, 10)[0] for n, m in ((32, 4), (1, 2), (7, 8))]
     np.testing.assert_array_equal(outs[0], outs[1])
     np.testing.assert_array_equal(outs[0], outs[2])
 
@@ -164,13 +169,13 @@ def test_what_was_not_selected_never_counts():
     """Everything but the selected channels and tokens is poisoned after the selection is known."""
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 1, 2, 120, 32)
-    clean, channels, tokens = run_sparf(view_of(K, V, 16, 4, 32, generator), q, K, V, 8, 30, 7)
+    clean, channels, tokens = run_sparf(view_of(K, V, 16, 4, generator), q, K, V, 8, 30, 7)
     K_tokens, V_tokens, K_channels = K.copy(), V.copy(), K.copy()
     other = np.setdiff1d(np.arange(120), tokens[0])
     K_tokens[:, other] = V_tokens[:, other] = np.nan
     K_channels[:, :, np.setdiff1d(np.arange(32), channels[0])] = np.nan
-    by_token = view_of(K_tokens, V_tokens, 16, 4, 32, generator)
-    by_channel = view_of(K_channels, V, 16, 4, 32, generator)
+    by_token = view_of(K_tokens, V_tokens, 16, 4, generator)
+    by_channel = view_of(K_channels, V, 16, 4, generator)
     one = np.array([1])
     logits = approximate(by_channel, q, channels)
     again, alpha = top_tokens(logits, one * 120, one * 30, one * 7)
@@ -182,8 +187,32 @@ def test_what_was_not_selected_never_counts():
 def test_a_group_without_embedding_pages_is_scored_from_token_pages():
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 2, 4, 300, 64)
-    outs = [run_sparf(view_of(K, V, 7, 4, 64, generator, each), q, K, V, 8, 40, 10)[0] for each in (False, True)]
+    outs = [run_sparf(view_of(K, V, 7, 4, generator, each), q, K, V, 8, 40, 10)[0] for each in (False, True)]
     np.testing.assert_array_equal(outs[0], outs[1])
+
+
+@pytest.mark.parametrize(("bits", "m"), [(8, 8), (4, 8), (8, 40), (4, 40)])
+def test_codes_of_few_bits_score_as_what_they_stand_for(bits, m):
+    generator = np.random.default_rng(0)
+    q, K, V = make(generator, 2, 4, 700, 40)
+    K[:, 7] *= 100
+    K[:, :, 9] = 3
+    layout = layout_of(40, 16, m, bits)
+    full = 700 // layout.T * layout.T
+    mapped = embedding_map(layout, 1, 2)
+    packed = mapped.pack(np.ascontiguousarray(K[:, :full].transpose(1, 0, 2)).view(np.uint16))
+    flash = np.full((packed.shape[0] * packed.shape[1], 16 * 40), NAN, np.uint16)
+    flash[:, : packed.shape[2]] = packed.reshape(flash.shape[0], -1)
+    exact = view_of(K, V, 16, 4, generator)
+    e_slots = np.arange(flash.shape[0], dtype=np.uint32).reshape(2, layout.embedding_pages, -1)
+    view = KvView(layout, (flash, exact.banks[1]), exact.seq_lens, exact.k_slots, exact.v_slots, e_slots)
+    channels = np.array([[0, 1, 7, 8, 9, 30, 39], [2, 3, 4, 7, 9, 19, 38]], np.int32)
+    whole = replace(exact, seq_lens=np.full(2, full))
+    expected, out = approximate(whole, q, channels), approximate(replace(view, seq_lens=whole.seq_lens), q, channels)
+    step = np.ptp(K[:, :full].astype(np.float64), axis=1)[:, None].max(-1) / (2**bits - 1)
+    worst = np.take_along_axis(np.abs(q), np.broadcast_to(channels[:, None], (2, 4, 7)), 2).sum(-1) * step / 2
+    assert (np.abs(out - expected).max(-1) < worst).all()
+    assert np.abs(out - expected).max() > 0
 
 
 def test_moving_tokens_between_pages_does_not_change_the_output():
@@ -191,7 +220,7 @@ def test_moving_tokens_between_pages_does_not_change_the_output():
     q, K, V = make(generator, 1, 1, 100, 32)
     order = np.concatenate([generator.permutation(92), np.arange(92, 100)])
     outs = [
-        run_sparf(view_of(k, v, 16, 4, 32, generator), q, k, v, 8, 32, 8)[0]
+        run_sparf(view_of(k, v, 16, 4, generator), q, k, v, 8, 32, 8)[0]
         for k, v in ((K, V), (np.ascontiguousarray(K[:, order]), np.ascontiguousarray(V[:, order])))
     ]
     np.testing.assert_allclose(outs[0], outs[1], rtol=1e-4, atol=1e-5)
@@ -200,7 +229,7 @@ def test_moving_tokens_between_pages_does_not_change_the_output():
 def test_a_query_of_zeros_gives_the_mean():
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 1, 1, 64, 16)
-    out, _, _ = run_sparf(view_of(K, V, 8, 4, 16, generator), 0 * q, K, V, 4, 64, 16)
+    out, _, _ = run_sparf(view_of(K, V, 8, 4, generator), 0 * q, K, V, 4, 64, 16)
     assert relative_error(out[0], V.astype(np.float64).mean(axis=1)) < 1e-4
 
 

@@ -11,13 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from csd_spec import DriveSpec, KvLayout
 from eval.bench_crash import embedding_rows
 from ftl import FaultPlan, Ftl, Nand, OutOfSpace, ReadOnly, UnknownSequence
-from ftl.groups import DRAM_BANK, MAX_GROUPS, Kind
+from ftl.groups import DRAM_BANK, KIND_SHIFT, MAX_GROUPS, Kind
 
 HEADS, LAYERS, DIM = 2, 2, 8
 
 
-def make(drive: DriveSpec, m: int = 4) -> tuple[Ftl, KvLayout]:
-    return Ftl(drive), KvLayout(page_bytes=drive.geometry.page_bytes, head_dim=DIM, m=m)
+def make(drive: DriveSpec, m: int = 4, bits: int = 16) -> tuple[Ftl, KvLayout]:
+    return Ftl(drive), KvLayout(page_bytes=drive.geometry.page_bytes, head_dim=DIM, m=m, bits=bits)
 
 
 def rows(generator, tokens, dim=DIM):
@@ -28,10 +28,10 @@ def append(ftl, handle, layer, k, v):
     return ftl.append([handle], layer, np.array([len(k)]), k, v, 0)
 
 
-@pytest.mark.parametrize("m", [2, 4, 8])
-@pytest.mark.parametrize("pieces", [[1] * 70, [70], [31, 1, 33, 200], [64, 64]])
-def test_what_was_appended_is_there_in_both_mappings(small_drive, m, pieces):
-    ftl, layout = make(small_drive, m)
+@pytest.mark.parametrize(("m", "bits"), [(2, 16), (4, 16), (8, 16), (2, 8), (8, 4)])
+@pytest.mark.parametrize("pieces", [[1] * 130, [70], [31, 1, 33, 200], [64, 64]])
+def test_what_was_appended_is_there_in_both_mappings(small_drive, m, bits, pieces):
+    ftl, layout = make(small_drive, m, bits)
     (handle,) = ftl.create(1, LAYERS, HEADS, layout)
     generator = np.random.default_rng(0)
     k, v = rows(generator, sum(pieces)), rows(generator, sum(pieces))
@@ -75,7 +75,7 @@ def test_tags_name_the_group(small_drive):
     append(ftl, handle, 1, k, k)
     v_map = ftl.sequence(handle).v
     tag = int(ftl.nand.tags[v_map.slots[1, 1, 2]])
-    fields = tag >> 61, tag >> 42 & 0x7FFFF, tag >> 34 & 0xFF, tag >> 20 & 0x3FFF, tag & 0xFFFFF
+    fields = tag >> KIND_SHIFT, tag >> 42 & 0x1FFFF, tag >> 34 & 0xFF, tag >> 20 & 0x3FFF, tag & 0xFFFFF
     assert fields == (Kind.V, ftl.sequence(handle).newest, 1, 1, 2)
 
 
@@ -143,7 +143,7 @@ def test_embedding_groups_beyond_drive_dram_are_built_from_k(small_drive):
     with pytest.raises(OutOfSpace, match="DRAM"):
         ftl.fork(second)
     for layer in range(LAYERS):
-        pages = ftl.embedding_pages(ftl.view([first], layer), np.zeros((HEADS, 1), np.int32), DIM)
+        pages = ftl.embedding_pages(ftl.view([first], layer), np.zeros((HEADS, 1), np.int32))
         unfinished = (200 % layout.T) // layout.n
         assert pages.ppns.size == HEADS * (200 // layout.T + unfinished)
         assert (pages.useful[-unfinished:] == 2 * layout.n).all()  # one channel of each token
@@ -171,9 +171,9 @@ class FtlMachine(RuleBasedStateMachine):
 
     drive: DriveSpec
 
-    @initialize(m=st.sampled_from([2, 4, 8]), seed=st.integers(0, 2**32 - 1))
-    def start(self, m, seed):
-        self.ftl, self.layout = make(self.drive, m)
+    @initialize(m=st.sampled_from([2, 4, 8]), bits=st.sampled_from([16, 16, 8, 4]), seed=st.integers(0, 2**32 - 1))
+    def start(self, m, bits, seed):
+        self.ftl, self.layout = make(self.drive, m, bits)
         self.generator = np.random.default_rng(seed)
         self.model, self.recorded = {}, {}
         self.watch()
@@ -244,11 +244,11 @@ class FtlMachine(RuleBasedStateMachine):
         self.model[child] = [list(parts) for parts in self.model[handle]]
 
     @precondition(lambda self: self.model)
-    @rule(data=st.data(), m=st.sampled_from([2, 4, 8]))
-    def relayout(self, data, m):
+    @rule(data=st.data(), m=st.sampled_from([2, 4, 8]), bits=st.sampled_from([16, 8, 4]))
+    def relayout(self, data, m, bits):
         handle = data.draw(st.sampled_from(sorted(self.model)))
         try:
-            self.ftl.relayout(handle, m, 0)
+            self.ftl.relayout(handle, m, 0, bits)
         except OutOfSpace:
             return
 
@@ -326,7 +326,7 @@ def test_programs_that_fail_on_a_full_drive_leave_nothing_behind(small_drive, se
     np.testing.assert_array_equal(ftl.placement.valid, counts)
     by_tag: dict[int, bytes] = {}
     for ppn in nand.programmed().tolist():
-        if int(nand.tags[ppn]) >> 61 != Kind.JOURNAL:  # a tag is written once, by whatever was refused too
+        if int(nand.tags[ppn]) >> KIND_SHIFT != Kind.JOURNAL:  # a tag is written once, by whatever was refused too
             assert by_tag.setdefault(int(nand.tags[ppn]), nand.content[ppn].tobytes()) == nand.content[ppn].tobytes()
 
 
