@@ -1,10 +1,28 @@
-"""Attention beside the flash: selection, kernels over pages where they lie, and the engine's clock.
+"""Attention beside the flash: methods, the kernels they are made of, and the engine's clock.
 
 Kernels see banks of pages and opaque slot numbers; what a slot number means is not known here.
 """
 
 from attention_engine.clock import EngineClock
-from attention_engine.kernels import add_rows, approximate, attend
-from attention_engine.select import GroupScore, top_channels, top_tokens
+from attention_engine.kernels import add_rows, approximate, attend, exact
+from attention_engine.methods import METHODS
+from attention_engine.select import GroupScore, top_channels, top_pages, top_tokens
+from attention_engine.step import Compute, Memory, Method, Read, Step
 
-__all__ = ["EngineClock", "GroupScore", "add_rows", "approximate", "attend", "top_channels", "top_tokens"]
+__all__ = [
+    "METHODS",
+    "Compute",
+    "EngineClock",
+    "GroupScore",
+    "Memory",
+    "Method",
+    "Read",
+    "Step",
+    "add_rows",
+    "approximate",
+    "attend",
+    "exact",
+    "top_channels",
+    "top_pages",
+    "top_tokens",
+]

@@ -8,21 +8,34 @@ _TOPK_PASSES = 3  # histogram, threshold, collect
 
 
 class EngineClock:
-    """Modelled time of attention arithmetic, in nanoseconds.
+    """Modelled time of one unit at work, in nanoseconds. All figures in cycles are rounded up.
 
-    Softmax runs in the shadow of the products that feed it and is part of macs_per_cycle.
+    | unit | cycles |
+    |---|---|
+    | kernel | lines x ceil(length / lanes) x queries / kernel_efficiency |
+    | softmax, behind a kernel | scores x queries / softmax_ways |
+    | argtopk | 3 x values / topk_ways |
+    | NFC filter, one for each channel | bytes / nfc_bytes_per_cycle |
     """
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
 
-    def topk_ns(self, scores: int) -> int:
-        """argtopk over `scores` values in all."""
-        return self._ns(-(-_TOPK_PASSES * scores // self.spec.topk_ways))
+    def kernel_ns(self, beats: int) -> int:
+        """One kernel for that many beats: lines x ceil(length / lanes) x queries."""
+        return self._ns(-int(-beats // self.spec.kernel_efficiency))
 
-    def macs_ns(self, macs: int) -> int:
-        """`macs` multiply-accumulates by all kernels together."""
-        return self._ns(-(-macs // self.spec.macs_per_cycle))
+    def softmax_ns(self, scores: int) -> int:
+        """One kernel's softmax."""
+        return self._ns(-(-scores // self.spec.softmax_ways))
+
+    def topk_ns(self, values: int) -> int:
+        """argtopk over `values` values."""
+        return self._ns(-(-_TOPK_PASSES * values // self.spec.topk_ways))
+
+    def filter_ns(self, nbytes: int) -> int:
+        """One channel's NFC filter."""
+        return self._ns(-(-nbytes // self.spec.nfc_bytes_per_cycle))
 
     def _ns(self, cycles: int) -> int:
         return -(-cycles * 1_000_000_000 // self.spec.clock_hz)

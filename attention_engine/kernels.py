@@ -209,6 +209,20 @@ def _approximate(begin, end, place, e_slots, k_slots, seq_lens, form, q, channel
                     _score_runs(place, e_slots, stream, group, m, run_bytes, channels, weights, sums, count)
 
 
+@njit(cache=True, nogil=True, error_model="numpy")
+def _exact(begin, end, place, k_slots, n, q, tokens, counts, out):  # type: ignore[no-untyped-def]
+    _, queries, d = q.shape
+    scale, q_at = np.float32(1 / math.sqrt(d)), q.ctypes.data
+    for stream in range(begin, end):
+        out[stream] = -np.inf
+        for i in range(counts[stream]):
+            token = tokens[stream, i]
+            row = _page(place, k_slots[stream, token // n]) + np.uint64(token % n * d * 2)
+            for query in range(queries):
+                q_row = np.uint64(q_at + (stream * queries + query) * 4 * d)
+                out[stream, query, i] = scale * dots(q_row, (row,), (), d)[0]
+
+
 @njit(cache=True, nogil=True)
 def _add_rows(sums, rows):  # type: ignore[no-untyped-def]
     for t in range(rows.shape[0]):
@@ -237,6 +251,17 @@ def approximate(view: KvView, q: F32, channels: I32, threads: int = 1) -> F32:
     form = lay.m, lay.T, lay.n, lay.bits, lay.scale_bytes, lay.run_bytes
     arguments = _place(view), view.e_slots, view.k_slots, view.seq_lens, form, np.ascontiguousarray(q), channels, out
     over_streams(_approximate, threads, q.shape[0], arguments)
+    return out
+
+
+def exact(view: KvView, q: F32, tokens: I32, counts: I64, threads: int = 1) -> F32:
+    """Logits of tokens (N, k), of which counts (N,) are used, from their whole rows of K; -inf behind them.
+
+    q: (N, G, d) float32. Returns (N, G, k) float32.
+    """
+    out: F32 = np.empty((*q.shape[:2], tokens.shape[1]), np.float32)
+    arguments = _place(view), view.k_slots, view.layout.n, np.ascontiguousarray(q), tokens, counts, out
+    over_streams(_exact, threads, q.shape[0], arguments)
     return out
 
 

@@ -107,14 +107,13 @@ def _softmax(row, size, below):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _top_tokens(begin, end, weights, seq_lens, k, recent, by_logits, out, alpha):  # type: ignore[no-untyped-def]
-    """`weights` holds logits on entry and softmax weights on exit."""
-    queries, longest = weights.shape[1:]
-    score, below = np.empty(longest, np.float32), np.empty(longest, np.float32)
-    keys, counts = np.empty(longest, np.uint32), np.empty(BINS, np.int64)
+def _weigh(begin, end, weights, seq_lens, by_logits, scores):  # type: ignore[no-untyped-def]
+    queries = weights.shape[1]
+    below = np.empty(weights.shape[2], np.float32)
     for stream in range(begin, end):
-        length = seq_lens[stream]
-        score[:length], below[:length] = 0, -np.inf
+        length, score = seq_lens[stream], scores[stream]
+        score[:], below[:length] = -np.inf, -np.inf
+        score[:length] = 0
         for query in range(queries):
             row = weights[stream, query]
             if by_logits:
@@ -127,16 +126,96 @@ def _top_tokens(begin, end, weights, seq_lens, k, recent, by_logits, out, alpha)
         if not by_logits:
             for t in range(length):  # weights too small for FP32 still have an order, behind all others
                 score[t] = score[t] if score[t] > 0 else below[t]
-        old = length - recent[stream]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _top_tokens(begin, end, scores, seq_lens, k, recent, out):  # type: ignore[no-untyped-def]
+    keys, counts = np.empty(scores.shape[1], np.uint32), np.empty(BINS, np.int64)
+    for stream in range(begin, end):
+        old = seq_lens[stream] - recent[stream]
         chosen = k[stream] - recent[stream]
-        _top(score, old, chosen, out[stream], keys, counts)
+        _top(scores[stream], old, chosen, out[stream], keys, counts)
         for i in range(recent[stream]):
             out[stream, chosen + i] = old + i
-        for query in range(queries):
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _top_pages(begin, end, scores, seq_lens, n, pages, recent, p, out, counts):  # type: ignore[no-untyped-def]
+    groups = (scores.shape[1] + n - 1) // n
+    value, keys, bins = np.empty(groups, np.float32), np.empty(groups, np.uint32), np.empty(BINS, np.int64)
+    best = np.empty(groups, np.int32)
+    for stream in range(begin, end):
+        length = seq_lens[stream]
+        whole = length // n  # the rest waits in drive DRAM and costs no page
+        first = min(whole, (length - recent[stream]) // n)
+        wanted = max(0, min(pages[stream] - (whole - first), first))
+        for page in range(first):
+            value[page] = 0
+            for t in range(page * n, (page + 1) * n):
+                value[page] += max(scores[stream, t], np.float32(0))
+        _top(value, first, wanted, best, keys, bins)
+        if p < 1:
+            mass = np.float32(0)
+            for t in range(length):
+                mass += max(scores[stream, t], np.float32(0))
+            mass *= p
+            for t in range(first * n, length):
+                mass -= max(scores[stream, t], np.float32(0))
+            order = np.argsort(-value[best[:wanted]], kind="mergesort")  # stable: the lowest index first among equals
+            needed = 0
+            while needed < wanted and mass > 0:
+                mass -= value[best[order[needed]]]
+                needed += 1
+            best[:needed] = np.sort(best[order[:needed]])
+            wanted = needed
+        found = 0
+        for i in range(wanted):
+            for t in range(best[i] * n, (best[i] + 1) * n):
+                out[stream, found] = t
+                found += 1
+        for t in range(first * n, length):
+            out[stream, found] = t
+            found += 1
+        counts[stream] = found
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _top_mass(begin, end, scores, tokens, counts, p, recent, seq_lens, out, kept):  # type: ignore[no-untyped-def]
+    for stream in range(begin, end):
+        count, old = counts[stream], seq_lens[stream] - recent[stream]
+        value = np.empty(count, np.float32)
+        whole = np.float32(0)
+        for i in range(count):
+            value[i] = max(scores[stream, tokens[stream, i]], np.float32(0))
+            whole += value[i]
+        order = np.argsort(-value, kind="mergesort")  # stable: the lowest index first among equals
+        taken, mass = np.zeros(count, np.bool_), np.float32(0)
+        for i in range(count):
+            if tokens[stream, i] >= old:
+                taken[i] = True
+                mass += value[i]
+        for i in order:
+            if mass >= p * whole:
+                break
+            if not taken[i]:
+                taken[i] = True
+                mass += value[i]
+        found = 0
+        for i in range(count):
+            if taken[i]:
+                out[stream, found] = tokens[stream, i]
+                found += 1
+        kept[stream] = found
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _cover(begin, end, weights, tokens, counts, out):  # type: ignore[no-untyped-def]
+    for stream in range(begin, end):
+        for query in range(weights.shape[1]):
             kept = np.float32(0)
-            for i in range(k[stream]):
-                kept += weights[stream, query, out[stream, i]]
-            alpha[stream, query] = min(kept, np.float32(1))
+            for i in range(counts[stream]):
+                kept += weights[stream, query, tokens[stream, i]]
+            out[stream, query] = min(kept, np.float32(1))
 
 
 def top_channels(q: F32, r: int, threads: int = 1) -> I32:
@@ -149,6 +228,58 @@ def top_channels(q: F32, r: int, threads: int = 1) -> I32:
     return out
 
 
+def weigh(logits: F32, seq_lens: I64, group_score: GroupScore = GroupScore.SOFTMAX, threads: int = 1) -> F32:
+    """Scores of tokens, (N, S) float32, summed over the query group (steps 4 and 6).
+
+    logits: (N, G, S) float32, overwritten by their softmax. Weights that vanish in FP32 score by how far their best
+    logit is from its query's top, below zero. Beyond a stream's length -inf.
+    """
+    scores: F32 = np.empty((logits.shape[0], logits.shape[2]), np.float32)
+    over_streams(_weigh, threads, logits.shape[0], (logits, seq_lens, group_score == GroupScore.LOGITS, scores))
+    return scores
+
+
+def best_tokens(scores: F32, seq_lens: I64, k: I64, recent: I64, threads: int = 1) -> I32:
+    """The `recent` last tokens and the best others, k in all, ascending (steps 5 and 6).
+
+    scores: (N, S) float32; seq_lens, k, recent: (N,), recent <= k <= seq_lens. Returns (N, max k) int32, of which k
+    are used.
+    """
+    tokens: I32 = np.zeros((scores.shape[0], int(k.max())), np.int32)
+    over_streams(_top_tokens, threads, scores.shape[0], (scores, seq_lens, k, recent, tokens))
+    return tokens
+
+
+def top_pages(
+    scores: F32, seq_lens: I64, n: int, pages: I64, recent: I64, p: float = 1.0, threads: int = 1
+) -> tuple[I32, I64]:
+    """All tokens of the `pages` token pages whose tokens' scores sum up highest, and of those not in flash yet.
+
+    Pages with the `recent` last tokens count among them. With p < 1 only the fewest of these pages that hold a share p
+    of all scores. Returns tokens (N, k) int32, ascending, and how many of
+    them are used, (N,).
+    """
+    longest = int(min(scores.shape[1], n * (pages.max() + 2) + recent.max()))
+    tokens, counts = np.zeros((scores.shape[0], longest), np.int32), np.empty(scores.shape[0], np.int64)
+    over_streams(
+        _top_pages, threads, scores.shape[0], (scores, seq_lens, n, pages, recent, np.float32(p), tokens, counts)
+    )
+    return tokens, counts
+
+
+def top_mass(
+    scores: F32, tokens: I32, counts: I64, p: float, seq_lens: I64, recent: I64, threads: int = 1
+) -> tuple[I32, I64]:
+    """Of tokens (N, k) the fewest that hold a share p of their scores, the `recent` last of all among them.
+
+    Returns tokens (N, k), ascending, and how many of them are used, (N,).
+    """
+    out, kept = np.zeros_like(tokens), np.empty_like(counts)
+    arguments = scores, tokens, counts, np.float32(p), recent, seq_lens, out, kept
+    over_streams(_top_mass, threads, scores.shape[0], arguments)
+    return out, kept
+
+
 def top_tokens(
     logits: F32,
     seq_lens: I64,
@@ -157,13 +288,14 @@ def top_tokens(
     group_score: GroupScore = GroupScore.SOFTMAX,
     threads: int = 1,
 ) -> tuple[I32, F32]:
-    """The `recent` last tokens and the best others, k in all, ascending, and their weight (steps 4 to 7).
+    """Steps 4 to 7 in one: `weigh`, `best_tokens`, `cover`. Returns tokens (N, max k) and alpha (N, G)."""
+    scores = weigh(logits, seq_lens, group_score, threads)
+    tokens = best_tokens(scores, seq_lens, k, recent, threads)
+    return tokens, cover(logits, tokens, k, threads)
 
-    logits: (N, G, S) float32, overwritten by their softmax; seq_lens, k, recent: (N,), recent <= k <= seq_lens.
-    Returns tokens (N, max k) int32, of which k are used, and alpha (N, G) float32.
-    """
-    tokens: I32 = np.zeros((logits.shape[0], int(k.max())), np.int32)
-    alpha: F32 = np.empty(logits.shape[:2], np.float32)
-    arguments = logits, seq_lens, k, recent, group_score == GroupScore.LOGITS, tokens, alpha
-    over_streams(_top_tokens, threads, logits.shape[0], arguments)
-    return tokens, alpha
+
+def cover(weights: F32, tokens: I32, counts: I64, threads: int = 1) -> F32:
+    """Weight of selected tokens, alpha (N, G) (step 7): weights (N, G, S), tokens (N, k), of which counts (N,)."""
+    out: F32 = np.empty(weights.shape[:2], np.float32)
+    over_streams(_cover, threads, weights.shape[0], (weights, tokens, counts, out))
+    return out

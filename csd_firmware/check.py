@@ -7,7 +7,8 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_spec import Attend, Command, DriveSpec, Flush, KvAppend, KvCrop, KvFree, KvLayout, KvRead, Method, SeqCreate
+from attention_engine import METHODS
+from csd_spec import Attend, Command, DriveSpec, Flush, KvAppend, KvCrop, KvFree, KvLayout, KvRead, SeqCreate
 from ftl import Ftl, UnknownSequence
 from ftl.groups import MAX_LAYERS, MAX_STREAMS
 from ftl.sequence import Sequence
@@ -118,9 +119,7 @@ def _check_attend(command: Attend, seqs: list[Sequence]) -> None:
     ):
         _array(name, array, np.float16, shape)
         _finite(name, array)
-    _require(command.method in tuple(Method), f"method = {command.method}: unknown")
-    if command.method is Method.DENSE:
-        return
+    _require(command.method in METHODS, f"method = {command.method!r}: must be one of {', '.join(METHODS)}")
     _require(1 <= command.r <= d, f"r = {command.r}: must lie between 1 and the {d} channels of a head")
     _array("top_k", command.top_k, np.int64, (B,))
     _array("recent", command.recent, np.int64, (B,))

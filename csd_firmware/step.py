@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_engine import EngineClock, add_rows, approximate, attend, top_channels, top_tokens
+from attention_engine import METHODS, EngineClock, Memory, Read, Step, add_rows
 from csd_firmware.check import Refused, check, layout_of
+from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import (
     Attend,
@@ -22,7 +23,6 @@ from csd_spec import (
     KvFree,
     KvRead,
     KvView,
-    Method,
     SeqCreate,
     Status,
 )
@@ -52,6 +52,7 @@ class Firmware:
         self.engine = EngineClock(spec.engine)
         self.free_ns = 0  # modelled time from which the engine can take the next command
         self._v_sums: dict[int, F32] = {}  # (layers, H, d) of each sequence
+        self._memory: dict[tuple[int, int], Memory] = {}  # of a sequence's layer, what methods keep between steps
         for handle, seq in self.ftl.sequences.items():  # what a Nand that was used before holds
             self._v_sums[handle] = np.zeros((seq.layers, seq.heads, seq.layout.head_dim), np.float32)
             for layer in np.flatnonzero(seq.lengths if not seq.failed else []).tolist():
@@ -104,56 +105,30 @@ class Firmware:
             case KvFree():
                 self.ftl.free(command.seqs, watch.now_ns)
                 for handle in command.seqs:
-                    del self._v_sums[handle]
+                    for layer in range(self._v_sums.pop(handle).shape[0]):
+                        self._memory.pop((handle, layer), None)
             case Flush():
                 return Completion(status=Status.SUCCESS, finish_ns=self.ftl.flush(watch.now_ns))
         return Completion(status=Status.SUCCESS)
 
     def _attend(self, command: Attend, watch: Stopwatch) -> tuple[F32, FlashCounters]:
-        """One decode step: which channels, their pages, which tokens, their pages, attention."""
-        ftl, engine = self.ftl, self.engine
-        view = ftl.view(command.seqs, command.layer)
+        """One decode step: a method says what it needs and attends, a schedule says how long that takes."""
+        view = self.ftl.view(command.seqs, command.layer)
         B, H, G, d = command.q.shape
-        q = command.q.astype(np.float32).reshape(B * H, G, d)
-        exact = command.method is Method.SPARQ
-        flash = FlashCounters()
-
-        if command.method is Method.DENSE:
-            counts = view.seq_lens
-            tokens = np.broadcast_to(np.arange(counts.max(), dtype=np.int32), (B * H, int(counts.max())))
-            alpha, v_mean = np.ones((B * H, G), np.float32), np.zeros((B * H, d), np.float32)
-        else:
-            counts, recent = np.repeat(command.top_k, H), np.repeat(command.recent, H)
-            watch.spend("argtopk", engine.topk_ns(B * H * d))
-            channels = top_channels(q, command.r)
-            plan = ftl.embedding_pages(view, channels)
-            flash += self._fetch(plan, exact, "flash_embed", watch)
-            watch.spend("logit0", engine.macs_ns(int(view.seq_lens.sum()) * G * command.r))
-            logits = approximate(view, q, channels)
-            watch.spend("argtopk", engine.topk_ns(int(view.seq_lens.sum())))
-            tokens, alpha = top_tokens(logits, view.seq_lens, counts, recent)
-            v_mean = self._v_means(command, view)
-
-        macs = int(counts.sum()) * G * d
-        for unit, slots, arithmetic in (
-            ("flash_token", view.k_slots, "logit"),
-            ("flash_token", view.v_slots, "attend"),
-        ):
-            flash += self._fetch(ftl.token_pages(view, slots, tokens, counts), exact, unit, watch)
-            watch.spend(arithmetic, engine.macs_ns(macs))
-        out = attend(view, q, tokens, counts, alpha, v_mean)
-        return out.reshape(B, H, G, d), flash
-
-    def _fetch(self, plan: PagePlan, exact: bool, unit: str, watch: Stopwatch) -> FlashCounters:
-        """Read a plan's pages; with `exact`, as from byte-addressable storage, only what was selected moves."""
-        nbytes = plan.useful if exact else plan.nbytes
-        watch.until(unit, self.ftl.read(plan, watch.now_ns, nbytes))
-        pages = plan.ppns.size
-        return FlashCounters(
-            pages_read=pages,
-            useful_bytes=int(plan.useful.sum()),
-            fetched_bytes=int(nbytes.sum()),
+        step = Step(
+            view,
+            self.ftl,
+            command.q.astype(np.float32).reshape(B * H, G, d),
+            command.r,
+            np.repeat(command.top_k, H),
+            np.repeat(command.recent, H),
+            self._v_means(command, view),
+            [self._memory.setdefault((handle, command.layer), {}) for handle in command.seqs],
         )
+        output = METHODS[command.method](step)
+        SCHEDULES[self.spec.engine.schedule](step.work, Units(self.ftl, self.engine), watch)
+        fetched = [_flash_read(item.plan) for item in step.work if isinstance(item, Read)]
+        return output.reshape(B, H, G, d), sum(fetched, FlashCounters())
 
     def _v_means(self, command: Attend, view: KvView) -> F32:
         sums = np.concatenate([self._v_sums[handle][command.layer] for handle in command.seqs])
@@ -178,7 +153,8 @@ class Firmware:
         rows, flash = [], FlashCounters()
         for handle in command.seqs:
             k, v, plan = self.ftl.read_back(handle, command.layer)
-            flash += self._fetch(plan, False, "flash_token", watch)
+            watch.until("flash_token", self.ftl.read(plan, watch.now_ns))
+            flash += _flash_read(plan)
             rows.append((k, v))
         data = tuple(np.concatenate(parts) for parts in zip(*rows, strict=True))
         return Completion(status=Status.SUCCESS, data=data, flash=flash)
@@ -189,10 +165,18 @@ class Firmware:
         for handle, length in zip(command.seqs, command.lengths, strict=True):
             watch.until("flash_token", self.ftl.crop(handle, command.layer, int(length), watch.now_ns))
             _, v, plan = self.ftl.read_back(handle, command.layer)
-            flash += self._fetch(plan, False, "flash_token", watch)
+            watch.until("flash_token", self.ftl.read(plan, watch.now_ns))
+            flash += _flash_read(plan)
+            self._memory.pop((handle, command.layer), None)
             self._v_sums[handle][command.layer] = 0
             add_rows(self._v_sums[handle][command.layer], v.view(np.uint16))
         return Completion(status=Status.SUCCESS, flash=flash)
+
+
+def _flash_read(plan: PagePlan) -> FlashCounters:
+    return FlashCounters(
+        pages_read=plan.useful.size, useful_bytes=int(plan.useful.sum()), fetched_bytes=int(plan.nbytes.sum())
+    )
 
 
 def _nbytes_in(command: Command) -> int:

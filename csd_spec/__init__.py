@@ -13,7 +13,6 @@ from csd_spec.commands import (
     KvCrop,
     KvFree,
     KvRead,
-    Method,
     Opcode,
     SeqCreate,
 )
@@ -46,7 +45,6 @@ __all__ = [
     "KvRead",
     "KvView",
     "Link",
-    "Method",
     "ModelShape",
     "NandTiming",
     "Opcode",

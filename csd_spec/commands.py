@@ -37,14 +37,6 @@ class Opcode(IntEnum):
     KV_CROP = 0xCC
 
 
-class Method(IntEnum):
-    """How a drive attends."""
-
-    DENSE = 0
-    SPARF = 1
-    SPARQ = 2  # SparF's selection on byte-addressable storage: pages of one channel or token
-
-
 @dataclass(frozen=True, slots=True)
 class SeqCreate:
     """Open `count` sequences; the completion's data is their handles, (count,) uint64.
@@ -75,7 +67,8 @@ class KvAppend:
 class Attend:
     """One decode step of one layer: store k and v of the new token, then attend over everything stored.
 
-    r, and k and l per sequence, are ignored by DENSE. The completion's data is the output, (B, H, G, d) float16.
+    method: the name of one that the drive knows. r, top_k and recent are SparF's parameters; other methods take their
+    bytes as a budget, or ignore them. The completion's data is the output, (B, H, G, d) float16.
     """
 
     seqs: tuple[int, ...]
@@ -83,7 +76,7 @@ class Attend:
     q: F16  # (B, H, G, d)
     k: F16  # (B, H, d)
     v: F16  # (B, H, d)
-    method: Method
+    method: str
     r: int
     top_k: I64  # (B,)
     recent: I64  # (B,)

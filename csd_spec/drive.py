@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from csd_spec._check import at_least
 
@@ -84,18 +84,41 @@ class NandTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """The attention engine beside the flash.
+    """The attention engine beside the flash; `attention_engine.clock` has the formulas.
 
-    macs_per_cycle: sustained multiply-accumulates of all attention kernels together.
+    kernels: attention kernels; each takes either product of attention, by load.
+    lanes: multiply-accumulates that one kernel begins in a cycle.
+    kernel_efficiency: share of cycles in which it can, between 0 and 1.
+    softmax_ways: scores that each kernel's softmax takes in a cycle, behind the products that make them.
     topk_ways: scores that argtopk takes in a cycle; it passes over its input three times.
+    nfc_bytes_per_cycle: what the filter of one channel passes on.
+    schedule: `serial`, one phase of all heads after the other (the reading under which the paper's figures agree), or
+    `overlapped`, every head as soon as its pages are there.
     """
 
     clock_hz: int
-    macs_per_cycle: int
+    kernels: int
+    lanes: int
+    kernel_efficiency: float
+    softmax_ways: int
     topk_ways: int
+    nfc_bytes_per_cycle: int
+    schedule: Literal["serial", "overlapped"] = "serial"
 
     def __post_init__(self) -> None:
-        at_least(1, clock_hz=self.clock_hz, macs_per_cycle=self.macs_per_cycle, topk_ways=self.topk_ways)
+        at_least(
+            1,
+            clock_hz=self.clock_hz,
+            kernels=self.kernels,
+            lanes=self.lanes,
+            softmax_ways=self.softmax_ways,
+            topk_ways=self.topk_ways,
+            nfc_bytes_per_cycle=self.nfc_bytes_per_cycle,
+        )
+        if not 0 < self.kernel_efficiency <= 1:
+            raise ValueError(f"kernel_efficiency = {self.kernel_efficiency}: must lie above 0 and at most at 1")
+        if self.schedule not in ("serial", "overlapped"):
+            raise ValueError(f"schedule = {self.schedule!r}: must be serial or overlapped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,21 @@ PCIE3_X4_P2P = Link(bytes_per_s=3_938_000_000, command_ns=5_000)
 PCIE3_X4_STAGED = Link(bytes_per_s=3_938_000_000, command_ns=15_000, staging_bytes_per_s=12_000_000_000)
 """Data is copied through host memory on its way (assumed copy rate: one core's memcpy)."""
 
-ZYNQ7045 = EngineSpec(clock_hz=285_000_000, macs_per_cycle=116, topk_ways=32)
-"""InstInfer's engine. macs_per_cycle is *calibrated* to the KV-access shares of figure 13 (claim c8):
-0.137 of a dense step at batch 64 and S = 1536 is spent computing. topk_ways is assumed."""
+ZYNQ7045 = EngineSpec(
+    clock_hz=285_000_000,
+    kernels=2,
+    lanes=64,
+    kernel_efficiency=0.906,
+    softmax_ways=4,
+    topk_ways=32,
+    nfc_bytes_per_cycle=8,
+)
+"""InstInfer's engine: two kernels at 285 MHz (section V).
+
+lanes and kernel_efficiency, 116 multiply-accumulates a cycle in all, are *calibrated* to the KV-access shares of
+figure 14 (claim c8): 0.137 of a dense step at batch 64 and S = 1536 is spent computing. Plausible: 768 DSPs for 128
+FP16 lanes are 6 for each, and a tenth of the cycles goes to handing over heads. softmax_ways, topk_ways and
+nfc_bytes_per_cycle are assumed, each so wide that it does not limit the paper's dense step."""
 
 INSTCSD_ZYNQ7045_8CH = DriveSpec(
     name="instcsd-zynq7045-8ch",

@@ -28,3 +28,16 @@ class KvView:
     k_slots: NDArray[np.uint32]  # (N, token groups)
     v_slots: NDArray[np.uint32]  # (N, token groups)
     e_slots: NDArray[np.uint32]  # (N, embedding pages, embedding groups)
+
+
+def gather_rows(
+    banks: tuple[NDArray[np.uint16], NDArray[np.uint16]], slots: NDArray[np.uint32], length: int, layout: KvLayout
+) -> NDArray[np.float16]:
+    """Rows (length, H, d) behind token slots (H, groups)."""
+    values = layout.n * layout.head_dim
+    pages = np.empty((*slots.shape, values), np.uint16)
+    buffered = slots >> BANK_SHIFT != 0
+    pages[~buffered] = banks[0][slots[~buffered], :values]
+    pages[buffered] = banks[1][slots[buffered] - np.uint32(1 << BANK_SHIFT), :values]
+    rows = pages.reshape(slots.shape[0], -1, layout.head_dim)[:, :length]
+    return np.ascontiguousarray(rows.transpose(1, 0, 2)).view(np.float16)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_firmware import Firmware
-from csd_spec import Attend, BlockSsdSpec, Compression, KvAppend, Method, SeqCreate
+from csd_spec import Attend, BlockSsdSpec, Compression, KvAppend, SeqCreate
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench_ftl import latency_keys
 from ftl.conventional import READ, ConventionalSsd
@@ -51,7 +51,7 @@ def replay(requests: I64, spec: BlockSsdSpec) -> dict[str, Any]:
     return {"preset": spec.name, "requests": len(times), "reads": reads} | {key: keys[key] for key in keep}
 
 
-def record(path: Path, prompt: int, steps: int, method: Method, compression: float) -> dict[str, Any]:
+def record(path: Path, prompt: int, steps: int, method: str, compression: float) -> dict[str, Any]:
     """Write what a drive's flash is asked for while one sequence decodes: every page read and programmed, by address.
 
     The sequence is random data in the shipped model's shape (4 layers, 4 KV heads of 64, groups of 2 queries).

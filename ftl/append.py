@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from csd_spec.view import gather_rows
 from ftl.errors import OutOfSpace, Uncorrectable
-from ftl.groups import DRAM_BANK, MAX_GROUPS, GroupMap, gather_rows
+from ftl.groups import DRAM_BANK, MAX_GROUPS, GroupMap
 from ftl.nand import ERASED
 from ftl.sequence import Sequence
 

@@ -178,14 +178,3 @@ class CodedEmbeddingMap(EmbeddingMap):
 def embedding_map(layout: KvLayout, layers: int, heads: int) -> EmbeddingMap:
     """The map of a layout's embedding-indexed copy of K."""
     return (EmbeddingMap if layout.bits == 16 else CodedEmbeddingMap)(layout, layers, heads)
-
-
-def gather_rows(banks: tuple[U16, U16], slots: U32, length: int, layout: KvLayout) -> F16:
-    """Rows (length, H, d) behind token slots (H, groups)."""
-    values = layout.n * layout.head_dim
-    pages = np.empty((*slots.shape, values), np.uint16)
-    buffered = slots >= DRAM_BANK
-    pages[~buffered] = banks[0][slots[~buffered], :values]
-    pages[buffered] = banks[1][slots[buffered] - DRAM_BANK, :values]
-    rows = pages.reshape(slots.shape[0], -1, layout.head_dim)[:, :length]
-    return np.ascontiguousarray(rows.transpose(1, 0, 2)).view(np.float16)

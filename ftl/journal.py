@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_spec import KvLayout
-from csd_spec.view import UNMAPPED
+from csd_spec.view import UNMAPPED, gather_rows
 from ftl.append import keep
 from ftl.errors import FtlError, OutOfSpace
-from ftl.groups import KIND_SHIFT, Kind, gather_rows
+from ftl.groups import KIND_SHIFT, Kind
 from ftl.nand import Nand
 from ftl.placement import Writer
 from ftl.sequence import Sequence

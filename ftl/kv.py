@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from csd_spec import DriveSpec, KvLayout, KvView
 from csd_spec.model import FP16_BYTES
-from csd_spec.view import UNMAPPED
+from csd_spec.view import UNMAPPED, gather_rows
 from ftl.append import append
 from ftl.block import BlockNamespace
 from ftl.calendar import FlashCalendar
@@ -18,7 +18,7 @@ from ftl.collect import collect, level_wear
 from ftl.counters import Counters
 from ftl.dram import GroupBuffers
 from ftl.errors import OutOfSpace, Uncorrectable, UnknownSequence
-from ftl.groups import DRAM_BANK, MAX_OWNERS, GroupMap, Kind, gather_rows
+from ftl.groups import DRAM_BANK, MAX_OWNERS, GroupMap, Kind
 from ftl.journal import Journal
 from ftl.nand import Nand
 from ftl.pages import PagePlan, plan_channels, plan_tokens, stack
@@ -354,6 +354,16 @@ class Ftl:
         shape = lay.m, lay.T, lay.n, FP16_BYTES * lay.head_dim, lay.run_bytes, lay.scale_bytes
         return self._plan(*plan_channels(*slots, channels, view.seq_lens, *shape, self._word_bytes))
 
+    def table_pages(self, nbytes: I64) -> PagePlan:
+        """Pages of tables of nbytes (N,) that lie one after the other over all lanes; their content is elsewhere."""
+        size = self.spec.geometry.page_bytes
+        pages = -(-nbytes // size)
+        ends = np.cumsum(pages)
+        useful = np.full(int(pages.sum()), size)
+        useful[ends[pages > 0] - 1] = (nbytes - (pages - 1) * size)[pages > 0]
+        ppns = np.arange(useful.size, dtype=np.uint32) % np.uint32(self.spec.geometry.lanes)
+        return PagePlan(ppns, useful, np.full(useful.size, size), ends, stored=False)
+
     def _plan(self, ppns: U32, useful: I64, words: I64, ends: I64) -> PagePlan:
         return PagePlan(ppns, useful, words * (self._word_bytes or self.spec.geometry.page_bytes), ends)
 
@@ -374,25 +384,26 @@ class Ftl:
         length = int(seq.lengths[layer])
         tokens = np.broadcast_to(np.arange(length, dtype=np.int32), (seq.heads, length))
         plans = [self.token_pages(view, slots, tokens, view.seq_lens) for slots in (view.k_slots, view.v_slots)]
-        ppns, useful, nbytes = zip(*((p.ppns, p.useful, p.nbytes) for p in plans), strict=True)
-        plan = PagePlan(*map(np.concatenate, (ppns, useful, nbytes)), ends=plans[0].ends + plans[1].ends)
+        columns = zip(*((p.ppns, p.useful, p.nbytes) for p in plans), strict=True)
+        ppns, useful, nbytes = (np.concatenate(column) for column in columns)
+        plan = PagePlan(ppns, useful, nbytes, np.array([ppns.size]))
         k, v = (gather_rows(view.banks, slots, length, seq.layout) for slots in (view.k_slots, view.v_slots))
         return k, v, plan
 
-    def read(self, plan: PagePlan, start_ns: int, nbytes: I64 | None = None) -> int:
-        """Bring a plan's pages to the engine, or nbytes (P,) of each instead; returns when all are there.
+    def read(self, plan: PagePlan, start_ns: int) -> int:
+        """Bring a plan's pages to the engine; returns when all are there.
 
         Raises Uncorrectable, and fails the sequences concerned, where the ECC gives up.
         """
-        self.nand.check_readable(plan.ppns)
-        nbytes = plan.nbytes if nbytes is None else nbytes
+        if plan.stored:
+            self.nand.check_readable(plan.ppns)
         self.counters.read += plan.ppns.size
-        finish_ns = self.calendar.read(plan.ppns, nbytes, start_ns)
-        if self.nand.faults.raw_bit_errors:
+        finish_ns = self.calendar.read(plan.ppns, plan.nbytes, start_ns)
+        if self.nand.faults.raw_bit_errors and plan.stored:
             errors = self.nand.bit_errors(plan.ppns)
             again = errors > self.nand.faults.ecc_bits
             if again.any():
-                finish_ns = self.calendar.read(plan.ppns[again], nbytes[again], finish_ns)
+                finish_ns = self.calendar.read(plan.ppns[again], plan.nbytes[again], finish_ns)
             lost = plan.ppns[errors > self.nand.faults.retry_bits]
             if lost.size:
                 self.counters.unrecovered += lost.size

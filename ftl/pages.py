@@ -24,6 +24,14 @@ class PagePlan:
     useful: I64  # (P,)
     nbytes: I64  # (P,)
     ends: I64  # (N,): pages up to the last of each stream
+    stored: bool = True  # False: their content is not in this array, they only take time
+
+    def part(self, stream: int) -> PagePlan:
+        """One stream's pages."""
+        first, last = int(self.ends[stream - 1]) if stream else 0, int(self.ends[stream])
+        mine = slice(first, last)
+        ends = np.array([last - first])
+        return PagePlan(self.ppns[mine], self.useful[mine], self.nbytes[mine], ends, self.stored)
 
 
 @njit(inline="always")

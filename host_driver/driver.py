@@ -28,7 +28,6 @@ from csd_spec import (
     KvCrop,
     KvFree,
     KvRead,
-    Method,
     ModelShape,
     SeqCreate,
     Status,
@@ -69,7 +68,7 @@ class Lane:
 class Driver:
     """Ships one model's attention to drives. Devices are handed in; closing them is the owner's part."""
 
-    def __init__(self, devices: Sequence[Device], shape: ModelShape, method: Method, budget: Budget) -> None:
+    def __init__(self, devices: Sequence[Device], shape: ModelShape, method: str, budget: Budget) -> None:
         self.devices, self.shape, self.method, self.budget = list(devices), shape, method, budget
         self.heads = split_heads(shape.kv_heads, len(devices))
         self.traffic = Traffic(busy_ns=[0] * len(devices))

@@ -9,16 +9,15 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from attention_engine import METHODS
 from csd_firmware import InProcessDevice
-from csd_spec import Budget, Compression, Device, DriveSpec, Method
+from csd_spec import Budget, Compression, Device, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
 from host_driver.forward import csd_forward
 from host_driver.hf import IMPLEMENTATION, Unsupported, model_shape
 from host_driver.sharding import split_heads
 from vcsd.report import Report
-
-METHODS = {method.name.lower(): method for method in Method}
 
 
 class Attached:
@@ -47,7 +46,8 @@ def attach(
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
 
     drives: how many to make in this process, each a `spec`; or devices of your own, which stay open.
-    attention: dense, sparf or sparq. compression, convention: see `csd_spec.Compression`; budget replaces both.
+    attention: a name of `attention_engine.METHODS`.
+    compression, convention: see `csd_spec.Compression`; budget replaces both.
     keep: a folder in which the drives made here outlive the process, one folder each.
     mini_batches: parts that a decode batch is split into, so that model and drives work at the same time.
     Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
@@ -74,7 +74,7 @@ def attach(
                 undo.callback(device.close)
         else:
             devices = drives
-        driver = Driver(devices, shape, METHODS[attention], budget)
+        driver = Driver(devices, shape, attention, budget)
         undo.callback(driver.close)
         if keep:
             undo.callback(driver.flush)

@@ -29,6 +29,7 @@ app.add_typer(log, name="log")
 trace = typer.Typer(help="Block traces in MQSim's text format.")
 app.add_typer(trace, name="trace")
 err = Console(stderr=True)
+ATTENTION_HELP = "how drives attend: dense, sparf, or another method of attention_engine (see docs/methods.md)"
 
 
 class Output(StrEnum):
@@ -36,14 +37,6 @@ class Output(StrEnum):
 
     NORMAL = "normal"
     JSON = "json"
-
-
-class Attention(StrEnum):
-    """How drives attend."""
-
-    DENSE = "dense"
-    SPARF = "sparf"
-    SPARQ = "sparq"
 
 
 class Processor(StrEnum):
@@ -74,7 +67,7 @@ def run(
     prompt_file: Annotated[Path | None, typer.Option(help="file with the text to continue")] = None,
     model: Annotated[Path | None, typer.Option(help="folder of a decoder (default: the shipped one)")] = None,
     drives: Annotated[int, typer.Option(help="virtual drives that share the KV heads")] = 2,
-    attention: Annotated[Attention, typer.Option(help="how drives attend")] = Attention.SPARF,
+    attention: Annotated[str, typer.Option(help=ATTENTION_HELP)] = "sparf",
     compression: Annotated[float | None, typer.Option(help="use 1/C of K and V (default: 8; 1 is dense)")] = None,
     convention: Annotated[ConventionName, typer.Option(help="paper: k = S/C; bytes: k = S/2C")] = ConventionName.PAPER,
     r: Annotated[int | None, typer.Option("--r", help="channels of q and K, instead of --compression")] = None,
@@ -331,16 +324,15 @@ def trace_record(
     file: Annotated[Path, typer.Argument(help="file to write")],
     tokens: Annotated[int, typer.Option(min=1, max=1 << 16, help="prompt length")] = 1024,
     steps: Annotated[int, typer.Option(min=0, max=4096, help="decode steps")] = 16,
-    attention: Annotated[Attention, typer.Option(help="how the drive attends")] = Attention.SPARF,
+    attention: Annotated[str, typer.Option(help=ATTENTION_HELP)] = "sparf",
     compression: Annotated[float, typer.Option(help="use 1/C of K and V")] = 8,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Write down what a drive's flash is asked for while a sequence decodes."""
-    from csd_spec import Method
     from eval.block_trace import record
 
     with err.status("decoding"):
-        result = record(file, tokens, steps, Method[attention.name], compression)
+        result = record(file, tokens, steps, attention, compression)
     _show("record", result, output)
 
 
@@ -358,7 +350,7 @@ def _show(title: str, result: dict[str, Any], output: Output) -> None:
 
 
 def _budget(
-    attention: Attention,
+    attention: str,
     compression: float | None,
     convention: ConventionName,
     r: int | None,
@@ -366,10 +358,14 @@ def _budget(
     recent: int | None,
 ) -> Budget:
     """What the options ask for; dense attention uses everything."""
+    from attention_engine import METHODS
+
     outright = [value is not None for value in (r, k, recent)]
+    if attention not in METHODS:
+        raise ValueError(f"attention = {attention!r}: must be one of {', '.join(METHODS)}")
     if any(outright) and compression is not None:
         raise ValueError("--compression and --r, --k, --l exclude each other")
-    if attention is Attention.DENSE:
+    if attention == "dense":
         return Compression(1)
     if not any(outright):
         return Compression(8 if compression is None else compression, convention.value)

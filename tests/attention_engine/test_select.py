@@ -1,7 +1,7 @@
 """argtopk against a stable sort."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -11,6 +11,7 @@ from attention_engine.oracle import _argtopk
 FEW_VALUES = st.sampled_from([-2.0, -0.0, 0.0, 0.5, 3.0])
 
 
+@settings(deadline=None)
 @given(
     arrays(
         np.float32,
@@ -27,6 +28,7 @@ def test_channels_with_ties(q, data):
         np.testing.assert_array_equal(chosen[stream], expected)
 
 
+@settings(deadline=None)
 @given(arrays(np.float32, st.tuples(st.just(1), st.just(1), st.integers(1, 80)), elements=FEW_VALUES), st.data())
 def test_tokens_with_ties_and_forced_recent(logits, data):
     length = logits.shape[2]

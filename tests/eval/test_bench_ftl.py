@@ -2,7 +2,6 @@
 
 import pytest
 
-from csd_spec import Method
 from csd_spec.presets import NVMEVIRT_970PRO
 from eval.bench_ftl import bench_attention, bench_churn, read_trace
 from eval.block_trace import load_trace, record, replay
@@ -37,7 +36,7 @@ def test_malformed_length_traces_name_the_line(tmp_path, text):
 
 
 def test_a_recorded_trace_replays(tmp_path):
-    done = record(tmp_path / "trace", 300, 4, Method.SPARF, 8)
+    done = record(tmp_path / "trace", 300, 4, "sparf", 8)
     requests = load_trace(tmp_path / "trace")
     result = replay(requests, NVMEVIRT_970PRO)
     assert result["requests"] == done["requests"] == len(requests)

@@ -1,0 +1,40 @@
+"""Double Sparsity (arXiv 2408.07092): a few channels that never change, in 4 bits, score the tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_engine.step import F32, Step
+
+LEVELS = 15
+
+
+def double_sparsity(step: Step) -> F32:
+    """Labels are r static channels of K in 4 bits; the channels are chosen when a sequence is first seen.
+
+    memory["channels"]: (H, r), those where |q| times the mean |K| is largest.
+    """
+    for streams, memory in step.sequences():
+        if "channels" not in memory:
+            weight = np.abs(step.q[streams]).sum(1) * np.abs(step.keys(streams)).mean(1)
+            memory["channels"] = np.argsort(-weight, axis=1, kind="stable")[:, : step.r]
+    labels = step.table("labels", lambda k, memory: in_four_bits(k, memory["channels"], step.view.layout.n))
+    channels = np.concatenate([memory["channels"] for _, memory in step.sequences()])
+    step.read_table(step.seq_lens * (step.r // 2 + 4))
+    step.compute("logit0", "kernel", step.r * step.each, step.seq_lens, step.seq_lens)
+    q = np.take_along_axis(step.q, channels[:, None, :], 2)
+    weights = np.einsum("ngr,ntr->ngt", q, labels.reshape(step.streams, -1, step.r)[:, : int(step.seq_lens.max())])
+    share = np.abs(q).sum(-1, keepdims=True) / np.maximum(np.abs(step.q).sum(-1, keepdims=True), 1e-30)
+    weights = np.ascontiguousarray(weights / np.sqrt(step.head_dim * share), np.float32)
+    counts = np.maximum(1, step.budget_tokens - step.seq_lens * (step.r // 2 + 4) // (4 * step.head_dim))
+    return step.attend(step.best_tokens(step.weigh(weights), counts, np.minimum(step.recent, counts)), counts)
+
+
+def in_four_bits(k: F32, channels: NDArray[np.int64], n: int) -> NDArray[np.float32]:
+    """What codes of 4 bits, with a scale and a least value for each row, stand for: (H, n, r), padded with zeros."""
+    rows = np.take_along_axis(k, channels[:, None, :], 2)
+    least = rows.min(-1, keepdims=True)
+    step = np.maximum((rows.max(-1, keepdims=True) - least) / LEVELS, 1e-12)
+    coded: NDArray[np.float32] = least + step * np.rint((rows - least) / step)
+    return np.pad(coded, ((0, 0), (0, n - coded.shape[1]), (0, 0)))

@@ -1,0 +1,18 @@
+"""A window of recent tokens behind the first few (LM-Infinite, arXiv 2308.16137; StreamingLLM, arXiv 2309.17453)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attention_engine.step import F32, Step
+
+SINKS = 4
+
+
+def local(step: Step) -> F32:
+    """The first SINKS tokens and the last ones."""
+    counts = step.budget_tokens
+    index = np.arange(int(counts.max()), dtype=np.int32)[None, :]
+    behind = (step.seq_lens - counts)[:, None]
+    tokens = np.where(index < np.minimum(SINKS, counts)[:, None], index, index + behind).astype(np.int32)
+    return step.attend(tokens, counts)

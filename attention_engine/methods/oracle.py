@@ -1,0 +1,12 @@
+"""The best tokens by exact logits that nobody paid for: what no selection of as many tokens can beat by much."""
+
+from __future__ import annotations
+
+from attention_engine.step import F32, Step
+
+
+def top_k_oracle(step: Step) -> F32:
+    """The tokens with the largest exact weights."""
+    counts = step.budget_tokens
+    scores = step.weigh(step.peek())
+    return step.attend(step.best_tokens(scores, counts, 0 * counts), counts)

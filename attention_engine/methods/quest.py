@@ -1,0 +1,28 @@
+"""Quest (arXiv 2406.10774): pages by an upper bound of their logits, from the extremes of each channel."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attention_engine.step import F32, I32, I64, Step
+
+
+def choose_pages(step: Step, budget_tokens: I64) -> tuple[I32, I64]:
+    """Tokens (N, k) and counts (N,) of the pages with the largest bounds; the bounds are paid from the budget."""
+    n, d = step.view.layout.n, step.head_dim
+    entries = step.seq_lens // n  # of pages in flash; an entry has as many bytes as a row of K and V
+    extremes = step.table("quest", lambda k, _: np.stack([k.min(1), k.max(1)], 1).astype(np.float16))
+    step.read_table(entries * 4 * d)
+    step.compute("logit0", "kernel", 2 * entries, d * step.each)
+    bounds = np.zeros(extremes.shape[:2], np.float32)
+    for query in range(step.queries):
+        q = step.q[:, query, None, :]
+        bounds += np.maximum(q * extremes[:, :, 0], q * extremes[:, :, 1]).sum(-1)  # a query group decides together
+    bounds -= bounds.min(1, keepdims=True)
+    scores = np.repeat(bounds, n, axis=1)[:, : int(step.seq_lens.max())]
+    return step.best_pages(scores, np.maximum(1, (budget_tokens - entries) // n), step.each)
+
+
+def quest(step: Step) -> F32:
+    """Attention over whole pages."""
+    return step.attend(*choose_pages(step, step.budget_tokens))

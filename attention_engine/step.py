@@ -1,0 +1,268 @@
+"""What a method may ask of a drive in one decode step: pages are fetched, units work, and all of it is written down.
+
+A method is a function from a `Step` to the attention output. It never sees a clock: when the pages are there and the
+units are free is worked out afterwards, from the step's `work`, by whoever made the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_engine.kernels import approximate, attend, exact
+from attention_engine.select import GroupScore, best_tokens, cover, top_channels, top_mass, top_pages, weigh
+from csd_spec import KvView
+from csd_spec.view import gather_rows
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+Memory = dict[str, Any]
+
+
+class Plan(Protocol):
+    """Pages behind a selection, stream by stream; what a page number means is not known here."""
+
+    @property
+    def useful(self) -> I64:
+        """Bytes (P,) of each page that are wanted."""
+        ...
+
+    @property
+    def nbytes(self) -> I64:
+        """Bytes (P,) of each page that cross the channel."""
+        ...
+
+    @property
+    def ends(self) -> I64:
+        """Pages (N,) up to the last of each stream."""
+        ...
+
+
+class Pages(Protocol):
+    """Where a selection lies."""
+
+    def token_pages(self, view: KvView, slots: NDArray[np.uint32], tokens: I32, counts: I64) -> Plan:
+        """Pages of K or V with tokens (N, k), of which counts (N,) are used."""
+        ...
+
+    def embedding_pages(self, view: KvView, channels: I32) -> Plan:
+        """Pages with channels (N, r) of K."""
+        ...
+
+    def table_pages(self, nbytes: I64) -> Plan:
+        """Pages of a table of nbytes (N,)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Pages that a step waits for. It can begin once the last argtopk before it has ended."""
+
+    unit: str
+    plan: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Work of one unit: of each stream `lines` of `length` values, once for each query. It waits for all before it."""
+
+    unit: str
+    job: Literal["argtopk", "kernel"]
+    lines: I64  # (N,)
+    length: I64  # (N,)
+    queries: int
+    scores: I64  # (N,): of each query that softmax takes meanwhile
+
+
+class Step:
+    """One layer of B sequences with one new token each: N = B * H streams, G query heads share a stream.
+
+    q: (N, G, d). r, top_k (N,), recent (N,): SparF's parameters. Whatever else a method does with the same bytes,
+    `budget_tokens` (N,) says how many rows of K and V they are worth. v_mean: (N, d). memory: for each sequence, what
+    methods keep between steps.
+    """
+
+    def __init__(
+        self,
+        view: KvView,
+        pages: Pages,
+        q: F32,
+        r: int,
+        top_k: I64,
+        recent: I64,
+        v_mean: F32,
+        memory: Sequence[Memory],
+        threads: int = 1,
+    ) -> None:
+        self.view, self.pages, self.q, self.v_mean, self.memory = view, pages, q, v_mean, memory
+        self.r, self.top_k, self.recent, self.threads = r, top_k, recent, threads
+        self.seq_lens = view.seq_lens
+        self.streams, self.queries, self.head_dim = q.shape
+        self.work: list[Read | Compute] = []
+        self.byte_addressable = False  # whether a selection can be fetched without its pages
+        self._scored: I32 | None = None
+
+    @property
+    def budget_tokens(self) -> I64:
+        """Rows of K and V worth the bytes of r channels of every token and top_k rows."""
+        rows: I64 = self.top_k + self.r * self.seq_lens // (2 * self.head_dim)
+        return rows.clip(1, self.seq_lens)
+
+    @property
+    def fetched_bytes(self) -> I64:
+        """Bytes (N,) that have crossed the channels so far."""
+        total: I64 = np.zeros(self.streams, np.int64)
+        for item in self.work:
+            if isinstance(item, Read):
+                total += np.diff(np.concatenate([[0], np.cumsum(item.plan.nbytes)])[item.plan.ends], prepend=0)
+        return total
+
+    @property
+    def each(self) -> I64:
+        """One for each stream."""
+        return np.ones(self.streams, np.int64)
+
+    def top_channels(self, r: int) -> I32:
+        """The r channels (N, r) with the largest |q| of the query group."""
+        self.compute("argtopk", "argtopk", self.each, self.head_dim * self.each)
+        return top_channels(self.q, r, self.threads)
+
+    def all_channels(self) -> I32:
+        """Every channel of every stream, (N, d)."""
+        return np.tile(np.arange(self.head_dim, dtype=np.int32), (self.streams, 1))
+
+    def approximate(self, channels: I32) -> F32:
+        """Logits (N, G, S) from channels (N, r) of the embedding-indexed copy of K."""
+        self.read("flash_embed", self.pages.embedding_pages(self.view, channels))
+        self.compute("logit0", "kernel", channels.shape[1] * self.each, self.seq_lens, self.seq_lens)
+        return approximate(self.view, self.q, channels, self.threads)
+
+    def weigh(self, logits: F32, group_score: GroupScore = GroupScore.SOFTMAX) -> F32:
+        """Logits become weights, in place; returns the tokens' scores over the query group, (N, S)."""
+        return weigh(logits, self.seq_lens, group_score, self.threads)
+
+    def best_tokens(self, scores: F32, k: I64, recent: I64) -> I32:
+        """The `recent` last tokens and those that score best, k in all, (N, max k)."""
+        self.compute("argtopk", "argtopk", self.each, self.seq_lens)
+        return best_tokens(scores, self.seq_lens, k, recent, self.threads)
+
+    def best_pages(self, scores: F32, pages: I64, recent: I64, p: float = 1.0) -> tuple[I32, I64]:
+        """All tokens (N, k) of the token pages whose tokens score best together, and how many they are, (N,).
+
+        With p < 1 only the fewest of these pages that hold a share p of all scores.
+        """
+        n = self.view.layout.n
+        self.compute("argtopk", "argtopk", self.each, self.seq_lens // n)
+        return top_pages(scores, self.seq_lens, n, pages, recent, p, self.threads)
+
+    def best_share(self, scores: F32, tokens: I32, counts: I64, p: float) -> tuple[I32, I64]:
+        """Of tokens (N, k) the fewest that hold a share p of their scores, and how many they are, (N,)."""
+        self.compute("argtopk", "argtopk", self.each, counts)
+        return top_mass(scores, tokens, counts, p, self.seq_lens, self.recent, self.threads)
+
+    def logits(self, tokens: I32, counts: I64) -> F32:
+        """Exact logits (N, G, k) of tokens (N, k), of which counts (N,) are used; -inf behind them."""
+        self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
+        self.compute("logit", "kernel", counts, self.head_dim * self.each, counts)
+        self._scored = tokens
+        return exact(self.view, self.q, tokens, counts, self.threads)
+
+    def attend(self, tokens: I32, counts: I64, weights: F32 | None = None) -> F32:
+        """Attention (N, G, d) over tokens (N, k), ascending, of which counts (N,) are used.
+
+        weights: approximate ones of all tokens, (N, G, S); what the selection misses of them goes to the mean of V.
+        """
+        if self._scored is not tokens:
+            self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
+            self.compute("logit", "kernel", counts, self.head_dim * self.each, counts)
+        self.read("flash_token", self.pages.token_pages(self.view, self.view.v_slots, tokens, counts))
+        self.compute("attend", "kernel", counts, self.head_dim * self.each, 0 * counts)
+        if weights is None:
+            alpha = np.ones(self.q.shape[:2], np.float32)
+        else:
+            alpha = cover(weights, tokens, counts, self.threads)
+        return attend(self.view, self.q, tokens, counts, alpha, self.v_mean, self.threads)
+
+    def table(self, name: str, encode: Callable[[F32, Memory], NDArray[Any]]) -> NDArray[Any]:
+        """A table of a method's own with an entry for each token group, (N, groups, ...); see `read_table`.
+
+        encode: from rows of K (H, t, d) float32 of a group, and what the sequence's memory holds, to entries (H, ...);
+        a full group is encoded once, as when it is written. Groups beyond a stream's last hold zeros.
+        """
+        n, heads = self.view.layout.n, self.streams // len(self.memory)
+        parts = []
+        for streams, memory in self.sequences():
+            length = int(self.seq_lens[streams.start])
+            entries = memory.setdefault(name, [])
+            rows = self.keys(streams, len(entries) * n)
+            while len(entries) < length // n:
+                entries.append(encode(rows[:, :n], memory))
+                rows = rows[:, n:]
+            parts.append(np.stack([*entries, encode(rows, memory)] if length % n else entries, axis=1))
+        groups = max(part.shape[1] for part in parts)
+        table = np.zeros((self.streams, groups, *parts[0].shape[2:]), parts[0].dtype)
+        for number, part in enumerate(parts):
+            table[number * heads : (number + 1) * heads, : part.shape[1]] = part
+        return table
+
+    def read_table(self, nbytes: I64) -> None:
+        """Read nbytes (N,) of a table from flash. It lies in pages one after the other over all channels, which is the
+        best case, and that it was written has cost nothing."""
+        self.read("flash_table", self.pages.table_pages(nbytes))
+
+    def sequences(self) -> Iterator[tuple[slice, Memory]]:
+        """The streams of each sequence, and its memory."""
+        heads = self.streams // len(self.memory)
+        for number, memory in enumerate(self.memory):
+            yield slice(number * heads, (number + 1) * heads), memory
+
+    def keys(self, streams: slice, first: int = 0) -> F32:
+        """Rows of K (H, t, d) of one sequence from token `first`, a group's first, on: what was seen as they came."""
+        n, length = self.view.layout.n, int(self.seq_lens[streams.start])
+        slots = self.view.k_slots[streams, first // n : -(-length // n)]
+        rows = gather_rows(self.view.banks, slots, length - first, self.view.layout)
+        return rows.transpose(1, 0, 2).astype(np.float32)
+
+    def peek(self) -> F32:
+        """Exact logits (N, G, S) that cost nothing: what an oracle knows."""
+        return exact(self.view, self.q, self.everything(), self.seq_lens, self.threads)
+
+    def everything(self) -> I32:
+        """All tokens of all streams, (N, S)."""
+        longest = int(self.seq_lens.max())
+        return np.broadcast_to(np.arange(longest, dtype=np.int32), (self.streams, longest))
+
+    def apart(self) -> Step:
+        """The same step with a stream for each query head, so that no query shares what another fetches."""
+        G, view = self.queries, self.view
+        slots = (np.repeat(each, G, axis=0) for each in (view.k_slots, view.v_slots, view.e_slots))
+        k_slots, v_slots, e_slots = slots
+        seq_lens, top_k, recent = (np.repeat(each, G) for each in (view.seq_lens, self.top_k, self.recent))
+        apart = replace(view, seq_lens=seq_lens, k_slots=k_slots, v_slots=v_slots, e_slots=e_slots)
+        q, v_mean = self.q.reshape(-1, 1, self.head_dim), np.repeat(self.v_mean, G, axis=0)
+        step = Step(apart, self.pages, q, self.r, top_k, recent, v_mean, self.memory, self.threads)
+        step.work = self.work
+        return step
+
+    def read(self, unit: str, plan: Any) -> None:
+        """Wait for pages."""
+        self.work.append(Read(unit, replace(plan, nbytes=plan.useful) if self.byte_addressable else plan))
+
+    def compute(
+        self,
+        unit: str,
+        job: Literal["argtopk", "kernel"],
+        lines: I64,
+        length: I64,
+        scores: I64 | None = None,
+    ) -> None:
+        """Let a unit work."""
+        self.work.append(Compute(unit, job, lines, length, self.queries, 0 * lines if scores is None else scores))
+
+
+Method = Callable[[Step], F32]

@@ -1,0 +1,134 @@
+"""When a step's work is done: its pages and its arithmetic, one after the other or each head as soon as it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from attention_engine import Compute, EngineClock, Read
+from csd_firmware.stopwatch import Stopwatch
+from csd_spec import Geometry
+from ftl import Ftl, PagePlan
+
+Work = Sequence[Read | Compute]
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """What works on a step: the flash behind its filters, and the engine."""
+
+    ftl: Ftl
+    clock: EngineClock
+
+    def fetch(self, plan: PagePlan, start_ns: int) -> tuple[int, int]:
+        """When pages have crossed their channels, and when they have passed the filters."""
+        finish_ns = self.ftl.read(plan, start_ns)
+        geometry, timing = self.ftl.spec.geometry, self.ftl.spec.timing
+        if self.clock.spec.nfc_bytes_per_cycle * self.clock.spec.clock_hz >= timing.channel_bytes_per_s:
+            return finish_ns, finish_ns
+        return finish_ns, max(finish_ns, start_ns + self.clock.filter_ns(_busiest_channel(plan, geometry)))
+
+    def compute(self, item: Compute, stream: int | slice) -> tuple[int, int]:
+        """Nanoseconds of a unit for some streams, and those that softmax takes beyond it; one kernel's worth."""
+        values = item.lines[stream] * item.length[stream]
+        if item.job == "argtopk":
+            return self.clock.topk_ns(int(np.sum(values))), 0
+        beats = item.lines[stream] * -(-item.length[stream] // self.clock.spec.lanes) * item.queries
+        ns = self.clock.kernel_ns(int(np.sum(beats)))
+        return ns, max(0, self.clock.softmax_ns(int(np.sum(item.scores[stream])) * item.queries) - ns)
+
+
+def _busiest_channel(plan: PagePlan, geometry: Geometry) -> int:
+    channels = np.bincount(plan.ppns % geometry.channels, plan.nbytes, 1)
+    return int(channels.max())
+
+
+def serial(work: Work, units: Units, watch: Stopwatch) -> None:
+    """One phase of all streams after the other, kernels share each by load: the reading of the paper's figures."""
+    for item in work:
+        if isinstance(item, Read):
+            crossed_ns, filtered_ns = units.fetch(item.plan, watch.now_ns)
+            watch.until(item.unit, crossed_ns)
+            watch.until("nfc", filtered_ns)
+        else:
+            ns, softmax_ns = units.compute(item, slice(None))
+            share = units.clock.spec.kernels if item.job == "kernel" else 1
+            watch.spend(item.unit, -(-ns // share))
+            watch.spend("softmax", -(-softmax_ns // share))
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """One stream's part of an item: which unit took it until when, right after what."""
+
+    unit: str
+    finish_ns: int
+    cause: _Done | None
+
+
+def overlapped(work: Work, units: Units, watch: Stopwatch) -> None:
+    """Every stream by itself: flash of one under the arithmetic of another, V under the logits of K.
+
+    A read waits for the last argtopk before it, a unit for all that came before. Units take first what is ready first.
+    The nanoseconds are those of the chain of waits at whose end the last stream ends.
+    """
+    start = _Done("", watch.now_ns, None)
+    streams = max(item.lines.size if isinstance(item, Compute) else item.plan.ends.size for item in work)
+    before = [_waits_for(work, number) for number in range(len(work))]
+    after = [[later for later in range(len(work)) if number in before[later]] for number in range(len(work))]
+    last_use = {"argtopk": [start], "kernel": [start] * units.clock.spec.kernels}
+    done: dict[tuple[int, int], _Done] = {}
+    ready = [
+        (start.finish_ns, stream, number)
+        for stream in range(streams)
+        for number in range(len(work))
+        if not before[number]
+    ]
+    heapify(ready)
+    while ready:
+        now_ns, stream, number = heappop(ready)
+        item = work[number]
+        cause = max((done[stream, earlier] for earlier in before[number]), key=_finish_ns, default=start)
+        if isinstance(item, Read):
+            crossed_ns, filtered_ns = units.fetch(item.plan.part(stream), now_ns)
+            end = _Done(item.unit, crossed_ns, cause)
+            if filtered_ns > crossed_ns:
+                end = _Done("nfc", filtered_ns, end)
+        else:
+            users = last_use[item.job]
+            free = min(range(len(users)), key=lambda number: users[number].finish_ns)
+            cause = max(cause, users[free], key=_finish_ns)
+            ns, softmax_ns = units.compute(item, stream)
+            end = _Done(item.unit, cause.finish_ns + ns, cause)
+            if softmax_ns:
+                end = _Done("softmax", end.finish_ns + softmax_ns, end)
+            users[free] = end
+        done[stream, number] = end
+        for later in after[number]:
+            if all((stream, earlier) in done for earlier in before[later]):
+                ready_ns = max(done[stream, earlier].finish_ns for earlier in before[later])
+                heappush(ready, (ready_ns, stream, later))
+    chain, end = [], max(done.values(), key=_finish_ns, default=start)
+    while end.cause:
+        chain.append(end)
+        end = end.cause
+    for link in reversed(chain):
+        watch.until(link.unit, link.finish_ns)
+
+
+def _finish_ns(done: _Done) -> int:
+    return done.finish_ns
+
+
+def _waits_for(work: Work, number: int) -> list[int]:
+    """Earlier items that one has to wait for."""
+    if isinstance(work[number], Compute):
+        return list(range(number))
+    decisions = [i for i, item in enumerate(work[:number]) if isinstance(item, Compute) and item.job == "argtopk"]
+    return decisions[-1:]
+
+
+SCHEDULES: dict[str, Callable[[Work, Units, Stopwatch], None]] = {"serial": serial, "overlapped": overlapped}
