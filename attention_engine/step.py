@@ -105,6 +105,7 @@ class Step:
         self.streams, self.queries, self.head_dim = q.shape
         self.work: list[Read | Compute] = []
         self.byte_addressable = False  # whether a selection can be fetched without its pages
+        self.chosen: tuple[I32, I64] | None = None  # what was attended: tokens (N, k), of which counts (N,)
         self._scored: I32 | None = None
 
     @property
@@ -116,10 +117,20 @@ class Step:
     @property
     def fetched_bytes(self) -> I64:
         """Bytes (N,) that have crossed the channels so far."""
+        return self._by_stream("nbytes")
+
+    @property
+    def useful_bytes(self) -> I64:
+        """Bytes (N,) that have passed the filters so far."""
+        return self._by_stream("useful")
+
+    def _by_stream(self, column: str) -> I64:
         total: I64 = np.zeros(self.streams, np.int64)
         for item in self.work:
             if isinstance(item, Read):
-                total += np.diff(np.concatenate([[0], np.cumsum(item.plan.nbytes)])[item.plan.ends], prepend=0)
+                total += np.diff(
+                    np.concatenate([[0], np.cumsum(getattr(item.plan, column))])[item.plan.ends], prepend=0
+                )
         return total
 
     @property
@@ -132,9 +143,11 @@ class Step:
         self.compute("argtopk", "argtopk", self.each, self.head_dim * self.each)
         return top_channels(self.q, r, self.threads)
 
-    def all_channels(self) -> I32:
-        """Every channel of every stream, (N, d)."""
-        return np.tile(np.arange(self.head_dim, dtype=np.int32), (self.streams, 1))
+    def scoring_channels(self) -> I32:
+        """The channels (N, r) to score with: the best r, or all where every page of the copy of K holds all."""
+        if self.view.layout.m == self.head_dim:
+            return np.tile(np.arange(self.head_dim, dtype=np.int32), (self.streams, 1))
+        return self.top_channels(self.r)
 
     def approximate(self, channels: I32) -> F32:
         """Logits (N, G, S) from channels (N, r) of the embedding-indexed copy of K."""
@@ -177,6 +190,7 @@ class Step:
 
         weights: approximate ones of all tokens, (N, G, S); what the selection misses of them goes to the mean of V.
         """
+        self.chosen = tokens, counts
         if self._scored is not tokens:
             self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
             self.compute("logit", "kernel", counts, self.head_dim * self.each, counts)

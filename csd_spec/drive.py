@@ -149,7 +149,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveSpec:
-    """One computational storage drive."""
+    """One computational storage drive.
+
+    cache_bytes: the part of its DRAM that keeps embedding pages which are read often; the rest is for group buffers.
+    """
 
     name: str
     geometry: Geometry
@@ -157,9 +160,11 @@ class DriveSpec:
     engine: EngineSpec
     link: Link
     dram_bytes: int
+    cache_bytes: int = 0
 
     def __post_init__(self) -> None:
-        at_least(self.geometry.page_bytes, dram_bytes=self.dram_bytes)
+        at_least(0, cache_bytes=self.cache_bytes)
+        at_least(self.cache_bytes + self.geometry.page_bytes, dram_bytes=self.dram_bytes)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> DriveSpec:

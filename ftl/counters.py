@@ -10,7 +10,7 @@ class Counters:
     """Pages programmed in the drive's life, by purpose (as far as a commit has recorded them), and commands' reads.
 
     groups: full groups of K, V and embedding-indexed K. levelled: the part of moved that evens wear out.
-    unrecovered: pages that the ECC gave up.
+    cached: pages that the cache had. unrecovered: pages that the ECC gave up.
     """
 
     groups: int = 0
@@ -19,6 +19,7 @@ class Counters:
     levelled: int = 0
     blocks: int = 0
     read: int = 0
+    cached: int = 0
     unrecovered: int = 0
 
     @property

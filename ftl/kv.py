@@ -13,6 +13,7 @@ from csd_spec.model import FP16_BYTES
 from csd_spec.view import UNMAPPED, gather_rows
 from ftl.append import append
 from ftl.block import BlockNamespace
+from ftl.cache import PageCache
 from ftl.calendar import FlashCalendar
 from ftl.collect import collect, level_wear
 from ftl.counters import Counters
@@ -46,7 +47,8 @@ class Ftl:
         self.spec = spec
         self.nand = nand or Nand(spec.geometry)
         self.calendar = FlashCalendar(spec.geometry, spec.timing)
-        self.buffers = GroupBuffers(spec.dram_bytes, spec.geometry.page_bytes)
+        self.buffers = GroupBuffers(spec.dram_bytes - spec.cache_bytes, spec.geometry.page_bytes)
+        self.cache = PageCache(spec.cache_bytes // spec.geometry.page_bytes, spec.geometry.pages)
         self.counters = Counters()
         self.placement = Placement(self.nand)
         self.sequences: dict[int, Sequence] = {}
@@ -318,6 +320,7 @@ class Ftl:
     def erase(self, block: int, start_ns: int) -> None:
         """Erase an empty block and take it back."""
         self.nand.erase(block)
+        self.cache.forget(self.nand.pages_of(block))
         self.calendar.erase(block % self.spec.geometry.lanes, start_ns)
         self.placement.release(block)
 
@@ -349,10 +352,16 @@ class Ftl:
         return self._plan(*plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, self._word_bytes))
 
     def embedding_pages(self, view: KvView, channels: I32) -> PagePlan:
-        """Pages behind channels (N, r), ascending: embedding pages, or K's own where there are none yet."""
+        """Pages behind channels (N, r), ascending: embedding pages, or K's own where there are none yet.
+
+        Those that the cache has are left out.
+        """
         slots, lay = (view.e_slots, view.k_slots), view.layout
         shape = lay.m, lay.T, lay.n, FP16_BYTES * lay.head_dim, lay.run_bytes, lay.scale_bytes
-        return self._plan(*plan_channels(*slots, channels, view.seq_lens, *shape, self._word_bytes))
+        plan = self._plan(*plan_channels(*slots, channels, view.seq_lens, *shape, self._word_bytes))
+        missed = self.cache.touch(plan.ppns)
+        self.counters.cached += plan.ppns.size - int(missed.sum())
+        return plan.only(missed)
 
     def table_pages(self, nbytes: I64) -> PagePlan:
         """Pages of tables of nbytes (N,) that lie one after the other over all lanes; their content is elsewhere."""

@@ -26,6 +26,13 @@ class PagePlan:
     ends: I64  # (N,): pages up to the last of each stream
     stored: bool = True  # False: their content is not in this array, they only take time
 
+    def only(self, wanted: NDArray[np.bool_]) -> PagePlan:
+        """The pages (P,) that are wanted."""
+        if wanted.all():
+            return self
+        ends = np.concatenate([[0], np.cumsum(wanted)])[self.ends]
+        return PagePlan(self.ppns[wanted], self.useful[wanted], self.nbytes[wanted], ends, self.stored)
+
     def part(self, stream: int) -> PagePlan:
         """One stream's pages."""
         first, last = int(self.ends[stream - 1]) if stream else 0, int(self.ends[stream])

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from host_driver.driver import Driver
 
-UNITS = ("link", "queue", "argtopk", "flash_embed", "logit0", "flash_token", "logit", "attend")
+FLASH_UNITS = ("flash_embed", "flash_table", "flash_token")
+UNITS = ("link", "queue", "argtopk", *FLASH_UNITS, "logit0", "logit", "attend", "softmax")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from attention_engine.methods.double_sparsity import double_sparsity
 from attention_engine.methods.h2o import h2o
 from attention_engine.methods.local import local
 from attention_engine.methods.oracle import top_k_oracle
-from attention_engine.methods.ours import paged
+from attention_engine.methods.ours import paged, spending
 from attention_engine.methods.quest import quest
 from attention_engine.methods.sparf import sparf, sparf_apart, sparq
 from attention_engine.methods.twilight import twilight
@@ -26,6 +26,7 @@ METHODS: dict[str, Method] = {
     "double-sparsity": double_sparsity,
     "twilight": twilight,
     "top-k-oracle": top_k_oracle,
+    "spending": spending,
     "paged": paged,
     "paged-top-p": partial(paged, top_p=0.95),
 }

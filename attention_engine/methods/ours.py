@@ -1,4 +1,4 @@
-"""What the pages make worth doing: choose whole ones, score all channels of a copy in few bits, spend by need."""
+"""What the layout makes worth doing, each an option of its own: whole pages, spending by need, scores in few bits."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ import numpy as np
 from attention_engine.step import F32, Step
 
 
-def paged(step: Step, top_p: float = 1.0) -> F32:
-    """SparF by whole pages: what crosses the channel anyway is attended.
+def spending(step: Step) -> F32:
+    """SparF whose tokens are what the budget has left when the scores are paid.
 
-    A page's value is its tokens' approximate weight. The budget counts bytes fetched, what scoring costs included. A
-    copy of K whose pages hold all channels is scored by all. top_p: of the best pages, only those that hold this share
-    of a head's weight.
+    With SparF's channels that is SparF. A copy of K in few bits scores by all channels (`Step.scoring_channels`), and
+    better scores need fewer tokens.
     """
-    lay = step.view.layout
-    channels = step.all_channels() if lay.m == lay.head_dim else step.top_channels(step.r)
-    weights = step.approximate(channels)
+    weights = step.approximate(step.scoring_channels())
     scores = step.weigh(weights)
-    left = step.budget_tokens - step.fetched_bytes // (4 * step.head_dim)
-    tokens, counts = step.best_pages(scores, np.maximum(1, left // lay.n), np.minimum(step.recent, lay.n), top_p)
+    counts = np.maximum(1, step.budget_tokens - step.useful_bytes // (4 * step.head_dim))
+    return step.attend(step.best_tokens(scores, counts, np.minimum(step.recent, counts)), counts, weights)
+
+
+def paged(step: Step, top_p: float = 1.0) -> F32:
+    """The same by whole pages: what crosses the channel anyway is attended, and the budget counts what crosses.
+
+    A page's value is its tokens' approximate weight. top_p: of the best pages, only the fewest that hold this share of
+    a head's weight.
+    """
+    n = step.view.layout.n
+    weights = step.approximate(step.scoring_channels())
+    scores = step.weigh(weights)
+    pages = np.maximum(1, (step.budget_tokens - step.fetched_bytes // (4 * step.head_dim)) // n)
+    tokens, counts = step.best_pages(scores, pages, np.minimum(step.recent, n), top_p)
     return step.attend(tokens, counts, weights)

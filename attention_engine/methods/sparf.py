@@ -21,4 +21,7 @@ def sparq(step: Step, group_score: GroupScore = GroupScore.SOFTMAX) -> F32:
 
 def sparf_apart(step: Step) -> F32:
     """SparF where every query head selects and fetches for itself."""
-    return sparf(step.apart()).reshape(step.q.shape)
+    apart = step.apart()
+    out = sparf(apart).reshape(step.q.shape)
+    step.chosen = apart.chosen
+    return out
