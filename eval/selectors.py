@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.plot import new_figure, save_figure
 from eval.record import Recorded, record
 from ftl import Ftl
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+TEXT = Path(__file__).parent.parent / "ARCHITECTURE.md"
 WINDOW = 256  # tokens among which pages are shared out
 TOLERANCE = 1.02  # of a budget: channels and tokens are whole
 
@@ -211,3 +214,17 @@ def _count(tally: Tally, step: Step, out: F32, recorded: Recorded, stored: int) 
             tally.fetched += int(item.plan.nbytes.sum())
             tally.useful += int(item.plan.useful.sum())
     tally.dense += step.streams * stored * step.head_dim * 4
+
+
+def plot_selectors(result: dict[str, Any], path: Path) -> None:
+    """Error over bytes fetched, a line for each method."""
+    figure, axes = new_figure()
+    for name in dict.fromkeys(row["name"] for row in result["methods"] if row["name"] != "dense"):
+        rows = [row for row in result["methods"] if row["name"] == name]
+        shares, errors = [row["bytes_fetched_share"] for row in rows], [row["output_rel_error"] for row in rows]
+        axes.plot(shares, errors, "o-" if name.startswith("ours") else "x--", label=name, markersize=4, linewidth=1)
+    axes.set(
+        xscale="log", yscale="log", xlabel="bytes fetched / bytes of K and V", ylabel="relative error of the output"
+    )
+    axes.legend(fontsize=6, ncols=2)
+    save_figure(figure, path)

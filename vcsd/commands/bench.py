@@ -1,0 +1,135 @@
+"""`vcsd bench`: measure the emulator itself, beside its rivals."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from vcsd.commands.shared import Output, OutputOption, err, progress, show
+
+bench = typer.Typer(help="Measure the emulator itself, beside its rivals.")
+
+
+@bench.command("decode")
+def bench_decode_command(
+    tokens: Annotated[int, typer.Option(min=1, help="prompt length")] = 1024,
+    steps: Annotated[int, typer.Option(min=1, help="decode steps a run")] = 16,
+    drives: Annotated[int, typer.Option(help="virtual drives")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="sequences")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="runs that count")] = 5,
+    model: Annotated[Path | None, typer.Option(help="folder of a decoder (default: the shipped one)")] = None,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Wall time of a decode step: ordinary attention against emulated drives."""
+    from eval.bench import ATTENTIONS, bench_decode
+    from eval.decode import CHECKPOINT, load
+
+    loaded, _ = load(model or CHECKPOINT)
+    if tokens + steps > loaded.config.max_position_embeddings:
+        raise ValueError(f"tokens = {tokens}: the model's context is {loaded.config.max_position_embeddings}")
+    with progress("runs", (repeats + 1) * len(ATTENTIONS)) as tick:
+        result = bench_decode(loaded, tokens, steps, drives, batch, repeats, tick)
+    if output is Output.JSON:
+        print(json.dumps(result))
+        return
+    table = Table(title=f"Decode step, {batch} x {tokens} tokens, {drives} drives (wall time)", title_justify="left")
+    table.add_column("attention")
+    table.add_column("ms", justify="right")
+    table.add_column("of sdpa's", justify="right")
+    for name, ms in result["step_ms"].items():
+        table.add_row(name, f"{ms:.1f}", f"{result['wall_over_sdpa'][name]:.2f}x")
+    Console().print(table)
+
+
+class Kernel(StrEnum):
+    """What `vcsd bench attention` times."""
+
+    DENSE = "dense"
+    SPARF = "sparf"
+
+
+@bench.command("attention")
+def bench_attention_command(
+    tokens: Annotated[int, typer.Option(min=16, max=1 << 18, help="length of the sequence")] = 32768,
+    heads: Annotated[int, typer.Option(min=1, max=256, help="query heads")] = 40,
+    head_dim: Annotated[int, typer.Option(min=8, max=256, help="channels of a head")] = 128,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="KV heads (default: as many as query heads)")] = None,
+    method: Annotated[Kernel, typer.Option(help="dense, or SparF with r = 16, k = S/8")] = Kernel.DENSE,
+    threads: Annotated[int, typer.Option(min=1, max=64, help="of the kernel and of its rivals")] = 1,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Wall time of the attention kernels beside PyTorch's, and the share of the memory's bandwidth that they reach."""
+    from eval.bench_attention import ROUNDS, bench_attention
+
+    with progress("turns", 5 * (ROUNDS + 1)) as tick:
+        result = bench_attention(tokens, heads, head_dim, kv_heads or heads, method, threads, tick=tick)
+    show("attention", result, output)
+
+
+class Workload(StrEnum):
+    """What `vcsd bench ftl` puts on a drive."""
+
+    RANDREAD = "randread"
+    ATTENTION = "attention"
+    CHURN = "churn"
+
+
+@bench.command("ftl")
+def bench_ftl_command(
+    workload: Annotated[Workload, typer.Option(help="load on the drive")] = Workload.ATTENTION,
+    preset: Annotated[str, typer.Option(help="randread: which conventional SSD")] = "nvmevirt-970pro",
+    block_bytes: Annotated[int, typer.Option(help="randread: size of a request")] = 4096,
+    qd: Annotated[int, typer.Option(min=1, max=65536, help="randread: requests under way")] = 16,
+    read_percent: Annotated[int, typer.Option(min=0, max=100, help="randread: share of reads")] = 100,
+    requests: Annotated[int, typer.Option(min=1, help="randread: requests; attention: layers read")] = 1_000_000,
+    capacity_gb: Annotated[int, typer.Option(min=1, help="attention: capacity of the drive, 10^9 bytes")] = 64,
+    fill: Annotated[float, typer.Option(min=0.01, max=0.9, help="attention: share that is filled first")] = 0.5,
+    heads: Annotated[int, typer.Option(min=1, max=128, help="attention: KV heads")] = 40,
+    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="attention: tokens of a sequence")] = 1536,
+    compression: Annotated[int, typer.Option(min=1, max=64, help="attention: SparF at 1/C")] = 8,
+    trace: Annotated[Path | None, typer.Option(help="churn: CSV with lengths of requests")] = None,
+    full: Annotated[float, typer.Option(min=0.1, max=0.85, help="churn: share of the drive in use")] = 0.8,
+    erase_mean: Annotated[float, typer.Option(min=0.1, help="churn: run until blocks are worn this much")] = 50.0,
+    seed: Annotated[int, typer.Option(help="of all that is random")] = 0,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Flash under load: modelled times, wear, and how fast the emulator is."""
+    from csd_spec.presets import BLOCK_SSDS
+    from eval.bench_ftl import bench_attention, bench_churn, bench_randread
+
+    if workload is Workload.RANDREAD:
+        if preset not in BLOCK_SSDS:
+            raise ValueError(f"preset = {preset!r}: must be one of {', '.join(BLOCK_SSDS)}")
+        with err.status("requests"):
+            result = bench_randread(BLOCK_SSDS[preset], block_bytes, qd, read_percent, requests, seed)
+    elif workload is Workload.ATTENTION:
+        with err.status("filling the drive, then reading"):
+            count = min(requests, 2000)
+            result = bench_attention(capacity_gb * 10**9, fill, heads, tokens, count, compression)
+    else:
+        with progress("mean erase count", int(erase_mean)) as tick:
+            result = bench_churn(trace, full, erase_mean, seed, tick)
+    show(f"ftl, {workload}", result, output)
+
+
+@bench.command("crash")
+def bench_crash_command(
+    cuts: Annotated[int, typer.Option(min=2, help="cut points at the least")] = 10_000,
+    seed: Annotated[int, typer.Option(help="of the trace")] = 0,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Cut the power at every moment of a trace of all verbs, and at random in longer ones; then compare every byte."""
+    from eval.bench_crash import bench_crash
+
+    with progress("power cuts", cuts + cuts // 10) as tick:
+        result = bench_crash(cuts, seed, tick)
+    show("power cuts", result, output)
+    if result["lost"] or result["wrong"]:
+        sys.exit(1)
