@@ -106,6 +106,7 @@ class Step:
         self.work: list[Read | Compute] = []
         self.byte_addressable = False  # whether a selection can be fetched without its pages
         self.chosen: tuple[I32, I64] | None = None  # what was attended: tokens (N, k), of which counts (N,)
+        self.alpha: F32 = np.ones(q.shape[:2], np.float32)  # the weight of that
         self._scored: I32 | None = None
 
     @property
@@ -196,11 +197,9 @@ class Step:
             self.compute("logit", "kernel", counts, self.head_dim * self.each, counts)
         self.read("flash_token", self.pages.token_pages(self.view, self.view.v_slots, tokens, counts))
         self.compute("attend", "kernel", counts, self.head_dim * self.each, 0 * counts)
-        if weights is None:
-            alpha = np.ones(self.q.shape[:2], np.float32)
-        else:
-            alpha = cover(weights, tokens, counts, self.threads)
-        return attend(self.view, self.q, tokens, counts, alpha, self.v_mean, self.threads)
+        if weights is not None:
+            self.alpha = cover(weights, tokens, counts, self.threads)
+        return attend(self.view, self.q, tokens, counts, self.alpha, self.v_mean, self.threads)
 
     def table(self, name: str, encode: Callable[[F32, Memory], NDArray[Any]]) -> NDArray[Any]:
         """A table of a method's own with an entry for each token group, (N, groups, ...); see `read_table`.

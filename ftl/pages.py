@@ -72,7 +72,7 @@ def _hit(slot, page, row, form, last, word, found, ppns, useful, words):  # type
 def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # type: ignore[no-untyped-def]
     """Pages of each stream's ascending selected tokens that are in flash."""
     form = 0, unit_bytes, unit_bytes, word_bytes
-    ppns = np.empty(counts.sum(), np.uint32)
+    ppns = np.empty(np.minimum(counts, slots.shape[1]).sum(), np.uint32)
     useful, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
     ends, found = np.empty(slots.shape[0], np.int64), 0
     for stream in range(slots.shape[0]):
@@ -96,11 +96,11 @@ def plan_channels(  # type: ignore[no-untyped-def]
 
     A group without embedding pages is read from the token pages of K, as far as they are in flash.
     """
-    streams, _, groups = e_slots.shape
+    streams, parts, groups = e_slots.shape
     r = channels.shape[1]
     of_run = scale_bytes, run_bytes, run_bytes + scale_bytes // m, word_bytes
     of_row = 0, row_bytes, FP16_BYTES * r, word_bytes
-    ppns = np.empty(streams * (r * groups + k_slots.shape[1]), np.uint32)
+    ppns = np.empty(streams * (min(r, parts) * groups + k_slots.shape[1]), np.uint32)
     useful, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
     ends, found = np.empty(streams, np.int64), 0
     for stream in range(streams):

@@ -2,10 +2,11 @@
 
 import pytest
 
-from eval.bench_attention import Contest, bench_attention
+from attention_engine import METHODS
+from eval.bench_attention import Contest, bench_attention, scratch_mib
 
 
-@pytest.mark.parametrize("method", ["dense", "sparf"])
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "sparf-apart"])
 def test_a_small_contest(method):
     result = bench_attention(700, 4, 64, 2, method, threads=2)
     assert result["max_rel_error"] < 1e-4
@@ -15,12 +16,17 @@ def test_a_small_contest(method):
 
 def test_the_rivals_compute_the_same():
     contest = Contest(300, 4, 32, 2, threads=1, seed=0)
-    dense, _, _ = contest.dense()
+    contest.r, contest.k = 8, 40
+    dense = contest.attend("dense")
     assert abs(contest.torch_sdpa().reshape(dense.shape).numpy() - dense).max() < 1e-4
-    sparse, _, _ = contest.sparf(8, 40)
-    assert abs(contest.torch_gather(8, 40)[0].numpy() - sparse).max() < 1e-4
+    assert abs(contest.torch_gather()[0].numpy() - contest.attend("sparf")).max() < 1e-4
 
 
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="multiple of kv-heads"):
         bench_attention(64, 3, 16, 2, "dense", 1)
+
+
+@pytest.mark.parametrize("method", ["dense", "sparf"])
+def test_a_step_of_many_sequences_needs_little_scratch(method):
+    assert 0 < scratch_mib(40, 128, 40, method, sequences=64, tokens=1536) <= 64

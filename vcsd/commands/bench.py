@@ -48,27 +48,41 @@ def bench_decode_command(
     Console().print(table)
 
 
-class Kernel(StrEnum):
-    """What `vcsd bench attention` times."""
-
-    DENSE = "dense"
-    SPARF = "sparf"
-
-
 @bench.command("attention")
 def bench_attention_command(
     tokens: Annotated[int, typer.Option(min=16, max=1 << 18, help="length of the sequence")] = 32768,
     heads: Annotated[int, typer.Option(min=1, max=256, help="query heads")] = 40,
     head_dim: Annotated[int, typer.Option(min=8, max=256, help="channels of a head")] = 128,
     kv_heads: Annotated[int | None, typer.Option(min=1, help="KV heads (default: as many as query heads)")] = None,
-    method: Annotated[Kernel, typer.Option(help="dense, or SparF with r = 16, k = S/8")] = Kernel.DENSE,
+    method: Annotated[str, typer.Option(help="dense, sparf with r = 16 and k = S/8, or another method")] = "dense",
     threads: Annotated[int, typer.Option(min=1, max=64, help="of the kernel and of its rivals")] = 1,
+    all_sizes: Annotated[bool, typer.Option("--sweep", help="dense and SparF over many sizes, as a roofline")] = False,
+    plot: Annotated[Path, typer.Option(help="sweep: picture to draw: png, svg or pdf")] = Path("roofline.png"),
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Wall time of the attention kernels beside PyTorch's, and the share of the memory's bandwidth that they reach."""
-    from eval.bench_attention import ROUNDS, bench_attention
+    from eval.bench_attention import ROUNDS, SWEEP_GROUPS, SWEEP_TOKENS, bench_attention, plot_sweep, sweep
+    from eval.plot import check_format
 
-    with progress("turns", 5 * (ROUNDS + 1)) as tick:
+    if all_sizes:
+        check_format(plot)
+        with progress("kernels", 2 * len(SWEEP_TOKENS) * len(SWEEP_GROUPS)) as tick:
+            result = sweep(threads, tick)
+        plot_sweep(result, plot)
+        if output is Output.JSON:
+            print(json.dumps(result | {"plot": str(plot)}))
+            return
+        table = Table(title=f"Roofline, {threads} threads: see {plot}", title_justify="left")
+        for column in ("tokens", "queries", "method", "FLOP/byte", "GFLOP/s", "of the roof"):
+            table.add_column(column, justify="right")
+        for point in result["points"]:
+            roof = min(point["flop_per_byte"] * result["read_bandwidth_gb_per_s"], result["peak_gflop_per_s"])
+            share = point["gflop_per_s"] / roof
+            rates = f"{point['flop_per_byte']:.2f}", f"{point['gflop_per_s']:.1f}", f"{share:.0%}"
+            table.add_row(f"{point['tokens']:,}", str(point["group"]), point["method"], *rates)
+        Console().print(table)
+        return
+    with progress("turns", (6 if method in ("dense", "sparf") else 7) * (ROUNDS + 1)) as tick:
         result = bench_attention(tokens, heads, head_dim, kv_heads or heads, method, threads, tick=tick)
     show("attention", result, output)
 
