@@ -83,7 +83,7 @@ class Step:
     """One layer of B sequences with one new token each: N = B * H streams, G query heads share a stream.
 
     q: (N, G, d). r, top_k (N,), recent (N,): SparF's parameters. Whatever else a method does with the same bytes,
-    `budget_tokens` (N,) says how many rows of K and V they are worth. v_mean: (N, d). memory: for each sequence, what
+    `budget_bytes` (N,) says how many they are. v_mean: (N, d). memory: for each sequence, what
     methods keep between steps.
     """
 
@@ -110,9 +110,14 @@ class Step:
         self._scored: I32 | None = None
 
     @property
-    def budget_tokens(self) -> I64:
-        """Rows of K and V worth the bytes of r channels of every token and top_k rows."""
-        rows: I64 = self.top_k + self.r * self.seq_lens // (2 * self.head_dim)
+    def budget_bytes(self) -> I64:
+        """Bytes (N,) of r channels of every token and of top_k rows of K and V."""
+        nbytes: I64 = 2 * self.r * self.seq_lens + 4 * self.head_dim * self.top_k
+        return nbytes
+
+    def rows_for(self, nbytes: I64) -> I64:
+        """How many rows (N,) of K and V some bytes are worth, at least one and at most all."""
+        rows: I64 = nbytes // (4 * self.head_dim)
         return rows.clip(1, self.seq_lens)
 
     @property

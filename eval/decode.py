@@ -149,17 +149,19 @@ def decode(
     on_reference_token: OnToken | None = None,
     spec: DriveSpec = INSTCSD_ZYNQ7045_8CH,
     keep: Path | None = None,
+    embedding_bits: int = 16,
 ) -> Decoded:
     """Greedy decoding in drives, beside the same model's sdpa. keep: a folder in which the drives stay."""
     began = time.perf_counter()
-    with vcsd.attach(model, drives=drives, attention=attention, budget=budget, spec=spec, keep=keep) as csd:
+    how: Any = {"attention": attention, "budget": budget, "spec": spec, "embedding_bits": embedding_bits}
+    with vcsd.attach(model, drives, keep=keep, **how) as csd:
         tokens, logits = _generate(model, inputs, new_tokens, on_token)
         report, shape = csd.report(), csd.driver.shape
         wall_s = time.perf_counter() - began
     expected, wanted = _generate(model, inputs, new_tokens, on_reference_token)
     equal = torch.equal(tokens, expected)
     if not equal:
-        with vcsd.attach(model, drives=drives, attention=attention, budget=budget, spec=spec):
+        with vcsd.attach(model, drives, **how):
             logits = _force(model, inputs, expected)
     stored = inputs["input_ids"].shape[1] + tokens.shape[1] - 1
     return Decoded(

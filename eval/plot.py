@@ -10,10 +10,13 @@ FORMATS = (".png", ".svg", ".pdf")
 
 def new_figure(width: float = 7, height: float = 4.5) -> tuple[Any, Any]:
     """A figure and its axes."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
+    maps: Any = colormaps
+    axes.set_prop_cycle(color=[*maps["Dark2"].colors, *maps["tab20"].colors[::2]])
     axes.grid(True, which="both", linewidth=0.3)
     return figure, axes
 

@@ -23,7 +23,7 @@ from ftl import Ftl
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-TEXT = Path(__file__).parent.parent / "ARCHITECTURE.md"
+TEXT = Path(__file__).parent / "passage.txt"  # the beginning of Coriolanus
 WINDOW = 256  # tokens among which pages are shared out
 TOLERANCE = 1.02  # of a budget: channels and tokens are whole
 
@@ -43,8 +43,7 @@ class Contender:
     similar: bool = False
 
 
-CONTENDERS = (
-    *(Contender(name, name) for name in METHODS if name not in ("spending", "paged", "paged-top-p")),
+OURS = (
     Contender("ours-int8", "spending", 8),
     Contender("ours-int4", "spending", 4),
     Contender("ours-pages", "paged"),
@@ -56,6 +55,12 @@ CONTENDERS = (
     Contender("ours-int4-pages-top-p", "paged-top-p", 4),
     Contender("ours-int4-pages-similar", "paged", 4, similar=True),
 )
+
+
+def contenders() -> list[Contender]:
+    """Every method as it is known, and ours by the options that they combine."""
+    mine = {contender.method for contender in OURS} - {"sparf"}
+    return [*(Contender(name, name) for name in METHODS if name not in mine), *OURS]
 
 
 @dataclass(slots=True)
@@ -91,12 +96,15 @@ def bench_selectors(
     length = tokens + steps
     if ids.numel() < length + sequences:
         raise ValueError(f"the text has {ids.numel()} tokens: at least {length + sequences} are needed")
+    context = model.config.get_text_config(decoder=True).max_position_embeddings
+    if length > context:
+        raise ValueError(f"tokens + steps = {length}: the model's context is {context}")
     starts = np.linspace(0, ids.numel() - length, sequences).astype(int)
     layers = record(model, torch.stack([ids[start : start + length] for start in starts]))
     gathered = [_gathered(recorded, tokens) for recorded in layers]
     rows: list[dict[str, Any]] = []
     left_out: list[dict[str, Any]] = []
-    for contender in CONTENDERS:
+    for contender in contenders():
         for c in compressions if contender.name != "dense" else [1.0]:
             tally = Tally()
             for recorded, weights in zip(layers, gathered, strict=True):

@@ -68,8 +68,11 @@ class Lane:
 class Driver:
     """Ships one model's attention to drives. Devices are handed in; closing them is the owner's part."""
 
-    def __init__(self, devices: Sequence[Device], shape: ModelShape, method: str, budget: Budget) -> None:
+    def __init__(
+        self, devices: Sequence[Device], shape: ModelShape, method: str, budget: Budget, embedding_bits: int = 16
+    ) -> None:
         self.devices, self.shape, self.method, self.budget = list(devices), shape, method, budget
+        self.embedding_bits = embedding_bits
         self.heads = split_heads(shape.kv_heads, len(devices))
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.now_ns = 0  # modelled time on the host
@@ -80,7 +83,8 @@ class Driver:
     def create(self, count: int, max_tokens: int) -> Batch:
         """Open `count` sequences on every drive."""
         s = self.shape
-        commands = [SeqCreate(count, s.layers, len(heads), s.head_dim, max_tokens) for heads in self.heads]
+        bits = self.embedding_bits
+        commands = [SeqCreate(count, s.layers, len(heads), s.head_dim, max_tokens, bits) for heads in self.heads]
         done = self._collect(self._submit(commands, self.now_ns))
         return Batch([c.data[0].astype(np.uint64) for c in done], np.zeros((count, s.layers), np.int64))
 

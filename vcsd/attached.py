@@ -40,6 +40,7 @@ def attach(
     convention: str = "paper",
     budget: Budget | None = None,
     spec: DriveSpec = INSTCSD_ZYNQ7045_8CH,
+    embedding_bits: int = 16,
     mini_batches: int = 2,
     keep: Path | None = None,
 ) -> Iterator[Attached]:
@@ -48,6 +49,7 @@ def attach(
     drives: how many to make in this process, each a `spec`; or devices of your own, which stay open.
     attention: a name of `attention_engine.METHODS`.
     compression, convention: see `csd_spec.Compression`; budget replaces both.
+    embedding_bits: of the values of the embedding-indexed copy of K: 16, 8 or 4.
     keep: a folder in which the drives made here outlive the process, one folder each.
     mini_batches: parts that a decode batch is split into, so that model and drives work at the same time.
     Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
@@ -55,6 +57,8 @@ def attach(
     """
     if attention not in METHODS:
         raise ValueError(f"attention = {attention!r}: must be one of {', '.join(METHODS)}")
+    if embedding_bits not in (16, 8, 4):
+        raise ValueError(f"embedding_bits = {embedding_bits}: must be 16, 8 or 4")
     if mini_batches < 1:
         raise ValueError(f"mini_batches = {mini_batches}: at least 1 is needed")
     if budget is None:
@@ -74,7 +78,7 @@ def attach(
                 undo.callback(device.close)
         else:
             devices = drives
-        driver = Driver(devices, shape, attention, budget)
+        driver = Driver(devices, shape, attention, budget, embedding_bits)
         undo.callback(driver.close)
         if keep:
             undo.callback(driver.flush)

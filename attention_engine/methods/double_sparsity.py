@@ -21,13 +21,14 @@ def double_sparsity(step: Step) -> F32:
             memory["channels"] = np.argsort(-weight, axis=1, kind="stable")[:, : step.r]
     labels = step.table("labels", lambda k, memory: in_four_bits(k, memory["channels"], step.view.layout.n))
     channels = np.concatenate([memory["channels"] for _, memory in step.sequences()])
-    step.read_table(step.seq_lens * (step.r // 2 + 4))
+    label_bytes = step.seq_lens * (step.r // 2 + 4)  # codes, a scale and a least value
+    step.read_table(label_bytes)
     step.compute("logit0", "kernel", step.r * step.each, step.seq_lens, step.seq_lens)
     q = np.take_along_axis(step.q, channels[:, None, :], 2)
     weights = np.einsum("ngr,ntr->ngt", q, labels.reshape(step.streams, -1, step.r)[:, : int(step.seq_lens.max())])
     share = np.abs(q).sum(-1, keepdims=True) / np.maximum(np.abs(step.q).sum(-1, keepdims=True), 1e-30)
     weights = np.ascontiguousarray(weights / np.sqrt(step.head_dim * share), np.float32)
-    counts = np.maximum(1, step.budget_tokens - step.seq_lens * (step.r // 2 + 4) // (4 * step.head_dim))
+    counts = step.rows_for(step.budget_bytes - label_bytes)
     return step.attend(step.best_tokens(step.weigh(weights), counts, np.minimum(step.recent, counts)), counts)
 
 

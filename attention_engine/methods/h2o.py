@@ -14,7 +14,7 @@ def h2o(step: Step) -> F32:
     memory["h2o"]: weights (H, S) that its tokens have gathered so far, -inf for what is out.
     """
     gathered = np.full((step.streams, int(step.seq_lens.max())), -np.inf, np.float32)
-    counts = step.budget_tokens
+    counts = step.rows_for(step.budget_bytes)
     for streams, memory in step.sequences():
         length = int(step.seq_lens[streams.start])
         known = memory.get("h2o", np.zeros((streams.stop - streams.start, 0), np.float32))

@@ -11,7 +11,7 @@ SINKS = 4
 
 def local(step: Step) -> F32:
     """The first SINKS tokens and the last ones."""
-    counts = step.budget_tokens
+    counts = step.rows_for(step.budget_bytes)
     index = np.arange(int(counts.max()), dtype=np.int32)[None, :]
     behind = (step.seq_lens - counts)[:, None]
     tokens = np.where(index < np.minimum(SINKS, counts)[:, None], index, index + behind).astype(np.int32)

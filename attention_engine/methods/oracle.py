@@ -7,6 +7,6 @@ from attention_engine.step import F32, Step
 
 def top_k_oracle(step: Step) -> F32:
     """The tokens with the largest exact weights."""
-    counts = step.budget_tokens
+    counts = step.rows_for(step.budget_bytes)
     scores = step.weigh(step.peek())
     return step.attend(step.best_tokens(scores, counts, 0 * counts), counts)

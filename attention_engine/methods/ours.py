@@ -15,7 +15,7 @@ def spending(step: Step) -> F32:
     """
     weights = step.approximate(step.scoring_channels())
     scores = step.weigh(weights)
-    counts = np.maximum(1, step.budget_tokens - step.useful_bytes // (4 * step.head_dim))
+    counts = step.rows_for(step.budget_bytes - step.useful_bytes)
     return step.attend(step.best_tokens(scores, counts, np.minimum(step.recent, counts)), counts, weights)
 
 
@@ -28,6 +28,6 @@ def paged(step: Step, top_p: float = 1.0) -> F32:
     n = step.view.layout.n
     weights = step.approximate(step.scoring_channels())
     scores = step.weigh(weights)
-    pages = np.maximum(1, (step.budget_tokens - step.fetched_bytes // (4 * step.head_dim)) // n)
+    pages = np.maximum(1, step.rows_for(step.budget_bytes - step.fetched_bytes) // n)
     tokens, counts = step.best_pages(scores, pages, np.minimum(step.recent, n), top_p)
     return step.attend(tokens, counts, weights)

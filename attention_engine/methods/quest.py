@@ -7,7 +7,7 @@ import numpy as np
 from attention_engine.step import F32, I32, I64, Step
 
 
-def choose_pages(step: Step, budget_tokens: I64) -> tuple[I32, I64]:
+def choose_pages(step: Step) -> tuple[I32, I64]:
     """Tokens (N, k) and counts (N,) of the pages with the largest bounds; the bounds are paid from the budget."""
     n, d = step.view.layout.n, step.head_dim
     entries = step.seq_lens // n  # of pages in flash; an entry has as many bytes as a row of K and V
@@ -20,9 +20,9 @@ def choose_pages(step: Step, budget_tokens: I64) -> tuple[I32, I64]:
         bounds += np.maximum(q * extremes[:, :, 0], q * extremes[:, :, 1]).sum(-1)  # a query group decides together
     bounds -= bounds.min(1, keepdims=True)
     scores = np.repeat(bounds, n, axis=1)[:, : int(step.seq_lens.max())]
-    return step.best_pages(scores, np.maximum(1, (budget_tokens - entries) // n), step.each)
+    return step.best_pages(scores, np.maximum(1, step.rows_for(step.budget_bytes - 4 * d * entries) // n), step.each)
 
 
 def quest(step: Step) -> F32:
     """Attention over whole pages."""
-    return step.attend(*choose_pages(step, step.budget_tokens))
+    return step.attend(*choose_pages(step))

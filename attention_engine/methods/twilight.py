@@ -13,7 +13,7 @@ P = 0.9
 
 def twilight(step: Step, p: float = P) -> F32:
     """Quest's choice, weighed by K in 4 bits, then top-p."""
-    tokens, counts = choose_pages(step, step.budget_tokens)
+    tokens, counts = choose_pages(step)
     every = np.arange(step.head_dim)[None].repeat(step.streams // len(step.memory), 0)
     rows = step.table("k4", lambda k, _: in_four_bits(k, every, step.view.layout.n))
     rows = rows.reshape(step.streams, -1, step.head_dim)

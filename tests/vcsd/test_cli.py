@@ -86,6 +86,8 @@ def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch)
         (["--batch", "0"], "batch = 0"),
         (["--attention", "magic"], "magic"),
         (["--drives", "two"], "--drives"),
+        (["--embedding-bits", "5"], "--embedding-bits"),
+        (["--methods", "/nowhere.py"], "/nowhere.py"),
         (["--device", "abacus"], "abacus"),
         (["--colour"], "colour"),
     ],

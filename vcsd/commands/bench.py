@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from vcsd.commands.shared import Output, OutputOption, err, progress, show
+from vcsd.commands.shared import Output, OutputOption, err, progress, show, stdout
 
 bench = typer.Typer(help="Measure the emulator itself, beside its rivals.")
 
@@ -45,7 +44,7 @@ def bench_decode_command(
     table.add_column("of sdpa's", justify="right")
     for name, ms in result["step_ms"].items():
         table.add_row(name, f"{ms:.1f}", f"{result['wall_over_sdpa'][name]:.2f}x")
-    Console().print(table)
+    stdout().print(table)
 
 
 @bench.command("attention")
@@ -80,7 +79,7 @@ def bench_attention_command(
             share = point["gflop_per_s"] / roof
             rates = f"{point['flop_per_byte']:.2f}", f"{point['gflop_per_s']:.1f}", f"{share:.0%}"
             table.add_row(f"{point['tokens']:,}", str(point["group"]), point["method"], *rates)
-        Console().print(table)
+        stdout().print(table)
         return
     with progress("turns", (6 if method in ("dense", "sparf") else 7) * (ROUNDS + 1)) as tick:
         result = bench_attention(tokens, heads, head_dim, kv_heads or heads, method, threads, tick=tick)

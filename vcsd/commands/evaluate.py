@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from vcsd.commands.shared import Output, OutputOption, err, progress
+from vcsd.commands.shared import MethodsOption, Output, OutputOption, err, load_methods, progress, stdout
 
 evaluate = typer.Typer(help="Measure what methods and drives are worth.")
 
@@ -22,7 +21,7 @@ def root() -> None:
 
 @evaluate.command("selectors")
 def selectors(
-    text: Annotated[Path | None, typer.Option(help="text to record q, k and v on (default: ARCHITECTURE.md)")] = None,
+    text: Annotated[Path | None, typer.Option(help="text to record q, k and v on (default: from Coriolanus)")] = None,
     model: Annotated[Path | None, typer.Option(help="folder of a decoder (default: the shipped one)")] = None,
     tokens: Annotated[int, typer.Option(min=64, help="prompt length")] = 1536,
     steps: Annotated[int, typer.Option(min=1, help="decode steps")] = 8,
@@ -31,6 +30,7 @@ def selectors(
         str, typer.Option(help="budgets 1/C in the bytes convention, with commas")
     ] = "2,4,5.333,8,16",
     plot: Annotated[Path | None, typer.Option(help="picture to draw: png, svg or pdf")] = None,
+    methods: MethodsOption = None,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Every method's bytes, error and modelled time on recorded q, k, v."""
@@ -38,16 +38,17 @@ def selectors(
         compressions = [float(c) for c in compression.split(",")]
     except ValueError as error:
         raise ValueError(f"compression = {compression!r}: needs numbers with commas between them") from error
+    load_methods(methods)
     with err.status("loading the model"):
         from eval.decode import CHECKPOINT, load
         from eval.plot import check_format
-        from eval.selectors import CONTENDERS, TEXT, bench_selectors, plot_selectors
+        from eval.selectors import TEXT, bench_selectors, contenders, plot_selectors
 
         if plot:
             check_format(plot)
         loaded, tokenizer = load(model or CHECKPOINT)
         written = (text or TEXT).read_text(encoding="utf-8")
-    turns = (len(CONTENDERS) - 1) * len(compressions) + 1
+    turns = (len(contenders()) - 1) * len(compressions) + 1
     with progress("layers", turns * loaded.config.num_hidden_layers) as tick:
         result = bench_selectors(loaded, tokenizer, written, tokens, steps, sequences, compressions, tick)
     if plot:
@@ -64,7 +65,7 @@ def selectors(
         shares = (row["budget"], row["bytes_fetched_share"], row["bytes_useful_share"])
         figures = *(f"{share:.3f}" for share in shares), f"{row['output_rel_error']:.4f}", f"{row['mass_recall']:.4f}"
         table.add_row(row["name"], *figures, f"{row['serial_us']:,.0f}", f"{row['overlapped_us']:,.0f}")
-    Console().print(table)
+    stdout().print(table)
     names = sorted({row["name"] for row in result["beyond_budget"]})
     if names:
         err.print(f"left out where scoring alone goes beyond the budget: {', '.join(names)}")

@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from csd_spec import Budget, Compression, Fixed, SparFParams
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_drive
-from vcsd.commands.shared import ATTENTION_HELP, Output, OutputOption, err, progress
+from vcsd.commands.shared import (
+    ATTENTION_HELP,
+    MethodsOption,
+    Output,
+    OutputOption,
+    err,
+    load_methods,
+    progress,
+    stdout,
+)
 
 
 class Processor(StrEnum):
@@ -22,6 +30,14 @@ class Processor(StrEnum):
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+class Bits(StrEnum):
+    """Of the values of the embedding-indexed copy of K."""
+
+    FP16 = "16"
+    INT8 = "8"
+    INT4 = "4"
 
 
 class ConventionName(StrEnum):
@@ -42,15 +58,18 @@ def run(
     r: Annotated[int | None, typer.Option("--r", help="channels of q and K, instead of --compression")] = None,
     k: Annotated[int | None, typer.Option("--k", help="tokens, instead of --compression")] = None,
     recent: Annotated[int | None, typer.Option("--l", help="most recent tokens among them (default: k / 4)")] = None,
+    embedding_bits: Annotated[Bits, typer.Option(help="of the values of K's embedding-indexed copy")] = Bits.FP16,
     max_new_tokens: Annotated[int, typer.Option(help="length of the continuation")] = 128,
     batch: Annotated[int, typer.Option(help="rows; those after the first begin inside the prompt")] = 1,
     seed: Annotated[int, typer.Option(help="of the places where those rows begin")] = 0,
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None,
     keep: Annotated[Path | None, typer.Option(help="folder to keep the drives in, for vcsd log")] = None,
     device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
+    methods: MethodsOption = None,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Continue a text with attention in drives, and compare with ordinary attention."""
+    load_methods(methods)
     budget = _budget(attention, compression, convention, r, k, recent)
     text = _prompt(prompt, prompt_file)
     spec = load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH
@@ -70,7 +89,20 @@ def run(
     if normal:
         print(text, end="", flush=True)
     with progress("ordinary attention", max_new_tokens) as tick:
-        done = decode(loaded, inputs, max_new_tokens, drives, attention, budget, tokenizer, stream, tick, spec, keep)
+        done = decode(
+            loaded,
+            inputs,
+            max_new_tokens,
+            drives,
+            attention,
+            budget,
+            tokenizer,
+            stream,
+            tick,
+            spec,
+            keep,
+            int(embedding_bits),
+        )
     params = done.last_params
     if output is Output.JSON:
         result = {
@@ -107,7 +139,7 @@ def run(
     table.add_row("same best token, on the reference's text", f"{done.agreement.top1_rate:.1%}")
     table.add_row("largest logit difference", f"{done.agreement.max_abs_logit_diff:.4f}")
     table.add_row("emulator wall time, s", f"{done.wall_s:.1f}")
-    Console().print(table, done.report)
+    stdout().print(table, done.report)
 
 
 def _budget(

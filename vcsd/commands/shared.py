@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +16,11 @@ from rich.table import Table
 
 err = Console(stderr=True)
 ATTENTION_HELP = "how drives attend: dense, sparf, or another method of attention_engine (see docs/methods.md)"
+
+
+def stdout() -> Console:
+    """For results: as wide as the terminal, or wide enough for a table where there is none."""
+    return Console(width=None if sys.stdout.isatty() else 120)
 
 
 class Output(StrEnum):
@@ -26,6 +33,19 @@ class Output(StrEnum):
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="normal: for people; json: for programs")]
 
 
+MethodsOption = Annotated[Path | None, typer.Option("--methods", help="Python file with methods of your own")]
+
+
+def load_methods(file: Path | None) -> None:
+    """Run a file that adds to `attention_engine.METHODS`; raises ValueError with its reason when it fails."""
+    if file is None:
+        return
+    try:
+        runpy.run_path(str(file))
+    except Exception as error:  # whatever the user's file raises
+        raise ValueError(f"{file}: {type(error).__name__}: {error}") from error
+
+
 def show(title: str, result: dict[str, Any], output: Output) -> None:
     """A flat result as a table or as json."""
     if output is Output.JSON:
@@ -36,7 +56,7 @@ def show(title: str, result: dict[str, Any], output: Output) -> None:
     table.add_column("figure", justify="right")
     for name, value in result.items():
         table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else str(value))
-    Console().print(table)
+    stdout().print(table)
 
 
 class progress:  # noqa: N801 - used as a function

@@ -1,0 +1,253 @@
+"""Every method on a drive's pages: what it attends to, what it fetches, what it promises."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from attention_engine import METHODS, Read, Step, oracle
+from csd_spec import KvLayout
+from ftl import Ftl
+
+H, D = 2, 16
+SELECTIVE = [name for name in METHODS if name not in ("dense", "top-k-oracle")]
+
+
+class Drive:
+    """Sequences of random rows in a small drive, and the same as arrays (B, H, S, d)."""
+
+    def __init__(self, spec, lengths, bits=16, seed=0, order=None):
+        self.generator = np.random.default_rng(seed)
+        self.ftl = Ftl(spec)
+        layout = KvLayout.for_context(spec.geometry.page_bytes, D, 512, bits)
+        self.handles = self.ftl.create(len(lengths), 1, H, layout)
+        self.K, self.V = ([self.rows(S) for S in lengths] for _ in "KV")
+        if order is not None:
+            self.K, self.V = ([rows[order] for rows in each] for each in (self.K, self.V))
+        self.append(self.K, self.V)
+        self.memory = [{} for _ in lengths]
+
+    def rows(self, tokens):
+        return self.generator.standard_normal((tokens, H, D)).astype(np.float16)
+
+    def append(self, k, v):
+        lengths = np.array([len(rows) for rows in k])
+        self.ftl.append(self.handles, 0, lengths, np.concatenate(k), np.concatenate(v), 0)
+
+    def grow(self):
+        k, v = ([self.rows(1) for _ in self.handles] for _ in "KV")
+        self.append(k, v)
+        self.K, self.V = (
+            [np.concatenate(pair) for pair in zip(*each, strict=True)] for each in ((self.K, k), (self.V, v))
+        )
+
+    def step(self, G=2, r=4, share=4, q=None):
+        view, streams = self.ftl.view(self.handles, 0), len(self.handles) * H
+        q = self.generator.standard_normal((streams, G, D)).astype(np.float32) if q is None else q
+        k = -(-view.seq_lens // share)
+        v_mean = np.concatenate([rows.astype(np.float32).mean(0) for rows in self.V])
+        return Step(view, self.ftl, q, r, k, -(-k // 4), v_mean, self.memory)
+
+    def stream(self, number):
+        """K and V of a stream in float64."""
+        return [rows[number // H][:, number % H].astype(np.float64) for rows in (self.K, self.V)]
+
+
+def fetched_and_useful(step):
+    plans = [item.plan for item in step.work if isinstance(item, Read)]
+    return sum(int(p.nbytes.sum()) for p in plans), sum(int(p.useful.sum()) for p in plans)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("bits", [16, 4])
+def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, bits):
+    """Over several steps, of sequences of different lengths, one shorter than a page."""
+    drive = Drive(small_drive, [230, 100, 7], bits)
+    for _ in range(20):
+        drive.grow()
+        step = drive.step()
+        out = METHODS[name](step)
+        tokens, counts = step.chosen
+        shared = len(counts) == step.streams
+        for stream in range(step.streams):
+            K, V = drive.stream(stream)
+            for query in range(2):
+                row = stream if shared else 2 * stream + query
+                chosen = tokens[row, : counts[row]]
+                assert (np.diff(chosen) > 0).all()
+                assert chosen[-1] < len(K)
+                alpha = step.alpha[stream, query] if shared else None
+                expected = oracle.dense(step.q[stream, query : query + 1].astype(np.float64), K[chosen], V[chosen])[0]
+                if alpha is not None:
+                    expected = alpha * expected + (1 - alpha) * V.mean(0)
+                    np.testing.assert_allclose(out[stream, query], expected, rtol=1e-3, atol=1e-4)
+        fetched, useful = fetched_and_useful(step)
+        assert useful <= fetched
+
+
+@pytest.mark.parametrize("name", [name for name in SELECTIVE if name not in ("double-sparsity", "h2o", "sparf-apart")])
+def test_useful_bytes_keep_the_budget(small_drive, name):
+    """Within what rounding to whole pages and channels takes; a query group shares what it fetches."""
+    drive = Drive(small_drive, [400])
+    step = drive.step(share=8)
+    METHODS[name](step)
+    budget = int(step.budget_bytes.sum())
+    slack = step.streams * 2 * step.view.layout.n * 4 * D
+    assert fetched_and_useful(step)[1] <= budget + slack
+
+
+@pytest.mark.parametrize("name", ["sparf", "sparq", "spending"])
+def test_the_whole_budget_is_dense(small_drive, name):
+    drive = Drive(small_drive, [150, 40])
+    step = drive.step(r=D, share=1)
+    np.testing.assert_allclose(METHODS[name](step), METHODS["dense"](drive.step(q=step.q)), rtol=1e-4, atol=1e-5)
+
+
+def test_the_oracle_takes_what_weighs_most(small_drive):
+    drive = Drive(small_drive, [300])
+    step = drive.step(G=1)
+    METHODS["top-k-oracle"](step)
+    tokens, counts = step.chosen
+    for stream in range(H):
+        K, _ = drive.stream(stream)
+        best = np.sort(np.argsort(-(K @ step.q[stream, 0]), kind="stable")[: counts[stream]])
+        np.testing.assert_array_equal(tokens[stream, : counts[stream]], best)
+
+
+def test_h2o_never_takes_back_what_it_forgot(small_drive):
+    drive = Drive(small_drive, [200])
+    kept = None
+    for number in range(30):
+        drive.grow()
+        step = drive.step(share=4)
+        METHODS["h2o"](step)
+        tokens, counts = step.chosen
+        now = [set(tokens[s, : counts[s]].tolist()) for s in range(H)]
+        assert all(200 + number in stream for stream in now)  # the newest
+        if kept is not None:
+            assert all(stream - before <= {200 + number} for stream, before in zip(now, kept, strict=True))
+            assert (counts <= step.rows_for(step.budget_bytes)).all()
+        kept = now
+
+
+def test_quest_takes_the_page_that_holds_the_needle(small_drive):
+    drive = Drive(small_drive, [400])
+    n = drive.ftl.view(drive.handles, 0).layout.n
+    q = np.ones((H, 1, D), np.float32)
+    drive = Drive(small_drive, [0])
+    k = np.zeros((400, H, D), np.float16)
+    k[137] = 3
+    drive.K, drive.V = [k], [drive.rows(400)]
+    drive.append(drive.K, drive.V)
+    step = drive.step(q=q, share=16)
+    METHODS["quest"](step)
+    tokens, counts = step.chosen
+    for stream in range(H):
+        assert set(range(137 // n * n, 137 // n * n + n)) <= set(tokens[stream, : counts[stream]].tolist())
+
+
+def test_double_sparsity_keeps_its_channels(small_drive):
+    drive = Drive(small_drive, [100])
+    METHODS["double-sparsity"](drive.step())
+    first = drive.memory[0]["channels"].copy()
+    drive.grow()
+    METHODS["double-sparsity"](drive.step())
+    np.testing.assert_array_equal(drive.memory[0]["channels"], first)
+
+
+def test_top_p_spends_less_where_the_weight_is_in_few_tokens(small_drive):
+    drive = Drive(small_drive, [400], bits=4)
+    q = np.concatenate([0.01 * np.ones((1, 1, D)), 3 * drive.K[0][None, 50, 1:2].astype(float)]).astype(np.float32)
+    counts = []
+    for name in ("paged", "paged-top-p"):
+        step = drive.step(q=q, share=2)
+        METHODS[name](step)
+        counts.append(step.chosen[1])
+    assert counts[1][1] < counts[0][1]  # one token has nearly all
+    assert (counts[1] <= counts[0]).all()
+
+
+def test_pages_instead_of_tokens_waste_nothing_of_what_crosses(small_drive):
+    drive = Drive(small_drive, [400], bits=4)
+    step = drive.step(share=2)
+    METHODS["paged"](step)
+    tokens = [item.plan for item in step.work if isinstance(item, Read) and item.unit == "flash_token"]
+    for plan in tokens:
+        np.testing.assert_array_equal(plan.useful, step.view.layout.n * 2 * D)
+
+
+def test_a_query_head_that_selects_for_itself_fetches_for_itself(small_drive):
+    drive = Drive(small_drive, [300])
+    together, apart = drive.step(), drive.step()
+    METHODS["sparf"](together)
+    apart.q = together.q
+    METHODS["sparf-apart"](apart)
+    assert fetched_and_useful(apart)[0] > 1.3 * fetched_and_useful(together)[0]
+
+
+@pytest.mark.parametrize("name", ["dense", "sparf", "spending"])
+def test_the_order_of_tokens_changes_pages_not_the_output(small_drive, name):
+    """Rows of K and V moved together, outside the recent window."""
+    order = np.concatenate([np.random.default_rng(1).permutation(240), np.arange(240, 300)])
+    outs, pages = [], []
+    for each in (None, order):
+        drive = Drive(small_drive, [300], order=each)
+        step = drive.step(G=1, share=8, q=np.random.default_rng(2).standard_normal((H, 1, D)).astype(np.float32))
+        outs.append(METHODS[name](step))
+        pages.append(fetched_and_useful(step)[0])
+    np.testing.assert_allclose(*outs, rtol=1e-3, atol=1e-5)
+    assert name == "dense" or pages[0] != pages[1]
+
+
+def test_adding_tokens_never_changes_earlier_pages(small_drive):
+    drive = Drive(small_drive, [100], bits=4)
+    content = drive.ftl.nand.content
+    before = {int(p): content[p].copy() for m in drive.ftl.sequence(drive.handles[0]).maps for p in m.flash_slots()}
+    for _ in range(150):
+        drive.grow()
+    assert before
+    for page, old in before.items():
+        np.testing.assert_array_equal(content[page], old)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_was_not_fetched_never_counts(small_drive, name):
+    """The same step with every page poisoned but those planned; tables were made when rows came."""
+    outs = []
+    for poisoned in (False, True):
+        drive = Drive(small_drive, [230, 100])
+        METHODS[name](drive.step())  # makes tables
+        if poisoned:
+            whole = drive.ftl.nand.content.copy()
+            if name != "top-k-oracle":  # which knows what it does not read
+                drive.ftl.nand.content[:] = 0xFF
+            reveal(drive.ftl, whole)
+        step = drive.step(q=np.random.default_rng(5).standard_normal((2 * H, 2, D)).astype(np.float32))
+        outs.append(METHODS[name](step))
+    np.testing.assert_array_equal(*outs)
+
+
+def reveal(ftl, whole):
+    """Let pages show their content once they are planned."""
+    for name in ("token_pages", "embedding_pages"):
+        plan_of = getattr(ftl, name)
+
+        def plan(*arguments, plan_of=plan_of):
+            done = plan_of(*arguments)
+            ftl.nand.content[done.ppns] = whole[done.ppns]
+            return done
+
+        setattr(ftl, name, plan)
+
+
+def test_hot_pages_in_dram_change_bytes_not_the_output(small_drive):
+    outs, fetched = [], []
+    for cache in (0, 40 * small_drive.geometry.page_bytes):
+        drive = Drive(replace(small_drive, cache_bytes=cache), [300])
+        q = np.random.default_rng(5).standard_normal((H, 2, D)).astype(np.float32)
+        METHODS["sparf"](drive.step(q=q))
+        step = drive.step(q=q)
+        outs.append(METHODS["sparf"](step))
+        fetched.append(fetched_and_useful(step)[0])
+    np.testing.assert_array_equal(*outs)
+    assert fetched[1] < fetched[0]

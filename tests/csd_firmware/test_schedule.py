@@ -1,0 +1,120 @@
+"""Schedules against times worked out by hand and against bounds that no schedule can beat."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from attention_engine import Compute, EngineClock, Read
+from csd_firmware.schedule import SCHEDULES, Units
+from csd_firmware.stopwatch import Stopwatch
+from ftl import Ftl, PagePlan
+
+READ, CHANNEL = 50_000, 366  # of one page of 512 bytes at 1.4 GB/s
+
+
+def units_of(drive, **engine):
+    engine = {"clock_hz": 1_000_000_000, "kernels": 2, "lanes": 1, "kernel_efficiency": 1.0, **engine}
+    ftl = Ftl(replace(drive, engine=replace(drive.engine, **engine)))
+    return Units(ftl, EngineClock(ftl.spec.engine))
+
+
+def pages(*per_stream):
+    """A plan with so many pages for each stream, one after the other over lanes."""
+    ends = np.cumsum(per_stream)
+    size = np.full(ends[-1], 512)
+    return PagePlan(np.arange(ends[-1], dtype=np.uint32) % np.uint32(4), size, size, ends, stored=False)
+
+
+def kernel(unit, *beats, scores=None):
+    lines = np.array(beats)
+    return Compute(unit, "kernel", lines, np.ones_like(lines), 1, 0 * lines if scores is None else np.array(scores))
+
+
+def argtopk(*values):
+    lengths = np.array(values)
+    return Compute("argtopk", "argtopk", np.ones_like(lengths), lengths, 1, 0 * lengths)
+
+
+def run(schedule, work, units):
+    watch = Stopwatch(1000)
+    SCHEDULES[schedule](work, units, watch)
+    assert sum(watch.breakdown_ns.values()) == watch.now_ns - 1000
+    return watch.now_ns - 1000, {unit: ns for unit, ns in watch.breakdown_ns.items() if ns}
+
+
+def test_one_phase_after_the_other(small_drive):
+    work = [kernel("logit", 300, 500), argtopk(32, 32), kernel("attend", 7, 0)]
+    total, parts = run("serial", work, units_of(small_drive))
+    assert parts == {"logit": 400, "argtopk": 6, "attend": 4}
+    assert total == 410
+
+
+def test_streams_share_kernels_as_they_come_free(small_drive):
+    """Three jobs on two kernels: the third begins when the shorter of the first two ends."""
+    total, parts = run("overlapped", [kernel("logit", 300, 500, 400)], units_of(small_drive))
+    assert (total, parts) == (700, {"logit": 700})
+
+
+def test_v_is_read_under_the_logits_of_k(small_drive):
+    work = [argtopk(32), Read("k", pages(1)), kernel("logit", 40_000), Read("v", pages(1)), kernel("attend", 10)]
+    units = units_of(small_drive)
+    total, parts = run("overlapped", work, units)
+    # Both pages lie in one lane: V is sensed when K has left, and is there after logit has ended
+    assert total == pytest.approx(3 + 2 * (READ + CHANNEL) + 10, abs=10)
+    assert parts == {"argtopk": 3, "v": total - 13, "attend": 10}
+    serial, _ = run("serial", work, units_of(small_drive))
+    assert serial == pytest.approx(3 + 2 * (READ + CHANNEL) + 20_000 + 5, abs=10)  # both kernels
+
+
+def test_flash_of_one_stream_goes_under_the_arithmetic_of_another(small_drive):
+    work = [Read("k", pages(4, 4)), kernel("logit", 90_000, 90_000)]
+    total, parts = run("overlapped", work, units_of(small_drive, kernels=1))
+    first = READ + 2 * CHANNEL
+    assert total == pytest.approx(first + 180_000, rel=0.01)
+    assert parts["logit"] == 180_000
+
+
+def test_softmax_counts_where_it_is_slower_than_its_kernel(small_drive):
+    units = units_of(small_drive, softmax_ways=1)
+    for schedule in SCHEDULES:
+        _, parts = run(schedule, [kernel("logit0", 100, 100, scores=[160, 160])], units)
+        assert parts == {"logit0": 100, "softmax": 60}
+
+
+def test_a_slow_filter_holds_up_the_engine(small_drive):
+    """At 1 byte a cycle of 1 GHz a filter passes 1 GB/s, less than the channel's 1.4."""
+    for schedule in SCHEDULES:
+        total, parts = run(schedule, [Read("k", pages(400))], units_of(small_drive, nfc_bytes_per_cycle=1))
+        fast, _ = run(schedule, [Read("k", pages(400))], units_of(small_drive))
+        assert total >= fast
+        assert total - parts.get("nfc", 0) == fast
+    plan = pages(4)
+    slow = units_of(small_drive, nfc_bytes_per_cycle=1, clock_hz=10_000_000)
+    assert slow.fetch(plan, 0)[1] == 2 * 512 * 100  # two pages on each of two channels
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_schedule_beats_its_units(small_drive, seed):
+    generator = np.random.default_rng(seed)
+    streams = int(generator.integers(1, 9))
+
+    def some(most):
+        return generator.integers(0, most, streams)
+
+    work = [
+        argtopk(*some(100)),
+        Read("embed", pages(*some(5) + 1)),
+        kernel("logit0", *some(30_000), scores=some(90_000)),
+        argtopk(*some(100_000)),
+        Read("token", pages(*some(5) + 1)),
+        kernel("logit", *some(30_000)),
+        Read("token", pages(*some(5) + 1)),
+        kernel("attend", *some(30_000)),
+    ]
+    (serial, _), (overlapped, _) = (run(name, work, units_of(small_drive)) for name in ("serial", "overlapped"))
+    units = units_of(small_drive)
+    kernels = [item for item in work if isinstance(item, Compute) and item.job == "kernel"]
+    arithmetic = sum(sum(units.compute(item, s)[0] for s in range(streams)) for item in kernels)
+    assert overlapped >= arithmetic / 2
+    assert overlapped <= serial * 1.5  # streams are not divided among kernels, phases are
