@@ -83,8 +83,8 @@ class Step:
     """One layer of B sequences with one new token each: N = B * H streams, G query heads share a stream.
 
     q: (N, G, d). r, top_k (N,), recent (N,): SparF's parameters. Whatever else a method does with the same bytes,
-    `budget_bytes` (N,) says how many they are. v_mean: (N, d). memory: for each sequence, what
-    methods keep between steps.
+    `budget_bytes` (N,) says how many they are. v_mean: (N, d). memory: for each sequence, what methods keep between
+    steps.
     """
 
     def __init__(

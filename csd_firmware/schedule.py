@@ -14,6 +14,7 @@ from csd_spec import Geometry
 from ftl import Ftl, PagePlan
 
 Work = Sequence[Read | Compute]
+MOST_JOBS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,14 @@ class Units:
             return finish_ns, finish_ns
         return finish_ns, max(finish_ns, start_ns + self.clock.filter_ns(_busiest_channel(plan, geometry)))
 
-    def compute(self, item: Compute, stream: int | slice) -> tuple[int, int]:
+    def compute(self, item: Compute, streams: slice) -> tuple[int, int]:
         """Nanoseconds of a unit for some streams, and those that softmax takes beyond it; one kernel's worth."""
-        values = item.lines[stream] * item.length[stream]
+        values = item.lines[streams] * item.length[streams]
         if item.job == "argtopk":
             return self.clock.topk_ns(int(np.sum(values))), 0
-        beats = item.lines[stream] * -(-item.length[stream] // self.clock.spec.lanes) * item.queries
+        beats = item.lines[streams] * -(-item.length[streams] // self.clock.spec.lanes) * item.queries
         ns = self.clock.kernel_ns(int(np.sum(beats)))
-        return ns, max(0, self.clock.softmax_ns(int(np.sum(item.scores[stream])) * item.queries) - ns)
+        return ns, max(0, self.clock.softmax_ns(int(np.sum(item.scores[streams])) * item.queries) - ns)
 
 
 def _busiest_channel(plan: PagePlan, geometry: Geometry) -> int:
@@ -62,7 +63,7 @@ def serial(work: Work, units: Units, watch: Stopwatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """One stream's part of an item: which unit took it until when, right after what."""
+    """One job's part of an item: which unit took it until when, right after what."""
 
     unit: str
     finish_ns: int
@@ -73,27 +74,25 @@ def overlapped(work: Work, units: Units, watch: Stopwatch) -> None:
     """Every stream by itself: flash of one under the arithmetic of another, V under the logits of K.
 
     A read waits for the last argtopk before it, a unit for all that came before. Units take first what is ready first.
-    The nanoseconds are those of the chain of waits at whose end the last stream ends.
+    The nanoseconds are those of the chain of waits at whose end the last stream ends. More than MOST_JOBS streams go as
+    bundles of neighbours.
     """
     start = _Done("", watch.now_ns, None)
     streams = max(item.lines.size if isinstance(item, Compute) else item.plan.ends.size for item in work)
+    size = -(-streams // MOST_JOBS)
     before = [_waits_for(work, number) for number in range(len(work))]
     after = [[later for later in range(len(work)) if number in before[later]] for number in range(len(work))]
     last_use = {"argtopk": [start], "kernel": [start] * units.clock.spec.kernels}
     done: dict[tuple[int, int], _Done] = {}
-    ready = [
-        (start.finish_ns, stream, number)
-        for stream in range(streams)
-        for number in range(len(work))
-        if not before[number]
-    ]
+    first, jobs = [number for number in range(len(work)) if not before[number]], range(-(-streams // size))
+    ready = [(start.finish_ns, job, number) for job in jobs for number in first]
     heapify(ready)
     while ready:
-        now_ns, stream, number = heappop(ready)
+        now_ns, job, number = heappop(ready)
         item = work[number]
-        cause = max((done[stream, earlier] for earlier in before[number]), key=_finish_ns, default=start)
+        cause = max((done[job, earlier] for earlier in before[number]), key=_finish_ns, default=start)
         if isinstance(item, Read):
-            crossed_ns, filtered_ns = units.fetch(item.plan.part(stream), now_ns)
+            crossed_ns, filtered_ns = units.fetch(item.plan.part(job * size, (job + 1) * size), now_ns)
             end = _Done(item.unit, crossed_ns, cause)
             if filtered_ns > crossed_ns:
                 end = _Done("nfc", filtered_ns, end)
@@ -101,16 +100,16 @@ def overlapped(work: Work, units: Units, watch: Stopwatch) -> None:
             users = last_use[item.job]
             free = min(range(len(users)), key=lambda number: users[number].finish_ns)
             cause = max(cause, users[free], key=_finish_ns)
-            ns, softmax_ns = units.compute(item, stream)
+            ns, softmax_ns = units.compute(item, slice(job * size, (job + 1) * size))
             end = _Done(item.unit, cause.finish_ns + ns, cause)
             if softmax_ns:
                 end = _Done("softmax", end.finish_ns + softmax_ns, end)
             users[free] = end
-        done[stream, number] = end
+        done[job, number] = end
         for later in after[number]:
-            if all((stream, earlier) in done for earlier in before[later]):
-                ready_ns = max(done[stream, earlier].finish_ns for earlier in before[later])
-                heappush(ready, (ready_ns, stream, later))
+            if all((job, earlier) in done for earlier in before[later]):
+                ready_ns = max(done[job, earlier].finish_ns for earlier in before[later])
+                heappush(ready, (ready_ns, job, later))
     chain, end = [], max(done.values(), key=_finish_ns, default=start)
     while end.cause:
         chain.append(end)

@@ -46,12 +46,13 @@ INSTCSD_ZYNQ7045_8CH = DriveSpec(
     ),
     engine=ZYNQ7045,
     link=PCIE3_X4_P2P,
-    dram_bytes=2 << 30,
+    dram_bytes=4 << 30,
 )
 """InstInfer's evaluated device: 8 channels x 1.4 GB/s and an engine sized for a Zynq 7045.
 
 From the paper (section VI-A): channels, channel rate, page size, engine. Assumed by us, since the paper is silent:
-2 TB in 8 dies x 4 planes x 512-page blocks, tR, tPROG, tBERS, DRAM size, PCIe 3.0 x4.
+2 TB in 8 dies x 4 planes x 512-page blocks, tR, tPROG, tBERS, PCIe 3.0 x4, and 4 GiB of DRAM: the prototype has 2, but
+unfinished groups of K and V of 256 sequences of OPT-13B that grow in step take up to 3.3 GB.
 """
 
 DRIVES = {drive.name: drive for drive in (INSTCSD_ZYNQ7045_8CH,)}

@@ -33,12 +33,12 @@ class PagePlan:
         ends = np.concatenate([[0], np.cumsum(wanted)])[self.ends]
         return PagePlan(self.ppns[wanted], self.useful[wanted], self.nbytes[wanted], ends, self.stored)
 
-    def part(self, stream: int) -> PagePlan:
-        """One stream's pages."""
-        first, last = int(self.ends[stream - 1]) if stream else 0, int(self.ends[stream])
-        mine = slice(first, last)
-        ends = np.array([last - first])
-        return PagePlan(self.ppns[mine], self.useful[mine], self.nbytes[mine], ends, self.stored)
+    def part(self, first: int, last: int) -> PagePlan:
+        """The pages of streams from `first` to before `last`."""
+        ends = self.ends[first:last]
+        begin = int(self.ends[first - 1]) if first else 0
+        mine = slice(begin, int(ends[-1]))
+        return PagePlan(self.ppns[mine], self.useful[mine], self.nbytes[mine], ends - begin, self.stored)
 
 
 @njit(inline="always")

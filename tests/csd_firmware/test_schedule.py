@@ -115,6 +115,13 @@ def test_no_schedule_beats_its_units(small_drive, seed):
     (serial, _), (overlapped, _) = (run(name, work, units_of(small_drive)) for name in ("serial", "overlapped"))
     units = units_of(small_drive)
     kernels = [item for item in work if isinstance(item, Compute) and item.job == "kernel"]
-    arithmetic = sum(sum(units.compute(item, s)[0] for s in range(streams)) for item in kernels)
+    arithmetic = sum(sum(units.compute(item, slice(s, s + 1))[0] for s in range(streams)) for item in kernels)
     assert overlapped >= arithmetic / 2
     assert overlapped <= serial * 1.5  # streams are not divided among kernels, phases are
+
+
+def test_many_streams_go_in_bundles(small_drive):
+    """A thousand equal jobs on two kernels take as long as all their cycles over two, but for a bundle's."""
+    total, parts = run("overlapped", [kernel("logit", *[300] * 1000)], units_of(small_drive))
+    assert parts == {"logit": total}
+    assert 150_000 <= total <= 150_000 + 4 * 300

@@ -18,7 +18,7 @@ def test_shipped_descriptions_are_the_presets():
         ("channels: 8", "chanels: 8", "chanels"),
         ("read_ns: 50000", "read_ms: 0.05", "read_ms"),
         ("page_bytes: 4096", "page_bytes: 4100", "page_bytes = 4100"),
-        ("dram_bytes: 2147483648", "dram_bytes: 2 GB", "drive description"),
+        ("dram_bytes: 4294967296", "dram_bytes: 4 GB", "drive description"),
         ("geometry:", "geometry: [", "while parsing"),
     ],
 )
