@@ -7,10 +7,11 @@ from attention_engine.clock import EngineClock
 from attention_engine.kernels import add_rows, approximate, attend, exact
 from attention_engine.methods import METHODS
 from attention_engine.select import GroupScore, top_channels, top_pages, top_tokens
-from attention_engine.step import Compute, Memory, Method, Read, Step
+from attention_engine.step import Arithmetic, Compute, Memory, Method, Read, Step
 
 __all__ = [
     "METHODS",
+    "Arithmetic",
     "Compute",
     "EngineClock",
     "GroupScore",

@@ -79,6 +79,20 @@ class Compute:
     scores: I64  # (N,): of each query that softmax takes meanwhile
 
 
+class Arithmetic:
+    """The numbers behind a step. A simulation that only counts and times puts others in their place."""
+
+    top_channels = staticmethod(top_channels)
+    approximate = staticmethod(approximate)
+    exact = staticmethod(exact)
+    attend = staticmethod(attend)
+    weigh = staticmethod(weigh)
+    best_tokens = staticmethod(best_tokens)
+    top_pages = staticmethod(top_pages)
+    top_mass = staticmethod(top_mass)
+    cover = staticmethod(cover)
+
+
 class Step:
     """One layer of B sequences with one new token each: N = B * H streams, G query heads share a stream.
 
@@ -98,7 +112,9 @@ class Step:
         v_mean: F32,
         memory: Sequence[Memory],
         threads: int = 1,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
+        self.do = arithmetic or Arithmetic()
         self.view, self.pages, self.q, self.v_mean, self.memory = view, pages, q, v_mean, memory
         self.r, self.top_k, self.recent, self.threads = r, top_k, recent, threads
         self.seq_lens = view.seq_lens
@@ -147,7 +163,7 @@ class Step:
     def top_channels(self, r: int) -> I32:
         """The r channels (N, r) with the largest |q| of the query group."""
         self.compute("argtopk", "argtopk", self.each, self.head_dim * self.each)
-        return top_channels(self.q, r, self.threads)
+        return self.do.top_channels(self.q, r, self.threads)
 
     def scoring_channels(self) -> I32:
         """The channels (N, r) to score with: the best r, or all where every page of the copy of K holds all."""
@@ -159,16 +175,16 @@ class Step:
         """Logits (N, G, S) from channels (N, r) of the embedding-indexed copy of K."""
         self.read("flash_embed", self.pages.embedding_pages(self.view, channels))
         self.compute("logit0", "kernel", channels.shape[1] * self.each, self.seq_lens, self.seq_lens)
-        return approximate(self.view, self.q, channels, self.threads)
+        return self.do.approximate(self.view, self.q, channels, self.threads)
 
     def weigh(self, logits: F32, group_score: GroupScore = GroupScore.SOFTMAX) -> F32:
         """Logits become weights, in place; returns the tokens' scores over the query group, (N, S)."""
-        return weigh(logits, self.seq_lens, group_score, self.threads)
+        return self.do.weigh(logits, self.seq_lens, group_score, self.threads)
 
     def best_tokens(self, scores: F32, k: I64, recent: I64) -> I32:
         """The `recent` last tokens and those that score best, k in all, (N, max k)."""
         self.compute("argtopk", "argtopk", self.each, self.seq_lens)
-        return best_tokens(scores, self.seq_lens, k, recent, self.threads)
+        return self.do.best_tokens(scores, self.seq_lens, k, recent, self.threads)
 
     def best_pages(self, scores: F32, pages: I64, recent: I64, p: float = 1.0) -> tuple[I32, I64]:
         """All tokens (N, k) of the token pages whose tokens score best together, and how many they are, (N,).
@@ -177,19 +193,19 @@ class Step:
         """
         n = self.view.layout.n
         self.compute("argtopk", "argtopk", self.each, self.seq_lens // n)
-        return top_pages(scores, self.seq_lens, n, pages, recent, p, self.threads)
+        return self.do.top_pages(scores, self.seq_lens, n, pages, recent, p, self.threads)
 
     def best_share(self, scores: F32, tokens: I32, counts: I64, p: float) -> tuple[I32, I64]:
         """Of tokens (N, k) the fewest that hold a share p of their scores, and how many they are, (N,)."""
         self.compute("argtopk", "argtopk", self.each, counts)
-        return top_mass(scores, tokens, counts, p, self.seq_lens, self.recent, self.threads)
+        return self.do.top_mass(scores, tokens, counts, p, self.seq_lens, self.recent, self.threads)
 
     def logits(self, tokens: I32, counts: I64) -> F32:
         """Exact logits (N, G, k) of tokens (N, k), of which counts (N,) are used; -inf behind them."""
         self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
         self.compute("logit", "kernel", counts, self.head_dim * self.each, counts)
         self._scored = tokens
-        return exact(self.view, self.q, tokens, counts, self.threads)
+        return self.do.exact(self.view, self.q, tokens, counts, self.threads)
 
     def attend(self, tokens: I32, counts: I64, weights: F32 | None = None) -> F32:
         """Attention (N, G, d) over tokens (N, k), ascending, of which counts (N,) are used.
@@ -203,8 +219,8 @@ class Step:
         self.read("flash_token", self.pages.token_pages(self.view, self.view.v_slots, tokens, counts))
         self.compute("attend", "kernel", counts, self.head_dim * self.each, 0 * counts)
         if weights is not None:
-            self.alpha = cover(weights, tokens, counts, self.threads)
-        return attend(self.view, self.q, tokens, counts, self.alpha, self.v_mean, self.threads)
+            self.alpha = self.do.cover(weights, tokens, counts, self.threads)
+        return self.do.attend(self.view, self.q, tokens, counts, self.alpha, self.v_mean, self.threads)
 
     def table(self, name: str, encode: Callable[[F32, Memory], NDArray[Any]]) -> NDArray[Any]:
         """A table of a method's own with an entry for each token group, (N, groups, ...); see `read_table`.
@@ -248,7 +264,7 @@ class Step:
 
     def peek(self) -> F32:
         """Exact logits (N, G, S) that cost nothing: what an oracle knows."""
-        return exact(self.view, self.q, self.everything(), self.seq_lens, self.threads)
+        return self.do.exact(self.view, self.q, self.everything(), self.seq_lens, self.threads)
 
     def everything(self) -> I32:
         """All tokens of all streams, (N, S)."""
@@ -263,7 +279,7 @@ class Step:
         seq_lens, top_k, recent = (np.repeat(each, G) for each in (view.seq_lens, self.top_k, self.recent))
         apart = replace(view, seq_lens=seq_lens, k_slots=k_slots, v_slots=v_slots, e_slots=e_slots)
         q, v_mean = self.q.reshape(-1, 1, self.head_dim), np.repeat(self.v_mean, G, axis=0)
-        step = Step(apart, self.pages, q, self.r, top_k, recent, v_mean, self.memory, self.threads)
+        step = Step(apart, self.pages, q, self.r, top_k, recent, v_mean, self.memory, self.threads, self.do)
         step.work = self.work
         return step
 

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from csd_spec import DeviceError
-from vcsd.commands import bench, drive, evaluate, trace
+from vcsd.commands import bench, drive, figures, trace
 from vcsd.commands.run import run
 
 app = typer.Typer(
@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.add_typer(bench.bench, name="bench")
-app.add_typer(evaluate.evaluate, name="eval")
+app.add_typer(figures.evaluate, name="eval")
 app.add_typer(drive.log, name="log")
 app.command()(drive.snapshot)
 app.command()(drive.restore)

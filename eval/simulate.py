@@ -1,0 +1,121 @@
+"""A drive at full scale without data: every page of a decode step, its flash time and its engine's, for a pattern of
+selections instead of numbers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_engine import METHODS, Arithmetic, EngineClock, Step
+from csd_firmware.schedule import SCHEDULES, Units
+from csd_firmware.stopwatch import Stopwatch
+from csd_spec import DriveSpec, KvLayout, ModelShape, SparFParams
+from ftl import Ftl, Nand
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+
+
+class Pattern(Arithmetic):
+    """Selections at random: channels and whole pages anywhere, tokens in as many pages as `page_share` of all.
+
+    The same for every layer, since the place of a page depends on the layer already.
+    """
+
+    def __init__(self, page_share: float, n: int, seed: int = 0) -> None:
+        self.page_share, self.n, self.seed = page_share, n, seed
+        self._known: dict[tuple[Any, ...], I32] = {}
+
+    def _some(self, streams: int, chosen: int, of: int) -> I32:
+        """`chosen` numbers below `of` for each stream, ascending."""
+        key = streams, chosen, of
+        if key not in self._known:
+            draws = np.random.default_rng((self.seed, *key)).random((streams, of), np.float32)
+            self._known[key] = np.sort(np.argpartition(draws, min(chosen, of - 1), axis=1)[:, :chosen]).astype(np.int32)
+        return self._known[key]
+
+    def top_channels(self, q: Any, r: int, threads: int = 1) -> I32:
+        return self._some(q.shape[0], r, q.shape[2])
+
+    def best_tokens(self, scores: Any, seq_lens: I64, k: I64, recent: I64, threads: int = 1) -> I32:
+        count, length = int(k[0]), int(seq_lens[0])
+        pages = -(-length // self.n)
+        spread = min(count, max(-(-count // self.n), round(self.page_share * pages)))
+        chosen = self._some(len(k), spread, pages)
+        each = count // spread + (np.arange(spread) < count % spread)  # tokens of each page
+        inside = np.concatenate([np.arange(number) for number in each]).astype(np.int32)
+        tokens = np.repeat(chosen, each, axis=1) * np.int32(self.n) + inside
+        most: I32 = np.minimum(tokens, np.int32(length - 1))
+        return most
+
+    def top_pages(
+        self, scores: Any, seq_lens: I64, n: int, pages: I64, recent: I64, p: float = 1.0, threads: int = 1
+    ) -> tuple[I32, I64]:
+        whole = int(seq_lens[0]) // n
+        chosen = self._some(len(pages), min(int(pages[0]), whole), whole)
+        tokens = (chosen[:, :, None] * np.int32(n) + np.arange(n, dtype=np.int32)).reshape(len(pages), -1)
+        rest = np.arange(whole * n, int(seq_lens[0]), dtype=np.int32)
+        every: I32 = np.concatenate([tokens, np.broadcast_to(rest, (len(pages), rest.size))], axis=1).astype(np.int32)
+        return every, np.full(len(pages), every.shape[1], np.int64)
+
+    def approximate(self, *arguments: Any) -> Any:
+        return None
+
+    weigh = attend = cover = exact = approximate  # type: ignore[assignment]
+
+
+class SimulatedDrive:
+    """Sequences of one length on one drive that holds `heads` KV heads of every layer."""
+
+    def __init__(self, spec: DriveSpec, shape: ModelShape, heads: int, batch: int, context: int, bits: int) -> None:
+        self.spec, self.shape, self.heads, self.batch = spec, shape, heads, batch
+        self.ftl = Ftl(spec, Nand(spec.geometry, payload=False))
+        self.units = Units(self.ftl, EngineClock(spec.engine))
+        self.layout = KvLayout.for_context(spec.geometry.page_bytes, shape.head_dim, context, bits)
+        self.handles = self.ftl.create(batch, shape.layers, heads, self.layout)
+        self.length = 0
+        self.wall_s = 0.0
+
+    def grow(self, length: int) -> float:
+        """Append tokens up to `length` to every layer; returns the seconds that programs take, one behind the other."""
+        start_ns = self.ftl.calendar.idle_ns()
+        lengths = np.full(self.batch, length - self.length)
+        ends = [
+            self.ftl.append(self.handles, layer, lengths, None, None, start_ns)[1] for layer in range(self.shape.layers)
+        ]
+        self.length = length
+        return (max(ends) - start_ns) / 1e9
+
+    def step(self, method: str, params: SparFParams, page_share: float, schedule: str) -> dict[str, float]:
+        """Seconds of one decode step by unit, over all layers; the pages that it reads are counted as "pages"."""
+        began = time.perf_counter()
+        pattern = Pattern(page_share, self.layout.n)
+        streams = self.batch * self.heads
+        q = np.broadcast_to(np.zeros(1, np.float32), (streams, self.shape.group, self.shape.head_dim))
+        v_mean = np.broadcast_to(np.zeros(1, np.float32), (streams, self.shape.head_dim))
+        each = np.ones(streams, np.int64)
+        units: Counter[str] = Counter()
+        before = self.ftl.counters.read
+        for layer in range(self.shape.layers):
+            step = Step(
+                self.ftl.view(self.handles, layer),
+                self.ftl,
+                q,
+                params.r,
+                params.k * each,
+                params.l * each,
+                v_mean,
+                [{} for _ in self.handles],
+                arithmetic=pattern,
+            )
+            METHODS[method](step)
+            watch = Stopwatch(self.ftl.calendar.idle_ns())
+            SCHEDULES[schedule](step.work, self.units, watch)
+            units.update(watch.breakdown_ns)
+        self.wall_s += time.perf_counter() - began
+        seconds = {unit: ns / 1e9 for unit, ns in units.items() if ns}
+        return seconds | {"pages": self.ftl.counters.read - before}
