@@ -15,7 +15,7 @@ class EngineClock:
     | kernel | lines x ceil(length / lanes) x queries / kernel_efficiency |
     | softmax, behind a kernel | scores x queries / softmax_ways |
     | argtopk | 3 x values / topk_ways |
-    | NFC filter, one for each channel | bytes / nfc_bytes_per_cycle |
+    | NFC filter, one on each channel | bytes / nfc_bytes_per_cycle, under the transfer: `DriveSpec.channel_timing` |
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -32,10 +32,6 @@ class EngineClock:
     def topk_ns(self, values: int) -> int:
         """argtopk over `values` values."""
         return self._ns(-(-_TOPK_PASSES * values // self.spec.topk_ways))
-
-    def filter_ns(self, nbytes: int) -> int:
-        """One channel's NFC filter."""
-        return self._ns(-(-nbytes // self.spec.nfc_bytes_per_cycle))
 
     def _ns(self, cycles: int) -> int:
         return -(-cycles * 1_000_000_000 // self.spec.clock_hz)

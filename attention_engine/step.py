@@ -148,11 +148,9 @@ class Step:
 
     def _by_stream(self, column: str) -> I64:
         total: I64 = np.zeros(self.streams, np.int64)
-        for item in self.work:
-            if isinstance(item, Read):
-                total += np.diff(
-                    np.concatenate([[0], np.cumsum(getattr(item.plan, column))])[item.plan.ends], prepend=0
-                )
+        for plan in (item.plan for item in self.work if isinstance(item, Read)):
+            until = np.append(0, np.cumsum(getattr(plan, column)))[plan.ends]
+            total += np.diff(until, prepend=0).reshape(self.streams, -1).sum(1)  # a query head may have read for itself
         return total
 
     @property
@@ -245,8 +243,8 @@ class Step:
         return table
 
     def read_table(self, nbytes: I64) -> None:
-        """Read nbytes (N,) of a table from flash. It lies in pages one after the other over all channels, which is the
-        best case, and that it was written has cost nothing."""
+        """Read nbytes (N,) of a table from flash. Each stream's begins a page and goes on over all channels; writing it
+        has cost nothing."""
         self.read("flash_table", self.pages.table_pages(nbytes))
 
     def sequences(self) -> Iterator[tuple[slice, Memory]]:

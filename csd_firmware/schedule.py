@@ -10,8 +10,7 @@ import numpy as np
 
 from attention_engine import Compute, EngineClock, Read
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import Geometry
-from ftl import Ftl, PagePlan
+from ftl import Ftl
 
 Work = Sequence[Read | Compute]
 MOST_JOBS = 256
@@ -19,18 +18,10 @@ MOST_JOBS = 256
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """What works on a step: the flash behind its filters, and the engine."""
+    """What works on a step: the flash with its filters, and the engine."""
 
     ftl: Ftl
     clock: EngineClock
-
-    def fetch(self, plan: PagePlan, start_ns: int) -> tuple[int, int]:
-        """When pages have crossed their channels, and when they have passed the filters."""
-        finish_ns = self.ftl.read(plan, start_ns)
-        geometry, timing = self.ftl.spec.geometry, self.ftl.spec.timing
-        if self.clock.spec.nfc_bytes_per_cycle * self.clock.spec.clock_hz >= timing.channel_bytes_per_s:
-            return finish_ns, finish_ns
-        return finish_ns, max(finish_ns, start_ns + self.clock.filter_ns(_busiest_channel(plan, geometry)))
 
     def compute(self, item: Compute, streams: slice) -> tuple[int, int]:
         """Nanoseconds of a unit for some streams, and those that softmax takes beyond it; one kernel's worth."""
@@ -42,18 +33,11 @@ class Units:
         return ns, max(0, self.clock.softmax_ns(int(np.sum(item.scores[streams])) * item.queries) - ns)
 
 
-def _busiest_channel(plan: PagePlan, geometry: Geometry) -> int:
-    channels = np.bincount(plan.ppns % geometry.channels, plan.nbytes, 1)
-    return int(channels.max())
-
-
 def serial(work: Work, units: Units, watch: Stopwatch) -> None:
     """One phase of all streams after the other, kernels share each by load: the reading of the paper's figures."""
     for item in work:
         if isinstance(item, Read):
-            crossed_ns, filtered_ns = units.fetch(item.plan, watch.now_ns)
-            watch.until(item.unit, crossed_ns)
-            watch.until("nfc", filtered_ns)
+            watch.until(item.unit, units.ftl.read(item.plan, watch.now_ns))
         else:
             ns, softmax_ns = units.compute(item, slice(None))
             share = units.clock.spec.kernels if item.job == "kernel" else 1
@@ -78,6 +62,8 @@ def overlapped(work: Work, units: Units, watch: Stopwatch) -> None:
     bundles of neighbours.
     """
     start = _Done("", watch.now_ns, None)
+    if not work:
+        return
     streams = max(item.lines.size if isinstance(item, Compute) else item.plan.ends.size for item in work)
     size = -(-streams // MOST_JOBS)
     before = [_waits_for(work, number) for number in range(len(work))]
@@ -92,15 +78,13 @@ def overlapped(work: Work, units: Units, watch: Stopwatch) -> None:
         item = work[number]
         cause = max((done[job, earlier] for earlier in before[number]), key=_finish_ns, default=start)
         if isinstance(item, Read):
-            crossed_ns, filtered_ns = units.fetch(item.plan.part(job * size, (job + 1) * size), now_ns)
-            end = _Done(item.unit, crossed_ns, cause)
-            if filtered_ns > crossed_ns:
-                end = _Done("nfc", filtered_ns, end)
+            plan = item.plan.part(*_share(job * size, size, item.plan.ends.size, streams))
+            end = _Done(item.unit, units.ftl.read(plan, now_ns), cause)
         else:
             users = last_use[item.job]
             free = min(range(len(users)), key=lambda number: users[number].finish_ns)
             cause = max(cause, users[free], key=_finish_ns)
-            ns, softmax_ns = units.compute(item, slice(job * size, (job + 1) * size))
+            ns, softmax_ns = units.compute(item, slice(*_share(job * size, size, item.lines.size, streams)))
             end = _Done(item.unit, cause.finish_ns + ns, cause)
             if softmax_ns:
                 end = _Done("softmax", end.finish_ns + softmax_ns, end)
@@ -116,6 +100,11 @@ def overlapped(work: Work, units: Units, watch: Stopwatch) -> None:
         end = end.cause
     for link in reversed(chain):
         watch.until(link.unit, link.finish_ns)
+
+
+def _share(first: int, count: int, size: int, streams: int) -> tuple[int, int]:
+    """The part of an item of `size` streams for `count` of all: a query head may have become a stream of its own."""
+    return first * size // streams, min(first + count, streams) * size // streams
 
 
 def _finish_ns(done: _Done) -> int:

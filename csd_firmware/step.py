@@ -94,8 +94,16 @@ class Firmware:
                 return Completion(status=Status.SUCCESS, flash=flash, finish_ns=finish_ns)
             case Attend():
                 # The new token waits in DRAM; if it completes a group, that is programmed in the background.
+                v_sums = {handle: self._v_sums[handle][command.layer].copy() for handle in command.seqs}
                 programmed, _ = self._append(command, np.ones(len(command.seqs), np.int64), watch)
-                output, flash = self._attend(command, watch)
+                try:
+                    output, flash = self._attend(command, watch)
+                except FtlError:
+                    raise
+                except Exception as error:  # whatever a method raises, of ours or of the user's
+                    self._take_back(command, v_sums, watch.now_ns)
+                    reason = f"method {command.method}: {type(error).__name__}: {error}"
+                    raise Refused(reason) from error
                 flash += FlashCounters(pages_programmed=programmed)
                 return Completion(status=Status.SUCCESS, data=(output.astype(np.float16),), flash=flash)
             case KvRead():
@@ -129,6 +137,14 @@ class Firmware:
         SCHEDULES[self.spec.engine.schedule](step.work, Units(self.ftl, self.engine), watch)
         fetched = [_flash_read(item.plan) for item in step.work if isinstance(item, Read)]
         return output.reshape(B, H, G, d), sum(fetched, FlashCounters())
+
+    def _take_back(self, command: Attend, v_sums: dict[int, F32], now_ns: int) -> None:
+        """Remove the token that a step has stored before its method failed."""
+        for handle in command.seqs:
+            length = int(self.ftl.sequence(handle).lengths[command.layer])
+            self.ftl.crop(handle, command.layer, length - 1, now_ns)
+            self._v_sums[handle][command.layer] = v_sums[handle]
+            self._memory.pop((handle, command.layer), None)
 
     def _v_means(self, command: Attend, view: KvView) -> F32:
         sums = np.concatenate([self._v_sums[handle][command.layer] for handle in command.seqs])

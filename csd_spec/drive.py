@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from csd_spec._check import at_least
@@ -164,7 +164,17 @@ class DriveSpec:
 
     def __post_init__(self) -> None:
         at_least(0, cache_bytes=self.cache_bytes)
+        if self.cache_bytes and self.timing.codeword_bytes:
+            raise ValueError(
+                f"cache_bytes = {self.cache_bytes}: pages are kept whole, so they need codeword_bytes = None"
+            )
         at_least(self.cache_bytes + self.geometry.page_bytes, dram_bytes=self.dram_bytes)
+
+    @property
+    def channel_timing(self) -> NandTiming:
+        """The flash's timing with its filters: one that is slower than its channel holds it up."""
+        filter_rate = self.engine.nfc_bytes_per_cycle * self.engine.clock_hz
+        return replace(self.timing, channel_bytes_per_s=min(self.timing.channel_bytes_per_s, filter_rate))
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> DriveSpec:

@@ -32,14 +32,14 @@ RUNTIME = Calibrated(
 )
 PAGES = Calibrated(
     "token_page_share",
-    0.28,
+    0.252,
     "of token pages at 1/8",
     "c2",
-    "with the embedding pages 0.49 of dense bytes; selections cluster, at random it would be 0.88",
+    "with the embedding pages nearly half of the dense bytes; selections cluster, at random it would be 0.88",
 )
 FILES = Calibrated(
     "file_path_gb_per_s",
-    1.15,
+    1.135,
     "GB/s",
     "c1",
     "reads that miss the page cache: file system, SSD and a bounce buffer in turn, not the SSD's 7 GB/s",
@@ -53,7 +53,7 @@ CACHE = Calibrated(
 )
 COPIES = Calibrated(
     "host_link_share",
-    0.62,
+    0.624,
     "of the GPU link's nominal rate",
     "c4",
     "copies from host memory, part of it pageable: weights and KV come over in 19.7 of 32 GB/s",

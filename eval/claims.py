@@ -204,10 +204,6 @@ CLAIMS = (
         COMMAND.format("64,128,256", 1),
     ),
 )
-REASONS = {
-    "c5": "the rate of swapping is Linux's cluster of 8 pages at the SSD's data-sheet latency, not fitted; that pages "
-    "are written out again, and what waits for them, is not modelled",
-}
 OVERLAPPED = tuple(replace(s, name=f"{s.name}, overlapped", schedule="overlapped") for s in (DENSE, SPARF))
 PLACES = ((64, 1), (64, 2), (256, 1), (256, 2), (256, 20))
 
@@ -255,7 +251,7 @@ def evaluate_claims(setup: Setup, recorded_page_share: float, tick: Tick = None)
         points = claim.id.startswith(SHARES)
         off = abs(ours - claim.paper) if points else abs(error_percent)
         if not claim.calibrated and off > (MOST_POINTS if points else MOST_PERCENT):
-            exceptions.append({"id": claim.id, "reason": REASONS.get(claim.id, "the model does not explain it")})
+            exceptions.append({"id": claim.id, "reason": "beyond what the model explains; nothing was fitted to it"})
     rows.append(_pcie_row(setup))
     errors = [abs(row["error_percent"]) for row in rows if row["kind"] == "predicted"]
     return {

@@ -89,8 +89,8 @@ def bench_selectors(
 
     The sequences begin at equal distances in the text. output_rel_error: |out - dense| / |dense| of a query head, the
     mean over all; mass_recall: softmax weight of the attended tokens, the mean; shares are of the bytes of all rows of
-    K and V; times are modelled, of one layer's step on one drive that holds all sequences. A budget that a method
-    cannot keep, because its scores alone cost more, is left out and named.
+    K and V; times are modelled, of one layer's step on one drive that holds all sequences. Rows of methods that
+    use more than their budget, since scoring alone costs more or every query head fetches for itself, are set apart.
     """
     ids = torch.tensor(tokenizer(text)["input_ids"])
     length = tokens + steps

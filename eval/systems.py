@@ -130,13 +130,19 @@ def finish(
 
 
 def deepspeed(setup: Setup, batch: int, drives: int) -> Result:
-    """K and V in host memory, weights streamed with them (ZeRO-Inference); beyond host memory all of it is swapped."""
+    """K and V in host memory, weights streamed with them (ZeRO-Inference).
+
+    Beyond host memory all of it is swapped, a cluster of pages at a time, and what comes in pushes as much out.
+    """
     c, model = setup.constants, setup.model
     moved = model.weight_bytes + setup.kv_bytes(batch, float(setup.steps.mean()))
     held = model.weight_bytes + c.host_kv_copies * setup.kv_bytes(batch, setup.input + setup.output)
     rate = setup.host.gpu_link_gb_per_s * 1e9 * c.host_link_share
     if held > setup.host.dram_gib * GIB:
-        rate = SWAP_CLUSTER / (setup.ssd.random_read_us * 1e-6 + SWAP_CLUSTER / (setup.ssd.read_gb_per_s * 1e9))
+        ssd = setup.ssd
+        in_s = ssd.random_read_us * 1e-6 + SWAP_CLUSTER / (ssd.read_gb_per_s * 1e9)
+        out_s = ssd.random_write_us * 1e-6 + SWAP_CLUSTER / (ssd.write_gb_per_s * 1e9)
+        rate = SWAP_CLUSTER / (in_s + out_s)
     step = Breakdown(moved / rate, 0, setup.gpu_s(batch))
     prefill_s = max(setup.prefill_gpu_s(batch), setup.kv_bytes(batch, setup.input) / rate)
     return finish(setup, "DeepSpeed", batch, drives, prefill_s, step)

@@ -45,9 +45,10 @@ def _touch(ppns, state, ring, filled, hand, missed):  # type: ignore[no-untyped-
 
 
 class PageCache:
-    """Which of `pages` flash pages are in drive DRAM, at most `capacity`: those that were asked for most often of late.
+    """Which of `pages` flash pages are in drive DRAM, at most `capacity`: those that were asked for most often.
 
-    Attention goes round: a cache of what was read last would forget every page just before it is read again.
+    Attention goes round: a cache of what was read last would forget every page just before it is read again. What is
+    there ages, so that what was hot once goes in the end.
     """
 
     def __init__(self, capacity: int, pages: int) -> None:

@@ -46,7 +46,7 @@ class Ftl:
     def __init__(self, spec: DriveSpec, nand: Nand | None = None) -> None:
         self.spec = spec
         self.nand = nand or Nand(spec.geometry)
-        self.calendar = FlashCalendar(spec.geometry, spec.timing)
+        self.calendar = FlashCalendar(spec.geometry, spec.channel_timing)
         self.buffers = GroupBuffers(spec.dram_bytes - spec.cache_bytes, spec.geometry.page_bytes)
         self.cache = PageCache(spec.cache_bytes // spec.geometry.page_bytes, spec.geometry.pages)
         self.counters = Counters()
@@ -364,14 +364,15 @@ class Ftl:
         return plan.only(missed)
 
     def table_pages(self, nbytes: I64) -> PagePlan:
-        """Pages of tables of nbytes (N,) that lie one after the other over all lanes; their content is elsewhere."""
+        """Pages of tables of nbytes (N,), each begins a page, over all lanes; their content is elsewhere."""
         size = self.spec.geometry.page_bytes
         pages = -(-nbytes // size)
         ends = np.cumsum(pages)
         useful = np.full(int(pages.sum()), size)
         useful[ends[pages > 0] - 1] = (nbytes - (pages - 1) * size)[pages > 0]
         ppns = np.arange(useful.size, dtype=np.uint32) % np.uint32(self.spec.geometry.lanes)
-        return PagePlan(ppns, useful, np.full(useful.size, size), ends, stored=False)
+        word = self._word_bytes or size
+        return PagePlan(ppns, useful, -(-useful // word) * word, ends, stored=False)
 
     def _plan(self, ppns: U32, useful: I64, words: I64, ends: I64) -> PagePlan:
         return PagePlan(ppns, useful, words * (self._word_bytes or self.spec.geometry.page_bytes), ends)

@@ -37,7 +37,7 @@ class PagePlan:
         """The pages of streams from `first` to before `last`."""
         ends = self.ends[first:last]
         begin = int(self.ends[first - 1]) if first else 0
-        mine = slice(begin, int(ends[-1]))
+        mine = slice(begin, int(ends[-1]) if ends.size else begin)
         return PagePlan(self.ppns[mine], self.useful[mine], self.nbytes[mine], ends - begin, self.stored)
 
 

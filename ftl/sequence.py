@@ -47,9 +47,10 @@ class Sequence:
     def change_owner(self, layer: int, owner: int, tokens: int) -> None:
         """Groups full within `tokens` stay with those who wrote them; `owner` writes from there on."""
         chain = [(old, tokens if kept < 0 else min(kept, tokens)) for old, kept in self.owners[layer]]
+        smallest = min(self.layout.n, self.layout.T)
         pruned: list[tuple[int, int]] = []
         for old, kept in chain:
-            if kept // self.layout.n > (pruned[-1][1] // self.layout.n if pruned else 0):
+            if kept // smallest > (pruned[-1][1] // smallest if pruned else 0):
                 pruned.append((old, kept))
         self.owners[layer] = [*pruned, (owner, -1)]
 

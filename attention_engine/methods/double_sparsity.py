@@ -11,7 +11,7 @@ LEVELS = 15
 
 
 def double_sparsity(step: Step) -> F32:
-    """Labels are r static channels of K in 4 bits; the channels are chosen when a sequence is first seen.
+    """Labels are r static channels of K in 4 bits; which, and how many, is decided when a sequence is first seen.
 
     memory["channels"]: (H, r), those where |q| times the mean |K| is largest.
     """
@@ -21,11 +21,12 @@ def double_sparsity(step: Step) -> F32:
             memory["channels"] = np.argsort(-weight, axis=1, kind="stable")[:, : step.r]
     labels = step.table("labels", lambda k, memory: in_four_bits(k, memory["channels"], step.view.layout.n))
     channels = np.concatenate([memory["channels"] for _, memory in step.sequences()])
-    label_bytes = step.seq_lens * (step.r // 2 + 4)  # codes, a scale and a least value
+    r = channels.shape[1]
+    label_bytes = step.seq_lens * (r // 2 + 4)  # codes, a scale and a least value
     step.read_table(label_bytes)
-    step.compute("logit0", "kernel", step.r * step.each, step.seq_lens, step.seq_lens)
+    step.compute("logit0", "kernel", r * step.each, step.seq_lens, step.seq_lens)
     q = np.take_along_axis(step.q, channels[:, None, :], 2)
-    weights = np.einsum("ngr,ntr->ngt", q, labels.reshape(step.streams, -1, step.r)[:, : int(step.seq_lens.max())])
+    weights = np.einsum("ngr,ntr->ngt", q, labels.reshape(step.streams, -1, r)[:, : int(step.seq_lens.max())])
     share = np.abs(q).sum(-1, keepdims=True) / np.maximum(np.abs(step.q).sum(-1, keepdims=True), 1e-30)
     weights = np.ascontiguousarray(weights / np.sqrt(step.head_dim * share), np.float32)
     counts = step.rows_for(step.budget_bytes - label_bytes)

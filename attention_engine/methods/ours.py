@@ -10,8 +10,7 @@ from attention_engine.step import F32, Step
 def spending(step: Step) -> F32:
     """SparF whose tokens are what the budget has left when the scores are paid.
 
-    With SparF's channels that is SparF. A copy of K in few bits scores by all channels (`Step.scoring_channels`), and
-    better scores need fewer tokens.
+    A copy of K in few bits scores by all channels (`Step.scoring_channels`), and better scores need fewer tokens.
     """
     weights = step.approximate(step.scoring_channels())
     scores = step.weigh(weights)

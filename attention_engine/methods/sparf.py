@@ -23,5 +23,5 @@ def sparf_apart(step: Step) -> F32:
     """SparF where every query head selects and fetches for itself."""
     apart = step.apart()
     out = sparf(apart).reshape(step.q.shape)
-    step.chosen = apart.chosen
+    step.chosen, step.alpha = apart.chosen, apart.alpha.reshape(step.alpha.shape)
     return out

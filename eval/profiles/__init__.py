@@ -87,6 +87,7 @@ class Ssd(Profile):
     read_gb_per_s: float = _between(0.1, 50)
     write_gb_per_s: float = _between(0.1, 50)
     random_read_us: float = _between(5, 500)
+    random_write_us: float = _between(1, 500)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

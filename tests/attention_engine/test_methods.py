@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from attention_engine import METHODS, Read, Step, oracle
+from attention_engine.methods.local import SINKS
+from attention_engine.methods.quest import choose_pages
 from csd_spec import KvLayout
 from ftl import Ftl
 
@@ -76,11 +78,10 @@ def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, bits)
                 chosen = tokens[row, : counts[row]]
                 assert (np.diff(chosen) > 0).all()
                 assert chosen[-1] < len(K)
-                alpha = step.alpha[stream, query] if shared else None
+                alpha = step.alpha[stream, query]
                 expected = oracle.dense(step.q[stream, query : query + 1].astype(np.float64), K[chosen], V[chosen])[0]
-                if alpha is not None:
-                    expected = alpha * expected + (1 - alpha) * V.mean(0)
-                    np.testing.assert_allclose(out[stream, query], expected, rtol=1e-3, atol=1e-4)
+                expected = alpha * expected + (1 - alpha) * V.mean(0)
+                np.testing.assert_allclose(out[stream, query], expected, rtol=1e-3, atol=1e-4)
         fetched, useful = fetched_and_useful(step)
         assert useful <= fetched
 
@@ -238,6 +239,73 @@ def reveal(ftl, whole):
             return done
 
         setattr(ftl, name, plan)
+
+
+def table_bytes(step):
+    return [int(item.plan.useful.sum()) for item in step.work if isinstance(item, Read) and item.unit == "flash_table"]
+
+
+def test_what_tables_cost(small_drive):
+    """230 tokens: 14 full pages of 16 tokens on each of 2 heads, d = 16, r = 4."""
+    drive = Drive(small_drive, [230])
+    step = drive.step(share=2)
+    METHODS["quest"](step)
+    assert table_bytes(step) == [2 * 14 * 2 * D * 2]  # least and largest of every channel, FP16
+    step = drive.step(share=2)
+    METHODS["double-sparsity"](step)
+    assert table_bytes(step) == [2 * 230 * (4 // 2 + 4)]  # codes of 4 bits, a scale and a least value
+    step = drive.step(share=2)
+    METHODS["twilight"](step)
+    quest = drive.step(share=2, q=step.q)
+    METHODS["quest"](quest)
+    chosen = int(quest.chosen[1].sum())
+    assert table_bytes(step) == [2 * 14 * 2 * D * 2, chosen * (D // 2 + 4)]
+
+
+def test_local_keeps_the_first_and_the_last(small_drive):
+    step = Drive(small_drive, [300]).step(share=8)
+    METHODS["local"](step)
+    tokens, counts = step.chosen
+    expected = np.concatenate([np.arange(SINKS), np.arange(300 - counts[0] + SINKS, 300)])
+    np.testing.assert_array_equal(tokens[0, : counts[0]], expected)
+    assert SINKS == 4
+
+
+def test_twilight_drops_what_weighs_little(small_drive):
+    drive = Drive(small_drive, [400])
+    q = np.zeros((H, 1, D), np.float32)
+    q[1] = 4 * drive.K[0][50, 1]
+    step = drive.step(q=q, share=2)
+    METHODS["twilight"](step)
+    (_, counts), (_, all_counts) = step.chosen, choose_pages(drive.step(q=q, share=2))
+    assert counts[0] >= 0.85 * all_counts[0]  # all tokens weigh the same
+    assert counts[1] < 0.2 * all_counts[1]
+
+
+def test_h2o_keeps_what_was_attended_most(small_drive):
+    """One old token answers every query: it stays when others go."""
+    drive = Drive(small_drive, [0])
+    k = np.zeros((200, H, D), np.float16)
+    k[60] = 4
+    drive.K, drive.V = [k], [drive.rows(200)]
+    drive.append(drive.K, drive.V)
+    for _ in range(3):
+        drive.grow()
+        step = drive.step(q=np.ones((H, 2, D), np.float32), share=8)
+        METHODS["h2o"](step)
+    tokens, counts = step.chosen
+    assert all(60 in tokens[stream, : counts[stream]] for stream in range(H))
+    assert drive.memory[0]["h2o"][0, 60] > 1
+
+
+def test_double_sparsity_scores_by_the_channels_that_matter(small_drive):
+    drive = Drive(small_drive, [0])
+    k = np.full((100, H, D), 0.01, np.float16)
+    k[:, :, [2, 5, 7, 11]] = drive.rows(100)[:, :, :4]
+    drive.K, drive.V = [k], [drive.rows(100)]
+    drive.append(drive.K, drive.V)
+    METHODS["double-sparsity"](drive.step(q=np.ones((H, 1, D), np.float32), r=4))
+    assert set(drive.memory[0]["channels"][0].tolist()) == {2, 5, 7, 11}
 
 
 def test_hot_pages_in_dram_change_bytes_not_the_output(small_drive):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_engine import oracle
+from attention_engine import METHODS, oracle
 from csd_firmware import Firmware, InProcessDevice
 from csd_spec import (
     Attend,
@@ -118,6 +118,36 @@ def test_pages_that_were_not_fetched_never_count(small_drive, monkeypatch):
     done, _ = bench.attend()
     assert done.flash.pages_read > 0
     np.testing.assert_array_equal(done.data[0], expected[0])
+
+
+@pytest.mark.parametrize("how", ["crop", "free"])
+def test_what_methods_remember_goes_with_the_tokens(small_drive, how):
+    bench = Bench(small_drive, [200])
+    bench.attend("h2o")
+    assert bench.firmware._memory[bench.seqs[0], 1]["h2o"].shape == (H, 201)
+    if how == "crop":
+        bench.do(KvCrop(bench.seqs, 1, np.array([150])))
+    else:
+        bench.do(KvFree(bench.seqs))
+    assert not bench.firmware._memory
+
+
+def test_a_method_that_fails_leaves_nothing_behind(small_drive, monkeypatch):
+    bench, same = Bench(small_drive, [200]), Bench(small_drive, [200])
+
+    def broken(step):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setitem(METHODS, "broken", broken)
+    q, k = half(bench.generator, 1, H, G, D), half(bench.generator, 1, H, D)
+    one = np.array([1])
+    done = bench.firmware.step(Attend(bench.seqs, 1, q, k, k, "broken", 4, one, one), 0)
+    assert (done.status, done.reason) == (Status.INVALID_FIELD, "method broken: ZeroDivisionError: by zero")
+    assert bench.firmware.ftl.sequence(bench.seqs[0]).lengths.tolist() == [0, 200]
+    bench.generator = np.random.default_rng(9)
+    same.generator = np.random.default_rng(9)
+    for _ in range(20):
+        np.testing.assert_array_equal(bench.attend()[0].data[0], same.attend()[0].data[0])
 
 
 def test_cropped_sequences_attend_to_what_is_left(small_drive):

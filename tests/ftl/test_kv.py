@@ -91,6 +91,24 @@ def test_a_group_that_is_cut_returns_to_dram(small_drive):
     np.testing.assert_array_equal(embedding_rows(ftl, handle, 0), k)
 
 
+def test_groups_smaller_than_a_page_of_tokens_keep_their_owners(small_drive):
+    """With few bits and wide heads an embedding group has fewer tokens than a token page."""
+    ftl, layout = Ftl(small_drive), KvLayout(page_bytes=512, head_dim=80, m=80, bits=8)
+    assert layout.n > layout.T
+    (handle,) = ftl.create(1, 1, HEADS, layout)
+    generator, k = np.random.default_rng(0), rows(np.random.default_rng(0), 0, 80)
+    for more, length in ((12, 3), (6, 5), (10, 99)):
+        new = rows(generator, more, 80)
+        append(ftl, handle, 0, new, new)
+        ftl.crop(handle, 0, length, 0)
+        k = np.concatenate([k, new])[:length]
+    ftl.flush(0)
+    ftl.nand.power_on()
+    again = Ftl(small_drive, ftl.nand)
+    assert not again.sequences[handle].failed
+    np.testing.assert_array_equal(embedding_rows(again, handle, 0), k)
+
+
 def test_unknown_sequences_are_refused(small_drive):
     ftl, layout = make(small_drive)
     with pytest.raises(UnknownSequence):

@@ -68,4 +68,4 @@ def selectors(
     stdout().print(table)
     names = sorted({row["name"] for row in result["beyond_budget"]})
     if names:
-        err.print(f"left out where scoring alone goes beyond the budget: {', '.join(names)}")
+        err.print(f"rows beyond their budget are in the json only: {', '.join(names)}")
