@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from attention_engine import oracle
 from csd_spec import Compression
+from eval.decode import CHECKPOINT, load
 from eval.plot import new_figure, save_figure
-from eval.record import Recorded
-from eval.systems import DENSE, OURS, OURS_DENSE, SPARF, InStorage, Result, Setup, deepspeed, flexgen, in_storage
+from eval.record import Recorded, record
+from eval.selectors import TEXT
+from eval.systems import DENSE, OURS, OURS_DENSE, SPARF, Result, Setup, deepspeed, flexgen, in_storage
 
 Tick = Callable[[object], None] | None
 Rows = list[dict[str, Any]]
@@ -133,8 +136,29 @@ def page_shares(layers: list[Recorded], compressions: Sequence[float], n: int) -
     return shares
 
 
+def recorded_shares(setup: Setup, compressions: Sequence[float]) -> dict[float, float]:
+    """The same of the shipped model on the shipped text, in pages as large as the setup's."""
+    loaded, tokenizer = load(CHECKPOINT)
+    ids = torch.tensor(tokenizer(TEXT.read_text(encoding="utf-8"))["input_ids"])
+    rows = torch.stack([ids[start : start + 1536] for start in (0, 3000, 6000)])
+    n = setup.drive.geometry.page_bytes // (2 * setup.model.head_dim)
+    return page_shares(record(loaded, rows), compressions, n)
+
+
+def scaled_shares(setup: Setup, compressions: Sequence[float]) -> dict[float, float]:
+    """Recorded shares, scaled so that the one at 1/8 is the paper's."""
+    shares = recorded_shares(setup, [*compressions, 8.0])
+    scale = setup.constants.token_page_share / shares[8.0]
+    return {c: min(1.0, share * scale) for c, share in shares.items()}
+
+
 def plot_rows(rows: Rows, x: str, y: str, series: str, path: Path) -> None:
-    """Lines of y over x, one for each value of `series`."""
+    """Draw `lines` into a file."""
+    save_figure(lines(rows, x, y, series), path)
+
+
+def lines(rows: Rows, x: str, y: str, series: str) -> Any:
+    """A figure of y over x, a line for each value of `series`."""
     figure, axes = new_figure()
     for name in dict.fromkeys(row[series] for row in rows):
         points = [(row[x], row[y]) for row in rows if row[series] == name and row[y] is not None]
@@ -144,11 +168,16 @@ def plot_rows(rows: Rows, x: str, y: str, series: str, path: Path) -> None:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted({row[x] for row in rows}), [f"{value:g}" for value in sorted({row[x] for row in rows})])
     axes.legend(fontsize=7)
-    save_figure(figure, path)
+    return figure
 
 
 def plot_stack(rows: Rows, label: str, parts: Sequence[str], path: Path) -> None:
-    """A bar for each row, of shares that add up to one."""
+    """Draw `stack` into a file."""
+    save_figure(stack(rows, label, parts), path)
+
+
+def stack(rows: Rows, label: str, parts: Sequence[str]) -> Any:
+    """A figure with a bar for each row, of shares that add up."""
     figure, axes = new_figure()
     names = [f"{row[label]}\n{row['batch']}" for row in rows if row[parts[0]] is not None]
     bottom = np.zeros(len(names))
@@ -158,9 +187,4 @@ def plot_stack(rows: Rows, label: str, parts: Sequence[str], path: Path) -> None
         bottom += values
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
     axes.legend(fontsize=7)
-    save_figure(figure, path)
-
-
-def in_storage_steps(systems: Sequence[InStorage], runs: int) -> int:
-    """How often `tick` is called: three steps of each system in each run."""
-    return 3 * len(systems) * runs
+    return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ def save_figure(figure: Any, path: Path) -> None:
     """Write a picture in the format that the file's name says."""
     check_format(path)
     figure.savefig(path, dpi=150)
+
+
+def as_svg(figure: Any) -> str:
+    """A picture as an element of a page."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg")
+    return text.getvalue()[text.getvalue().index("<svg") :]
 
 
 def check_format(path: Path) -> None:

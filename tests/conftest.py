@@ -1,6 +1,7 @@
 """Drives small enough to fill."""
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +27,12 @@ def data_dir() -> Path:
     if "VCSD_DATA" not in os.environ:
         missing("data", "VCSD_DATA names no folder of measuring data")
     return Path(os.environ["VCSD_DATA"])
+
+
+@pytest.fixture
+def chromium() -> str:
+    """A headless browser."""
+    return shutil.which("chromium") or missing("chromium", "there is no chromium on the PATH")
 
 
 def missing(what: str, reason: str) -> NoReturn:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +17,7 @@ from vcsd.commands.evaluate import evaluate
 from vcsd.commands.shared import Output, OutputOption, err, progress, stdout
 
 __all__ = ["evaluate"]
+_BEGAN = time.perf_counter()
 
 ModelOption = Annotated[str, typer.Option(help="model profile: a name or a YAML file")]
 GpuOption = Annotated[str, typer.Option(help="GPU profile: a name or a YAML file")]
@@ -68,7 +71,8 @@ def _check_plot(plot: Path | None) -> None:
 
 def _show_rows(title: str, rows: list[dict[str, Any]], columns: Sequence[str], output: Output) -> None:
     if output is Output.JSON:
-        print(json.dumps({"rows": rows}))
+        used = {"wall_s": time.perf_counter() - _BEGAN, "max_rss_gib": getrusage(RUSAGE_SELF).ru_maxrss / 2**20}
+        print(json.dumps({"rows": rows, **used}))
         return
     table = Table(title=title, title_justify="left")
     for column in columns:
@@ -212,9 +216,8 @@ def sensitivity(
     _check_plot(plot)
     compressions = _numbers("compression", compression, float)
     setup, batch = _setup(model, gpu, host, drive, prompt, new, 8), _numbers("batch_sizes", batch_sizes)[0]
-    shares = _recorded_shares(setup, [*compressions, 8.0])
-    scale = setup.constants.token_page_share / shares[8.0]
-    scaled = {c: min(1.0, share * scale) for c, share in shares.items()}
+    with err.status("recording attention"):
+        scaled = figures.scaled_shares(setup, compressions)
     with progress("steps, page by page", 3 * len(compressions)) as tick:
         rows = figures.sensitivity(setup, batch, drives, compressions, scaled, tick)
     if plot:
@@ -232,9 +235,11 @@ def claims(
 ) -> None:
     """The paper's printed figures beside ours: calibrated, predicted, held out."""
     from eval.claims import PLACES, evaluate_claims
+    from eval.figures import recorded_shares
 
     setup = _setup(model, gpu, host, None, 1024, 1024, 8)
-    share = _recorded_shares(setup, [8.0])[8.0]
+    with err.status("recording attention"):
+        share = recorded_shares(setup, [8.0])[8.0]
     with progress("steps, page by page", 15 * len(PLACES) + 12) as tick:
         result = evaluate_claims(setup, share, tick)
     if output is Output.JSON:
@@ -264,18 +269,15 @@ def claims(
     stdout().print("ours: " + ", ".join(f"{name} {value:.2f}" for name, value in ours.items()))
 
 
-def _recorded_shares(setup: Any, compressions: list[float]) -> dict[float, float]:
-    """Token pages that SparF touches on the shipped model's recorded attention, pages as large as the setup's."""
-    with err.status("recording attention"):
-        import torch
+def report(
+    out: Annotated[Path, typer.Option(help="folder for index.html")] = Path("report"),
+    model: ModelOption = "opt-13b",
+    gpu: GpuOption = "a6000",
+    host: HostOption = "pcie4",
+) -> None:
+    """The claims and all figures as one page that needs no network."""
+    from eval.report import STEPS, write_report
 
-        from eval.decode import CHECKPOINT, load
-        from eval.figures import page_shares
-        from eval.record import record
-        from eval.selectors import TEXT
-
-        loaded, tokenizer = load(CHECKPOINT)
-        ids = torch.tensor(tokenizer(TEXT.read_text(encoding="utf-8"))["input_ids"])
-        rows = torch.stack([ids[start : start + 1536] for start in (0, 3000, 6000)])
-        n = setup.drive.geometry.page_bytes // (2 * setup.model.head_dim)
-        return page_shares(record(loaded, rows), compressions, n)
+    with progress("steps, page by page", STEPS) as tick:
+        page = write_report(_setup(model, gpu, host, None, 1024, 1024, 8), out, tick)
+    err.print(f"{page}: {page.stat().st_size / 1e6:.1f} MB")
