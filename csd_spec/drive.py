@@ -183,7 +183,7 @@ class DriveSpec:
         try:
             return cls(**{key: parts[key](**value) if key in parts else value for key, value in values.items()})
         except TypeError as error:
-            raise ValueError(f"drive description: {str(error).replace('__init__() ', '')}") from error
+            raise ValueError(f"drive description: {str(error).replace('.__init__()', '')}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -241,6 +241,8 @@ def _simulate(setup: Setup, systems: tuple[InStorage, ...], batch: int, drives: 
     Steps with the prompt, at the middle and at the end are simulated page by page; those between are interpolated.
     """
     model, results = setup.model, {}
+    if drives > model.kv_heads:
+        raise ValueError(f"drives = {drives}: {model.name} has {model.kv_heads} KV heads to share out")
     heads = -(-model.kv_heads // drives)
     points = sorted({int(setup.steps[0]), int(setup.steps.mean() + 0.5), int(setup.steps[-1])})
     for bits in dict.fromkeys(system.bits for system in systems):

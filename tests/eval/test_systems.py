@@ -70,6 +70,11 @@ def test_a_gpu_that_cannot_hold_the_weights_is_refused():
         setup_of(gpu="rtx4060")
 
 
+def test_more_drives_than_heads_are_refused():
+    with pytest.raises(ValueError, match="drives = 41: opt-13b has 40 KV heads"):
+        in_storage(setup_of(), (DENSE,), 1, 41)
+
+
 def test_a_batch_that_overflows_a_drive_gives_the_reason():
     small = replace(PAPER, geometry=replace(PAPER.geometry, blocks_per_plane=16))
     (result,) = in_storage(setup_of(drive=small), (DENSE,), 16, 1)
