@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from csd_spec.drive import BlockSsdSpec, DriveSpec, EngineSpec, Geometry, Link, NandTiming
 
 # PCIe 3.0: 8 GT/s a lane, 128b/130b coding. The cost of one command is that of a current NVMe driver and
@@ -55,7 +57,12 @@ From the paper (section VI-A): channels, channel rate, page size, engine. Assume
 unfinished groups of K and V of 256 sequences of OPT-13B that grow in step take up to 3.3 GB.
 """
 
-DRIVES = {drive.name: drive for drive in (INSTCSD_ZYNQ7045_8CH,)}
+INSTCSD_OVERLAPPED = replace(
+    INSTCSD_ZYNQ7045_8CH, name="instcsd-overlapped", engine=replace(ZYNQ7045, schedule="overlapped")
+)
+"""The same drive, whose heads go on as soon as their pages are there."""
+
+DRIVES = {drive.name: drive for drive in (INSTCSD_ZYNQ7045_8CH, INSTCSD_OVERLAPPED)}
 
 NVMEVIRT_970PRO = BlockSsdSpec(
     name="nvmevirt-970pro",

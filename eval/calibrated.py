@@ -63,6 +63,6 @@ SWAP = Calibrated(
     1.5,
     "copies of KV in host memory",
     "c5",
-    "pinned staging beside the cache itself: 53.7 GB of KV at batch 32 do not fit 96 GB beside 25.7 GB of weights",
+    "pinned staging beside the cache: without it 53.7 GB of KV at batch 32 would fit 96 GB beside 25.7 GB of weights",
 )
 ALL = (ENGINE, RUNTIME, PAGES, FILES, CACHE, COPIES, SWAP)

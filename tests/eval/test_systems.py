@@ -8,10 +8,11 @@ import pytest
 from csd_spec import Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
 from eval.figures import page_shares, sensitivity
-from eval.profiles import Gpu, Host, Model, Ssd
+from eval.profiles import FOLDER, Gpu, Host, Model, Ssd
 from eval.record import Recorded
 from eval.simulate import Pattern, SimulatedDrive
 from eval.systems import DENSE, OURS, OURS_DENSE, SPARF, Setup, deepspeed, flexgen, in_storage
+from nvmevirt_config.describe import SHIPPED, load_drive
 
 
 def setup_of(model="opt-13b", gpu="a6000", **more):
@@ -45,11 +46,25 @@ def test_ours_is_faster_at_more_accuracy_than_instinfer():
     assert ours_dense.tokens_per_s > dense.tokens_per_s
 
 
-@pytest.mark.parametrize("model", ["llama-3-8b", "opt-6.7b"])
-def test_other_models_run(model):
-    for result in in_storage(setup_of(model), (DENSE, SPARF, OURS), 2, 1):
+@pytest.mark.parametrize("model", sorted(path.stem for path in FOLDER.glob("model/*.yaml")))
+@pytest.mark.parametrize("gpu", sorted(path.stem for path in FOLDER.glob("gpu/*.yaml")))
+def test_every_model_on_every_gpu_runs_or_does_not_fit(model, gpu):
+    if Model.load(model).weight_bytes > Gpu.load(gpu).memory_gib * 2**30:
+        with pytest.raises(ValueError, match=f"gpu = {gpu}: .* do not hold the weights of {model}"):
+            setup_of(model, gpu)
+        return
+    setup = replace(setup_of(model, gpu), input=64, output=64)
+    for result in [deepspeed(setup, 1, 1), flexgen(setup, 1, 1), *in_storage(setup, (DENSE, SPARF, OURS), 1, 1)]:
         assert result.tokens_per_s > 0
         assert not result.reason
+
+
+@pytest.mark.parametrize("host", sorted(path.stem for path in FOLDER.glob("host/*.yaml")))
+@pytest.mark.parametrize("drive", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_host_and_every_drive_runs(host, drive):
+    setup = replace(setup_of("opt-6.7b", drive=load_drive(drive)), host=Host.load(host), input=64, output=64)
+    for result in [deepspeed(setup, 1, 1), *in_storage(setup, (DENSE,), 1, 1)]:
+        assert result.tokens_per_s > 0
 
 
 def test_host_systems_are_what_their_rates_say():
@@ -66,8 +81,8 @@ def test_host_systems_are_what_their_rates_say():
 
 
 def test_a_gpu_that_cannot_hold_the_weights_is_refused():
-    with pytest.raises(ValueError, match="gpu = rtx4060: 8 GiB do not hold the weights of opt-13b"):
-        setup_of(gpu="rtx4060")
+    with pytest.raises(ValueError, match="gpu = rtx4090: 24 GiB do not hold the weights of opt-30b"):
+        setup_of("opt-30b", gpu="rtx4090")
 
 
 def test_more_drives_than_heads_are_refused():
