@@ -6,7 +6,7 @@ Kernels see banks of pages and opaque slot numbers; what a slot number means is 
 from attention_engine.clock import EngineClock
 from attention_engine.kernels import add_rows, approximate, attend, exact
 from attention_engine.methods import METHODS
-from attention_engine.select import GroupScore, top_channels, top_pages, top_tokens
+from attention_engine.select import GroupScore, best_tokens, cover, top_channels, weigh
 from attention_engine.step import Arithmetic, Compute, Memory, Method, Read, Step
 
 __all__ = [
@@ -22,8 +22,9 @@ __all__ = [
     "add_rows",
     "approximate",
     "attend",
+    "best_tokens",
+    "cover",
     "exact",
     "top_channels",
-    "top_pages",
-    "top_tokens",
+    "weigh",
 ]

@@ -280,20 +280,6 @@ def top_mass(
     return out, kept
 
 
-def top_tokens(
-    logits: F32,
-    seq_lens: I64,
-    k: I64,
-    recent: I64,
-    group_score: GroupScore = GroupScore.SOFTMAX,
-    threads: int = 1,
-) -> tuple[I32, F32]:
-    """Steps 4 to 7 in one: `weigh`, `best_tokens`, `cover`. Returns tokens (N, max k) and alpha (N, G)."""
-    scores = weigh(logits, seq_lens, group_score, threads)
-    tokens = best_tokens(scores, seq_lens, k, recent, threads)
-    return tokens, cover(logits, tokens, k, threads)
-
-
 def cover(weights: F32, tokens: I32, counts: I64, threads: int = 1) -> F32:
     """Weight of selected tokens, alpha (N, G) (step 7): weights (N, G, S), tokens (N, k), of which counts (N,)."""
     out: F32 = np.empty(weights.shape[:2], np.float32)

@@ -98,10 +98,10 @@ class Firmware:
                 programmed, _ = self._append(command, np.ones(len(command.seqs), np.int64), watch)
                 try:
                     output, flash = self._attend(command, watch)
-                except FtlError:
-                    raise
-                except Exception as error:  # whatever a method raises, of ours or of the user's
+                except Exception as error:  # whatever a method raises, of ours or of the user's, or lost data
                     self._take_back(command, v_sums, watch.now_ns)
+                    if isinstance(error, FtlError):
+                        raise
                     reason = f"method {command.method}: {type(error).__name__}: {error}"
                     raise Refused(reason) from error
                 flash += FlashCounters(pages_programmed=programmed)
@@ -139,8 +139,8 @@ class Firmware:
         return output.reshape(B, H, G, d), sum(fetched, FlashCounters())
 
     def _take_back(self, command: Attend, v_sums: dict[int, F32], now_ns: int) -> None:
-        """Remove the token that a step has stored before its method failed."""
-        for handle in command.seqs:
+        """Remove the token that a step has stored before it failed; from sequences that lost data nothing is taken."""
+        for handle in (handle for handle in command.seqs if not self.ftl.sequences[handle].failed):
             length = int(self.ftl.sequence(handle).lengths[command.layer])
             self.ftl.crop(handle, command.layer, length - 1, now_ns)
             self._v_sums[handle][command.layer] = v_sums[handle]

@@ -39,7 +39,7 @@ PAGES = Calibrated(
 )
 FILES = Calibrated(
     "file_path_gb_per_s",
-    1.135,
+    1.33,
     "GB/s",
     "c1",
     "reads that miss the page cache: file system, SSD and a bounce buffer in turn, not the SSD's 7 GB/s",

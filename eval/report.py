@@ -1,4 +1,4 @@
-"""The claims and all figures as one page: no network, readable on a phone."""
+"""The claims and the figures of one drive, scaling and sensitivity on one page: no network, readable on a phone."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ GIB = 2**30
 SWAP_CLUSTER = 8 * 4096  # bytes that Linux swaps in at once (vm.page-cluster = 3)
 POINTS = 3  # decode steps that are simulated
 ENGINE_UNITS = ("argtopk", "logit0", "logit", "attend", "softmax")
-CACHE_KEPT = 0.5  # of the page cache, on a scan that is larger (Linux, mm/workingset.c)
 Tick = Callable[[object], None] | None
 
 
@@ -152,7 +151,7 @@ def deepspeed(setup: Setup, batch: int, drives: int) -> Result:
 def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Result:
     """K and V in files on SSDs behind the page cache; a second SSD gives nothing, for the way through the host limits.
 
-    What goes round and does not fit the page cache finds half of it: Linux keeps no more on its active list.
+    What goes round and does not fit a cache of what was read last finds nothing of it.
     Sparse: SparQ, with K stored twice and 1/c of the bytes read.
     """
     name, c, gpu = "FlexGen-SparQ" if sparse else "FlexGen", setup.constants, setup.gpu
@@ -165,8 +164,7 @@ def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Resu
     stored = setup.kv_bytes(batch, float(setup.steps.mean())) * (1.5 if sparse else 1)
     read = stored / 1.5 / setup.compression if sparse else stored
     cache = max(0.0, setup.host.dram_gib * GIB - setup.model.weight_bytes)
-    hits = 1.0 if stored <= cache else CACHE_KEPT * cache / stored
-    kv_s = read * ((1 - hits) / c.file_path + hits / c.cached_path)
+    kv_s = read / (c.cached_path if stored <= cache else c.file_path)
     other_s = setup.gpu_s(batch) + read / (gpu.memory_gb_per_s * 1e9) + setup.runtime_s(batch)
     written_s = setup.kv_bytes(batch, setup.input) / drain
     return finish(setup, name, batch, drives, max(prefill_s, written_s), Breakdown(kv_s, 0, other_s))
@@ -199,7 +197,7 @@ class InStorage:
     def breakdown(self, setup: Setup, batch: int, drives: int, units: dict[str, float]) -> Breakdown:
         """A step's three parts from the drive's units."""
         engine_s = sum(units.get(unit, 0) for unit in ENGINE_UNITS)
-        kv_s = sum(seconds for unit, seconds in units.items() if unit.startswith(("flash", "nfc")))
+        kv_s = sum(seconds for unit, seconds in units.items() if unit.startswith("flash"))
         model, link = setup.model, setup.drive.link
         rows = 2 * model.q_heads + 2 * model.kv_heads  # q, k and v go down, the output comes up
         per_layer = link.transfer_ns(2 * batch * rows * model.head_dim // drives) / 1e9
@@ -217,7 +215,6 @@ OURS_DENSE = InStorage(name="Ours-Dense", schedule="overlapped", batched=True)
 OURS = InStorage(
     name="Ours", method="paged", convention="bytes", compression=4, bits=4, schedule="overlapped", batched=True
 )
-IN_STORAGE = (DENSE, SPARF, OURS_DENSE, OURS)
 
 
 _KNOWN: dict[tuple[Setup, InStorage, int, int], Result] = {}

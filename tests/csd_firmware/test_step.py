@@ -19,6 +19,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH, PCIE3_X4_STAGED
+from ftl import Uncorrectable
 
 H, G, D, LAYERS = 2, 2, 16, 2
 
@@ -148,6 +149,23 @@ def test_a_method_that_fails_leaves_nothing_behind(small_drive, monkeypatch):
     same.generator = np.random.default_rng(9)
     for _ in range(20):
         np.testing.assert_array_equal(bench.attend()[0].data[0], same.attend()[0].data[0])
+
+
+def test_a_step_that_loses_data_of_one_sequence_takes_back_the_others_token(small_drive, monkeypatch):
+    bench = Bench(small_drive, [200, 100])
+    ftl = bench.firmware.ftl
+
+    def lose(plan, start_ns):
+        ftl.sequences[bench.seqs[0]].failed = True
+        raise Uncorrectable([bench.seqs[0]])
+
+    q, k = half(bench.generator, 2, H, G, D), half(bench.generator, 2, H, D)
+    counts = np.array([10, 10])
+    with monkeypatch.context() as patch:
+        patch.setattr(ftl, "read", lose)
+        done = bench.firmware.step(Attend(bench.seqs, 1, q, k, k, "sparf", 4, counts, counts), 0)
+    assert done.status is Status.UNRECOVERED_READ_ERROR
+    assert ftl.sequence(bench.seqs[1]).lengths.tolist() == [0, 100]
 
 
 def test_cropped_sequences_attend_to_what_is_left(small_drive):

@@ -73,9 +73,8 @@ def test_host_systems_are_what_their_rates_say():
     step = deepspeed(setup, 16, 1).step
     assert step.kv_s == pytest.approx((setup.model.weight_bytes + kv) / (32e9 * c.host_link_share))
     assert flexgen(setup, 16, 1).step.kv_s == pytest.approx(kv / c.cached_path)
-    large, cache = setup.kv_bytes(64, setup.steps.mean()), 89.4 * 2**30 - setup.model.weight_bytes
-    hits = 0.5 * cache / large
-    assert flexgen(setup, 64, 1).step.kv_s == pytest.approx(large * ((1 - hits) / c.file_path + hits / c.cached_path))
+    large = setup.kv_bytes(64, setup.steps.mean())  # beyond the page cache
+    assert flexgen(setup, 64, 1).step.kv_s == pytest.approx(large / c.file_path)
     assert flexgen(setup, 64, 2).tokens_per_s == flexgen(setup, 64, 1).tokens_per_s
     assert "GPU's memory" in flexgen(setup, 128, 1).reason
 

@@ -43,6 +43,13 @@ def _numbers(name: str, text: str, kind: type = int) -> list[Any]:
     return numbers
 
 
+def _number(name: str, text: str) -> int:
+    first, *others = _numbers(name, text)
+    if others:
+        raise ValueError(f"{name} = {text!r}: this figure is of one")
+    return int(first)
+
+
 def _setup(model: str, gpu: str, host: str, drive: Path | None, prompt: int, new: int, compression: float) -> Any:
     from csd_spec import Compression
     from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -160,12 +167,12 @@ def engine_breakdown(
     from eval import figures
 
     _check_plot(plot)
-    setup, batches = _setup(model, gpu, host, drive, prompt, new, compression), _numbers("batch_sizes", batch_sizes)
+    setup, batch = _setup(model, gpu, host, drive, prompt, new, compression), _number("batch_sizes", batch_sizes)
     with progress("steps, page by page", 9) as tick:
-        rows = figures.engine_breakdown(setup, batches[0], drives, tick)
+        rows = figures.engine_breakdown(setup, batch, drives, tick)
     if plot:
         figures.plot_rows(rows, "unit", "s", "system", plot)
-    _show_rows(f"A drive's units, batch {batches[0]} (modelled)", rows, ("system", "unit", "s", "share"), output)
+    _show_rows(f"A drive's units, batch {batch} (modelled)", rows, ("system", "unit", "s", "share"), output)
 
 
 @evaluate.command("scaling")
@@ -187,7 +194,7 @@ def scaling(
 
     _check_plot(plot)
     setup, counts = _setup(model, gpu, host, drive, prompt, new, compression), _numbers("drives", drives)
-    batch = _numbers("batch_sizes", batch_sizes)[0]
+    batch = _number("batch_sizes", batch_sizes)
     with progress("steps, page by page", 12 * len(counts)) as tick:
         rows = figures.scaling(setup, batch, counts, tick)
     if plot:
@@ -215,7 +222,7 @@ def sensitivity(
 
     _check_plot(plot)
     compressions = _numbers("compression", compression, float)
-    setup, batch = _setup(model, gpu, host, drive, prompt, new, 8), _numbers("batch_sizes", batch_sizes)[0]
+    setup, batch = _setup(model, gpu, host, drive, prompt, new, 8), _number("batch_sizes", batch_sizes)
     with err.status("recording attention"):
         scaled = figures.scaled_shares(setup, compressions)
     with progress("steps, page by page", 3 * len(compressions)) as tick:
@@ -275,7 +282,7 @@ def report(
     gpu: GpuOption = "a6000",
     host: HostOption = "pcie4",
 ) -> None:
-    """The claims and all figures as one page that needs no network."""
+    """The claims and the figures of one drive, scaling and sensitivity, as one page that needs no network."""
     from eval.report import STEPS, write_report
 
     with progress("steps, page by page", STEPS) as tick:
