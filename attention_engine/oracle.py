@@ -26,17 +26,34 @@ def dense(q: F64, K: F64, V: F64) -> F64:
     return out
 
 
+def token_scores(q: F64, K: F64, r: int) -> F64:
+    """Steps 1 to 5 without the mask: the sum over queries of approximate weights, (S,), as a logarithm.
+
+    Far from the top even float64 has no weights left; their logarithms keep their order.
+    """
+    logits = _approximate_logits(q, K, _top_channels(q, r))
+    below = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    scores: F64 = np.logaddexp.reduce(below, axis=0)
+    return scores
+
+
+def _top_channels(q: F64, r: int) -> I64:
+    return _argtopk(np.abs(q).sum(axis=0), r)
+
+
+def _approximate_logits(q: F64, K: F64, i: I64) -> F64:
+    share = np.abs(q[:, i]).sum(axis=1) / np.abs(q).sum(axis=1)
+    logits: F64 = q[:, i] @ K[:, i].T / np.sqrt(q.shape[1] * share)[:, None]
+    return logits
+
+
 def sparf(q: F64, K: F64, V: F64, r: int, k: int, l: int) -> tuple[F64, I64, I64]:  # noqa: E741 - the paper's name
     """SparF for one KV head: output (G, d), selected channels (r,) and tokens (k,), both ascending."""
-    d, S = q.shape[1], K.shape[0]
-    i = _argtopk(np.abs(q).sum(axis=0), r)
-    share = np.abs(q[:, i]).sum(axis=1) / np.abs(q).sum(axis=1)
-    logits = q[:, i] @ K[:, i].T / np.sqrt(d * share)[:, None]
-    s_hat = _softmax(logits)
+    S = K.shape[0]
+    i = _top_channels(q, r)
+    s_hat = _softmax(_approximate_logits(q, K, i))
     mask = np.where(np.arange(S) >= S - l, np.inf, 0.0)
-    # The sum of s_hat over queries, as a logarithm: far from the top even float64 has no weights left
-    below = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
-    j = _argtopk(np.logaddexp.reduce(below, axis=0) + mask, k)
+    j = _argtopk(token_scores(q, K, r) + mask, k)
     alpha = s_hat[:, j].sum(axis=1, keepdims=True)
     out = alpha * dense(q, K[j], V[j]) + (1 - alpha) * V.mean(axis=0)
     return out, i, j

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sysconfig
 import warnings
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("numpy", "torch", "transformers", "numba", "sympy", "hypothesis", "networkx", "rich", "typer", "pytest")
+WITHHELD = ("that has no positive divisors other than",)  # stands in an article of SQuAD, word for word
 _SKIP = {"test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "__pycache__"}
 
 
@@ -53,9 +56,25 @@ def load_corpus(min_chars: int = 200) -> bytes:
     seen: set[str] = set()
     kept = []
     for text in texts:
-        paragraphs = [p for p in inspect.cleandoc(text).split("\n\n") if p not in seen]
+        paragraphs = [p for p in inspect.cleandoc(text).split("\n\n") if p not in seen and not _withheld(p)]
         seen.update(paragraphs)
         fresh = "\n\n".join(paragraphs)
         if len(fresh) >= min_chars:
             kept.append(fresh)
     return "\n\n\n".join(kept).encode()
+
+
+def _withheld(paragraph: str) -> bool:
+    words = " ".join(paragraph.split())
+    return any(each in words for each in WITHHELD)
+
+
+def shared_ngrams(corpus: str, text: str, n: int = 13) -> list[str]:
+    """Runs of n words that two texts share, in lower case and without punctuation: what training must not have seen."""
+    known = set(_ngrams(corpus, n))
+    return [gram for gram in dict.fromkeys(_ngrams(text, n)) if gram in known]
+
+
+def _ngrams(text: str, n: int) -> Iterator[str]:
+    words = re.findall(r"\w+", text.lower())
+    return (" ".join(words[at : at + n]) for at in range(len(words) - n + 1))

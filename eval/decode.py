@@ -136,6 +136,13 @@ def _force(model: PreTrainedModel, inputs: dict[str, torch.Tensor], tokens: torc
     return torch.stack(logits)
 
 
+def continuation(tokenizer: PreTrainedTokenizerBase, before: list[int], new: list[int]) -> str:
+    """The text of new tokens behind others. Some tokenizers drop the space before a text's first word."""
+    led: str = tokenizer.decode([before[-1], *new], skip_special_tokens=True)
+    lead: str = tokenizer.decode([before[-1]], skip_special_tokens=True)
+    return led[len(lead) :] if led.startswith(lead) else tokenizer.decode(new, skip_special_tokens=True)
+
+
 @torch.inference_mode()
 def decode(
     model: PreTrainedModel,
@@ -165,7 +172,7 @@ def decode(
             logits = _force(model, inputs, expected)
     stored = inputs["input_ids"].shape[1] + tokens.shape[1] - 1
     return Decoded(
-        text=tokenizer.decode(tokens[0], skip_special_tokens=True),
+        text=continuation(tokenizer, inputs["input_ids"][0].tolist(), tokens[0].tolist()),
         tokens=tokens[0].tolist(),
         last_params=budget.at(stored, shape.head_dim),
         agreement=Agreement(

@@ -26,6 +26,12 @@ class Attached:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
 
+    def use(self, attention: str, budget: Budget) -> None:
+        """Attend otherwise from the next decode step on; what is stored stays."""
+        _check_method(attention)
+        budget.at(1, self.driver.shape.head_dim)
+        self.driver.method, self.driver.budget = attention, budget
+
     def report(self) -> Report:
         """What has been done so far; printing it shows a table."""
         return Report.of(self.driver)
@@ -55,8 +61,7 @@ def attach(
     Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
     is changed; DeviceError when a drive refuses a command.
     """
-    if attention not in METHODS:
-        raise ValueError(f"attention = {attention!r}: must be one of {', '.join(METHODS)}")
+    _check_method(attention)
     if embedding_bits not in (16, 8, 4):
         raise ValueError(f"embedding_bits = {embedding_bits}: must be 16, 8 or 4")
     if mini_batches < 1:
@@ -87,6 +92,11 @@ def attach(
         undo.callback(_restore_forward, model, model.__dict__.get("forward"))
         model.forward = csd_forward(model, driver, mini_batches)
         yield Attached(driver)
+
+
+def _check_method(attention: str) -> None:
+    if attention not in METHODS:
+        raise ValueError(f"attention = {attention!r}: must be one of {', '.join(METHODS)}")
 
 
 def _restore_forward(model: PreTrainedModel, own: Any) -> None:

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from csd_spec import DeviceError
-from vcsd.commands import bench, drive, figures, trace
+from vcsd.commands import accuracy, bench, convert, drive, figures, trace
 from vcsd.commands.run import run
 
 app = typer.Typer(
@@ -17,11 +17,12 @@ app = typer.Typer(
 )
 app.command()(run)
 app.add_typer(bench.bench, name="bench")
-app.add_typer(figures.evaluate, name="eval")
+app.add_typer(accuracy.evaluate, name="eval")
 app.add_typer(drive.log, name="log")
 app.command()(figures.report)
 app.command()(drive.snapshot)
 app.command()(drive.restore)
+app.add_typer(convert.convert, name="convert")
 app.add_typer(trace.trace, name="trace")
 
 

@@ -1,14 +1,27 @@
 """What the shipped checkpoint is trained on, and how it is stored."""
 
 import random
+from dataclasses import replace
 
 import torch
 
-from eval.corpus import docstrings
+from eval.corpus import docstrings, load_corpus, shared_ngrams
 from eval.decode import CHECKPOINT, load
-from eval.train_checkpoint import CURRICULUM, IGNORED, batch, byte_tokenizer, learning_rate, new_model
+from eval.train_checkpoint import (
+    CYCLES,
+    FINDERS,
+    IGNORED,
+    LOST,
+    Run,
+    Stage,
+    batch,
+    byte_tokenizer,
+    learning_rate,
+    new_model,
+    schedule,
+)
 
-CORPUS = bytes(range(32, 127)) * 100
+CORPUS = b" ".join(b"word%d" % (n * n) for n in range(2000))
 
 
 def test_docstrings_are_found_and_cleaned():
@@ -19,7 +32,7 @@ def test_docstrings_are_found_and_cleaned():
 
 
 def test_batches_depend_on_their_seed_alone():
-    for stage in CURRICULUM:
+    for stage in (stage for cycle in CYCLES for stage in cycle.stages):
         ids, labels = batch(random.Random("1/7"), CORPUS, stage, 8)
         again, _ = batch(random.Random("1/7"), CORPUS, stage, 8)
         assert ids.shape == labels.shape == (8, stage.length)
@@ -27,18 +40,68 @@ def test_batches_depend_on_their_seed_alone():
         assert torch.equal(ids[labels != IGNORED], labels[labels != IGNORED])
 
 
-def test_noise_carries_no_loss_before_it_repeats():
-    stage = CURRICULUM[0]
-    _, labels = batch(random.Random(0), CORPUS, stage, 200)
-    silent = (labels == IGNORED).sum(1)
-    assert 0 < (silent > 0).float().mean() < 1
-    assert silent.max() <= stage.length // 2
+def test_what_cannot_be_known_carries_no_loss():
+    stage = Stage(512, 0, copying=1, recall=0)
+    ids, labels = batch(random.Random(0), CORPUS, stage, 60)
+    counted = labels != IGNORED
+    assert 0.1 < counted.float().mean() < 0.9
+    for row, counts in zip(ids.tolist(), counted.tolist(), strict=True):
+        text = bytes(row)
+        for start in (at for at in range(1, 512) if counts[at] and not counts[at - 1]):
+            assert text[start - LOST : start] in text[: start - LOST]  # a piece that stood before
+
+
+def test_facts_are_told_before_they_are_asked_for():
+    ids, _ = batch(random.Random(0), CORPUS, Stage(1024, 0, copying=0, recall=1), 40)
+    for row in ids.tolist():
+        told, _, asked = bytes(row).partition(b"\nWhat is the ")
+        key = asked.rstrip(b".").split()[-1]
+        assert key.isdigit()
+        assert key in told or asked.count(key) > 1
+
+
+def test_overlap_with_evaluation_text_is_found():
+    text = "He said: the quick brown fox jumps over the lazy dog, then it sleeps until noon."
+    assert shared_ngrams(f"So {text.upper()} Indeed.", text)[0].startswith("he said the quick")
+    assert not shared_ngrams("the quick brown fox jumps over the lazy dog", text)
+
+
+def test_no_evaluation_text_is_trained_on(data_dir):
+    corpus = load_corpus().decode(errors="replace")
+    files = [path for path in data_dir.iterdir() if path.suffix in (".json", ".txt")]
+    assert files
+    for path in files:
+        assert shared_ngrams(corpus, path.read_text(encoding="utf-8")) == [], path
 
 
 def test_the_rate_warms_up_and_cools_down():
     assert learning_rate(0, 1) == 0
     assert learning_rate(0.02, 1) == 1
     assert learning_rate(1, 1) < 0.06
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch):
+    short = tuple(
+        replace(cycle, stages=(Stage(64, 640, copying=1, recall=0, held=held),))
+        for cycle, held in zip(CYCLES, (False, True), strict=True)
+    )
+    monkeypatch.setattr("eval.train_checkpoint.CYCLES", short)
+    plans = list(schedule(128))
+    assert len(plans) == 10
+
+    def go(run, some):
+        for plan in some:
+            run.step(CORPUS, plan)
+        return run
+
+    whole = go(Run(tmp_path / "a.pt", 1, "cpu"), plans)
+    go(Run(tmp_path / "b.pt", 1, "cpu"), plans[:7]).save()
+    again = go(Run(tmp_path / "b.pt", 1, "cpu"), plans[7:])
+    expected, beginning = whole.model.state_dict(), new_model(1).state_dict()
+    for name, weight in again.model.state_dict().items():
+        assert torch.equal(weight, expected[name]), name
+        if FINDERS.search(name):
+            assert torch.equal(weight, beginning[name]), name
 
 
 def test_tokens_are_bytes():
@@ -54,6 +117,6 @@ def test_the_shipped_checkpoint():
     model, tokenizer = load(CHECKPOINT)
     assert model.config.head_dim == 64
     assert model.config.num_attention_heads > model.config.num_key_value_heads
-    assert model.config.max_position_embeddings >= 2048
+    assert model.config.max_position_embeddings >= 4096
     assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in new_model(0).named_parameters()}
     assert bytes(tokenizer("é")["input_ids"]) == "é".encode()

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from vcsd.commands.shared import MethodsOption, Output, OutputOption, err, load_methods, progress, stdout
+from vcsd.commands.shared import MethodsOption, Output, OutputOption, err, load_methods, numbers, progress, stdout
 
 evaluate = typer.Typer(help="Measure what methods and drives are worth.")
 
@@ -34,10 +34,7 @@ def selectors(
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Every method's bytes, error and modelled time on recorded q, k, v."""
-    try:
-        compressions = [float(c) for c in compression.split(",")]
-    except ValueError as error:
-        raise ValueError(f"compression = {compression!r}: needs numbers with commas between them") from error
+    compressions = numbers("compression", compression, float)
     load_methods(methods)
     with err.status("loading the model"):
         from eval.decode import CHECKPOINT, load

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from nvmevirt_config import load_drive
 from vcsd.commands.evaluate import evaluate
-from vcsd.commands.shared import Output, OutputOption, err, progress, stdout
+from vcsd.commands.shared import Output, OutputOption, err, numbers, progress, stdout
 
 __all__ = ["evaluate"]
 _BEGAN = time.perf_counter()
@@ -33,18 +33,8 @@ PlotOption = Annotated[Path | None, typer.Option(help="picture to draw: png, svg
 JsonOption = Annotated[Output, typer.Option("-o", help="normal: for people; json: for programs")]
 
 
-def _numbers(name: str, text: str, kind: type = int) -> list[Any]:
-    try:
-        numbers = [kind(each) for each in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"{name} = {text!r}: needs numbers with commas between them") from error
-    if min(numbers) < 1:
-        raise ValueError(f"{name} = {text!r}: must be at least 1")
-    return numbers
-
-
 def _number(name: str, text: str) -> int:
-    first, *others = _numbers(name, text)
+    first, *others = numbers(name, text)
     if others:
         raise ValueError(f"{name} = {text!r}: this figure is of one")
     return int(first)
@@ -113,7 +103,7 @@ def throughput(
     from eval import figures
 
     _check_plot(plot)
-    setup, batches = _setup(model, gpu, host, drive, prompt, new, compression), _numbers("batch_sizes", batch_sizes)
+    setup, batches = _setup(model, gpu, host, drive, prompt, new, compression), numbers("batch_sizes", batch_sizes)
     with progress("steps, page by page", 9 * len(batches)) as tick:
         rows = figures.throughput(setup, batches, drives, tick)
     if plot:
@@ -140,7 +130,7 @@ def breakdown(
     from eval import figures
 
     _check_plot(plot)
-    setup, batches = _setup(model, gpu, host, drive, prompt, new, compression), _numbers("batch_sizes", batch_sizes)
+    setup, batches = _setup(model, gpu, host, drive, prompt, new, compression), numbers("batch_sizes", batch_sizes)
     with progress("steps, page by page", 9 * len(batches)) as tick:
         rows = figures.breakdown(setup, batches, drives, tick)
     if plot:
@@ -193,7 +183,7 @@ def scaling(
     from eval import figures
 
     _check_plot(plot)
-    setup, counts = _setup(model, gpu, host, drive, prompt, new, compression), _numbers("drives", drives)
+    setup, counts = _setup(model, gpu, host, drive, prompt, new, compression), numbers("drives", drives)
     batch = _number("batch_sizes", batch_sizes)
     with progress("steps, page by page", 12 * len(counts)) as tick:
         rows = figures.scaling(setup, batch, counts, tick)
@@ -221,7 +211,7 @@ def sensitivity(
     from eval import figures
 
     _check_plot(plot)
-    compressions = _numbers("compression", compression, float)
+    compressions = numbers("compression", compression, float)
     setup, batch = _setup(model, gpu, host, drive, prompt, new, 8), _number("batch_sizes", batch_sizes)
     with err.status("recording attention"):
         scaled = figures.scaled_shares(setup, compressions)

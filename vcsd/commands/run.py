@@ -85,7 +85,7 @@ def run(
         budget.at(1, shape.head_dim)
         inputs = encode(loaded, tokenizer, text, batch, max_new_tokens, seed)
     normal = output is Output.NORMAL
-    stream = _TextStream(tokenizer) if normal else None
+    stream = _TextStream(tokenizer, inputs["input_ids"][0].tolist()) if normal else None
     if normal:
         print(text, end="", flush=True)
     with progress("ordinary attention", max_new_tokens) as tick:
@@ -184,13 +184,15 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
 class _TextStream:
     """Prints row 0's text as its tokens come; waits where a character is not whole yet."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.shown = tokenizer, 0
+    def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
+        self.tokenizer, self.prompt, self.shown = tokenizer, prompt, 0
         self.ids: list[int] = []
 
     def __call__(self, tokens: Any) -> None:
+        from eval.decode import continuation
+
         self.ids.append(int(tokens[0]))
-        text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
+        text = continuation(self.tokenizer, self.prompt, self.ids)
         if not text.endswith("\ufffd"):
             print(text[self.shown :], end="", flush=True)
             self.shown = len(text)

@@ -36,6 +36,17 @@ OutputOption = Annotated[Output, typer.Option("-o", "--output", help="normal: fo
 MethodsOption = Annotated[Path | None, typer.Option("--methods", help="Python file with methods of your own")]
 
 
+def numbers(name: str, text: str, kind: type = int) -> list[Any]:
+    """An option's numbers with commas between them, each at least 1."""
+    try:
+        found = [kind(each) for each in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"{name} = {text!r}: needs numbers with commas between them") from error
+    if min(found) < 1:
+        raise ValueError(f"{name} = {text!r}: must be at least 1")
+    return found
+
+
 def load_methods(file: Path | None) -> None:
     """Run a file that adds to `attention_engine.METHODS`; raises ValueError with its reason when it fails."""
     if file is None:

@@ -1,0 +1,144 @@
+"""Where the shipped checkpoint's training begins: heads that look back, and heads that find what they have seen.
+
+Copying heads form by themselves, but on a small budget they remain vague: free-running copies are lost after some
+dozens of bytes. So they are written down, after induction heads (Olsson et al., arXiv 2209.11895), and training, which
+moves every weight, goes on from there. Width 256 holds the byte in 64 channels, short codes of the eight bytes before
+it in 8 x 16, and hashes of the eight bytes from 8 and from 16 back in 4 x 16.
+
+- Layer 0 looks 1 to 8 bytes back and writes their codes down.
+- Layer 1 looks 8 and 16 bytes back and fetches a hash of the eight bytes that precede there: for keys, one later.
+- Layer 2 looks for the place before which stands what stands here, 24 bytes long, and copies the byte found there.
+- Layer 3 and all feed-forward layers begin at random, small.
+
+RoPE's theta is so large that most channels hardly turn within the context: those compare content at any distance. The
+few that turn tell neighbours apart.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody does
+from transformers import LlamaConfig, LlamaForCausalLM
+
+THETA = 1e16
+BYTE, CODE = 64, 16  # channels of the byte itself, and of each code
+BACK = 8  # bytes that layer 0 looks back
+HOPS = (8, 16)  # bytes that layer 1 looks back
+TURNING = 8  # pairs of channels by which heads look back
+SHARPNESS = 10.0  # of looking back
+COPY = 3.0  # weight of a byte that was found, against that of the byte which stands here
+
+
+def _slot(back: int) -> slice:
+    """Channels with the code of the byte `back` before, 1 to BACK."""
+    return slice(BYTE + CODE * (back - 1), BYTE + CODE * back)
+
+
+def _hash(hop: int, query: bool) -> slice:
+    """Channels with the hash that layer 1 fetches from `hop` back, as queries or as keys need it."""
+    first = BYTE + CODE * (BACK + HOPS.index(hop) + (len(HOPS) if query else 0))
+    return slice(first, first + CODE)
+
+
+@torch.no_grad()
+def write_circuits(model: LlamaForCausalLM, seed: int) -> None:
+    """Replace a fresh model's weights."""
+    config, layers = model.config, model.model.layers
+    draw = torch.Generator().manual_seed(seed)
+    for layer in layers:
+        for projection in (getattr(layer.self_attn, f"{name}_proj") for name in "qkvo"):
+            projection.weight.normal_(0, 0.01, generator=draw)
+        layer.mlp.down_proj.weight.mul_(0.25)
+    codes = _codes(config.vocab_size, draw)
+    model.model.embed_tokens.weight.zero_()[:, :BYTE] = codes
+    model.model.norm.weight.fill_(0.1)
+    _write_layer_0(layers[0].self_attn, config)
+    _write_layer_1(layers[1].self_attn, config, draw)
+    _write_layer_2(layers[2].self_attn, config, draw)
+
+
+def _write_layer_0(attention: torch.nn.Module, config: LlamaConfig) -> None:
+    value, out = _views(attention, config)[2:]
+    value[:, :CODE, :CODE] = torch.eye(CODE) * _scale(BYTE)
+    for head in range(BACK):
+        _look_back(attention, config, head, head + 1)
+        out[_slot(head + 1), head, :CODE] = torch.eye(CODE)
+
+
+def _write_layer_1(attention: torch.nn.Module, config: LlamaConfig, draw: torch.Generator) -> None:
+    value, out = _views(attention, config)[2:]
+    mixes = [torch.randn(CODE, CODE, generator=draw) / math.sqrt(CODE * BACK) for _ in range(BACK)]
+    for query in (False, True):
+        at = slice(CODE * query, CODE * (query + 1))
+        value[-1, at] = _gram(mixes, query) * _scale(BYTE + CODE * BACK)
+        for head, hop in zip((-2, -1), HOPS, strict=True):
+            out[_hash(hop, query), head, at] = torch.eye(CODE)
+    for head, hop in zip((-2, -1), HOPS, strict=True):
+        _look_back(attention, config, config.num_attention_heads + head, hop)
+
+
+def _write_layer_2(attention: torch.nn.Module, config: LlamaConfig, draw: torch.Generator) -> None:
+    near, far = 2.5, 15.0  # attention logits for a byte that matches, and for a hash
+    queries, keys, values, out = _views(attention, config)
+    half = config.head_dim // 2
+    still = torch.tensor([i for i in range(half) if THETA ** (-i / half) * config.max_position_embeddings < 0.6])
+    still = torch.cat([still, still + half])
+    heads, group = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
+    unit = config.head_dim**0.25 / math.sqrt(len(still) * CODE)
+    for kv in range(config.num_key_value_heads):
+        mixes = [torch.randn(len(still), CODE, generator=draw) * unit * math.sqrt(near) for _ in range(BACK)]
+        key, query = _gram(mixes, False), _gram(mixes, True)
+        for hop in HOPS:
+            mix = torch.randn(len(still), CODE, generator=draw) * unit * math.sqrt(far)
+            key[:, _hash(hop, False)] = query[:, _hash(hop, True)] = mix
+        keys[kv, still] = key
+        values[kv, :, :BYTE] = torch.eye(BYTE)
+        for head in range(group * kv, group * (kv + 1)):
+            queries[head, still] = query
+            out[:BYTE, head] = torch.eye(BYTE) * COPY / heads
+
+
+def _views(attention: torch.nn.Module, config: LlamaConfig) -> list[torch.Tensor]:
+    """Weights of q, k and v as (heads, head_dim, width), of the output as (width, heads, head_dim)."""
+    d, width = config.head_dim, config.hidden_size
+    q, k, v = (attention.get_submodule(f"{name}_proj").get_parameter("weight").view(-1, d, width) for name in "qkv")
+    return [q, k, v, attention.get_submodule("o_proj").get_parameter("weight").view(width, -1, d)]
+
+
+def _look_back(attention: torch.nn.Module, config: LlamaConfig, head: int, offset: int) -> None:
+    """Let a head attend `offset` positions back, whatever stands there: biases that RoPE turns into each other."""
+    half, kv = config.head_dim // 2, head * config.num_key_value_heads // config.num_attention_heads
+    angles = offset * THETA ** (-torch.arange(TURNING) / half)
+    q, k = (attention.get_submodule(f"{name}_proj").get_parameter("bias").view(-1, 2, half) for name in "qk")
+    k[kv, 0, :TURNING] = SHARPNESS
+    q[head, 0, :TURNING], q[head, 1, :TURNING] = SHARPNESS * angles.cos(), -SHARPNESS * angles.sin()
+
+
+def _gram(mixes: list[torch.Tensor], query: bool) -> torch.Tensor:
+    """A sum over eight bytes, each mixed in its own way: those before a key, or those that end with the query's own."""
+    whole = torch.zeros(mixes[0].shape[0], BYTE + CODE * (BACK + 2 * len(HOPS)))
+    for back, mix in enumerate(mixes, start=0 if query else 1):
+        whole[:, slice(CODE) if back == 0 else _slot(back)] = mix
+    return whole
+
+
+def _scale(channels: int) -> float:
+    """What undoes RMSNorm where `channels` of the width are in use, with values around 1."""
+    return math.sqrt(channels / (BYTE + CODE * (BACK + 2 * len(HOPS))))
+
+
+def _codes(count: int, draw: torch.Generator) -> torch.Tensor:
+    """Codes (count, BYTE) that are far from each other, in the first CODE channels by themselves and in the others."""
+    with torch.enable_grad():
+        codes = torch.randn(count, BYTE, generator=draw).requires_grad_()
+        optimizer = torch.optim.Adam([codes], 0.02)
+        for _ in range(300):
+            parts = [F.normalize(part, dim=-1) for part in (codes[:, :CODE], codes[:, CODE:])]
+            near = [(part @ part.T - 2 * torch.eye(count)).flatten() for part in parts]
+            optimizer.zero_grad()
+            torch.stack([torch.logsumexp(12 * each, 0) for each in near]).sum().backward()
+            optimizer.step()
+    short, long = (F.normalize(part, dim=-1) for part in (codes[:, :CODE], codes[:, CODE:]))
+    return torch.cat([short * CODE**0.5, long * (BYTE - CODE) ** 0.5], 1).detach()
