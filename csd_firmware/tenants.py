@@ -1,0 +1,92 @@
+"""Who may name which sequence: handles that only the tenant who created a sequence can have."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from hashlib import blake2s
+from pathlib import Path
+
+import numpy as np
+
+from csd_firmware.step import Firmware
+from csd_spec import Command, Completion, SeqCreate, Status
+
+_ROUNDS = 6
+_HALF = (1 << 32) - 1
+
+
+class Handles:
+    """Numbers of sequences as one tenant sees them: a permutation of 64-bit numbers under a key of its own.
+
+    A Feistel network of six rounds whose round function is keyed BLAKE2s. Nothing has to be kept: a number that a
+    tenant makes up, or was given to another, comes out as one that no sequence has.
+    """
+
+    def __init__(self, secret: bytes, tenant: str) -> None:
+        self._key = blake2s(tenant.encode(), key=secret).digest()
+
+    def of(self, number: int) -> int:
+        """The handle of a sequence's number."""
+        left, right = number >> 32, number & _HALF
+        for turn in range(_ROUNDS):
+            left, right = right, left ^ self._round(turn, right)
+        return left << 32 | right
+
+    def number(self, handle: int) -> int:
+        """The number behind a handle."""
+        left, right = handle >> 32 & _HALF, handle & _HALF
+        for turn in reversed(range(_ROUNDS)):
+            left, right = right ^ self._round(turn, left), left
+        return left << 32 | right
+
+    def _round(self, turn: int, half: int) -> int:
+        digest = blake2s(bytes([turn]) + half.to_bytes(4, "little"), key=self._key, digest_size=4).digest()
+        return int.from_bytes(digest, "little")
+
+
+class Tenant:
+    """One tenant's way into a firmware: `step` takes and gives its handles."""
+
+    def __init__(self, firmware: Firmware, secret: bytes, name: str = "default") -> None:
+        self._firmware, self._handles = firmware, Handles(secret, name)
+        self._numbers: dict[int, int] = {}  # of handles in use
+
+    def step(self, command: Command, submit_ns: int) -> Completion:
+        """`Firmware.step` for commands with this tenant's handles; another's are as unknown as made up ones."""
+        seqs: tuple[int, ...] = getattr(command, "seqs", ())
+        numbers = []
+        for handle in seqs:
+            number = self._numbers.get(handle)
+            if number is None or number not in self._firmware.ftl.sequences:
+                self._numbers.pop(handle, None)
+                number = self._handles.number(handle)
+                if number not in self._firmware.ftl.sequences:
+                    return _unknown(handle, submit_ns)
+                self._numbers[handle] = number
+            numbers.append(number)
+        if seqs:
+            command = replace(command, seqs=tuple(numbers))  # type: ignore[arg-type]
+        done = self._firmware.step(command, submit_ns)
+        if isinstance(command, SeqCreate) and done.status is Status.SUCCESS:
+            handles = [self._handles.of(int(number)) for number in done.data[0]]
+            done = replace(done, data=(np.array(handles, np.uint64),))
+        return done
+
+
+def _unknown(handle: int, submit_ns: int) -> Completion:
+    reason = f"no sequence {handle:#x} of this tenant on this drive"
+    return Completion(status=Status.UNKNOWN_SEQUENCE, reason=reason, submit_ns=submit_ns, finish_ns=submit_ns)
+
+
+def drive_secret(path: Path | None) -> bytes:
+    """The key of a drive's handles: kept in its folder, for its owner only, or drawn for a drive in memory."""
+    if path is None:
+        return os.urandom(32)
+    file = path / "secret.bin"
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            out.write(secret := os.urandom(32))
+        return secret

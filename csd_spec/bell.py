@@ -1,0 +1,58 @@
+"""How one end of a window tells the other that there is something to read."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from contextlib import suppress
+from typing import Protocol
+
+
+class Bell(Protocol):
+    """Both methods raise ConnectionError once the other end is known to be gone."""
+
+    def ring(self) -> None:
+        """Wake the other end."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when it has rung, or after a while."""
+        ...
+
+
+class Polling:
+    """No bell: look again after a short sleep, a longer one when nothing comes for long."""
+
+    def __init__(self, least_s: float = 2e-5, most_s: float = 2e-3) -> None:
+        self._least_s, self._most_s, self._next_s = least_s, most_s, least_s
+
+    def ring(self) -> None:
+        self._next_s = self._least_s
+
+    def wait(self, timeout_s: float) -> None:
+        time.sleep(min(self._next_s, timeout_s))
+        self._next_s = min(2 * self._next_s, self._most_s)
+
+
+class SocketBell:
+    """A byte over a connected Unix socket; when the other process dies its end closes at once."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def ring(self) -> None:
+        with suppress(BlockingIOError):  # full: it has not looked for long, and will
+            self._socket.send(b"!", socket.MSG_NOSIGNAL)
+
+    def wait(self, timeout_s: float) -> None:
+        if self._poll.poll(timeout_s * 1000):
+            with suppress(BlockingIOError):
+                if not self._socket.recv(4096):
+                    raise ConnectionResetError("the other end of the window closed")
+
+    def close(self) -> None:
+        self._socket.close()
