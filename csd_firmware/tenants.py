@@ -11,6 +11,7 @@ import numpy as np
 
 from csd_firmware.step import Firmware
 from csd_spec import Command, Completion, SeqCreate, Status
+from ftl.calendar import SLOT_NS
 
 _ROUNDS = 6
 _HALF = (1 << 32) - 1
@@ -51,6 +52,12 @@ class Tenant:
     def __init__(self, firmware: Firmware, secret: bytes, name: str = "default") -> None:
         self._firmware, self._handles = firmware, Handles(secret, name)
         self._numbers: dict[int, int] = {}  # of handles in use
+        self._epoch_ns = 0
+
+    def attach(self) -> None:
+        """A host begins: its modelled time is 0 when the drive has done all that it was given before."""
+        busy_ns = max(self._firmware.free_ns, self._firmware.ftl.calendar.idle_ns())
+        self._epoch_ns = -(-busy_ns // SLOT_NS) * SLOT_NS
 
     def step(self, command: Command, submit_ns: int) -> Completion:
         """`Firmware.step` for commands with this tenant's handles; another's are as unknown as made up ones."""
@@ -67,7 +74,8 @@ class Tenant:
             numbers.append(number)
         if seqs:
             command = replace(command, seqs=tuple(numbers))  # type: ignore[arg-type]
-        done = self._firmware.step(command, submit_ns)
+        done = self._firmware.step(command, submit_ns + self._epoch_ns)
+        done = replace(done, submit_ns=submit_ns, finish_ns=done.finish_ns - self._epoch_ns)
         if isinstance(command, SeqCreate) and done.status is Status.SUCCESS:
             handles = [self._handles.of(int(number)) for number in done.data[0]]
             done = replace(done, data=(np.array(handles, np.uint64),))

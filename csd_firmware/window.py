@@ -6,8 +6,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from typing import Protocol
 
 from csd_spec import Command, Completion, Status
 from csd_spec.bell import Bell
@@ -25,7 +24,16 @@ from csd_spec.window import (
 )
 from csd_spec.wire import ENTRY, MOST_NS, Request, WireError, decode, encode_completion
 
-Execute = Callable[[Command, int], Completion]
+
+class Service(Protocol):
+    """What a window leads to."""
+
+    def attach(self) -> None:
+        """Another host begins."""
+        ...
+
+    def step(self, command: Command, submit_ns: int) -> Completion: ...
+
 
 BEAT_S = 0.1
 SPIN_S = 200e-6  # look again without a pause for so long, and give way to whoever else wants the processor
@@ -35,11 +43,11 @@ LOOK_S = 0.002  # for a new host, while one is attached
 class DriveEnd:
     """One window's requests, carried out one after the other; no threads and no clock."""
 
-    def __init__(self, medium: Medium, identity: Identity, execute: Execute) -> None:
+    def __init__(self, medium: Medium, identity: Identity, service: Service) -> None:
         """Begin a new generation: what was under way is forgotten, and a host has to attach anew."""
         if identity.layout.blocks > medium.blocks:
             raise ValueError(f"window of {identity.layout.blocks} blocks: the medium has {medium.blocks}")
-        self.medium, self.layout, self.execute = medium, identity.layout, execute
+        self.medium, self.layout, self.service = medium, identity.layout, service
         self._identity = identity.to_json()
         before = unpack(medium.read(DRIVE_HEADER))
         self.drive = next_generation(before.drive if before and before.kind is Kind.DRIVE else 0)
@@ -59,6 +67,7 @@ class DriveEnd:
         if header is None or header.kind is not Kind.HOST or header.drive != self.drive or header.host == self.host:
             return False
         self.host, self.sequence = header.host, 0
+        self.service.attach()
         self.beat()
         return True
 
@@ -87,7 +96,7 @@ class DriveEnd:
         submit_ns = 0
         try:
             request, submit_ns = self._request(body)
-            return self.execute(decode(request), submit_ns)
+            return self.service.step(decode(request), submit_ns)
         except WireError as error:
             return Completion(status=error.status, reason=str(error), submit_ns=submit_ns, finish_ns=submit_ns)
         except Exception as error:
@@ -133,10 +142,6 @@ class WindowServer:
             thread.join()
 
     def _serve(self) -> None:
-        with suppress(ConnectionError):  # the host is gone
-            self._work()
-
-    def _work(self) -> None:
         busy = looked = 0.0
         while not self._stopping.is_set():
             now = time.perf_counter()

@@ -6,6 +6,7 @@ import select
 import socket
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 
@@ -56,3 +57,57 @@ class SocketBell:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class ListeningBell:
+    """The drive's end of a `SocketBell`: a Unix socket that hosts connect to, the last one counts.
+
+    A host that has none, behind a block device, is looked after by polling.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        path.chmod(0o600)
+        self._listener.listen(4)
+        self._poll = select.poll()
+        self._poll.register(self._listener, select.POLLIN)
+        self._host: socket.socket | None = None
+        self._polling = Polling(most_s=0.01)
+
+    def ring(self) -> None:
+        self._polling.ring()
+        if self._host:
+            with suppress(OSError):
+                self._host.send(b"!", socket.MSG_NOSIGNAL)
+
+    def wait(self, timeout_s: float) -> None:
+        if not self._host:
+            self._polling.wait(timeout_s)
+            timeout_s = 0
+        for fd, _ in self._poll.poll(timeout_s * 1000):
+            if fd == self._listener.fileno():
+                self._hang_up()
+                self._host = self._listener.accept()[0]
+                self._host.setblocking(False)
+                self._poll.register(self._host, select.POLLIN)
+            else:
+                self._heard()
+
+    def _heard(self) -> None:
+        assert self._host is not None
+        try:
+            if self._host.recv(4096):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._host:
+            self._poll.unregister(self._host)
+            self._host.close()
+            self._host = None

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from csd_spec import DeviceError
-from vcsd.commands import bench, drive, figures, trace
+from vcsd.commands import bench, drive, figures, serve, trace
 from vcsd.commands.run import run
 
 app = typer.Typer(
@@ -22,6 +22,10 @@ app.add_typer(drive.log, name="log")
 app.command()(figures.report)
 app.command()(drive.snapshot)
 app.command()(drive.restore)
+app.command()(serve.serve)
+app.command()(serve.create)
+app.command("list")(serve.list_drives)
+app.command()(serve.delete)
 app.add_typer(trace.trace, name="trace")
 
 

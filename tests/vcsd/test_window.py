@@ -51,8 +51,8 @@ class Blocks:
             self.data[first : first + len(part)] = part
 
 
-def attached(medium, execute):
-    drive, host = DriveEnd(medium, IDENTITY, execute), HostEnd(medium)
+def attached(medium, service):
+    drive, host = DriveEnd(medium, IDENTITY, service), HostEnd(medium)
     assert not host.attach()
     assert drive.greet()
     assert host.attach()
@@ -70,7 +70,7 @@ def ask(drive, host, command):
 
 
 def test_commands_go_down_and_completions_come_up():
-    drive, host = attached(Blocks(), tenant().step)
+    drive, host = attached(Blocks(), tenant())
     (handle,) = ask(drive, host, SeqCreate(1, 1, 2, 16, 64)).data[0].tolist()
     small, large = (np.full((tokens, 2, 16), tokens, np.float16) for tokens in (3, 60))
     for rows in (small, large):  # within their block, and in a slot
@@ -83,7 +83,7 @@ def test_commands_go_down_and_completions_come_up():
 
 
 def test_requests_wait_in_the_ring_and_end_in_order():
-    drive, host = attached(Blocks(), tenant().step)
+    drive, host = attached(Blocks(), tenant())
     for _ in range(3):
         while host.room:
             host.submit(encode(SeqCreate(1, 1, 1, 8, 64)), 0)
@@ -95,7 +95,7 @@ def test_requests_wait_in_the_ring_and_end_in_order():
 
 
 def test_what_is_too_large_is_refused():
-    drive, host = attached(Blocks(), tenant().step)
+    drive, host = attached(Blocks(), tenant())
     rows = np.zeros((400, 2, 16), np.float16)
     with pytest.raises(ValueError, match="slots hold 8,192"):
         host.submit(encode(KvAppend((1,), 0, np.array([400]), rows, rows)), 0)
@@ -111,7 +111,7 @@ def test_what_is_too_large_is_refused():
 @pytest.mark.parametrize("where", ["entry", "payload"])
 def test_damage_on_the_way_is_a_transfer_error_or_unseen(where):
     medium = Blocks()
-    drive, host = attached(medium, tenant().step)
+    drive, host = attached(medium, tenant())
     rows = np.zeros((60, 2, 16), np.float16)
     host.submit(encode(KvAppend((1,), 0, np.array([60]), rows, rows)), 0)
     layout = IDENTITY.layout
@@ -123,16 +123,20 @@ def test_damage_on_the_way_is_a_transfer_error_or_unseen(where):
 
 
 def test_whatever_fails_in_the_firmware_is_a_status():
-    def broken(command, submit_ns):
-        raise MemoryError("no more")
+    class Broken:
+        def attach(self):
+            pass
 
-    drive, host = attached(Blocks(), broken)
+        def step(self, command, submit_ns):
+            raise MemoryError("no more")
+
+    drive, host = attached(Blocks(), Broken())
     done = ask(drive, host, Flush())
     assert (done.status, done.reason) == (Status.INTERNAL_ERROR, "firmware: MemoryError: no more")
 
 
 def test_an_opcode_that_the_drive_does_not_know():
-    drive, host = attached(Blocks(), tenant().step)
+    drive, host = attached(Blocks(), tenant())
     host.submit(Request(0x77, (1, 2, 3), b"x" * ENTRY.size), 0)
     assert drive.serve()
     assert host.poll().status is Status.INVALID_OPCODE
@@ -140,9 +144,9 @@ def test_an_opcode_that_the_drive_does_not_know():
 
 def test_a_drive_that_begins_anew_is_lost_and_knows_no_old_request():
     medium = Blocks()
-    drive, host = attached(medium, tenant().step)
+    drive, host = attached(medium, tenant())
     host.submit(encode(Flush()), 0)
-    again = DriveEnd(medium, IDENTITY, tenant().step)
+    again = DriveEnd(medium, IDENTITY, tenant())
     assert again.drive == drive.drive + 1
     assert not again.serve()
     assert not again.greet()
@@ -157,7 +161,7 @@ def test_a_drive_that_begins_anew_is_lost_and_knows_no_old_request():
 
 def test_a_second_host_takes_the_window():
     medium = Blocks()
-    drive, host = attached(medium, tenant().step)
+    drive, host = attached(medium, tenant())
     second = HostEnd(medium)
     second.attach()
     drive.greet()
@@ -176,7 +180,10 @@ class World:
         self.runs, self.asked, self.ended, self.lost = [], 0, {}, []
         self.drive = self.host = None
 
-    def execute(self, command, submit_ns):
+    def attach(self):
+        pass
+
+    def step(self, command, submit_ns):
         self.runs.append(submit_ns)
         return Tenant(Firmware(DRIVE), b"k" * 16).step(KvFree((submit_ns,)), submit_ns)
 
@@ -192,7 +199,7 @@ class World:
 
     def act_drive(self, left):
         if self.drive is None:
-            self.drive = DriveEnd(self.medium.dying(left), IDENTITY, self.execute)
+            self.drive = DriveEnd(self.medium.dying(left), IDENTITY, self)
         self.drive.medium.left = left
         if not self.drive.greet():
             self.drive.serve()
@@ -249,7 +256,7 @@ def test_either_end_may_die_before_any_block(steps):
 
 def test_a_header_that_is_torn_is_not_taken_for_a_death():
     medium = Blocks()
-    _, host = attached(medium, tenant().step)
+    _, host = attached(medium, tenant())
     beat = host.look()
     medium.data[DRIVE_HEADER * BLOCK_BYTES + 20] ^= 0xFF
     assert host.look() == beat

@@ -1,0 +1,108 @@
+"""A process for each drive, begun again when it dies."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from csd_firmware.serve import serve
+from csd_firmware.step import Firmware
+from csd_spec import Attend, Flush, KvAppend, SeqCreate
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.serving import ServedDrive
+
+_PR_SET_PDEATHSIG = 1
+_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+
+Say = Callable[[str], None]
+
+
+class Supervisor:
+    """Drives as children of this process, which loads the kernels once for all: a drive is back in no time.
+
+    It has no threads, so that it may fork.
+    """
+
+    def __init__(self, drives: Sequence[ServedDrive], restart: bool, say: Say) -> None:
+        self._restart, self._say, self._drives = restart, say, list(drives)
+        self._children: dict[int, ServedDrive] = {}
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT, or until no drive is left; returns an exit code."""
+        warm_up()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        for drive in self._drives:
+            self._start(drive)
+        failed = False
+        while self._children:
+            if signal.sigwaitinfo(_SIGNALS).si_signo != signal.SIGCHLD:
+                self._stop()
+                break
+            failed |= self._bury()
+        return int(failed)
+
+    def _start(self, drive: ServedDrive) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if not pid:
+            os._exit(_child(drive, parent))
+        self._children[pid] = drive
+
+    def _bury(self) -> bool:
+        """Begin drives again that were killed; whether one has given up by itself."""
+        failed = False
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            drive = self._children.pop(pid, None)
+            if drive is None:
+                continue
+            if os.WIFSIGNALED(status):
+                name = signal.Signals(os.WTERMSIG(status)).name
+                self._say(f"drive {drive.name} was killed ({name}){'; starting it again' if self._restart else ''}")
+                if self._restart:
+                    self._start(drive)
+            else:
+                failed |= os.WEXITSTATUS(status) != 0
+                self._say(f"drive {drive.name} ended with code {os.WEXITSTATUS(status)}")
+        return failed
+
+    def _stop(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGTERM)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+
+
+def warm_up() -> None:
+    """Load the kernels: every child has them from the start."""
+    firmware = Firmware(INSTCSD_ZYNQ7045_8CH)
+    done = firmware.step(SeqCreate(1, 1, 1, 64, 1024), 0)
+    seqs, rows = tuple(done.data[0].tolist()), np.zeros((100, 1, 64), np.float16)
+    firmware.step(KvAppend(seqs, 0, np.array([100]), rows, rows), 0)
+    q, one = rows[:1, None], np.array([1])
+    for method in ("dense", "sparf"):
+        firmware.step(Attend(seqs, 0, np.ascontiguousarray(q), rows[:1], rows[:1], method, 8, one, one), 0)
+    firmware.step(Flush(), 0)
+
+
+def _child(drive: ServedDrive, parent: int) -> int:
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        if os.getppid() != parent:
+            return 1
+        serve(drive)
+        return 0
+    except (ValueError, OSError) as error:
+        print(f"vcsd: drive {drive.name}: {error}", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    return 1
