@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -62,6 +63,7 @@ def window_medium(drive: ServedDrive, number: int) -> MappedMedium:
 def served(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> Iterator[None]:
     """Serve the windows of all tenants."""
     run: Path = private_dir(drive.run_dir)
+    (run / "pid").write_text(str(os.getpid()))
     identity = Identity(drive.name, drive.spec, drive.layout)
     secret = drive_secret(drive.path)
     with ExitStack() as undo:

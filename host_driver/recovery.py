@@ -78,7 +78,7 @@ class LastingDevice:
         self._held: dict[int, Held] = {}  # by the handle that the host knows
         self._freed: list[int] = []  # handles that are flushed and were freed since
         self._gone: Lost | None = None
-        self.recoveries_s: list[float] = []  # wall time of each
+        self.recoveries: list[tuple[float, float]] = []  # wall time at which each began and ended, time.monotonic()
 
     @property
     def name(self) -> str:
@@ -156,7 +156,7 @@ class LastingDevice:
             self._reconnect(reason)
             if self._replay(submit_ns):
                 break
-        self.recoveries_s.append(time.monotonic() - began)
+        self.recoveries.append((began, time.monotonic()))
 
     def _reconnect(self, reason: str) -> None:
         if not self._restart:

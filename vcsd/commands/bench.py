@@ -146,3 +146,22 @@ def bench_crash_command(
     show("power cuts", result, output)
     if result["lost"] or result["wrong"]:
         sys.exit(1)
+
+
+@bench.command("faults")
+def bench_faults_command(
+    kills: Annotated[int, typer.Option(min=1, help="drives to kill")] = 100,
+    drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, a process each")] = 2,
+    tokens: Annotated[int, typer.Option(min=1, max=512, help="length of a decode; as many as it takes")] = 128,
+    flush_every: Annotated[int, typer.Option(min=0, help="decode steps between flushes; 0: never")] = 8,
+    seed: Annotated[int, typer.Option(help="of the moments")] = 0,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Kill drives (SIGKILL) at random moments of a decode; they come back and the tokens stay the same."""
+    from eval.bench_faults import bench_faults
+
+    with progress("kills", kills) as tick:
+        result = bench_faults(kills, drives, tokens, flush_every, seed, tick)
+    show("faults", result, output)
+    if result["lost_tokens"] or result["wrong_tokens"]:
+        sys.exit(1)
