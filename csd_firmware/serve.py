@@ -33,9 +33,9 @@ class SharedTenant:
         with self._lock:
             self._tenant.attach()
 
-    def step(self, command: Command, submit_ns: int) -> Completion:
+    def step(self, command: Command, submit_ns: int, most_bytes: int) -> Completion:
         with self._lock:
-            return self._tenant.step(command, submit_ns)
+            return self._tenant.step(command, submit_ns, most_bytes)
 
 
 def open_firmware(drive: ServedDrive) -> Firmware:

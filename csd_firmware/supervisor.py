@@ -70,8 +70,7 @@ class Supervisor:
                 if self._restart:
                     self._start(drive)
             else:
-                failed |= os.WEXITSTATUS(status) != 0
-                self._say(f"drive {drive.name} ended with code {os.WEXITSTATUS(status)}")
+                failed |= os.WEXITSTATUS(status) != 0  # it has said why
         return failed
 
     def _stop(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from csd_firmware.step import Firmware
-from csd_spec import Command, Completion, SeqCreate, Status
+from csd_spec import Attend, Command, Completion, KvRead, SeqCreate, Status
 from ftl.calendar import SLOT_NS
 
 _ROUNDS = 6
@@ -59,8 +59,11 @@ class Tenant:
         busy_ns = max(self._firmware.free_ns, self._firmware.ftl.calendar.idle_ns())
         self._epoch_ns = -(-busy_ns // SLOT_NS) * SLOT_NS
 
-    def step(self, command: Command, submit_ns: int) -> Completion:
-        """`Firmware.step` for commands with this tenant's handles; another's are as unknown as made up ones."""
+    def step(self, command: Command, submit_ns: int, most_bytes: int = 1 << 62) -> Completion:
+        """`Firmware.step` for commands with this tenant's handles; another's are as unknown as made up ones.
+
+        most_bytes: of data in the completion; a command that would return more is refused.
+        """
         seqs: tuple[int, ...] = getattr(command, "seqs", ())
         numbers = []
         for handle in seqs:
@@ -69,11 +72,15 @@ class Tenant:
                 self._numbers.pop(handle, None)
                 number = self._handles.number(handle)
                 if number not in self._firmware.ftl.sequences:
-                    return _unknown(handle, submit_ns)
+                    reason = f"no sequence {handle:#x} of this tenant on this drive"
+                    return _refused(Status.UNKNOWN_SEQUENCE, reason, submit_ns)
                 self._numbers[handle] = number
             numbers.append(number)
         if seqs:
             command = replace(command, seqs=tuple(numbers))  # type: ignore[arg-type]
+        if (size := _data_bytes(self._firmware, command)) > most_bytes:
+            reason = f"{size:,} bytes to the host: this window's slots hold {most_bytes:,}"
+            return _refused(Status.INVALID_FIELD, reason, submit_ns)
         done = self._firmware.step(command, submit_ns + self._epoch_ns)
         done = replace(done, submit_ns=submit_ns, finish_ns=done.finish_ns - self._epoch_ns)
         if isinstance(command, SeqCreate) and done.status is Status.SUCCESS:
@@ -82,9 +89,22 @@ class Tenant:
         return done
 
 
-def _unknown(handle: int, submit_ns: int) -> Completion:
-    reason = f"no sequence {handle:#x} of this tenant on this drive"
-    return Completion(status=Status.UNKNOWN_SEQUENCE, reason=reason, submit_ns=submit_ns, finish_ns=submit_ns)
+def _refused(status: Status, reason: str, submit_ns: int) -> Completion:
+    return Completion(status=status, reason=reason, submit_ns=submit_ns, finish_ns=submit_ns)
+
+
+def _data_bytes(firmware: Firmware, command: Command) -> int:
+    """Of the completion, where the command is a good one."""
+    match command:
+        case KvRead():
+            seqs = [firmware.ftl.sequences[number] for number in command.seqs]
+            here = [seq for seq in seqs if command.layer < seq.layers]
+            return sum(4 * seq.heads * seq.layout.head_dim * int(seq.lengths[command.layer]) for seq in here)
+        case Attend():
+            return command.q.nbytes
+        case SeqCreate():
+            return 8 * command.count
+    return 0
 
 
 def drive_secret(path: Path | None) -> bytes:

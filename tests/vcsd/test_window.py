@@ -127,7 +127,7 @@ def test_whatever_fails_in_the_firmware_is_a_status():
         def attach(self):
             pass
 
-        def step(self, command, submit_ns):
+        def step(self, command, submit_ns, most_bytes):
             raise MemoryError("no more")
 
     drive, host = attached(Blocks(), Broken())
@@ -183,7 +183,7 @@ class World:
     def attach(self):
         pass
 
-    def step(self, command, submit_ns):
+    def step(self, command, submit_ns, most_bytes):
         self.runs.append(submit_ns)
         return Tenant(Firmware(DRIVE), b"k" * 16).step(KvFree((submit_ns,)), submit_ns)
 

@@ -165,3 +165,19 @@ def bench_faults_command(
     show("faults", result, output)
     if result["lost_tokens"] or result["wrong_tokens"]:
         sys.exit(1)
+
+
+@bench.command("fuzz")
+def bench_fuzz_command(
+    inputs: Annotated[int, typer.Option(min=1, help="mutated commands and window images")] = 100_000,
+    seed: Annotated[int, typer.Option(help="of the mutations")] = 0,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Put mutated commands and damaged windows on a drive that two tenants share."""
+    from eval.bench_fuzz import bench_fuzz
+
+    with progress("inputs, 10,000 each", inputs // 10_000) as tick:
+        result = bench_fuzz(inputs, seed, tick)
+    show("fuzz", result, output)
+    if result["crashes"] or result["hangs"] or result["leaks"] or result["state_changes"]:
+        sys.exit(1)
