@@ -10,6 +10,7 @@ from pathlib import Path
 from csd_spec.bell import SocketBell
 from csd_spec.medium import FileMedium, MappedMedium
 from csd_spec.window import BLOCK_BYTES, DRIVE_HEADER, Identity, Kind, Medium, unpack
+from host_driver.nvme import PassthroughMedium
 from host_driver.window import PATIENCE_S, Lost, WindowDevice
 
 
@@ -24,14 +25,22 @@ def connect(window: Path) -> WindowDevice:
         raise Lost(f"no drive is served at {window}: {error}") from error
 
 
-def open_window(path: Path, number: int = 0) -> WindowDevice:
-    """Drive `number` of those whose windows follow each other in a file or block device, by reads and writes alone."""
-    first = 0
+def open_window(path: Path, number: int = 0, offset_bytes: int = 0) -> WindowDevice:
+    """Drive `number` of those whose windows follow each other in a file, a block device, or an NVMe character device,
+    by reads and writes alone."""
+    at = offset_bytes
     for _ in range(number):
-        first += _identity(FileMedium(path, first), path).layout.blocks * BLOCK_BYTES
-    medium = FileMedium(path, first)
+        medium = _medium(path, at)
+        at += _identity(medium, path).layout.blocks * BLOCK_BYTES
+        medium.close()
+    medium = _medium(path, at)
     _identity(medium, path)
     return WindowDevice(medium, close=medium.close)
+
+
+def _medium(path: Path, offset_bytes: int) -> FileMedium | PassthroughMedium:
+    kind = PassthroughMedium if path.is_char_device() else FileMedium
+    return kind(path, offset_bytes)
 
 
 def beating(medium: Medium) -> Identity | None:
@@ -46,7 +55,7 @@ def beating(medium: Medium) -> Identity | None:
     return None
 
 
-def _identity(medium: FileMedium, path: Path) -> Identity:
+def _identity(medium: Medium, path: Path) -> Identity:
     """What the header says of a drive, alive or not."""
     deadline = time.monotonic() + PATIENCE_S
     while True:

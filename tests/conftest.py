@@ -10,6 +10,7 @@ import pytest
 
 from csd_spec import DriveSpec, Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from nvmevirt_config.guest import QEMU, find_kernel
 
 
 @pytest.fixture
@@ -33,6 +34,17 @@ def data_dir() -> Path:
 def chromium() -> str:
     """A headless browser."""
     return shutil.which("chromium") or missing("chromium", "there is no chromium on the PATH")
+
+
+@pytest.fixture
+def guest_machine() -> None:
+    """What `vcsd guest run` needs."""
+    if not shutil.which(QEMU):
+        missing("guest", f"{QEMU} is not installed: apt-get install qemu-system-x86")
+    try:
+        find_kernel()
+    except FileNotFoundError as error:
+        missing("guest", str(error))
 
 
 def missing(what: str, reason: str) -> NoReturn:

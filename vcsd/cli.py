@@ -7,7 +7,7 @@ import sys
 import typer
 
 from csd_spec import DeviceError
-from vcsd.commands import bench, drive, figures, serve, trace
+from vcsd.commands import bench, drive, figures, guest, serve, trace
 from vcsd.commands.run import run
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app.add_typer(drive.log, name="log")
 app.command()(figures.report)
 app.command()(drive.snapshot)
 app.command()(drive.restore)
+app.add_typer(guest.guest, name="guest")
+app.add_typer(guest.nvmevirt, name="nvmevirt")
 app.command()(serve.serve)
 app.command()(serve.create)
 app.command("list")(serve.list_drives)
