@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from csd_firmware.serve import serve
+from csd_firmware.serve import Front, serve
 from csd_firmware.step import Firmware
 from csd_spec import Attend, Flush, KvAppend, SeqCreate
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -98,10 +98,23 @@ def _child(drive: ServedDrive, parent: int) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         if os.getppid() != parent:
             return 1
-        serve(drive)
+        serve(drive, _front(drive))
         return 0
     except (ValueError, OSError) as error:
         print(f"vcsd: drive {drive.name}: {error}", file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     return 1
+
+
+def _front(drive: ServedDrive) -> Front | None:
+    """The mount, where one is asked for; its libraries need not be there otherwise."""
+    if not drive.mount:
+        return None
+    try:
+        from csd_firmware.fuse import mounted
+    except ImportError as error:
+        raise OSError(
+            f"mounting a drive needs pyfuse3 ({error}): apt-get install fuse3 libfuse3-dev, ./dev setup"
+        ) from error
+    return mounted

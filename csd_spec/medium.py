@@ -25,7 +25,7 @@ class MappedMedium:
             if self.blocks < 1 or offset_bytes % BLOCK_BYTES or offset_bytes + self.blocks * BLOCK_BYTES > size:
                 raise ValueError(f"{path}: {size} bytes have no room for {self.blocks} blocks at {offset_bytes}")
             self._map = mmap.mmap(file.fileno(), self.blocks * BLOCK_BYTES, offset=offset_bytes)
-        self._view = memoryview(self._map)
+        self.view = memoryview(self._map)
 
     @staticmethod
     def create(path: Path, size_bytes: int) -> None:
@@ -34,11 +34,11 @@ class MappedMedium:
         os.truncate(path, size_bytes)
 
     def read(self, block: int, count: int = 1) -> bytearray:
-        return bytearray(self._view[block * BLOCK_BYTES : (block + count) * BLOCK_BYTES])
+        return bytearray(self.view[block * BLOCK_BYTES : (block + count) * BLOCK_BYTES])
 
     def write(self, block: int, data: Buffer) -> None:
         at = block * BLOCK_BYTES
-        self._view[at : at + len(data)] = data
+        self.view[at : at + len(data)] = data
 
 
 class FileMedium:
