@@ -72,6 +72,7 @@ class Mount(pyfuse3.Operations):
             entry.st_mode = stat.S_IFREG | 0o600
             entry.st_size = self.namespace.size_bytes if inode == NAMESPACE else self._window_bytes
         else:
+            entry.attr_timeout = 0  # its size changes
             entry.st_mode = stat.S_IFREG | 0o400
             entry.st_size = len(self._text(inode))
         entry.st_blocks = -(-entry.st_size // 512)
@@ -168,7 +169,7 @@ def mounted(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> Non
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     _clear(drive.mount)
     mount = Mount(drive, firmware, lock)
-    pyfuse3.init(mount, str(drive.mount), {"fsname=vcsd", f"subtype={drive.name}", "default_permissions"})
+    pyfuse3.init(mount, str(drive.mount), {f"fsname=vcsd:{drive.name}", "subtype=vcsd", "default_permissions"})
     try:
         trio.run(_serve)
     finally:
@@ -191,10 +192,7 @@ async def _stop_on_signal() -> None:
 
 def _clear(mount: Path) -> None:
     """Make the folder; unmount what a drive that was killed has left there."""
-    try:
-        mount.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mount.stat()
-    except OSError as error:
-        if error.errno not in (errno.ENOTCONN, errno.EEXIST):
-            raise
+    mounted_at = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
+    if str(mount.absolute()).replace(" ", "\\040") in mounted_at:
         subprocess.run(["fusermount3", "-u", "-z", str(mount)], check=True, capture_output=True)
+    mount.mkdir(mode=0o700, parents=True, exist_ok=True)

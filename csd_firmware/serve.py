@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -67,6 +68,7 @@ def served(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> Iter
     identity = Identity(drive.name, drive.spec, drive.layout)
     secret = drive_secret(drive.path)
     with ExitStack() as undo:
+        undo.callback(shutil.rmtree, run, ignore_errors=True)
         for number, name in enumerate(drive.tenants):
             tenant = SharedTenant(Tenant(firmware, secret, name), lock)
             end = DriveEnd(window_medium(drive, number), identity, tenant)

@@ -24,11 +24,7 @@ from vcsd.transport import open_drives, serving
 SHAPE = ModelShape(name="small", layers=2, q_heads=4, kv_heads=4, head_dim=16)
 
 
-@pytest.fixture(autouse=True)
-def own_folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("VCSD_RUN_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("VCSD_HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir(mode=0o700)
+pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 
 def config(tmp_path, count=2, **fields):
@@ -72,8 +68,10 @@ def decoder(devices, **options):
     return driver, batch, step
 
 
-@pytest.mark.parametrize("transport", ["process", "window:{}/window.bin"])
-def test_every_way_in_gives_the_same_outputs_and_modelled_times(tmp_path, transport):
+@pytest.mark.parametrize("transport", ["process", "fuse", "window:{}/window.bin"])
+def test_every_way_in_gives_the_same_outputs_and_modelled_times(tmp_path, transport, request):
+    if transport == "fuse":
+        request.getfixturevalue("fuse")
     runs = []
     for way in ("inproc", transport.format(tmp_path)):
         with open_drives(way, 2, INSTCSD_ZYNQ7045_8CH) as devices:

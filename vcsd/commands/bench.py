@@ -181,3 +181,18 @@ def bench_fuzz_command(
     show("fuzz", result, output)
     if result["crashes"] or result["hangs"] or result["leaks"] or result["state_changes"]:
         sys.exit(1)
+
+
+@bench.command("transport")
+def bench_transport_command(
+    seconds: Annotated[int, typer.Option(min=1, max=60, help="of each random load")] = 5,
+    size_mb: Annotated[int, typer.Option(min=16, max=4096, help="part of the namespace that is used, MiB")] = 512,
+    trips: Annotated[int, typer.Option(min=10, help="round trips through the window")] = 5000,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """A mounted drive under fio, and round trips through a window in shared memory."""
+    from eval.bench_transport import bench_transport
+
+    with err.status("fio, then round trips"):
+        result = bench_transport(seconds, size_mb, trips)
+    show("transport", result, output)
