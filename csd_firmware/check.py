@@ -8,7 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_engine import METHODS
-from csd_spec import Attend, Command, DriveSpec, Flush, KvAppend, KvCrop, KvFree, KvLayout, KvRead, SeqCreate
+from csd_spec import (
+    Attend,
+    Command,
+    DriveSpec,
+    Flush,
+    GetLog,
+    KvAppend,
+    KvCrop,
+    KvFree,
+    KvLayout,
+    KvRead,
+    LogPage,
+    SeqCreate,
+)
 from ftl import Ftl, OutOfSpace, UnknownSequence
 from ftl.groups import MAX_LAYERS, MAX_STREAMS
 from ftl.sequence import Sequence
@@ -103,6 +116,8 @@ def check(ftl: Ftl, command: Command) -> None:
             if unknown:
                 raise UnknownSequence(f"no sequence {unknown[0]} on this drive")
             _distinct(command.seqs)
+        case GetLog():
+            _require(command.page in set(LogPage), f"log page {command.page:#04x}: there is none")
         case Flush():
             pass
         case _:

@@ -45,7 +45,7 @@ class Mount(pyfuse3.Operations):
     def __init__(self, drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> None:
         super().__init__()
         self.namespace = Namespace(firmware, lock)
-        self._window: MappedMedium = window_medium(drive, 0)
+        self._window: MappedMedium = window_medium(drive, drive.tenants[0])
         self._window_bytes = self._window.blocks * BLOCK_BYTES
         self._bell = _call(drive.run_dir / f"{window_name(drive.tenants[0])}.bell")
         self._texts: list[Callable[[], dict[str, Any]]] = [

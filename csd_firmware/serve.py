@@ -14,14 +14,17 @@ from csd_firmware.inprocess import describe
 from csd_firmware.step import Firmware
 from csd_firmware.tenants import Tenant, drive_secret
 from csd_firmware.window import DriveEnd, WindowServer
-from csd_spec import Command, Completion
+from csd_spec import Command, Completion, Status
 from csd_spec.bell import ListeningBell
 from csd_spec.medium import MappedMedium
-from csd_spec.serving import ServedDrive, private_dir, window_name
-from csd_spec.window import BLOCK_BYTES, Identity
+from csd_spec.serving import ADMIN, ServedDrive, private_dir, window_name
+from csd_spec.window import BLOCK_BYTES, Identity, WindowLayout
 from ftl import Nand
 
 Front = Callable[[ServedDrive, Firmware, threading.Lock], None]  # another way in, beside the windows
+
+
+ADMIN_LAYOUT = WindowLayout(depth=2, slot_blocks=64)
 
 
 class SharedTenant:
@@ -33,6 +36,10 @@ class SharedTenant:
     def attach(self) -> None:
         with self._lock:
             self._tenant.attach()
+
+    def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
+        with self._lock:
+            return self._tenant.refuse(command, status, reason, submit_ns)
 
     def step(self, command: Command, submit_ns: int, most_bytes: int) -> Completion:
         with self._lock:
@@ -47,12 +54,13 @@ def open_firmware(drive: ServedDrive) -> Firmware:
     return Firmware(drive.spec, Nand(drive.spec.geometry, path=drive.path))
 
 
-def window_medium(drive: ServedDrive, number: int) -> MappedMedium:
-    """Where the window of tenant `number` lies; shared memory is made when it is not there."""
-    size = drive.layout.blocks * BLOCK_BYTES
-    if drive.device:
-        return MappedMedium(drive.device, drive.offset_bytes + number * size, drive.layout.blocks)
-    path = drive.run_dir / window_name(drive.tenants[number])
+def window_medium(drive: ServedDrive, tenant: str) -> MappedMedium:
+    """Where a tenant's window lies; shared memory is made when it is not there."""
+    size = layout_of(drive, tenant).blocks * BLOCK_BYTES
+    if drive.device and tenant != ADMIN:
+        at = drive.offset_bytes + drive.tenants.index(tenant) * size
+        return MappedMedium(drive.device, at, drive.layout.blocks)
+    path = drive.run_dir / window_name(tenant)
     if path.exists() and path.stat().st_size != size:
         path.unlink()
     if not path.exists():
@@ -60,18 +68,23 @@ def window_medium(drive: ServedDrive, number: int) -> MappedMedium:
     return MappedMedium(path)
 
 
+def layout_of(drive: ServedDrive, tenant: str) -> WindowLayout:
+    """Log pages need no large slots."""
+    return ADMIN_LAYOUT if tenant == ADMIN else drive.layout
+
+
 @contextmanager
 def served(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> Iterator[None]:
     """Serve the windows of all tenants."""
     run: Path = private_dir(drive.run_dir)
     (run / "pid").write_text(str(os.getpid()))
-    identity = Identity(drive.name, drive.spec, drive.layout)
     secret = drive_secret(drive.path)
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, run, ignore_errors=True)
-        for number, name in enumerate(drive.tenants):
+        for name in (*drive.tenants, ADMIN):
             tenant = SharedTenant(Tenant(firmware, secret, name), lock)
-            end = DriveEnd(window_medium(drive, number), identity, tenant)
+            identity = Identity(drive.name, drive.spec, layout_of(drive, name))
+            end = DriveEnd(window_medium(drive, name), identity, tenant)
             server = WindowServer(end, ListeningBell(run / f"{window_name(name)}.bell"))
             server.start()
             undo.callback(server.stop)

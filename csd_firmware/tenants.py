@@ -59,6 +59,10 @@ class Tenant:
         busy_ns = max(self._firmware.free_ns, self._firmware.ftl.calendar.idle_ns())
         self._epoch_ns = -(-busy_ns // SLOT_NS) * SLOT_NS
 
+    def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
+        """The completion of what is no good command."""
+        return self._firmware.refuse(command, status, reason, submit_ns)
+
     def step(self, command: Command, submit_ns: int, most_bytes: int = 1 << 62) -> Completion:
         """`Firmware.step` for commands with this tenant's handles; another's are as unknown as made up ones.
 
@@ -73,24 +77,20 @@ class Tenant:
                 number = self._handles.number(handle)
                 if number not in self._firmware.ftl.sequences:
                     reason = f"no sequence {handle:#x} of this tenant on this drive"
-                    return _refused(Status.UNKNOWN_SEQUENCE, reason, submit_ns)
+                    return self.refuse(type(command).__name__, Status.UNKNOWN_SEQUENCE, reason, submit_ns)
                 self._numbers[handle] = number
             numbers.append(number)
         if seqs:
             command = replace(command, seqs=tuple(numbers))  # type: ignore[arg-type]
         if (size := _data_bytes(self._firmware, command)) > most_bytes:
             reason = f"{size:,} bytes to the host: this window's slots hold {most_bytes:,}"
-            return _refused(Status.INVALID_FIELD, reason, submit_ns)
+            return self.refuse(type(command).__name__, Status.INVALID_FIELD, reason, submit_ns)
         done = self._firmware.step(command, submit_ns + self._epoch_ns)
         done = replace(done, submit_ns=submit_ns, finish_ns=done.finish_ns - self._epoch_ns)
         if isinstance(command, SeqCreate) and done.status is Status.SUCCESS:
             handles = [self._handles.of(int(number)) for number in done.data[0]]
             done = replace(done, data=(np.array(handles, np.uint64),))
         return done
-
-
-def _refused(status: Status, reason: str, submit_ns: int) -> Completion:
-    return Completion(status=status, reason=reason, submit_ns=submit_ns, finish_ns=submit_ns)
 
 
 def _data_bytes(firmware: Firmware, command: Command) -> int:

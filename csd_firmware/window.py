@@ -32,6 +32,10 @@ class Service(Protocol):
         """Another host begins."""
         ...
 
+    def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
+        """The completion of what is no good command; it goes into the error log."""
+        ...
+
     def step(self, command: Command, submit_ns: int, most_bytes: int) -> Completion:
         """Carry a command out; refuse one whose completion would have more data than that."""
         ...
@@ -97,10 +101,10 @@ class DriveEnd:
             request, submit_ns = self._request(body)
             return self.service.step(decode(request), submit_ns, self.layout.slot_bytes)
         except WireError as error:
-            return Completion(status=error.status, reason=str(error), submit_ns=submit_ns, finish_ns=submit_ns)
+            return self.service.refuse("undecoded", error.status, str(error), submit_ns)
         except Exception as error:
             reason = f"firmware: {type(error).__name__}: {error}"
-            return Completion(status=Status.INTERNAL_ERROR, reason=reason, submit_ns=submit_ns, finish_ns=submit_ns)
+            return self.service.refuse("failed", Status.INTERNAL_ERROR, reason, submit_ns)
 
     def _request(self, body: bytes | bytearray | memoryview) -> tuple[Request, int]:
         if len(body) < ENTRY.size:

@@ -10,6 +10,7 @@ from pathlib import Path
 from csd_spec.drive import DriveSpec
 from csd_spec.window import WindowLayout
 
+ADMIN = "_admin"  # a tenant that every drive has, with no sequences: it reads logs
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

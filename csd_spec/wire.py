@@ -22,6 +22,7 @@ from csd_spec.commands import (
     Completion,
     FlashCounters,
     Flush,
+    GetLog,
     KvAppend,
     KvCrop,
     KvFree,
@@ -78,6 +79,8 @@ def encode(command: Command) -> Request:
     match command:
         case Flush():
             return Request(Opcode.FLUSH, ())
+        case GetLog():
+            return _request(Opcode.GET_LOG, (command.page,))
         case SeqCreate():
             c = command
             shape = c.count, c.layers, c.kv_heads, c.head_dim, c.max_tokens, c.embedding_bits
@@ -171,6 +174,7 @@ def _attend(values: tuple[int, ...], payload: _Payload) -> Attend:
 
 _READERS: dict[int, Callable[[tuple[int, ...], _Payload], Command]] = {
     Opcode.FLUSH: lambda values, payload: Flush(),
+    Opcode.GET_LOG: lambda values, payload: GetLog(values[0]),
     Opcode.SEQ_CREATE: lambda values, payload: SeqCreate(*values[:6]),
     Opcode.KV_APPEND: _append,
     Opcode.ATTN_SUBMIT: _attend,

@@ -36,6 +36,16 @@ class BlockNamespace:
     def pages(self) -> int:
         return self.map.size
 
+    @property
+    def mapped(self) -> int:
+        """Pages that hold something."""
+        return int(np.count_nonzero(self.map < DRAM_BANK))
+
+    def discard(self) -> None:
+        """Forget everything; what was written may come back after a loss of power before blocks are erased."""
+        self.ftl.placement.invalidate(self.map[self.map < DRAM_BANK])
+        self.map[:] = UNMAPPED
+
     def resize(self, pages: int) -> None:
         """Set the namespace's size; it only grows, and starts at nothing."""
         if pages < self.pages or pages >= 1 << 32:

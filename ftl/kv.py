@@ -328,6 +328,12 @@ class Ftl:
         """Acknowledge: returns when everything that was done before is in flash."""
         return max(self.commit(start_ns, everything=True), self.calendar.idle_ns())
 
+    def format(self, start_ns: int) -> int:
+        """Forget all sequences and blocks, and erase them; wear and counters stay. Returns when it is done."""
+        self.free(list(self.sequences), start_ns)
+        self.blocks.discard()
+        return self.flush(self.commit(start_ns, everything=True))
+
     def view(self, handles: Seq[int], layer: int) -> KvView:
         """Slots of one layer of sequences that share a layout; no copy for a single sequence."""
         seqs = [self.sequence(handle) for handle in handles]

@@ -79,7 +79,7 @@ class HostEnd:
         if len(payload) > layout.slot_bytes:
             raise ValueError(
                 f"a command of {len(payload):,} bytes: this window's slots hold {layout.slot_bytes:,}; "
-                "serve the drive with larger ones (slot_bytes)"
+                "serve the drive with larger ones (layout: slot_blocks)"
             )
         if not inline:
             self.medium.write(layout.to_drive(sequence), payload)

@@ -123,14 +123,11 @@ def test_damage_on_the_way_is_a_transfer_error_or_unseen(where):
 
 
 def test_whatever_fails_in_the_firmware_is_a_status():
-    class Broken:
-        def attach(self):
-            pass
-
+    class Broken(Tenant):
         def step(self, command, submit_ns, most_bytes):
             raise MemoryError("no more")
 
-    drive, host = attached(Blocks(), Broken())
+    drive, host = attached(Blocks(), Broken(Firmware(DRIVE), b"k"))
     done = ask(drive, host, Flush())
     assert (done.status, done.reason) == (Status.INTERNAL_ERROR, "firmware: MemoryError: no more")
 

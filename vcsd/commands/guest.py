@@ -83,7 +83,7 @@ def nvmevirt_check(
                 "ready": all(each.ok for each in findings),
                 "kernel_arguments": arguments,
                 "module_options": reservation.module_options,
-                "findings": [_as_dict(each) for each in findings],
+                "findings": [as_dict(each) for each in findings],
             }
         )
     else:
@@ -92,7 +92,8 @@ def nvmevirt_check(
         sys.exit(1)
 
 
-def _as_dict(finding: Finding) -> dict[str, str | bool]:
+def as_dict(finding: Finding) -> dict[str, str | bool]:
+    """A finding for programs."""
     return {"what": finding.what, "ok": finding.ok, "says": finding.says, "mend": "" if finding.ok else finding.mend}
 
 

@@ -12,7 +12,7 @@ import typer
 import yaml
 from rich.table import Table
 
-from csd_spec.serving import ServedDrive, private_dir, run_dir, window_name
+from csd_spec.serving import ADMIN, ServedDrive, private_dir, run_dir, window_name
 from nvmevirt_config import ServeConfig, load_config
 from vcsd.commands.shared import Output, OutputOption, err, print_json, stdout
 
@@ -106,16 +106,18 @@ def _check_free(drive: ServedDrive) -> None:
         raise ValueError(f"drive {drive.name} is served already")
 
 
+def running() -> list[str]:
+    """Names of the drives that are served at present."""
+    return sorted(path.parent.name for path in run_dir().glob(f"*/{window_name(ADMIN)}") if serving(path.parent.name))
+
+
 def serving(name: str) -> bool:
     """Whether a drive of this name is served at present."""
-    return any(_beats(window) for window in (run_dir() / name).glob("window-*") if window.suffix != ".bell")
-
-
-def _beats(window: Path) -> bool:
     from csd_spec.medium import MappedMedium
     from host_driver.connect import beating
 
-    return beating(MappedMedium(window)) is not None
+    window = run_dir() / name / window_name(ADMIN)
+    return window.exists() and beating(MappedMedium(window)) is not None
 
 
 def create(
@@ -151,7 +153,7 @@ def create(
 def list_drives(output: OutputOption = Output.NORMAL) -> None:
     """Drives that were created, and those that are served."""
     made = {name: str(file.parent) for name, file in created().items()}
-    windows = {path.name: _window(path) for path in run_dir().glob("*") if path.is_dir() and serving(path.name)}
+    windows = {name: _window(run_dir() / name) for name in running()}
     rows = [
         {"name": name, "served": name in windows, "path": made.get(name), "window": windows.get(name)}
         for name in sorted(made | windows)
@@ -169,7 +171,7 @@ def list_drives(output: OutputOption = Output.NORMAL) -> None:
 
 
 def _window(folder: Path) -> str:
-    return str(min(path for path in folder.glob("window-*") if path.suffix != ".bell"))
+    return str(min(path for path in folder.glob("window-[!_]*") if path.suffix != ".bell"))
 
 
 def delete(name: Annotated[str, typer.Argument(help="name of the drive")]) -> None:
