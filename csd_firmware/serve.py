@@ -83,7 +83,7 @@ def served(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> Iter
         undo.callback(shutil.rmtree, run, ignore_errors=True)
         for name in (*drive.tenants, ADMIN):
             tenant = SharedTenant(Tenant(firmware, secret, name), lock)
-            identity = Identity(drive.name, drive.spec, layout_of(drive, name))
+            identity = Identity(drive.name, drive.spec, layout_of(drive, name), drive.restarts)
             end = DriveEnd(window_medium(drive, name), identity, tenant)
             server = WindowServer(end, ListeningBell(run / f"{window_name(name)}.bell"))
             server.start()

@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,7 +31,8 @@ class Supervisor:
     """
 
     def __init__(self, drives: Sequence[ServedDrive], restart: bool, say: Say) -> None:
-        self._restart, self._say, self._drives = restart, say, list(drives)
+        self._restart, self._say = restart, say
+        self._drives = [replace(drive, restarts=restart) for drive in drives]
         self._children: dict[int, ServedDrive] = {}
 
     def run(self) -> int:

@@ -21,6 +21,8 @@ class MappedMedium:
     def __init__(self, path: Path, offset_bytes: int = 0, blocks: int | None = None) -> None:
         with path.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
+            if blocks is not None and path.is_char_device():  # memory has no end
+                size = offset_bytes + blocks * BLOCK_BYTES
             self.blocks = (size - offset_bytes) // BLOCK_BYTES if blocks is None else blocks
             if self.blocks < 1 or offset_bytes % BLOCK_BYTES or offset_bytes + self.blocks * BLOCK_BYTES > size:
                 raise ValueError(f"{path}: {size} bytes have no room for {self.blocks} blocks at {offset_bytes}")

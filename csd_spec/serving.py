@@ -19,7 +19,8 @@ class ServedDrive:
     """path: a folder with its flash; None is memory. mount: a folder to mount it on.
 
     device, offset_bytes: a file or memory device in which its window lies for a host behind a block device; None is
-    shared memory. With several tenants their windows follow each other.
+    shared memory. With several tenants their windows follow each other. restarts: whether it is begun again when it is
+    killed.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ServedDrive:
     device: Path | None = None
     offset_bytes: int = 0
     mount: Path | None = None
+    restarts: bool = True
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.tenants):

@@ -131,11 +131,12 @@ DRIVE_HEADER, HOST_HEADER = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a drive's header says of it."""
+    """What a drive's header says of it. restarts: whether it is begun again when it dies."""
 
     name: str
     spec: DriveSpec
     layout: WindowLayout
+    restarts: bool = True
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
@@ -146,7 +147,7 @@ class Identity:
         values: Any = json.loads(bytes(text))
         try:
             spec = DriveSpec.from_dict(values["spec"])
-            return cls(str(values["name"]), spec, WindowLayout(**values["layout"]))
+            return cls(str(values["name"]), spec, WindowLayout(**values["layout"]), bool(values["restarts"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no drive's header: {error}") from error
 

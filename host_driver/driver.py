@@ -166,10 +166,12 @@ class Driver:
         batch.lengths[:, layer] = np.minimum(batch.lengths[:, layer], lengths)
 
     def free(self, batch: Batch) -> None:
-        """Forget sequences; does nothing once the driver is closed."""
+        """Forget sequences, on the drives that are left; does nothing once the driver is closed."""
         if not self._closed:
             self.settle()
-            self._wait([KvFree(seqs) for seqs in self._handles(batch, slice(None))])
+            commands = [KvFree(seqs) for seqs in self._handles(batch, slice(None))]
+            done = self._collect(self._submit(commands, self.now_ns), lost_too=True)
+            self.now_ns = max([self.now_ns, *(c.finish_ns for c in done)])
 
     def flush(self) -> None:
         """Returns when every drive has acknowledged that all so far survives a loss of power."""
@@ -214,11 +216,13 @@ class Driver:
     def _submit(self, commands: Sequence[Command], submit_ns: int) -> list[Future[Completion]]:
         return [device.submit(command, submit_ns) for device, command in zip(self.devices, commands, strict=True)]
 
-    def _collect(self, submitted: list[Future[Completion]]) -> list[Completion]:
-        """Wait for every drive; then raise the first refusal, if any."""
+    def _collect(self, submitted: list[Future[Completion]], lost_too: bool = False) -> list[Completion]:
+        """Wait for every drive; then raise the first refusal, if any. lost_too: a drive that is gone is no error."""
         done = [future.result() for future in submitted]
         self.traffic.count(done)
         for drive, completion in enumerate(done):
+            if lost_too and completion.status is Status.PATH_LOST:
+                continue
             if completion.status is not Status.SUCCESS:
                 raise DeviceError(drive, completion.status, completion.reason + self._what_is_lost(drive, completion))
         return done

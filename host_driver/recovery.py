@@ -68,12 +68,11 @@ class LastingDevice:
     was under way is given again. Methods that remember something between steps (`h2o`) begin anew. Handles are those
     that the drive gave first.
 
-    connect: attaches to the drive, or raises Lost. restart: whether to wait until the drive comes back.
+    connect: attaches to the drive, or raises Lost.
     """
 
-    def __init__(self, connect: Callable[[], WindowDevice], restart: bool = True) -> None:
-        self._connect, self._restart = connect, restart
-        self._device = connect()
+    def __init__(self, connect: Callable[[], WindowDevice]) -> None:
+        self._connect, self._device = connect, connect()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self.name)
         self._held: dict[int, Held] = {}  # by the handle that the host knows
         self._freed: list[int] = []  # handles that are flushed and were freed since
@@ -159,7 +158,7 @@ class LastingDevice:
         self.recoveries.append((began, time.monotonic()))
 
     def _reconnect(self, reason: str) -> None:
-        if not self._restart:
+        if not self._device.identity.restarts:
             raise Lost(f"{self.name}: {reason}, and it is not started again")
         deadline = time.monotonic() + RESTART_S
         while True:

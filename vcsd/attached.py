@@ -45,6 +45,7 @@ def attach(
     keep: Path | None = None,
     transport: str = "inproc",
     flush_every: int = 0,
+    restart: bool = True,
 ) -> Iterator[Attached]:
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
 
@@ -52,6 +53,7 @@ def attach(
     transport: where: `inproc`, `process`, `fuse` or `window:PATH`, see docs/drives.md. Elsewhere than in this process a
     drive may die and come back; K and V that it has not acknowledged as flushed are kept here meanwhile.
     flush_every: decode steps after which drives are flushed; 0 is never.
+    restart: whether a drive with a process of its own is begun again when it dies.
     attention: a name of `attention_engine.METHODS`.
     compression, convention: see `csd_spec.Compression`; budget replaces both.
     embedding_bits: of the values of the embedding-indexed copy of K: 16, 8 or 4.
@@ -79,7 +81,9 @@ def attach(
         raise Unsupported("this model is attached to drives already")
     with ExitStack() as undo:
         devices: Sequence[Device] = (
-            undo.enter_context(open_drives(transport, drives, spec, keep)) if isinstance(drives, int) else drives
+            undo.enter_context(open_drives(transport, drives, spec, keep, restart))
+            if isinstance(drives, int)
+            else drives
         )
         driver = Driver(devices, shape, attention, budget, embedding_bits, flush_every)
         undo.callback(driver.close)

@@ -32,11 +32,14 @@ Connect = Callable[[], WindowDevice]
 
 
 @contextmanager
-def open_drives(transport: str, count: int, spec: DriveSpec, keep: Path | None = None) -> Iterator[list[Device]]:
+def open_drives(
+    transport: str, count: int, spec: DriveSpec, keep: Path | None = None, restart: bool = True
+) -> Iterator[list[Device]]:
     """`count` drives, reached as `transport` says, until the block ends.
 
     Those of `inproc`, `process` and `fuse` are made for it; keep: a folder in which they outlive it. The drives of
-    `window:PATH` are those that are served there; on a new file they are made for it, too.
+    `window:PATH` are those that are served there; on a new file they are made for it, too. restart: whether drives that
+    are made with a process of their own are begun again when they die.
     Raises ValueError for a transport that there is none of, ConnectionError where no drive answers.
     """
     check_transport(transport)
@@ -47,7 +50,7 @@ def open_drives(transport: str, count: int, spec: DriveSpec, keep: Path | None =
         if kind == "inproc":
             makers = [partial(InProcessDevice, spec, path) for path in paths]
         else:
-            connects = undo.enter_context(_remote(kind, Path(where), spec, paths))
+            connects = undo.enter_context(_remote(kind, Path(where), spec, paths, restart))
             makers = [partial(LastingDevice, connect) for connect in connects]
         devices = []
         for make in makers:
@@ -66,7 +69,9 @@ def check_transport(transport: str) -> None:
 
 
 @contextmanager
-def _remote(kind: str, where: Path, spec: DriveSpec, paths: Sequence[Path | None]) -> Iterator[Sequence[Connect]]:
+def _remote(
+    kind: str, where: Path, spec: DriveSpec, paths: Sequence[Path | None], restart: bool
+) -> Iterator[Sequence[Connect]]:
     """How to connect to each of the drives."""
     if kind == "window" and _is_served(where):
         yield [partial(open_window, where, number) for number in range(len(paths))]
@@ -87,8 +92,8 @@ def _remote(kind: str, where: Path, spec: DriveSpec, paths: Sequence[Path | None
                 drive["mount"] = str(mount)
                 connects[number] = partial(open_window, mount / "window")
         if kind == "window":
-            _make_file(where, len(paths) * size)
-        with serving({"drives": drives}, Path(folder), connects):
+            make_window_file(where, len(paths) * size)
+        with serving({"drives": drives}, Path(folder), connects, restart):
             yield connects
 
 
@@ -108,19 +113,21 @@ def _is_served(where: Path) -> bool:
             return True
         if not where.is_file():
             raise Lost(f"no drive answers at {where}: serve one there first (vcsd serve --window {where})")
-        if medium.read(0)[: len(MAGIC)] != MAGIC:
-            raise ValueError(f"{where} holds something else than a window: name a new file")
         return False
     finally:
         medium.close()
 
 
-def _make_file(where: Path, size: int) -> None:
+def make_window_file(where: Path, size_bytes: int) -> None:
+    """Make a file for windows, or let one that holds windows have the size; raises ValueError for any other."""
     if not where.exists():
-        MappedMedium.create(where, size)
-    elif where.stat().st_size < size:
+        MappedMedium.create(where, size_bytes)
+    elif where.is_file():
         with where.open("r+b") as file:
-            file.truncate(size)
+            begins = file.read(len(MAGIC))
+            if begins.strip(b"\0") and begins != MAGIC:
+                raise ValueError(f"{where} holds something else than a window: name a new file")
+            file.truncate(max(size_bytes, where.stat().st_size))
 
 
 @contextmanager

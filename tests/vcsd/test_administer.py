@@ -173,10 +173,16 @@ def test_bad_input_is_one_line(capsys, monkeypatch, args, reason):
     assert reason in err
 
 
-def test_a_file_of_something_else_is_not_overwritten(tmp_path):
+@pytest.mark.parametrize(
+    "command", [["run", "-o", "json", "--transport", "window:{}"], ["serve", "{}.yaml", "--window", "{}"]]
+)
+def test_a_file_of_something_else_is_not_overwritten(tmp_path, command):
     file = tmp_path / "letters"
     file.write_bytes(b"Dear all, " * 1000)
-    command = [sys.executable, "-c", "from vcsd.cli import main; main()", "run", "--transport", f"window:{file}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "") or "something else" in done.stderr
+    (tmp_path / "letters.yaml").write_text("drives: [{name: a}]")
+    words = command.replace("{}", str(file)).split()
+    main = [sys.executable, "-c", "from vcsd.cli import main; main()"]
+    done = subprocess.run([*main, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "something else" in done.stderr
     assert file.read_bytes() == b"Dear all, " * 1000

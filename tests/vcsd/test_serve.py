@@ -139,8 +139,8 @@ def test_a_crop_and_a_free_are_not_undone_by_a_death(tmp_path):
 
 def test_without_restart_the_error_names_drive_and_heads_and_others_go_on(tmp_path):
     with serving(config(tmp_path), tmp_path, windows(), restart=False):
-        devices = [LastingDevice(each, restart=False) for each in windows()]
-        _, batch, step = decoder(devices)
+        devices = [LastingDevice(each) for each in windows()]
+        driver, batch, step = decoder(devices)
         step()
         kill("csd1")
         began = time.monotonic()
@@ -152,6 +152,8 @@ def test_without_restart_the_error_names_drive_and_heads_and_others_go_on(tmp_pa
         handle = tuple(batch.handles[0].tolist())
         assert devices[0].submit(KvRead(handle, 0), 0).result().status is Status.SUCCESS
         assert devices[1].submit(Flush(), 0).result().status is Status.PATH_LOST
+        driver.free(batch)
+        assert devices[0].submit(KvRead(handle, 0), 0).result().status is Status.UNKNOWN_SEQUENCE
         for device in devices:
             device.close()
 

@@ -67,6 +67,7 @@ def run(
     keep: Annotated[Path | None, typer.Option(help="folder to keep the drives in, for vcsd log")] = None,
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc",
     flush_every: Annotated[int, typer.Option(min=0, help="flush drives after so many steps; 0: never")] = 0,
+    restart: Annotated[bool, typer.Option(help="begin a drive again that dies, where it has its own process")] = True,
     device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
     methods: MethodsOption = None,
     output: OutputOption = Output.NORMAL,
@@ -108,6 +109,7 @@ def run(
             int(embedding_bits),
             transport,
             flush_every,
+            restart,
         )
     params = done.last_params
     if output is Output.JSON:

@@ -85,8 +85,8 @@ def _placed(drives: tuple[ServedDrive, ...], window: Path | None, mount: Path | 
     """The drives with the windows and mounts that the options ask for."""
     from dataclasses import replace
 
-    from csd_spec.medium import MappedMedium
     from csd_spec.window import BLOCK_BYTES
+    from vcsd.transport import make_window_file
 
     placed, at = [], 0
     for drive in drives:
@@ -96,8 +96,8 @@ def _placed(drives: tuple[ServedDrive, ...], window: Path | None, mount: Path | 
         if mount:
             drive = replace(drive, mount=mount / drive.name)
         placed.append(drive)
-    if window and not window.exists():
-        MappedMedium.create(window, at)
+    if window:
+        make_window_file(window, at)
     return placed
 
 
