@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import threading
@@ -26,6 +25,7 @@ from csd_firmware.logs import smart
 from csd_firmware.namespace import Namespace
 from csd_firmware.serve import window_medium
 from csd_firmware.step import Firmware
+from csd_spec.bell import call
 from csd_spec.medium import MappedMedium
 from csd_spec.serving import ServedDrive, window_name
 from csd_spec.window import BLOCK_BYTES
@@ -47,7 +47,8 @@ class Mount(pyfuse3.Operations):
         self.namespace = Namespace(firmware, lock)
         self._window: MappedMedium = window_medium(drive, drive.tenants[0])
         self._window_bytes = self._window.blocks * BLOCK_BYTES
-        self._bell = _call(drive.run_dir / f"{window_name(drive.tenants[0])}.bell")
+        self._bell = call(drive.run_dir / f"{window_name(drive.tenants[0])}.bell")
+        self._bell.setblocking(False)
         self._texts: list[Callable[[], dict[str, Any]]] = [
             lambda: (
                 {"name": drive.name, "tenants": drive.tenants, "namespace_bytes": self.namespace.size_bytes}
@@ -154,13 +155,6 @@ def _checked(action: Callable[[], T]) -> T:
 def _locked(lock: threading.Lock, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     with lock:
         return action()
-
-
-def _call(path: Path) -> socket.socket:
-    bell = socket.socket(socket.AF_UNIX)
-    bell.connect(str(path))
-    bell.setblocking(False)
-    return bell
 
 
 def mounted(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> None:

@@ -13,6 +13,7 @@ from csd_firmware.step import Firmware
 from csd_spec import Attend, Command, Completion, KvRead, SeqCreate, Status
 from ftl.calendar import SLOT_NS
 
+DEFAULT = "default"  # the tenant of drives that say nothing of tenants
 _ROUNDS = 6
 _HALF = (1 << 32) - 1
 
@@ -49,8 +50,9 @@ class Handles:
 class Tenant:
     """One tenant's way into a firmware: `step` takes and gives its handles."""
 
-    def __init__(self, firmware: Firmware, secret: bytes, name: str = "default") -> None:
+    def __init__(self, firmware: Firmware, secret: bytes, name: str = DEFAULT) -> None:
         self._firmware, self._handles = firmware, Handles(secret, name)
+        self._label = 0 if name == DEFAULT else int.from_bytes(blake2s(name.encode(), digest_size=7).digest(), "little")
         self._numbers: dict[int, int] = {}  # of handles in use
         self._epoch_ns = 0
 
@@ -58,6 +60,11 @@ class Tenant:
         """A host begins: its modelled time is 0 when the drive has done all that it was given before."""
         busy_ns = max(self._firmware.free_ns, self._firmware.ftl.calendar.idle_ns())
         self._epoch_ns = -(-busy_ns // SLOT_NS) * SLOT_NS
+
+    def _owns(self, number: int) -> bool:
+        """Whether a sequence is this tenant's: numbers that a loss of power took back are given again, to anyone."""
+        seq = self._firmware.ftl.sequences.get(number)
+        return seq is not None and seq.label == self._label
 
     def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
         """The completion of what is no good command."""
@@ -72,10 +79,10 @@ class Tenant:
         numbers = []
         for handle in seqs:
             number = self._numbers.get(handle)
-            if number is None or number not in self._firmware.ftl.sequences:
+            if number is None or not self._owns(number):
                 self._numbers.pop(handle, None)
                 number = self._handles.number(handle)
-                if number not in self._firmware.ftl.sequences:
+                if not self._owns(number):
                     reason = f"no sequence {handle:#x} of this tenant on this drive"
                     return self.refuse(type(command).__name__, Status.UNKNOWN_SEQUENCE, reason, submit_ns)
                 self._numbers[handle] = number
@@ -88,6 +95,8 @@ class Tenant:
         done = self._firmware.step(command, submit_ns + self._epoch_ns)
         done = replace(done, submit_ns=submit_ns, finish_ns=done.finish_ns - self._epoch_ns)
         if isinstance(command, SeqCreate) and done.status is Status.SUCCESS:
+            for number in done.data[0].tolist():
+                self._firmware.ftl.sequences[number].label = self._label
             handles = [self._handles.of(int(number)) for number in done.data[0]]
             done = replace(done, data=(np.array(handles, np.uint64),))
         return done

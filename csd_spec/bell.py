@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +36,28 @@ class Polling:
     def wait(self, timeout_s: float) -> None:
         time.sleep(min(self._next_s, timeout_s))
         self._next_s = min(2 * self._next_s, self._most_s)
+
+
+@contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """A socket's address by way of its folder: an address has at most 108 bytes, a path may have more."""
+    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def call(path: Path) -> socket.socket:
+    """A connection to the bell at a path; raises OSError where nobody listens."""
+    line = socket.socket(socket.AF_UNIX)
+    try:
+        with _address(path) as address:
+            line.connect(address)
+    except OSError:
+        line.close()
+        raise
+    return line
 
 
 class SocketBell:
@@ -68,7 +92,8 @@ class ListeningBell:
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
+        with _address(path) as address:
+            self._listener.bind(address)
         path.chmod(0o600)
         self._listener.listen(4)
         self._poll = select.poll()

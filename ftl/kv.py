@@ -217,6 +217,7 @@ class Ftl:
                 kept = theirs.buffered(layer) and self.buffer_group(ours, layer, int(parent.lengths[layer]))
                 if kept and self.nand.payload:
                     self.buffers.content[ours.buffers[layer]] = self.buffers.content[theirs.buffers[layer]]
+        child.label = parent.label
         child.lengths[:] = parent.lengths
         for layer in range(parent.layers):
             child.owners[layer] = list(parent.owners[layer])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from pathlib import Path
 
-from csd_spec.bell import SocketBell
+from csd_spec.bell import SocketBell, call
 from csd_spec.medium import FileMedium, MappedMedium
 from csd_spec.window import BLOCK_BYTES, DRIVE_HEADER, Identity, Kind, Medium, unpack
 from host_driver.nvme import PassthroughMedium
@@ -16,9 +15,11 @@ from host_driver.window import PATIENCE_S, Lost, WindowDevice
 
 def connect(window: Path) -> WindowDevice:
     """The drive behind a window in shared memory, with a bell beside it; raises Lost where none answers."""
-    line = socket.socket(socket.AF_UNIX)
     try:
-        line.connect(str(window.with_name(f"{window.name}.bell")))
+        line = call(window.with_name(f"{window.name}.bell"))
+    except OSError as error:
+        raise Lost(f"no drive is served at {window}: {error}") from error
+    try:
         return WindowDevice(MappedMedium(window), SocketBell(line), line.close)
     except (OSError, ValueError) as error:
         line.close()

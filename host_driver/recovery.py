@@ -65,8 +65,8 @@ class LastingDevice:
 
     Rows of K and V stay here until a flush acknowledges them. After a restart the drive is brought to where it was:
     what was flushed is there, what was freed since is freed, the rest is made and appended again. Then the command that
-    was under way is given again. Methods that remember something between steps (`h2o`) begin anew. Handles are those
-    that the drive gave first.
+    was under way is given again. Methods that remember something between steps (`h2o`) begin anew. Handles that the
+    host sees are made here: a drive may give one twice that it has forgotten.
 
     connect: attaches to the drive, or raises Lost.
     """
@@ -75,6 +75,7 @@ class LastingDevice:
         self._connect, self._device = connect, connect()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self.name)
         self._held: dict[int, Held] = {}  # by the handle that the host knows
+        self._created = 0
         self._freed: list[int] = []  # handles that are flushed and were freed since
         self._gone: Lost | None = None
         self.recoveries: list[tuple[float, float]] = []  # wall time at which each began and ended, time.monotonic()
@@ -102,8 +103,7 @@ class LastingDevice:
                     raise self._gone
                 done = self._device.submit(self._translated(command), submit_ns).result()
                 if done.status is not Status.PATH_LOST:
-                    self._remember(command, done)
-                    return done
+                    return self._remember(command, done)
                 self._recover(done.reason, submit_ns)
         except Lost as lost:
             self._gone = lost
@@ -112,20 +112,23 @@ class LastingDevice:
     def _translated(self, command: Command) -> Command:
         """The command with the handles that the drive knows at present."""
         seqs: Sequence[int] = getattr(command, "seqs", ())
-        if all(handle not in self._held or self._held[handle].handle == handle for handle in seqs):
+        if not seqs:
             return command
-        now = tuple(self._held[handle].handle if handle in self._held else handle for handle in seqs)
+        now = tuple(self._held[handle].handle if handle in self._held else 0 for handle in seqs)
         return replace(command, seqs=now)  # type: ignore[arg-type]
 
-    def _remember(self, command: Command, done: Completion) -> None:
-        """Note what the drive now holds, and could lose."""
+    def _remember(self, command: Command, done: Completion) -> Completion:
+        """Note what the drive now holds, and could lose; the completion with our handles."""
         if done.status is not Status.SUCCESS:
-            return
+            return done
         match command:
             case SeqCreate():
-                for handle in done.data[0].tolist():
-                    single = replace(command, count=1)
-                    self._held[handle] = Held(single, handle, [Layer() for _ in range(command.layers)])
+                ours = np.arange(self._created + 1, self._created + 1 + command.count, dtype=np.uint64)
+                self._created += command.count
+                single = replace(command, count=1)
+                for handle, theirs in zip(ours.tolist(), done.data[0].tolist(), strict=True):
+                    self._held[handle] = Held(single, theirs, [Layer() for _ in range(command.layers)])
+                return replace(done, data=(ours,))
             case KvAppend():
                 cuts = np.cumsum(command.lengths)[:-1]
                 rows = zip(np.split(command.k, cuts), np.split(command.v, cuts), strict=True)
@@ -146,6 +149,7 @@ class LastingDevice:
                     each.flushed = True
                     each.layers = [Layer(layer.length) for layer in each.layers]
                 self._freed.clear()
+        return done
 
     def _recover(self, reason: str, submit_ns: int) -> None:
         """Wait for the drive and bring it to where it was, however often it dies meanwhile; raises Lost."""
@@ -173,7 +177,9 @@ class LastingDevice:
     def _replay(self, submit_ns: int) -> bool:
         """Give the drive what it lost; False where it died again. Raises Lost where it has not what it acknowledged."""
         try:
-            for handle in self._freed:
+            # Those that are made again, should the drive have them yet; all of them first, since numbers come back
+            unsure = [held.handle for held in self._held.values() if not held.flushed]
+            for handle in (*self._freed, *unsure):
                 self._again(KvFree((handle,)), submit_ns, Status.UNKNOWN_SEQUENCE)
             for held in self._held.values():
                 if not held.flushed:

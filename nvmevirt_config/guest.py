@@ -22,7 +22,6 @@ from nvmevirt_config.module import Reservation
 QEMU, MAKE_FS = "qemu-system-x86_64", "mke2fs"
 SERIAL = "vcsd"
 QEMU_MODEL, NVMEVIRT_MODEL = "QEMU", "CSL_Virt"
-BOOT_S = 20.0  # within which a kernel must have said something, else its accelerator is broken
 
 # Of the standard library what no program of ours needs
 _LEFT_OUT = (
@@ -70,17 +69,18 @@ class Guest:
             *devices,
         ]
 
-    def run(self, accelerator: str, timeout_s: float, answer: str) -> list[str] | None:
+    def run(self, accelerator: str, timeout_s: float, silence_s: float, answer: str) -> list[str] | None:
         """Boot and wait until the guest has switched itself off; its console, or None where it never began to speak.
 
-        answer: what the line begins with after which nothing more is of interest. Raises TimeoutError.
+        silence_s: how long it may take to say its first word. answer: what the line begins with after which nothing
+        more is of interest. Raises TimeoutError.
         """
         began, console = time.monotonic(), bytearray()
         machine = subprocess.Popen(self.command(accelerator), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert machine.stdout is not None
         try:
             while True:
-                limit = timeout_s if console else min(BOOT_S, timeout_s)
+                limit = timeout_s if console else min(silence_s, timeout_s)
                 left = began + limit - time.monotonic()
                 if left <= 0 or not select.select([machine.stdout], [], [], left)[0]:
                     if not console:

@@ -51,6 +51,20 @@ def test_handles_outlive_the_process_with_the_secret(small_drive, tmp_path):
     assert drive_secret(None) != drive_secret(None)
 
 
+def test_a_number_that_power_loss_took_back_is_not_its_old_tenants(small_drive):
+    firmware = Firmware(small_drive)
+    stale = Tenant(firmware, b"secret", "alice").step(CREATE, 0).data[0].tolist()[0]
+    again = Firmware(small_drive, firmware.ftl.nand)
+    alice, bob = (Tenant(again, b"secret", name) for name in ("alice", "bob"))
+    his = bob.step(CREATE, 0).data[0].tolist()[0]
+    assert again.ftl.sequences.keys() == firmware.ftl.sequences.keys()
+    assert alice.step(KvRead((stale,), 0), 0).status is Status.UNKNOWN_SEQUENCE
+    again.step(Flush(), 0)
+    last = Firmware(small_drive, firmware.ftl.nand)
+    assert Tenant(last, b"secret", "bob").step(KvRead((his,), 0), 0).status is Status.SUCCESS
+    assert Tenant(last, b"secret", "alice").step(KvRead((stale,), 0), 0).status is Status.UNKNOWN_SEQUENCE
+
+
 def test_a_hosts_clock_begins_when_it_attaches(small_drive):
     firmware = Firmware(small_drive)
     rows = np.ones((100, 2, 16), np.float16)

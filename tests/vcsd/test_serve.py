@@ -137,6 +137,31 @@ def test_a_crop_and_a_free_are_not_undone_by_a_death(tmp_path):
         device.close()
 
 
+def test_handles_stay_apart_when_a_drive_gives_numbers_again(tmp_path):
+    with serving(config(tmp_path, 1), tmp_path, windows(1)):
+        device = LastingDevice(windows(1)[0])
+        create, seen = SeqCreate(1, 1, 1, 16, 64), {}
+
+        def do(command):
+            done = device.submit(command, 0).result()
+            assert done.status is Status.SUCCESS, done.reason
+            return done
+
+        for turn in range(6):
+            (handle,) = do(create).data[0].tolist()
+            assert handle not in seen
+            seen[handle] = np.full((3, 1, 16), turn, np.float16)
+            do(KvAppend((handle,), 0, np.array([3]), seen[handle], seen[handle]))
+            if turn % 2:
+                gone = min(seen)
+                do(KvFree((gone,)))
+                del seen[gone]
+                kill("csd0")
+        for handle, rows in seen.items():
+            np.testing.assert_array_equal(do(KvRead((handle,), 0)).data[0], rows)
+        device.close()
+
+
 def test_without_restart_the_error_names_drive_and_heads_and_others_go_on(tmp_path):
     with serving(config(tmp_path), tmp_path, windows(), restart=False):
         devices = [LastingDevice(each) for each in windows()]
