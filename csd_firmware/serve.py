@@ -34,8 +34,7 @@ class SharedTenant:
         self._tenant, self._lock = tenant, lock
 
     def attach(self) -> None:
-        with self._lock:
-            self._tenant.attach()
+        self._tenant.attach()  # takes no lock: the beat would wait for a command of another tenant's
 
     def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
         with self._lock:

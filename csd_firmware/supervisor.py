@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from csd_spec import Attend, Flush, KvAppend, SeqCreate
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.serving import ServedDrive
 
+AT_ONCE_S, MOST_IN_VAIN = 0.5, 20
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
 
@@ -34,6 +36,8 @@ class Supervisor:
         self._restart, self._say = restart, say
         self._drives = [replace(drive, restarts=restart) for drive in drives]
         self._children: dict[int, ServedDrive] = {}
+        self._begun: dict[str, float] = {}  # when each was begun last
+        self._in_vain: dict[str, int] = {}  # how often in a row it died at once
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT, or until no drive is left; returns an exit code."""
@@ -55,6 +59,7 @@ class Supervisor:
         if not pid:
             os._exit(_child(drive, parent))
         self._children[pid] = drive
+        self._begun[drive.name] = time.monotonic()
 
     def _bury(self) -> bool:
         """Begin drives again that were killed; whether one has given up by itself."""
@@ -67,13 +72,22 @@ class Supervisor:
             if drive is None:
                 continue
             if os.WIFSIGNALED(status):
+                again = self._restart and self._lasts(drive)
                 name = signal.Signals(os.WTERMSIG(status)).name
-                self._say(f"drive {drive.name} was killed ({name}){'; starting it again' if self._restart else ''}")
-                if self._restart:
+                self._say(f"drive {drive.name} was killed ({name}); it is {'' if again else 'not '}started again")
+                if again:
                     self._start(drive)
+                else:
+                    failed = True
             else:
                 failed |= os.WEXITSTATUS(status) != 0  # it has said why
         return failed
+
+    def _lasts(self, drive: ServedDrive) -> bool:
+        """Whether there is a point in beginning it again."""
+        at_once = time.monotonic() - self._begun[drive.name] < AT_ONCE_S
+        self._in_vain[drive.name] = self._in_vain.get(drive.name, 0) + 1 if at_once else 0
+        return self._in_vain[drive.name] < MOST_IN_VAIN
 
     def _stop(self) -> None:
         for pid in self._children:

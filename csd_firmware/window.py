@@ -145,6 +145,12 @@ class WindowServer:
             thread.join()
 
     def _serve(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._stopping.set()  # whatever ends this, the beat shall not go on without it
+
+    def _work(self) -> None:
         busy = looked = 0.0
         while not self._stopping.is_set():
             now = time.perf_counter()

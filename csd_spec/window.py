@@ -153,5 +153,8 @@ class Identity:
 
 
 def next_generation(*used: int) -> int:
-    """A number above those that are known to have been used on this window; where none is, a drawn one."""
-    return max(used) + 1 if any(used) else int.from_bytes(os.urandom(6), "little") + 1
+    """A number above those that are known to have been used on this window.
+
+    Where none is known, or another has written one that leaves no room above it, a drawn one.
+    """
+    return max(used) + 1 if 0 < max(used) < 1 << 62 else int.from_bytes(os.urandom(6), "little") + 1

@@ -66,3 +66,4 @@ def test_a_header_of_another_origin_is_refused(text):
 def test_a_generation_is_new():
     assert next_generation(4, 9) == 10
     assert next_generation(0, 0) > 0
+    assert 0 < next_generation(2**64 - 1) < 2**63
