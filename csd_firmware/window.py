@@ -143,6 +143,7 @@ class WindowServer:
         self._stopping.set()
         for thread in self._threads:
             thread.join()
+        self._bell.close()
 
     def _serve(self) -> None:
         try:

@@ -23,6 +23,10 @@ class Bell(Protocol):
         """Return when it has rung, or after a while."""
         ...
 
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
 
 class Polling:
     """No bell: look again after a short sleep, a longer one when nothing comes for long."""
@@ -36,6 +40,8 @@ class Polling:
     def wait(self, timeout_s: float) -> None:
         time.sleep(min(self._next_s, timeout_s))
         self._next_s = min(2 * self._next_s, self._most_s)
+
+    def close(self) -> None: ...
 
 
 @contextmanager
@@ -119,6 +125,10 @@ class ListeningBell:
                 self._poll.register(self._host, select.POLLIN)
             else:
                 self._heard()
+
+    def close(self) -> None:
+        self._hang_up()
+        self._listener.close()
 
     def _heard(self) -> None:
         assert self._host is not None
