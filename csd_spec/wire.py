@@ -38,6 +38,7 @@ PARAMETERS = 10
 METHOD_BYTES = 32
 MOST_SEQUENCES = 1 << 16
 MOST_TOKENS = 1 << 24  # of one sequence
+MOST_VALUES = 1 << 40  # of an array, its empty dimensions left out
 MOST_NS = 1 << 53  # of modelled time, a hundred days
 ENTRY = struct.Struct(
     f"<BBHIQII{PARAMETERS}I"
@@ -123,6 +124,13 @@ def decode(request: Request) -> Command:
     return command
 
 
+def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Bytes of an array; raises WireError for one that numpy could not even shape when it is empty."""
+    if prod(max(1, size) for size in shape) > MOST_VALUES:
+        raise WireError(f"an array of {' x '.join(map(str, shape))} values")
+    return prod(shape) * dtype.itemsize
+
+
 class _Payload:
     """Arrays taken from a payload one after the other."""
 
@@ -130,11 +138,10 @@ class _Payload:
         self.data, self.at = data, 0
 
     def take(self, dtype: type, *shape: int) -> NDArray[Any]:
-        count = prod(shape)
-        end = self.at + count * np.dtype(dtype).itemsize
+        end = self.at + _nbytes(shape, np.dtype(dtype))
         if end > len(self.data):
             raise WireError(f"payload of {len(self.data)} bytes: {end} or more are needed")
-        array: NDArray[Any] = np.frombuffer(self.data, dtype, count, self.at).reshape(shape)
+        array: NDArray[Any] = np.frombuffer(self.data, dtype, prod(shape), self.at).reshape(shape)
         self.at = end
         return array
 
@@ -246,7 +253,7 @@ def decode_completion(body: Buffer) -> CompletionHead:
     except (struct.error, KeyError, ValueError) as error:
         raise WireError(f"no completion: {error}") from error
     read, programmed, fetched, useful, link_bytes, data_bytes, data_crc = rest
-    if sum(prod(shape) * dtype.itemsize for dtype, shape in shapes) != data_bytes:
+    if sum(_nbytes(shape, dtype) for dtype, shape in shapes) != data_bytes:
         raise WireError(f"no completion: its arrays do not have {data_bytes} bytes")
     flash = FlashCounters(pages_read=read, pages_programmed=programmed, fetched_bytes=fetched, useful_bytes=useful)
     done = Completion(

@@ -80,6 +80,12 @@ def test_any_bytes_are_a_command_or_refused(opcode, parameters, payload):
         assert encode(command).opcode == opcode
 
 
+def test_an_empty_array_of_no_possible_shape_is_refused():
+    method = b"sparf".ljust(32, b"\0")
+    with pytest.raises(WireError, match="0 x 2 x 2147483648 x 2147483647 values"):
+        decode(Request(0xC5, (0, 0, 2, 2**31, 2**31 - 1, 4), bytearray(method)))
+
+
 def test_numbers_without_a_place_are_refused():
     with pytest.raises(ValueError, match="32-bit"):
         encode(KvRead((1,), -1))
