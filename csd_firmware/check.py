@@ -8,8 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_engine import METHODS
-from csd_spec import Attend, Command, DriveSpec, Flush, KvAppend, KvCrop, KvFree, KvLayout, KvRead, SeqCreate
-from ftl import Ftl, UnknownSequence
+from csd_spec import (
+    Attend,
+    Command,
+    DriveSpec,
+    Flush,
+    GetLog,
+    KvAppend,
+    KvCrop,
+    KvFree,
+    KvLayout,
+    KvRead,
+    LogPage,
+    SeqCreate,
+)
+from ftl import Ftl, OutOfSpace, UnknownSequence
 from ftl.groups import MAX_LAYERS, MAX_STREAMS
 from ftl.sequence import Sequence
 
@@ -81,6 +94,7 @@ def check(ftl: Ftl, command: Command) -> None:
                 raise Refused(str(error)) from error
             pages = command.kv_heads * layout.embedding_pages
             _require(pages <= MAX_STREAMS, f"kv_heads = {command.kv_heads}: {pages} streams, at most {MAX_STREAMS}")
+            _check_tables(ftl, command, layout)
         case KvAppend():
             first = _sequences(ftl, command.seqs, command.layer)[0]
             _array("lengths", command.lengths, np.int64, (len(command.seqs),))
@@ -102,10 +116,26 @@ def check(ftl: Ftl, command: Command) -> None:
             if unknown:
                 raise UnknownSequence(f"no sequence {unknown[0]} on this drive")
             _distinct(command.seqs)
+        case GetLog():
+            _require(command.page in set(LogPage), f"log page {command.page:#04x}: there is none")
         case Flush():
             pass
         case _:
             raise Refused(f"{type(command).__name__} is no command")
+
+
+def _check_tables(ftl: Ftl, command: SeqCreate, layout: KvLayout) -> None:
+    """Raise OutOfSpace where the tables of all sequences, still without tokens, would not fit drive DRAM."""
+    heads = [(seq.layers * seq.heads, seq.layout) for seq in ftl.sequences.values()]
+    wanted = command.count * _table_bytes(command.layers * command.kv_heads, layout)
+    used = sum(_table_bytes(*each) for each in heads)
+    if wanted + used > ftl.spec.dram_bytes:
+        raise OutOfSpace(f"{command.count} sequences need tables of {wanted} bytes, {used} of drive DRAM are taken")
+
+
+def _table_bytes(heads: int, layout: KvLayout) -> int:
+    """Of one sequence: a sum of V, and a slot and a buffer for each stream."""
+    return heads * (4 * layout.head_dim + 12 * (2 + layout.embedding_pages))
 
 
 def _check_attend(command: Attend, seqs: list[Sequence]) -> None:

@@ -22,7 +22,7 @@ class InProcessDevice:
     def __init__(self, spec: DriveSpec, path: Path | None = None, private: bool = False) -> None:
         if path is not None and not private:
             path.mkdir(parents=True, exist_ok=True)
-            _describe(spec, path)
+            describe(spec, path)
         self.firmware = Firmware(spec, Nand(spec.geometry, path=path, private=private))
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.name)
 
@@ -44,7 +44,7 @@ class InProcessDevice:
         if done.status is not Status.SUCCESS:
             raise DeviceError(0, done.status, done.reason)
         self.firmware.ftl.nand.copy(path)
-        _describe(self.spec, path)
+        describe(self.spec, path)
 
     @property
     def spec(self) -> DriveSpec:
@@ -57,5 +57,6 @@ class InProcessDevice:
         self._worker.shutdown()
 
 
-def _describe(spec: DriveSpec, path: Path) -> None:
+def describe(spec: DriveSpec, path: Path) -> None:
+    """Write down what a drive's folder holds."""
     (path / "drive.json").write_text(json.dumps(asdict(spec), indent=1))

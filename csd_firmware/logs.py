@@ -2,15 +2,79 @@
 
 from __future__ import annotations
 
+import json
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from attention_engine import METHODS
+from csd_spec import LogPage, Status
 from ftl import Ftl
+
+NS_PER_MINUTE = 60_000_000_000
+
+
+class History:
+    """What happened since power-on, for the logs: the last refusals, modelled times by kind of command."""
+
+    def __init__(self) -> None:
+        self.errors: deque[dict[str, Any]] = deque(maxlen=64)
+        self.latency_ns: dict[str, list[int]] = {}  # commands, sum, longest
+
+    def refuse(self, command: str, status: Status, reason: str) -> None:
+        """A command was not carried out."""
+        entry = {"command": command, "status_field": int(status), "reason": reason}
+        self.errors.appendleft(entry)
+
+    def done(self, command: object, ns: int) -> None:
+        """A command was carried out in `ns` of modelled time."""
+        each = self.latency_ns.setdefault(type(command).__name__, [0, 0, 0])
+        each[0], each[1], each[2] = each[0] + 1, each[1] + ns, max(each[2], ns)
+
+
+def page_bytes(ftl: Ftl, history: History, page: int) -> NDArray[np.uint8]:
+    """A log page as JSON text."""
+    pages: dict[int, Callable[[], dict[str, Any]]] = {
+        LogPage.ERROR: lambda: {"errors": list(history.errors)},
+        LogPage.SMART: lambda: smart(ftl),
+        LogPage.WEAR: lambda: wear(ftl),
+        LogPage.LATENCY: lambda: latency(history),
+        LogPage.PROGRAMS: programs,
+        LogPage.NAMESPACE: lambda: namespace(ftl),
+    }
+    return np.frombuffer(json.dumps(pages[page]()).encode(), np.uint8)
+
+
+def latency(history: History) -> dict[str, Any]:
+    """Vendor log page C1h: modelled nanoseconds of commands since power-on."""
+    return {
+        kind: {"commands": count, "mean_ns": total / count, "max_ns": longest}
+        for kind, (count, total, longest) in history.latency_ns.items()
+    }
+
+
+def programs() -> dict[str, Any]:
+    """Vendor log page C2h: device-defined programs, one for each method of attention."""
+    texts = {name: (getattr(method, "func", method).__doc__ or "").strip() for name, method in METHODS.items()}
+    described = enumerate((name, text.partition("\n")[0]) for name, text in texts.items())
+    return {"programs": [{"pind": number, "name": name, "does": text} for number, (name, text) in described]}
+
+
+def namespace(ftl: Ftl) -> dict[str, Any]:
+    """Identify Namespace (NVMe Base Specification 2.0, figure 97) of the block namespace, in its own pages."""
+    blocks, size = ftl.blocks, ftl.spec.geometry.page_bytes
+    return {"nsze": blocks.pages, "ncap": blocks.pages, "nuse": blocks.mapped, "lba_bytes": size}
 
 
 def smart(ftl: Ftl) -> dict[str, Any]:
-    """SMART / health information (NVMe Base Specification 2.0, figure 207). Data units are 1000 x 512 bytes."""
+    """SMART / health information (NVMe Base Specification 2.0, figure 207).
+
+    Data units are 1000 x 512 bytes; controller_busy_time is in minutes of modelled time. What has no page there, as
+    sequences and write amplification, is ours.
+    """
     c, nand, page = ftl.counters, ftl.nand, ftl.spec.geometry.page_bytes
     usable = ftl.spec.geometry.blocks - int(nand.bad.sum())
     spare = ftl.spec.geometry.blocks // 2
@@ -21,7 +85,12 @@ def smart(ftl: Ftl) -> dict[str, Any]:
         "percent_used": int(100 * nand.erase_count.mean() / nand.faults.endurance),
         "data_units_read": -(-c.read * page // 512_000),
         "data_units_written": -(-c.data * page // 512_000),
+        "host_read_commands": c.host_reads,
+        "host_write_commands": c.host_writes,
+        "controller_busy_time": c.busy_ns // NS_PER_MINUTE,
+        "power_cycles": c.power_cycles,
         "media_errors": c.unrecovered,
+        "num_err_log_entries": c.refused,
         "sequences": len(ftl.sequences),
         "waf": c.waf,
     }

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_engine import METHODS, EngineClock, Memory, Read, Step, add_rows
+from csd_firmware import logs
 from csd_firmware.check import Refused, check, layout_of
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
@@ -18,6 +19,7 @@ from csd_spec import (
     DriveSpec,
     FlashCounters,
     Flush,
+    GetLog,
     KvAppend,
     KvCrop,
     KvFree,
@@ -50,6 +52,8 @@ class Firmware:
         self.spec = spec
         self.ftl = Ftl(spec, nand)
         self.engine = EngineClock(spec.engine)
+        self.history = logs.History()
+        self.ftl.counters.power_cycles += 1
         self.free_ns = 0  # modelled time from which the engine can take the next command
         self._v_sums: dict[int, F32] = {}  # (layers, H, d) of each sequence
         self._memory: dict[tuple[int, int], Memory] = {}  # of a sequence's layer, what methods keep between steps
@@ -71,9 +75,10 @@ class Firmware:
             done = self._carry_out(command, watch)
         except (Refused, FtlError) as error:
             status = next(status for kind, status in STATUS_OF if isinstance(error, kind))
-            return Completion(status=status, reason=str(error), submit_ns=submit_ns, finish_ns=submit_ns)
+            return self.refuse(type(command).__name__, status, str(error), submit_ns)
         self.free_ns = watch.now_ns
         watch.until("flash_program", done.finish_ns)
+        self._count(command, watch)
         nbytes_out = sum(array.nbytes for array in done.data)
         watch.spend("link", self.spec.link.transfer_ns(nbytes_out))
         return replace(
@@ -83,6 +88,12 @@ class Firmware:
             breakdown_ns=watch.breakdown_ns,
             link_bytes=_nbytes_in(command) + nbytes_out,
         )
+
+    def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
+        """The completion of a command that changes nothing but the error log."""
+        self.ftl.counters.refused += 1
+        self.history.refuse(command, status, reason)
+        return Completion(status=status, reason=reason, submit_ns=submit_ns, finish_ns=submit_ns)
 
     def _carry_out(self, command: Command, watch: Stopwatch) -> Completion:
         match command:
@@ -115,9 +126,18 @@ class Firmware:
                 for handle in command.seqs:
                     for layer in range(self._v_sums.pop(handle).shape[0]):
                         self._memory.pop((handle, layer), None)
+            case GetLog():
+                return Completion(status=Status.SUCCESS, data=(logs.page_bytes(self.ftl, self.history, command.page),))
             case Flush():
                 return Completion(status=Status.SUCCESS, finish_ns=self.ftl.flush(watch.now_ns))
         return Completion(status=Status.SUCCESS)
+
+    def _count(self, command: Command, watch: Stopwatch) -> None:
+        counters, took_ns = self.ftl.counters, watch.now_ns - watch.start_ns
+        counters.host_reads += isinstance(command, Attend | KvRead)
+        counters.host_writes += isinstance(command, Attend | KvAppend)
+        counters.busy_ns += took_ns - watch.breakdown_ns.get("queue", 0)
+        self.history.done(command, took_ns)
 
     def _attend(self, command: Attend, watch: Stopwatch) -> tuple[F32, FlashCounters]:
         """One decode step: a method says what it needs and attends, a schedule says how long that takes."""

@@ -7,7 +7,7 @@ class Stopwatch:
     """A running modelled time and the share of each unit; the shares add up to the whole."""
 
     def __init__(self, start_ns: int) -> None:
-        self.now_ns = start_ns
+        self.start_ns = self.now_ns = start_ns
         self.breakdown_ns: dict[str, int] = {}
 
     def spend(self, unit: str, ns: int) -> None:

@@ -35,6 +35,18 @@ class Opcode(IntEnum):
     ATTN_FETCH = 0xC6
     KV_FREE = 0xC8
     KV_CROP = 0xCC
+    GET_LOG = 0xCA
+
+
+class LogPage(IntEnum):
+    """Log identifiers: NVMe's own below C0h, then vendor specific ones."""
+
+    ERROR = 0x01
+    SMART = 0x02
+    WEAR = 0xC0
+    LATENCY = 0xC1
+    PROGRAMS = 0xC2
+    NAMESPACE = 0xC3
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +123,14 @@ class Flush:
     """Complete once every program that was begun has ended."""
 
 
-Command = SeqCreate | KvAppend | Attend | KvRead | KvCrop | KvFree | Flush
+@dataclass(frozen=True, slots=True)
+class GetLog:
+    """Read a log page; the completion's data is JSON text, uint8."""
+
+    page: int
+
+
+Command = SeqCreate | KvAppend | Attend | KvRead | KvCrop | KvFree | Flush | GetLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

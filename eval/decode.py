@@ -103,7 +103,7 @@ class _Streamer(transformers.generation.streamers.BaseStreamer):
         pass
 
 
-def _generate(
+def generate(
     model: PreTrainedModel, inputs: dict[str, torch.Tensor], new_tokens: int, on_token: OnToken | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Greedy continuation: token ids (B, steps) and their logits (steps, B, vocabulary)."""
@@ -157,15 +157,19 @@ def decode(
     spec: DriveSpec = INSTCSD_ZYNQ7045_8CH,
     keep: Path | None = None,
     embedding_bits: int = 16,
+    transport: str = "inproc",
+    flush_every: int = 0,
+    restart: bool = True,
 ) -> Decoded:
     """Greedy decoding in drives, beside the same model's sdpa. keep: a folder in which the drives stay."""
     began = time.perf_counter()
     how: Any = {"attention": attention, "budget": budget, "spec": spec, "embedding_bits": embedding_bits}
+    how |= {"transport": transport, "flush_every": flush_every, "restart": restart}
     with vcsd.attach(model, drives, keep=keep, **how) as csd:
-        tokens, logits = _generate(model, inputs, new_tokens, on_token)
+        tokens, logits = generate(model, inputs, new_tokens, on_token)
         report, shape = csd.report(), csd.driver.shape
         wall_s = time.perf_counter() - began
-    expected, wanted = _generate(model, inputs, new_tokens, on_reference_token)
+    expected, wanted = generate(model, inputs, new_tokens, on_reference_token)
     equal = torch.equal(tokens, expected)
     if not equal:
         with vcsd.attach(model, drives, **how):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from csd_spec.view import UNMAPPED
 from ftl.errors import FtlError
 from ftl.groups import DRAM_BANK, KIND_SHIFT, Kind
+from ftl.pages import PagePlan
 from ftl.placement import Writer
 
 if TYPE_CHECKING:
@@ -28,10 +29,22 @@ class BlockNamespace:
         self.ftl = ftl
         self.map: U32 = np.zeros(0, np.uint32)
         self.writer = Writer(ftl.spec.geometry.channels, growth=1)
+        page = np.array([ftl.spec.geometry.page_bytes])
+        self._one_page = page, page, np.array([1])  # useful bytes, bytes moved, ends of a plan
 
     @property
     def pages(self) -> int:
         return self.map.size
+
+    @property
+    def mapped(self) -> int:
+        """Pages that hold something."""
+        return int(np.count_nonzero(self.map < DRAM_BANK))
+
+    def discard(self) -> None:
+        """Forget everything; what was written may come back after a loss of power before blocks are erased."""
+        self.ftl.placement.invalidate(self.map[self.map < DRAM_BANK])
+        self.map[:] = UNMAPPED
 
     def resize(self, pages: int) -> None:
         """Set the namespace's size; it only grows, and starts at nothing."""
@@ -61,6 +74,14 @@ class BlockNamespace:
         data = np.zeros((lpns.size, self.ftl.spec.geometry.page_bytes), np.uint8)
         data[mapped] = self.ftl.nand.content[ppns[mapped]]
         return data, finish_ns
+
+    def read_page(self, lpn: int, start_ns: int) -> tuple[bytes, int]:
+        """One page, as `read` gives it, in a fraction of the emulator's time."""
+        ppn = self.map[lpn : lpn + 1]
+        if ppn[0] >= DRAM_BANK:
+            return bytes(self.ftl.spec.geometry.page_bytes), start_ns
+        finish_ns = self.ftl.read(PagePlan(ppn, *self._one_page), start_ns)
+        return self.ftl.nand.content[ppn[0]].tobytes(), finish_ns
 
     def restore(self, newest: tuple[U64, U32]) -> None:
         """Map the newest page of every tag."""

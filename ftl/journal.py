@@ -103,6 +103,7 @@ class Journal:
                     "newest": seq.newest,
                     "born": {owner: ftl.born[owner] for owner in seq.all_owners},
                     "failed": seq.failed,
+                    **({"label": seq.label} if seq.label else {}),
                 }
             )
             rows += [_tail_rows(ftl, seq, layer) for layer in range(seq.layers)]
@@ -201,7 +202,7 @@ class Journal:
         )
         seq.lengths[:] = meta["lengths"]
         seq.owners = [[(owner, tokens) for owner, tokens in chain] for chain in meta["owners"]]
-        seq.failed = meta["failed"]
+        seq.failed, seq.label = meta["failed"], meta.get("label", 0)
         for owner, born in meta["born"].items():
             ftl.family.setdefault(int(owner), set()).add(seq.handle)
             ftl.born[int(owner)] = born

@@ -217,6 +217,7 @@ class Ftl:
                 kept = theirs.buffered(layer) and self.buffer_group(ours, layer, int(parent.lengths[layer]))
                 if kept and self.nand.payload:
                     self.buffers.content[ours.buffers[layer]] = self.buffers.content[theirs.buffers[layer]]
+        child.label = parent.label
         child.lengths[:] = parent.lengths
         for layer in range(parent.layers):
             child.owners[layer] = list(parent.owners[layer])
@@ -327,6 +328,12 @@ class Ftl:
     def flush(self, start_ns: int) -> int:
         """Acknowledge: returns when everything that was done before is in flash."""
         return max(self.commit(start_ns, everything=True), self.calendar.idle_ns())
+
+    def format(self, start_ns: int) -> int:
+        """Forget all sequences and blocks, and erase them; wear and counters stay. Returns when it is done."""
+        self.free(list(self.sequences), start_ns)
+        self.blocks.discard()
+        return self.flush(self.commit(start_ns, everything=True))
 
     def view(self, handles: Seq[int], layer: int) -> KvView:
         """Slots of one layer of sequences that share a layout; no copy for a single sequence."""

@@ -245,7 +245,7 @@ class Placement:
     def check_alive(self) -> None:
         """Raise ReadOnly when bad blocks have eaten the spare ones."""
         g = self.geometry
-        usable = g.blocks - int(self.nand.bad.sum())
+        usable = g.blocks - int(np.count_nonzero(self.nand.bad.view(np.bool_)))
         if usable < max(4 * g.channels, g.blocks // 2):
             raise ReadOnly(f"{g.blocks - usable} of {g.blocks} blocks are bad: the drive is read-only")
 

@@ -31,6 +31,7 @@ class Sequence:
         self.owners: list[list[tuple[int, int]]] = [[(owner, -1)] for _ in range(layers)]
         self.writer = writer
         self.failed = False  # lost data to bit errors: can only be freed
+        self.label = 0  # what the layer above keeps with it
 
     @property
     def maps(self) -> tuple[GroupMap, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -69,10 +69,17 @@ class Driver:
     """Ships one model's attention to drives. Devices are handed in; closing them is the owner's part."""
 
     def __init__(
-        self, devices: Sequence[Device], shape: ModelShape, method: str, budget: Budget, embedding_bits: int = 16
+        self,
+        devices: Sequence[Device],
+        shape: ModelShape,
+        method: str,
+        budget: Budget,
+        embedding_bits: int = 16,
+        flush_every: int = 0,
     ) -> None:
+        """flush_every: decode steps after which drives are flushed; 0 is never."""
         self.devices, self.shape, self.method, self.budget = list(devices), shape, method, budget
-        self.embedding_bits = embedding_bits
+        self.embedding_bits, self.flush_every = embedding_bits, flush_every
         self.heads = split_heads(shape.kv_heads, len(devices))
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.now_ns = 0  # modelled time on the host
@@ -159,10 +166,12 @@ class Driver:
         batch.lengths[:, layer] = np.minimum(batch.lengths[:, layer], lengths)
 
     def free(self, batch: Batch) -> None:
-        """Forget sequences; does nothing once the driver is closed."""
+        """Forget sequences, on the drives that are left; does nothing once the driver is closed."""
         if not self._closed:
             self.settle()
-            self._wait([KvFree(seqs) for seqs in self._handles(batch, slice(None))])
+            commands = [KvFree(seqs) for seqs in self._handles(batch, slice(None))]
+            done = self._collect(self._submit(commands, self.now_ns), lost_too=True)
+            self.now_ns = max([self.now_ns, *(c.finish_ns for c in done)])
 
     def flush(self) -> None:
         """Returns when every drive has acknowledged that all so far survives a loss of power."""
@@ -191,6 +200,8 @@ class Driver:
         last = max(each, key=lambda lane: lane.now_ns)
         record.ns, record.breakdown_ns = last.now_ns - self.now_ns, last.breakdown_ns
         self.now_ns = last.now_ns
+        if self.flush_every and len(self.traffic.steps) % self.flush_every == 0:
+            self.flush()
 
     def _account(self, lane: Lane, done: list[Completion], lengths: I64) -> None:
         """A layer ends when its slowest drive does; that drive's breakdown is the layer's."""
@@ -205,14 +216,22 @@ class Driver:
     def _submit(self, commands: Sequence[Command], submit_ns: int) -> list[Future[Completion]]:
         return [device.submit(command, submit_ns) for device, command in zip(self.devices, commands, strict=True)]
 
-    def _collect(self, submitted: list[Future[Completion]]) -> list[Completion]:
-        """Wait for every drive; then raise the first refusal, if any."""
+    def _collect(self, submitted: list[Future[Completion]], lost_too: bool = False) -> list[Completion]:
+        """Wait for every drive; then raise the first refusal, if any. lost_too: a drive that is gone is no error."""
         done = [future.result() for future in submitted]
         self.traffic.count(done)
         for drive, completion in enumerate(done):
+            if lost_too and completion.status is Status.PATH_LOST:
+                continue
             if completion.status is not Status.SUCCESS:
-                raise DeviceError(drive, completion.status, completion.reason)
+                raise DeviceError(drive, completion.status, completion.reason + self._what_is_lost(drive, completion))
         return done
+
+    def _what_is_lost(self, drive: int, completion: Completion) -> str:
+        if completion.status is not Status.PATH_LOST:
+            return ""
+        heads = ", ".join(map(str, self.heads[drive]))
+        return f"; KV heads {heads} of all sequences are lost, the other drives are unharmed"
 
     def _wait(self, commands: Sequence[Command]) -> list[Completion]:
         """Submit, collect and let modelled time pass."""
@@ -223,7 +242,8 @@ class Driver:
     def _abandon(self) -> None:
         """Let everything in flight end, whatever its outcome."""
         while self._in_flight:
-            wait(self._in_flight.popleft().result())
+            for future in self._in_flight.popleft().result():
+                future.exception()
 
     def _settle_oldest(self) -> None:
         try:

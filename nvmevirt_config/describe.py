@@ -32,17 +32,17 @@ def load_drive(path: Path) -> DriveSpec:
         if not isinstance(values, dict):
             raise ValueError("needs the fields of a drive: name, geometry, timing, engine, link, dram_bytes")
         drive = DriveSpec.from_dict(values)
-        _check(asdict(drive))
+        check_plausible(asdict(drive))
         return drive
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _check(values: dict[str, Any]) -> None:
+def check_plausible(values: dict[str, Any]) -> None:
     """Raise ValueError for a number that no drive has, or that is not whole."""
     for name, value in values.items():
         if isinstance(value, dict):
-            _check(value)
+            check_plausible(value)
         elif isinstance(value, float) and name != "kernel_efficiency":
             raise ValueError(f"{name} = {value:g}: must be a whole number")
         elif name in PLAUSIBLE and not PLAUSIBLE[name][0] <= value <= PLAUSIBLE[name][1]:

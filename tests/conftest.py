@@ -1,5 +1,6 @@
 """Drives small enough to fill."""
 
+import importlib.util
 import os
 import shutil
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 
 from csd_spec import DriveSpec, Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from nvmevirt_config.guest import QEMU, find_kernel
 
 
 @pytest.fixture
@@ -33,6 +35,34 @@ def data_dir() -> Path:
 def chromium() -> str:
     """A headless browser."""
     return shutil.which("chromium") or missing("chromium", "there is no chromium on the PATH")
+
+
+@pytest.fixture
+def own_run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Served drives of a test are nobody else's."""
+    monkeypatch.setenv("VCSD_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("VCSD_HOME", str(tmp_path / "home"))
+    (tmp_path / "run").mkdir(mode=0o700)
+
+
+@pytest.fixture
+def fuse() -> None:
+    """Mounts."""
+    if importlib.util.find_spec("pyfuse3") is None:
+        missing("fuse", "pyfuse3 is not installed: apt-get install fuse3 libfuse3-dev, then ./dev setup")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        missing("fuse", "/dev/fuse is not there, or not for this user")
+
+
+@pytest.fixture
+def guest_machine() -> None:
+    """What `vcsd guest run` needs."""
+    if not shutil.which(QEMU):
+        missing("guest", f"{QEMU} is not installed: apt-get install qemu-system-x86")
+    try:
+        find_kernel()
+    except FileNotFoundError as error:
+        missing("guest", str(error))
 
 
 def missing(what: str, reason: str) -> NoReturn:

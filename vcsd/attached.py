@@ -10,7 +10,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from attention_engine import METHODS
-from csd_firmware import InProcessDevice
 from csd_spec import Budget, Compression, Device, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
@@ -18,6 +17,7 @@ from host_driver.forward import csd_forward
 from host_driver.hf import IMPLEMENTATION, Unsupported, model_shape
 from host_driver.sharding import split_heads
 from vcsd.report import Report
+from vcsd.transport import check_transport, open_drives
 
 
 class Attached:
@@ -49,10 +49,17 @@ def attach(
     embedding_bits: int = 16,
     mini_batches: int = 2,
     keep: Path | None = None,
+    transport: str = "inproc",
+    flush_every: int = 0,
+    restart: bool = True,
 ) -> Iterator[Attached]:
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
 
-    drives: how many to make in this process, each a `spec`; or devices of your own, which stay open.
+    drives: how many to make, each a `spec`; or devices of your own, which stay open.
+    transport: where: `inproc`, `process`, `fuse` or `window:PATH`, see docs/drives.md. Elsewhere than in this process a
+    drive may die and come back; K and V that it has not acknowledged as flushed are kept here meanwhile.
+    flush_every: decode steps after which drives are flushed; 0 is never.
+    restart: whether a drive with a process of its own is begun again when it dies.
     attention: a name of `attention_engine.METHODS`.
     compression, convention: see `csd_spec.Compression`; budget replaces both.
     embedding_bits: of the values of the embedding-indexed copy of K: 16, 8 or 4.
@@ -66,6 +73,9 @@ def attach(
         raise ValueError(f"embedding_bits = {embedding_bits}: must be 16, 8 or 4")
     if mini_batches < 1:
         raise ValueError(f"mini_batches = {mini_batches}: at least 1 is needed")
+    if flush_every < 0:
+        raise ValueError(f"flush_every = {flush_every}: must be at least 0")
+    check_transport(transport)
     if budget is None:
         budget = Compression(compression, convention)  # type: ignore[arg-type]
     shape = model_shape(model)
@@ -75,15 +85,12 @@ def attach(
     if before == IMPLEMENTATION:
         raise Unsupported("this model is attached to drives already")
     with ExitStack() as undo:
-        devices: Sequence[Device]
-        if isinstance(drives, int):
-            paths = [keep / f"drive{number}" if keep else None for number in range(drives)]
-            devices = [InProcessDevice(spec, path) for path in paths]
-            for device in devices:
-                undo.callback(device.close)
-        else:
-            devices = drives
-        driver = Driver(devices, shape, attention, budget, embedding_bits)
+        devices: Sequence[Device] = (
+            undo.enter_context(open_drives(transport, drives, spec, keep, restart))
+            if isinstance(drives, int)
+            else drives
+        )
+        driver = Driver(devices, shape, attention, budget, embedding_bits, flush_every)
         undo.callback(driver.close)
         if keep:
             undo.callback(driver.flush)

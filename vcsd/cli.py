@@ -7,7 +7,7 @@ import sys
 import typer
 
 from csd_spec import DeviceError
-from vcsd.commands import accuracy, bench, convert, drive, figures, trace
+from vcsd.commands import accuracy, bench, convert, drive, figures, guest, serve, trace
 from vcsd.commands.run import run
 
 app = typer.Typer(
@@ -20,9 +20,22 @@ app.add_typer(bench.bench, name="bench")
 app.add_typer(accuracy.evaluate, name="eval")
 app.add_typer(drive.log, name="log")
 app.command()(figures.report)
+app.add_typer(drive.config, name="config")
+app.command("id-ctrl")(drive.id_ctrl)
+app.command("id-ns")(drive.id_ns)
+app.command("format")(drive.format_drive)
+app.command("io-passthru")(drive.io_passthru)
+app.command()(drive.top)
+app.command()(drive.doctor)
 app.command()(drive.snapshot)
 app.command()(drive.restore)
 app.add_typer(convert.convert, name="convert")
+app.add_typer(guest.guest, name="guest")
+app.add_typer(guest.nvmevirt, name="nvmevirt")
+app.command()(serve.serve)
+app.command()(serve.create)
+app.command("list")(serve.list_drives)
+app.command()(serve.delete)
 app.add_typer(trace.trace, name="trace")
 
 

@@ -146,3 +146,53 @@ def bench_crash_command(
     show("power cuts", result, output)
     if result["lost"] or result["wrong"]:
         sys.exit(1)
+
+
+@bench.command("faults")
+def bench_faults_command(
+    kills: Annotated[int, typer.Option(min=1, help="drives to kill")] = 100,
+    drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, a process each")] = 2,
+    tokens: Annotated[int, typer.Option(min=1, max=512, help="length of a decode; as many as it takes")] = 128,
+    flush_every: Annotated[int, typer.Option(min=0, help="decode steps between flushes; 0: never")] = 8,
+    seed: Annotated[int, typer.Option(help="of the moments")] = 0,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Kill drives (SIGKILL) at random moments of a decode; they come back and the tokens stay the same."""
+    from eval.bench_faults import bench_faults
+
+    with progress("kills", kills) as tick:
+        result = bench_faults(kills, drives, tokens, flush_every, seed, tick)
+    show("faults", result, output)
+    if result["lost_tokens"] or result["wrong_tokens"]:
+        sys.exit(1)
+
+
+@bench.command("fuzz")
+def bench_fuzz_command(
+    inputs: Annotated[int, typer.Option(min=1, help="mutated commands and window images")] = 100_000,
+    seed: Annotated[int, typer.Option(help="of the mutations")] = 0,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Put mutated commands and damaged windows on a drive that two tenants share."""
+    from eval.bench_fuzz import bench_fuzz
+
+    with progress("inputs, 10,000 each", inputs // 10_000) as tick:
+        result = bench_fuzz(inputs, seed, tick)
+    show("fuzz", result, output)
+    if result["crashes"] or result["hangs"] or result["leaks"] or result["state_changes"]:
+        sys.exit(1)
+
+
+@bench.command("transport")
+def bench_transport_command(
+    seconds: Annotated[int, typer.Option(min=1, max=60, help="of each random load")] = 5,
+    size_mb: Annotated[int, typer.Option(min=16, max=4096, help="part of the namespace that is used, MiB")] = 512,
+    trips: Annotated[int, typer.Option(min=10, help="round trips through the window")] = 5000,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """A mounted drive under fio, and round trips through a window in shared memory."""
+    from eval.bench_transport import bench_transport
+
+    with err.status("fio, then round trips"):
+        result = bench_transport(seconds, size_mb, trips)
+    show("transport", result, output)

@@ -23,6 +23,7 @@ from vcsd.commands.shared import (
     progress,
     stdout,
 )
+from vcsd.transport import TRANSPORT_HELP, check_transport
 
 
 class Processor(StrEnum):
@@ -64,12 +65,16 @@ def run(
     seed: Annotated[int, typer.Option(help="of the places where those rows begin")] = 0,
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None,
     keep: Annotated[Path | None, typer.Option(help="folder to keep the drives in, for vcsd log")] = None,
+    transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc",
+    flush_every: Annotated[int, typer.Option(min=0, help="flush drives after so many steps; 0: never")] = 0,
+    restart: Annotated[bool, typer.Option(help="begin a drive again that dies, where it has its own process")] = True,
     device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
     methods: MethodsOption = None,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Continue a text with attention in drives, and compare with ordinary attention."""
     load_methods(methods)
+    check_transport(transport)
     budget = _budget(attention, compression, convention, r, k, recent)
     text = _prompt(prompt, prompt_file)
     spec = load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH
@@ -102,6 +107,9 @@ def run(
             spec,
             keep,
             int(embedding_bits),
+            transport,
+            flush_every,
+            restart,
         )
     params = done.last_params
     if output is Output.JSON:

@@ -70,6 +70,11 @@ def show(title: str, result: dict[str, Any], output: Output) -> None:
     stdout().print(table)
 
 
+def print_json(result: object) -> None:
+    """A result for programs."""
+    print(json.dumps(result))
+
+
 class progress:  # noqa: N801 - used as a function
     """A progress bar on stderr that appears with the first tick; nothing when that is no terminal."""
 

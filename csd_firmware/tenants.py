@@ -1,0 +1,129 @@
+"""Who may name which sequence: handles that only the tenant who created a sequence can have."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from hashlib import blake2s
+from pathlib import Path
+
+import numpy as np
+
+from csd_firmware.step import Firmware
+from csd_spec import Attend, Command, Completion, KvRead, SeqCreate, Status
+from ftl.calendar import SLOT_NS
+
+DEFAULT = "default"  # the tenant of drives that say nothing of tenants
+_ROUNDS = 6
+_HALF = (1 << 32) - 1
+
+
+class Handles:
+    """Numbers of sequences as one tenant sees them: a permutation of 64-bit numbers under a key of its own.
+
+    A Feistel network of six rounds whose round function is keyed BLAKE2s. Nothing has to be kept: a number that a
+    tenant makes up, or was given to another, comes out as one that no sequence has.
+    """
+
+    def __init__(self, secret: bytes, tenant: str) -> None:
+        self._key = blake2s(tenant.encode(), key=secret).digest()
+
+    def of(self, number: int) -> int:
+        """The handle of a sequence's number."""
+        left, right = number >> 32, number & _HALF
+        for turn in range(_ROUNDS):
+            left, right = right, left ^ self._round(turn, right)
+        return left << 32 | right
+
+    def number(self, handle: int) -> int:
+        """The number behind a handle."""
+        left, right = handle >> 32 & _HALF, handle & _HALF
+        for turn in reversed(range(_ROUNDS)):
+            left, right = right ^ self._round(turn, left), left
+        return left << 32 | right
+
+    def _round(self, turn: int, half: int) -> int:
+        digest = blake2s(bytes([turn]) + half.to_bytes(4, "little"), key=self._key, digest_size=4).digest()
+        return int.from_bytes(digest, "little")
+
+
+class Tenant:
+    """One tenant's way into a firmware: `step` takes and gives its handles."""
+
+    def __init__(self, firmware: Firmware, secret: bytes, name: str = DEFAULT) -> None:
+        self._firmware, self._handles = firmware, Handles(secret, name)
+        self._label = 0 if name == DEFAULT else int.from_bytes(blake2s(name.encode(), digest_size=7).digest(), "little")
+        self._numbers: dict[int, int] = {}  # of handles in use
+        self._epoch_ns = 0
+
+    def attach(self) -> None:
+        """A host begins: its modelled time is 0 when the drive has done all that it was given before."""
+        busy_ns = max(self._firmware.free_ns, self._firmware.ftl.calendar.idle_ns())
+        self._epoch_ns = -(-busy_ns // SLOT_NS) * SLOT_NS
+
+    def _owns(self, number: int) -> bool:
+        """Whether a sequence is this tenant's: numbers that a loss of power took back are given again, to anyone."""
+        seq = self._firmware.ftl.sequences.get(number)
+        return seq is not None and seq.label == self._label
+
+    def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
+        """The completion of what is no good command."""
+        return self._firmware.refuse(command, status, reason, submit_ns)
+
+    def step(self, command: Command, submit_ns: int, most_bytes: int = 1 << 62) -> Completion:
+        """`Firmware.step` for commands with this tenant's handles; another's are as unknown as made up ones.
+
+        most_bytes: of data in the completion; a command that would return more is refused.
+        """
+        seqs: tuple[int, ...] = getattr(command, "seqs", ())
+        numbers = []
+        for handle in seqs:
+            number = self._numbers.get(handle)
+            if number is None or not self._owns(number):
+                self._numbers.pop(handle, None)
+                number = self._handles.number(handle)
+                if not self._owns(number):
+                    reason = f"no sequence {handle:#x} of this tenant on this drive"
+                    return self.refuse(type(command).__name__, Status.UNKNOWN_SEQUENCE, reason, submit_ns)
+                self._numbers[handle] = number
+            numbers.append(number)
+        if seqs:
+            command = replace(command, seqs=tuple(numbers))  # type: ignore[arg-type]
+        if (size := _data_bytes(self._firmware, command)) > most_bytes:
+            reason = f"{size:,} bytes to the host: this window's slots hold {most_bytes:,}"
+            return self.refuse(type(command).__name__, Status.INVALID_FIELD, reason, submit_ns)
+        done = self._firmware.step(command, submit_ns + self._epoch_ns)
+        done = replace(done, submit_ns=submit_ns, finish_ns=done.finish_ns - self._epoch_ns)
+        if isinstance(command, SeqCreate) and done.status is Status.SUCCESS:
+            for number in done.data[0].tolist():
+                self._firmware.ftl.sequences[number].label = self._label
+            handles = [self._handles.of(int(number)) for number in done.data[0]]
+            done = replace(done, data=(np.array(handles, np.uint64),))
+        return done
+
+
+def _data_bytes(firmware: Firmware, command: Command) -> int:
+    """Of the completion, where the command is a good one."""
+    match command:
+        case KvRead():
+            seqs = [firmware.ftl.sequences[number] for number in command.seqs]
+            here = [seq for seq in seqs if command.layer < seq.layers]
+            return sum(4 * seq.heads * seq.layout.head_dim * int(seq.lengths[command.layer]) for seq in here)
+        case Attend():
+            return command.q.nbytes
+        case SeqCreate():
+            return 8 * command.count
+    return 0
+
+
+def drive_secret(path: Path | None) -> bytes:
+    """The key of a drive's handles: kept in its folder, for its owner only, or drawn for a drive in memory."""
+    if path is None:
+        return os.urandom(32)
+    file = path / "secret.bin"
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            out.write(secret := os.urandom(32))
+        return secret

@@ -1,0 +1,148 @@
+"""How one end of a window tells the other that there is something to read."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+
+class Bell(Protocol):
+    """Both methods raise ConnectionError once the other end is known to be gone."""
+
+    def ring(self) -> None:
+        """Wake the other end."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when it has rung, or after a while."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class Polling:
+    """No bell: look again after a short sleep, a longer one when nothing comes for long."""
+
+    def __init__(self, least_s: float = 2e-5, most_s: float = 2e-3) -> None:
+        self._least_s, self._most_s, self._next_s = least_s, most_s, least_s
+
+    def ring(self) -> None:
+        self._next_s = self._least_s
+
+    def wait(self, timeout_s: float) -> None:
+        time.sleep(min(self._next_s, timeout_s))
+        self._next_s = min(2 * self._next_s, self._most_s)
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """A socket's address by way of its folder: an address has at most 108 bytes, a path may have more."""
+    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def call(path: Path) -> socket.socket:
+    """A connection to the bell at a path; raises OSError where nobody listens."""
+    line = socket.socket(socket.AF_UNIX)
+    try:
+        with _address(path) as address:
+            line.connect(address)
+    except OSError:
+        line.close()
+        raise
+    return line
+
+
+class SocketBell:
+    """A byte over a connected Unix socket; when the other process dies its end closes at once."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def ring(self) -> None:
+        with suppress(BlockingIOError):  # full: it has not looked for long, and will
+            self._socket.send(b"!", socket.MSG_NOSIGNAL)
+
+    def wait(self, timeout_s: float) -> None:
+        if self._poll.poll(timeout_s * 1000):
+            with suppress(BlockingIOError):
+                if not self._socket.recv(4096):
+                    raise ConnectionResetError("the other end of the window closed")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class ListeningBell:
+    """The drive's end of a `SocketBell`: a Unix socket that hosts connect to, the last one counts.
+
+    A host that has none, behind a block device, is looked after by polling.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        with _address(path) as address:
+            self._listener.bind(address)
+        path.chmod(0o600)
+        self._listener.listen(4)
+        self._poll = select.poll()
+        self._poll.register(self._listener, select.POLLIN)
+        self._host: socket.socket | None = None
+        self._polling = Polling(most_s=0.01)
+
+    def ring(self) -> None:
+        self._polling.ring()
+        if self._host:
+            with suppress(OSError):
+                self._host.send(b"!", socket.MSG_NOSIGNAL)
+
+    def wait(self, timeout_s: float) -> None:
+        if not self._host:
+            self._polling.wait(timeout_s)
+            timeout_s = 0
+        for fd, _ in self._poll.poll(timeout_s * 1000):
+            if fd == self._listener.fileno():
+                self._hang_up()
+                self._host = self._listener.accept()[0]
+                self._host.setblocking(False)
+                self._poll.register(self._host, select.POLLIN)
+            else:
+                self._heard()
+
+    def close(self) -> None:
+        self._hang_up()
+        self._listener.close()
+
+    def _heard(self) -> None:
+        assert self._host is not None
+        try:
+            if self._host.recv(4096):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._host:
+            self._poll.unregister(self._host)
+            self._host.close()
+            self._host = None

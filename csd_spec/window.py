@@ -1,0 +1,160 @@
+"""The window: a range of 4 KiB blocks through which a host and a drive's firmware talk.
+
+| blocks                 | what                                                    | written by |
+|------------------------|---------------------------------------------------------|------------|
+| 0                      | the drive's header: what it is, its generation, a beat  | drive      |
+| 1                      | the host's header: its generation, whom it attaches to  | host       |
+| 8 to 8 + depth         | submission ring, one request a block                    | host       |
+| then depth             | completion ring, one completion a block                 | drive      |
+| then depth x slot      | payloads to the drive that do not fit their block       | host       |
+| then depth x slot      | data to the host that does not fit its block            | drive      |
+
+Nothing stronger is assumed than that an aligned block is written whole or not at all, and that what was written first
+is seen first. Every block has one writer. A control block carries its kind, both generations, a sequence number and a
+CRC-32; a payload's CRC stands in the block that announces it. A generation is a number that its end never used before:
+after either end has come back, blocks of the time before match no more. Request number s of a host's generation lies at
+s modulo depth, its completion too, so that a block tells by itself whether it is the one that is awaited.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+from csd_spec._check import at_least
+from csd_spec.drive import DriveSpec
+
+BLOCK_BYTES = 4096
+VERSION = 1
+MAGIC = b"vcsdwin\0"
+_HEAD = struct.Struct("<8sHHIQQQI")  # magic, version, kind, bytes of body, host, drive, sequence, CRC of all but itself
+BODY_BYTES = BLOCK_BYTES - _HEAD.size
+_BEFORE_CRC = _HEAD.size - 4
+_RINGS = 8  # first block of the rings
+MOST_DEPTH, MOST_SLOT_BLOCKS = 1024, 1 << 18
+
+
+class Medium(Protocol):
+    """Where a window lies: blocks of 4 KiB, of which each is read and written whole."""
+
+    @property
+    def blocks(self) -> int: ...
+
+    def read(self, block: int, count: int = 1) -> bytearray:
+        """A private copy of blocks."""
+        ...
+
+    def write(self, block: int, data: bytes | bytearray | memoryview) -> None:
+        """Write blocks; what is short of the last one's end may be left as it was."""
+        ...
+
+
+class Kind(IntEnum):
+    """What a control block is."""
+
+    DRIVE = 1
+    HOST = 2
+    REQUEST = 3
+    COMPLETION = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A control block. `host` and `drive` are the generations that it belongs to."""
+
+    kind: Kind
+    host: int
+    drive: int
+    sequence: int
+    body: bytes | bytearray | memoryview = b""
+
+    def pack(self) -> bytes:
+        """Its bytes, at most 4 KiB."""
+        head = _HEAD.pack(MAGIC, VERSION, self.kind, len(self.body), self.host, self.drive, self.sequence, 0)
+        crc = zlib.crc32(self.body, zlib.crc32(head[:_BEFORE_CRC]))
+        return b"".join((head[:_BEFORE_CRC], crc.to_bytes(4, "little"), self.body))
+
+
+def unpack(raw: bytearray) -> Block | None:
+    """The control block in 4 KiB of bytes; None where there is none, or a torn one."""
+    magic, version, kind, size, host, drive, sequence, crc = _HEAD.unpack_from(raw)
+    if magic != MAGIC or version != VERSION or size > BODY_BYTES or not Kind.DRIVE <= kind <= Kind.COMPLETION:
+        return None
+    body = raw[_HEAD.size : _HEAD.size + size]
+    if zlib.crc32(body, zlib.crc32(raw[:_BEFORE_CRC])) != crc:
+        return None
+    return Block(Kind(kind), host, drive, sequence, body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowLayout:
+    """depth: requests under way. slot_blocks: the largest payload of a request, and of its completion."""
+
+    depth: int = 8
+    slot_blocks: int = 8192
+
+    def __post_init__(self) -> None:
+        at_least(1, depth=self.depth, slot_blocks=self.slot_blocks)
+        if self.depth > MOST_DEPTH or self.slot_blocks > MOST_SLOT_BLOCKS:
+            raise ValueError(f"depth = {self.depth}, slot_blocks = {self.slot_blocks}: at most {MOST_DEPTH}, 2^18")
+
+    @property
+    def blocks(self) -> int:
+        return _RINGS + 2 * self.depth * (1 + self.slot_blocks)
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.slot_blocks * BLOCK_BYTES
+
+    def request(self, sequence: int) -> int:
+        return _RINGS + sequence % self.depth
+
+    def completion(self, sequence: int) -> int:
+        return _RINGS + self.depth + sequence % self.depth
+
+    def to_drive(self, sequence: int) -> int:
+        """First block of the payload of a request."""
+        return _RINGS + 2 * self.depth + sequence % self.depth * self.slot_blocks
+
+    def to_host(self, sequence: int) -> int:
+        """First block of the data of a completion."""
+        return self.to_drive(sequence) + self.depth * self.slot_blocks
+
+
+DRIVE_HEADER, HOST_HEADER = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a drive's header says of it. restarts: whether it is begun again when it dies."""
+
+    name: str
+    spec: DriveSpec
+    layout: WindowLayout
+    restarts: bool = True
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes | bytearray | memoryview) -> Identity:
+        """Raises ValueError for what no drive has written."""
+        values: Any = json.loads(bytes(text))
+        try:
+            spec = DriveSpec.from_dict(values["spec"])
+            return cls(str(values["name"]), spec, WindowLayout(**values["layout"]), bool(values["restarts"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no drive's header: {error}") from error
+
+
+def next_generation(*used: int) -> int:
+    """A number above those that are known to have been used on this window.
+
+    Where none is known, or another has written one that leaves no room above it, a drawn one.
+    """
+    return max(used) + 1 if 0 < max(used) < 1 << 62 else int.from_bytes(os.urandom(6), "little") + 1

@@ -1,0 +1,44 @@
+"""A decode of made-up numbers, the same on every machine: to compare two ways of reaching drives."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec import ModelShape
+from host_driver.driver import Driver
+
+SHIPPED_SHAPE = ModelShape(name="checkpoint", layers=4, q_heads=8, kv_heads=4, head_dim=64)
+
+
+def exercise(driver: Driver, prompt: int, tokens: int, seed: int = 0) -> dict[str, Any]:
+    """Store a prompt, decode `tokens` steps of all layers; every output's digest, and what the steps cost."""
+    shape, generator = driver.shape, np.random.default_rng(seed)
+
+    def half(*dimensions: int) -> NDArray[np.float16]:
+        return (generator.integers(-512, 512, dimensions) / 256).astype(np.float16)
+
+    batch = driver.create(1, 2048)
+    for layer in range(shape.layers):
+        rows = half(prompt, shape.kv_heads, shape.head_dim), half(prompt, shape.kv_heads, shape.head_dim)
+        driver.append(batch, slice(None), layer, np.array([prompt]), lambda rows=rows: rows)  # type: ignore[misc]
+    driver.settle()
+    digests = []
+    for _ in range(tokens):
+        outputs = sha256()
+        with driver.step(1) as (lane,):
+            for layer in range(shape.layers):
+                q, k, v = (half(1, heads, shape.head_dim) for heads in (shape.q_heads, shape.kv_heads, shape.kv_heads))
+                outputs.update(driver.decode(batch, slice(None), lane, layer, q, k, v).tobytes())
+        digests.append(outputs.hexdigest())
+    driver.free(batch)
+    steps = driver.traffic.steps
+    return {
+        "outputs": digests,
+        "step_ns": [step.ns for step in steps],
+        "link_bytes": [step.link_bytes for step in steps],
+        "pages_read": [step.flash.pages_read for step in steps],
+    }

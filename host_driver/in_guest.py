@@ -1,0 +1,96 @@
+"""The first program of the guest machine: reaches the drives through Linux's NVMe driver, and says what it found.
+
+Arguments come from the kernel's command line, as vcsd.NAME=VALUE. The answer is one line of JSON on the console.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SAYS = "vcsd-guest: "  # what stands before the answer
+
+_POWER_OFF = 0x4321FEDC
+_MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"))
+
+
+def main() -> None:
+    """Mount what a program expects, do the work, and switch the machine off, whatever happened."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        for kind, where in _MOUNTS:
+            libc.mount(kind.encode(), where.encode(), kind.encode(), 0, None)
+        answer = work(arguments(Path("/proc/cmdline").read_text()), libc)
+    except BaseException as error:
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    print(f"\n{SAYS}{json.dumps(answer)}", flush=True)
+    libc.sync()
+    libc.reboot(_POWER_OFF)
+
+
+def arguments(command_line: str) -> dict[str, str]:
+    """What the kernel's command line says for us."""
+    words = (word[5:].partition("=") for word in command_line.split() if word.startswith("vcsd."))
+    return {name: value for name, _, value in words}
+
+
+def work(given: dict[str, str], libc: Any) -> dict[str, Any]:
+    """Load a module where one is given, find the drive, decode over its block and its character device."""
+    from host_driver.connect import open_window
+    from host_driver.nvme import identify_controller
+
+    if given.get("module"):
+        _insert(libc, Path("/module.ko"), given["module"].replace("/", " "))
+    name = _find(given["model"])
+    controller = identify_controller(Path(f"/dev/{name}"))
+    drives = int(given["drives"])
+    block, char = Path(f"/dev/{name}"), Path(f"/dev/{name.replace('nvme', 'ng', 1)}")
+    ways: dict[str, Callable[[int], Any]] = {
+        block.name: lambda number: open_window(block, number),
+        char.name: lambda number: open_window(char, number),
+    }
+    return {"id_ctrl": controller, "decodes": {way: _decode(connect, drives, given) for way, connect in ways.items()}}
+
+
+def _decode(connect: Callable[[int], Any], drives: int, given: dict[str, str]) -> dict[str, Any]:
+    from csd_spec import Compression
+    from host_driver.driver import Driver
+    from host_driver.exercise import SHIPPED_SHAPE, exercise
+
+    began = time.monotonic()
+    devices = [connect(number) for number in range(drives)]
+    driver = Driver(devices, SHIPPED_SHAPE, "sparf", Compression(8))
+    result = exercise(driver, int(given["prompt"]), int(given["tokens"]))
+    driver.close()
+    for device in devices:
+        device.close()
+    return result | {"wall_s": time.monotonic() - began}
+
+
+def _insert(libc: Any, file: Path, options: str) -> None:
+    fd = os.open(file, os.O_RDONLY)
+    if libc.syscall(313, fd, options.encode(), 0):  # finit_module on x86-64
+        raise OSError(ctypes.get_errno(), f"{file.name} {options}: {os.strerror(ctypes.get_errno())}")
+
+
+def _find(model: str) -> str:
+    """The first namespace of the controller whose model begins so, as soon as the driver shows it."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for entry in sorted(Path("/sys/class/nvme").glob("nvme*")):
+            if (entry / "model").read_text().startswith(model) and Path(f"/dev/{entry.name}n1").exists():
+                return f"{entry.name}n1"
+        time.sleep(0.05)
+    raise FileNotFoundError(f"the NVMe driver shows no {model}")
+
+
+if __name__ == "__main__":
+    if os.getpid() != 1:
+        sys.exit("this is the first program of the guest machine: use vcsd guest run")
+    main()

@@ -1,0 +1,170 @@
+"""The guest machine: a Debian kernel in QEMU, whose root is made from our own packages, with a drive to find.
+
+Either QEMU's `nvme` on a raw file, or NVMeVirt's module on reserved memory: both are memory that the firmware outside
+maps, so that the Linux NVMe driver inside and the firmware meet in the windows that lie there.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvmevirt_config.module import Reservation
+
+QEMU, MAKE_FS = "qemu-system-x86_64", "mke2fs"
+SERIAL = "vcsd"
+QEMU_MODEL, NVMEVIRT_MODEL = "QEMU", "CSL_Virt"
+
+# Of the standard library what no program of ours needs
+_LEFT_OUT = (
+    *("site-packages", "test", "tests", "idlelib", "lib2to3", "tkinter", "turtledemo", "ensurepip", "pydoc_data"),
+    *("config-*", "*.a", "*.opt-[12].pyc", "*.pyi", "*.h", "*.c", "*.pyx"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guest:
+    """kernel: an image; root: a file system with /init; drive: the raw file that is the NVMe drive, None with a module.
+
+    words: what the kernel's command line says to /init.
+    """
+
+    kernel: Path
+    root: Path
+    memory: Path
+    drive: Path | None
+    words: tuple[str, ...]
+    reservation: Reservation
+    cpus: int = 3
+
+    def command(self, accelerator: str) -> list[str]:
+        """QEMU's command line. One controller has both namespaces: the drive is nvme0n1, the root nvme0n2."""
+        total = self.reservation.end_bytes
+        line = ["console=ttyS0", "root=/dev/nvme0n2", "ro", "init=/init", "edd=off", "panic=-1", "loglevel=4"]
+        line += [self.reservation.kernel_argument, *self.words]
+        devices = ["-device", f"nvme,serial={SERIAL},id=nvme"]
+        for number, file in enumerate((self.drive, self.root), 1):
+            if file:
+                form = f"file={file},format=raw,if=none,id=disk{number},cache=writeback"
+                devices += ["-drive", form + (",readonly=on" if file == self.root else "")]
+                devices += [
+                    "-device",
+                    f"nvme-ns,drive=disk{number},bus=nvme,nsid={number},logical_block_size=4096,physical_block_size=4096",
+                ]
+        return [
+            QEMU,
+            *("-machine", "q35,memory-backend=ram", "-accel", accelerator, "-cpu", "max", "-smp", str(self.cpus)),
+            *("-m", f"{total >> 20}M"),
+            *("-object", f"memory-backend-file,id=ram,size={total},mem-path={self.memory},share=on"),
+            *("-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"),
+            *("-kernel", str(self.kernel), "-append", " ".join(line)),
+            *devices,
+        ]
+
+    def run(self, accelerator: str, timeout_s: float, silence_s: float, answer: str) -> list[str] | None:
+        """Boot and wait until the guest has switched itself off; its console, or None where it never began to speak.
+
+        silence_s: how long it may take to say its first word. answer: what the line begins with after which nothing
+        more is of interest. Raises TimeoutError.
+        """
+        began, console = time.monotonic(), bytearray()
+        machine = subprocess.Popen(self.command(accelerator), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert machine.stdout is not None
+        try:
+            while True:
+                limit = timeout_s if console else min(silence_s, timeout_s)
+                left = began + limit - time.monotonic()
+                if left <= 0 or not select.select([machine.stdout], [], [], left)[0]:
+                    if not console:
+                        return None
+                    last = console.decode(errors="replace").strip().splitlines()[-1:]
+                    raise TimeoutError(f"the guest machine was not done after {timeout_s:g} s; it last said: {last}")
+                part = os.read(machine.stdout.fileno(), 1 << 16)
+                console += part
+                lines = console.decode(errors="replace").splitlines()
+                if not part or any(line.startswith(answer) for line in lines[:-1]):
+                    return lines
+        finally:
+            machine.kill()
+            machine.wait()
+            machine.stdout.close()
+
+
+def find_kernel() -> Path:
+    """The newest kernel of Debian's package; raises FileNotFoundError with the command that installs it."""
+    found = sorted(Path("/boot").glob("vmlinuz-*cloud*"))
+    if not found:
+        raise FileNotFoundError("no kernel for the guest machine: apt-get install linux-image-cloud-amd64")
+    return found[-1]
+
+
+def make_root(image: Path, packages: Iterable[Path], module: Path | None) -> None:
+    """A file system with this Python, numpy, our packages and /init; raises FileNotFoundError where a tool is missing.
+
+    Files lie where they lie on this machine, so that nothing has to be told where.
+    """
+    if not shutil.which(MAKE_FS):
+        raise FileNotFoundError(f"{MAKE_FS} is missing: apt-get install e2fsprogs")
+    stage = image.with_suffix(".root")
+    python = Path(sys.executable).resolve()
+    library = Path(sysconfig.get_paths()["stdlib"])
+    import numpy
+
+    site = Path(numpy.__file__).parent
+    wheels = [site, site.with_name("numpy.libs")]
+    for name in ("proc", "sys", "dev", "tmp", "vcsd"):
+        (stage / name).mkdir(parents=True)
+    _copy_tree(library, stage / library.relative_to("/"))
+    for wheel in wheels:
+        if wheel.exists():
+            _copy_tree(wheel, stage / "vcsd" / wheel.name)
+    for package in packages:
+        _copy_tree(package, stage / "vcsd" / package.name)
+    binaries = [python, *(path for path in stage.rglob("*.so*") if path.is_file())]
+    for needed in _libraries(binaries):
+        _copy_file(needed, stage)
+    _copy_file(python, stage)
+    if module:
+        shutil.copyfile(module, stage / "module.ko")
+    init = stage / "init"
+    init.write_text(
+        f"#!{python} -B\nimport sys\nsys.path.insert(0, '/vcsd')\nfrom host_driver.in_guest import main\nmain()\n"
+    )
+    init.chmod(0o755)
+    size = sum(path.stat().st_size for path in stage.rglob("*") if path.is_file())
+    blocks = str((size * 5 // 4 >> 10) + 16384) + "k"
+    command = [MAKE_FS, "-q", "-t", "ext4", "-b", "4096", "-d", str(stage), "-F", str(image), blocks]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{MAKE_FS}: {done.stderr.strip()}")
+    shutil.rmtree(stage)
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+
+
+def _copy_file(path: Path, stage: Path) -> None:
+    target = stage / path.relative_to("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists():
+        shutil.copy2(path, target)
+
+
+def _libraries(binaries: Iterable[Path]) -> set[Path]:
+    """Shared libraries of this machine that binaries need, and the loader."""
+    found: set[Path] = set()
+    given = set(binaries)
+    for binary in given:
+        said = subprocess.run(["ldd", str(binary)], capture_output=True, text=True, check=False).stdout
+        words = (word for line in said.splitlines() for word in line.split())
+        found |= {Path(word) for word in words if word.startswith("/") and not word.endswith(":")}
+    return {path for path in found if path.exists() and path not in given}

@@ -1,0 +1,165 @@
+"""NVMeVirt on this machine: the memory and cores that it needs, whether they are there, loading and unloading it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+MODULE = "nvmev"
+STORAGE_OFFSET_BYTES = 1 << 20  # from the start of the reservation; before it are the controller's registers
+MOST_CPUS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Physical memory and cores that are NVMeVirt's alone.
+
+    cpus: the first one dispatches commands, the others move data.
+    """
+
+    start_bytes: int = 1024 << 20
+    size_bytes: int = 256 << 20
+    cpus: tuple[int, ...] = (1, 2)
+
+    def __post_init__(self) -> None:
+        for name, value in (("start_bytes", self.start_bytes), ("size_bytes", self.size_bytes)):
+            if value % (1 << 20) or value <= 0:
+                raise ValueError(f"{name} = {value}: must be whole MiB")
+        if self.size_bytes < 2 << 20:
+            raise ValueError(f"size_bytes = {self.size_bytes}: the first MiB is the controller's, more is needed")
+        cpus = set(self.cpus)
+        if len(cpus) != len(self.cpus) or len(cpus) < 2 or not cpus < set(range(MOST_CPUS)):
+            raise ValueError(f"cpus = {self.cpus}: a dispatcher and at least one worker, each once")
+
+    @property
+    def end_bytes(self) -> int:
+        return self.start_bytes + self.size_bytes
+
+    @property
+    def storage_start_bytes(self) -> int:
+        """Physical address of the namespace's first byte."""
+        return self.start_bytes + STORAGE_OFFSET_BYTES
+
+    @property
+    def kernel_argument(self) -> str:
+        """Keeps the memory from the kernel (a boot loader's file needs the dollar sign escaped)."""
+        return f"memmap={self.size_bytes >> 20}M${self.start_bytes >> 20}M"
+
+    @property
+    def isolation_argument(self) -> str:
+        return f"isolcpus={','.join(map(str, self.cpus))}"
+
+    @property
+    def module_options(self) -> tuple[str, ...]:
+        return (
+            f"memmap_start={self.start_bytes >> 20}M",
+            f"memmap_size={self.size_bytes >> 20}M",
+            f"cpus={','.join(map(str, self.cpus))}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that must be so. mend: the command or the step that makes it so."""
+
+    what: str
+    ok: bool
+    says: str
+    mend: str = ""
+
+
+def check(reservation: Reservation, root: Path = Path("/")) -> list[Finding]:
+    """What NVMeVirt needs of this machine, each with its state. root: where /proc and /sys are, for tests."""
+    command_line = (root / "proc/cmdline").read_text()
+    reserved = _reserved(command_line)
+    wanted = reservation.start_bytes, reservation.size_bytes
+    there = any(start <= wanted[0] and wanted[0] + wanted[1] <= start + size for start, size in reserved)
+    grub = "GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub and reboot"
+    argument = reservation.kernel_argument.replace("$", "\\\\\\$")
+    isolated = _cpus((root / "sys/devices/system/cpu/isolated").read_text())
+    online = _cpus((root / "sys/devices/system/cpu/online").read_text())
+    parameters = root / f"sys/module/{MODULE}/parameters"
+    loaded = (root / f"sys/module/{MODULE}").exists()
+    findings = [
+        Finding(
+            "memory is reserved",
+            there,
+            ", ".join(f"{size >> 20}M at {start >> 20}M" for start, size in reserved)
+            or "no memmap= on the command line",
+            f"add {argument} to {grub}",
+        ),
+        Finding(
+            "cores are there",
+            set(reservation.cpus) <= online,
+            f"{len(online)} online",
+            f"name cores of 0 to {len(online) - 1} with --cpus",
+        ),
+        Finding(
+            "cores are isolated",
+            set(reservation.cpus) <= isolated,
+            ", ".join(map(str, sorted(isolated))) or "none is",
+            f"add {reservation.isolation_argument} to {grub}",
+        ),
+        Finding(
+            "module is loaded",
+            loaded,
+            "yes" if loaded else "no",
+            "vcsd nvmevirt load --module PATH/nvmev.ko (built after NVMeVirt's README)",
+        ),
+    ]
+    if loaded:
+        size = _bytes((parameters / "memmap_size").read_text())
+        findings.append(
+            Finding(
+                "module has the size of the reservation",
+                size == reservation.size_bytes,
+                f"{size >> 20}M",
+                "vcsd nvmevirt unload, then load it with the same --size",
+            )
+        )
+    return findings
+
+
+def load(module: Path, reservation: Reservation) -> None:
+    """Insert the module; raises OSError with what the kernel says."""
+    if not module.is_file():
+        raise FileNotFoundError(f"{module}: no such module; build it after NVMeVirt's README")
+    for finding in check(reservation)[:2]:
+        if not finding.ok:
+            raise OSError(f"{finding.what}: no ({finding.says}): {finding.mend}")
+    _run("insmod", str(module), *reservation.module_options)
+
+
+def unload() -> None:
+    """Remove the module."""
+    _run("rmmod", MODULE)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{command[0]}: {done.stderr.strip() or done.returncode}")
+
+
+def _reserved(command_line: str) -> list[tuple[int, int]]:
+    """Start and size of every memmap=SIZE$START on a kernel's command line."""
+    found = re.findall(r"memmap=(\w+)\$(\w+)", command_line)
+    return [(_bytes(start), _bytes(size)) for size, start in found]
+
+
+def _bytes(text: str) -> int:
+    """A number as the kernel reads it: 0x for hexadecimal, K, M or G behind it."""
+    text = text.strip()
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
+    return int(text[:-1] if factor > 1 else text, 0) * factor
+
+
+def _cpus(text: str) -> set[int]:
+    """A list as the kernel prints it: 0-3,7."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found

@@ -1,0 +1,70 @@
+"""NVMeVirt's reservation: how it is written down, and whether it is there."""
+
+import pytest
+
+from nvmevirt_config.module import Reservation, check, load
+
+
+def machine(tmp_path, command_line="quiet", isolated="", online="0-3", module=None):
+    files = {"proc/cmdline": command_line}
+    files |= {f"sys/devices/system/cpu/{name}": text for name, text in (("isolated", isolated), ("online", online))}
+    if module:
+        files["sys/module/nvmev/parameters/memmap_size"] = module
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return tmp_path
+
+
+def states(findings):
+    return {finding.what: finding.ok for finding in findings}
+
+
+def test_a_reservation_says_what_the_kernel_and_the_module_are_told():
+    reservation = Reservation(start_bytes=4 << 30, size_bytes=1 << 30, cpus=(2, 3))
+    assert reservation.kernel_argument == "memmap=1024M$4096M"
+    assert reservation.isolation_argument == "isolcpus=2,3"
+    assert reservation.module_options == ("memmap_start=4096M", "memmap_size=1024M", "cpus=2,3")
+    assert reservation.storage_start_bytes == (4 << 30) + (1 << 20)
+
+
+@pytest.mark.parametrize(
+    "field", [{"size_bytes": 1 << 20}, {"start_bytes": 5}, {"cpus": (1,)}, {"cpus": (1, 1)}, {"cpus": (1, -2)}]
+)
+def test_a_reservation_is_checked(field):
+    with pytest.raises(ValueError, match=next(iter(field))):
+        Reservation(**field)
+
+
+def test_a_bare_machine_lacks_everything_and_is_told_what_to_do(tmp_path):
+    findings = check(Reservation(), machine(tmp_path))
+    assert states(findings) == {
+        "memory is reserved": False,
+        "cores are there": True,
+        "cores are isolated": False,
+        "module is loaded": False,
+    }
+    mends = " ".join(finding.mend for finding in findings)
+    for word in ("memmap=256M\\\\\\$1024M", "isolcpus=1,2", "vcsd nvmevirt load", "update-grub"):
+        assert word in mends
+
+
+@pytest.mark.parametrize("memmap", ["memmap=256M$1024M", "memmap=1G$0x40000000", "ro memmap=1M$1M memmap=2G$1G"])
+def test_a_machine_that_is_ready(tmp_path, memmap):
+    root = machine(tmp_path, memmap, isolated="1-2", module="268435456")
+    assert all(states(check(Reservation(), root)).values())
+
+
+def test_a_module_of_another_size_is_told_apart(tmp_path):
+    root = machine(tmp_path, "memmap=256M$1024M", isolated="1-2", module="128M")
+    assert not states(check(Reservation(), root))["module has the size of the reservation"]
+
+
+def test_memory_that_is_reserved_elsewhere_does_not_do(tmp_path):
+    assert not states(check(Reservation(), machine(tmp_path, "memmap=256M$2048M")))["memory is reserved"]
+
+
+def test_no_module_is_loaded_from_nowhere(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nevermore\.ko"):
+        load(tmp_path / "nevermore.ko", Reservation())

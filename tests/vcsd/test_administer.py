@@ -1,0 +1,186 @@
+"""Administration from the command line, of drives that are served and of those in folders."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+
+from csd_firmware import InProcessDevice
+from csd_spec import Flush, KvAppend, KvRead, SeqCreate
+from csd_spec.serving import run_dir, window_name
+from host_driver.connect import connect
+from tests.vcsd.test_cli import vcsd
+from vcsd.transport import serving
+
+pytestmark = pytest.mark.usefixtures("own_run_dir")
+
+
+@pytest.fixture
+def kept(small_drive, tmp_path):
+    """A drive with a sequence and some blocks, in a folder."""
+    device = InProcessDevice(small_drive, tmp_path / "kept")
+    handle = device.submit(SeqCreate(1, 1, 2, 16, 512), 0).result().data[0].tolist()
+    rows = np.ones((100, 2, 16), np.float16)
+    device.submit(KvAppend(tuple(handle), 0, np.array([100]), rows, rows), 0).result()
+    device.submit(Flush(), 0).result()
+    device.close()
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def one(tmp_path):
+    """A served drive."""
+    attach = partial(connect, run_dir() / "one" / window_name("default"))
+    with serving({"drives": [{"name": "one"}]}, tmp_path, [attach]):
+        yield attach
+
+
+def say(capsys, monkeypatch, *args):
+    code, out, err = vcsd(capsys, monkeypatch, *args, "-o", "json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_a_served_drive_is_administered_while_it_works(capsys, monkeypatch, one, tmp_path):
+    device = one()
+    handle = tuple(device.submit(SeqCreate(1, 1, 1, 64, 512), 0).result().data[0].tolist())
+    rows = np.ones((200, 1, 64), np.float16)
+    device.submit(KvAppend(handle, 0, np.array([200]), rows, rows), 0).result()
+    smart = say(capsys, monkeypatch, "log", "smart", "one")
+    assert (smart["sequences"], smart["host_write_commands"], smart["media_errors"]) == (1, 1, 0)
+    assert smart["data_units_written"] > 0
+    keys = {"percent_used", "avail_spare", "controller_busy_time", "power_cycles", "host_read_commands"}
+    assert keys <= set(smart)
+    assert say(capsys, monkeypatch, "log", "latency", "one")["KvAppend"]["commands"] == 1
+    names = [each["name"] for each in say(capsys, monkeypatch, "log", "programs", "one")["programs"]]
+    assert {"dense", "sparf"} <= set(names)
+    assert say(capsys, monkeypatch, "id-ctrl", "one")["sn"] == "one"
+    assert say(capsys, monkeypatch, "id-ns", "one")["lba_bytes"] == 4096
+    assert list(say(capsys, monkeypatch, "top")["drives"]) == ["one"]
+    (listed,) = say(capsys, monkeypatch, "list")["drives"]
+    assert listed["served"]
+    code, out, _ = vcsd(capsys, monkeypatch, "io-passthru", "one", "--opcode", "0x12", "-o", "json")
+    assert (code, json.loads(out)["status_name"]) == (1, "invalid_opcode")
+    file = tmp_path / "smart"
+    raw = ["io-passthru", "one", "--opcode", "0xca", "-p", "2", "--output-file", str(file)]
+    assert say(capsys, monkeypatch, *raw)["data_bytes"] == len(file.read_bytes())
+    assert json.loads(file.read_bytes())["sequences"] == 1
+    errors = say(capsys, monkeypatch, "log", "error", "one")["errors"]
+    assert "0x12" in errors[0]["reason"]
+    assert device.submit(KvRead(handle, 0), 0).result().data[0].shape == (200, 1, 64)
+    device.close()
+    for refused in (["format", "one", "--yes"], ["snapshot", "one", str(tmp_path / "copy")]):
+        code, out, err = vcsd(capsys, monkeypatch, *refused)
+        assert (code, out) == (1, "")
+        assert "stop vcsd serve" in err
+
+
+def test_an_administrator_sees_no_sequence_of_a_tenant(one):
+    device = one()
+    handle = device.submit(SeqCreate(1, 1, 1, 64, 512), 0).result().data[0].tolist()[0]
+    seen = connect(run_dir() / "one" / "window-_admin")
+    assert seen.submit(KvRead((handle,), 0), 0).result().status.name == "UNKNOWN_SEQUENCE"
+    device.close(), seen.close()
+
+
+def test_a_kept_drive_is_formatted_and_stays_empty(capsys, monkeypatch, kept):
+    before = say(capsys, monkeypatch, "log", "wear", str(kept))
+    code, _, err = vcsd(capsys, monkeypatch, "format", str(kept))
+    assert code == 1
+    assert "--yes" in err
+    assert say(capsys, monkeypatch, "format", str(kept), "--yes")["sequences_freed"] == 1
+    assert say(capsys, monkeypatch, "log", "smart", str(kept))["sequences"] == 0
+    after = say(capsys, monkeypatch, "log", "wear", str(kept))
+    assert after["erase_mean"] > before["erase_mean"]
+    assert after["free_blocks"] > before["free_blocks"]
+
+
+def test_a_dry_run_sends_nothing(capsys, monkeypatch):
+    shown = say(capsys, monkeypatch, "io-passthru", "nowhere", "--opcode", "0x00", "--dry-run")
+    assert shown["reads_as"] == "Flush"
+    assert len(bytes.fromhex(shown["entry"])) == 64
+
+
+def test_doctor_knows_every_way(capsys, monkeypatch):
+    ways = {way["what"]: way for way in say(capsys, monkeypatch, "doctor")["ways"]}
+    assert list(ways) == ["inproc", "process", "fuse", "window", "guest", "nvmevirt"]
+    assert ways["inproc"]["ok"]
+    assert all(way["ok"] or way["mend"] for way in ways.values())
+    monkeypatch.setenv("PATH", "/nowhere")
+    ways = {way["what"]: way for way in say(capsys, monkeypatch, "doctor")["ways"]}
+    assert "apt-get install qemu-system-x86" in ways["guest"]["mend"]
+    assert "apt-get install fuse3" in ways["fuse"]["mend"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("drives: []", "there is none"),
+        ("drives: 5", "a list named drives"),
+        ("drives: [{name: a}, {name: a}]", "twice"),
+        ("drives: [{name: a/b}]", "letters"),
+        ("drives: [{name: a, colour: red}]", "colour"),
+        ("drives: [{name: a, drive: nothing.yaml}]", "nothing.yaml"),
+        ("drives: [{name: a, tenants: [x, x]}]", "each once"),
+        ("drives: [{name: a, layout: {depth: 0}}]", "depth"),
+        ("drives: [{name: a}]\nrestrat: false", "restrat"),
+        ("{", "while parsing"),
+        ("name: x", "missing"),
+    ],
+)
+def test_a_bad_config_is_refused_with_its_reason(capsys, monkeypatch, tmp_path, text, reason):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    code, out, err = vcsd(capsys, monkeypatch, "config", "validate", str(file))
+    assert (code != 0, out) == (True, "")
+    assert len(err.strip().splitlines()) == 1
+    assert reason in err
+
+
+def test_a_good_config_says_what_is_in_it(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("drives: [{name: a}, {name: b, drive: instcsd-overlapped, tenants: [x, y]}]\nrestart: false\n")
+    assert set(say(capsys, monkeypatch, "config", "validate", str(file))) == {"valid", "a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["log", "smart", "nothing"], "no drive 'nothing'"),
+        (["id-ctrl", "/nowhere"], "no drive in /nowhere"),
+        (["format", "/nowhere", "--yes"], "no drive in /nowhere"),
+        (["io-passthru", "x", "--opcode", "0xca"], "no drive x is served"),
+        (["io-passthru", "x", "--opcode", "abc"], "'abc' is no number"),
+        (["io-passthru", "x", "--opcode", "300", "--dry-run"], "opcode = 0x12c"),
+        (["io-passthru", "x", "--opcode", "1", "-p", "-1", "--dry-run"], "32-bit"),
+        (["top"], "no drive is served"),
+        (["serve", "nothing"], "no drive 'nothing'"),
+        (["serve", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["run", "--transport", "pigeon"], "transport = 'pigeon'"),
+        (["run", "--transport", "window"], "needs a path"),
+        (["nvmevirt", "check", "--cpus", "a"], "--cpus a"),
+        (["nvmevirt", "load", "--module", "/nowhere.ko"], "/nowhere.ko"),
+        (["bench", "fuzz", "--inputs", "0"], "--inputs"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, monkeypatch, args, reason):
+    code, out, err = vcsd(capsys, monkeypatch, *args)
+    assert (code != 0, out) == (True, "")
+    assert len(err.strip().splitlines()) == 1
+    assert reason in err
+
+
+@pytest.mark.parametrize("command", ["run -o json --transport window:{}", "serve {}.yaml --window {}"])
+def test_a_file_of_something_else_is_not_overwritten(tmp_path, command):
+    file = tmp_path / "letters"
+    file.write_bytes(b"Dear all, " * 1000)
+    (tmp_path / "letters.yaml").write_text("drives: [{name: a}]")
+    words = command.replace("{}", str(file)).split()
+    main = [sys.executable, "-c", "from vcsd.cli import main; main()"]
+    done = subprocess.run([*main, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "something else" in done.stderr
+    assert file.read_bytes() == b"Dear all, " * 1000

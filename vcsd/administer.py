@@ -1,0 +1,95 @@
+"""Drives by name or folder, and what an administrator asks of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+from csd_firmware import InProcessDevice
+from csd_spec import Device, DeviceError, DriveSpec, GetLog, LogPage, Status
+from csd_spec.medium import MappedMedium
+from csd_spec.serving import ADMIN, run_dir, window_name
+from csd_spec.window import Identity
+from csd_spec.wire import ENTRY, PARAMETERS, Request, WireError, decode
+from host_driver.connect import beating, connect
+from host_driver.window import WindowDevice
+
+
+class Created(Protocol):
+    """Folder of a created drive; raises ValueError for a name that none has."""
+
+    def __call__(self, name: str) -> Path: ...
+
+
+def served(name: str) -> Identity | None:
+    """Who answers as a drive of this name at present."""
+    window = run_dir() / name / window_name(ADMIN)
+    return beating(MappedMedium(window)) if window.exists() else None
+
+
+def folder_of(drive: str, created: Created) -> Path:
+    """The folder of a drive that is not served: its own path, or a created drive's name."""
+    if served(drive):
+        raise ValueError(f"drive {drive} is served: stop vcsd serve first")
+    return Path(drive) if "/" in drive or Path(drive).is_dir() else created(drive)
+
+
+@contextmanager
+def opened(drive: str, created: Created) -> Iterator[Device]:
+    """A served drive through its administrator's window, or a copy of one in a folder, which stays as it is."""
+    if served(drive):
+        with closing(admin_window(drive)) as window:
+            yield window
+    else:
+        with closing(InProcessDevice.reopen(folder_of(drive, created), private=True)) as device:
+            yield device
+
+
+def admin_window(drive: str) -> WindowDevice:
+    """The administrator's window of a served drive."""
+    return connect(run_dir() / drive / window_name(ADMIN))
+
+
+def read_log(device: Device, page: LogPage) -> dict[str, Any]:
+    """A log page."""
+    done = device.submit(GetLog(page), 0).result()
+    if done.status is not Status.SUCCESS:
+        raise DeviceError(0, done.status, done.reason)
+    values: dict[str, Any] = json.loads(bytes(done.data[0]))
+    return values
+
+
+def identify_controller(spec: DriveSpec, name: str) -> dict[str, Any]:
+    """Identify Controller as nvme-cli prints it; what a virtual drive has none of is left out."""
+    return {
+        "sn": name[:20],
+        "mn": f"vcsd {spec.name}"[:40],
+        "fr": version("vcsd")[:8],
+        "ver": 0x20000,
+        "nn": 1,
+        "tnvmcap": spec.geometry.capacity_bytes,
+    }
+
+
+def parse_request(opcode: int, parameters: list[int], payload: bytes) -> Request:
+    """A raw command; raises ValueError for numbers that an entry has no place for."""
+    if not 0 <= opcode <= 0xFF:
+        raise ValueError(f"opcode = {opcode:#x}: must lie between 0 and 0xff")
+    if len(parameters) > PARAMETERS or not all(0 <= value < 1 << 32 for value in parameters):
+        raise ValueError(f"parameters: at most {PARAMETERS}, each a 32-bit number")
+    return Request(opcode, tuple(parameters), payload)
+
+
+def describe_request(request: Request, submit_ns: int) -> dict[str, Any]:
+    """The 64-byte entry of a request, and what a drive would read in it, without sending it."""
+    values = (*request.parameters, *(0,) * PARAMETERS)[:PARAMETERS]
+    entry = ENTRY.pack(request.opcode, 0, 0, 1, submit_ns, len(request.payload), 0, *values)
+    try:
+        reads = type(decode(request)).__name__
+    except WireError as error:
+        reads = f"refused: {error}"
+    return {"entry": entry.hex(" ", 4), "payload_bytes": len(request.payload), "reads_as": reads}

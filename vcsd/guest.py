@@ -1,0 +1,133 @@
+"""Decode inside the guest machine, through Linux's NVMe driver, beside the same in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import csd_spec
+import host_driver
+from csd_spec import Compression, DriveSpec
+from csd_spec.medium import MappedMedium
+from csd_spec.serving import private_dir, run_dir
+from csd_spec.window import BLOCK_BYTES, WindowLayout
+from host_driver.connect import open_window
+from host_driver.driver import Driver
+from host_driver.exercise import SHIPPED_SHAPE, exercise
+from host_driver.in_guest import SAYS
+from nvmevirt_config.guest import NVMEVIRT_MODEL, QEMU, QEMU_MODEL, Guest, find_kernel, make_root
+from nvmevirt_config.module import Reservation
+from vcsd.transport import open_drives, serving
+
+LAYOUT = WindowLayout(depth=4, slot_blocks=256)
+KVM_S, KVM_SILENCE_S = 60.0, 20.0  # a machine that takes longer on hardware does not work there
+FIGURES = ("outputs", "step_ns", "link_bytes", "pages_read")
+
+
+def run_guest(
+    spec: DriveSpec,
+    drives: int,
+    prompt: int,
+    tokens: int,
+    module: Path | None,
+    accelerator: str,
+    timeout_s: float,
+    console: Path | None = None,
+) -> dict[str, Any]:
+    """Boot the guest machine on `drives` drives whose firmware runs outside of it; what it found and decoded.
+
+    module: NVMeVirt's, instead of QEMU's NVMe drive. console: a file for all that the guest says. accelerator: kvm,
+    tcg, or auto, which takes kvm where that works.
+    Raises OSError where something is missing or the guest does not answer.
+    """
+    if not shutil.which(QEMU):
+        raise FileNotFoundError(f"{QEMU} is missing: apt-get install qemu-system-x86")
+    kernel, began = find_kernel(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="guest-", dir=private_dir(run_dir())) as scratch:
+        folder = Path(scratch)
+        root = folder / "root.img"
+        packages = [Path(package.__file__ or "").parent for package in (csd_spec, host_driver)]
+        make_root(root, packages, module)
+        reservation = Reservation()
+        size = drives * LAYOUT.blocks * BLOCK_BYTES
+        memory, disk = folder / "memory", folder / "drive.raw"
+        MappedMedium.create(memory, reservation.end_bytes)
+        MappedMedium.create(disk, size)
+        backing, at = (memory, reservation.storage_start_bytes) if module else (disk, 0)
+        words = [f"vcsd.{key}={value}" for key, value in (("drives", drives), ("prompt", prompt), ("tokens", tokens))]
+        words.append(f"vcsd.model={NVMEVIRT_MODEL if module else QEMU_MODEL}")
+        if module:
+            words.append(f"vcsd.module={'/'.join(reservation.module_options)}")
+        guest = Guest(
+            kernel=kernel,
+            root=root,
+            memory=memory,
+            drive=None if module else disk,
+            words=tuple(words),
+            reservation=reservation,
+        )
+        with _firmware(spec, drives, backing, at, folder):
+            answer, used = _boot(guest, accelerator, timeout_s, console)
+    with open_drives("inproc", drives, spec) as devices:
+        driver = Driver(devices, SHIPPED_SHAPE, "sparf", Compression(8))
+        expected = exercise(driver, prompt, tokens)
+        driver.close()
+    decodes = answer["decodes"]
+    return {
+        "drive": "nvmevirt" if module else "qemu",
+        "accelerator": used,
+        "kernel": kernel.name.removeprefix("vmlinuz-"),
+        "id_ctrl": answer["id_ctrl"],
+        "tokens": tokens,
+        "decoded_over": sorted(decodes),
+        "equal": all(decode[figure] == expected[figure] for decode in decodes.values() for figure in FIGURES),
+        "decode_wall_s": {way: decode["wall_s"] for way, decode in decodes.items()},
+        "wall_s": time.monotonic() - began,
+    }
+
+
+def _firmware(spec: DriveSpec, drives: int, backing: Path, at: int, folder: Path) -> Any:
+    """Serve the drives on the memory behind the guest's device."""
+    size = LAYOUT.blocks * BLOCK_BYTES
+    entries = [
+        {
+            "name": f"{folder.name}-{number}",
+            "drive": asdict(spec),
+            "layout": asdict(LAYOUT),
+            "device": str(backing),
+            "offset_bytes": at + number * size,
+        }
+        for number in range(drives)
+    ]
+    connects = [partial(open_window, backing, number, at) for number in range(drives)]
+    return serving({"drives": entries}, folder, connects)
+
+
+def _boot(guest: Guest, accelerator: str, timeout_s: float, log: Path | None) -> tuple[dict[str, Any], str]:
+    """The guest's answer, and the accelerator that it ran on: hardware may be there and broken."""
+    names = ["kvm", "tcg"] if accelerator == "auto" else [accelerator]
+    console = ["nothing"]
+    for name in names:
+        last = name == names[-1]
+        if name == "kvm" and not os.access("/dev/kvm", os.R_OK | os.W_OK):
+            continue
+        limits_s = (timeout_s, timeout_s) if last else (min(timeout_s, KVM_S), KVM_SILENCE_S)
+        with suppress(*(() if last else (TimeoutError,))):
+            console = guest.run("tcg,thread=multi" if name == "tcg" else name, *limits_s, SAYS) or console
+        if log:
+            log.write_text("\n".join(console))
+        said = [line for line in console if line.startswith(SAYS)]
+        if said:
+            answer = json.loads(said[0].removeprefix(SAYS))
+            if "error" in answer:
+                raise OSError(f"guest machine: {answer['error']}")
+            return answer, name
+    raise OSError(f"the guest machine gave no answer; it last said: {' | '.join(console[-3:])}")
