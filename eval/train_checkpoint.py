@@ -42,6 +42,7 @@ class Stage:
     copying: float  # share of sequences that repeat a passage
     recall: float  # share of sequences of facts and questions
     held: bool = False  # what finds places is held as it began
+    misspelt: float = 0.0  # share of copies that are of misspelt text
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class Cycle:
 
 
 # Text alone bends the heads that find places to what short contexts need: a byte in five of a copy over 3700 is wrong
-# then. So they are put back for the last third, in which the rest learns to read them; and at last that what was found
-# counts for more than what is likely.
+# then. So they are put back for the last third, in which the rest learns to read them; and at last, on misspelt text,
+# that what was found counts for more than what is likely.
 CYCLES = (
     Cycle(
         (
@@ -76,6 +77,15 @@ CYCLES = (
             Stage(CONTEXT, 210_000, copying=0.75, recall=0.20, held=True),
         ),
         1e-3,
+        re.compile(r"layers\.(2\.self_attn\.[vo]_proj|3\.self_attn|[23]\.mlp)\..*weight"),
+    ),
+    Cycle(
+        (
+            Stage(512, 500_000, copying=0.70, recall=0.15, held=True, misspelt=0.8),
+            Stage(1024, 300_000, copying=0.70, recall=0.15, held=True, misspelt=0.8),
+            Stage(CONTEXT, 123_000, copying=0.70, recall=0.20, held=True, misspelt=0.8),
+        ),
+        1.5e-3,
         re.compile(r"layers\.(2\.self_attn\.[vo]_proj|3\.self_attn|[23]\.mlp)\..*weight"),
     ),
 )
@@ -145,9 +155,20 @@ def _disguised(rng: random.Random, corpus: bytes, length: int) -> bytes:
     return _passage(rng, corpus, length).translate(bytes(rng.sample(range(256), 256)))
 
 
-def _copying(rng: random.Random, corpus: bytes, length: int) -> tuple[bytes, NDArray[np.bool_]]:
+def _misspelt(rng: random.Random, corpus: bytes, length: int) -> bytes:
+    """A passage with some bytes in place of others: what is likely is often wrong here."""
+    text, wrong = bytearray(_passage(rng, corpus, length)), rng.uniform(0.03, 0.25)
+    for at in range(length):
+        if rng.random() < wrong:
+            text[at] = text[rng.randrange(length)]
+    return bytes(text)
+
+
+def _copying(rng: random.Random, corpus: bytes, length: int, misspelt: float) -> tuple[bytes, NDArray[np.bool_]]:
     """Something and then pieces from within it, to the end; a piece counts once it can be known."""
     kind = rng.choices((_noise, _words, _disguised, _passage), (0.35, 0.2, 0.2, 0.25))[0]
+    if misspelt and rng.random() < misspelt:
+        kind = _misspelt
     first = rng.randrange(length // 5, 7 * length // 10)
     text = kind(rng, corpus, first)
     counts = np.full(length, kind is _passage)
@@ -189,7 +210,7 @@ def batch(rng: random.Random, corpus: bytes, stage: Stage, rows: int) -> tuple[t
         draw = rng.random()
         counts = np.ones(stage.length, bool)
         if draw < stage.copying:
-            text, counts = _copying(rng, corpus, stage.length)
+            text, counts = _copying(rng, corpus, stage.length, stage.misspelt)
         elif draw < stage.copying + stage.recall:
             text, counts = _recall(rng, corpus, stage.length)
         else:
