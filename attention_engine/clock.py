@@ -35,3 +35,11 @@ class EngineClock:
 
     def _ns(self, cycles: int) -> int:
         return -(-cycles * 1_000_000_000 // self.spec.clock_hz)
+
+
+def argtopk_cycles(keys: int, ways: int, digit: int = 10) -> int:
+    """Cycles of the RTL's argtopk (`rtl/argtopk.sv`) from the last key to the last bit.
+
+    Three passes over the keys; a scan of the bins of each of three digits, in two levels.
+    """
+    return 3 * -(-keys // ways) + 3 * (2 * 2 ** (digit // 2) + 9)

@@ -6,7 +6,7 @@
 // RUN_MAX values, LANES a beat, each beat used Q_HEADS cycles; s_row_tuser: the row begins new sums; s_row_tdest: which
 // of two banks of sums. s_drain: {bank, beats - 1} of sums to give out, once all rows before are in; m: one sum a beat,
 // query by query, with the query in m_tid and m_tuser for NaN or infinity met, m_tlast at the end. One bank may fill
-// while the other drains; a drain takes four cycles in LANES from the rows.
+// while the other drains; a drain takes five cycles in LANES from the rows.
 module gemv_av #(
     parameter int RUN_MAX = 512,
     parameter int Q_HEADS = 1,
@@ -40,7 +40,7 @@ module gemv_av #(
   localparam int HEAD_W = Q_HEADS > 1 ? $clog2(Q_HEADS) : 0;
   localparam int ADDR_W = 1 + POS_W + HEAD_W;
   localparam int LANE_W = $clog2(LANES);
-  localparam int STAGES = 4;  // three in fp16_product, one in the sum
+  localparam int STAGES = 5;  // four in fp16_product, one in the sum
 
   `CHECK(RUN_MAX % LANES == 0, "gemv_av: RUN_MAX must be a multiple of LANES")
   `CHECK((1 << LANE_W) == LANES, "gemv_av: LANES must be a power of two")
@@ -76,7 +76,7 @@ module gemv_av #(
   logic [STAGES-1:0] valid, first;
   logic [STAGES*ADDR_W-1:0] addrs;
   logic [LANES*ACC_W-1:0] product, read, sum;
-  logic [LANES-1:0] lane_bad;
+  logic [LANES-1:0] lane_bad, minus;
   (* ram_style = "block" *) logic [LANES*ACC_W:0] store [0:(1<<ADDR_W)-1];
   logic read_bad, sum_bad;
   logic [STAGES-1:0] same;
@@ -92,11 +92,12 @@ module gemv_av #(
   genvar i;
   generate
     for (i = 0; i < LANES; i = i + 1) begin : g_lane
+      logic [ACC_W:0] total;
       fp16_product #(.SIG_W(SIG_W), .ACC_W(ACC_W)) lane (
           .clk(clk), .en(1'b1), .a_sign(weight[SIG_W+5]), .a_sig(weight[SIG_W-1:0]), .a_shift(weight[SIG_W+4:SIG_W]),
-          .b(s_row_tdata[16*i +: 16]), .product(product[i*ACC_W +: ACC_W]), .bad(lane_bad[i]));
-      always_ff @(posedge clk)
-        sum[i*ACC_W +: ACC_W] <= (first[2] ? {ACC_W{1'b0}} : read[i*ACC_W +: ACC_W]) + product[i*ACC_W +: ACC_W];
+          .b(s_row_tdata[16*i +: 16]), .ones(product[i*ACC_W +: ACC_W]), .minus(minus[i]), .bad(lane_bad[i]));
+      assign total = {first[3] ? {ACC_W{1'b0}} : read[i*ACC_W +: ACC_W], 1'b1} + {product[i*ACC_W +: ACC_W], minus[i]};
+      always_ff @(posedge clk) sum[i*ACC_W +: ACC_W] <= total[ACC_W:1];
     end
     for (i = 0; i < STAGES; i = i + 1) begin : g_stage
       assign same[i] = valid[i] && addrs[i*ADDR_W +: ADDR_W] == addr;
@@ -110,10 +111,9 @@ module gemv_av #(
     valid <= {valid[STAGES-2:0], issue};
     first <= {first[STAGES-2:0], s_row_tuser};
     addrs <= {addrs[(STAGES-1)*ADDR_W-1:0], addr};
-    if (valid[1]) {read_bad, read} <= store[addrs[ADDR_W +: ADDR_W]];
-    else if (fetch) {read_bad, read} <= store[fetch_addr];
-    sum_bad <= (!first[2] && read_bad) || |lane_bad;
-    if (valid[3]) store[addrs[3*ADDR_W +: ADDR_W]] <= {sum_bad, sum};
+    if (valid[2] || fetch) {read_bad, read} <= store[valid[2] ? addrs[2*ADDR_W +: ADDR_W] : fetch_addr];
+    sum_bad <= (!first[3] && read_bad) || |lane_bad;
+    if (valid[4]) store[addrs[4*ADDR_W +: ADDR_W]] <= {sum_bad, sum};
     if (rst) valid <= '0;
   end
 
@@ -141,7 +141,7 @@ module gemv_av #(
   assign busy_bank = |in_bank;
   assign s_drain_tready = !draining;
   assign want = draining && more && !pending && left <= 3;
-  assign fetch = want && !busy_bank && valid[1:0] == '0;
+  assign fetch = want && !busy_bank && valid[2:0] == '0;
   assign load = pending && (left == 0 || (left == 1 && m_tready));
   assign m_tvalid = left != 0;
   assign m_tdata = word[ACC_W-1:0];

@@ -253,3 +253,22 @@ def halves(rng: random.Random, count: int, special: float = 0.2) -> list[int]:
         rng.choice(SPECIAL) if rng.random() < special else rng.randrange(0x7C00) | rng.getrandbits(1) << 15
         for _ in range(count)
     ]
+
+
+async def exchange(
+    dut,
+    rng: random.Random,
+    beats: Iterable[Beat],
+    due: Sequence[Beat],
+    pressure: tuple[float, float],
+    cover: Coverage | None,
+) -> None:
+    """Send beats into stream `s`; what comes out of `m` must be what is due, beat by beat."""
+    idle, busy = pressure
+    source = Source(dut, "s", rng, idle, cover)
+    sink = Sink(dut, "m", tuple(due[0]), rng, busy, cover)
+    await source.send(beats)
+    got = await sink.wait(len(due))
+    for number, (one, other) in enumerate(zip(got, due, strict=True)):
+        assert one == other, f"beat {number}: {one} came, {other} was due"
+    sink.task.cancel()
