@@ -73,7 +73,8 @@ module gemv_av #(
   end
 
   // Sums: read when the product is made, added a cycle later, written in the next
-  logic [STAGES-1:0] valid, first;
+  logic [STAGES-1:0] valid;
+  logic [2:0] first;
   logic [STAGES*ADDR_W-1:0] addrs;
   logic [LANES*ACC_W-1:0] product, read, sum;
   logic [LANES-1:0] lane_bad, minus;
@@ -96,7 +97,7 @@ module gemv_av #(
       fp16_product #(.SIG_W(SIG_W), .ACC_W(ACC_W)) lane (
           .clk(clk), .en(1'b1), .a_sign(weight[SIG_W+5]), .a_sig(weight[SIG_W-1:0]), .a_shift(weight[SIG_W+4:SIG_W]),
           .b(s_row_tdata[16*i +: 16]), .ones(product[i*ACC_W +: ACC_W]), .minus(minus[i]), .bad(lane_bad[i]));
-      assign total = {first[3] ? {ACC_W{1'b0}} : read[i*ACC_W +: ACC_W], 1'b1} + {product[i*ACC_W +: ACC_W], minus[i]};
+      assign total = {read[i*ACC_W +: ACC_W], 1'b1} + {product[i*ACC_W +: ACC_W], minus[i]};
       always_ff @(posedge clk) sum[i*ACC_W +: ACC_W] <= total[ACC_W:1];
     end
     for (i = 0; i < STAGES; i = i + 1) begin : g_stage
@@ -109,20 +110,24 @@ module gemv_av #(
 
   always_ff @(posedge clk) begin
     valid <= {valid[STAGES-2:0], issue};
-    first <= {first[STAGES-2:0], s_row_tuser};
+    first <= {first[1:0], s_row_tuser};
     addrs <= {addrs[(STAGES-1)*ADDR_W-1:0], addr};
-    if (valid[2] || fetch) {read_bad, read} <= store[valid[2] ? addrs[2*ADDR_W +: ADDR_W] : fetch_addr];
-    sum_bad <= (!first[3] && read_bad) || |lane_bad;
+    if (valid[2] || fetch) begin
+      if (valid[2] && first[2]) {read_bad, read} <= '0;
+      else {read_bad, read} <= store[valid[2] ? addrs[2*ADDR_W +: ADDR_W] : fetch_addr];
+    end
+    sum_bad <= read_bad || |lane_bad;
     if (valid[4]) store[addrs[4*ADDR_W +: ADDR_W]] <= {sum_bad, sum};
     if (rst) valid <= '0;
   end
 
-  // Drain: words of LANES sums, shifted out one by one
+  // Drain: words of LANES sums, given out one by one
   logic draining, word_bad, more;
   logic bank;
   logic [POS_W-1:0] beats, from;
   logic [ID_W-1:0] from_head, out_head;
   logic [LANE_W:0] left;
+  logic [LANE_W-1:0] lane;
   logic [LANES*ACC_W-1:0] word;
   logic load, busy_bank, word_last;
   logic [STAGES-1:0] in_bank;
@@ -144,7 +149,8 @@ module gemv_av #(
   assign fetch = want && !busy_bank && valid[2:0] == '0;
   assign load = pending && (left == 0 || (left == 1 && m_tready));
   assign m_tvalid = left != 0;
-  assign m_tdata = word[ACC_W-1:0];
+  assign m_tdata = word[lane*ACC_W +: ACC_W];
+  assign lane = ~left[LANE_W-1:0] + 1'b1;
   assign m_tid = out_head;
   assign m_tuser = word_bad;
   assign m_tlast = left == 1 && word_last;
@@ -160,7 +166,6 @@ module gemv_av #(
     if (fetch) pending <= 1'b1;
     if (m_tvalid && m_tready) begin
       left <= left - 1'b1;
-      word <= word >> ACC_W;
       if (m_tlast) draining <= 1'b0;
     end
     if (load) begin

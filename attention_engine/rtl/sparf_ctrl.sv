@@ -247,8 +247,10 @@ module sparf_ctrl #(
       if (m_req_tvalid && m_req_tready) req_done <= 1'b1;
       if (m_page_tvalid && m_page_tready) page_done <= 1'b1;
     end
-    if (rst) begin
+    if (rst || next) begin
       walking <= 1'b0;
+    end
+    if (rst) begin
       line <= '0;
       unit <= '0;
       {count, head, tail, req_done, page_done} <= '0;

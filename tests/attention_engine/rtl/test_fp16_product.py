@@ -14,8 +14,8 @@ async def any_products(dut):
     rng = await start_clock(dut)
     width = parameters()["SIG_W"]
     values = [*SPECIAL, 0x7C00, 0xFC00, 0x7E00, *halves(rng, 1500)]
-    due, stage, took = [], [], 0
-    for b in values:
+    due, stage = [], []
+    for took, b in enumerate(values, 1):
         sign, sig, shift = (
             rng.getrandbits(1),
             rng.choice((0, (1 << width) - 1, rng.getrandbits(width))),
@@ -27,7 +27,6 @@ async def any_products(dut):
             await RisingEdge(dut.clk)
         dut.en.value = 1
         await RisingEdge(dut.clk)
-        took += 1
         due.append(((-sig if sign else sig) * fp16_units(b) << shift, fp16_bad(b)))
         dut.en.value = 0
         await RisingEdge(dut.clk)

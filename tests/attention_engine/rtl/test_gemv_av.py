@@ -112,4 +112,4 @@ async def bins(dut):
     ("simulator", "heads", "lanes", "run"), [("icarus", 2, 8, 32), ("verilator", 1, 32, 128), ("verilator", 3, 8, 64)]
 )
 def test_gemv_av(simulator, heads, lanes, run):
-    simulate("gemv_av", {"RUN_MAX": run, "Q_HEADS": heads, "LANES": lanes, "SIG_W": 17}, simulator)
+    simulate("gemv_av", {"RUN_MAX": run, "Q_HEADS": heads, "LANES": lanes, "SIG_W": 17}, simulator, covers=heads > 1)
