@@ -72,6 +72,8 @@ def sparf_cycles(run: EngineRun, channel_pages: Sequence[int], token_pages: Sequ
     scored = max(drained[-1] + _RECIPROCAL * G + _FILL, wiped)
     weigh = run.seq_len * G + argtopk_cycles(run.seq_len, shape.topk_ways)
     rows = _stream(token_pages, run.n, shape.page_beats, k * (shape.head_dim // shape.lanes) * (G - 1))
+    if run.sparf.l:  # no later token than the last: the rest of its page is not waited for
+        rows -= shape.page_beats - ((run.seq_len - 1) % run.n + 1) * shape.head_dim // shape.lanes
     return choose + scored + weigh + 2 * rows + _RECIPROCAL * G + G * shape.head_dim + _FILL
 
 
@@ -89,4 +91,4 @@ _FETCH = 4  # of a word of sums
 _DRAIN = 8  # to the first sum of a bank
 _RECIPROCAL = 51  # a query
 _BINS = 1024  # bins of argtopk
-_FILL = 16  # pipelines, at the changes of phase
+_FILL = 24  # pipelines, at the changes of phase

@@ -40,11 +40,13 @@ def simulate(
     parameters: Mapping[str, int] | None = None,
     simulator: str = "verilator",
     covers: bool = True,
+    test: str = "",
     **environment: str,
 ) -> None:
     """Run the cocotb tests of test_<module>.py on rtl/<module>.sv; all must pass.
 
-    covers: in Verilator they must reach LEAST_LINES of its lines too. VCSD_RTL names another folder of sources.
+    test: another module of cocotb tests. covers: in Verilator they must reach LEAST_LINES of its lines too. VCSD_RTL
+    names another folder of sources.
     """
     sources = sorted(Path(os.environ.get("VCSD_RTL", SOURCES)).glob("*.sv*"))
     parameters = dict(parameters or {})
@@ -72,7 +74,7 @@ def simulate(
     (folder / "results.xml").unlink(missing_ok=True)
     with contextlib.suppress(SystemExit):  # how cocotb reports failures; the results tell more
         runner.test(
-            test_module=f"test_{module}",
+            test_module=test or f"test_{module}",
             hdl_toplevel=module,
             test_dir=folder,
             seed=SEED,
