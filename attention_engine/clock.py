@@ -45,7 +45,7 @@ def argtopk_cycles(keys: int, ways: int, digit: int = 10) -> int:
 
     Three passes over the keys; a scan of the bins of each of three digits, in two levels.
     """
-    return 3 * -(-keys // ways) + 3 * (2 * 2 ** (digit // 2) + 9)
+    return 3 * -(-keys // ways) + 3 * ((2 << digit // 2) + 9)
 
 
 def sparf_cycles(run: EngineRun, channel_pages: Sequence[int], token_pages: Sequence[int]) -> int:

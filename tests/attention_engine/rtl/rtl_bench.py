@@ -210,7 +210,7 @@ class Sink:
             elif self.cover:
                 self.cover.hit(f"{self.prefix} held up")
 
-    async def wait(self, count: int, most_cycles: int = 200_000) -> list[Beat]:
+    async def wait(self, count: int, most_cycles: int = 30_000) -> list[Beat]:
         """The beats once there are `count`, and none after them."""
         for _ in range(most_cycles):
             if len(self.beats) >= count:
