@@ -12,11 +12,13 @@ import json
 import os
 import random
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import cocotb
+import pytest
 from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge
 from cocotb_tools.check_results import get_results
@@ -48,6 +50,9 @@ def simulate(
     test: another module of cocotb tests. covers: in Verilator they must reach LEAST_LINES of its lines too. VCSD_RTL
     names another folder of sources.
     """
+    if simulator == "icarus" and not shutil.which("iverilog"):
+        required = "icarus" in os.environ.get("VCSD_REQUIRE", "").split(",")
+        (pytest.fail if required else pytest.skip)("there is no iverilog on the PATH")
     sources = sorted(Path(os.environ.get("VCSD_RTL", SOURCES)).glob("*.sv*"))
     parameters = dict(parameters or {})
     key = json.dumps([simulator, module, parameters, [source.read_text() for source in sources]])
