@@ -45,7 +45,7 @@ def argtopk_cycles(keys: int, ways: int, digit: int = 10) -> int:
 
     Three passes over the keys; a scan of the bins of each of three digits, in two levels.
     """
-    return 3 * -(-keys // ways) + 3 * ((2 << digit // 2) + 9)
+    return 3 * -(-keys // ways) + 3 * ((2 << digit // 2) + 10) + 2
 
 
 def sparf_cycles(run: EngineRun, channel_pages: Sequence[int], token_pages: Sequence[int]) -> int:
@@ -86,9 +86,9 @@ def _stream(pages: Sequence[int], units: int, page_beats: int, more: int) -> int
 
 
 # Latencies of sparf_engine's units, in cycles
-_SCALE = 120  # ratio of norms and its root, a query
+_SCALE = 124  # ratio of norms and its root, a query
 _FETCH = 4  # of a word of sums
 _DRAIN = 8  # to the first sum of a bank
-_RECIPROCAL = 51  # a query
+_RECIPROCAL = 55  # a query
 _BINS = 1024  # bins of argtopk
-_FILL = 24  # pipelines, at the changes of phase
+_FILL = 50  # pipelines, at the changes of phase

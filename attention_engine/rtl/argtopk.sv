@@ -39,7 +39,7 @@ module argtopk #(
   localparam int COARSE = 1 << HALF;
   localparam int COUNT_W = $clog2(LINES + 1);
   localparam int TOTAL_W = COUNT_W + WAY_W;
-  localparam int FINE = COARSE + 2;            // when a scan turns to the fine bins
+  localparam int FINE = COARSE + 3;            // when a scan turns to the fine bins
   localparam int SCAN_END = FINE + COARSE + 2;
   localparam int SCAN_W = $clog2(SCAN_END + 1);
 
@@ -68,10 +68,10 @@ module argtopk #(
   assign s_tready = state == LOAD;
 
   // Keys in the order of their bits, a line of them a cycle
-  logic [WAYS*KEY_W-1:0] ordered, arrived, fetched, keys;
+  logic [WAYS*KEY_W-1:0] ordered, arrived, fetched, keys;  // keys: a memory and what follows it are two cycles
   logic [WAYS*KEY_W-1:0] store [0:LINES-1];
-  logic [WAYS-1:0] competes, is_recent, competes_1, recent_1;
-  logic counted_1, collect_1, last_1;
+  logic [WAYS-1:0] competes, is_recent, competes_1, recent_1, competes_2, recent_2;
+  logic counted_1, collect_1, last_1, counted_2, collect_2, last_2;
   genvar w;
 
   generate
@@ -88,8 +88,6 @@ module argtopk #(
     end
   endgenerate
 
-  assign keys = digit == 2'd2 ? arrived : fetched;
-
   always_ff @(posedge clk) begin
     if (take) store[line] <= ordered;
     arrived <= ordered;
@@ -100,10 +98,13 @@ module argtopk #(
       recent_1 <= is_recent;
       collect_1 <= state == COLLECT;
       last_1 <= line_last;
+      keys <= digit == 2'd2 ? arrived : fetched;
+      {competes_2, recent_2, collect_2, last_2} <= {competes_1, recent_1, collect_1, last_1};
     end
+    counted_2 <= counted_1;
     if (rst) begin
-      counted_1 <= 1'b0;
-      collect_1 <= 1'b0;
+      {counted_1, counted_2} <= 2'b00;
+      {collect_1, collect_2} <= 2'b00;
     end
   end
 
@@ -112,7 +113,7 @@ module argtopk #(
   logic [WAYS*COUNT_W-1:0] coarse_counts, fine_counts;
   logic wipe_coarse;
 
-  assign low_bin = ~scan_low;
+  assign low_bin = ~scan_low;  // from the top in either level
   assign wipe_coarse = state == CLEAR || (state == SCAN && scan >= FINE);
 
   generate
@@ -127,14 +128,12 @@ module argtopk #(
 
       assign key = keys[w*KEY_W +: KEY_W];
       assign bin = digit == 2'd2 ? key[2*DIGIT +: DIGIT] : digit == 2'd1 ? key[DIGIT +: DIGIT] : key[0 +: DIGIT];
-      assign hit = counted_1 && competes_1[w]
+      assign hit = counted_2 && competes_2[w]
           && (digit == 2'd2 || key[2*DIGIT +: DIGIT] == kth[2*DIGIT +: DIGIT])
           && (digit != 2'd0 || key[DIGIT +: DIGIT] == kth[DIGIT +: DIGIT]);
       assign fresh = read[COUNT_W +: 2] == digit + 2'd1 ? read[COUNT_W-1:0] : '0;
       assign more = (hit_3 && bin_3 == bin_2 ? more_3 : fresh) + 1'b1;
       assign big = coarse[state == SCAN ? low_bin : bin[DIGIT-1:HALF]];
-      assign coarse_counts[w*COUNT_W +: COUNT_W] = big;
-      assign fine_counts[w*COUNT_W +: COUNT_W] = fresh;
 
       always_ff @(posedge clk) begin
         read <= fine[state == SCAN ? {high_bin, low_bin} : bin];
@@ -143,23 +142,24 @@ module argtopk #(
         hit_3 <= hit_2;
         bin_3 <= bin_2;
         more_3 <= more;
+        coarse_counts[w*COUNT_W +: COUNT_W] <= big;
+        fine_counts[w*COUNT_W +: COUNT_W] <= fresh;
         if (hit_2 || state == COLLECT || state == CLEAR)
           fine[hit_2 ? bin_2 : wipe] <= hit_2 ? {digit + 2'd1, more} : {(COUNT_W+2){1'b0}};
-        if (hit || wipe_coarse) coarse[hit ? bin[DIGIT-1:HALF] : scan_low] <= hit ? big + 1'b1 : '0;
+        if (hit || wipe_coarse) coarse[hit ? bin[DIGIT-1:HALF] : state == CLEAR ? wipe[HALF-1:0] : scan_low] <= hit ? big + 1'b1 : '0;
         if (rst) {hit_2, hit_3} <= 2'b00;
       end
     end
   endgenerate
 
   // A scan goes from the top: first the coarse bin, then the fine one in it, that has the k-th key
-  logic [HALF-1:0] scan_low, bin_1, bin_2;
+  logic [HALF-1:0] scan_low, bin_1, bin_2, bin_3;
   logic [TOTAL_W-1:0] total, total_1;
-  logic fine_1, valid_2, fine_2, found;
+  logic coarse_1, fine_1, fine_2, valid_3, fine_3, found;
   logic [WAYS*COUNT_W-1:0] counts;
   integer i;
 
-  assign scan_low = state == CLEAR ? wipe[HALF-1:0] : scan >= FINE ? HALF'(scan - FINE) : scan[HALF-1:0];
-  assign counts = fine_1 ? fine_counts : coarse_counts;
+  assign counts = fine_2 ? fine_counts : coarse_counts;
 
   always_comb begin
     total = '0;
@@ -167,28 +167,45 @@ module argtopk #(
   end
 
   always_ff @(posedge clk) begin
+    scan_low <= state != SCAN || scan == FINE - 1 ? '0 : scan_low + 1'b1;
+    coarse_1 <= state == SCAN && scan < COARSE;
     fine_1 <= state == SCAN && scan >= FINE && scan < FINE + COARSE;  // fine bins are there a cycle later
-    bin_1 <= low_bin;
-    valid_2 <= fine_1 || (state == SCAN && scan < COARSE);
     fine_2 <= fine_1;
-    bin_2 <= fine_1 ? bin_1 : low_bin;
+    bin_1 <= low_bin;
+    bin_2 <= bin_1;
+    valid_3 <= fine_2 || coarse_1;
+    fine_3 <= fine_2;
+    bin_3 <= fine_2 ? bin_2 : bin_1;
     total_1 <= total;
   end
 
   // What is taken: all above the k-th key, the first of those that equal it, and the recent ones
-  logic [WAYS-1:0] equal, above, chosen;
-  logic [WAY_W:0] taken;
+  logic [WAYS-1:0] equal, surely, chosen;
+  logic collect_3, last_3;
+  logic [WAY_W:0] rank, few, taken;  // few: how many of a line's equal keys may be taken
   integer j;
 
+  assign few = left[N_W-1:WAY_W] != '0 ? (WAY_W+1)'(WAYS) : {1'b0, left[WAY_W-1:0]};
+  assign taken = rank < few ? rank : few;
+
   always_comb begin
-    taken = '0;
+    rank = '0;
     for (j = 0; j < WAYS; j = j + 1) begin
-      equal[j] = competes_1[j] && keys[j*KEY_W +: KEY_W] == kth;
-      above[j] = competes_1[j] && keys[j*KEY_W +: KEY_W] > kth;
-      chosen[j] = above[j] || recent_1[j] || (equal[j] && N_W'(taken) < left);
-      if (equal[j] && N_W'(taken) < left) taken = taken + 1'b1;
+      chosen[j] = surely[j] || (equal[j] && rank < few);
+      rank = rank + {{WAY_W{1'b0}}, equal[j]};
     end
   end
+
+  generate
+    for (w = 0; w < WAYS; w = w + 1) begin : g_compare
+      always_ff @(posedge clk) begin
+        if (step) begin
+          equal[w] <= competes_2[w] && keys[w*KEY_W +: KEY_W] == kth;
+          surely[w] <= (competes_2[w] && keys[w*KEY_W +: KEY_W] > kth) || recent_2[w];
+        end
+      end
+    end
+  endgenerate
 
   always_ff @(posedge clk) begin
     case (state)
@@ -218,11 +235,11 @@ module argtopk #(
       SCAN: begin
         scan <= scan + 1'b1;
         if (scan == FINE - 1) found <= 1'b0;
-        else if (valid_2 && !found) begin
+        else if (valid_3 && !found) begin
           if (N_W'(total_1) >= left) begin
             found <= 1'b1;
-            if (!fine_2) high_bin <= bin_2;
-            else kth[digit*DIGIT +: DIGIT] <= {high_bin, bin_2};
+            if (!fine_3) high_bin <= bin_3;
+            else kth[digit*DIGIT +: DIGIT] <= {high_bin, bin_3};
           end else left <= left - N_W'(total_1);
         end
         if (scan == SCAN_END) begin
@@ -240,19 +257,21 @@ module argtopk #(
       end
       CLEAR:
         if (wipe != '1) wipe <= wipe + 1'b1;
-        else if (!collect_1 && step) state <= IDLE;
+        else if (!collect_1 && !collect_2 && !collect_3 && step) state <= IDLE;
       default: state <= CLEAR;
     endcase
     if (step) begin
-      m_tvalid <= collect_1;
+      {collect_3, last_3} <= {collect_2, last_2};
+      m_tvalid <= collect_3;
       m_tdata <= chosen;
-      m_tlast <= last_1;
-      if (collect_1) left <= left - N_W'(taken);
+      m_tlast <= last_3;
+      if (collect_3) left <= left - N_W'(taken);
     end
     if (rst) begin
       state <= CLEAR;
       wipe <= '0;
       m_tvalid <= 1'b0;
+      collect_3 <= 1'b0;
     end
   end
 endmodule

@@ -175,8 +175,8 @@ def group_score(parts: Sequence[tuple[int, int, Statistics]]) -> int:
         if exponent < power:
             total, value, exponent = value, total, power
         total += value >> gap
-        if total >> 24:
-            total, exponent = total >> 1, exponent + 1
+    spare = total.bit_length() - 24
+    total, exponent = total >> spare, exponent + spare
     field = exponent + 23 + 500
     return 0 if field <= 0 else field << 20 | (total >> 3) & (1 << 20) - 1
 

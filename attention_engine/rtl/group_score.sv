@@ -3,8 +3,8 @@
 // A token's score over its query group as a key that sorts: the sum of 2^x / l over the queries.
 //
 // s: 2^x as `exp2_unit` gives it, with the reciprocal of that query's l as `softmax_online` gives it; s_tlast: the last
-// query of a token. m_tdata: {0, exponent of 9 bits, 20 bits of the mantissa}; what lies below 2^-500 is 0. Sums are
-// cut to 24 bits at every addition. One query a cycle, four cycles; the sink must always be ready.
+// query of a token. m_tdata: {0, exponent of 9 bits, 20 bits of the mantissa}; what lies below 2^-500 is 0. Addends
+// are cut to the place of the largest so far. One query a cycle, seven cycles; the sink must always be ready.
 module group_score #(
     parameter int INT_W = 13
 ) (
@@ -22,41 +22,50 @@ module group_score #(
 
   `CHECK(INT_W >= 2 && INT_W <= 14, "group_score: INT_W must be 2 to 14")
 
-  logic [2:0] valid;
-  logic [2:0] last;
+  logic [5:0] valid, last;
+  logic [36:0] low, high;
   logic [48:0] product;
-  logic signed [15:0] exp_0, exp_1, exp_sum, exp_gap, exp_big, exp_next, field;
-  logic [23:0] mant, sum, minor, major;
-  logic [24:0] added;
-  logic [23:0] next;
+  logic signed [14:0] exp_0, exp_1, exp_2, exp_sum, exp_gap, exp_end, field;
+  logic [23:0] mant, kept;
+  logic [27:0] sum, minor, major, whole;
   logic [4:0] gap;
-  logic first;
+  logic [2:0] spare;
+  logic first, grows;
+  integer j;
 
-  // A value is mant x 2^exp; the larger of sum and addend keeps its place
-  assign exp_gap = exp_sum - exp_1;
-  assign major = first || exp_gap < 0 ? mant : sum;
-  assign exp_big = first || exp_gap < 0 ? exp_1 : exp_sum;
+  // A value is mant x 2^exp. The sum takes the larger exponent; it has room for 16 addends, and is normalized at the end
+  assign exp_gap = exp_sum - exp_2;
+  assign grows = first || exp_gap < 0;
   assign gap = (exp_gap > 31 || exp_gap < -31) ? 5'd31 : exp_gap < 0 ? 5'(-exp_gap) : 5'(exp_gap);
-  assign minor = first ? 24'd0 : exp_gap < 0 ? sum >> gap : mant >> gap;
-  assign added = major + minor;
-  assign next = added[24] ? added[24:1] : added[23:0];
-  assign exp_next = exp_big + (added[24] ? 16'sd1 : 16'sd0);
-  assign field = exp_sum + 16'(23 + BIAS);
+  assign major = grows ? {4'b0, mant} : sum;
+  assign minor = first ? 28'd0 : (exp_gap < 0 ? sum : {4'b0, mant}) >> gap;
+
+  always_comb begin
+    spare = 3'd0;
+    for (j = 1; j <= 4; j = j + 1) if (whole[23+j]) spare = 3'(j);
+  end
 
   always_ff @(posedge clk) begin
-    valid <= {valid[1:0], s_tvalid};
-    last <= {last[1:0], s_tlast};
-    product <= s_tdata[23:0] * s_recip;
-    exp_0 <= $signed({{(16-INT_W){s_tdata[INT_W+23]}}, s_tdata[INT_W+23:24]}) + $signed({10'b0, s_zeros}) - 16'sd39;
+    valid <= {valid[4:0], s_tvalid};
+    last <= {last[4:0], s_tlast};
+    low <= s_tdata[23:0] * s_recip[11:0];
+    high <= s_tdata[23:0] * s_recip[24:12];
+    exp_0 <= $signed({{(15-INT_W){s_tdata[INT_W+23]}}, s_tdata[INT_W+23:24]}) + $signed({9'b0, s_zeros}) - 15'sd39;
+    product <= {high, 12'b0} + {12'b0, low};
+    exp_1 <= exp_0;
     mant <= product[47] ? product[47:24] : product[46:23];
-    exp_1 <= exp_0 + (product[47] ? 16'sd1 : 16'sd0);
-    if (valid[1]) begin
-      sum <= next;
-      exp_sum <= exp_next;
-      first <= last[1];
+    exp_2 <= exp_1 + (product[47] ? 15'sd1 : 15'sd0);
+    if (valid[2]) begin
+      sum <= major + minor;
+      exp_sum <= grows ? exp_2 : exp_sum;
+      first <= last[2];
     end
-    m_tvalid <= valid[2] && last[2];
-    m_tdata <= field <= 0 ? 30'd0 : {1'b0, field[8:0], sum[22:3]};
+    whole <= sum;
+    exp_end <= exp_sum;
+    kept <= 24'(whole >> spare);
+    field <= exp_end + $signed({12'b0, spare}) + 15'(23 + BIAS);
+    m_tvalid <= valid[5] && last[5];
+    m_tdata <= field <= 0 ? 30'd0 : {1'b0, field[8:0], kept[22:3]};
     if (rst) begin
       valid <= '0;
       m_tvalid <= 1'b0;

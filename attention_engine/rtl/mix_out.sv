@@ -1,7 +1,7 @@
 // One channel of the output: out + rest x v_mean as FP16, rounded to nearest even.
 //
 // s_out: 48 bits, 30 behind the point. s_rest: 1 - alpha in units of 2^-24. s_mean: FP16, NaN and infinity as zero. The
-// product is cut to 30 bits behind the point. What exceeds FP16 saturates at its largest value. One a cycle, four cycles.
+// product is cut to 30 bits behind the point. What exceeds FP16 saturates at its largest value. One a cycle, nine cycles.
 module mix_out (
     input  logic        clk,
     input  logic        rst,
@@ -18,56 +18,55 @@ module mix_out (
 );
   `include "fp16.svh"
 
+  localparam int NORM = 3;  // cycles of normalize
+  localparam int LATENCY = 6 + NORM;
+
   logic en;
-  logic [3:0] valid, last;
+  logic [LATENCY-1:0] valid, last;
   logic [35:0] product;
   logic [4:0] shift;
   logic [64:0] moved;
-  logic [47:0] out_0, mixed, size;
-  logic minus;
-  logic sign;
-  logic [5:0] zeros, zeros_2;
-  logic [47:0] size_2, normal;
-  logic [15:0] exponent, rounded;
-  logic [9:0] mant;
-  logic guard, sticky, even;
-  integer j;
+  logic [47:0] out_0, out_1, mixed, size, normal, tiny, kept;
+  logic [46:0] addend;
+  logic minus, minus_1;
+  logic [LATENCY-4:0] sign;
+  logic [NORM*48-1:0] sizes;
+  logic [5:0] zeros;
+  logic [5:0] exponent;
+  logic [15:0] rounded;
+  logic even;
 
   assign en = m_tready || !m_tvalid;
   assign s_tready = en;
-  assign m_tvalid = valid[3];
-  assign m_tlast = last[3];
+  assign m_tvalid = valid[LATENCY-1];
+  assign m_tlast = last[LATENCY-1];
   assign moved = {29'b0, product} << shift;
 
-  assign size = mixed[47] ? -mixed : mixed;
+  // The leading one is worth 2^(17 - zeros); from 2^-15 down FP16 has one exponent left, and no leading one
+  normalize #(.W(48)) norm (.clk(clk), .en(en), .value(size), .normal(normal), .zeros(zeros));
 
-  always_comb begin
-    zeros = 6'd48;
-    for (j = 0; j < 48; j = j + 1) if (size[j]) zeros = 6'(47 - j);
-  end
-
-  // The leading one is worth 2^(17 - zeros); from 2^-15 down FP16 has one exponent left
-  assign normal = size_2 << (zeros_2 > 6'd31 ? 6'd31 : zeros_2);
-  assign exponent = zeros_2 > 6'd31 ? 16'd0 : 16'(32 - zeros_2);
-  assign mant = normal[46:37];
-  assign guard = normal[36];
-  assign sticky = normal[35:0] != '0;
-  assign even = guard && (sticky || mant[0]);
-  assign rounded = {1'b0, exponent[4:0], mant} + {15'b0, even};
+  assign tiny = sizes[(NORM-1)*48 +: 48] << 31;
+  assign even = kept[36] && (kept[35:0] != '0 || kept[37]);
+  assign rounded = {1'b0, exponent[4:0], kept[46:37]} + {15'b0, even};
 
   always_ff @(posedge clk) begin
     if (en) begin
-      valid <= {valid[2:0], s_tvalid};
-      last <= {last[2:0], s_tlast};
+      valid <= {valid[LATENCY-2:0], s_tvalid};
+      last <= {last[LATENCY-2:0], s_tlast};
       product <= s_rest * fp16_sig(s_mean);
       shift <= fp16_shift(s_mean);
       minus <= s_mean[15];
       out_0 <= s_out;
-      mixed <= minus ? out_0 - 48'(moved >> 18) : out_0 + 48'(moved >> 18);
-      size_2 <= size;
-      zeros_2 <= zeros;
-      sign <= mixed[47];
-      m_tdata <= {sign, exponent > 16'd30 || rounded[14:10] == 5'd31 ? 15'h7BFF : rounded[14:0]};
+      addend <= 47'(moved >> 18);
+      minus_1 <= minus;
+      out_1 <= out_0;
+      mixed <= minus_1 ? out_1 - {1'b0, addend} : out_1 + {1'b0, addend};
+      sign <= {sign[LATENCY-5:0], mixed[47]};
+      size <= mixed[47] ? -mixed : mixed;
+      sizes <= {sizes[(NORM-1)*48-1:0], size};
+      kept <= zeros > 6'd31 ? tiny : normal;
+      exponent <= zeros > 6'd31 ? 6'd0 : 6'd32 - zeros;
+      m_tdata <= {sign[LATENCY-5], exponent > 6'd30 || rounded[14:10] == 5'd31 ? 15'h7BFF : rounded[14:0]};
     end
     if (rst) valid <= '0;
   end

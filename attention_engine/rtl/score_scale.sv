@@ -28,19 +28,17 @@ module score_scale #(
   logic [33:0] root;
   logic [57:0] product, normal;
   logic [5:0] zeros;
-  logic none, unit, multiplied;
-  integer j;
+  logic none, unit;
+  logic [5:0] waits;  // for the product and its leading one
+  logic [33:0] factor;
+  logic [41:0] low, high;
 
   assign s_tready = ready && !busy;
   assign square = ratio[79:52] != '0 ? {68{1'b1}} : {ratio[51:0], 16'b0};
-  assign normal = product << zeros;
   assign m_tvalid = scaled;
   assign none = s_kept == '0;
 
-  always_comb begin
-    zeros = 6'd0;
-    for (j = 0; j < 58; j = j + 1) if (product[j]) zeros = 6'(57 - j);
-  end
+  normalize #(.W(58)) norm (.clk(clk), .en(1'b1), .value(product), .normal(normal), .zeros(zeros));
 
   serial_divide #(.NUM_W(80), .DEN_W(48)) divide (
       .clk(clk), .rst(rst), .s_tvalid(s_tvalid && !busy), .s_tready(ready), .s_num(none ? {s_kept, 32'b0} : {s_whole, 32'b0}),
@@ -57,9 +55,12 @@ module score_scale #(
       busy <= 1'b1;
       unit <= none;
     end
-    multiplied <= root_valid;
-    if (root_valid) product <= root * 24'(SCALE_MANT);
-    if (multiplied) begin
+    waits <= {waits[4:0], root_valid};
+    if (root_valid) factor <= root;
+    low <= factor[16:0] * 24'(SCALE_MANT);
+    high <= factor[33:17] * 24'(SCALE_MANT);
+    product <= {high[40:0], 17'b0} + {16'b0, low};
+    if (waits[5]) begin
       scaled <= 1'b1;
       m_mant <= normal[57:34];
       m_exp <= 7'(SCALE_EXP + 24 - 34) + {1'b0, zeros};
@@ -71,7 +72,7 @@ module score_scale #(
     if (rst) begin
       busy <= 1'b0;
       scaled <= 1'b0;
-      multiplied <= 1'b0;
+      waits <= '0;
     end
   end
 endmodule

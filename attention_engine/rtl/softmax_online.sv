@@ -105,13 +105,12 @@ module softmax_online #(
 
   // Reciprocals, row by row
   logic [ID_W-1:0] row;
-  logic asked, d_valid, d_ready, done;
+  logic asked, ask, d_ready, done;
+  logic [3:0] settled;
   logic [47:0] quotient, total, normal;
   logic [5:0] zeros;
-  integer j;
 
-  assign total = summed[row] ? sum[row] : 48'd0;
-  assign normal = total << zeros;
+  assign ask = settled[3];  // the leading one of the sum is at the top
   assign done = m_tvalid && m_tready && m_tlast;
   assign m_max = seen[row] ? top[row] : 13'd0;
   assign m_sum = total;
@@ -120,14 +119,14 @@ module softmax_online #(
   assign m_tid = row;
   assign m_tlast = row == ID_W'(CONTEXTS - 1);
 
-  always_comb begin
-    zeros = 6'd0;
-    for (j = 0; j < 48; j = j + 1) if (total[j]) zeros = 6'(47 - j);
-  end
+  normalize #(.W(48)) norm (.clk(clk), .en(1'b1), .value(total), .normal(normal), .zeros(zeros));
 
   always_ff @(posedge clk) begin
     if (e_valid && e_user[6]) reduce <= 1'b1;
-    if (reduce && d_ready) asked <= 1'b1;
+    total <= summed[row] ? sum[row] : 48'd0;
+    settled <= {settled[2:0], reduce && !asked};
+    if (!reduce || asked) settled <= '0;
+    if (ask && d_ready) asked <= 1'b1;
     if (m_tvalid && m_tready) begin
       asked <= 1'b0;
       row <= m_tlast ? '0 : row + 1'b1;
@@ -136,11 +135,12 @@ module softmax_online #(
     if (rst) begin
       reduce <= 1'b0;
       asked <= 1'b0;
+      settled <= '0;
       row <= '0;
     end
   end
 
   serial_divide #(.NUM_W(48), .DEN_W(24)) divide (
-      .clk(clk), .rst(rst), .s_tvalid(reduce && !asked), .s_tready(d_ready), .s_num(48'd1 << 47),
+      .clk(clk), .rst(rst), .s_tvalid(ask && !asked), .s_tready(d_ready), .s_num(48'd1 << 47),
       .s_den(normal[47:24]), .m_tvalid(m_tvalid), .m_tready(m_tready), .m_tdata(quotient));
 endmodule

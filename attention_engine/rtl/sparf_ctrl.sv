@@ -78,7 +78,7 @@ module sparf_ctrl #(
 
   // Registers
   logic [31:0] reg_r, reg_k, reg_l, reg_m, reg_n, reg_s, cycles;
-  logic done, refused, saw_bad, saw_over, write, start, legal;
+  logic done, refused, saw_bad, saw_over, write, start, legal, possible;
 
   assign s_axil_awready = !s_axil_bvalid && s_axil_awvalid && s_axil_wvalid;
   assign s_axil_wready = s_axil_awready;
@@ -87,7 +87,7 @@ module sparf_ctrl #(
   assign s_axil_bresp = 2'b00;
   assign s_axil_rresp = 2'b00;
   assign start = write && s_axil_awaddr[7:2] == 6'd0 && s_axil_wdata[0] && phase == IDLE;
-  assign legal = reg_r >= 1 && reg_r <= DIM && reg_s >= 1 && reg_s <= N_MAX && reg_k >= 1 && reg_k <= reg_s
+  assign possible = reg_r >= 1 && reg_r <= DIM && reg_s >= 1 && reg_s <= N_MAX && reg_k >= 1 && reg_k <= reg_s
       && reg_l <= reg_k && (reg_m == 1 || reg_m == 2 || reg_m == 4 || reg_m == 8) && reg_n >= 1 && reg_n <= 64
       && reg_n[6:0] * DIM <= PAGE_VALUES;
 
@@ -119,6 +119,7 @@ module sparf_ctrl #(
         default: s_axil_rdata <= '0;
       endcase
     end else if (s_axil_rready) s_axil_rvalid <= 1'b0;
+    legal <= possible;
     if (rst) begin
       s_axil_bvalid <= 1'b0;
       s_axil_rvalid <= 1'b0;
@@ -179,10 +180,12 @@ module sparf_ctrl #(
   logic [WAYS-1:0] bits;
   logic [LINE_W-1:0] line;
   logic [N_W-1:0] unit, unit_next, units;
-  logic [15:0] page, group, groups, first;
+  logic [15:0] page, group, group_in, groups, first;
   logic [6:0] in_page, page_units;
   logic [63:0] wanted, wanted_now;
-  logic walking, step, page_ends, all_ends, bit_now;
+  logic walking, step, page_ends, all_ends, bit_now, any, any_now;
+  logic step_1, bit_1, ends_1, all_1;  // a step's second cycle, in which its bit is there
+  logic [6:0] in_page_1;
 
   // A short queue of pages between the walk and those who take them
   logic [1:0] count;
@@ -194,11 +197,12 @@ module sparf_ctrl #(
   assign units = phase == SCORE ? N_W'(DIM) : seq_len;
   assign page_units = phase == SCORE ? 7'd1 << m_log : n;
   assign bit_now = bits[unit[WAY_W-1:0]];
-  assign wanted_now = wanted | ({63'b0, bit_now} << in_page[5:0]);
+  assign wanted_now = wanted | ({63'b0, bit_1} << in_page_1[5:0]);
   assign all_ends = unit == units - 1'b1;
   assign page_ends = in_page == page_units - 1'b1 || all_ends;
-  assign step = walking && !(page_ends && wanted_now != '0 && count == 2'd2);
-  assign put = step && page_ends && wanted_now != '0;
+  assign step = walking && count != 2'd2 && !(count == 2'd1 && step_1 && ends_1);
+  assign any_now = any || bit_1;
+  assign put = step_1 && ends_1 && any_now;
   assign unit_next = !walking || (step && all_ends) ? '0 : step ? unit + 1'b1 : unit;
   assign take = count != 0 && (req_done || m_req_tready) && (page_done || m_page_tready);
   assign m_req_tvalid = count != 0 && !req_done;
@@ -217,22 +221,29 @@ module sparf_ctrl #(
     unit <= unit_next;
     if (phase_begins && (phase == SCORE || phase == KEYS || phase == VALUES)) begin
       walking <= 1'b1;
-      {page, group, first, in_page} <= '0;
+      {page, group, group_in, first, in_page} <= '0;
       wanted <= '0;
+      any <= 1'b0;
       groups <= 16'((32'(seq_len) - 1) >> (PAGE_LOG - 32'(m_log)));
-    end else if (step) begin
-      in_page <= page_ends ? '0 : in_page + 1'b1;
-      wanted <= page_ends ? '0 : wanted_now;
-      if (page_ends) begin
-        page <= page + 1'b1;
-        first <= first + 16'(page_units);
-      end
-      if (all_ends) begin
-        {page, first} <= '0;
-        group <= group + 1'b1;
-        if (phase != SCORE || group == groups) walking <= 1'b0;
+    end else begin
+      if (step) in_page <= page_ends ? '0 : in_page + 1'b1;
+      if (step && all_ends && (phase != SCORE || group_in == groups)) walking <= 1'b0;
+      if (step && all_ends) group_in <= group_in + 1'b1;
+      if (step_1) begin
+        wanted <= ends_1 ? '0 : wanted_now;
+        any <= !ends_1 && any_now;
+        if (ends_1) begin
+          page <= page + 1'b1;
+          first <= first + 16'(page_units);
+        end
+        if (all_1) begin
+          {page, first} <= '0;
+          group <= group + 1'b1;
+        end
       end
     end
+    step_1 <= step;
+    {bit_1, ends_1, all_1, in_page_1} <= {bit_now, page_ends, all_ends, in_page};
     if (put) begin
       queue_wanted[tail] <= wanted_now;
       queue_req[tail] <= phase == SCORE ? {2'd0, group, page} : {phase == KEYS ? 2'd1 : 2'd2, page, 16'd0};
@@ -247,9 +258,7 @@ module sparf_ctrl #(
       if (m_req_tvalid && m_req_tready) req_done <= 1'b1;
       if (m_page_tvalid && m_page_tready) page_done <= 1'b1;
     end
-    if (rst || next) begin
-      walking <= 1'b0;
-    end
+    if (rst || next) {walking, step_1} <= 2'b00;
     if (rst) begin
       line <= '0;
       unit <= '0;

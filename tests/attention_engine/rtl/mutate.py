@@ -53,6 +53,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("held[head] <= weight", "held[0] <= weight"),
         ("{bank, beats} <= s_drain_tdata", "{bank, beats} <= {1'b0, s_drain_tdata[POS_W-1:0]}"),
     ],
+    "normalize": [("first ? in << (1 << HIGH) : in", "in"), ("second ? once << (1 << LOW)", "second ? once")],
     "serial_divide": [
         ("!less[DEN_W]}", "less[DEN_W]}"),
         ("left <= NUM_W[COUNT_W-1:0]", "left <= NUM_W[COUNT_W-1:0] - 1'b1"),
@@ -63,9 +64,9 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
     "fx_scale": [
         ("(moved >> 1) + moved[0]", "(moved >> 1)"),
-        ("over_4 <= shift_3 < 0 && raw != '0", "over_4 <= 1'b0"),
-        ("sign[4] ? -size", "sign[3] ? -size"),
-        ("shift_3 > 63 ? 6'd63", "1'b0 ? 6'd63"),
+        ("over <= shift_1 < 0 && raw != '0", "over <= 1'b0"),
+        ("sign[LATENCY-2] ? -size", "sign[LATENCY-3] ? -size"),
+        ("shift_1 > 63 ? 6'd63", "1'b0 ? 6'd63"),
     ],
     "exp2_unit": [
         ("rise <= entry_1[15:0] * low_1", "rise <= entry_1[15:0] * low"),
@@ -80,8 +81,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
     "group_score": [
         ("product[47] ? product[47:24]", "product[47] ? product[46:23]"),
-        ("added[24] ? added[24:1]", "1'b0 ? added[24:1]"),
-        ("first <= last[1]", "first <= 1'b0"),
+        ("spare = 3'(j)", "spare = 3'd0"),
+        ("first <= last[2]", "first <= 1'b0"),
         ("field <= 0 ? 30'd0", "1'b0 ? 30'd0"),
     ],
     "score_scale": [
@@ -90,10 +91,10 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("+ {1'b0, zeros}", "- {1'b0, zeros}"),
     ],
     "mix_out": [
-        ("guard && (sticky || mant[0])", "guard && sticky"),
-        ("zeros_2 > 6'd31 ? 6'd31", "1'b0 ? 6'd31"),
-        ("exponent > 16'd30 || rounded[14:10] == 5'd31", "rounded[14:10] == 5'd31"),
-        ("minus ? out_0 -", "1'b0 ? out_0 -"),
+        ("kept[35:0] != '0 || kept[37]", "kept[35:0] != '0"),
+        ("kept <= zeros > 6'd31 ? tiny : normal", "kept <= normal"),
+        ("exponent > 6'd30 || rounded[14:10] == 5'd31", "rounded[14:10] == 5'd31"),
+        ("minus_1 ? out_1 -", "1'b0 ? out_1 -"),
     ],
     "key_packer": [("s_tvalid && (last ||", "s_tvalid && (1'b0 ||"), ("count <= last ? '0", "count <= 1'b0 ? '0")],
     "argtopk": [
@@ -102,8 +103,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("hit_3 && bin_3 == bin_2 ? more_3", "1'b0 ? more_3"),
         ("read[COUNT_W +: 2] == digit + 2'd1 ?", "1'b1 ?"),
         ("total_1) >= left", "total_1) > left"),
-        ("if (collect_1) left <= left", "if (1'b0) left <= left"),
-        ("above[j] || recent_1[j] ||", "above[j] ||"),
+        ("if (collect_3) left <= left", "if (1'b0) left <= left"),
+        ("kth) || recent_2[w];", "kth);"),
         ("index < {1'b0, old}", "index < {1'b0, count}"),
         ("(digit != 2'd0 || key", "(1'b1 || key"),
     ],
@@ -117,7 +118,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     "sparf_ctrl": [
         ("reg_l <= reg_k &&", ""),
         ("in_page == page_units - 1'b1 || all_ends", "in_page == page_units - 1'b1"),
-        ("&& wanted_now != '0 && count == 2'd2", "&& wanted_now != '0 && count == 2'd3"),
+        ("&& !(count == 2'd1 && step_1 && ends_1)", ""),
         ("rst || next", "rst"),
         ("first <= first + 16'(page_units)", "first <= first + 16'd1"),
         ("if (over) saw_over", "if (1'b0) saw_over"),

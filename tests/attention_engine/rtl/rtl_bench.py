@@ -215,12 +215,13 @@ class Sink:
             elif self.cover:
                 self.cover.hit(f"{self.prefix} held up")
 
-    async def wait(self, count: int, most_cycles: int = 30_000) -> list[Beat]:
-        """The beats once there are `count`, and none after them."""
-        for _ in range(most_cycles):
-            if len(self.beats) >= count:
-                break
+    async def wait(self, count: int, patience: int = 4_000) -> list[Beat]:
+        """The beats once there are `count`, and none after them; `patience`: cycles without any."""
+        waited, seen = 0, len(self.beats)
+        while len(self.beats) < count and waited < patience:
             await RisingEdge(self.dut.clk)
+            waited = waited + 1 if len(self.beats) == seen else 0
+            seen = len(self.beats)
         assert len(self.beats) >= count, f"{self.prefix}: {len(self.beats)} beats came, {count} were due"
         for _ in range(20):
             await RisingEdge(self.dut.clk)

@@ -64,7 +64,7 @@ async def check(dut, idle, count):
     rng = await start(dut)
     sink, found = Keys(dut), tokens(rng, count)
     await Sender(dut, "s", rng, idle, COVER).send(beats(found))
-    for _ in range(8):
+    for _ in range(10):
         await cocotb.triggers.RisingEdge(dut.clk)
     due = [group_score(parts) for parts in found]
     assert sink.got == due
@@ -88,7 +88,7 @@ async def reset_in_a_token(dut):
     await reset(dut)
     sink, found = Keys(dut), tokens(rng, 3)
     await sender.send(beats(found))
-    for _ in range(8):
+    for _ in range(10):
         await cocotb.triggers.RisingEdge(dut.clk)
     assert sink.got == [group_score(parts) for parts in found]
 

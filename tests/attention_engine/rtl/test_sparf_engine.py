@@ -93,7 +93,7 @@ class Bench:
             await self.axil.write_dword(address, value)
         stream = np.concatenate([q, mean[None]]).T.ravel().tolist()
         await self.source.send({"tdata": v, "tlast": i == len(stream) - 1} for i, v in enumerate(stream))
-        beats = await self.sink.wait(q.size)
+        beats = await self.sink.wait(q.size, 40_000)
         assert [beat["tlast"] for beat in beats] == [0] * (q.size - 1) + [1]
         status, cycles = await self.axil.read_dword(4), await self.axil.read_dword(0x20)
         out = np.array([beat["tdata"] for beat in beats], np.uint16).reshape(q.shape)
