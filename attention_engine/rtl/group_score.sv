@@ -25,7 +25,7 @@ module group_score #(
   logic [5:0] valid, last;
   logic [36:0] low, high;
   logic [48:0] product;
-  logic signed [14:0] exp_0, exp_1, exp_2, exp_sum, exp_gap, exp_end, field;
+  logic signed [14:0] exp_0, exp_1, exp_2, exp_sum, lead, lag, exp_end, field;
   logic [23:0] mant, kept;
   logic [27:0] sum, minor, major, whole;
   logic [4:0] gap;
@@ -34,11 +34,12 @@ module group_score #(
   integer j;
 
   // A value is mant x 2^exp. The sum takes the larger exponent; it has room for 16 addends, and is normalized at the end
-  assign exp_gap = exp_sum - exp_2;
-  assign grows = first || exp_gap < 0;
-  assign gap = (exp_gap > 31 || exp_gap < -31) ? 5'd31 : exp_gap < 0 ? 5'(-exp_gap) : 5'(exp_gap);
+  assign lead = exp_sum - exp_2;
+  assign lag = exp_2 - exp_sum;
+  assign grows = first || lead < 0;
+  assign gap = lead < 0 ? (lag[14:5] != '0 ? 5'd31 : lag[4:0]) : lead[14:5] != '0 ? 5'd31 : lead[4:0];
   assign major = grows ? {4'b0, mant} : sum;
-  assign minor = first ? 28'd0 : (exp_gap < 0 ? sum : {4'b0, mant}) >> gap;
+  assign minor = first ? 28'd0 : (lead < 0 ? sum : {4'b0, mant}) >> gap;
 
   always_comb begin
     spare = 3'd0;

@@ -90,7 +90,7 @@ async def bins(dut):
 
 @pytest.mark.rtl
 @pytest.mark.parametrize(
-    ("simulator", "dim", "heads", "lanes"), [("icarus", 16, 2, 8), ("verilator", 128, 1, 32), ("verilator", 96, 3, 32)]
+    ("simulator", "dim", "heads", "lanes"), [("icarus", 24, 2, 8), ("verilator", 128, 1, 32), ("verilator", 96, 3, 32)]
 )
 def test_gemv_qk(simulator, dim, heads, lanes):
     simulate("gemv_qk", {"DIM": dim, "Q_HEADS": heads, "LANES": lanes}, simulator)
