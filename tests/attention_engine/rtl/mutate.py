@@ -173,20 +173,28 @@ def tried(module: str, old: str, new: str) -> str:
     return "caught" if f"cocotb tests of {module} failed" in done.stdout else "does not build"
 
 
+def _state(module: str) -> str:
+    """What a verdict on a module depends on."""
+    files = [
+        *sorted(SOURCES.glob("*.sv*")),
+        *sorted(SOURCES.glob("*.py")),
+        HERE / "rtl_bench.py",
+        HERE / f"test_{module}.py",
+    ]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev rtl --mutate", description=__doc__)
     parser.add_argument("--modules", nargs="*", choices=sorted(FAULTS), help="only these")
     parser.add_argument("-o", "--output", choices=("normal", "json"), default="normal")
     options = parser.parse_args()
     BUILDS.mkdir(exist_ok=True)
-    files = [*sorted(SOURCES.glob("*.sv*")), *sorted(SOURCES.glob("*.py")), *sorted(HERE.glob("*.py"))]
-    state = hashlib.sha256(b"".join(file.read_bytes() for file in files if file.name != "mutate.py")).hexdigest()
     memory = json.loads(MEMORY.read_text()) if MEMORY.exists() else {}
-    memory = memory if memory.get("state") == state else {"state": state}
     wanted = [fault for fault in faults() if not options.modules or fault[0] in options.modules]
 
     def judge(fault: tuple[str, str, str]) -> str:
-        key = " | ".join(fault)
+        key = " | ".join((*fault, _state(fault[0])))
         if key not in memory:
             memory[key] = tried(*fault)
             MEMORY.write_text(json.dumps(dict(memory), indent=1))

@@ -17,6 +17,8 @@ def cases(rng, count):
         total = rng.getrandbits(rng.randrange(1, 88)) * rng.choice((1, -1)) if number % 8 else 0
         mant = rng.choice((1 << 23, (1 << 24) - 1, rng.randrange(1 << 23, 1 << 24)))
         exp = min(127, max(0, abs(total).bit_length() - 48 + 24 - rng.randrange(-frac - 6, bits - frac + 3)))
+        if number % 9 == 4:  # next to nothing is left
+            exp = rng.randrange(90, 128)
         if number % 11 == 3:
             mant = 0
         user = rng.getrandbits(5)
