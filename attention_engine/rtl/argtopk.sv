@@ -1,0 +1,277 @@
+`include "check.svh"
+
+// The k largest of up to N_MAX keys as a bitmap, lowest index first among equals, WAYS keys a cycle.
+//
+// A key is {sign, magnitude}, which sorts as a floating-point number does; -0 equals +0. cfg: n keys come, k are
+// wanted, the last `recent` of them in any case (recent <= k <= n), cfg_abs drops signs. s: WAYS keys a beat, the rest
+// of the last beat is ignored. m: WAYS bits a beat, bits from n on are zero.
+//
+// Three digits of a key are settled one after the other: a histogram of it, then a scan of its bins. The first is
+// counted while keys come, so after the last key 3 passes of n / WAYS remain, 2 for histograms and 1 that gives out.
+// Each way has bins of its own, in two levels, so that a scan takes 2 x 2^(DIGIT / 2) cycles.
+module argtopk #(
+    parameter int N_MAX = 2048,
+    parameter int WAYS = 8,
+    parameter int DIGIT = 10,
+    parameter int KEY_W = 3 * DIGIT,
+    parameter int N_W = $clog2(N_MAX + 1)
+) (
+    input  logic                  clk,
+    input  logic                  rst,
+    input  logic                  cfg_tvalid,
+    output logic                  cfg_tready,
+    input  logic [N_W-1:0]        cfg_n,
+    input  logic [N_W-1:0]        cfg_k,
+    input  logic [N_W-1:0]        cfg_recent,
+    input  logic                  cfg_abs,
+    input  logic                  s_tvalid,
+    output logic                  s_tready,
+    input  logic [WAYS*KEY_W-1:0] s_tdata,
+    output logic                  m_tvalid,
+    input  logic                  m_tready,
+    output logic [WAYS-1:0]       m_tdata,
+    output logic                  m_tlast
+);
+  localparam int LINES = N_MAX / WAYS;
+  localparam int LINE_W = LINES > 1 ? $clog2(LINES) : 1;
+  localparam int WAY_W = $clog2(WAYS);
+  localparam int HALF = DIGIT / 2;
+  localparam int COARSE = 1 << HALF;
+  localparam int COUNT_W = $clog2(LINES + 1);
+  localparam int TOTAL_W = COUNT_W + WAY_W;
+  localparam int FINE = COARSE + 3;            // when a scan turns to the fine bins
+  localparam int SCAN_END = FINE + COARSE + 2;
+  localparam int SCAN_W = $clog2(SCAN_END + 1);
+
+  `CHECK(WAYS >= 2 && WAYS <= 32 && (1 << WAY_W) == WAYS, "argtopk: WAYS must be 2, 4, 8, 16 or 32")
+  `CHECK(N_MAX % WAYS == 0 && N_MAX <= 65536, "argtopk: N_MAX must be a multiple of WAYS, at most 65536")
+  `CHECK(DIGIT % 2 == 0 && DIGIT >= 4, "argtopk: DIGIT must be even, 4 at least")
+
+  localparam logic [2:0] IDLE = 3'd0, LOAD = 3'd1, PASS = 3'd2, SETTLE = 3'd3, SCAN = 3'd4, COLLECT = 3'd5, CLEAR = 3'd6;
+
+  logic [2:0] state;
+  logic [1:0] digit;             // 2: the leading one
+  logic [N_W-1:0] count, old;    // keys, and those of them that compete
+  logic [N_W-1:0] left;          // wanted among the keys that are like the k-th so far
+  logic [KEY_W-1:0] kth;         // the k-th key, as far as it is settled
+  logic drop_sign;
+  logic [LINE_W-1:0] line, last_line;
+  logic [SCAN_W-1:0] scan;
+  logic [DIGIT-1:0] wipe;
+  logic [1:0] settle;
+  logic take, line_last, step;
+
+  assign take = s_tvalid && s_tready;
+  assign line_last = line == last_line;
+  assign step = !m_tvalid || m_tready;
+  assign cfg_tready = state == IDLE;
+  assign s_tready = state == LOAD;
+
+  // Keys in the order of their bits, a line of them a cycle
+  logic [WAYS*KEY_W-1:0] ordered, arrived, fetched, keys;  // keys: a memory and what follows it are two cycles
+  logic [WAYS*KEY_W-1:0] store [0:LINES-1];
+  logic [WAYS-1:0] competes, is_recent, competes_1, recent_1, competes_2, recent_2;
+  logic counted_1, collect_1, last_1, counted_2, collect_2, last_2;
+  genvar w;
+
+  generate
+    for (w = 0; w < WAYS; w = w + 1) begin : g_order
+      logic [KEY_W-1:0] key;
+      logic [N_W:0] index;
+      logic negative;
+      assign key = s_tdata[w*KEY_W +: KEY_W];
+      assign negative = key[KEY_W-1] && !drop_sign && key[KEY_W-2:0] != '0;
+      assign ordered[w*KEY_W +: KEY_W] = negative ? ~key : {1'b1, key[KEY_W-2:0]};
+      assign index = (N_W+1)'({line, {WAY_W{1'b0}}}) + (N_W+1)'(w);
+      assign competes[w] = index < {1'b0, old};
+      assign is_recent[w] = !competes[w] && index < {1'b0, count};
+    end
+  endgenerate
+
+  always_ff @(posedge clk) begin
+    if (take) store[line] <= ordered;
+    arrived <= ordered;
+    if (step) fetched <= store[line];
+    counted_1 <= take || state == PASS;
+    if (step) begin
+      competes_1 <= competes;
+      recent_1 <= is_recent;
+      collect_1 <= state == COLLECT;
+      last_1 <= line_last;
+      keys <= digit == 2'd2 ? arrived : fetched;
+      {competes_2, recent_2, collect_2, last_2} <= {competes_1, recent_1, collect_1, last_1};
+    end
+    counted_2 <= counted_1;
+    if (rst) begin
+      {counted_1, counted_2} <= 2'b00;
+      {collect_1, collect_2} <= 2'b00;
+    end
+  end
+
+  // Bins: a count, and the digit that it belongs to; what belongs to another digit is stale and means none
+  logic [HALF-1:0] low_bin, high_bin;
+  logic [WAYS*COUNT_W-1:0] coarse_counts, fine_counts;
+  logic wipe_coarse;
+
+  assign low_bin = ~scan_low;  // from the top in either level
+  assign wipe_coarse = state == CLEAR || (state == SCAN && scan >= FINE);
+
+  generate
+    for (w = 0; w < WAYS; w = w + 1) begin : g_bins
+      logic [KEY_W-1:0] key;
+      logic [DIGIT-1:0] bin, bin_2, bin_3;
+      logic [COUNT_W+1:0] fine [0:(1<<DIGIT)-1];
+      logic [COUNT_W-1:0] coarse [0:COARSE-1];
+      logic [COUNT_W+1:0] read;
+      logic [COUNT_W-1:0] fresh, more, more_3, big;
+      logic hit, hit_2, hit_3;
+
+      assign key = keys[w*KEY_W +: KEY_W];
+      assign bin = digit == 2'd2 ? key[2*DIGIT +: DIGIT] : digit == 2'd1 ? key[DIGIT +: DIGIT] : key[0 +: DIGIT];
+      assign hit = counted_2 && competes_2[w]
+          && (digit == 2'd2 || key[2*DIGIT +: DIGIT] == kth[2*DIGIT +: DIGIT])
+          && (digit != 2'd0 || key[DIGIT +: DIGIT] == kth[DIGIT +: DIGIT]);
+      assign fresh = read[COUNT_W +: 2] == digit + 2'd1 ? read[COUNT_W-1:0] : '0;
+      assign more = (hit_3 && bin_3 == bin_2 ? more_3 : fresh) + 1'b1;
+      assign big = coarse[state == SCAN ? low_bin : bin[DIGIT-1:HALF]];
+
+      always_ff @(posedge clk) begin
+        read <= fine[state == SCAN ? {high_bin, low_bin} : bin];
+        hit_2 <= hit;
+        bin_2 <= bin;
+        hit_3 <= hit_2;
+        bin_3 <= bin_2;
+        more_3 <= more;
+        coarse_counts[w*COUNT_W +: COUNT_W] <= big;
+        fine_counts[w*COUNT_W +: COUNT_W] <= fresh;
+        if (hit_2 || state == COLLECT || state == CLEAR)
+          fine[hit_2 ? bin_2 : wipe] <= hit_2 ? {digit + 2'd1, more} : {(COUNT_W+2){1'b0}};
+        if (hit || wipe_coarse) coarse[hit ? bin[DIGIT-1:HALF] : state == CLEAR ? wipe[HALF-1:0] : scan_low] <= hit ? big + 1'b1 : '0;
+        if (rst) {hit_2, hit_3} <= 2'b00;
+      end
+    end
+  endgenerate
+
+  // A scan goes from the top: first the coarse bin, then the fine one in it, that has the k-th key
+  logic [HALF-1:0] scan_low, bin_1, bin_2, bin_3;
+  logic [TOTAL_W-1:0] total, total_1;
+  logic coarse_1, fine_1, fine_2, valid_3, fine_3, found;
+  logic [WAYS*COUNT_W-1:0] counts;
+  integer i;
+
+  assign counts = fine_2 ? fine_counts : coarse_counts;
+
+  always_comb begin
+    total = '0;
+    for (i = 0; i < WAYS; i = i + 1) total = total + TOTAL_W'(counts[i*COUNT_W +: COUNT_W]);
+  end
+
+  always_ff @(posedge clk) begin
+    scan_low <= state != SCAN || scan == FINE - 1 ? '0 : scan_low + 1'b1;
+    coarse_1 <= state == SCAN && scan < COARSE;
+    fine_1 <= state == SCAN && scan >= FINE && scan < FINE + COARSE;  // fine bins are there a cycle later
+    fine_2 <= fine_1;
+    bin_1 <= low_bin;
+    bin_2 <= bin_1;
+    valid_3 <= fine_2 || coarse_1;
+    fine_3 <= fine_2;
+    bin_3 <= fine_2 ? bin_2 : bin_1;
+    total_1 <= total;
+  end
+
+  // What is taken: all above the k-th key, the first of those that equal it, and the recent ones
+  logic [WAYS-1:0] equal, surely, chosen;
+  logic collect_3, last_3;
+  logic [WAY_W:0] rank, few, taken;  // few: how many of a line's equal keys may be taken
+  integer j;
+
+  assign few = left[N_W-1:WAY_W] != '0 ? (WAY_W+1)'(WAYS) : {1'b0, left[WAY_W-1:0]};
+  assign taken = rank < few ? rank : few;
+
+  always_comb begin
+    rank = '0;
+    for (j = 0; j < WAYS; j = j + 1) begin
+      chosen[j] = surely[j] || (equal[j] && rank < few);
+      rank = rank + {{WAY_W{1'b0}}, equal[j]};
+    end
+  end
+
+  generate
+    for (w = 0; w < WAYS; w = w + 1) begin : g_compare
+      always_ff @(posedge clk) begin
+        if (step) begin
+          equal[w] <= competes_2[w] && keys[w*KEY_W +: KEY_W] == kth;
+          surely[w] <= (competes_2[w] && keys[w*KEY_W +: KEY_W] > kth) || recent_2[w];
+        end
+      end
+    end
+  endgenerate
+
+  always_ff @(posedge clk) begin
+    case (state)
+      IDLE:
+        if (cfg_tvalid) begin
+          state <= LOAD;
+          digit <= 2'd2;
+          line <= '0;
+          last_line <= LINE_W'((cfg_n - 1'b1) >> WAY_W);
+          count <= cfg_n;
+          old <= cfg_n - cfg_recent;
+          left <= cfg_k - cfg_recent;
+          drop_sign <= cfg_abs;
+        end
+      LOAD, PASS:
+        if (take || state == PASS) begin
+          line <= line_last ? '0 : line + 1'b1;
+          settle <= 2'd0;
+          if (line_last) state <= SETTLE;
+        end
+      SETTLE: begin  // the last counts are being written
+        settle <= settle + 1'b1;
+        scan <= '0;
+        found <= 1'b0;
+        if (settle == 2'd2) state <= SCAN;
+      end
+      SCAN: begin
+        scan <= scan + 1'b1;
+        if (scan == FINE - 1) found <= 1'b0;
+        else if (valid_3 && !found) begin
+          if (N_W'(total_1) >= left) begin
+            found <= 1'b1;
+            if (!fine_3) high_bin <= bin_3;
+            else kth[digit*DIGIT +: DIGIT] <= {high_bin, bin_3};
+          end else left <= left - N_W'(total_1);
+        end
+        if (scan == SCAN_END) begin
+          state <= digit == 2'd0 ? COLLECT : PASS;
+          digit <= digit == 2'd0 ? 2'd0 : digit - 1'b1;
+          wipe <= '0;
+        end
+      end
+      COLLECT: begin
+        wipe <= wipe == '1 ? wipe : wipe + 1'b1;
+        if (step) begin
+          line <= line + 1'b1;
+          if (line_last) state <= CLEAR;
+        end
+      end
+      CLEAR:
+        if (wipe != '1) wipe <= wipe + 1'b1;
+        else if (!collect_1 && !collect_2 && !collect_3 && step) state <= IDLE;
+      default: state <= CLEAR;
+    endcase
+    if (step) begin
+      {collect_3, last_3} <= {collect_2, last_2};
+      m_tvalid <= collect_3;
+      m_tdata <= chosen;
+      m_tlast <= last_3;
+      if (collect_3) left <= left - N_W'(taken);
+    end
+    if (rst) begin
+      state <= CLEAR;
+      wipe <= '0;
+      m_tvalid <= 1'b0;
+      collect_3 <= 1'b0;
+    end
+  end
+endmodule

@@ -1,0 +1,76 @@
+`include "check.svh"
+
+// A token's score over its query group as a key that sorts: the sum of 2^x / l over the queries.
+//
+// s: 2^x as `exp2_unit` gives it, with the reciprocal of that query's l as `softmax_online` gives it; s_tlast: the last
+// query of a token. m_tdata: {0, exponent of 9 bits, 20 bits of the mantissa}; what lies below 2^-500 is 0. Addends
+// are cut to the place of the largest so far. One query a cycle, seven cycles; the sink must always be ready.
+module group_score #(
+    parameter int INT_W = 13
+) (
+    input  logic             clk,
+    input  logic             rst,
+    input  logic             s_tvalid,
+    input  logic [INT_W+23:0] s_tdata,
+    input  logic [24:0]      s_recip,
+    input  logic [5:0]       s_zeros,
+    input  logic             s_tlast,
+    output logic             m_tvalid,
+    output logic [29:0]      m_tdata
+);
+  localparam int BIAS = 500;
+
+  `CHECK(INT_W >= 2 && INT_W <= 14, "group_score: INT_W must be 2 to 14")
+
+  logic [5:0] valid, last;
+  logic [36:0] low, high;
+  logic [48:0] product;
+  logic signed [14:0] exp_0, exp_1, exp_2, exp_sum, lead, lag, exp_end, field;
+  logic [23:0] mant, kept;
+  logic [27:0] sum, minor, major, whole;
+  logic [4:0] gap;
+  logic [2:0] spare;
+  logic first, grows;
+  integer j;
+
+  // A value is mant x 2^exp. The sum takes the larger exponent; it has room for 16 addends, and is normalized at the end
+  assign lead = exp_sum - exp_2;
+  assign lag = exp_2 - exp_sum;
+  assign grows = first || lead < 0;
+  assign gap = lead < 0 ? (lag[14:5] != '0 ? 5'd31 : lag[4:0]) : lead[14:5] != '0 ? 5'd31 : lead[4:0];
+  assign major = grows ? {4'b0, mant} : sum;
+  assign minor = first ? 28'd0 : (lead < 0 ? sum : {4'b0, mant}) >> gap;
+
+  always_comb begin
+    spare = 3'd0;
+    for (j = 1; j <= 4; j = j + 1) if (whole[23+j]) spare = 3'(j);
+  end
+
+  always_ff @(posedge clk) begin
+    valid <= {valid[4:0], s_tvalid};
+    last <= {last[4:0], s_tlast};
+    low <= s_tdata[23:0] * s_recip[11:0];
+    high <= s_tdata[23:0] * s_recip[24:12];
+    exp_0 <= $signed({{(15-INT_W){s_tdata[INT_W+23]}}, s_tdata[INT_W+23:24]}) + $signed({9'b0, s_zeros}) - 15'sd39;
+    product <= {high, 12'b0} + {12'b0, low};
+    exp_1 <= exp_0;
+    mant <= product[47] ? product[47:24] : product[46:23];
+    exp_2 <= exp_1 + (product[47] ? 15'sd1 : 15'sd0);
+    if (valid[2]) begin
+      sum <= major + minor;
+      exp_sum <= grows ? exp_2 : exp_sum;
+      first <= last[2];
+    end
+    whole <= sum;
+    exp_end <= exp_sum;
+    kept <= 24'(whole >> spare);
+    field <= exp_end + $signed({12'b0, spare}) + 15'(23 + BIAS);
+    m_tvalid <= valid[5] && last[5];
+    m_tdata <= field <= 0 ? 30'd0 : {1'b0, field[8:0], kept[22:3]};
+    if (rst) begin
+      valid <= '0;
+      m_tvalid <= 1'b0;
+      first <= 1'b1;
+    end
+  end
+endmodule

@@ -1,0 +1,146 @@
+`include "check.svh"
+
+// Softmax statistics of a stream of scores: the running maximum m, and l, the sum of 2^(x - m) which shrinks when m
+// grows; at the end one reciprocal of l for each of CONTEXTS interleaved rows.
+//
+// s_tdata: x in log2 units, 32 bits with 20 behind the point; s_tid: its row; s_tlast: the last score of all rows, then
+// no more is taken until m has given out CONTEXTS beats. m is a whole number above the maximum, so a rescale is a
+// shift. m_max: m; m_sum: l with 32 bits behind the point; m_recip in (2^23, 2^24]: 1 / l = m_recip x 2^(9 + m_zeros - 48)
+// within 2^-22, with m_zeros the leading zeros of l. A row without scores has l = 0.
+module softmax_online #(
+    parameter int CONTEXTS = 1,
+    parameter int ID_W = CONTEXTS > 1 ? $clog2(CONTEXTS) : 1
+) (
+    input  logic            clk,
+    input  logic            rst,
+    input  logic            s_tvalid,
+    output logic            s_tready,
+    input  logic [31:0]     s_tdata,
+    input  logic [ID_W-1:0] s_tid,
+    input  logic            s_tlast,
+    output logic            m_tvalid,
+    input  logic            m_tready,
+    output logic [12:0]     m_max,
+    output logic [47:0]     m_sum,
+    output logic [5:0]      m_zeros,
+    output logic [24:0]     m_recip,
+    output logic [ID_W-1:0] m_tid,
+    output logic            m_tlast
+);
+  localparam int USER_W = ID_W + 7;  // row, last, shift of its sum
+
+  `CHECK(CONTEXTS >= 1 && CONTEXTS <= 16, "softmax_online: CONTEXTS must be 1 to 16")
+
+  logic signed [12:0] top [0:CONTEXTS-1];
+  logic [47:0] sum [0:CONTEXTS-1];
+  logic [CONTEXTS-1:0] seen;
+  logic closing;  // all scores are in
+
+  // One whole number above the score, and by how many bits the sum has to shrink for it
+  logic signed [12:0] above, prior, now;
+  logic signed [13:0] growth;
+  logic [5:0] shrink;
+  logic take;
+
+  assign take = s_tvalid && s_tready;
+  assign above = {s_tdata[31], s_tdata[31:20]} + 13'sd1;
+  assign prior = seen[s_tid] ? top[s_tid] : above;
+  assign now = above > prior ? above : prior;
+  assign growth = now - prior;
+  assign shrink = growth > 14'sd63 ? 6'd63 : growth[5:0];
+  assign s_tready = !closing;
+
+  logic x_valid;
+  logic [32:0] x_data;  // x - m, below zero
+  logic [USER_W-1:0] x_user;
+
+  always_ff @(posedge clk) begin
+    x_valid <= take;
+    x_data <= {s_tdata[31], s_tdata} - {now, 20'b0};
+    x_user <= {s_tid, s_tlast, shrink};
+    if (take) begin
+      top[s_tid] <= now;
+      seen[s_tid] <= 1'b1;
+      if (s_tlast) closing <= 1'b1;
+    end
+    if (done) begin
+      seen <= '0;
+      closing <= 1'b0;
+    end
+    if (rst) begin
+      x_valid <= 1'b0;
+      seen <= '0;
+      closing <= 1'b0;
+    end
+  end
+
+  logic e_valid, e_ready;
+  logic [36:0] e_data;
+  logic [USER_W-1:0] e_user;
+  logic x_ready;
+
+  exp2_unit #(.INT_W(13), .USER_W(USER_W)) exp2 (
+      .clk(clk), .rst(rst), .s_tvalid(x_valid), .s_tready(x_ready), .s_tdata(x_data), .s_tuser(x_user),
+      .m_tvalid(e_valid), .m_tready(1'b1), .m_tdata(e_data), .m_tuser(e_user));
+
+  // The sum: 2^f with f below zero, 32 bits behind the point
+  logic [12:0] down;  // -f - 1
+  logic [31:0] term;
+  logic [ID_W-1:0] e_id;
+  logic [CONTEXTS-1:0] summed;
+  logic reduce;
+
+  assign down = ~e_data[36:24];
+  assign term = down > 13'd31 ? 32'd0 : {e_data[23:0], 8'b0} >> down[4:0];
+  assign e_id = e_user[7 +: ID_W];
+
+  always_ff @(posedge clk) begin
+    if (e_valid) begin
+      sum[e_id] <= (summed[e_id] ? sum[e_id] >> e_user[5:0] : 48'd0) + {16'd0, term};
+      summed[e_id] <= 1'b1;
+    end
+    if (done) summed <= '0;
+    if (rst) summed <= '0;
+  end
+
+  // Reciprocals, row by row
+  logic [ID_W-1:0] row;
+  logic asked, ask, d_ready, done;
+  logic [3:0] settled;
+  logic [47:0] quotient, total, normal;
+  logic [5:0] zeros;
+
+  assign ask = settled[3];  // the leading one of the sum is at the top
+  assign done = m_tvalid && m_tready && m_tlast;
+  assign m_max = seen[row] ? top[row] : 13'd0;
+  assign m_sum = total;
+  assign m_zeros = zeros;
+  assign m_recip = total == '0 ? 25'd0 : quotient[24:0];
+  assign m_tid = row;
+  assign m_tlast = row == ID_W'(CONTEXTS - 1);
+
+  normalize #(.W(48)) norm (.clk(clk), .en(1'b1), .value(total), .normal(normal), .zeros(zeros));
+
+  always_ff @(posedge clk) begin
+    if (e_valid && e_user[6]) reduce <= 1'b1;
+    total <= summed[row] ? sum[row] : 48'd0;
+    settled <= {settled[2:0], reduce && !asked};
+    if (!reduce || asked) settled <= '0;
+    if (ask && d_ready) asked <= 1'b1;
+    if (m_tvalid && m_tready) begin
+      asked <= 1'b0;
+      row <= m_tlast ? '0 : row + 1'b1;
+      if (m_tlast) reduce <= 1'b0;
+    end
+    if (rst) begin
+      reduce <= 1'b0;
+      asked <= 1'b0;
+      settled <= '0;
+      row <= '0;
+    end
+  end
+
+  serial_divide #(.NUM_W(48), .DEN_W(24)) divide (
+      .clk(clk), .rst(rst), .s_tvalid(ask && !asked), .s_tready(d_ready), .s_num(48'd1 << 47),
+      .s_den(normal[47:24]), .m_tvalid(m_tvalid), .m_tready(m_tready), .m_tdata(quotient));
+endmodule

@@ -1,0 +1,565 @@
+`include "check.svh"
+
+// SparF attention (InstInfer, Algorithm 1) for one head's stream of pages: Q_HEADS queries share K and V.
+//
+// s_query: for each channel its queries' values, then the mean of V, all FP16; s_query_tlast ends it. m_req asks for
+// a page, {kind, group, page}: kind 0 a page of channels of K for a group of tokens, 1 and 2 a page of tokens of K and
+// of V. s_page gives the pages in that order, LANES values a beat, PAGE_VALUES / LANES beats each. m_out: the output,
+// query by query, FP16. Registers: sparf_ctrl. The order of phases: channels are chosen while q comes, approximate
+// scores from their pages, their softmax, tokens are chosen, exact scores of those from K, their softmax, V.
+module sparf_engine #(
+    parameter int DIM = 128,
+    parameter int Q_HEADS = 1,
+    parameter int LANES = 32,
+    parameter int N_MAX = 2048,
+    parameter int PAGE_VALUES = 2048,
+    parameter int WAYS = 8,
+    parameter int SCALE_MANT = 8557531,
+    parameter int SCALE_EXP = 26
+) (
+    input  logic                clk,
+    input  logic                rst,
+    input  logic                s_axil_awvalid,
+    output logic                s_axil_awready,
+    input  logic [7:0]          s_axil_awaddr,
+    input  logic                s_axil_wvalid,
+    output logic                s_axil_wready,
+    input  logic [31:0]         s_axil_wdata,
+    output logic                s_axil_bvalid,
+    input  logic                s_axil_bready,
+    output logic [1:0]          s_axil_bresp,
+    input  logic                s_axil_arvalid,
+    output logic                s_axil_arready,
+    input  logic [7:0]          s_axil_araddr,
+    output logic                s_axil_rvalid,
+    input  logic                s_axil_rready,
+    output logic [31:0]         s_axil_rdata,
+    output logic [1:0]          s_axil_rresp,
+    input  logic                s_query_tvalid,
+    output logic                s_query_tready,
+    input  logic [15:0]         s_query_tdata,
+    input  logic                s_query_tlast,
+    output logic                m_req_tvalid,
+    input  logic                m_req_tready,
+    output logic [33:0]         m_req_tdata,
+    input  logic                s_page_tvalid,
+    output logic                s_page_tready,
+    input  logic [16*LANES-1:0] s_page_tdata,
+    input  logic                s_page_tlast,
+    output logic                m_out_tvalid,
+    input  logic                m_out_tready,
+    output logic [15:0]         m_out_tdata,
+    output logic                m_out_tlast
+);
+  `include "fp16.svh"
+
+  localparam logic [2:0] IDLE = 3'd0, CHANNELS = 3'd1, SCORE = 3'd2, WEIGH = 3'd3, KEYS = 3'd4, VALUES = 3'd5;
+  localparam int ACC_W = 88;
+  localparam int SIG_W = 17;
+  localparam int KEY_W = 30;
+  localparam int N_W = $clog2(N_MAX + 1);
+  localparam int RUN_W = $clog2(PAGE_VALUES + 1);
+  localparam int ID_W = Q_HEADS > 1 ? $clog2(Q_HEADS) : 1;
+  localparam int Q_W = $clog2(DIM * Q_HEADS);
+  localparam int DIM_W = $clog2(DIM);
+  localparam int X_W = $clog2(N_MAX * Q_HEADS);
+  localparam int POS_W = PAGE_VALUES > LANES ? $clog2(PAGE_VALUES / LANES) : 1;
+  localparam int LANE_LOG = $clog2(LANES);
+
+  `CHECK(DIM % LANES == 0 && DIM <= 128, "sparf_engine: DIM must be a multiple of LANES, at most 128")
+  `CHECK(Q_HEADS >= 1 && Q_HEADS <= 8, "sparf_engine: Q_HEADS must be 1 to 8")
+  `CHECK(PAGE_VALUES / 8 >= LANES, "sparf_engine: a run of an eighth of a page must fill a beat")
+
+  logic [2:0] phase;
+  logic phase_begins, stage_done, over;
+  logic [N_W-1:0] r, k, seq_len;
+  logic [1:0] m_log;
+  logic bad, unused_q_ready, unused_x_ready;
+  genvar i;
+
+  // --- control, argtopk, filter
+
+  logic topk_tvalid, topk_tready, topk_abs, key_line_valid, mask_valid, mask_last;
+  logic [N_W-1:0] topk_n, topk_k, topk_recent;
+  logic [WAYS*KEY_W-1:0] key_line;
+  logic [WAYS-1:0] mask;
+  logic page_tvalid, page_tready;
+  logic [63:0] page_wanted;
+  logic [RUN_W-1:0] page_length;
+  logic [15:0] page_tid;
+
+  sparf_ctrl #(.DIM(DIM), .Q_HEADS(Q_HEADS), .N_MAX(N_MAX), .PAGE_VALUES(PAGE_VALUES), .WAYS(WAYS)) ctrl (
+      .clk(clk), .rst(rst),
+      .s_axil_awvalid(s_axil_awvalid), .s_axil_awready(s_axil_awready), .s_axil_awaddr(s_axil_awaddr),
+      .s_axil_wvalid(s_axil_wvalid), .s_axil_wready(s_axil_wready), .s_axil_wdata(s_axil_wdata),
+      .s_axil_bvalid(s_axil_bvalid), .s_axil_bready(s_axil_bready), .s_axil_bresp(s_axil_bresp),
+      .s_axil_arvalid(s_axil_arvalid), .s_axil_arready(s_axil_arready), .s_axil_araddr(s_axil_araddr),
+      .s_axil_rvalid(s_axil_rvalid), .s_axil_rready(s_axil_rready), .s_axil_rdata(s_axil_rdata),
+      .s_axil_rresp(s_axil_rresp),
+      .phase(phase), .phase_begins(phase_begins), .r(r), .k(k), .seq_len(seq_len), .m_log(m_log),
+      .stage_done(stage_done), .bad(bad), .over(over),
+      .topk_tvalid(topk_tvalid), .topk_tready(topk_tready), .topk_n(topk_n), .topk_k(topk_k),
+      .topk_recent(topk_recent), .topk_abs(topk_abs),
+      .s_mask_tvalid(mask_valid), .s_mask_tdata(mask), .s_mask_tlast(mask_last),
+      .m_req_tvalid(m_req_tvalid), .m_req_tready(m_req_tready), .m_req_tdata(m_req_tdata),
+      .m_page_tvalid(page_tvalid), .m_page_tready(page_tready), .m_page_wanted(page_wanted),
+      .m_page_length(page_length), .m_page_tid(page_tid));
+
+  logic topk_load;
+
+  argtopk #(.N_MAX(N_MAX), .WAYS(WAYS), .DIGIT(KEY_W / 3)) topk (
+      .clk(clk), .rst(rst), .cfg_tvalid(topk_tvalid), .cfg_tready(topk_tready), .cfg_n(topk_n), .cfg_k(topk_k),
+      .cfg_recent(topk_recent), .cfg_abs(topk_abs), .s_tvalid(key_line_valid), .s_tready(topk_load),
+      .s_tdata(key_line), .m_tvalid(mask_valid), .m_tready(1'b1), .m_tdata(mask), .m_tlast(mask_last));
+
+  logic row_valid, row_ready, row_end;
+  logic [16*LANES-1:0] row;
+  logic [LANES-1:0] row_keep;
+  logic [15:0] row_first;
+  logic [5:0] row_run;
+  logic row_last;
+
+  nfc_filter #(.LANES(LANES), .RUNS(64), .RUN_W(RUN_W), .TID_W(16)) filter (
+      .clk(clk), .rst(rst), .cfg_tvalid(page_tvalid), .cfg_tready(page_tready), .cfg_wanted(page_wanted),
+      .cfg_length(page_length), .cfg_tid(page_tid), .s_tvalid(s_page_tvalid), .s_tready(s_page_tready),
+      .s_tdata(s_page_tdata), .s_tkeep({LANES{1'b1}}), .s_tlast(s_page_tlast), .m_tvalid(row_valid),
+      .m_tready(row_ready), .m_tdata(row), .m_tkeep(row_keep), .m_tid(row_first), .m_tuser(row_run), .m_end(row_end),
+      .m_tlast(row_last));
+
+  // --- q and the mean of V come in: norms, and keys of the channels
+
+  logic [15:0] q_store [0:DIM*Q_HEADS-1];
+  logic [15:0] mean_store [0:DIM-1];
+  logic [47:0] whole [0:Q_HEADS-1];
+  logic [47:0] kept [0:Q_HEADS-1];
+  logic [Q_W-1:0] q_in;
+  logic [DIM_W-1:0] channel_in;
+  logic [ID_W:0] part;
+  logic q_take, is_mean, q_last, q_bad, channel_valid, channel_first, channels_in;
+  logic [47:0] q_size, channel_sum;
+
+  assign s_query_tready = phase == CHANNELS && topk_load && !channels_in;
+  assign q_take = s_query_tvalid && s_query_tready;
+  assign is_mean = part == (ID_W+1)'(Q_HEADS);
+  assign q_size = 48'(fp16_sig(s_query_tdata)) << fp16_shift(s_query_tdata);
+  assign q_last = channel_in == DIM_W'(DIM - 1) && part == (ID_W+1)'(Q_HEADS - 1);
+
+  always_ff @(posedge clk) begin
+    q_bad <= q_take && fp16_bad(s_query_tdata);
+    channel_valid <= q_take && is_mean;
+    if (q_take) begin
+      if (is_mean) mean_store[channel_in] <= s_query_tdata;
+      else begin
+        q_store[q_in] <= s_query_tdata;
+        q_in <= q_in + 1'b1;
+        whole[part[ID_W-1:0]] <= (channel_in == '0 ? 48'd0 : whole[part[ID_W-1:0]]) + q_size;
+        channel_sum <= (part == '0 ? 48'd0 : channel_sum) + q_size;
+      end
+      part <= is_mean ? '0 : part + 1'b1;
+      if (is_mean) channel_in <= channel_in + 1'b1;
+      if (s_query_tlast) channels_in <= 1'b1;
+    end
+    if (rst || phase == IDLE) begin
+      q_in <= '0;
+      channel_in <= '0;
+      part <= '0;
+      channels_in <= 1'b0;
+    end
+  end
+
+  // A sum of magnitudes as a key: its leading one, and 20 bits behind it
+  logic [5:0] channel_zeros;
+  logic [47:0] channel_normal;
+  integer j;
+
+  always_comb begin
+    channel_zeros = 6'd48;
+    for (j = 0; j < 48; j = j + 1) if (channel_sum[j]) channel_zeros = 6'(47 - j);
+  end
+
+  assign channel_normal = channel_sum << channel_zeros;
+
+  logic token_valid, key_valid;
+  logic [KEY_W-1:0] token_key, key;
+
+  assign key_valid = phase == CHANNELS ? channel_valid : token_valid;
+  assign key = phase != CHANNELS ? token_key
+      : channel_sum == '0 ? '0 : {1'b0, 9'd48 - {3'b0, channel_zeros}, channel_normal[46:27]};
+
+  key_packer #(.WAYS(WAYS), .KEY_W(KEY_W), .N_W(N_W)) packer (
+      .clk(clk), .rst(rst), .n(topk_n), .s_tvalid(key_valid), .s_tdata(key), .m_tvalid(key_line_valid),
+      .m_tdata(key_line));
+
+  // --- products: of rows and q (exact scores), and sums of weighted rows (approximate scores, output)
+
+  logic dot_ready, dot_valid, dot_bad, sum_row_ready, sum_valid, sum_ready, sum_bad, sum_last;
+  logic [ACC_W-1:0] dot, sum;
+  logic [ID_W-1:0] dot_id, sum_id;
+  logic weight_valid, weight_ready, weight_phase_valid;
+  logic [SIG_W+5:0] weight, value_weight;
+  logic [16*LANES-1:0] row_inside;
+  logic [POS_W-1:0] row_pos;
+  logic [N_W-1:0] rows;
+  logic row_take, rows_first, all_rows, room;
+  logic [1:0] banks_full;
+  logic bank, group_stored, group_drained;
+  logic [15:0] group_first;
+  logic signed [16:0] there;
+  logic [15:0] channel_q;
+  logic [ID_W-1:0] weight_id;
+  logic [Q_W-1:0] q_index;
+
+  gemv_qk #(.DIM(DIM), .Q_HEADS(Q_HEADS), .LANES(LANES), .ACC_W(ACC_W)) dots (
+      .clk(clk), .rst(rst), .s_q_tvalid(q_take && !is_mean), .s_q_tready(unused_q_ready), .s_q_tdata(s_query_tdata),
+      .s_q_tlast(q_last), .s_k_tvalid(row_valid && phase == KEYS), .s_k_tready(dot_ready), .s_k_tdata(row),
+      .s_k_tlast(row_end), .m_tvalid(dot_valid), .m_tready(1'b1), .m_tdata(dot), .m_tid(dot_id), .m_tuser(dot_bad));
+
+  logic drain_valid, drain_ready, drain_bank;
+  logic [POS_W-1:0] drain_beats;
+
+  gemv_av #(.RUN_MAX(PAGE_VALUES), .Q_HEADS(Q_HEADS), .LANES(LANES), .SIG_W(SIG_W), .ACC_W(ACC_W)) sums (
+      .clk(clk), .rst(rst), .s_w_tvalid(weight_valid), .s_w_tready(weight_ready), .s_w_tdata(weight),
+      .s_row_tvalid(row_valid && room && (phase == SCORE || phase == VALUES)), .s_row_tready(sum_row_ready),
+      .s_row_tdata(row_inside), .s_row_tuser(rows_first), .s_row_tdest(bank), .s_row_tlast(row_end),
+      .s_drain_tvalid(drain_valid), .s_drain_tready(drain_ready), .s_drain_tdata({drain_bank, drain_beats}),
+      .m_tvalid(sum_valid), .m_tready(sum_ready), .m_tdata(sum), .m_tid(sum_id), .m_tuser(sum_bad), .m_tlast(sum_last));
+
+  assign row_ready = phase == KEYS ? dot_ready : room && sum_row_ready;
+  assign row_take = row_valid && row_ready;
+  assign rows_first = rows == '0;
+  assign all_rows = row_take && row_end && rows == (phase == SCORE ? r : k) - 1'b1;
+  assign room = banks_full != 2'd2;
+  assign group_stored = all_rows && phase == SCORE;
+
+  // Values behind the last token of the sequence are not there yet
+  assign there = $signed(17'(seq_len)) - $signed({1'b0, group_first}) - $signed(17'(row_pos) << LANE_LOG);
+
+  generate
+    for (i = 0; i < LANES; i = i + 1) begin : g_inside
+      assign row_inside[16*i +: 16] = phase == SCORE && there <= i ? 16'd0 : row[16*i +: 16];
+    end
+  endgenerate
+
+  // Weights: q of a channel for approximate scores, 2^(x - m) of a token for the output
+  assign q_index = Q_W'((32'(row_first) + 32'(row_run)) * Q_HEADS + 32'(weight_id));
+  assign channel_q = q_store[q_index];
+  assign weight = phase == SCORE
+      ? {channel_q[15], fp16_shift(channel_q), {(SIG_W-11){1'b0}}, fp16_sig(channel_q)} : value_weight;
+  assign weight_valid = phase == SCORE || weight_phase_valid;
+
+  always_ff @(posedge clk) begin
+    if (row_take) begin
+      row_pos <= row_end ? '0 : row_pos + 1'b1;
+      if (row_end) rows <= all_rows ? '0 : rows + 1'b1;
+    end
+    if (weight_ready) begin
+      weight_id <= weight_id == ID_W'(Q_HEADS - 1) ? '0 : weight_id + 1'b1;
+      if (phase == SCORE && group_first == '0)
+        kept[weight_id] <= (rows == '0 ? 48'd0 : kept[weight_id]) + (48'(fp16_sig(channel_q)) << fp16_shift(channel_q));
+    end
+    banks_full <= banks_full + {1'b0, group_stored} - {1'b0, group_drained};
+    if (group_stored) begin
+      bank <= !bank;
+      group_first <= group_first + (16'(PAGE_VALUES) >> m_log);
+    end
+    if (rst || phase == IDLE || phase_begins) begin
+      rows <= '0;
+      row_pos <= '0;
+      weight_id <= '0;
+      banks_full <= '0;
+      bank <= 1'b0;
+      group_first <= '0;
+    end
+  end
+
+  // --- scales: of approximate scores, of exact ones, of the output
+
+  logic [23:0] mant [0:Q_HEADS-1];
+  logic [6:0] exp [0:Q_HEADS-1];
+  logic scale_ask, scale_ready, scale_valid, scales_ready, asking;
+  logic [ID_W-1:0] scale_id, mix_id;
+  logic [23:0] scale_mant, mix_mant;
+  logic [6:0] scale_exp, mix_exp;
+  logic mix_valid;
+
+  score_scale #(.SCALE_MANT(SCALE_MANT), .SCALE_EXP(SCALE_EXP)) scales (
+      .clk(clk), .rst(rst), .s_tvalid(scale_ask), .s_tready(scale_ready), .s_whole(whole[scale_id]),
+      .s_kept(kept[scale_id]), .m_tvalid(scale_valid), .m_tready(1'b1), .m_mant(scale_mant), .m_exp(scale_exp));
+
+  assign scale_ask = asking && phase == SCORE && !scale_valid;
+
+  always_ff @(posedge clk) begin
+    if (group_stored && group_first == '0) asking <= 1'b1;
+    if (scale_valid) begin
+      mant[scale_id] <= scale_mant;
+      exp[scale_id] <= scale_exp;
+      scale_id <= scale_id + 1'b1;
+      if (scale_id == ID_W'(Q_HEADS - 1)) begin
+        asking <= 1'b0;
+        scales_ready <= 1'b1;
+      end
+    end
+    if (mix_valid) begin
+      mant[mix_id] <= mix_mant;
+      exp[mix_id] <= mix_exp;
+    end
+    if (rst || phase_begins) begin
+      asking <= 1'b0;
+      scales_ready <= 1'b0;
+      scale_id <= '0;
+    end
+  end
+
+  // --- sums are drained, and all of them scaled
+
+  logic drain_out, values_in;
+  logic [15:0] drain_first;
+  logic [31:0] drain_at;
+  logic drain_busy, scaled_valid, scaled_over, fx_ready, out_ready;
+  logic [POS_W+LANE_LOG-1:0] drain_pos;
+  logic [47:0] scaled;
+  logic [X_W+ID_W:0] scale_user, scaled_user;
+  logic in_valid, in_last, drain_inside;
+  logic [N_W-1:0] dot_row;
+  logic drain_last_group;
+
+  assign drain_last_group = 32'(drain_first) + (PAGE_VALUES >> m_log) >= 32'(seq_len);
+  assign drain_beats = phase == VALUES ? POS_W'(DIM / LANES - 1)
+      : drain_last_group ? POS_W'((32'(seq_len) - 1 - 32'(drain_first)) >> LANE_LOG)
+      : POS_W'((PAGE_VALUES >> LANE_LOG >> m_log) - 1);
+  assign drain_valid = !drain_busy && (phase == SCORE ? banks_full != 0 && scales_ready : drain_out);
+  assign drain_at = 32'(drain_first) + 32'(drain_pos);
+  assign drain_inside = phase == VALUES || drain_at < 32'(seq_len);
+  assign group_drained = sum_valid && sum_ready && sum_last && phase == SCORE;
+  assign sum_ready = fx_ready || !drain_inside;
+  assign in_valid = phase == KEYS ? dot_valid : sum_valid && drain_inside;
+  assign in_last = phase == KEYS ? dot_row == k - 1'b1 && dot_id == ID_W'(Q_HEADS - 1)
+      : phase == SCORE ? drain_at == 32'(seq_len) - 1 && sum_id == ID_W'(Q_HEADS - 1) : sum_last;
+  assign scale_user = phase == KEYS ? {in_last, dot_id, X_W'(dot_row * Q_HEADS + 32'(dot_id))}
+      : phase == SCORE ? {in_last, sum_id, X_W'(drain_at * Q_HEADS + 32'(sum_id))} : {in_last, sum_id, X_W'(drain_pos)};
+
+  assign drain_out = phase == VALUES && values_in;
+
+  always_ff @(posedge clk) begin
+    if (drain_valid && drain_ready) begin
+      drain_busy <= 1'b1;
+      drain_pos <= '0;
+    end
+    if (sum_valid && sum_ready) begin
+      drain_pos <= drain_pos + 1'b1;
+      if (drain_pos[LANE_LOG-1:0] == '1 && drain_pos[POS_W+LANE_LOG-1:LANE_LOG] == drain_beats) drain_pos <= '0;
+      if (sum_last) begin
+        drain_busy <= 1'b0;
+        drain_bank <= !drain_bank;
+        drain_first <= drain_first + (16'(PAGE_VALUES) >> m_log);
+      end
+    end
+    if (all_rows && phase == VALUES) values_in <= 1'b1;
+    if (drain_valid && drain_ready) values_in <= 1'b0;
+    if (dot_valid && dot_id == ID_W'(Q_HEADS - 1)) dot_row <= dot_row + 1'b1;
+    if (rst || phase == IDLE || phase_begins) begin
+      drain_busy <= 1'b0;
+      drain_pos <= '0;
+      drain_bank <= 1'b0;
+      drain_first <= '0;
+      values_in <= 1'b0;
+      dot_row <= '0;
+    end
+  end
+
+  fx_scale #(.ACC_W(ACC_W), .OUT_W(48), .OUT_FRAC(30), .USER_W(X_W + ID_W + 1)) scaling (
+      .clk(clk), .rst(rst), .s_tvalid(in_valid), .s_tready(fx_ready), .s_tdata(phase == KEYS ? dot : sum),
+      .s_mant(phase == KEYS ? 24'(SCALE_MANT) : mant[sum_id]), .s_exp(phase == KEYS ? 7'(SCALE_EXP) : exp[sum_id]),
+      .s_tuser(scale_user), .m_tvalid(scaled_valid), .m_tready(out_ready), .m_tdata(scaled), .m_over(scaled_over),
+      .m_tuser(scaled_user));
+
+  assign bad = q_bad || (dot_valid && dot_bad) || (sum_valid && sum_ready && sum_bad);
+
+  // --- scores x: kept, and their softmax statistics
+
+  logic [31:0] x_store [0:N_MAX*Q_HEADS-1];
+  logic [31:0] x, x_read;
+  logic x_valid, x_over, x_last, stats_valid, stats_last;
+  logic [ID_W-1:0] x_id, stats_id;
+  logic [X_W-1:0] x_addr, x_read_addr;
+  logic [12:0] stats_max;
+  logic [47:0] stats_sum;
+  logic [5:0] stats_zeros;
+  logic [24:0] stats_recip;
+
+  assign x_valid = scaled_valid && (phase == SCORE || phase == KEYS);
+  assign x_over = scaled[47:41] != {7{scaled[47]}};
+  assign x = x_over ? {scaled[47], {31{!scaled[47]}}} : scaled[41:10];
+  assign {x_last, x_id, x_addr} = scaled_user;
+  assign over = scaled_valid && out_ready && (scaled_over || (x_valid && x_over));
+
+  softmax_online #(.CONTEXTS(Q_HEADS)) softmax (
+      .clk(clk), .rst(rst), .s_tvalid(x_valid), .s_tready(unused_x_ready), .s_tdata(x), .s_tid(x_id), .s_tlast(x_last),
+      .m_tvalid(stats_valid), .m_tready(1'b1), .m_max(stats_max), .m_sum(stats_sum), .m_zeros(stats_zeros),
+      .m_recip(stats_recip), .m_tid(stats_id), .m_tlast(stats_last));
+
+  logic [47:0] total [0:Q_HEADS-1];
+  logic [12:0] top [0:Q_HEADS-1];
+  logic [5:0] zeros [0:Q_HEADS-1];
+  logic [24:0] recip [0:Q_HEADS-1];
+
+  always_ff @(posedge clk) begin
+    if (x_valid) x_store[x_addr] <= x;
+    x_read <= x_store[x_read_addr];
+    if (stats_valid) begin
+      top[stats_id] <= stats_max;
+      if (phase == SCORE) begin
+        zeros[stats_id] <= stats_zeros;
+        recip[stats_id] <= stats_recip;
+        total[stats_id] <= stats_sum;
+      end
+    end
+  end
+
+  // --- weights 2^(x - m): scores of tokens, what the selected ones weigh in all (alpha), weights of V
+  // A read takes a cycle to the store and three through the exponential; only the weights of V are ever held up.
+
+  logic [X_W-1:0] held_addr;
+  logic [X_W:0] reads;
+  logic [ID_W-1:0] read_id, read_id_1, e_id;
+  logic read_go, read_1, e_in_ready, e_valid, e_ready;
+  logic [36:0] e_data;
+  logic [32:0] e_in;
+  logic [2:0] in_flight;
+  logic alpha_go;
+  logic [N_W-1:0] alpha_token;
+  logic [12:0] top_1;
+
+  assign read_go = phase == WEIGH ? topk_load && reads != (X_W+1)'(seq_len * Q_HEADS) && !phase_begins
+      : phase == KEYS ? alpha_go
+      : phase == VALUES && reads != (X_W+1)'(k * Q_HEADS) && !(read_1 && !e_in_ready) && !phase_begins;
+  assign x_read_addr = read_1 && !e_in_ready ? held_addr
+      : phase == KEYS ? X_W'(alpha_token * Q_HEADS + 32'(read_id)) : reads[X_W-1:0];
+  assign e_in = {x_read[31], x_read} - {top_1, 20'b0};
+
+  assign top_1 = top[read_id_1];
+
+  always_ff @(posedge clk) begin
+    if (!(read_1 && !e_in_ready)) begin
+      read_1 <= read_go;
+      read_id_1 <= read_id;
+      held_addr <= x_read_addr;
+    end
+    if (read_go) begin
+      reads <= reads + 1'b1;
+      read_id <= read_id == ID_W'(Q_HEADS - 1) ? '0 : read_id + 1'b1;
+    end
+    if (row_take && row_end && phase == KEYS) begin
+      alpha_go <= 1'b1;
+      alpha_token <= N_W'(row_first + 16'(row_run));
+    end else if (read_id == ID_W'(Q_HEADS - 1)) alpha_go <= 1'b0;
+    if (rst || phase_begins) begin
+      reads <= '0;
+      read_id <= '0;
+      read_1 <= 1'b0;
+      alpha_go <= 1'b0;
+    end
+  end
+
+  exp2_unit #(.INT_W(13), .USER_W(ID_W)) exp2 (
+      .clk(clk), .rst(rst || phase_begins), .s_tvalid(read_1), .s_tready(e_in_ready), .s_tdata(e_in),
+      .s_tuser(read_id_1), .m_tvalid(e_valid), .m_tready(e_ready), .m_tdata(e_data), .m_tuser(e_id));
+
+  assign e_ready = phase != VALUES || (weight_ready && phase == VALUES);
+  assign weight_phase_valid = phase == VALUES && e_valid;
+
+  group_score #(.INT_W(13)) score (
+      .clk(clk), .rst(rst || phase_begins), .s_tvalid(e_valid && phase == WEIGH), .s_tdata(e_data),
+      .s_recip(recip[e_id]), .s_zeros(zeros[e_id]), .s_tlast(e_id == ID_W'(Q_HEADS - 1)), .m_tvalid(token_valid),
+      .m_tdata(token_key));
+
+  // 2^f as a weight of 16 bits, not below 2^-24, rounded to nearest
+  logic [12:0] down;
+  logic [4:0] drop;
+  logic [24:0] rounded;
+
+  assign down = ~e_data[36:24];  // -f - 1
+  assign drop = down > 13'd24 ? 5'd25 : down < 13'd8 ? 5'd8 : down[4:0];
+  assign rounded = ({1'b0, e_data[23:0]} + (25'd1 << (drop - 5'd1))) >> drop;
+  assign value_weight = {1'b0, down < 13'd8 ? 5'd8 - down[4:0] : 5'd0, rounded[SIG_W-1:0]};
+
+  // alpha: the sum of what is selected
+  logic [47:0] alpha_sum [0:Q_HEADS-1];
+  logic [Q_HEADS-1:0] alpha_seen;
+  logic [31:0] alpha_term;
+
+  assign alpha_term = down > 13'd31 ? 32'd0 : {e_data[23:0], 8'b0} >> down[4:0];
+
+  always_ff @(posedge clk) begin
+    if (e_valid && phase == KEYS) begin
+      alpha_sum[e_id] <= (alpha_seen[e_id] ? alpha_sum[e_id] : 48'd0) + {16'd0, alpha_term};
+      alpha_seen[e_id] <= 1'b1;
+    end
+    if (rst || (phase_begins && phase == KEYS)) alpha_seen <= '0;
+  end
+
+  // --- alpha = sum / l, and the output's scale alpha / l' of the exact scores: a query at a time, as l' comes
+
+  logic [24:0] rest [0:Q_HEADS-1];
+  logic mixing_1, mixing_2, mix_done;
+  logic [3:0] mixing;
+  logic [ID_W-1:0] mixing_id;
+  logic mixing_last;
+  logic [47:0] aligned;
+  logic [56:0] share;
+  logic [24:0] alpha, recip_new;
+  logic [49:0] ratio, ratio_normal;
+  logic [5:0] ratio_zeros, zeros_new;
+  integer h;
+  logic [47:0] alpha_part;
+
+  // The sums were cut at different places, so the part may exceed the whole by a little
+  assign alpha_part = alpha_sum[mixing_id] > total[mixing_id] ? total[mixing_id] : alpha_sum[mixing_id];
+  assign ratio_normal = ratio << ratio_zeros;
+
+  always_comb begin
+    ratio_zeros = 6'd0;
+    for (h = 0; h < 50; h = h + 1) if (ratio[h]) ratio_zeros = 6'(49 - h);
+  end
+
+  always_ff @(posedge clk) begin
+    mixing <= {mixing[2:0], stats_valid && phase == KEYS};
+    if (stats_valid) begin
+      mixing_id <= stats_id;
+      mixing_last <= stats_last;
+      recip_new <= stats_recip;
+      zeros_new <= stats_zeros;
+    end
+    aligned <= alpha_part << zeros[mixing_id];
+    share <= aligned[47:16] * recip[mixing_id];
+    if (mixing[2]) begin
+      alpha <= share[56:31] > 26'h1000000 ? 25'h1000000 : share[55:31];
+      rest[mixing_id] <= share[56:31] > 26'h1000000 ? 25'd0 : 25'h1000000 - share[55:31];
+    end
+    ratio <= alpha * recip_new;
+    mix_valid <= mixing_2;
+    mixing_1 <= mixing[3];
+    mixing_2 <= mixing_1;
+    mix_id <= mixing_id;
+    mix_mant <= ratio_normal[49:26];
+    mix_exp <= 7'(87 - 50) - {1'b0, zeros_new} + {1'b0, ratio_zeros};
+    if (rst) mixing <= '0;
+  end
+
+  assign mix_done = mix_valid && mixing_last;
+
+  // --- the output, and the end of each phase
+
+  logic mix_ready;
+  logic out_valid;
+  assign out_valid = scaled_valid && phase == VALUES;
+  assign out_ready = phase != VALUES || mix_ready;
+
+  mix_out mix (
+      .clk(clk), .rst(rst), .s_tvalid(out_valid), .s_tready(mix_ready), .s_out(scaled), .s_rest(rest[x_id]),
+      .s_mean(mean_store[x_addr[DIM_W-1:0]]), .s_tlast(x_last), .m_tvalid(m_out_tvalid), .m_tready(m_out_tready),
+      .m_tdata(m_out_tdata), .m_tlast(m_out_tlast));
+
+  assign stage_done = phase == SCORE ? stats_valid && stats_last
+      : phase == KEYS ? mix_done : phase == VALUES && m_out_tvalid && m_out_tready && m_out_tlast;
+endmodule

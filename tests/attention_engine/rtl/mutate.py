@@ -1,0 +1,222 @@
+"""Faults injected into the RTL, one at a time: the partner test of each module must fail. `./dev rtl --mutate`.
+
+A fault is a text that occurs once in a module, and what takes its place. What was tried on the same RTL and tests is
+remembered, so that a run that was broken off goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rtl_bench import BUILDS, HERE, ROOT, SOURCES
+
+MEMORY = BUILDS / "mutants.json"
+TIMEOUT_S = 300
+
+FAULTS: dict[str, list[tuple[str, str]]] = {
+    "fp16_product": [
+        ("a_sign ^ b[15]", "a_sign"),
+        ("{1'b0, a_shift} + {1'b0, fp16_shift(b)}", "{1'b0, a_shift} + {1'b0, b[14:10]}"),
+        ("<< {coarse, 3'b0}", "<< {1'b0, coarse[1:0], 3'b0}"),
+        ("size ^ {ACC_W{minus}}", "size"),
+    ],
+    "fp16_dot": [
+        ("owes[i] <= owes[2*i+1];", "owes[i] <= owes[2*i];"),
+        ("first[DEPTH-1] ? {ACC_W{1'b0}} : acc[now], 1'b1", "acc[now], 1'b1"),
+        ("a_bad[3] || b_bad", "b_bad"),
+        ("m_tvalid <= valid[DEPTH-1] && last[DEPTH-1]", "m_tvalid <= valid[DEPTH-1]"),
+        ("assign en = m_tready || !m_tvalid", "assign en = 1'b1"),
+    ],
+    "gemv_qk": [
+        ("base <= s_k_tlast ? '0 : base", "base <= base"),
+        ("started <= !s_k_tlast", "started <= 1'b1"),
+        ("ready && head == Q_HEADS - 1", "ready"),
+    ],
+    "gemv_av": [
+        ("valid[2] && first[2]", "1'b0"),
+        ("|same[1:0] || want || pending", "want || pending"),
+        ("|same[1:0] || want || pending", "same[0] || want || pending"),
+        ("want && !busy_bank && valid", "want && valid"),
+        ("held[head] <= weight", "held[0] <= weight"),
+        ("{bank, beats} <= s_drain_tdata", "{bank, beats} <= {1'b0, s_drain_tdata[POS_W-1:0]}"),
+    ],
+    "normalize": [("first ? in << (1 << HIGH) : in", "in"), ("second ? once << (1 << LOW)", "second ? once")],
+    "serial_divide": [
+        ("!less[DEN_W]}", "less[DEN_W]}"),
+        ("left <= NUM_W[COUNT_W-1:0]", "left <= NUM_W[COUNT_W-1:0] - 1'b1"),
+    ],
+    "serial_root": [
+        ("rest <= next >= {root, 2'b01} ? less", "rest <= next > {root, 2'b01} ? less"),
+        ("root <= '0", "root <= root"),
+    ],
+    "fx_scale": [
+        ("(moved >> 1) + moved[0]", "(moved >> 1)"),
+        ("over <= shift_1 < 0 && raw != '0", "over <= 1'b0"),
+        ("sign[LATENCY-2] ? -size", "sign[LATENCY-3] ? -size"),
+        ("shift_1 > 63 ? 6'd63", "1'b0 ? 6'd63"),
+    ],
+    "exp2_unit": [
+        ("rise <= entry_1[15:0] * low_1", "rise <= entry_1[15:0] * low"),
+        ("{7'b0, rise[27:12]}", "{7'b0, rise[26:11]}"),
+    ],
+    "softmax_online": [
+        ("above > prior ? above", "above >= prior + 1 ? s_tdata[31:20]"),
+        ("growth > 14'sd63 ? 6'd63", "1'b0 ? 6'd63"),
+        ("summed[e_id] ? sum[e_id] >> e_user[5:0]", "summed[e_id] ? sum[e_id]"),
+        ("if (done) summed <= '0", "if (1'b0) summed <= '0"),
+        ("assign s_tready = !closing", "assign s_tready = 1'b1"),
+    ],
+    "group_score": [
+        ("product[47] ? product[47:24]", "product[47] ? product[46:23]"),
+        ("spare = 3'(j)", "spare = 3'd0"),
+        ("first <= last[2]", "first <= 1'b0"),
+        ("field <= 0 ? 30'd0", "1'b0 ? 30'd0"),
+    ],
+    "score_scale": [
+        ("ratio[79:52] != '0 ?", "1'b0 ?"),
+        ("unit <= none", "unit <= 1'b0"),
+        ("+ {1'b0, zeros}", "- {1'b0, zeros}"),
+    ],
+    "mix_out": [
+        ("kept[35:0] != '0 || kept[37]", "kept[35:0] != '0"),
+        ("kept <= zeros > 6'd31 ? tiny : normal", "kept <= normal"),
+        ("exponent > 6'd30 || rounded[14:10] == 5'd31", "rounded[14:10] == 5'd31"),
+        ("minus_1 ? out_1 -", "1'b0 ? out_1 -"),
+    ],
+    "key_packer": [("s_tvalid && (last ||", "s_tvalid && (1'b0 ||"), ("count <= last ? '0", "count <= 1'b0 ? '0")],
+    "argtopk": [
+        ("key[KEY_W-1] && !drop_sign && key", "key[KEY_W-1] && key"),
+        ("&& key[KEY_W-2:0] != '0", ""),
+        ("hit_3 && bin_3 == bin_2 ? more_3", "1'b0 ? more_3"),
+        ("read[COUNT_W +: 2] == digit + 2'd1 ?", "1'b1 ?"),
+        ("total_1) >= left", "total_1) > left"),
+        ("if (collect_3) left <= left", "if (1'b0) left <= left"),
+        ("kth) || recent_2[w];", "kth);"),
+        ("index < {1'b0, old}", "index < {1'b0, count}"),
+        ("(digit != 2'd0 || key", "(1'b1 || key"),
+    ],
+    "nfc_filter": [
+        ("own[i] ? now : then_wanted", "now"),
+        ("left <= RUN_W'(LANES)", "left < RUN_W'(LANES)"),
+        ("ends && now && wanted[RUNS-1:1] == '0", "ends && now"),
+        ("m_tvalid <= take && any", "m_tvalid <= take"),
+        ("|(keep & own) ? run : run + 1'b1", "run"),
+    ],
+    "sparf_ctrl": [
+        ("reg_l <= reg_k &&", ""),
+        ("in_page == page_units - 1'b1 || all_ends", "in_page == page_units - 1'b1"),
+        ("&& !(count == 2'd1 && step_1 && ends_1)", ""),
+        ("rst || next", "rst"),
+        ("first <= first + 16'(page_units)", "first <= first + 16'd1"),
+        ("if (over) saw_over", "if (1'b0) saw_over"),
+    ],
+    "sparf_engine": [
+        ("phase == SCORE && there <= i ?", "1'b0 ?"),
+        ("row_end && rows == (phase == SCORE ? r : k) - 1'b1", "row_end && rows == k - 1'b1"),
+        ("banks_full != 2'd2", "1'b1"),
+        ("mixing_id] : alpha_sum[mixing_id]", "mixing_id] : total[mixing_id]"),
+        ("down < 13'd8 ? 5'd8 : down", "down < 13'd8 ? 5'd9 : down"),
+        ("drain_at < 32'(seq_len)", "1'b1"),
+        ("group_first == '0)\n        kept", "1'b1)\n        kept"),
+    ],
+}
+
+
+def faults() -> Iterator[tuple[str, str, str]]:
+    for module, pairs in FAULTS.items():
+        for old, new in pairs:
+            yield module, old, new
+
+
+def tried(module: str, old: str, new: str) -> str:
+    """What the partner test says of a fault: caught, survived, or does not build."""
+    with tempfile.TemporaryDirectory() as folder:
+        for source in SOURCES.glob("*.sv*"):
+            shutil.copy(source, folder)
+        path = Path(folder) / f"{module}.sv"
+        text = path.read_text()
+        if text.count(old) != 1:
+            return f"occurs {text.count(old)} times"
+        path.write_text(text.replace(old, new))
+        which = ["-k", "icarus"] if module != "sparf_engine" else ["-k", "two"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            *which,
+            f"{HERE}/test_{module}.py",
+        ]
+        environment = {**os.environ, "VCSD_RTL": folder, "VCSD_REQUIRE": "icarus"}
+        try:
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return "caught"
+    if done.returncode == 0:
+        return "survived"
+    return "caught" if f"cocotb tests of {module} failed" in done.stdout else "does not build"
+
+
+def _state(module: str) -> str:
+    """What a verdict on a module depends on."""
+    files = [
+        *sorted(SOURCES.glob("*.sv*")),
+        *sorted(SOURCES.glob("*.py")),
+        HERE / "rtl_bench.py",
+        HERE / f"test_{module}.py",
+    ]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="./dev rtl --mutate", description=__doc__)
+    parser.add_argument("--modules", nargs="*", choices=sorted(FAULTS), help="only these")
+    parser.add_argument("-o", "--output", choices=("normal", "json"), default="normal")
+    options = parser.parse_args()
+    BUILDS.mkdir(exist_ok=True)
+    memory = json.loads(MEMORY.read_text()) if MEMORY.exists() else {}
+    wanted = [fault for fault in faults() if not options.modules or fault[0] in options.modules]
+
+    def judge(fault: tuple[str, str, str]) -> str:
+        key = " | ".join((*fault, _state(fault[0])))
+        if key not in memory:
+            memory[key] = tried(*fault)
+            MEMORY.write_text(json.dumps(dict(memory), indent=1))
+        return memory[key]
+
+    console = Console(stderr=True)
+    with ThreadPoolExecutor(2) as pool:
+        verdicts = list(
+            track(pool.map(judge, wanted), "faults", len(wanted), console=console, disable=not console.is_terminal)
+        )
+    caught = verdicts.count("caught")
+    rows = [{"module": m, "fault": f"{a} -> {b}", "verdict": v} for (m, a, b), v in zip(wanted, verdicts, strict=True)]
+    if options.output == "json":
+        print(json.dumps({"faults": len(wanted), "caught": caught, "mutants": rows}, indent=2))
+    else:
+        table = Table("module", "fault", "verdict", title=f"{caught} of {len(wanted)} injected faults caught")
+        for row in rows:
+            table.add_row(*(value.replace("[", r"\[") for value in row.values()))
+        Console().print(table)
+    if caught != len(wanted):
+        sys.exit("dev: faults that no test catches, or that are none: see the verdicts")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The golden model of the engine against Algorithm 1 in float64."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_engine import oracle
+from attention_engine.rtl.golden import sparf_engine
+from attention_engine.rtl.params import EngineRun, EngineShape
+from csd_spec import SparFParams
+
+MOST_ULPS = 1.5  # of FP16 at the largest |value| of V that is attended: half of it is the rounding of the output
+
+
+def ulp(value):
+    """One unit in the last place of FP16 at a value."""
+    return 2.0 ** (max(np.floor(np.log2(value)), -14) - 10)
+
+
+def make(seed, S, d, G, scale=1.0):
+    numbers = np.random.default_rng(seed)
+    parts = [
+        numbers.normal(0, spread, size).astype(np.float16)
+        for spread, size in ((scale, (G, d)), (1, (S, d)), (1, (S, d)))
+    ]
+    return *parts, parts[2].astype(np.float32).mean(0).astype(np.float16)
+
+
+def run_of(S, d, G, r, k, l):  # noqa: E741
+    shape = EngineShape(head_dim=d, q_heads=G, lanes=8, n_max=2048)
+    return EngineRun(shape=shape, sparf=SparFParams(r, k, l), m=4, n=8, seq_len=S)
+
+
+def close(data, run):
+    """Whether output and selection are the oracle's; returns the largest error in units of MOST_ULPS' measure."""
+    q, K, V, _ = data
+    got = sparf_engine(*(part.view(np.uint16) for part in data), run)
+    want, channels, tokens = oracle.sparf(
+        *(part.astype(np.float64) for part in (q, K, V)), run.sparf.r, run.sparf.k, run.sparf.l
+    )
+    assert got.channels == channels.tolist() and got.tokens == tokens.tolist()
+    return np.abs(got.out.view(np.float16) - want).max() / ulp(np.abs(V).max())
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.integers(1, 60), st.sampled_from([8, 16, 64]), st.integers(1, 3), st.data())
+def test_output_within_ulps_of_algorithm_1(seed, S, d, G, data):
+    k = data.draw(st.integers(1, S))
+    run = run_of(S, d, G, data.draw(st.integers(1, d)), k, data.draw(st.integers(0, k)))
+    assert close(make(seed, S, d, G), run) <= MOST_ULPS
+
+
+@pytest.mark.parametrize("scale", [0.01, 1, 4])
+def test_dense_is_attention(scale):
+    data = make(7, 50, 32, 2, scale)
+    assert close(data, run_of(50, 32, 2, 32, 50, 13)) <= MOST_ULPS
+
+
+def test_scores_all_equal_take_the_first():
+    q, K, V, mean = make(3, 40, 8, 1)
+    got = sparf_engine(*(part.view(np.uint16) for part in (q, np.ones_like(K), V, mean)), run_of(40, 8, 1, 8, 9, 2))
+    assert got.tokens == [0, 1, 2, 3, 4, 5, 6, 38, 39] and got.channels == list(range(8))
+
+
+def test_nan_and_infinity_count_as_zero_and_are_told():
+    q, K, V, mean = make(4, 20, 8, 1)
+    clean = K.copy()
+    K[5, 3], clean[5, 3] = np.nan, 0
+    run = run_of(20, 8, 1, 8, 20, 0)
+    one, other = (sparf_engine(*(p.view(np.uint16) for p in (q, part, V, mean)), run) for part in (K, clean))
+    assert np.array_equal(one.out, other.out) and one.bad and not other.bad
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lanes", 12),
+        ("head_dim", 100),
+        ("head_dim", 256),
+        ("q_heads", 9),
+        ("topk_ways", 3),
+        ("n_max", 32776),
+        ("page_bytes", 3000),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(field, value):
+    with pytest.raises(ValueError, match=field):
+        EngineShape(**{"head_dim": 64, "lanes": 8, field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), [("m", 3), ("n", 65), ("n", 40), ("seq_len", 0), ("seq_len", 9)])
+def test_a_run_that_cannot_be_is_refused(field, value):
+    good = {"shape": EngineShape(head_dim=64), "sparf": SparFParams(8, 10, 2), "m": 4, "n": 8, "seq_len": 100}
+    with pytest.raises(ValueError, match=field if value != 9 else "k = 10"):
+        EngineRun(**{**good, field: value})
