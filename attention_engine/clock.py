@@ -48,32 +48,33 @@ def argtopk_cycles(keys: int, ways: int, digit: int = 10) -> int:
     return 3 * -(-keys // ways) + 3 * ((2 << digit // 2) + 10) + 2
 
 
-def sparf_cycles(run: EngineRun, channel_pages: Sequence[int], token_pages: Sequence[int]) -> int:
+def sparf_cycles(run: EngineRun, channels: Sequence[int], tokens: Sequence[int]) -> int:
     """Cycles of the RTL's engine (`rtl/sparf_engine.sv`) for one head, from start to the last value of the output.
 
-    channel_pages: numbers of the pages of channels touched in each group of tokens; token_pages: of the token pages of
-    K, and again of V. Pages are there when they are asked for, and asked for as fast as a walk over the bitmap, a bit a
-    cycle, finds them. A page streams by at a beat a cycle; what the filter lets through takes a cycle for each query.
+    channels, tokens: what is selected; its pages are read. Pages are there when they are asked for, and asked for as
+    fast as a walk over the bitmap, a bit a cycle, finds them. A page streams by at a beat a cycle; what the filter lets
+    through takes a cycle for each query.
     Sums of scores drain, one a cycle, under the pages of the next group.
     """
     shape, G, r, k = run.shape, run.shape.q_heads, run.sparf.r, run.sparf.k
     choose = shape.head_dim * (G + 1) + argtopk_cycles(shape.head_dim, shape.topk_ways)
     beats = r * run.group_tokens // shape.lanes  # that pass the filter in a group
-    stream = _stream(channel_pages, run.m, shape.page_beats, beats * (G - 1))
+    stream = _stream(sorted({c // run.m for c in channels}), run.m, shape.page_beats, beats * (G - 1))
     stored, drained, words = [0, 0], [0, 0], 0  # when groups were summed and drained; words of sums of the last one
     for group in range(run.groups):
-        tokens = min(run.group_tokens, run.seq_len - group * run.group_tokens)
+        length = min(run.group_tokens, run.seq_len - group * run.group_tokens)
         taken = _FETCH * words * beats * G // stream  # the drain's reads that meet a row
         stored.append(max(stored[-1], drained[-2]) + stream + taken)
         scaled = stored[2] + _SCALE * G  # the first group's rows tell the norm of the selected channels
-        words = G * -(-tokens // shape.lanes)
+        words = G * -(-length // shape.lanes)
         drained.append(max(drained[-1], stored[-1], scaled) + _DRAIN + words * shape.lanes)
     wiped = _BINS - -(-shape.head_dim // shape.topk_ways)  # before that argtopk takes no new keys
     scored = max(drained[-1] + _RECIPROCAL * G + _FILL, wiped)
     weigh = run.seq_len * G + argtopk_cycles(run.seq_len, shape.topk_ways)
-    rows = _stream(token_pages, run.n, shape.page_beats, k * (shape.head_dim // shape.lanes) * (G - 1))
-    if run.sparf.l:  # no later token than the last: the rest of its page is not waited for
-        rows -= shape.page_beats - ((run.seq_len - 1) % run.n + 1) * shape.head_dim // shape.lanes
+    rows = _stream(
+        sorted({t // run.n for t in tokens}), run.n, shape.page_beats, k * (shape.head_dim // shape.lanes) * (G - 1)
+    )
+    rows -= shape.page_beats - (max(tokens) % run.n + 1) * shape.head_dim // shape.lanes  # the rest is not waited for
     return choose + scored + weigh + 2 * rows + _RECIPROCAL * G + G * shape.head_dim + _FILL
 
 

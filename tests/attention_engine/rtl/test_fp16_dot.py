@@ -15,6 +15,8 @@ def vectors(rng, lanes, contexts, count):
     for _ in range(count):
         group = [rng.randrange(1, 5) * lanes for _ in range(contexts)]
         data = [(halves(rng, size), halves(rng, size, rng.random())) for size in group]
+        if rng.random() < 0.2:  # all of one size
+            data[0] = ([0x3C00 | v & 0x83FF for v in data[0][0]], [0x3C00 | v & 0x83FF for v in data[0][1]])
         if rng.random() < 0.2:
             data[0][0][0] = rng.choice((0x7C00, 0xFC00, 0x7E01))
         for at in range(0, max(group), lanes):

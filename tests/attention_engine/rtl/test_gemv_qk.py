@@ -93,4 +93,4 @@ async def bins(dut):
     ("simulator", "dim", "heads", "lanes"), [("icarus", 24, 2, 8), ("verilator", 128, 1, 32), ("verilator", 96, 3, 32)]
 )
 def test_gemv_qk(simulator, dim, heads, lanes):
-    simulate("gemv_qk", {"DIM": dim, "Q_HEADS": heads, "LANES": lanes}, simulator)
+    simulate("gemv_qk", {"DIM": dim, "Q_HEADS": heads, "LANES": lanes}, simulator, covers=heads > 1)

@@ -100,7 +100,7 @@ class Bench:
         return out, status, cycles, self.flash.requests
 
     async def check(self, run, data):
-        """Output, status and pages must be the golden model's; returns cycles, pages of channels and of tokens."""
+        """Output, status and pages must be the golden model's; returns cycles, channels and tokens."""
         want = sparf_engine(*data, run)
         got, status, cycles, requests = await self.attend(run, *data)
         assert np.array_equal(got, want.out)
@@ -109,7 +109,7 @@ class Bench:
         channels, tokens = (sorted({i // size for i in part}) for part, size in ((want.channels, m), (want.tokens, n)))
         due = [g << 16 | p for g in range(-(-run.seq_len // T)) for p in channels]
         assert requests == due + [kind << 32 | g << 16 for kind in (1, 2) for g in tokens]
-        return cycles, channels, tokens
+        return cycles, want.channels, want.tokens
 
 
 def case(rng, run, spread=1.0):
