@@ -1,8 +1,8 @@
 """Where the shipped checkpoint's training begins: heads that look back, and heads that find what they have seen.
 
 Copying heads form by themselves, but on a small budget they remain vague: free-running copies are lost after some
-dozens of bytes. So they are written down, after induction heads (Olsson et al., arXiv 2209.11895), and training, which
-moves every weight, goes on from there. Width 256 holds the byte in 64 channels, short codes of the eight bytes before
+dozens of bytes. So they are written down, after induction heads (Olsson et al., arXiv 2209.11895), and training goes on
+from there. Width 256 holds the byte in 64 channels, short codes of the eight bytes before
 it in 8 x 16, and hashes of the eight bytes from 8 and from 16 back in 4 x 16.
 
 - Layer 0 looks 1 to 8 bytes back and writes their codes down.
