@@ -48,5 +48,5 @@ def test_a_text_or_a_context_that_is_too_short_is_refused():
     model, tokenizer = load(CHECKPOINT)
     with pytest.raises(ValueError, match="the text has 5 tokens"):
         bench_selectors(model, tokenizer, "short", 100, 1, 1, [8])
-    with pytest.raises(ValueError, match="context is 2048"):
-        bench_selectors(model, tokenizer, TEXT.read_text(), 2048, 1, 1, [8])
+    with pytest.raises(ValueError, match="context is 4096"):
+        bench_selectors(model, tokenizer, TEXT.read_text(), 4096, 1, 1, [8])

@@ -77,7 +77,7 @@ def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch)
         (["--r", "8"], "--k"),
         (["--r", "8", "--k", "8", "--l", "9"], "l = 9"),
         (["--r", "8", "--k", "8", "--compression", "2"], "exclude"),
-        (["--prompt", "x" * 2000], "context of 2048"),
+        (["--prompt", "x" * 4000], "context of 4096"),
         (["--prompt", ""], "empty"),
         (["--prompt", "  \n"], "empty"),
         (["--prompt", "x", "--prompt-file", "y"], "exclude"),
