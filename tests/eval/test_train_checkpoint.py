@@ -83,7 +83,7 @@ def test_the_rate_warms_up_and_cools_down():
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch):
     short = tuple(
         replace(cycle, stages=(Stage(64, 640, copying=1, recall=0, held=held),))
-        for cycle, held in zip(CYCLES, (False, True), strict=True)
+        for cycle, held in zip((CYCLES[0], CYCLES[3]), (False, True), strict=True)
     )
     monkeypatch.setattr("eval.train_checkpoint.CYCLES", short)
     plans = list(schedule(128))

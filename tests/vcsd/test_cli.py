@@ -171,7 +171,7 @@ def test_bench_crash_prints_its_keys(capsys, monkeypatch):
         (["bench", "ftl", "--workload", "randread", "--block-bytes", "100"], "block_bytes = 100"),
         (["bench", "ftl", "--workload", "churn", "--trace", "/nowhere"], "/nowhere"),
         (["bench", "ftl", "--qd", "0"], "--qd"),
-        (["bench", "decode", "--tokens", "4000"], "tokens = 4000"),
+        (["bench", "decode", "--tokens", "5000"], "tokens = 5000"),
         (["bench", "nothing"], "nothing"),
     ],
 )
