@@ -88,7 +88,7 @@ class Tenant:
                 self._numbers[handle] = number
             numbers.append(number)
         if seqs:
-            command = replace(command, seqs=tuple(numbers))  # type: ignore[arg-type]
+            command = replace(command, seqs=tuple(numbers))  # type: ignore[arg-type]  # Command is a union, and only some have seqs
         if (size := _data_bytes(self._firmware, command)) > most_bytes:
             reason = f"{size:,} bytes to the host: this window's slots hold {most_bytes:,}"
             return self.refuse(type(command).__name__, Status.INVALID_FIELD, reason, submit_ns)

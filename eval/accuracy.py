@@ -25,7 +25,7 @@ from csd_spec import Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from eval.plot import new_figure, save_figure
-from eval.selectors import OURS
+from eval.selectors import OURS, Contender
 from eval.tasks import TASKS, Room, Sample
 
 BATCH = 8  # samples that are decoded together
@@ -34,27 +34,14 @@ Counts = dict[str, tuple[float, float]]  # a sample's figures: what it adds to a
 Tick = Callable[[object], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A method by the name that rows bear, and the bits of the embedding-indexed copy of K that it wants."""
-
-    name: str
-    method: str
-    bits: int = 16
-
-
 def contenders(names: Iterable[str]) -> list[Contender]:
     """Methods by name: those of `attention_engine.METHODS`, or `ours` and the variants of it that need no set-up."""
-    ours = {each.name: Contender(each.name, each.method, each.bits) for each in OURS if each == _bare(each)}
+    ours = {each.name: each for each in OURS if not (each.cache_share or each.similar)}
     ours["ours"] = replace(ours["ours-int4-pages"], name="ours")
     known = {name: Contender(name, name) for name in METHODS} | ours
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"method = {unknown[0]!r}: must be one of {', '.join(sorted(known))}")
     return [known[name] for name in dict.fromkeys(names)]
-
-
-def _bare(contender: Any) -> Any:
-    return replace(contender, cache_share=0, similar=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def exercise(driver: Driver, prompt: int, tokens: int, seed: int = 0) -> dict[st
     batch = driver.create(1, 2048)
     for layer in range(shape.layers):
         rows = half(prompt, shape.kv_heads, shape.head_dim), half(prompt, shape.kv_heads, shape.head_dim)
-        driver.append(batch, slice(None), layer, np.array([prompt]), lambda rows=rows: rows)  # type: ignore[misc]
+        driver.append(batch, slice(None), layer, np.array([prompt]), lambda rows=rows: rows)  # type: ignore[misc]  # mypy cannot type the default
     driver.settle()
     digests = []
     for _ in range(tokens):

@@ -115,7 +115,7 @@ class LastingDevice:
         if not seqs:
             return command
         now = tuple(self._held[handle].handle if handle in self._held else 0 for handle in seqs)
-        return replace(command, seqs=now)  # type: ignore[arg-type]
+        return replace(command, seqs=now)  # type: ignore[arg-type]  # only some of the union have seqs
 
     def _remember(self, command: Command, done: Completion) -> Completion:
         """Note what the drive now holds, and could lose; the completion with our handles."""

@@ -15,6 +15,7 @@ import pytest
 
 from csd_spec.serving import run_dir, window_name
 from host_driver.connect import connect
+from tests.conftest import missing
 from vcsd.transport import serving
 
 pytestmark = pytest.mark.usefixtures("fuse", "own_run_dir")
@@ -77,7 +78,7 @@ def test_bytes_at_any_place_are_kept(mount):
 def test_a_file_system_fits_on_it(mount):
     """mkfs and fsck work on the file itself, so no loop device is needed."""
     if not shutil.which("mkfs.ext4"):
-        pytest.skip("mkfs.ext4 is not installed: apt-get install e2fsprogs")
+        missing("fuse", "mkfs.ext4 is not installed: apt-get install e2fsprogs")
     file = str(mount / "namespace")
     for command in (["mkfs.ext4", "-q", "-F", file, "64M"], ["fsck.ext4", "-f", "-n", file]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -86,7 +87,7 @@ def test_a_file_system_fits_on_it(mount):
 
 def test_fio_verifies_what_it_wrote(mount):
     if not shutil.which("fio"):
-        pytest.skip("fio is not installed: apt-get install fio")
+        missing("fuse", "fio is not installed: apt-get install fio")
     load = ["--rw=randwrite", "--bs=4k", "--size=8M", "--ioengine=libaio", "--iodepth=16", "--direct=1"]
     command = ["fio", "--name=verify", f"--filename={mount / 'namespace'}", *load, "--verify=crc32c"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=mount.parent)
