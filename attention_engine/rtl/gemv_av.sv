@@ -4,9 +4,10 @@
 //
 // s_w: one weight a query for each row, (-1)^sign x sig x 2^(shift - 24), as {sign, shift, sig}. s_row: rows of up to
 // RUN_MAX values, LANES a beat, each beat used Q_HEADS cycles; s_row_tuser: the row begins new sums; s_row_tdest: which
-// of two banks of sums. s_drain: {bank, beats - 1} of sums to give out, once all rows before are in; m: one sum a beat,
-// query by query, with the query in m_tid and m_tuser for NaN or infinity met, m_tlast at the end. One bank may fill
-// while the other drains; a drain takes five cycles in LANES from the rows.
+// of two banks of sums; s_row_tkeep: the values whose NaN or infinity is told. s_drain: {bank, beats - 1} of sums to
+// give out, once all rows before are in; m: one sum a beat, query by query, with the query in m_tid and m_tuser for NaN
+// or infinity met, m_tlast at the end. One bank may fill while the other drains; a drain takes six cycles in LANES from
+// the rows. A sum comes back after four cycles at least, so rows of fewer beats x queries wait.
 module gemv_av #(
     parameter int RUN_MAX = 512,
     parameter int Q_HEADS = 1,
@@ -24,6 +25,7 @@ module gemv_av #(
     input  logic                s_row_tvalid,
     output logic                s_row_tready,
     input  logic [16*LANES-1:0] s_row_tdata,
+    input  logic [LANES-1:0]    s_row_tkeep,
     input  logic                s_row_tuser,
     input  logic                s_row_tdest,
     input  logic                s_row_tlast,
@@ -40,7 +42,7 @@ module gemv_av #(
   localparam int HEAD_W = Q_HEADS > 1 ? $clog2(Q_HEADS) : 0;
   localparam int ADDR_W = 1 + POS_W + HEAD_W;
   localparam int LANE_W = $clog2(LANES);
-  localparam int STAGES = 5;  // four in fp16_product, one in the sum
+  localparam int STAGES = 6;  // what is issued, four in fp16_product, the sum
 
   `CHECK(RUN_MAX % LANES == 0, "gemv_av: RUN_MAX must be a multiple of LANES")
   `CHECK((1 << LANE_W) == LANES, "gemv_av: LANES must be a power of two")
@@ -72,14 +74,17 @@ module gemv_av #(
     end
   end
 
-  // Sums: read when the product is made, added a cycle later, written in the next
+  // Sums: read while the product is made, added when both are there, written in the next cycle
   logic [STAGES-1:0] valid;
   logic [2:0] first;
   logic [STAGES*ADDR_W-1:0] addrs;
-  logic [LANES*ACC_W-1:0] product, read, sum;
+  logic [LANES*ACC_W-1:0] product, read, read_1, sum;  // a memory and an adder are two cycles
+  logic [16*LANES-1:0] row_0;
+  logic [SIG_W+5:0] weight_0;
+  logic [5*LANES-1:0] keeps;
   logic [LANES-1:0] lane_bad, minus;
   (* ram_style = "block" *) logic [LANES*ACC_W:0] store [0:(1<<ADDR_W)-1];
-  logic read_bad, sum_bad;
+  logic read_bad, read_bad_1, sum_bad;
   logic [STAGES-1:0] same;
 
   generate
@@ -95,9 +100,9 @@ module gemv_av #(
     for (i = 0; i < LANES; i = i + 1) begin : g_lane
       logic [ACC_W:0] total;
       fp16_product #(.SIG_W(SIG_W), .ACC_W(ACC_W)) lane (
-          .clk(clk), .en(1'b1), .a_sign(weight[SIG_W+5]), .a_sig(weight[SIG_W-1:0]), .a_shift(weight[SIG_W+4:SIG_W]),
-          .b(s_row_tdata[16*i +: 16]), .ones(product[i*ACC_W +: ACC_W]), .minus(minus[i]), .bad(lane_bad[i]));
-      assign total = {read[i*ACC_W +: ACC_W], 1'b1} + {product[i*ACC_W +: ACC_W], minus[i]};
+          .clk(clk), .en(1'b1), .a_sign(weight_0[SIG_W+5]), .a_sig(weight_0[SIG_W-1:0]),
+          .a_shift(weight_0[SIG_W+4:SIG_W]), .b(row_0[16*i +: 16]), .ones(product[i*ACC_W +: ACC_W]), .minus(minus[i]), .bad(lane_bad[i]));
+      assign total = {read_1[i*ACC_W +: ACC_W], 1'b1} + {product[i*ACC_W +: ACC_W], minus[i]};
       always_ff @(posedge clk) sum[i*ACC_W +: ACC_W] <= total[ACC_W:1];
     end
     for (i = 0; i < STAGES; i = i + 1) begin : g_stage
@@ -106,18 +111,22 @@ module gemv_av #(
   endgenerate
 
   // A short row may come back to a sum that is not written yet; the drain needs the memory's port
-  assign clash = |same[1:0] || want || pending;
+  assign clash = |same[2:0] || want || pending;
 
   always_ff @(posedge clk) begin
     valid <= {valid[STAGES-2:0], issue};
     first <= {first[1:0], s_row_tuser};
     addrs <= {addrs[(STAGES-1)*ADDR_W-1:0], addr};
+    keeps <= {keeps[4*LANES-1:0], s_row_tkeep};
+    row_0 <= s_row_tdata;
+    weight_0 <= weight;
     if (valid[2] || fetch) begin
       if (valid[2] && first[2]) {read_bad, read} <= '0;
       else {read_bad, read} <= store[valid[2] ? addrs[2*ADDR_W +: ADDR_W] : fetch_addr];
     end
-    sum_bad <= read_bad || |lane_bad;
-    if (valid[4]) store[addrs[4*ADDR_W +: ADDR_W]] <= {sum_bad, sum};
+    {read_bad_1, read_1} <= {read_bad, read};
+    sum_bad <= read_bad_1 || |(lane_bad & keeps[4*LANES +: LANES]);
+    if (valid[5]) store[addrs[5*ADDR_W +: ADDR_W]] <= {sum_bad, sum};
     if (rst) valid <= '0;
   end
 
@@ -129,7 +138,7 @@ module gemv_av #(
   logic [LANE_W:0] left;
   logic [LANE_W-1:0] lane;
   logic [LANES*ACC_W-1:0] word;
-  logic load, busy_bank, word_last;
+  logic arrived, load, busy_bank, word_last;
   logic [STAGES-1:0] in_bank;
 
   generate
@@ -145,9 +154,9 @@ module gemv_av #(
 
   assign busy_bank = |in_bank;
   assign s_drain_tready = !draining;
-  assign want = draining && more && !pending && left <= 3;
+  assign want = draining && more && !pending && left <= 4;
   assign fetch = want && !busy_bank && valid[2:0] == '0;
-  assign load = pending && (left == 0 || (left == 1 && m_tready));
+  assign load = arrived && (left == 0 || (left == 1 && m_tready));
   assign m_tvalid = left != 0;
   assign m_tdata = word[lane*ACC_W +: ACC_W];
   assign lane = ~left[LANE_W-1:0] + 1'b1;
@@ -164,6 +173,7 @@ module gemv_av #(
       more <= 1'b1;
     end
     if (fetch) pending <= 1'b1;
+    arrived <= pending && !load;
     if (m_tvalid && m_tready) begin
       left <= left - 1'b1;
       if (m_tlast) draining <= 1'b0;
@@ -171,8 +181,8 @@ module gemv_av #(
     if (load) begin
       pending <= 1'b0;
       left <= LANES[LANE_W:0];
-      word <= read;
-      word_bad <= read_bad;
+      word <= read_1;
+      word_bad <= read_bad_1;
       out_head <= from_head;
       word_last <= from == beats && from_head == ID_W'(Q_HEADS - 1);
       from <= from + 1'b1;
@@ -185,6 +195,7 @@ module gemv_av #(
     if (rst) begin
       draining <= 1'b0;
       pending  <= 1'b0;
+      arrived  <= 1'b0;
       more     <= 1'b0;
       left     <= '0;
     end

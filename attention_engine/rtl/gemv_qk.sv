@@ -35,14 +35,13 @@ module gemv_qk #(
   `CHECK(DIM % LANES == 0, "gemv_qk: DIM must be a multiple of LANES")
   `CHECK(ACC_W >= 81 + $clog2(DIM), "gemv_qk: ACC_W must be 81 + log2(DIM) at least")
 
-  logic [WORD_W-1:0] base_in, base, word;  // words of one beat's queries lie together
+  logic [WORD_W-1:0] base_in, word;  // words of one beat's queries lie together
   logic [LANE_W-1:0] lane_in;
   logic [ID_W-1:0] head_in, head;
   logic loaded, issue, ready, started;
   logic [16*LANES-1:0] held;
 
   assign s_q_tready = 1'b1;
-  assign word = base + head;
   assign issue = loaded && s_k_tvalid;
   assign s_k_tready = loaded && ready && head == Q_HEADS - 1;
 
@@ -72,10 +71,11 @@ module gemv_qk #(
     end
     if (issue && ready) begin
       head <= head + 1'b1;
+      word <= word + 1'b1;
       if (head == Q_HEADS - 1) begin
         head <= '0;
         started <= !s_k_tlast;
-        base <= s_k_tlast ? '0 : base + Q_HEADS[WORD_W-1:0];
+        if (s_k_tlast) word <= '0;
       end
     end
     if (rst) begin
@@ -85,7 +85,7 @@ module gemv_qk #(
       lane_in <= '0;
       base_in <= '0;
       head    <= '0;
-      base    <= '0;
+      word    <= '0;
     end
   end
 

@@ -4,7 +4,7 @@
 //
 // s: 2^x as `exp2_unit` gives it, with the reciprocal of that query's l as `softmax_online` gives it; s_tlast: the last
 // query of a token. m_tdata: {0, exponent of 9 bits, 20 bits of the mantissa}; what lies below 2^-500 is 0. Addends
-// are cut to the place of the largest so far. One query a cycle, seven cycles; the sink must always be ready.
+// are cut to the place of the largest so far. One query a cycle, eight cycles; the sink must always be ready.
 module group_score #(
     parameter int INT_W = 13
 ) (
@@ -22,24 +22,25 @@ module group_score #(
 
   `CHECK(INT_W >= 2 && INT_W <= 14, "group_score: INT_W must be 2 to 14")
 
-  logic [5:0] valid, last;
+  logic [6:0] valid, last;
   logic [36:0] low, high;
   logic [48:0] product;
-  logic signed [14:0] exp_0, exp_1, exp_2, exp_sum, lead, lag, exp_end, field;
-  logic [23:0] mant, kept;
+  logic signed [14:0] exp_0, exp_1, exp_2, exp_sum, exp_3, lead, lag, exp_end, field;
+  logic [23:0] mant, mant_3, kept;
   logic [27:0] sum, minor, major, whole;
-  logic [4:0] gap;
+  logic [4:0] gap, gap_3;
   logic [2:0] spare;
-  logic first, grows;
+  logic first, first_3, grows, grows_3, less_3;
   integer j;
 
-  // A value is mant x 2^exp. The sum takes the larger exponent; it has room for 16 addends, and is normalized at the end
+  // A value is mant x 2^exp. The sum takes the larger exponent; it has room for 16 addends, and is normalized at the end.
+  // The exponent is a cycle ahead of the sum
   assign lead = exp_sum - exp_2;
   assign lag = exp_2 - exp_sum;
   assign grows = first || lead < 0;
   assign gap = lead < 0 ? (lag[14:5] != '0 ? 5'd31 : lag[4:0]) : lead[14:5] != '0 ? 5'd31 : lead[4:0];
-  assign major = grows ? {4'b0, mant} : sum;
-  assign minor = first ? 28'd0 : (lead < 0 ? sum : {4'b0, mant}) >> gap;
+  assign major = grows_3 ? {4'b0, mant_3} : sum;
+  assign minor = first_3 ? 28'd0 : (less_3 ? sum : {4'b0, mant_3}) >> gap_3;
 
   always_comb begin
     spare = 3'd0;
@@ -47,8 +48,8 @@ module group_score #(
   end
 
   always_ff @(posedge clk) begin
-    valid <= {valid[4:0], s_tvalid};
-    last <= {last[4:0], s_tlast};
+    valid <= {valid[5:0], s_tvalid};
+    last <= {last[5:0], s_tlast};
     low <= s_tdata[23:0] * s_recip[11:0];
     high <= s_tdata[23:0] * s_recip[24:12];
     exp_0 <= $signed({{(15-INT_W){s_tdata[INT_W+23]}}, s_tdata[INT_W+23:24]}) + $signed({9'b0, s_zeros}) - 15'sd39;
@@ -57,15 +58,19 @@ module group_score #(
     mant <= product[47] ? product[47:24] : product[46:23];
     exp_2 <= exp_1 + (product[47] ? 15'sd1 : 15'sd0);
     if (valid[2]) begin
-      sum <= major + minor;
       exp_sum <= grows ? exp_2 : exp_sum;
       first <= last[2];
     end
+    mant_3 <= mant;
+    gap_3 <= gap;
+    {first_3, grows_3, less_3} <= {first, grows, lead < 0};
+    if (valid[3]) sum <= major + minor;
+    exp_3 <= exp_sum;
     whole <= sum;
-    exp_end <= exp_sum;
+    exp_end <= exp_3;
     kept <= 24'(whole >> spare);
     field <= exp_end + $signed({12'b0, spare}) + 15'(23 + BIAS);
-    m_tvalid <= valid[5] && last[5];
+    m_tvalid <= valid[6] && last[6];
     m_tdata <= field <= 0 ? 30'd0 : {1'b0, field[8:0], kept[22:3]};
     if (rst) begin
       valid <= '0;

@@ -23,10 +23,17 @@ module key_packer #(
 
   assign last = count == n - 1'b1;
 
+  genvar w;
+
+  generate
+    for (w = 0; w < WAYS; w = w + 1) begin : g_way
+      always_ff @(posedge clk) if (s_tvalid && count[WAY_W-1:0] == w) m_tdata[w*KEY_W +: KEY_W] <= s_tdata;
+    end
+  endgenerate
+
   always_ff @(posedge clk) begin
     m_tvalid <= s_tvalid && (last || count[WAY_W-1:0] == '1);
     if (s_tvalid) begin
-      m_tdata[count[WAY_W-1:0]*KEY_W +: KEY_W] <= s_tdata;
       count <= last ? '0 : count + 1'b1;
     end
     if (rst) begin

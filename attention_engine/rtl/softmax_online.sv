@@ -37,7 +37,7 @@ module softmax_online #(
   logic closing;  // all scores are in
 
   // One whole number above the score, and by how many bits the sum has to shrink for it
-  logic signed [12:0] above, prior, now;
+  logic signed [12:0] above, prior, now, prior_1, now_1;
   logic signed [13:0] growth;
   logic [5:0] shrink;
   logic take;
@@ -46,18 +46,22 @@ module softmax_online #(
   assign above = {s_tdata[31], s_tdata[31:20]} + 13'sd1;
   assign prior = seen[s_tid] ? top[s_tid] : above;
   assign now = above > prior ? above : prior;
-  assign growth = now - prior;
+  assign growth = now_1 - prior_1;
   assign shrink = growth > 14'sd63 ? 6'd63 : growth[5:0];
   assign s_tready = !closing;
 
-  logic x_valid;
+  logic valid_1, last_1, x_valid;
+  logic [31:0] data_1;
+  logic [ID_W-1:0] id_1;
   logic [32:0] x_data;  // x - m, below zero
   logic [USER_W-1:0] x_user;
 
   always_ff @(posedge clk) begin
-    x_valid <= take;
-    x_data <= {s_tdata[31], s_tdata} - {now, 20'b0};
-    x_user <= {s_tid, s_tlast, shrink};
+    {valid_1, last_1, id_1, data_1} <= {take, s_tlast, s_tid, s_tdata};
+    {now_1, prior_1} <= {now, prior};
+    x_valid <= valid_1;
+    x_data <= {data_1[31], data_1} - {now_1, 20'b0};
+    x_user <= {id_1, last_1, shrink};
     if (take) begin
       top[s_tid] <= now;
       seen[s_tid] <= 1'b1;
@@ -68,7 +72,7 @@ module softmax_online #(
       closing <= 1'b0;
     end
     if (rst) begin
-      x_valid <= 1'b0;
+      {valid_1, x_valid} <= 2'b00;
       seen <= '0;
       closing <= 1'b0;
     end

@@ -112,19 +112,29 @@ module sparf_engine #(
       .cfg_recent(topk_recent), .cfg_abs(topk_abs), .s_tvalid(key_line_valid), .s_tready(topk_load),
       .s_tdata(key_line), .m_tvalid(mask_valid), .m_tready(1'b1), .m_tdata(mask), .m_tlast(mask_last));
 
-  logic row_valid, row_ready, row_end;
-  logic [16*LANES-1:0] row;
-  logic [LANES-1:0] row_keep;
-  logic [15:0] row_first;
-  logic [5:0] row_run;
-  logic row_last;
+  logic pass_valid, pass_ready, pass_end, pass_last;
+  logic [16*LANES-1:0] pass;
+  logic [LANES-1:0] pass_keep;
+  logic [15:0] pass_first;
+  logic [5:0] pass_run;
 
   nfc_filter #(.LANES(LANES), .RUNS(64), .RUN_W(RUN_W), .TID_W(16)) filter (
       .clk(clk), .rst(rst), .cfg_tvalid(page_tvalid), .cfg_tready(page_tready), .cfg_wanted(page_wanted),
       .cfg_length(page_length), .cfg_tid(page_tid), .s_tvalid(s_page_tvalid), .s_tready(s_page_tready),
-      .s_tdata(s_page_tdata), .s_tkeep({LANES{1'b1}}), .s_tlast(s_page_tlast), .m_tvalid(row_valid),
-      .m_tready(row_ready), .m_tdata(row), .m_tkeep(row_keep), .m_tid(row_first), .m_tuser(row_run), .m_end(row_end),
-      .m_tlast(row_last));
+      .s_tdata(s_page_tdata), .s_tkeep({LANES{1'b1}}), .s_tlast(s_page_tlast), .m_tvalid(pass_valid),
+      .m_tready(pass_ready), .m_tdata(pass), .m_tkeep(pass_keep), .m_tid(pass_first), .m_tuser(pass_run),
+      .m_end(pass_end), .m_tlast(pass_last));
+
+  // A beat waits a cycle, in which its row's place in q or among the scores is found
+  logic row_valid, row_ready, row_end;
+  logic [16*LANES-1:0] row;
+  logic [X_W-1:0] pass_x, row_x;  // index of the channel or token x Q_HEADS
+
+  assign pass_x = X_W'((32'(pass_first) + 32'(pass_run)) * Q_HEADS);
+
+  skid #(.W(16 * LANES + X_W + 1)) beats (
+      .clk(clk), .rst(rst), .s_tvalid(pass_valid), .s_tready(pass_ready), .s_tdata({pass, pass_x, pass_end}),
+      .m_tvalid(row_valid), .m_tready(row_ready), .m_tdata({row, row_x, row_end}));
 
   // --- q and the mean of V come in: norms, and keys of the channels
 
@@ -135,25 +145,20 @@ module sparf_engine #(
   logic [Q_W-1:0] q_in;
   logic [DIM_W-1:0] channel_in;
   logic [ID_W:0] part;
-  logic q_take, is_mean, q_last, q_bad, channel_valid, channel_first, channels_in;
-  logic [47:0] q_size, channel_sum;
+  logic q_take, is_mean, q_last, q_bad, channels_in;
 
   assign s_query_tready = phase == CHANNELS && topk_load && !channels_in;
   assign q_take = s_query_tvalid && s_query_tready;
   assign is_mean = part == (ID_W+1)'(Q_HEADS);
-  assign q_size = 48'(fp16_sig(s_query_tdata)) << fp16_shift(s_query_tdata);
   assign q_last = channel_in == DIM_W'(DIM - 1) && part == (ID_W+1)'(Q_HEADS - 1);
 
   always_ff @(posedge clk) begin
     q_bad <= q_take && fp16_bad(s_query_tdata);
-    channel_valid <= q_take && is_mean;
     if (q_take) begin
       if (is_mean) mean_store[channel_in] <= s_query_tdata;
       else begin
         q_store[q_in] <= s_query_tdata;
         q_in <= q_in + 1'b1;
-        whole[part[ID_W-1:0]] <= (channel_in == '0 ? 48'd0 : whole[part[ID_W-1:0]]) + q_size;
-        channel_sum <= (part == '0 ? 48'd0 : channel_sum) + q_size;
       end
       part <= is_mean ? '0 : part + 1'b1;
       if (is_mean) channel_in <= channel_in + 1'b1;
@@ -167,24 +172,51 @@ module sparf_engine #(
     end
   end
 
-  // A sum of magnitudes as a key: its leading one, and 20 bits behind it
-  logic [5:0] channel_zeros;
-  logic [47:0] channel_normal;
-  integer j;
+  // Norms of q as it comes, and later of its selected channels as they are used: a value, its size, sums
+  logic [15:0] channel_q, value_1;
+  logic [47:0] size_2, channel_sum;
+  logic [ID_W-1:0] id_1, id_2;
+  logic [3:0] counts;  // {whole, kept} of value_1, then of size_2
+  logic begins_1, begins_2, channel_1, channel_2;
+  logic keep_take, keep_first;
+  logic [ID_W-1:0] weight_id;
 
-  always_comb begin
-    channel_zeros = 6'd48;
-    for (j = 0; j < 48; j = j + 1) if (channel_sum[j]) channel_zeros = 6'(47 - j);
+  always_ff @(posedge clk) begin
+    value_1 <= phase == CHANNELS ? s_query_tdata : channel_q;
+    id_1 <= phase == CHANNELS ? part[ID_W-1:0] : weight_id;
+    begins_1 <= phase == CHANNELS ? channel_in == '0 : keep_first;
+    channel_1 <= part == '0;
+    size_2 <= 48'(fp16_sig(value_1)) << fp16_shift(value_1);
+    {id_2, begins_2, channel_2} <= {id_1, begins_1, channel_1};
+    counts <= {counts[1:0], q_take && !is_mean, keep_take};
+    if (counts[3]) begin
+      whole[id_2] <= (begins_2 ? 48'd0 : whole[id_2]) + size_2;
+      channel_sum <= (channel_2 ? 48'd0 : channel_sum) + size_2;
+    end
+    if (counts[2]) kept[id_2] <= (begins_2 ? 48'd0 : kept[id_2]) + size_2;
+    if (rst) counts <= '0;
   end
 
-  assign channel_normal = channel_sum << channel_zeros;
-
+  // A sum of magnitudes as a key: its leading one, and 20 bits behind it
+  logic [4:0] channel_ends;  // a channel is in; its sum; three cycles for the leading one
+  logic [47:0] channel_normal;
+  logic [5:0] channel_zeros;
   logic token_valid, key_valid;
   logic [KEY_W-1:0] token_key, key;
 
-  assign key_valid = phase == CHANNELS ? channel_valid : token_valid;
-  assign key = phase != CHANNELS ? token_key
-      : channel_sum == '0 ? '0 : {1'b0, 9'd48 - {3'b0, channel_zeros}, channel_normal[46:27]};
+  normalize #(.W(48)) channel_norm (
+      .clk(clk), .en(1'b1), .value(channel_sum), .normal(channel_normal), .zeros(channel_zeros));
+
+  always_ff @(posedge clk) begin
+    channel_ends <= {channel_ends[3:0], q_take && is_mean};
+    key_valid <= phase == CHANNELS ? channel_ends[4] : token_valid;
+    key <= phase != CHANNELS ? token_key
+        : channel_zeros == '1 ? '0 : {1'b0, 9'd48 - {3'b0, channel_zeros}, channel_normal[46:27]};
+    if (rst) begin
+      channel_ends <= '0;
+      key_valid <= 1'b0;
+    end
+  end
 
   key_packer #(.WAYS(WAYS), .KEY_W(KEY_W), .N_W(N_W)) packer (
       .clk(clk), .rst(rst), .n(topk_n), .s_tvalid(key_valid), .s_tdata(key), .m_tvalid(key_line_valid),
@@ -197,16 +229,13 @@ module sparf_engine #(
   logic [ID_W-1:0] dot_id, sum_id;
   logic weight_valid, weight_ready, weight_phase_valid;
   logic [SIG_W+5:0] weight, value_weight;
-  logic [16*LANES-1:0] row_inside;
-  logic [POS_W-1:0] row_pos;
-  logic [N_W-1:0] rows;
-  logic row_take, rows_first, all_rows, room;
+  logic [LANES-1:0] row_keep;
+  logic [N_W-1:0] rows, rows_last;
+  logic row_take, rows_first, all_rows, room, first_group;
   logic [1:0] banks_full;
   logic bank, group_stored, group_drained;
-  logic [15:0] group_first;
-  logic signed [16:0] there;
-  logic [15:0] channel_q;
-  logic [ID_W-1:0] weight_id;
+  logic signed [16:0] group_left, row_left, next_left;  // tokens from the group's or the beat's first one on
+  logic [15:0] group_tokens;
   logic [Q_W-1:0] q_index;
 
   gemv_qk #(.DIM(DIM), .Q_HEADS(Q_HEADS), .LANES(LANES), .ACC_W(ACC_W)) dots (
@@ -220,55 +249,57 @@ module sparf_engine #(
   gemv_av #(.RUN_MAX(PAGE_VALUES), .Q_HEADS(Q_HEADS), .LANES(LANES), .SIG_W(SIG_W), .ACC_W(ACC_W)) sums (
       .clk(clk), .rst(rst), .s_w_tvalid(weight_valid), .s_w_tready(weight_ready), .s_w_tdata(weight),
       .s_row_tvalid(row_valid && room && (phase == SCORE || phase == VALUES)), .s_row_tready(sum_row_ready),
-      .s_row_tdata(row_inside), .s_row_tuser(rows_first), .s_row_tdest(bank), .s_row_tlast(row_end),
+      .s_row_tdata(row), .s_row_tkeep(row_keep), .s_row_tuser(rows_first), .s_row_tdest(bank), .s_row_tlast(row_end),
       .s_drain_tvalid(drain_valid), .s_drain_tready(drain_ready), .s_drain_tdata({drain_bank, drain_beats}),
       .m_tvalid(sum_valid), .m_tready(sum_ready), .m_tdata(sum), .m_tid(sum_id), .m_tuser(sum_bad), .m_tlast(sum_last));
 
   assign row_ready = phase == KEYS ? dot_ready : room && sum_row_ready;
   assign row_take = row_valid && row_ready;
   assign rows_first = rows == '0;
-  assign all_rows = row_take && row_end && rows == (phase == SCORE ? r : k) - 1'b1;
+  assign all_rows = row_take && row_end && rows == rows_last;
   assign room = banks_full != 2'd2;
   assign group_stored = all_rows && phase == SCORE;
 
-  // Values behind the last token of the sequence are not there yet
-  assign there = $signed(17'(seq_len)) - $signed({1'b0, group_first}) - $signed(17'(row_pos) << LANE_LOG);
+  assign group_tokens = 16'(PAGE_VALUES) >> m_log;
+  assign next_left = group_left - $signed({1'b0, group_tokens});
 
+  // Values behind the last token of the sequence are not there yet
   generate
     for (i = 0; i < LANES; i = i + 1) begin : g_inside
-      assign row_inside[16*i +: 16] = phase == SCORE && there <= i ? 16'd0 : row[16*i +: 16];
+      assign row_keep[i] = phase != SCORE || row_left > i;
     end
   endgenerate
 
   // Weights: q of a channel for approximate scores, 2^(x - m) of a token for the output
-  assign q_index = Q_W'((32'(row_first) + 32'(row_run)) * Q_HEADS + 32'(weight_id));
+  assign q_index = row_x[Q_W-1:0] + Q_W'(weight_id);
   assign channel_q = q_store[q_index];
   assign weight = phase == SCORE
       ? {channel_q[15], fp16_shift(channel_q), {(SIG_W-11){1'b0}}, fp16_sig(channel_q)} : value_weight;
   assign weight_valid = phase == SCORE || weight_phase_valid;
+  assign keep_take = weight_ready && phase == SCORE && first_group;
+  assign keep_first = rows_first;
 
   always_ff @(posedge clk) begin
+    rows_last <= (phase == SCORE ? r : k) - 1'b1;
     if (row_take) begin
-      row_pos <= row_end ? '0 : row_pos + 1'b1;
+      row_left <= !row_end ? row_left - 17'(LANES) : group_stored ? next_left : group_left;
       if (row_end) rows <= all_rows ? '0 : rows + 1'b1;
     end
-    if (weight_ready) begin
-      weight_id <= weight_id == ID_W'(Q_HEADS - 1) ? '0 : weight_id + 1'b1;
-      if (phase == SCORE && group_first == '0)
-        kept[weight_id] <= (rows == '0 ? 48'd0 : kept[weight_id]) + (48'(fp16_sig(channel_q)) << fp16_shift(channel_q));
-    end
+    if (weight_ready) weight_id <= weight_id == ID_W'(Q_HEADS - 1) ? '0 : weight_id + 1'b1;
     banks_full <= banks_full + {1'b0, group_stored} - {1'b0, group_drained};
     if (group_stored) begin
       bank <= !bank;
-      group_first <= group_first + (16'(PAGE_VALUES) >> m_log);
+      first_group <= 1'b0;
+      group_left <= next_left;
     end
     if (rst || phase == IDLE || phase_begins) begin
       rows <= '0;
-      row_pos <= '0;
       weight_id <= '0;
       banks_full <= '0;
       bank <= 1'b0;
-      group_first <= '0;
+      first_group <= 1'b1;
+      group_left <= 17'(seq_len);
+      row_left <= 17'(seq_len);
     end
   end
 
@@ -277,6 +308,7 @@ module sparf_engine #(
   logic [23:0] mant [0:Q_HEADS-1];
   logic [6:0] exp [0:Q_HEADS-1];
   logic scale_ask, scale_ready, scale_valid, scales_ready, asking;
+  logic [2:0] asks;  // the last norm is being summed
   logic [ID_W-1:0] scale_id, mix_id;
   logic [23:0] scale_mant, mix_mant;
   logic [6:0] scale_exp, mix_exp;
@@ -289,7 +321,8 @@ module sparf_engine #(
   assign scale_ask = asking && phase == SCORE && !scale_valid;
 
   always_ff @(posedge clk) begin
-    if (group_stored && group_first == '0) asking <= 1'b1;
+    asks <= {asks[1:0], group_stored && first_group};
+    if (asks[2]) asking <= 1'b1;
     if (scale_valid) begin
       mant[scale_id] <= scale_mant;
       exp[scale_id] <= scale_exp;
@@ -304,6 +337,7 @@ module sparf_engine #(
       exp[mix_id] <= mix_exp;
     end
     if (rst || phase_begins) begin
+      asks <= '0;
       asking <= 1'b0;
       scales_ready <= 1'b0;
       scale_id <= '0;
@@ -312,58 +346,71 @@ module sparf_engine #(
 
   // --- sums are drained, and all of them scaled
 
-  logic drain_out, values_in;
-  logic [15:0] drain_first;
-  logic [31:0] drain_at;
-  logic drain_busy, scaled_valid, scaled_over, fx_ready, out_ready;
+  logic drain_out, values_in, drain_busy, drain_start, drain_inside, drain_turns;
+  logic [16:0] drain_left, sum_left;  // tokens from the group's or the sum's first one on
+  logic [X_W-1:0] drain_x, sum_x, dot_x;
   logic [POS_W+LANE_LOG-1:0] drain_pos;
+  logic [POS_W-1:0] drain_end;
+  logic scaled_valid, scaled_over, fx_ready, out_ready, in_valid, in_last;
   logic [47:0] scaled;
   logic [X_W+ID_W:0] scale_user, scaled_user;
-  logic in_valid, in_last, drain_inside;
-  logic [N_W-1:0] dot_row;
-  logic drain_last_group;
+  logic [X_W:0] scores;  // that the phase has: tokens x queries
 
-  assign drain_last_group = 32'(drain_first) + (PAGE_VALUES >> m_log) >= 32'(seq_len);
+  assign drain_out = phase == VALUES && values_in;
   assign drain_beats = phase == VALUES ? POS_W'(DIM / LANES - 1)
-      : drain_last_group ? POS_W'((32'(seq_len) - 1 - 32'(drain_first)) >> LANE_LOG)
+      : drain_left <= {1'b0, group_tokens} ? POS_W'((drain_left - 1'b1) >> LANE_LOG)
       : POS_W'((PAGE_VALUES >> LANE_LOG >> m_log) - 1);
   assign drain_valid = !drain_busy && (phase == SCORE ? banks_full != 0 && scales_ready : drain_out);
-  assign drain_at = 32'(drain_first) + 32'(drain_pos);
-  assign drain_inside = phase == VALUES || drain_at < 32'(seq_len);
+  assign drain_start = drain_valid && drain_ready;
+  assign drain_turns = drain_pos == {drain_end, {LANE_LOG{1'b1}}};  // to the next query
   assign group_drained = sum_valid && sum_ready && sum_last && phase == SCORE;
   assign sum_ready = fx_ready || !drain_inside;
   assign in_valid = phase == KEYS ? dot_valid : sum_valid && drain_inside;
-  assign in_last = phase == KEYS ? dot_row == k - 1'b1 && dot_id == ID_W'(Q_HEADS - 1)
-      : phase == SCORE ? drain_at == 32'(seq_len) - 1 && sum_id == ID_W'(Q_HEADS - 1) : sum_last;
-  assign scale_user = phase == KEYS ? {in_last, dot_id, X_W'(dot_row * Q_HEADS + 32'(dot_id))}
-      : phase == SCORE ? {in_last, sum_id, X_W'(drain_at * Q_HEADS + 32'(sum_id))} : {in_last, sum_id, X_W'(drain_pos)};
-
-  assign drain_out = phase == VALUES && values_in;
+  assign in_last = phase == KEYS ? (X_W+1)'(dot_x) + 1'b1 == scores
+      : phase == SCORE ? sum_left == 17'd1 && sum_id == ID_W'(Q_HEADS - 1) : sum_last;
+  assign scale_user = phase == KEYS ? {in_last, dot_id, dot_x}
+      : phase == SCORE ? {in_last, sum_id, sum_x} : {in_last, sum_id, X_W'(drain_pos)};
 
   always_ff @(posedge clk) begin
-    if (drain_valid && drain_ready) begin
+    scores <= (X_W+1)'((phase == WEIGH ? seq_len : k) * Q_HEADS);
+    if (drain_start) begin
       drain_busy <= 1'b1;
-      drain_pos <= '0;
+      drain_end <= drain_beats;
     end
     if (sum_valid && sum_ready) begin
       drain_pos <= drain_pos + 1'b1;
-      if (drain_pos[LANE_LOG-1:0] == '1 && drain_pos[POS_W+LANE_LOG-1:LANE_LOG] == drain_beats) drain_pos <= '0;
+      sum_left <= sum_left - 1'b1;
+      sum_x <= sum_x + X_W'(Q_HEADS);
+      drain_inside <= phase == VALUES || (drain_inside && sum_left != 17'd1);
+      if (drain_turns) begin
+        drain_pos <= '0;
+        sum_left <= drain_left;
+        sum_x <= drain_x + X_W'(sum_id) + 1'b1;
+        drain_inside <= 1'b1;
+      end
       if (sum_last) begin
         drain_busy <= 1'b0;
         drain_bank <= !drain_bank;
-        drain_first <= drain_first + (16'(PAGE_VALUES) >> m_log);
+        drain_left <= drain_left - {1'b0, group_tokens};
+        drain_x <= drain_x + X_W'(group_tokens * Q_HEADS);
       end
     end
+    if (drain_start) begin
+      sum_left <= drain_left;
+      sum_x <= drain_x;
+    end
     if (all_rows && phase == VALUES) values_in <= 1'b1;
-    if (drain_valid && drain_ready) values_in <= 1'b0;
-    if (dot_valid && dot_id == ID_W'(Q_HEADS - 1)) dot_row <= dot_row + 1'b1;
+    if (drain_start) values_in <= 1'b0;
+    if (dot_valid) dot_x <= dot_x + 1'b1;
     if (rst || phase == IDLE || phase_begins) begin
       drain_busy <= 1'b0;
       drain_pos <= '0;
       drain_bank <= 1'b0;
-      drain_first <= '0;
+      drain_left <= 17'(seq_len);
+      drain_x <= '0;
+      drain_inside <= 1'b1;
       values_in <= 1'b0;
-      dot_row <= '0;
+      dot_x <= '0;
     end
   end
 
@@ -379,7 +426,7 @@ module sparf_engine #(
 
   logic [31:0] x_store [0:N_MAX*Q_HEADS-1];
   logic [31:0] x, x_read;
-  logic x_valid, x_over, x_last, stats_valid, stats_last;
+  logic scores_valid, x_beyond, x_valid, x_over, x_last, stats_valid, stats_last;
   logic [ID_W-1:0] x_id, stats_id;
   logic [X_W-1:0] x_addr, x_read_addr;
   logic [12:0] stats_max;
@@ -387,11 +434,17 @@ module sparf_engine #(
   logic [5:0] stats_zeros;
   logic [24:0] stats_recip;
 
-  assign x_valid = scaled_valid && (phase == SCORE || phase == KEYS);
-  assign x_over = scaled[47:41] != {7{scaled[47]}};
-  assign x = x_over ? {scaled[47], {31{!scaled[47]}}} : scaled[41:10];
-  assign {x_last, x_id, x_addr} = scaled_user;
-  assign over = scaled_valid && out_ready && (scaled_over || (x_valid && x_over));
+  assign scores_valid = scaled_valid && (phase == SCORE || phase == KEYS);
+  assign x_beyond = scaled[47:41] != {7{scaled[47]}};
+  assign over = (scaled_valid && out_ready && scaled_over) || (x_valid && x_over);
+
+  always_ff @(posedge clk) begin
+    x_valid <= scores_valid;
+    x_over <= x_beyond;
+    x <= x_beyond ? {scaled[47], {31{!scaled[47]}}} : scaled[41:10];
+    {x_last, x_id, x_addr} <= scaled_user;
+    if (rst) x_valid <= 1'b0;
+  end
 
   softmax_online #(.CONTEXTS(Q_HEADS)) softmax (
       .clk(clk), .rst(rst), .s_tvalid(x_valid), .s_tready(unused_x_ready), .s_tdata(x), .s_tid(x_id), .s_tlast(x_last),
@@ -405,7 +458,7 @@ module sparf_engine #(
 
   always_ff @(posedge clk) begin
     if (x_valid) x_store[x_addr] <= x;
-    x_read <= x_store[x_read_addr];
+    if (read_en) x_read <= x_store[x_read_addr];
     if (stats_valid) begin
       top[stats_id] <= stats_max;
       if (phase == SCORE) begin
@@ -417,129 +470,154 @@ module sparf_engine #(
   end
 
   // --- weights 2^(x - m): scores of tokens, what the selected ones weigh in all (alpha), weights of V
-  // A read takes a cycle to the store and three through the exponential; only the weights of V are ever held up.
+  // A read goes through the store, the exponential and rounding; only the weights of V are ever held up.
 
-  logic [X_W-1:0] held_addr;
+  logic [X_W-1:0] alpha_x;
   logic [X_W:0] reads;
-  logic [ID_W-1:0] read_id, read_id_1, e_id;
-  logic read_go, read_1, e_in_ready, e_valid, e_ready;
+  logic [ID_W-1:0] read_id, read_id_1, read_id_2, e_id;
+  logic read_go, read_1, read_2, read_en, e_valid, e_ready;
+  logic [31:0] x_2;
+  logic [12:0] top_2;
   logic [36:0] e_data;
-  logic [32:0] e_in;
-  logic [2:0] in_flight;
   logic alpha_go;
-  logic [N_W-1:0] alpha_token;
-  logic [12:0] top_1;
 
-  assign read_go = phase == WEIGH ? topk_load && reads != (X_W+1)'(seq_len * Q_HEADS) && !phase_begins
-      : phase == KEYS ? alpha_go
-      : phase == VALUES && reads != (X_W+1)'(k * Q_HEADS) && !(read_1 && !e_in_ready) && !phase_begins;
-  assign x_read_addr = read_1 && !e_in_ready ? held_addr
-      : phase == KEYS ? X_W'(alpha_token * Q_HEADS + 32'(read_id)) : reads[X_W-1:0];
-  assign e_in = {x_read[31], x_read} - {top_1, 20'b0};
-
-  assign top_1 = top[read_id_1];
+  assign read_go = phase == WEIGH ? topk_load && reads != scores && !phase_begins
+      : phase == KEYS ? alpha_go : phase == VALUES && reads != scores && !phase_begins;
+  assign x_read_addr = phase == KEYS ? alpha_x + X_W'(read_id) : reads[X_W-1:0];
 
   always_ff @(posedge clk) begin
-    if (!(read_1 && !e_in_ready)) begin
-      read_1 <= read_go;
-      read_id_1 <= read_id;
-      held_addr <= x_read_addr;
-    end
-    if (read_go) begin
-      reads <= reads + 1'b1;
-      read_id <= read_id == ID_W'(Q_HEADS - 1) ? '0 : read_id + 1'b1;
+    if (read_en) begin
+      {read_1, read_2} <= {read_go, read_1};
+      {read_id_1, read_id_2} <= {read_id, read_id_1};
+      x_2 <= x_read;
+      top_2 <= top[read_id_1];
+      if (read_go) begin
+        reads <= reads + 1'b1;
+        read_id <= read_id == ID_W'(Q_HEADS - 1) ? '0 : read_id + 1'b1;
+      end
     end
     if (row_take && row_end && phase == KEYS) begin
       alpha_go <= 1'b1;
-      alpha_token <= N_W'(row_first + 16'(row_run));
+      alpha_x <= row_x;
     end else if (read_id == ID_W'(Q_HEADS - 1)) alpha_go <= 1'b0;
     if (rst || phase_begins) begin
       reads <= '0;
       read_id <= '0;
-      read_1 <= 1'b0;
+      {read_1, read_2} <= 2'b00;
       alpha_go <= 1'b0;
     end
   end
 
   exp2_unit #(.INT_W(13), .USER_W(ID_W)) exp2 (
-      .clk(clk), .rst(rst || phase_begins), .s_tvalid(read_1), .s_tready(e_in_ready), .s_tdata(e_in),
-      .s_tuser(read_id_1), .m_tvalid(e_valid), .m_tready(e_ready), .m_tdata(e_data), .m_tuser(e_id));
+      .clk(clk), .rst(rst || phase_begins), .s_tvalid(read_2), .s_tready(read_en),
+      .s_tdata({x_2[31], x_2} - {top_2, 20'b0}), .s_tuser(read_id_2), .m_tvalid(e_valid), .m_tready(e_ready),
+      .m_tdata(e_data), .m_tuser(e_id));
 
-  assign e_ready = phase != VALUES || (weight_ready && phase == VALUES);
-  assign weight_phase_valid = phase == VALUES && e_valid;
+  // A token's score
+  logic part_valid, part_last;
+  logic [36:0] part_data;
+  logic [24:0] part_recip;
+  logic [5:0] part_zeros;
+
+  always_ff @(posedge clk) begin
+    part_valid <= e_valid && phase == WEIGH;
+    part_last <= e_id == ID_W'(Q_HEADS - 1);
+    part_data <= e_data;
+    part_recip <= recip[e_id];
+    part_zeros <= zeros[e_id];
+    if (rst || phase_begins) part_valid <= 1'b0;
+  end
 
   group_score #(.INT_W(13)) score (
-      .clk(clk), .rst(rst || phase_begins), .s_tvalid(e_valid && phase == WEIGH), .s_tdata(e_data),
-      .s_recip(recip[e_id]), .s_zeros(zeros[e_id]), .s_tlast(e_id == ID_W'(Q_HEADS - 1)), .m_tvalid(token_valid),
-      .m_tdata(token_key));
+      .clk(clk), .rst(rst || phase_begins), .s_tvalid(part_valid), .s_tdata(part_data), .s_recip(part_recip),
+      .s_zeros(part_zeros), .s_tlast(part_last), .m_tvalid(token_valid), .m_tdata(token_key));
 
   // 2^f as a weight of 16 bits, not below 2^-24, rounded to nearest
   logic [12:0] down;
-  logic [4:0] drop;
-  logic [24:0] rounded;
+  logic [4:0] drop, drop_1, lift_1;
+  logic [24:0] raised;
+  logic weigh_en, weigh_1, weigh_2;
 
   assign down = ~e_data[36:24];  // -f - 1
   assign drop = down > 13'd24 ? 5'd25 : down < 13'd8 ? 5'd8 : down[4:0];
-  assign rounded = ({1'b0, e_data[23:0]} + (25'd1 << (drop - 5'd1))) >> drop;
-  assign value_weight = {1'b0, down < 13'd8 ? 5'd8 - down[4:0] : 5'd0, rounded[SIG_W-1:0]};
+  assign e_ready = phase != VALUES || weigh_en;
+  assign weight_phase_valid = phase == VALUES && weigh_2;
+
+  always_ff @(posedge clk) begin
+    if (weigh_en) begin
+      weigh_1 <= e_valid && phase == VALUES;
+      raised <= {1'b0, e_data[23:0]} + (25'd1 << (drop - 5'd1));
+      drop_1 <= drop;
+      lift_1 <= down < 13'd8 ? 5'd8 - down[4:0] : 5'd0;
+    end
+    if (rst || phase_begins) weigh_1 <= 1'b0;
+  end
+
+  skid #(.W(SIG_W + 6)) weights (
+      .clk(clk), .rst(rst || phase_begins), .s_tvalid(weigh_1), .s_tready(weigh_en),
+      .s_tdata({1'b0, lift_1, SIG_W'(raised >> drop_1)}), .m_tvalid(weigh_2), .m_tready(weight_ready),
+      .m_tdata(value_weight));
 
   // alpha: the sum of what is selected
   logic [47:0] alpha_sum [0:Q_HEADS-1];
   logic [Q_HEADS-1:0] alpha_seen;
   logic [31:0] alpha_term;
-
-  assign alpha_term = down > 13'd31 ? 32'd0 : {e_data[23:0], 8'b0} >> down[4:0];
+  logic [ID_W-1:0] alpha_id;
+  logic alpha_valid;
 
   always_ff @(posedge clk) begin
-    if (e_valid && phase == KEYS) begin
-      alpha_sum[e_id] <= (alpha_seen[e_id] ? alpha_sum[e_id] : 48'd0) + {16'd0, alpha_term};
-      alpha_seen[e_id] <= 1'b1;
+    alpha_valid <= e_valid && phase == KEYS;
+    alpha_id <= e_id;
+    alpha_term <= down > 13'd31 ? 32'd0 : {e_data[23:0], 8'b0} >> down[4:0];
+    if (alpha_valid) begin
+      alpha_sum[alpha_id] <= (alpha_seen[alpha_id] ? alpha_sum[alpha_id] : 48'd0) + {16'd0, alpha_term};
+      alpha_seen[alpha_id] <= 1'b1;
     end
+    if (rst) alpha_valid <= 1'b0;
     if (rst || (phase_begins && phase == KEYS)) alpha_seen <= '0;
   end
 
   // --- alpha = sum / l, and the output's scale alpha / l' of the exact scores: a query at a time, as l' comes
+  // What a query has stays while its numbers go from register to register; `mixing` says how far they are.
 
   logic [24:0] rest [0:Q_HEADS-1];
-  logic mixing_1, mixing_2, mix_done;
-  logic [3:0] mixing;
+  logic [12:0] mixing;
+  logic mixing_last, mix_done;
   logic [ID_W-1:0] mixing_id;
-  logic mixing_last;
-  logic [47:0] aligned;
+  logic [47:0] part_sum, part_all, alpha_part, aligned;
+  logic [24:0] all_recip, alpha, recip_new;
+  logic [5:0] all_zeros, zeros_new, ratio_zeros;
+  logic [40:0] share_low, share_high;
   logic [56:0] share;
-  logic [24:0] alpha, recip_new;
+  logic [37:0] ratio_low, ratio_high;
   logic [49:0] ratio, ratio_normal;
-  logic [5:0] ratio_zeros, zeros_new;
-  integer h;
-  logic [47:0] alpha_part;
 
-  // The sums were cut at different places, so the part may exceed the whole by a little
-  assign alpha_part = alpha_sum[mixing_id] > total[mixing_id] ? total[mixing_id] : alpha_sum[mixing_id];
-  assign ratio_normal = ratio << ratio_zeros;
-
-  always_comb begin
-    ratio_zeros = 6'd0;
-    for (h = 0; h < 50; h = h + 1) if (ratio[h]) ratio_zeros = 6'(49 - h);
-  end
+  normalize #(.W(50)) ratio_norm (
+      .clk(clk), .en(1'b1), .value(ratio), .normal(ratio_normal), .zeros(ratio_zeros));
 
   always_ff @(posedge clk) begin
-    mixing <= {mixing[2:0], stats_valid && phase == KEYS};
+    mixing <= {mixing[11:0], stats_valid && phase == KEYS};
     if (stats_valid) begin
       mixing_id <= stats_id;
       mixing_last <= stats_last;
       recip_new <= stats_recip;
       zeros_new <= stats_zeros;
     end
-    aligned <= alpha_part << zeros[mixing_id];
-    share <= aligned[47:16] * recip[mixing_id];
-    if (mixing[2]) begin
-      alpha <= share[56:31] > 26'h1000000 ? 25'h1000000 : share[55:31];
-      rest[mixing_id] <= share[56:31] > 26'h1000000 ? 25'd0 : 25'h1000000 - share[55:31];
-    end
-    ratio <= alpha * recip_new;
-    mix_valid <= mixing_2;
-    mixing_1 <= mixing[3];
-    mixing_2 <= mixing_1;
+    part_sum <= alpha_sum[mixing_id];
+    part_all <= total[mixing_id];
+    all_zeros <= zeros[mixing_id];
+    all_recip <= recip[mixing_id];
+    alpha_part <= part_sum > part_all ? part_all : part_sum;  // cut at different places, it may exceed by a little
+    aligned <= alpha_part << all_zeros;
+    share_low <= aligned[31:16] * all_recip;
+    share_high <= aligned[47:32] * all_recip;
+    share <= {share_high, 16'b0} + {16'b0, share_low};
+    alpha <= share[56:31] > 26'h1000000 ? 25'h1000000 : share[55:31];
+    if (mixing[6]) rest[mixing_id] <= 25'h1000000 - alpha;
+    ratio_low <= alpha[12:0] * recip_new;
+    ratio_high <= alpha[24:13] * recip_new;
+    ratio <= {ratio_high[36:0], 13'b0} + {12'b0, ratio_low};
+    mix_valid <= mixing[11];
     mix_id <= mixing_id;
     mix_mant <= ratio_normal[49:26];
     mix_exp <= 7'(87 - 50) - {1'b0, zeros_new} + {1'b0, ratio_zeros};
@@ -550,14 +628,25 @@ module sparf_engine #(
 
   // --- the output, and the end of each phase
 
-  logic mix_ready;
-  logic out_valid;
-  assign out_valid = scaled_valid && phase == VALUES;
-  assign out_ready = phase != VALUES || mix_ready;
+  logic mix_ready, out_en, out_valid, out_last;
+  logic [47:0] out;
+  logic [24:0] out_rest;
+  logic [15:0] out_mean;
+  logic [ID_W-1:0] scaled_id;
+  logic [X_W-1:0] scaled_at;
+  logic scaled_last;
+
+  assign {scaled_last, scaled_id, scaled_at} = scaled_user;
+  assign out_ready = phase != VALUES || out_en;
+
+  skid #(.W(90)) outs (
+      .clk(clk), .rst(rst), .s_tvalid(scaled_valid && phase == VALUES), .s_tready(out_en),
+      .s_tdata({scaled_last, scaled, rest[scaled_id], mean_store[scaled_at[DIM_W-1:0]]}), .m_tvalid(out_valid),
+      .m_tready(mix_ready), .m_tdata({out_last, out, out_rest, out_mean}));
 
   mix_out mix (
-      .clk(clk), .rst(rst), .s_tvalid(out_valid), .s_tready(mix_ready), .s_out(scaled), .s_rest(rest[x_id]),
-      .s_mean(mean_store[x_addr[DIM_W-1:0]]), .s_tlast(x_last), .m_tvalid(m_out_tvalid), .m_tready(m_out_tready),
+      .clk(clk), .rst(rst), .s_tvalid(out_valid), .s_tready(mix_ready), .s_out(out), .s_rest(out_rest),
+      .s_mean(out_mean), .s_tlast(out_last), .m_tvalid(m_out_tvalid), .m_tready(m_out_tready),
       .m_tdata(m_out_tdata), .m_tlast(m_out_tlast));
 
   assign stage_done = phase == SCORE ? stats_valid && stats_last

@@ -23,6 +23,8 @@ from rich.progress import track
 from rich.table import Table
 from rtl_bench import BUILDS, HERE, ROOT, SOURCES
 
+from eval.synth import sources
+
 MEMORY = BUILDS / "mutants.json"
 TIMEOUT_S = 300
 
@@ -41,19 +43,22 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("assign en = m_tready || !m_tvalid", "assign en = 1'b1"),
     ],
     "gemv_qk": [
-        ("base <= s_k_tlast ? '0 : base", "base <= base"),
+        ("if (s_k_tlast) word <= '0", "if (1'b0) word <= '0"),
         ("started <= !s_k_tlast", "started <= 1'b1"),
         ("ready && head == Q_HEADS - 1", "ready"),
     ],
     "gemv_av": [
         ("valid[2] && first[2]", "1'b0"),
-        ("|same[1:0] || want || pending", "want || pending"),
-        ("|same[1:0] || want || pending", "same[0] || want || pending"),
+        ("|same[2:0] || want || pending", "want || pending"),
+        ("|same[2:0] || want || pending", "|same[1:0] || want || pending"),
+        ("|(lane_bad & keeps[4*LANES +: LANES])", "|lane_bad"),
+        ("assign load = arrived &&", "assign load = pending &&"),
         ("want && !busy_bank && valid", "want && valid"),
         ("held[head] <= weight", "held[0] <= weight"),
         ("{bank, beats} <= s_drain_tdata", "{bank, beats} <= {1'b0, s_drain_tdata[POS_W-1:0]}"),
     ],
     "normalize": [("first ? in << (1 << HIGH) : in", "in"), ("second ? once << (1 << LOW)", "second ? once")],
+    "skid": [("full ? spare : s_tdata", "s_tdata"), ("(full || s_tvalid);\n    if (rst)", "s_tvalid;\n    if (rst)")],
     "serial_divide": [
         ("!less[DEN_W]}", "less[DEN_W]}"),
         ("left <= NUM_W[COUNT_W-1:0]", "left <= NUM_W[COUNT_W-1:0] - 1'b1"),
@@ -100,7 +105,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     "argtopk": [
         ("key[KEY_W-1] && !drop_sign && key", "key[KEY_W-1] && key"),
         ("&& key[KEY_W-2:0] != '0", ""),
-        ("hit_3 && bin_3 == bin_2 ? more_3", "1'b0 ? more_3"),
+        ("same_4 ? more_4", "1'b0 ? more_4"),
+        ("same_5 ? more_5", "1'b0 ? more_5"),
         ("read[COUNT_W +: 2] == digit + 2'd1 ?", "1'b1 ?"),
         ("total_1) >= left", "total_1) > left"),
         ("if (collect_3) left <= left", "if (1'b0) left <= left"),
@@ -124,13 +130,14 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("if (over) saw_over", "if (1'b0) saw_over"),
     ],
     "sparf_engine": [
-        ("phase == SCORE && there <= i ?", "1'b0 ?"),
-        ("row_end && rows == (phase == SCORE ? r : k) - 1'b1", "row_end && rows == k - 1'b1"),
+        ("phase != SCORE || row_left > i", "1'b1"),
+        ("(phase == SCORE ? r : k) - 1'b1", "k - 1'b1"),
         ("banks_full != 2'd2", "1'b1"),
-        ("mixing_id] : alpha_sum[mixing_id]", "mixing_id] : total[mixing_id]"),
+        ("part_sum > part_all ? part_all : part_sum", "part_all"),
+        ("mixing[6]", "mixing[5]"),
         ("down < 13'd8 ? 5'd8 : down", "down < 13'd8 ? 5'd9 : down"),
-        ("drain_at < 32'(seq_len)", "1'b1"),
-        ("group_first == '0)\n        kept", "1'b1)\n        kept"),
+        ("drain_inside && sum_left != 17'd1", "1'b1"),
+        ("phase == SCORE && first_group", "phase == SCORE"),
     ],
 }
 
@@ -176,7 +183,7 @@ def tried(module: str, old: str, new: str) -> str:
 def _state(module: str) -> str:
     """What a verdict on a module depends on."""
     files = [
-        *sorted(SOURCES.glob("*.sv*")),
+        *sources(module),
         *sorted(SOURCES.glob("*.py")),
         HERE / "rtl_bench.py",
         HERE / f"test_{module}.py",
@@ -187,6 +194,7 @@ def _state(module: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev rtl --mutate", description=__doc__)
     parser.add_argument("--modules", nargs="*", choices=sorted(FAULTS), help="only these")
+    parser.add_argument("--jobs", type=int, default=2, help="at a time")
     parser.add_argument("-o", "--output", choices=("normal", "json"), default="normal")
     options = parser.parse_args()
     BUILDS.mkdir(exist_ok=True)
@@ -201,7 +209,7 @@ def main() -> None:
         return memory[key]
 
     console = Console(stderr=True)
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(options.jobs) as pool:
         verdicts = list(
             track(pool.map(judge, wanted), "faults", len(wanted), console=console, disable=not console.is_terminal)
         )

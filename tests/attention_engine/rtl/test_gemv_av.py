@@ -34,9 +34,10 @@ def batch(rng, bank, length, rows):
             sums[head] = [s + value * fp16_units(v) for s, v in zip(sums[head], row, strict=True)]
         for at in range(0, length, lanes):
             part = row[at : at + lanes]
-            bad[at // lanes] |= any(map(fp16_bad, part))
+            keep = rng.choice(((1 << lanes) - 1, rng.getrandbits(lanes)))
+            bad[at // lanes] |= any(fp16_bad(value) and keep >> lane & 1 for lane, value in enumerate(part))
             last = at + lanes == length
-            beats.append({"tdata": pack(part, 16), "tuser": number == 0, "tdest": bank, "tlast": last})
+            beats.append({"tdata": pack(part, 16), "tkeep": keep, "tuser": number == 0, "tdest": bank, "tlast": last})
     out = [
         {"tdata": value, "tid": head, "tuser": bad[i // lanes], "tlast": head == heads - 1 and i == length - 1}
         for head in range(heads)
