@@ -46,7 +46,7 @@ def argtopk_cycles(keys: int, ways: int, digit: int = 10) -> int:
 
     Three passes over the keys; a scan of the bins of each of three digits, in two levels.
     """
-    return 3 * -(-keys // ways) + 3 * ((2 << digit // 2) + 11) + 2
+    return 3 * -(-keys // ways) + 3 * ((2 << digit // 2) + 11) + 3
 
 
 def sparf_cycles(run: EngineRun, channels: Sequence[int], tokens: Sequence[int]) -> int:
@@ -74,7 +74,7 @@ def sparf_cycles(run: EngineRun, channels: Sequence[int], tokens: Sequence[int])
     weigh = run.seq_len * G + _TOKEN_KEY + argtopk_cycles(run.seq_len, shape.topk_ways)
     rows = _stream(tokens, run.n, shape, shape.head_dim // shape.lanes)
     rows -= shape.page_beats - (max(tokens) % run.n + 1) * shape.head_dim // shape.lanes  # the rest is not waited for
-    return choose + scored + weigh + 2 * rows + _RECIPROCAL * G + G * shape.head_dim + _FILL
+    return choose + scored + weigh + 2 * rows + _RECIPROCAL * G + _MIX + G * shape.head_dim + _FILL
 
 
 def _stream(chosen: Sequence[int], units: int, shape: EngineShape, beats: int) -> int:
@@ -96,7 +96,8 @@ _CHANNEL_KEY, _TOKEN_KEY = 9, 19  # from a channel's q, from a token's last scor
 _QUEUE = 2  # beats between filter and products
 _SCALE = 124  # ratio of norms and its root, a query
 _FETCH = 5  # of a word of sums
-_DRAIN = 8  # to the first sum of a bank
+_DRAIN = 9  # to the first sum of a bank
 _RECIPROCAL = 55  # a query
+_MIX = 20  # alpha / l after the last reciprocal, and the first weight
 _BINS = 1024  # bins of argtopk
 _FILL = 50  # pipelines, at the changes of phase

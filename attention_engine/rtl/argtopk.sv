@@ -50,7 +50,7 @@ module argtopk #(
   localparam logic [2:0] IDLE = 3'd0, LOAD = 3'd1, PASS = 3'd2, SETTLE = 3'd3, SCAN = 3'd4, COLLECT = 3'd5, CLEAR = 3'd6;
 
   logic [2:0] state;
-  logic [1:0] digit;             // 2: the leading one
+  logic [1:0] digit, digit_1;    // 2: the leading one
   logic [N_W-1:0] count, old;    // keys, and those of them that compete
   logic [N_W-1:0] left;          // wanted among the keys that are like the k-th so far
   logic [KEY_W-1:0] kth;         // the k-th key, as far as it is settled
@@ -161,7 +161,8 @@ module argtopk #(
   // A scan goes from the top: first the coarse bin, then the fine one in it, that has the k-th key
   logic [HALF-1:0] scan_low, bin_1, bin_2, bin_3;
   logic [TOTAL_W-1:0] total, total_1;
-  logic coarse_1, fine_1, fine_2, valid_3, fine_3, found;
+  logic coarse_1, fine_1, fine_2, valid_3, fine_3, enough, settled, settled_fine, found;
+  logic [HALF-1:0] bin_4;
   logic [WAYS*COUNT_W-1:0] counts;
   integer i;
 
@@ -183,22 +184,38 @@ module argtopk #(
     fine_3 <= fine_2;
     bin_3 <= fine_2 ? bin_2 : bin_1;
     total_1 <= total;
+    settled <= state == SCAN && valid_3 && !found && enough;
+    settled_fine <= fine_3;
+    bin_4 <= bin_3;
+    if (settled && !settled_fine) high_bin <= bin_4;
+    digit_1 <= digit;
   end
 
+  assign enough = N_W'(total_1) >= left;
+
+  generate
+    for (w = 0; w < 3; w = w + 1) begin : g_kth
+      always_ff @(posedge clk)
+        if (settled && settled_fine && digit_1 == w) kth[w*DIGIT +: DIGIT] <= {high_bin, bin_4};
+    end
+  endgenerate
+
   // What is taken: all above the k-th key, the first of those that equal it, and the recent ones
-  logic [WAYS-1:0] equal, surely, chosen;
-  logic collect_3, last_3;
-  logic [WAY_W:0] rank, few, taken;  // few: how many of a line's equal keys may be taken
+  logic [WAYS-1:0] equal, surely, equal_1, surely_1, chosen;
+  logic collect_3, last_3, collect_4, last_4;
+  logic [(WAYS+1)*(WAY_W+1)-1:0] ranks, ranks_1;  // of a way: equal keys of the line before it; and of all
+  logic [WAY_W:0] rank, few, taken;               // few: how many of a line's equal keys may be taken
   integer j;
 
   assign few = left[N_W-1:WAY_W] != '0 ? (WAY_W+1)'(WAYS) : {1'b0, left[WAY_W-1:0]};
+  assign rank = ranks_1[WAYS*(WAY_W+1) +: WAY_W+1];
   assign taken = rank < few ? rank : few;
 
   always_comb begin
-    rank = '0;
+    ranks = '0;
     for (j = 0; j < WAYS; j = j + 1) begin
-      chosen[j] = surely[j] || (equal[j] && rank < few);
-      rank = rank + {{WAY_W{1'b0}}, equal[j]};
+      chosen[j] = surely_1[j] || (equal_1[j] && ranks_1[j*(WAY_W+1) +: WAY_W+1] < few);
+      ranks[(j+1)*(WAY_W+1) +: WAY_W+1] = ranks[j*(WAY_W+1) +: WAY_W+1] + {{WAY_W{1'b0}}, equal[j]};
     end
   end
 
@@ -242,11 +259,8 @@ module argtopk #(
         scan <= scan + 1'b1;
         if (scan == FINE - 1) found <= 1'b0;
         else if (valid_3 && !found) begin
-          if (N_W'(total_1) >= left) begin
-            found <= 1'b1;
-            if (!fine_3) high_bin <= bin_3;
-            else kth[digit*DIGIT +: DIGIT] <= {high_bin, bin_3};
-          end else left <= left - N_W'(total_1);
+          if (enough) found <= 1'b1;
+          else left <= left - N_W'(total_1);
         end
         if (scan == SCAN_END) begin
           state <= digit == 2'd0 ? COLLECT : PASS;
@@ -263,21 +277,23 @@ module argtopk #(
       end
       CLEAR:
         if (wipe != '1) wipe <= wipe + 1'b1;
-        else if (!collect_1 && !collect_2 && !collect_3 && step) state <= IDLE;
+        else if (!collect_1 && !collect_2 && !collect_3 && !collect_4 && step) state <= IDLE;
       default: state <= CLEAR;
     endcase
     if (step) begin
       {collect_3, last_3} <= {collect_2, last_2};
-      m_tvalid <= collect_3;
+      {collect_4, last_4} <= {collect_3, last_3};
+      {equal_1, surely_1, ranks_1} <= {equal, surely, ranks};
+      m_tvalid <= collect_4;
       m_tdata <= chosen;
-      m_tlast <= last_3;
-      if (collect_3) left <= left - N_W'(taken);
+      m_tlast <= last_4;
+      if (collect_4) left <= left - N_W'(taken);
     end
     if (rst) begin
       state <= CLEAR;
       wipe <= '0;
       m_tvalid <= 1'b0;
-      collect_3 <= 1'b0;
+      {collect_3, collect_4} <= 2'b00;
     end
   end
 endmodule

@@ -51,14 +51,18 @@ module gemv_av #(
   // Rows in: one (beat, query) a cycle
   logic [POS_W-1:0] pos;
   logic [ID_W-1:0] head;
-  logic issue, clash, want, fetch, pending, head_last;
+  logic issue, want, fetch, pending, head_last;
   logic [SIG_W+5:0] held [0:Q_HEADS-1];
   logic [SIG_W+5:0] weight;
   logic [ADDR_W-1:0] addr, fetch_addr;
 
   assign head_last = head == ID_W'(Q_HEADS - 1);
   assign weight = pos == '0 ? s_w_tdata : held[head];
-  assign issue = s_row_tvalid && (pos != '0 || s_w_tvalid) && !clash;
+  assign issue = s_row_tvalid && (pos != '0 || s_w_tvalid) && cool == '0 && !want && !pending;
+  // A sum is not written before its next product is due when a row was short; the drain needs the memory's port
+  logic [1:0] short;  // cycles of this row that are missing to four
+  logic [1:0] cool;
+
   assign s_row_tready = issue && head_last;
   assign s_w_tready = issue && pos == '0;
 
@@ -67,10 +71,18 @@ module gemv_av #(
       held[head] <= weight;
       head <= head_last ? '0 : head + 1'b1;
       if (head_last) pos <= s_row_tlast ? '0 : pos + 1'b1;
+      if (short != '0) short <= short - 1'b1;
+    end
+    if (cool != '0) cool <= cool - 1'b1;
+    if (s_row_tready && s_row_tlast) begin
+      cool <= short;
+      short <= 2'd3;
     end
     if (rst) begin
       head <= '0;
       pos  <= '0;
+      cool <= '0;
+      short <= 2'd3;
     end
   end
 
@@ -85,7 +97,6 @@ module gemv_av #(
   logic [LANES-1:0] lane_bad, minus;
   (* ram_style = "block" *) logic [LANES*ACC_W:0] store [0:(1<<ADDR_W)-1];
   logic read_bad, read_bad_1, sum_bad;
-  logic [STAGES-1:0] same;
 
   generate
     if (HEAD_W == 0) begin : g_one
@@ -105,13 +116,7 @@ module gemv_av #(
       assign total = {read_1[i*ACC_W +: ACC_W], 1'b1} + {product[i*ACC_W +: ACC_W], minus[i]};
       always_ff @(posedge clk) sum[i*ACC_W +: ACC_W] <= total[ACC_W:1];
     end
-    for (i = 0; i < STAGES; i = i + 1) begin : g_stage
-      assign same[i] = valid[i] && addrs[i*ADDR_W +: ADDR_W] == addr;
-    end
   endgenerate
-
-  // A short row may come back to a sum that is not written yet; the drain needs the memory's port
-  assign clash = |same[2:0] || want || pending;
 
   always_ff @(posedge clk) begin
     valid <= {valid[STAGES-2:0], issue};

@@ -47,10 +47,10 @@ module softmax_online #(
   assign prior = seen[s_tid] ? top[s_tid] : above;
   assign now = above > prior ? above : prior;
   assign growth = now_1 - prior_1;
-  assign shrink = growth > 14'sd63 ? 6'd63 : growth[5:0];
+  assign shrink = first_1 || growth > 14'sd63 ? 6'd63 : growth[5:0];  // a row's first score finds what is of no use
   assign s_tready = !closing;
 
-  logic valid_1, last_1, x_valid;
+  logic valid_1, last_1, first_1, x_valid;
   logic [31:0] data_1;
   logic [ID_W-1:0] id_1;
   logic [32:0] x_data;  // x - m, below zero
@@ -59,6 +59,7 @@ module softmax_online #(
   always_ff @(posedge clk) begin
     {valid_1, last_1, id_1, data_1} <= {take, s_tlast, s_tid, s_tdata};
     {now_1, prior_1} <= {now, prior};
+    first_1 <= !seen[s_tid];
     x_valid <= valid_1;
     x_data <= {data_1[31], data_1} - {now_1, 20'b0};
     x_user <= {id_1, last_1, shrink};
@@ -91,20 +92,18 @@ module softmax_online #(
   logic [12:0] down;  // -f - 1
   logic [31:0] term;
   logic [ID_W-1:0] e_id;
-  logic [CONTEXTS-1:0] summed;
+  logic [5:0] e_shrink;
+  logic e_last, term_valid;
   logic reduce;
 
   assign down = ~e_data[36:24];
-  assign term = down > 13'd31 ? 32'd0 : {e_data[23:0], 8'b0} >> down[4:0];
-  assign e_id = e_user[7 +: ID_W];
 
   always_ff @(posedge clk) begin
-    if (e_valid) begin
-      sum[e_id] <= (summed[e_id] ? sum[e_id] >> e_user[5:0] : 48'd0) + {16'd0, term};
-      summed[e_id] <= 1'b1;
-    end
-    if (done) summed <= '0;
-    if (rst) summed <= '0;
+    term_valid <= e_valid;
+    term <= down > 13'd31 ? 32'd0 : {e_data[23:0], 8'b0} >> down[4:0];
+    {e_id, e_last, e_shrink} <= e_user;
+    if (term_valid) sum[e_id] <= (sum[e_id] >> e_shrink) + {16'd0, term};
+    if (rst) term_valid <= 1'b0;
   end
 
   // Reciprocals, row by row
@@ -126,8 +125,8 @@ module softmax_online #(
   normalize #(.W(48)) norm (.clk(clk), .en(1'b1), .value(total), .normal(normal), .zeros(zeros));
 
   always_ff @(posedge clk) begin
-    if (e_valid && e_user[6]) reduce <= 1'b1;
-    total <= summed[row] ? sum[row] : 48'd0;
+    if (term_valid && e_last) reduce <= 1'b1;
+    total <= seen[row] ? sum[row] : 48'd0;
     settled <= {settled[2:0], reduce && !asked};
     if (!reduce || asked) settled <= '0;
     if (ask && d_ready) asked <= 1'b1;

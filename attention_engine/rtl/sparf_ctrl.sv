@@ -179,7 +179,7 @@ module sparf_ctrl #(
   logic [WAYS-1:0] store [0:LINES-1];
   logic [WAYS-1:0] bits;
   logic [LINE_W-1:0] line;
-  logic [N_W-1:0] unit, unit_next, units;
+  logic [N_W-1:0] unit, unit_next, unit_last;
   logic [15:0] page, group, group_in, groups, first;
   logic [6:0] in_page, page_units;
   logic [63:0] wanted, wanted_now;
@@ -194,11 +194,10 @@ module sparf_ctrl #(
   logic [15:0] queue_first [0:1];
   logic head, tail, put, req_done, page_done, take;
 
-  assign units = phase == SCORE ? N_W'(DIM) : seq_len;
   assign page_units = phase == SCORE ? 7'd1 << m_log : n;
   assign bit_now = bits[unit[WAY_W-1:0]];
   assign wanted_now = wanted | ({63'b0, bit_1} << in_page_1[5:0]);
-  assign all_ends = unit == units - 1'b1;
+  assign all_ends = unit == unit_last;
   assign page_ends = in_page == page_units - 1'b1 || all_ends;
   assign step = walking && count != 2'd2 && !(count == 2'd1 && step_1 && ends_1);
   assign any_now = any || bit_1;
@@ -219,6 +218,7 @@ module sparf_ctrl #(
     end
     bits <= store[LINE_W'(unit_next >> WAY_W)];
     unit <= unit_next;
+    unit_last <= (phase == SCORE ? N_W'(DIM) : seq_len) - 1'b1;  // is there before the walk begins
     if (phase_begins && (phase == SCORE || phase == KEYS || phase == VALUES)) begin
       walking <= 1'b1;
       {page, group, group_in, first, in_page} <= '0;

@@ -60,7 +60,7 @@ module sparf_engine #(
   localparam int N_W = $clog2(N_MAX + 1);
   localparam int RUN_W = $clog2(PAGE_VALUES + 1);
   localparam int ID_W = Q_HEADS > 1 ? $clog2(Q_HEADS) : 1;
-  localparam int Q_W = $clog2(DIM * Q_HEADS);
+  localparam int Q_LOG = $clog2(Q_HEADS);
   localparam int DIM_W = $clog2(DIM);
   localparam int X_W = $clog2(N_MAX * Q_HEADS);
   localparam int POS_W = PAGE_VALUES > LANES ? $clog2(PAGE_VALUES / LANES) : 1;
@@ -125,24 +125,37 @@ module sparf_engine #(
       .m_tready(pass_ready), .m_tdata(pass), .m_tkeep(pass_keep), .m_tid(pass_first), .m_tuser(pass_run),
       .m_end(pass_end), .m_tlast(pass_last));
 
-  // A beat waits a cycle, in which its row's place in q or among the scores is found
-  logic row_valid, row_ready, row_end;
+  // Beats wait in a short queue; what weight their row has is looked up meanwhile
+  logic beat_ready, row_valid, row_ready, row_end;
   logic [16*LANES-1:0] row;
-  logic [X_W-1:0] pass_x, row_x;  // index of the channel or token x Q_HEADS
+  logic [X_W-1:0] row_x;  // index of the token x Q_HEADS
+  logic [15:0] pass_unit;
+  logic pass_begins, unit_ready, unit_valid, unit_done;
+  logic [DIM_W-1:0] unit;  // channel of the row that is weighted next
 
-  assign pass_x = X_W'((32'(pass_first) + 32'(pass_run)) * Q_HEADS);
+  assign pass_unit = pass_first + 16'(pass_run);
+  assign pass_ready = beat_ready && unit_ready;
+
+  always_ff @(posedge clk) begin
+    if (pass_valid && pass_ready) pass_begins <= pass_end;
+    if (rst) pass_begins <= 1'b1;
+  end
 
   skid #(.W(16 * LANES + X_W + 1)) beats (
-      .clk(clk), .rst(rst), .s_tvalid(pass_valid), .s_tready(pass_ready), .s_tdata({pass, pass_x, pass_end}),
-      .m_tvalid(row_valid), .m_tready(row_ready), .m_tdata({row, row_x, row_end}));
+      .clk(clk), .rst(rst), .s_tvalid(pass_valid && pass_ready), .s_tready(beat_ready),
+      .s_tdata({pass, X_W'(pass_unit * Q_HEADS), pass_end}), .m_tvalid(row_valid), .m_tready(row_ready),
+      .m_tdata({row, row_x, row_end}));
+
+  skid #(.W(DIM_W)) units (
+      .clk(clk), .rst(rst), .s_tvalid(pass_valid && pass_ready && pass_begins && phase == SCORE), .s_tready(unit_ready),
+      .s_tdata(pass_unit[DIM_W-1:0]), .m_tvalid(unit_valid), .m_tready(unit_done), .m_tdata(unit));
 
   // --- q and the mean of V come in: norms, and keys of the channels
 
-  logic [15:0] q_store [0:DIM*Q_HEADS-1];
+  logic [15:0] q_store [0:(DIM<<Q_LOG)-1];  // {channel, query}
   logic [15:0] mean_store [0:DIM-1];
   logic [47:0] whole [0:Q_HEADS-1];
   logic [47:0] kept [0:Q_HEADS-1];
-  logic [Q_W-1:0] q_in;
   logic [DIM_W-1:0] channel_in;
   logic [ID_W:0] part;
   logic q_take, is_mean, q_last, q_bad, channels_in;
@@ -156,16 +169,12 @@ module sparf_engine #(
     q_bad <= q_take && fp16_bad(s_query_tdata);
     if (q_take) begin
       if (is_mean) mean_store[channel_in] <= s_query_tdata;
-      else begin
-        q_store[q_in] <= s_query_tdata;
-        q_in <= q_in + 1'b1;
-      end
+      else q_store[(32'(channel_in) << Q_LOG) | 32'(part)] <= s_query_tdata;
       part <= is_mean ? '0 : part + 1'b1;
       if (is_mean) channel_in <= channel_in + 1'b1;
       if (s_query_tlast) channels_in <= 1'b1;
     end
     if (rst || phase == IDLE) begin
-      q_in <= '0;
       channel_in <= '0;
       part <= '0;
       channels_in <= 1'b0;
@@ -179,11 +188,11 @@ module sparf_engine #(
   logic [3:0] counts;  // {whole, kept} of value_1, then of size_2
   logic begins_1, begins_2, channel_1, channel_2;
   logic keep_take, keep_first;
-  logic [ID_W-1:0] weight_id;
+  logic [ID_W-1:0] unit_id;
 
   always_ff @(posedge clk) begin
     value_1 <= phase == CHANNELS ? s_query_tdata : channel_q;
-    id_1 <= phase == CHANNELS ? part[ID_W-1:0] : weight_id;
+    id_1 <= phase == CHANNELS ? part[ID_W-1:0] : unit_id;
     begins_1 <= phase == CHANNELS ? channel_in == '0 : keep_first;
     channel_1 <= part == '0;
     size_2 <= 48'(fp16_sig(value_1)) << fp16_shift(value_1);
@@ -227,16 +236,15 @@ module sparf_engine #(
   logic dot_ready, dot_valid, dot_bad, sum_row_ready, sum_valid, sum_ready, sum_bad, sum_last;
   logic [ACC_W-1:0] dot, sum;
   logic [ID_W-1:0] dot_id, sum_id;
-  logic weight_valid, weight_ready, weight_phase_valid;
-  logic [SIG_W+5:0] weight, value_weight;
+  logic weight_valid, weight_ready;
+  logic [SIG_W+5:0] weight;
   logic [LANES-1:0] row_keep;
   logic [N_W-1:0] rows, rows_last;
-  logic row_take, rows_first, all_rows, room, first_group;
+  logic row_take, rows_first, rows_end, all_rows, room, first_group;
   logic [1:0] banks_full;
   logic bank, group_stored, group_drained;
-  logic signed [16:0] group_left, row_left, next_left;  // tokens from the group's or the beat's first one on
+  logic signed [16:0] group_left, group_next, row_left;  // tokens from the group's or the beat's first one on
   logic [15:0] group_tokens;
-  logic [Q_W-1:0] q_index;
 
   gemv_qk #(.DIM(DIM), .Q_HEADS(Q_HEADS), .LANES(LANES), .ACC_W(ACC_W)) dots (
       .clk(clk), .rst(rst), .s_q_tvalid(q_take && !is_mean), .s_q_tready(unused_q_ready), .s_q_tdata(s_query_tdata),
@@ -256,12 +264,12 @@ module sparf_engine #(
   assign row_ready = phase == KEYS ? dot_ready : room && sum_row_ready;
   assign row_take = row_valid && row_ready;
   assign rows_first = rows == '0;
-  assign all_rows = row_take && row_end && rows == rows_last;
+  assign rows_end = row_end && rows == rows_last;
+  assign all_rows = row_take && rows_end;
   assign room = banks_full != 2'd2;
   assign group_stored = all_rows && phase == SCORE;
 
   assign group_tokens = 16'(PAGE_VALUES) >> m_log;
-  assign next_left = group_left - $signed({1'b0, group_tokens});
 
   // Values behind the last token of the sequence are not there yet
   generate
@@ -270,35 +278,47 @@ module sparf_engine #(
     end
   endgenerate
 
-  // Weights: q of a channel for approximate scores, 2^(x - m) of a token for the output
-  assign q_index = row_x[Q_W-1:0] + Q_W'(weight_id);
-  assign channel_q = q_store[q_index];
-  assign weight = phase == SCORE
-      ? {channel_q[15], fp16_shift(channel_q), {(SIG_W-11){1'b0}}, fp16_sig(channel_q)} : value_weight;
-  assign weight_valid = phase == SCORE || weight_phase_valid;
-  assign keep_take = weight_ready && phase == SCORE && first_group;
-  assign keep_first = rows_first;
+  // Weights of channels: their q, which adds to the norms while the first group's rows come
+  logic [DIM_W:0] weighed;
+  logic weigh_en, unit_take;
+
+  assign channel_q = q_store[(32'(unit) << Q_LOG) | 32'(unit_id)];
+  assign unit_take = unit_valid && weigh_en;
+  assign unit_done = weigh_en && unit_id == ID_W'(Q_HEADS - 1);
+  assign keep_take = unit_take && N_W'(weighed) != r;
+  assign keep_first = weighed == '0;
+
+  always_ff @(posedge clk) begin
+    if (unit_take) begin
+      unit_id <= unit_done ? '0 : unit_id + 1'b1;
+      if (unit_done && N_W'(weighed) != r) weighed <= weighed + 1'b1;
+    end
+    if (rst || phase_begins) begin
+      unit_id <= '0;
+      weighed <= '0;
+    end
+  end
 
   always_ff @(posedge clk) begin
     rows_last <= (phase == SCORE ? r : k) - 1'b1;
     if (row_take) begin
-      row_left <= !row_end ? row_left - 17'(LANES) : group_stored ? next_left : group_left;
+      row_left <= !row_end ? row_left - 17'(LANES) : rows_end ? group_next : group_left;
       if (row_end) rows <= all_rows ? '0 : rows + 1'b1;
     end
-    if (weight_ready) weight_id <= weight_id == ID_W'(Q_HEADS - 1) ? '0 : weight_id + 1'b1;
     banks_full <= banks_full + {1'b0, group_stored} - {1'b0, group_drained};
     if (group_stored) begin
       bank <= !bank;
       first_group <= 1'b0;
-      group_left <= next_left;
+      group_left <= group_next;
+      group_next <= group_next - $signed({1'b0, group_tokens});
     end
     if (rst || phase == IDLE || phase_begins) begin
       rows <= '0;
-      weight_id <= '0;
       banks_full <= '0;
       bank <= 1'b0;
       first_group <= 1'b1;
       group_left <= 17'(seq_len);
+      group_next <= 17'(seq_len) - $signed({1'b0, group_tokens});
       row_left <= 17'(seq_len);
     end
   end
@@ -346,7 +366,7 @@ module sparf_engine #(
 
   // --- sums are drained, and all of them scaled
 
-  logic drain_out, values_in, drain_busy, drain_start, drain_inside, drain_turns;
+  logic drain_out, values_in, drain_busy, drain_done, drain_start, drain_inside, drain_turns;
   logic [16:0] drain_left, sum_left;  // tokens from the group's or the sum's first one on
   logic [X_W-1:0] drain_x, sum_x, dot_x;
   logic [POS_W+LANE_LOG-1:0] drain_pos;
@@ -363,7 +383,7 @@ module sparf_engine #(
   assign drain_valid = !drain_busy && (phase == SCORE ? banks_full != 0 && scales_ready : drain_out);
   assign drain_start = drain_valid && drain_ready;
   assign drain_turns = drain_pos == {drain_end, {LANE_LOG{1'b1}}};  // to the next query
-  assign group_drained = sum_valid && sum_ready && sum_last && phase == SCORE;
+  assign group_drained = drain_done && phase == SCORE;
   assign sum_ready = fx_ready || !drain_inside;
   assign in_valid = phase == KEYS ? dot_valid : sum_valid && drain_inside;
   assign in_last = phase == KEYS ? (X_W+1)'(dot_x) + 1'b1 == scores
@@ -388,12 +408,13 @@ module sparf_engine #(
         sum_x <= drain_x + X_W'(sum_id) + 1'b1;
         drain_inside <= 1'b1;
       end
-      if (sum_last) begin
-        drain_busy <= 1'b0;
-        drain_bank <= !drain_bank;
-        drain_left <= drain_left - {1'b0, group_tokens};
-        drain_x <= drain_x + X_W'(group_tokens * Q_HEADS);
-      end
+    end
+    drain_done <= sum_valid && sum_ready && sum_last;
+    if (drain_done) begin
+      drain_busy <= 1'b0;
+      drain_bank <= !drain_bank;
+      drain_left <= drain_left - {1'b0, group_tokens};
+      drain_x <= drain_x + X_W'(group_tokens * Q_HEADS);
     end
     if (drain_start) begin
       sum_left <= drain_left;
@@ -403,7 +424,7 @@ module sparf_engine #(
     if (drain_start) values_in <= 1'b0;
     if (dot_valid) dot_x <= dot_x + 1'b1;
     if (rst || phase == IDLE || phase_begins) begin
-      drain_busy <= 1'b0;
+      {drain_busy, drain_done} <= 2'b00;
       drain_pos <= '0;
       drain_bank <= 1'b0;
       drain_left <= 17'(seq_len);
@@ -534,29 +555,31 @@ module sparf_engine #(
 
   // 2^f as a weight of 16 bits, not below 2^-24, rounded to nearest
   logic [12:0] down;
-  logic [4:0] drop, drop_1, lift_1;
+  logic [4:0] drop, lift, drop_0, drop_1, lift_0, lift_1;
+  logic [23:0] mant_0;
   logic [24:0] raised;
-  logic weigh_en, weigh_1, weigh_2;
+  logic weigh_0, weigh_1;
 
   assign down = ~e_data[36:24];  // -f - 1
   assign drop = down > 13'd24 ? 5'd25 : down < 13'd8 ? 5'd8 : down[4:0];
+  assign lift = down < 13'd8 ? 5'd8 - down[4:0] : 5'd0;
   assign e_ready = phase != VALUES || weigh_en;
-  assign weight_phase_valid = phase == VALUES && weigh_2;
 
   always_ff @(posedge clk) begin
     if (weigh_en) begin
-      weigh_1 <= e_valid && phase == VALUES;
-      raised <= {1'b0, e_data[23:0]} + (25'd1 << (drop - 5'd1));
-      drop_1 <= drop;
-      lift_1 <= down < 13'd8 ? 5'd8 - down[4:0] : 5'd0;
+      {weigh_0, weigh_1} <= {e_valid && phase == VALUES, weigh_0};
+      {drop_0, lift_0, mant_0} <= {drop, lift, e_data[23:0]};
+      {drop_1, lift_1} <= {drop_0, lift_0};
+      raised <= {1'b0, mant_0} + (25'd1 << (drop_0 - 5'd1));
     end
-    if (rst || phase_begins) weigh_1 <= 1'b0;
+    if (rst || phase_begins) {weigh_0, weigh_1} <= 2'b00;
   end
 
   skid #(.W(SIG_W + 6)) weights (
-      .clk(clk), .rst(rst || phase_begins), .s_tvalid(weigh_1), .s_tready(weigh_en),
-      .s_tdata({1'b0, lift_1, SIG_W'(raised >> drop_1)}), .m_tvalid(weigh_2), .m_tready(weight_ready),
-      .m_tdata(value_weight));
+      .clk(clk), .rst(rst || phase_begins), .s_tvalid(phase == SCORE ? unit_valid : weigh_1), .s_tready(weigh_en),
+      .s_tdata(phase == SCORE ? {channel_q[15], fp16_shift(channel_q), {(SIG_W-11){1'b0}}, fp16_sig(channel_q)}
+          : {1'b0, lift_1, SIG_W'(raised >> drop_1)}),
+      .m_tvalid(weight_valid), .m_tready(weight_ready), .m_tdata(weight));
 
   // alpha: the sum of what is selected
   logic [47:0] alpha_sum [0:Q_HEADS-1];
@@ -649,6 +672,9 @@ module sparf_engine #(
       .s_mean(out_mean), .s_tlast(out_last), .m_tvalid(m_out_tvalid), .m_tready(m_out_tready),
       .m_tdata(m_out_tdata), .m_tlast(m_out_tlast));
 
-  assign stage_done = phase == SCORE ? stats_valid && stats_last
-      : phase == KEYS ? mix_done : phase == VALUES && m_out_tvalid && m_out_tready && m_out_tlast;
+  always_ff @(posedge clk) begin
+    stage_done <= phase == SCORE ? stats_valid && stats_last
+        : phase == KEYS ? mix_done : phase == VALUES && m_out_tvalid && m_out_tready && m_out_tlast;
+    if (rst) stage_done <= 1'b0;
+  end
 endmodule

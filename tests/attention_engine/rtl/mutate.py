@@ -49,8 +49,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
     "gemv_av": [
         ("valid[2] && first[2]", "1'b0"),
-        ("|same[2:0] || want || pending", "want || pending"),
-        ("|same[2:0] || want || pending", "|same[1:0] || want || pending"),
+        ("cool == '0 && !want", "!want"),
+        ("cool <= short", "cool <= short >> 1"),
         ("|(lane_bad & keeps[4*LANES +: LANES])", "|lane_bad"),
         ("assign load = arrived &&", "assign load = pending &&"),
         ("want && !busy_bank && valid", "want && valid"),
@@ -79,9 +79,10 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
     "softmax_online": [
         ("above > prior ? above", "above >= prior + 1 ? s_tdata[31:20]"),
-        ("growth > 14'sd63 ? 6'd63", "1'b0 ? 6'd63"),
-        ("summed[e_id] ? sum[e_id] >> e_user[5:0]", "summed[e_id] ? sum[e_id]"),
-        ("if (done) summed <= '0", "if (1'b0) summed <= '0"),
+        ("first_1 || growth > 14'sd63", "first_1"),
+        ("first_1 || growth > 14'sd63", "growth > 14'sd63"),
+        ("sum[e_id] >> e_shrink", "sum[e_id]"),
+        ("    if (done) begin\n      seen <= '0;", "    if (done) begin"),
         ("assign s_tready = !closing", "assign s_tready = 1'b1"),
     ],
     "group_score": [
@@ -109,7 +110,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("same_5 ? more_5", "1'b0 ? more_5"),
         ("read[COUNT_W +: 2] == digit + 2'd1 ?", "1'b1 ?"),
         ("total_1) >= left", "total_1) > left"),
-        ("if (collect_3) left <= left", "if (1'b0) left <= left"),
+        ("{high_bin, bin_4}", "{bin_4, bin_4}"),
+        ("if (collect_4) left <= left", "if (1'b0) left <= left"),
         ("kth) || recent_2[w];", "kth);"),
         ("index < {1'b0, old}", "index < {1'b0, count}"),
         ("(digit != 2'd0 || key", "(1'b1 || key"),
@@ -137,7 +139,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("mixing[6]", "mixing[5]"),
         ("down < 13'd8 ? 5'd8 : down", "down < 13'd8 ? 5'd9 : down"),
         ("drain_inside && sum_left != 17'd1", "1'b1"),
-        ("phase == SCORE && first_group", "phase == SCORE"),
+        ("unit_take && N_W'(weighed) != r", "unit_take"),
     ],
 }
 
