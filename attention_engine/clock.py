@@ -60,7 +60,7 @@ def sparf_cycles(run: EngineRun, channels: Sequence[int], tokens: Sequence[int])
     shape, G, r = run.shape, run.shape.q_heads, run.sparf.r
     choose = shape.head_dim * (G + 1) + _CHANNEL_KEY + argtopk_cycles(shape.head_dim, shape.topk_ways)
     beats = r * run.group_tokens // shape.lanes  # that pass the filter in a group
-    stream = _stream(channels, run.m, shape, run.group_tokens // shape.lanes)
+    stream = _stream(channels, run.m, shape, run.group_tokens // shape.lanes, _SUM)
     stored, drained, words = [0, 0], [0, 0], 0  # when groups were summed and drained; words of sums of the last one
     for group in range(run.groups):
         length = min(run.group_tokens, run.seq_len - group * run.group_tokens)
@@ -72,19 +72,21 @@ def sparf_cycles(run: EngineRun, channels: Sequence[int], tokens: Sequence[int])
     wiped = _BINS - -(-shape.head_dim // shape.topk_ways)  # before that argtopk takes no new keys
     scored = max(drained[-1] + _RECIPROCAL * G + _FILL, wiped)
     weigh = run.seq_len * G + _TOKEN_KEY + argtopk_cycles(run.seq_len, shape.topk_ways)
-    rows = _stream(tokens, run.n, shape, shape.head_dim // shape.lanes)
-    rows -= shape.page_beats - (max(tokens) % run.n + 1) * shape.head_dim // shape.lanes  # the rest is not waited for
-    return choose + scored + weigh + 2 * rows + _RECIPROCAL * G + _MIX + G * shape.head_dim + _FILL
+    keys, values = (_stream(tokens, run.n, shape, shape.head_dim // shape.lanes, least) for least in (1, _SUM))
+    rest = shape.page_beats - (max(tokens) % run.n + 1) * shape.head_dim // shape.lanes  # is not waited for
+    return choose + scored + weigh + keys + values - 2 * rest + _RECIPROCAL * G + _MIX + G * shape.head_dim + _FILL
 
 
-def _stream(chosen: Sequence[int], units: int, shape: EngineShape, beats: int) -> int:
+def _stream(chosen: Sequence[int], units: int, shape: EngineShape, beats: int, least: int) -> int:
     """Cycles of the pages with something chosen, `units` of `beats` a page, found by a walk from the first bit on.
 
-    A chosen beat is kept for all queries, and the page waits; where the next one is not chosen, a queue lets it go on.
+    A chosen beat is kept for all queries, a chosen unit for `least` cycles, and the page waits; where the next one is
+    not chosen, a queue lets it go on.
     """
     chosen, full = sorted(chosen), units * beats == shape.page_beats
     gaps = sum(not (b == a + 1 if b % units else full and (a + 1) % units == 0) for a, b in pairwise(chosen))
     waits = (len(chosen) * beats - min(_QUEUE, beats) * gaps) * (shape.q_heads - 1)
+    waits += max(0, least - beats * shape.q_heads) * (len(chosen) - 1 - gaps)
     pages, end = sorted({unit // units for unit in chosen}), 0.0
     for page in pages:
         end = max(end, (page + 1) * units) + shape.page_beats + waits / len(pages)
@@ -93,6 +95,7 @@ def _stream(chosen: Sequence[int], units: int, shape: EngineShape, beats: int) -
 
 # Latencies of sparf_engine's units, in cycles
 _CHANNEL_KEY, _TOKEN_KEY = 9, 19  # from a channel's q, from a token's last score to argtopk
+_SUM = 4  # until a sum can be added to again
 _QUEUE = 2  # beats between filter and products
 _SCALE = 124  # ratio of norms and its root, a query
 _FETCH = 5  # of a word of sums
