@@ -15,6 +15,7 @@ import numpy as np
 
 from csd_spec import Command, KvAppend, KvFree, KvRead, SeqCreate, Status
 from csd_spec.serving import private_dir, run_dir, window_name
+from ftl.memory import lazy_zeros
 from host_driver.connect import connect
 from host_driver.window import WindowDevice
 from vcsd.transport import serving
@@ -30,8 +31,10 @@ WORKLOADS = {
 def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
     """fuse_*: of the block namespace, direct I/O, nothing cached by the kernel; 10^6 bytes and requests a second.
 
-    Blocks are read that were written before. rtt: of a command that the drive refuses (to free a sequence that there is
-    none of, 72 bytes), and of one that reads a token back; from `submit` until the completion is in the caller's hands.
+    Blocks are read that were written before. first_touch_mbps: memory that nobody used before, as the emulated flash
+    is, is supplied no faster by this machine, which bounds fuse_seq_write_mbps. rtt: of a command that the drive
+    refuses (to free a sequence that there is none of, 72 bytes), and of one that reads a token back; from `submit`
+    until the completion is in the caller's hands.
     Raises FileNotFoundError where fio is missing.
     """
     if not shutil.which("fio"):
@@ -41,12 +44,21 @@ def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
         name, mount = f"{folder.name}-0", folder / "mount"
         attach = partial(connect, run_dir() / name / window_name("default"))
         with serving({"drives": [{"name": name, "mount": str(mount)}]}, folder, [attach]):
-            found = {key: _fio(mount / "namespace", *load, seconds, size_mb) for key, load in WORKLOADS.items()}
+            found = {"first_touch_mbps": _first_touch(size_mb << 20)}
+            found |= {key: _fio(mount / "namespace", *load, seconds, size_mb) for key, load in WORKLOADS.items()}
         with serving({"drives": [{"name": name}]}, folder, [attach]):
             device = attach()
             found |= _round_trips(device, trips)
             device.close()
     return found
+
+
+def _first_touch(size: int) -> float:
+    """MB/s at which new memory is written once."""
+    memory = lazy_zeros((size,), np.uint8)
+    began = time.perf_counter()
+    memory[:] = 1
+    return size / (time.perf_counter() - began) / 1e6
 
 
 def _fio(file: Path, load: str, block: str, depth: int, seconds: int, size_mb: int) -> float:
