@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -173,13 +174,18 @@ def tried(module: str, old: str, new: str) -> str:
             f"{HERE}/test_{module}.py",
         ]
         environment = {**os.environ, "VCSD_RTL": folder, "VCSD_REQUIRE": "icarus"}
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         try:
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+            said, _ = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the simulator too, which would go on for ever
+            process.communicate()
             return "caught"
-    if done.returncode == 0:
+    if process.returncode == 0:
         return "survived"
-    return "caught" if f"cocotb tests of {module} failed" in done.stdout else "does not build"
+    return "caught" if f"cocotb tests of {module} failed" in said else "does not build"
 
 
 def _state(module: str) -> str:
