@@ -20,10 +20,10 @@ def lazy_zeros(
     """A zeroed array on pages that the kernel supplies at first touch: a 2 TB drive fits a laptop.
 
     With `path` the array is that (sparse) file's content, zeroed only where the file is new; `private`: what is
-    written to it stays in memory.
+    written to it stays in memory, and no file is made.
     """
     size = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
-    if path is None:
+    if path is None or (private and not path.exists()):
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
         memory.madvise(mmap.MADV_HUGEPAGE)  # what is read page by page would wait for a page walk each time
     else:

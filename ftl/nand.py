@@ -109,7 +109,7 @@ class Nand:
             self.bad[self._generator.random(geometry.blocks) < self.faults.factory_bad] = 1
         self.next_page: NDArray[np.int32] = lazy_zeros((geometry.blocks,), np.int32)
         self.writes = 0
-        if path is not None:
+        if path is not None and (path / "content.bin").exists():
             self.power_on(self._written_superblocks(path))
 
     def _written_superblocks(self, path: Path) -> list[int]:

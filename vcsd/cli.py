@@ -55,6 +55,7 @@ def main() -> None:
         print("vcsd: interrupted", file=sys.stderr)
         sys.exit(130)
     except (ValueError, OSError, DeviceError) as error:
-        print(f"vcsd: {' '.join(str(error).split())}", file=sys.stderr)
+        says = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        print(f"vcsd: {' '.join(says.split())}", file=sys.stderr)
         sys.exit(1)
     sys.exit(code or 0)

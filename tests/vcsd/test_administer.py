@@ -98,6 +98,14 @@ def test_a_kept_drive_is_formatted_and_stays_empty(capsys, monkeypatch, kept):
     assert after["free_blocks"] > before["free_blocks"]
 
 
+def test_a_drive_that_was_never_served_is_copied_empty(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("VCSD_HOME", str(tmp_path / "home"))
+    assert vcsd(capsys, monkeypatch, "create", "new")[0] == 0
+    assert vcsd(capsys, monkeypatch, "snapshot", "new", str(tmp_path / "copy"))[0] == 0
+    assert [file.name for file in (tmp_path / "home" / "new").glob("*.bin")] == []
+    assert say(capsys, monkeypatch, "log", "smart", str(tmp_path / "copy"))["sequences"] == 0
+
+
 def test_a_dry_run_sends_nothing(capsys, monkeypatch):
     shown = say(capsys, monkeypatch, "io-passthru", "nowhere", "--opcode", "0x00", "--dry-run")
     assert shown["reads_as"] == "Flush"
