@@ -7,8 +7,10 @@ it in 8 x 16, and hashes of the eight bytes from 8 and from 16 back in 4 x 16.
 
 - Layer 0 looks 1 to 8 bytes back and writes their codes down.
 - Layer 1 looks 8 and 16 bytes back and fetches a hash of the eight bytes that precede there: for keys, one later.
-- Layer 2 looks for the place before which stands what stands here, 24 bytes long, and copies the byte found there.
-- Layer 3 and all feed-forward layers begin at random, small.
+- Layer 2 looks for the place before which stands what stands here, 16 or 24 bytes long, and copies the byte found
+  there.
+- Layer 3 and the feed-forward layers of 2 and 3 begin at random, small. Layers 0 and 1 have none: what they would add
+  changes how RMSNorm scales a key, and the longer of two keys wins over the one that matches.
 
 RoPE's theta is so large that most channels hardly turn within the context: those compare content at any distance. The
 few that turn tell neighbours apart.
@@ -28,7 +30,10 @@ BACK = 8  # bytes that layer 0 looks back
 HOPS = (8, 16)  # bytes that layer 1 looks back
 TURNING = 8  # pairs of channels by which heads look back
 SHARPNESS = 10.0  # of looking back
-COPY = 3.0  # weight of a byte that was found, against that of the byte which stands here
+# Attention logits of each KV head of layer 2 for a byte that matches, and for a hash from 8 and from 16 back. What has
+# 16 bytes in common is found by the first alone, what has 24 by all; like places are told apart by the others.
+LOGITS = ((2.5, 16.0, 0.0), (2.5, 12.0, 12.0), (2.5, 12.0, 12.0), (2.5, 12.0, 12.0))
+COPY = 8.0  # weight of a byte that was found, against that of the byte which stands here
 
 
 def _slot(back: int) -> slice:
@@ -51,8 +56,11 @@ def write_circuits(model: LlamaForCausalLM, seed: int) -> None:
         for projection in (getattr(layer.self_attn, f"{name}_proj") for name in "qkvo"):
             projection.weight.normal_(0, 0.01, generator=draw)
         layer.mlp.down_proj.weight.mul_(0.25)
+    for layer in layers[:2]:
+        layer.mlp.down_proj.weight.zero_()
     codes = _codes(config.vocab_size, draw)
-    model.model.embed_tokens.weight.zero_()[:, :BYTE] = codes
+    for weight in (model.model.embed_tokens.weight, model.lm_head.weight):
+        weight.zero_()[:, :BYTE] = codes
     model.model.norm.weight.fill_(0.1)
     _write_layer_0(layers[0].self_attn, config)
     _write_layer_1(layers[1].self_attn, config, draw)
@@ -69,7 +77,7 @@ def _write_layer_0(attention: torch.nn.Module, config: LlamaConfig) -> None:
 
 def _write_layer_1(attention: torch.nn.Module, config: LlamaConfig, draw: torch.Generator) -> None:
     value, out = _views(attention, config)[2:]
-    mixes = [torch.randn(CODE, CODE, generator=draw) / math.sqrt(CODE * BACK) for _ in range(BACK)]
+    mixes = [_mix(CODE, draw) / math.sqrt(BACK) for _ in range(BACK)]
     for query in (False, True):
         at = slice(CODE * query, CODE * (query + 1))
         value[-1, at] = _gram(mixes, query) * _scale(BYTE + CODE * BACK)
@@ -80,19 +88,17 @@ def _write_layer_1(attention: torch.nn.Module, config: LlamaConfig, draw: torch.
 
 
 def _write_layer_2(attention: torch.nn.Module, config: LlamaConfig, draw: torch.Generator) -> None:
-    near, far = 2.5, 15.0  # attention logits for a byte that matches, and for a hash
     queries, keys, values, out = _views(attention, config)
     half = config.head_dim // 2
     still = torch.tensor([i for i in range(half) if THETA ** (-i / half) * config.max_position_embeddings < 0.6])
     still = torch.cat([still, still + half])
     heads, group = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
-    unit = config.head_dim**0.25 / math.sqrt(len(still) * CODE)
-    for kv in range(config.num_key_value_heads):
-        mixes = [torch.randn(len(still), CODE, generator=draw) * unit * math.sqrt(near) for _ in range(BACK)]
+    unit = config.head_dim**0.25 / math.sqrt(CODE)
+    for kv, (near, *far) in enumerate(LOGITS):
+        mixes = [_mix(len(still), draw) * unit * math.sqrt(near) for _ in range(BACK)]
         key, query = _gram(mixes, False), _gram(mixes, True)
-        for hop in HOPS:
-            mix = torch.randn(len(still), CODE, generator=draw) * unit * math.sqrt(far)
-            key[:, _hash(hop, False)] = query[:, _hash(hop, True)] = mix
+        for hop, logit in zip(HOPS, far, strict=True):
+            key[:, _hash(hop, False)] = query[:, _hash(hop, True)] = _mix(len(still), draw) * unit * math.sqrt(logit)
         keys[kv, still] = key
         values[kv, :, :BYTE] = torch.eye(BYTE)
         for head in range(group * kv, group * (kv + 1)):
@@ -122,6 +128,12 @@ def _gram(mixes: list[torch.Tensor], query: bool) -> torch.Tensor:
     for back, mix in enumerate(mixes, start=0 if query else 1):
         whole[:, slice(CODE) if back == 0 else _slot(back)] = mix
     return whole
+
+
+def _mix(channels: int, draw: torch.Generator) -> torch.Tensor:
+    """A random turn of a code into `channels`: columns are orthogonal, so that all codes stay equally long."""
+    turn: torch.Tensor = torch.linalg.qr(torch.randn(channels, CODE, generator=draw))[0]
+    return turn
 
 
 def _scale(channels: int) -> float:

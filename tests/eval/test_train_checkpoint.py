@@ -1,17 +1,17 @@
 """What the shipped checkpoint is trained on, and how it is stored."""
 
 import random
-from dataclasses import replace
 
 import torch
 
 from eval.corpus import docstrings, load_corpus, shared_ngrams
 from eval.decode import CHECKPOINT, load
 from eval.train_checkpoint import (
-    CYCLES,
-    FINDERS,
-    IGNORED,
+    HELD,
     LOST,
+    MATCH,
+    STAGES,
+    TRUST,
     Run,
     Stage,
     batch,
@@ -32,23 +32,32 @@ def test_docstrings_are_found_and_cleaned():
 
 
 def test_batches_depend_on_their_seed_alone():
-    for stage in (stage for cycle in CYCLES for stage in cycle.stages):
-        ids, labels = batch(random.Random("1/7"), CORPUS, stage, 8)
+    for stage in STAGES:
+        ids, weights = batch(random.Random("1/7"), CORPUS, stage, 8)
         again, _ = batch(random.Random("1/7"), CORPUS, stage, 8)
-        assert ids.shape == labels.shape == (8, stage.length)
+        assert ids.shape == weights.shape == (8, stage.length)
         assert torch.equal(ids, again)
-        assert torch.equal(ids[labels != IGNORED], labels[labels != IGNORED])
+        assert set(weights.unique().tolist()) <= {0, 1, TRUST}
 
 
 def test_what_cannot_be_known_carries_no_loss():
     stage = Stage(512, 0, copying=1, recall=0)
-    ids, labels = batch(random.Random(0), CORPUS, stage, 60)
-    counted = labels != IGNORED
+    ids, weights = batch(random.Random(0), CORPUS, stage, 60)
+    counted = weights > 0
     assert 0.1 < counted.float().mean() < 0.9
     for row, counts in zip(ids.tolist(), counted.tolist(), strict=True):
         text = bytes(row)
         for start in (at for at in range(1, 512) if counts[at] and not counts[at - 1]):
             assert text[start - LOST : start] in text[: start - LOST]  # a piece that stood before
+
+
+def test_what_a_match_foretells_weighs_more_and_nothing_where_it_is_wrong():
+    text = b"0123456789abcdefX, 0123456789abcdefY, 0123456789abcdefX"
+    ids, weights = batch(random.Random(0), text + b" ", Stage(len(text), 0, copying=0, recall=0), 1)
+    assert bytes(ids[0].tolist()) == text
+    assert MATCH == 16
+    assert (weights[0] == 0).nonzero()[:, 0].tolist() == [text.index(b"Y")]
+    assert (weights[0] == TRUST).nonzero()[:, 0].tolist() == [52, 53, 54]  # "ef", and the X that stood there too
 
 
 def test_facts_are_told_before_they_are_asked_for():
@@ -81,13 +90,9 @@ def test_the_rate_warms_up_and_cools_down():
 
 
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch):
-    short = tuple(
-        replace(cycle, stages=(Stage(64, 640, copying=1, recall=0, held=held),))
-        for cycle, held in zip((CYCLES[0], CYCLES[3]), (False, True), strict=True)
-    )
-    monkeypatch.setattr("eval.train_checkpoint.CYCLES", short)
-    plans = list(schedule(128))
-    assert len(plans) == 10
+    monkeypatch.setattr("eval.train_checkpoint.STAGES", (Stage(64, 640, copying=0, recall=0),))
+    plans = schedule(128)
+    assert len(plans) == 5
 
     def go(run, some):
         for plan in some:
@@ -95,13 +100,12 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch):
         return run
 
     whole = go(Run(tmp_path / "a.pt", 1, "cpu"), plans)
-    go(Run(tmp_path / "b.pt", 1, "cpu"), plans[:7]).save()
-    again = go(Run(tmp_path / "b.pt", 1, "cpu"), plans[7:])
+    go(Run(tmp_path / "b.pt", 1, "cpu"), plans[:3]).save()
+    again = go(Run(tmp_path / "b.pt", 1, "cpu"), plans[3:])
     expected, beginning = whole.model.state_dict(), new_model(1).state_dict()
     for name, weight in again.model.state_dict().items():
         assert torch.equal(weight, expected[name]), name
-        if FINDERS.search(name):
-            assert torch.equal(weight, beginning[name]), name
+        assert torch.equal(weight, beginning[name]) == bool(HELD.search(name)), name
 
 
 def test_tokens_are_bytes():
