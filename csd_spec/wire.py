@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -221,17 +221,7 @@ class CompletionHead:
         for dtype, shape in self.shapes:
             arrays.append(np.frombuffer(data, dtype, prod(shape), at).reshape(shape))
             at += arrays[-1].nbytes
-        d = self.done
-        return Completion(
-            status=d.status,
-            reason=d.reason,
-            submit_ns=d.submit_ns,
-            finish_ns=d.finish_ns,
-            breakdown_ns=d.breakdown_ns,
-            flash=d.flash,
-            link_bytes=d.link_bytes,
-            data=tuple(arrays),
-        )
+        return replace(self.done, data=tuple(arrays))
 
 
 def decode_completion(body: Buffer) -> CompletionHead:
