@@ -37,7 +37,7 @@ Tick = Callable[[object], None]
 def contenders(names: Iterable[str]) -> list[Contender]:
     """Methods by name: those of `attention_engine.METHODS`, or `ours` and the variants of it that need no set-up."""
     ours = {each.name: each for each in OURS if not (each.cache_share or each.similar)}
-    ours["ours"] = replace(ours["ours-int4-pages"], name="ours")
+    ours["ours"] = replace(ours["ours-int4"], name="ours")
     known = {name: Contender(name, name) for name in METHODS} | ours
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"method = {unknown[0]!r}: must be one of {', '.join(sorted(known))}")

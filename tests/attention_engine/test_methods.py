@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_engine import METHODS, Read, Step, oracle
+from attention_engine import METHODS, Compute, Read, Step, oracle
 from attention_engine.methods.local import SINKS
 from attention_engine.methods.quest import choose_pages
 from csd_spec import KvLayout
@@ -86,15 +86,29 @@ def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, bits)
         assert useful <= fetched
 
 
-@pytest.mark.parametrize("name", [name for name in SELECTIVE if name not in ("double-sparsity", "h2o", "sparf-apart")])
-def test_useful_bytes_keep_the_budget(small_drive, name):
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [(name, 16) for name in SELECTIVE if name not in ("double-sparsity", "h2o", "sparf-apart")] + [("spending", 4)],
+)
+def test_useful_bytes_keep_the_budget(small_drive, name, bits):
     """Within what rounding to whole pages and channels takes; a query group shares what it fetches."""
-    drive = Drive(small_drive, [400])
+    drive = Drive(small_drive, [400], bits)
     step = drive.step(share=8)
     METHODS[name](step)
     budget = int(step.budget_bytes.sum())
     slack = step.streams * 2 * step.view.layout.n * 4 * D
     assert fetched_and_useful(step)[1] <= budget + slack
+
+
+def test_scores_in_few_bits_leave_a_share_of_a_small_budget_to_tokens(small_drive):
+    for r, all_channels in ((D // 16, False), (D // 2, True)):
+        step = Drive(small_drive, [400], bits=4).step(r=r, share=32)
+        METHODS["spending"](step)
+        scored = next(item for item in step.work if isinstance(item, Compute) and item.unit == "logit0")
+        assert (scored.lines[0] == D) == all_channels
+        assert r < scored.lines[0]
+        tokens = next(item for item in step.work if isinstance(item, Compute) and item.unit == "attend")
+        assert (tokens.lines > 400 // 64).all()
 
 
 @pytest.mark.parametrize("name", ["sparf", "sparq", "spending"])
