@@ -1,13 +1,13 @@
 """Where the shipped checkpoint's training begins: heads that look back, and heads that find what they have seen.
 
 Copying heads form by themselves, but on a small budget they remain vague: free-running copies are lost after some
-dozens of bytes. So they are written down, after induction heads (Olsson et al., arXiv 2209.11895), and training goes on
-from there. Width 256 holds the byte in 64 channels, short codes of the eight bytes before
-it in 8 x 16, and hashes of the eight bytes from 8 and from 16 back in 4 x 16.
+dozens of bytes. So they are written down, after induction heads (Olsson et al., arXiv 2209.11895), and training goes
+on from there. Width 288 holds the byte in 64 channels, short codes of the eight bytes before it in 8 x 16, and hashes
+of the eight bytes from 8, 16 and 24 back in 6 x 16.
 
 - Layer 0 looks 1 to 8 bytes back and writes their codes down.
-- Layer 1 looks 8 and 16 bytes back and fetches a hash of the eight bytes that precede there: for keys, one later.
-- Layer 2 looks for the place before which stands what stands here, 16 or 24 bytes long, and copies the byte found
+- Layer 1 looks 8, 16 and 24 bytes back and fetches a hash of the eight bytes that precede there: for keys, one later.
+- Layer 2 looks for the place before which stands what stands here, 16 to 32 bytes long, and copies the byte found
   there.
 - Layer 3 and the feed-forward layers of 2 and 3 begin at random, small. Layers 0 and 1 have none: what they would add
   changes how RMSNorm scales a key, and the longer of two keys wins over the one that matches.
@@ -27,13 +27,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 THETA = 1e16
 BYTE, CODE = 64, 16  # channels of the byte itself, and of each code
 BACK = 8  # bytes that layer 0 looks back
-HOPS = (8, 16)  # bytes that layer 1 looks back
+HOPS = (8, 16, 24)  # bytes that layer 1 looks back
+WIDTH = BYTE + CODE * (BACK + 2 * len(HOPS))
 TURNING = 8  # pairs of channels by which heads look back
 SHARPNESS = 10.0  # of looking back
-# Attention logits of each KV head of layer 2 for a byte that matches, and for a hash from 8 and from 16 back. What has
-# 16 bytes in common is found by the first alone, what has 24 by all; like places are told apart by the others.
-LOGITS = ((2.5, 16.0, 0.0), (2.5, 12.0, 12.0), (2.5, 12.0, 12.0), (2.5, 12.0, 12.0))
+# Attention logits of each KV head of layer 2 for a byte that matches, and for a hash from each hop back. What has 16
+# bytes in common is found by the first alone, what has 32 by all; like places are told apart by the others.
+LOGITS = ((2.5, 16.0, 0.0, 0.0), (3.0, 14.0, 8.0, 0.0), (3.5, 10.0, 10.0, 10.0), (3.5, 10.0, 10.0, 10.0))
 COPY = 8.0  # weight of a byte that was found, against that of the byte which stands here
+# What each KV head's COPY is multiplied by once the model is trained: where heads differ, the longer match is right, and
+# text unlike the training text misleads the language part more than it has learned to expect.
+LOUDER = (1.0, 1.2, 1.5, 1.5)
 
 
 def _slot(back: int) -> slice:
@@ -67,6 +71,13 @@ def write_circuits(model: LlamaForCausalLM, seed: int) -> None:
     _write_layer_2(layers[2].self_attn, config, draw)
 
 
+@torch.no_grad()
+def make_louder(model: LlamaForCausalLM) -> None:
+    """Let what layer 2 has found count by LOUDER."""
+    out = _views(model.model.layers[2].self_attn, model.config)[3]
+    out *= torch.tensor(LOUDER, device=out.device).repeat_interleave(out.shape[1] // len(LOUDER))[:, None]
+
+
 def _write_layer_0(attention: torch.nn.Module, config: LlamaConfig) -> None:
     value, out = _views(attention, config)[2:]
     value[:, :CODE, :CODE] = torch.eye(CODE) * _scale(BYTE)
@@ -78,13 +89,13 @@ def _write_layer_0(attention: torch.nn.Module, config: LlamaConfig) -> None:
 def _write_layer_1(attention: torch.nn.Module, config: LlamaConfig, draw: torch.Generator) -> None:
     value, out = _views(attention, config)[2:]
     mixes = [_mix(CODE, draw) / math.sqrt(BACK) for _ in range(BACK)]
-    for query in (False, True):
-        at = slice(CODE * query, CODE * (query + 1))
-        value[-1, at] = _gram(mixes, query) * _scale(BYTE + CODE * BACK)
-        for head, hop in zip((-2, -1), HOPS, strict=True):
+    group = config.num_attention_heads // config.num_key_value_heads
+    for head, hop in enumerate(HOPS):
+        _look_back(attention, config, head, hop)
+        for query in (False, True):
+            at = slice(CODE * query, CODE * (query + 1))
+            value[head // group, at] = _gram(mixes, query) * _scale(BYTE + CODE * BACK)
             out[_hash(hop, query), head, at] = torch.eye(CODE)
-    for head, hop in zip((-2, -1), HOPS, strict=True):
-        _look_back(attention, config, config.num_attention_heads + head, hop)
 
 
 def _write_layer_2(attention: torch.nn.Module, config: LlamaConfig, draw: torch.Generator) -> None:
@@ -124,7 +135,7 @@ def _look_back(attention: torch.nn.Module, config: LlamaConfig, head: int, offse
 
 def _gram(mixes: list[torch.Tensor], query: bool) -> torch.Tensor:
     """A sum over eight bytes, each mixed in its own way: those before a key, or those that end with the query's own."""
-    whole = torch.zeros(mixes[0].shape[0], BYTE + CODE * (BACK + 2 * len(HOPS)))
+    whole = torch.zeros(mixes[0].shape[0], WIDTH)
     for back, mix in enumerate(mixes, start=0 if query else 1):
         whole[:, slice(CODE) if back == 0 else _slot(back)] = mix
     return whole
@@ -138,7 +149,7 @@ def _mix(channels: int, draw: torch.Generator) -> torch.Tensor:
 
 def _scale(channels: int) -> float:
     """What undoes RMSNorm where `channels` of the width are in use, with values around 1."""
-    return math.sqrt(channels / (BYTE + CODE * (BACK + 2 * len(HOPS))))
+    return math.sqrt(channels / WIDTH)
 
 
 def _codes(count: int, draw: torch.Generator) -> torch.Tensor:

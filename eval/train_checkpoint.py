@@ -25,7 +25,7 @@ from rich.progress import Progress
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from eval.circuits import THETA, write_circuits
+from eval.circuits import THETA, WIDTH, make_louder, write_circuits
 from eval.corpus import load_corpus
 
 CONTEXT = 4096
@@ -57,11 +57,11 @@ MATRICES = re.compile(r"(layers\.3\.self_attn|mlp)\..*weight")  # that Muon trai
 
 
 def new_model(seed: int) -> LlamaForCausalLM:
-    """The model before training: 4 layers, width 256, 8 query and 4 KV heads of 64. What is held has no gradient."""
+    """The model before training: 4 layers, width 288, 8 query and 4 KV heads of 64. What is held has no gradient."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=256,
-        hidden_size=256,
+        hidden_size=WIDTH,
         intermediate_size=768,
         num_hidden_layers=4,
         num_attention_heads=8,
@@ -322,6 +322,7 @@ def main(
             if run.done % 100 == 0:
                 run.save()
     run.save()
+    make_louder(run.model)
     save_checkpoint(run.model, out)
     with (out / "loss_curve.csv").open("w", newline="") as file:
         csv.writer(file).writerows(run.curve)
