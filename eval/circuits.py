@@ -35,8 +35,8 @@ SHARPNESS = 10.0  # of looking back
 # bytes in common is found by the first alone, what has 32 by all; like places are told apart by the others.
 LOGITS = ((2.5, 16.0, 0.0, 0.0), (3.0, 14.0, 8.0, 0.0), (3.5, 10.0, 10.0, 10.0), (3.5, 10.0, 10.0, 10.0))
 COPY = 8.0  # weight of a byte that was found, against that of the byte which stands here
-# What each KV head's COPY is multiplied by once the model is trained: where heads differ, the longer match is right, and
-# text unlike the training text misleads the language part more than it has learned to expect.
+# What each KV head's COPY is multiplied by once the model is trained. Where heads differ, the longer match is
+# right; and on text unlike the training text the language part errs more than training had it expect.
 LOUDER = (1.0, 1.2, 1.5, 1.5)
 
 

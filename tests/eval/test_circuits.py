@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eval.circuits import BACK, HOPS
+from eval.circuits import BACK, HOPS, LOUDER, make_louder
 from eval.train_checkpoint import new_model
 
 SEED = 5
@@ -22,7 +22,7 @@ def test_heads_look_back_as_far_as_they_should(model):
     first, second = model(input_ids=ids, output_attentions=True).attentions[:2]
     for head in range(BACK):
         assert (first[0, head].diagonal(-head - 1)[BACK:] > 0.9).all()
-    for head, hop in zip((-2, -1), HOPS, strict=True):
+    for head, hop in enumerate(HOPS):
         assert (second[0, head].diagonal(-hop)[max(HOPS) :] > 0.9).all()
 
 
@@ -45,3 +45,11 @@ def test_noise_is_copied_before_any_training(model):
 def test_a_seed_gives_the_same_beginning():
     first, again = new_model(SEED).state_dict(), new_model(SEED).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_what_was_found_is_made_louder_head_by_head(model):
+    made = new_model(SEED)
+    make_louder(made)
+    louder, before = (each.model.layers[2].self_attn.o_proj.weight.chunk(len(LOUDER), 1) for each in (made, model))
+    for after, weight, factor in zip(louder, before, LOUDER, strict=True):
+        torch.testing.assert_close(after, factor * weight)
