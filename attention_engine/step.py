@@ -163,16 +163,17 @@ class Step:
         self.compute("argtopk", "argtopk", self.each, self.head_dim * self.each)
         return self.do.top_channels(self.q, r, self.threads)
 
-    def scoring_channels(self, share: float = 1.0) -> I32:
-        """The channels (N, r) to score with: the best r, or where every page of the copy of K holds all, as many as a
-        share of the budget pays for."""
+    def scoring_channels(self, share: float | None = None) -> I32:
+        """The channels (N, r) to score with: the best r. Where every page of the copy of K holds all: all, or the best
+        of them, as many as a share of the budget pays for."""
         layout, d = self.view.layout, self.head_dim
         if layout.m != d:
             return self.top_channels(self.r)
-        paid = int((share * self.budget_bytes * 8 // (layout.bits * self.seq_lens)).min())
-        if share == 1 or paid >= d:
-            return np.tile(np.arange(d, dtype=np.int32), (self.streams, 1))
-        return self.top_channels(max(1, paid))
+        if share is not None:
+            paid = int((share * self.budget_bytes * 8 // (layout.bits * self.seq_lens)).min())
+            if paid < d:
+                return self.top_channels(max(1, paid))
+        return np.tile(np.arange(d, dtype=np.int32), (self.streams, 1))
 
     def approximate(self, channels: I32) -> F32:
         """Logits (N, G, S) from channels (N, r) of the embedding-indexed copy of K."""

@@ -24,7 +24,7 @@ def accuracy(
     data: Annotated[Path | None, typer.Option(help="the task's file, as it is published (passkey needs none)")] = None,
     model: ModelOption = None,
     method: Annotated[
-        str, typer.Option(help="with commas; ours (scores from a 4-bit copy of K), ours-int4-pages...")
+        str, typer.Option(help="with commas; ours: scores from a 4-bit copy of K (ours-int4)")
     ] = "dense,sparf,sparq,h2o,local,quest,ours",
     compression: Annotated[str, typer.Option(help="C of 1/C of K and V, with commas")] = "1,2,4,8,16,32",
     convention: Annotated[
