@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
+from csd_link.serving import ServedDrive
+from csd_link.window import WindowLayout
 from csd_spec import DriveSpec
 from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
-from csd_spec.serving import ServedDrive
-from csd_spec.window import WindowLayout
 from nvmevirt_config.describe import check_plausible, load_drive
 
 _PATHS = ("path", "device", "mount")

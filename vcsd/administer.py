@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from csd_firmware import InProcessDevice
+from csd_link.connect import beating, connect
+from csd_link.host_end import WindowDevice
+from csd_link.medium import MappedMedium
+from csd_link.serving import ADMIN, run_dir, window_name
+from csd_link.window import Identity
+from csd_link.wire import ENTRY, PARAMETERS, Request, WireError, decode
 from csd_spec import Device, DeviceError, DriveSpec, GetLog, LogPage, Status
-from csd_spec.medium import MappedMedium
-from csd_spec.serving import ADMIN, run_dir, window_name
-from csd_spec.window import Identity
-from csd_spec.wire import ENTRY, PARAMETERS, Request, WireError, decode
-from host_driver.connect import beating, connect
-from host_driver.window import WindowDevice
 
 
 class Created(Protocol):

@@ -13,8 +13,8 @@ from attention_engine import METHODS
 from csd_spec import Budget, Compression, Device, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
-from host_driver.forward import csd_forward
-from host_driver.hf import IMPLEMENTATION, Unsupported, model_shape
+from host_driver.hf.cache import IMPLEMENTATION, Unsupported, model_shape
+from host_driver.hf.forward import csd_forward
 from host_driver.sharding import split_heads
 from vcsd.report import Report
 from vcsd.transport import check_transport, open_drives

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 
-from csd_spec.serving import private_dir, run_dir
+from csd_link.serving import private_dir, run_dir
 from nvmevirt_config.guest import MAKE_FS, QEMU, find_kernel
 from nvmevirt_config.module import Finding, Reservation, check
 

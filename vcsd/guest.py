@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import csd_link
 import csd_spec
 import host_driver
+from csd_link.connect import open_window
+from csd_link.medium import MappedMedium
+from csd_link.serving import private_dir, run_dir
+from csd_link.window import BLOCK_BYTES, WindowLayout
 from csd_spec import Compression, DriveSpec
-from csd_spec.medium import MappedMedium
-from csd_spec.serving import private_dir, run_dir
-from csd_spec.window import BLOCK_BYTES, WindowLayout
-from host_driver.connect import open_window
 from host_driver.driver import Driver
 from host_driver.exercise import SHIPPED_SHAPE, exercise
 from host_driver.in_guest import SAYS
@@ -54,7 +55,7 @@ def run_guest(
     with tempfile.TemporaryDirectory(prefix="guest-", dir=private_dir(run_dir())) as scratch:
         folder = Path(scratch)
         root = folder / "root.img"
-        packages = [Path(package.__file__ or "").parent for package in (csd_spec, host_driver)]
+        packages = [Path(package.__file__ or "").parent for package in (csd_spec, csd_link, host_driver)]
         make_root(root, packages, module)
         reservation = Reservation()
         size = drives * LAYOUT.blocks * BLOCK_BYTES

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from csd_firmware import InProcessDevice
+from csd_link.connect import beating, connect, open_window
+from csd_link.host_end import Lost, WindowDevice
+from csd_link.medium import FileMedium, MappedMedium
+from csd_link.recovery import LastingDevice
+from csd_link.serving import private_dir, run_dir, window_name
+from csd_link.window import BLOCK_BYTES, MAGIC, WindowLayout
 from csd_spec import Device, DriveSpec
-from csd_spec.medium import FileMedium, MappedMedium
-from csd_spec.serving import private_dir, run_dir, window_name
-from csd_spec.window import BLOCK_BYTES, MAGIC, WindowLayout
-from host_driver.connect import beating, connect, open_window
-from host_driver.recovery import LastingDevice
-from host_driver.window import Lost, WindowDevice
 
 TRANSPORT_HELP = "way to the drives: inproc, process, fuse, or window:PATH (a file or block device)"
 START_S = 60.0
@@ -137,7 +137,7 @@ def serving(
     """A `vcsd serve` of its own for the time of the block; it has begun when every drive answers."""
     file = folder / "serve.yaml"
     file.write_text(json.dumps(config | {"restart": restart}))
-    command = [sys.executable, "-c", "from vcsd.cli import main; main()", "serve", str(file), "--quiet"]
+    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", str(file), "--quiet"]
     log = (folder / "serve.log").open("w+")
     server = subprocess.Popen(command, stderr=log, text=True)
     try:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from csd_spec import KvLayout
-from eval.bench_crash import DRIVE, bench_crash
+from eval.bench.crash import DRIVE, bench_crash
 from ftl import Ftl, Nand
 
 LAYOUT = KvLayout(page_bytes=512, head_dim=16, m=4)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from csd_spec import DriveSpec, KvLayout
-from eval.bench_crash import embedding_rows
+from eval.bench.crash import embedding_rows
 from ftl import FaultPlan, Ftl, Nand, OutOfSpace, ReadOnly, UnknownSequence
 from ftl.groups import DRAM_BANK, KIND_SHIFT, MAX_GROUPS, Kind
 

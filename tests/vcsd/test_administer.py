@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from csd_firmware import InProcessDevice
+from csd_link.connect import connect
+from csd_link.serving import run_dir, window_name
 from csd_spec import Flush, KvAppend, KvRead, SeqCreate
-from csd_spec.serving import run_dir, window_name
-from host_driver.connect import connect
-from tests.vcsd.test_cli import vcsd
+from tests.vcsd_cli.test_main import vcsd
 from vcsd.transport import serving
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
@@ -187,7 +187,7 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path, command):
     file.write_bytes(b"Dear all, " * 1000)
     (tmp_path / "letters.yaml").write_text("drives: [{name: a}]")
     words = command.replace("{}", str(file)).split()
-    main = [sys.executable, "-c", "from vcsd.cli import main; main()"]
+    main = [sys.executable, "-c", "from vcsd_cli.main import main; main()"]
     done = subprocess.run([*main, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "something else" in done.stderr

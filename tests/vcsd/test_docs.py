@@ -7,7 +7,7 @@ import torch
 
 import vcsd
 from attention_engine import METHODS
-from eval.decode import CHECKPOINT, load
+from vcsd.generate import CHECKPOINT, load
 
 DOCS = Path(__file__).parents[2] / "docs"
 

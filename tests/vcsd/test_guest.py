@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.usefixtures("guest_machine")
 def test_the_guest_decodes_over_the_window_as_in_process(tmp_path):
-    command = [sys.executable, "-c", "from vcsd.cli import main; main()", "guest", "run", "-o", "json"]
+    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "guest", "run", "-o", "json"]
     console = tmp_path / "console"
     done = subprocess.run([*command, "--console", str(console)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -24,7 +24,15 @@ def test_the_guest_decodes_over_the_window_as_in_process(tmp_path):
 
 
 def test_a_module_that_is_none_is_refused():
-    command = [sys.executable, "-c", "from vcsd.cli import main; main()", "guest", "run", "--module", "/nowhere.ko"]
+    command = [
+        sys.executable,
+        "-c",
+        "from vcsd_cli.main import main; main()",
+        "guest",
+        "run",
+        "--module",
+        "/nowhere.ko",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "/nowhere.ko" in done.stderr

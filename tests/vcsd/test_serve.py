@@ -12,13 +12,13 @@ from functools import partial
 import numpy as np
 import pytest
 
+from csd_link.connect import connect, open_window
+from csd_link.host_end import Lost
+from csd_link.recovery import LastingDevice
+from csd_link.serving import run_dir, window_name
 from csd_spec import Compression, DeviceError, Flush, KvAppend, KvCrop, KvFree, KvRead, ModelShape, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from csd_spec.serving import run_dir, window_name
-from host_driver.connect import connect, open_window
 from host_driver.driver import Driver
-from host_driver.recovery import LastingDevice
-from host_driver.window import Lost
 from vcsd.transport import open_drives, serving
 
 SHAPE = ModelShape(name="small", layers=2, q_heads=4, kv_heads=4, head_dim=16)
@@ -225,7 +225,7 @@ def test_no_drive_is_lost(tmp_path):
 
 
 def vcsd(*words):
-    command = [sys.executable, "-c", "from vcsd.cli import main; main()", *words]
+    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -234,7 +234,7 @@ def test_create_list_serve_delete(tmp_path):
     assert "exists" in vcsd("create", "one").stderr
     assert "letters" in vcsd("create", "a/b").stderr
     assert "nowhere.yaml" in vcsd("create", "two", "--drive", "/nowhere.yaml").stderr
-    server = subprocess.Popen([sys.executable, "-c", "from vcsd.cli import main; main()", "serve", "--quiet"])
+    server = subprocess.Popen([sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", "--quiet"])
     try:
         deadline = time.monotonic() + 60
         while True:

@@ -1,0 +1,105 @@
+"""One drive in this process: its firmware, and a window for each tenant, until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from csd_firmware.inprocess import describe
+from csd_firmware.step import Firmware
+from csd_firmware.tenants import Tenant, drive_secret
+from csd_link.doorbell import ListeningBell
+from csd_link.drive_end import DriveEnd, WindowServer
+from csd_link.medium import MappedMedium
+from csd_link.serving import ADMIN, ServedDrive, private_dir, window_name
+from csd_link.window import BLOCK_BYTES, Identity, WindowLayout
+from csd_spec import Command, Completion, Status
+from ftl import Nand
+
+Front = Callable[[ServedDrive, Firmware, threading.Lock], None]  # another way in, beside the windows
+
+
+ADMIN_LAYOUT = WindowLayout(depth=2, slot_blocks=64)
+
+
+class SharedTenant:
+    """A tenant of a firmware that others use too: one command at a time."""
+
+    def __init__(self, tenant: Tenant, lock: threading.Lock) -> None:
+        self._tenant, self._lock = tenant, lock
+
+    def attach(self) -> None:
+        self._tenant.attach()  # takes no lock: the beat would wait for a command of another tenant's
+
+    def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
+        with self._lock:
+            return self._tenant.refuse(command, status, reason, submit_ns)
+
+    def step(self, command: Command, submit_ns: int, most_bytes: int) -> Completion:
+        with self._lock:
+            return self._tenant.step(command, submit_ns, most_bytes)
+
+
+def open_firmware(drive: ServedDrive) -> Firmware:
+    """The drive's firmware, as its last flush left it."""
+    if drive.path:
+        private_dir(drive.path)
+        describe(drive.spec, drive.path)
+    return Firmware(drive.spec, Nand(drive.spec.geometry, path=drive.path))
+
+
+def window_medium(drive: ServedDrive, tenant: str) -> MappedMedium:
+    """Where a tenant's window lies; shared memory is made when it is not there."""
+    size = layout_of(drive, tenant).blocks * BLOCK_BYTES
+    if drive.device and tenant != ADMIN:
+        at = drive.offset_bytes + drive.tenants.index(tenant) * size
+        return MappedMedium(drive.device, at, drive.layout.blocks)
+    path = drive.run_dir / window_name(tenant)
+    if path.exists() and path.stat().st_size != size:
+        path.unlink()
+    if not path.exists():
+        MappedMedium.create(path, size)
+    return MappedMedium(path)
+
+
+def layout_of(drive: ServedDrive, tenant: str) -> WindowLayout:
+    """Log pages need no large slots."""
+    return ADMIN_LAYOUT if tenant == ADMIN else drive.layout
+
+
+@contextmanager
+def served(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> Iterator[None]:
+    """Serve the windows of all tenants."""
+    run: Path = private_dir(drive.run_dir)
+    (run / "pid").write_text(str(os.getpid()))
+    secret = drive_secret(drive.path)
+    with ExitStack() as undo:
+        undo.callback(shutil.rmtree, run, ignore_errors=True)
+        for name in (*drive.tenants, ADMIN):
+            tenant = SharedTenant(Tenant(firmware, secret, name), lock)
+            identity = Identity(drive.name, drive.spec, layout_of(drive, name), drive.restarts)
+            end = DriveEnd(window_medium(drive, name), identity, tenant)
+            server = WindowServer(end, ListeningBell(run / f"{window_name(name)}.bell"))
+            server.start()
+            undo.callback(server.stop)
+        yield
+
+
+def serve(drive: ServedDrive, front: Front | None = None) -> None:
+    """Serve a drive until SIGTERM or SIGINT; then flush it. front: another way in, which returns when asked to stop."""
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    private_dir(drive.run_dir.parent)
+    firmware, lock = open_firmware(drive), threading.Lock()
+    with served(drive, firmware, lock):
+        if front:
+            front(drive, firmware, lock)
+        else:
+            signal.sigwait(signals)
+    if drive.path:
+        firmware.ftl.flush(firmware.free_ns)

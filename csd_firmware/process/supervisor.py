@@ -1,0 +1,136 @@
+"""A process for each drive, begun again when it dies."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from csd_firmware.process.serve import Front, serve
+from csd_firmware.step import Firmware
+from csd_link.serving import ServedDrive
+from csd_spec import Attend, Flush, KvAppend, SeqCreate
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+
+AT_ONCE_S, MOST_IN_VAIN = 0.5, 20
+_PR_SET_PDEATHSIG = 1
+_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+
+Say = Callable[[str], None]
+
+
+class Supervisor:
+    """Drives as children of this process, which loads the kernels once for all: a drive is back in no time.
+
+    It has no threads, so that it may fork.
+    """
+
+    def __init__(self, drives: Sequence[ServedDrive], restart: bool, say: Say) -> None:
+        self._restart, self._say = restart, say
+        self._drives = [replace(drive, restarts=restart) for drive in drives]
+        self._children: dict[int, ServedDrive] = {}
+        self._begun: dict[str, float] = {}  # when each was begun last
+        self._in_vain: dict[str, int] = {}  # how often in a row it died at once
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT, or until no drive is left; returns an exit code."""
+        warm_up()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        for drive in self._drives:
+            self._start(drive)
+        failed = False
+        while self._children:
+            if signal.sigwaitinfo(_SIGNALS).si_signo != signal.SIGCHLD:
+                self._stop()
+                break
+            failed |= self._bury()
+        return int(failed)
+
+    def _start(self, drive: ServedDrive) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if not pid:
+            os._exit(_child(drive, parent))
+        self._children[pid] = drive
+        self._begun[drive.name] = time.monotonic()
+
+    def _bury(self) -> bool:
+        """Begin drives again that were killed; whether one has given up by itself."""
+        failed = False
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            drive = self._children.pop(pid, None)
+            if drive is None:
+                continue
+            if os.WIFSIGNALED(status):
+                again = self._restart and self._lasts(drive)
+                name = signal.Signals(os.WTERMSIG(status)).name
+                self._say(f"drive {drive.name} was killed ({name}); it is {'' if again else 'not '}started again")
+                if again:
+                    self._start(drive)
+                else:
+                    failed = True
+            else:
+                failed |= os.WEXITSTATUS(status) != 0  # it has said why
+        return failed
+
+    def _lasts(self, drive: ServedDrive) -> bool:
+        """Whether there is a point in beginning it again."""
+        at_once = time.monotonic() - self._begun[drive.name] < AT_ONCE_S
+        self._in_vain[drive.name] = self._in_vain.get(drive.name, 0) + 1 if at_once else 0
+        return self._in_vain[drive.name] < MOST_IN_VAIN
+
+    def _stop(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGTERM)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+
+
+def warm_up() -> None:
+    """Load the kernels: every child has them from the start."""
+    firmware = Firmware(INSTCSD_ZYNQ7045_8CH)
+    done = firmware.step(SeqCreate(1, 1, 1, 64, 1024), 0)
+    seqs, rows = tuple(done.data[0].tolist()), np.zeros((100, 1, 64), np.float16)
+    firmware.step(KvAppend(seqs, 0, np.array([100]), rows, rows), 0)
+    q, one = rows[:1, None], np.array([1])
+    for method in ("dense", "sparf"):
+        firmware.step(Attend(seqs, 0, np.ascontiguousarray(q), rows[:1], rows[:1], method, 8, one, one), 0)
+    firmware.step(Flush(), 0)
+
+
+def _child(drive: ServedDrive, parent: int) -> int:
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        if os.getppid() != parent:
+            return 1
+        serve(drive, _front(drive))
+        return 0
+    except (ValueError, OSError) as error:
+        print(f"vcsd: drive {drive.name}: {error}", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    return 1
+
+
+def _front(drive: ServedDrive) -> Front | None:
+    """The mount, where one is asked for; its libraries need not be there otherwise."""
+    if not drive.mount:
+        return None
+    try:
+        from csd_firmware.process.fuse import mounted
+    except ImportError as error:
+        raise OSError(
+            f"mounting a drive needs pyfuse3 ({error}): apt-get install fuse3 libfuse3-dev, ./dev setup"
+        ) from error
+    return mounted

@@ -1,0 +1,177 @@
+"""The drive's end of a window: takes requests in order, carries them out, completes them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import zlib
+from typing import Protocol
+
+from csd_link.doorbell import Bell
+from csd_link.window import (
+    BLOCK_BYTES,
+    BODY_BYTES,
+    DRIVE_HEADER,
+    HOST_HEADER,
+    Block,
+    Identity,
+    Kind,
+    Medium,
+    next_generation,
+    unpack,
+)
+from csd_link.wire import ENTRY, MOST_NS, Request, WireError, decode, encode_completion
+from csd_spec import Command, Completion, Status
+
+
+class Service(Protocol):
+    """What a window leads to."""
+
+    def attach(self) -> None:
+        """Another host begins."""
+        ...
+
+    def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
+        """The completion of what is no good command; it goes into the error log."""
+        ...
+
+    def step(self, command: Command, submit_ns: int, most_bytes: int) -> Completion:
+        """Carry a command out; refuse one whose completion would have more data than that."""
+        ...
+
+
+BEAT_S = 0.1
+SPIN_S = 200e-6  # look again without a pause for so long, and give way to whoever else wants the processor
+LOOK_S = 0.002  # for a new host, while one is attached
+
+
+class DriveEnd:
+    """One window's requests, carried out one after the other; no threads and no clock."""
+
+    def __init__(self, medium: Medium, identity: Identity, service: Service) -> None:
+        """Begin a new generation: what was under way is forgotten, and a host has to attach anew."""
+        if identity.layout.blocks > medium.blocks:
+            raise ValueError(f"window of {identity.layout.blocks} blocks: the medium has {medium.blocks}")
+        self.medium, self.layout, self.service = medium, identity.layout, service
+        self._identity = identity.to_json()
+        before = unpack(medium.read(DRIVE_HEADER))
+        self.drive = next_generation(before.drive if before and before.kind is Kind.DRIVE else 0)
+        self.host = 0  # generation of the host that is attached
+        self.sequence = self._beats = 0
+        self.beat()
+
+    def beat(self) -> None:
+        """Show that the firmware lives."""
+        self._beats += 1
+        header = Block(Kind.DRIVE, self.host, self.drive, self._beats, self._identity)
+        self.medium.write(DRIVE_HEADER, header.pack())
+
+    def greet(self) -> bool:
+        """Attach the host whose header is new; whether there was one."""
+        header = unpack(self.medium.read(HOST_HEADER))
+        if header is None or header.kind is not Kind.HOST or header.drive != self.drive or header.host == self.host:
+            return False
+        self.host, self.sequence = header.host, 0
+        self.service.attach()
+        self.beat()
+        return True
+
+    def serve(self) -> bool:
+        """Carry out the next request; whether there was one."""
+        block = unpack(self.medium.read(self.layout.request(self.sequence)))
+        awaited = Kind.REQUEST, self.host, self.drive, self.sequence
+        if not self.host or block is None or (block.kind, block.host, block.drive, block.sequence) != awaited:
+            return False
+        done = self._carry_out(block.body)
+        body, data = encode_completion(done, zlib.crc32)
+        if len(body) + len(data) <= BODY_BYTES:
+            body += data
+        else:
+            self.medium.write(self.layout.to_host(self.sequence), data)
+        answer = Block(Kind.COMPLETION, self.host, self.drive, self.sequence, body)
+        self.medium.write(self.layout.completion(self.sequence), answer.pack())
+        self.sequence += 1
+        return True
+
+    def _carry_out(self, body: bytes | bytearray | memoryview) -> Completion:
+        """A request's completion, whatever it says: nothing that a host writes stops the drive."""
+        submit_ns = 0
+        try:
+            request, submit_ns = self._request(body)
+            return self.service.step(decode(request), submit_ns, self.layout.slot_bytes)
+        except WireError as error:
+            return self.service.refuse("undecoded", error.status, str(error), submit_ns)
+        except Exception as error:
+            reason = f"firmware: {type(error).__name__}: {error}"
+            return self.service.refuse("failed", Status.INTERNAL_ERROR, reason, submit_ns)
+
+    def _request(self, body: bytes | bytearray | memoryview) -> tuple[Request, int]:
+        if len(body) < ENTRY.size:
+            raise WireError(f"an entry of {len(body)} bytes: it has {ENTRY.size}")
+        opcode, _, _, _, submit_ns, size, crc, *parameters = ENTRY.unpack_from(body)
+        if submit_ns > MOST_NS:
+            raise WireError(f"submit_ns = {submit_ns}: at most {MOST_NS}")
+        if size <= BODY_BYTES - ENTRY.size:
+            payload = bytearray(body[ENTRY.size : ENTRY.size + size])
+        elif size <= self.layout.slot_bytes:
+            blocks = self.medium.read(self.layout.to_drive(self.sequence), -(-size // BLOCK_BYTES))
+            del blocks[size:]
+            payload = blocks
+        else:
+            raise WireError(f"payload of {size} bytes: this window's slots hold {self.layout.slot_bytes}")
+        if len(payload) != size or zlib.crc32(payload) != crc:
+            raise WireError(f"payload of {size} bytes does not match its checksum", Status.TRANSFER_ERROR)
+        return Request(opcode, tuple(parameters), payload), submit_ns
+
+
+class WindowServer:
+    """Serves a drive end in a thread of its own, with a beat from another one."""
+
+    def __init__(self, end: DriveEnd, bell: Bell) -> None:
+        self.end, self._bell = end, bell
+        self._stopping = threading.Event()
+        self._header = threading.Lock()
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._serve, self._beat)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Finish the request at hand."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        self._bell.close()
+
+    def _serve(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._stopping.set()  # whatever ends this, the beat shall not go on without it
+
+    def _work(self) -> None:
+        busy = looked = 0.0
+        while not self._stopping.is_set():
+            now = time.perf_counter()
+            if self.end.serve():
+                busy = time.perf_counter()
+                self._bell.ring()
+                continue
+            if now - looked > LOOK_S:
+                looked = now
+                with self._header:
+                    if self.end.greet():
+                        busy = now
+                        self._bell.ring()
+                        continue
+            if now - busy > SPIN_S:
+                self._bell.wait(BEAT_S)
+            else:
+                os.sched_yield()
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(BEAT_S):
+            with self._header:
+                self.end.beat()

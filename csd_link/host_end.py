@@ -1,0 +1,255 @@
+"""The host's end of a window, and a `Device` behind it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from csd_link.doorbell import Bell, Polling
+from csd_link.window import (
+    BLOCK_BYTES,
+    BODY_BYTES,
+    DRIVE_HEADER,
+    HOST_HEADER,
+    Block,
+    Identity,
+    Kind,
+    Medium,
+    next_generation,
+    unpack,
+)
+from csd_link.wire import ENTRY, PARAMETERS, Request, WireError, decode_completion, encode
+from csd_spec import Command, Completion, DriveSpec, Status
+
+LOOK_S = 0.05  # at the drive's header, while waiting
+SPIN_S = 200e-6  # look again without a pause for so long, and give way to whoever else wants the processor
+PATIENCE_S = 0.8  # a drive whose beat stands still for so long is dead
+
+
+class Lost(ConnectionError):
+    """The drive's firmware went away or began anew, or another host took the window."""
+
+
+class HostEnd:
+    """Requests in, completions out, in order; no threads and no clock. What it asks of time is to be called again."""
+
+    def __init__(self, medium: Medium) -> None:
+        self.medium = medium
+        self.identity: Identity | None = None
+        self.host = self.drive = 0  # generations
+        self.begun = self.ended = 0  # requests of this generation
+        self.attached = False
+        self.beat = -1
+
+    def attach(self) -> bool:
+        """One step of attaching: whether the drive has answered."""
+        header = self._header()
+        if header is None or not header.drive:
+            return False
+        if self.attached:
+            raise Lost("attached before: make another end")
+        if header.drive != self.drive:
+            identity = Identity.from_json(header.body)
+            if identity.layout.blocks > self.medium.blocks:
+                raise ValueError(f"window of {identity.layout.blocks} blocks: the medium has {self.medium.blocks}")
+            before = unpack(self.medium.read(HOST_HEADER))
+            mine = before.host if before and before.kind is Kind.HOST else 0
+            self.identity, self.drive = identity, header.drive
+            self.host = next_generation(mine, header.host)
+            self.medium.write(HOST_HEADER, Block(Kind.HOST, self.host, self.drive, 0).pack())
+        self.attached = header.host == self.host
+        return self.attached
+
+    @property
+    def room(self) -> bool:
+        """Whether another request may begin."""
+        assert self.identity is not None
+        return self.begun - self.ended < self.identity.layout.depth
+
+    def submit(self, request: Request, submit_ns: int) -> int:
+        """Begin a request where there is room; returns its sequence number. Raises ValueError for one too large."""
+        assert self.attached and self.room and self.identity is not None
+        layout, sequence, payload = self.identity.layout, self.begun, request.payload
+        inline = len(payload) <= BODY_BYTES - ENTRY.size
+        if len(payload) > layout.slot_bytes:
+            raise ValueError(
+                f"a command of {len(payload):,} bytes: this window's slots hold {layout.slot_bytes:,}; "
+                "serve the drive with larger ones (layout: slot_blocks)"
+            )
+        if not inline:
+            self.medium.write(layout.to_drive(sequence), payload)
+        parameters = (*request.parameters, *(0,) * (PARAMETERS - len(request.parameters)))
+        crc = zlib.crc32(payload)
+        entry = ENTRY.pack(request.opcode, 0, sequence & 0xFFFF, 1, submit_ns, len(payload), crc, *parameters)
+        body = entry + payload if inline else entry
+        block = Block(Kind.REQUEST, self.host, self.drive, sequence, body)
+        self.medium.write(layout.request(sequence), block.pack())
+        self.begun += 1
+        return sequence
+
+    def poll(self) -> Completion | None:
+        """The completion of the oldest request under way, when it is there."""
+        assert self.identity is not None
+        if self.ended == self.begun:
+            return None
+        layout, sequence = self.identity.layout, self.ended
+        block = unpack(self.medium.read(layout.completion(sequence)))
+        awaited = Kind.COMPLETION, self.host, self.drive, sequence
+        if block is None or (block.kind, block.host, block.drive, block.sequence) != awaited:
+            return None
+        self.ended += 1
+        try:
+            head = decode_completion(block.body)
+            data = block.body[head.size :]
+            if len(data) != head.data_bytes:
+                if head.data_bytes > layout.slot_bytes:
+                    raise WireError("more data than a slot holds")
+                data = self.medium.read(layout.to_host(sequence), -(-head.data_bytes // BLOCK_BYTES))[: head.data_bytes]
+            if zlib.crc32(data) != head.data_crc:
+                raise WireError("data that does not match its checksum")
+            return head.with_data(data)
+        except WireError as error:
+            return Completion(status=Status.TRANSFER_ERROR, reason=f"from the drive: {error}")
+
+    def look(self) -> int:
+        """The drive's beat; raises Lost when it is not the one that was attached to."""
+        header = self._header()
+        if header is None:  # being written
+            return self.beat
+        if header.drive != self.drive:
+            raise Lost("its firmware has begun anew")
+        if header.host != self.host:
+            raise Lost("another host has taken its window")
+        self.beat = header.sequence
+        return self.beat
+
+    def _header(self) -> Block | None:
+        header = unpack(self.medium.read(DRIVE_HEADER))
+        return header if header and header.kind is Kind.DRIVE else None
+
+
+class Pending(Future[Completion]):
+    """A completion that is looked for by whoever waits for it, so that no other thread has to be woken."""
+
+    def __init__(self, reap: Callable[[Future[Completion]], None]) -> None:
+        super().__init__()
+        self._reap = reap
+
+    def result(self, timeout: float | None = None) -> Completion:
+        self._reap(self)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._reap(self)
+        return super().exception(0)
+
+
+class WindowDevice:
+    """A drive behind a window.
+
+    When the drive is lost, every command under way and every later one ends with PATH_LOST.
+    """
+
+    def __init__(self, medium: Medium, bell: Bell | None = None, close: Callable[[], None] | None = None) -> None:
+        """Attach to the drive; raises Lost when it does not answer."""
+        self._bell, self._close, self._end = bell or Polling(), close, HostEnd(medium)
+        self._turn, self._reaping = threading.Condition(), False
+        self._submitting = threading.Lock()
+        self._waiting: deque[Future[Completion]] = deque()
+        self._lost: Lost | None = None
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._end.attach():
+            if time.monotonic() > deadline:
+                raise Lost("no drive answers at its window")
+            self._bell.ring()
+            self._bell.wait(1e-3)
+
+    @property
+    def identity(self) -> Identity:
+        assert self._end.identity is not None
+        return self._end.identity
+
+    @property
+    def spec(self) -> DriveSpec:
+        return self.identity.spec
+
+    def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        return self.request(encode(command), submit_ns)
+
+    def request(self, request: Request, submit_ns: int) -> Future[Completion]:
+        """The same for a request that is encoded already, whatever it says."""
+        future = Pending(self._reap)
+        with self._submitting:
+            while not self._lost and not self._end.room:
+                self._reap(self._waiting[0])
+            if self._lost:
+                future.set_result(_path_lost(self._lost))
+                return future
+            self._waiting.append(future)
+            try:
+                self._end.submit(request, submit_ns)
+                self._bell.ring()
+            except ValueError:
+                self._waiting.pop()
+                raise
+            except OSError as error:
+                self._fail(error)
+        return future
+
+    def close(self) -> None:
+        """Let what is under way end, then let go of the window."""
+        for future in list(self._waiting):
+            self._reap(future)
+        if self._close:
+            self._close()
+
+    def _reap(self, future: Future[Completion]) -> None:
+        """Complete requests until this one is; one thread at a time looks for completions."""
+        while not future.done():
+            with self._turn:
+                self._turn.wait_for(lambda: future.done() or not self._reaping)
+                if future.done():
+                    return
+                self._reaping = True
+            try:
+                done = self._next()
+                self._waiting.popleft().set_result(done)
+            except OSError as error:
+                self._fail(error)
+            finally:
+                with self._turn:
+                    self._reaping = False
+                    self._turn.notify_all()
+
+    def _next(self) -> Completion:
+        """The next completion; raises Lost when the drive's beat stands still."""
+        began = looked = moved = time.perf_counter()
+        beat = -1
+        while (done := self._end.poll()) is None:
+            now = time.perf_counter()
+            if now - began > SPIN_S:
+                self._bell.wait(0.02)
+            else:
+                os.sched_yield()
+            if now - looked > LOOK_S:
+                looked, before, beat = now, beat, self._end.look()
+                if beat != before:
+                    moved = now
+                elif now - moved > PATIENCE_S:
+                    raise Lost(f"its firmware has not been heard of for {PATIENCE_S:g} s")
+        return done
+
+    def _fail(self, error: OSError) -> None:
+        """The drive is gone: end everything that is under way."""
+        self._lost = error if isinstance(error, Lost) else Lost(f"its firmware is gone ({error})")
+        while self._waiting:
+            self._waiting.popleft().set_result(_path_lost(self._lost))
+
+
+def _path_lost(lost: Lost) -> Completion:
+    return Completion(status=Status.PATH_LOST, reason=str(lost))

@@ -1,0 +1,85 @@
+"""Where windows lie: memory that both ends map, and files or block devices that the host reads and writes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from pathlib import Path
+
+from csd_link.window import BLOCK_BYTES
+
+Buffer = bytes | bytearray | memoryview
+
+
+class MappedMedium:
+    """Blocks of a file that is mapped, from `offset_bytes` on: shared memory, or a device's backing memory.
+
+    blocks: None is all that the file has. A new file gets its size from `create`.
+    """
+
+    def __init__(self, path: Path, offset_bytes: int = 0, blocks: int | None = None) -> None:
+        with path.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if blocks is not None and path.is_char_device():  # memory has no end
+                size = offset_bytes + blocks * BLOCK_BYTES
+            self.blocks = (size - offset_bytes) // BLOCK_BYTES if blocks is None else blocks
+            if self.blocks < 1 or offset_bytes % BLOCK_BYTES or offset_bytes + self.blocks * BLOCK_BYTES > size:
+                raise ValueError(f"{path}: {size} bytes have no room for {self.blocks} blocks at {offset_bytes}")
+            self._map = mmap.mmap(file.fileno(), self.blocks * BLOCK_BYTES, offset=offset_bytes)
+        self.view = memoryview(self._map)
+
+    @staticmethod
+    def create(path: Path, size_bytes: int) -> None:
+        """Make a sparse file that only its owner may open."""
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.truncate(path, size_bytes)
+
+    def read(self, block: int, count: int = 1) -> bytearray:
+        return bytearray(self.view[block * BLOCK_BYTES : (block + count) * BLOCK_BYTES])
+
+    def write(self, block: int, data: Buffer) -> None:
+        at = block * BLOCK_BYTES
+        self.view[at : at + len(data)] = data
+
+
+class FileMedium:
+    """Blocks of a file or a block device, by aligned reads and writes of whole blocks.
+
+    A block device is opened with O_DIRECT, so that each goes to the drive; a regular file shares the page cache with
+    whoever maps it.
+    """
+
+    def __init__(self, path: Path, offset_bytes: int = 0, most_bytes: int = 1 << 20) -> None:
+        direct = os.O_DIRECT if stat.S_ISBLK(path.stat().st_mode) else 0
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | direct)
+        self._offset = offset_bytes
+        self.blocks = (os.lseek(self._fd, 0, os.SEEK_END) - offset_bytes) // BLOCK_BYTES
+        self._most = most_bytes
+
+    def read(self, block: int, count: int = 1) -> bytearray:
+        out = bytearray()
+        for at, size in self._parts(block, count * BLOCK_BYTES):
+            buffer = mmap.mmap(-1, size)  # aligned to a page, as O_DIRECT wants it
+            if os.preadv(self._fd, [buffer], at) != size:
+                raise OSError(f"window: short read at byte {at}")
+            out += buffer
+        return out
+
+    def write(self, block: int, data: Buffer) -> None:
+        view, done = memoryview(data), 0
+        for at, size in self._parts(block, -(-len(view) // BLOCK_BYTES) * BLOCK_BYTES):
+            buffer = mmap.mmap(-1, size)
+            part = view[done : done + size]
+            buffer[: len(part)] = part
+            if os.pwrite(self._fd, buffer, at) != size:
+                raise OSError(f"window: short write at byte {at}")
+            done += size
+
+    def _parts(self, block: int, size: int) -> list[tuple[int, int]]:
+        """Byte offsets and sizes of at most `most_bytes`."""
+        first, end = self._offset + block * BLOCK_BYTES, self._offset + block * BLOCK_BYTES + size
+        return [(at, min(self._most, end - at)) for at in range(first, end, self._most)]
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,211 @@
+"""A drive that may die: what it has not acknowledged as flushed is kept here, and given to it again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_link.host_end import Lost, WindowDevice
+from csd_spec import (
+    Attend,
+    Command,
+    Completion,
+    DriveSpec,
+    Flush,
+    KvAppend,
+    KvCrop,
+    KvFree,
+    SeqCreate,
+    Status,
+)
+
+F16 = NDArray[np.float16]
+
+RESTART_S = 20.0  # how long a drive may take to come back
+
+
+@dataclass(slots=True)
+class Layer:
+    """A layer of a sequence: at least `kept` tokens are in flash; those after them are here too."""
+
+    kept: int = 0
+    rows: list[tuple[F16, F16]] = field(default_factory=list)  # k, v, each (tokens, H, d)
+
+    @property
+    def length(self) -> int:
+        return self.kept + sum(len(k) for k, _ in self.rows)
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        while self.rows and self.length > length:
+            k, v = self.rows.pop()
+            left = length - self.length
+            if left > 0:
+                self.rows.append((k[:left], v[:left]))
+        self.kept = min(self.kept, length)
+
+
+@dataclass(slots=True)
+class Held:
+    """A sequence: how it was made, its handle on the drive as it is now, what the drive could lose of it."""
+
+    create: SeqCreate
+    handle: int
+    layers: list[Layer]
+    flushed: bool = False  # whether the drive knows it after a restart
+
+
+class LastingDevice:
+    """A `Device` whose drive may die and come back at any moment.
+
+    Rows of K and V stay here until a flush acknowledges them. After a restart the drive is brought to where it was:
+    what was flushed is there, what was freed since is freed, the rest is made and appended again. Then the command that
+    was under way is given again. Methods that remember something between steps (`h2o`) begin anew. Handles that the
+    host sees are made here: a drive may give one twice that it has forgotten.
+
+    connect: attaches to the drive, or raises Lost.
+    """
+
+    def __init__(self, connect: Callable[[], WindowDevice]) -> None:
+        self._connect, self._device = connect, connect()
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self.name)
+        self._held: dict[int, Held] = {}  # by the handle that the host knows
+        self._created = 0
+        self._freed: list[int] = []  # handles that are flushed and were freed since
+        self._gone: Lost | None = None
+        self.recoveries: list[tuple[float, float]] = []  # wall time at which each began and ended, time.monotonic()
+
+    @property
+    def name(self) -> str:
+        return self._device.identity.name
+
+    @property
+    def spec(self) -> DriveSpec:
+        return self._device.spec
+
+    def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        return self._worker.submit(self._run, command, submit_ns)
+
+    def close(self) -> None:
+        self._worker.shutdown()
+        self._device.close()
+
+    def _run(self, command: Command, submit_ns: int) -> Completion:
+        """Give a command to the drive until it has an answer, or is gone for good."""
+        try:
+            while True:
+                if self._gone:
+                    raise self._gone
+                done = self._device.submit(self._translated(command), submit_ns).result()
+                if done.status is not Status.PATH_LOST:
+                    return self._remember(command, done)
+                self._recover(done.reason, submit_ns)
+        except Lost as lost:
+            self._gone = lost
+            return Completion(status=Status.PATH_LOST, reason=str(lost), submit_ns=submit_ns, finish_ns=submit_ns)
+
+    def _translated(self, command: Command) -> Command:
+        """The command with the handles that the drive knows at present."""
+        seqs: Sequence[int] = getattr(command, "seqs", ())
+        if not seqs:
+            return command
+        now = tuple(self._held[handle].handle if handle in self._held else 0 for handle in seqs)
+        return replace(command, seqs=now)  # type: ignore[arg-type]  # only some of the union have seqs
+
+    def _remember(self, command: Command, done: Completion) -> Completion:
+        """Note what the drive now holds, and could lose; the completion with our handles."""
+        if done.status is not Status.SUCCESS:
+            return done
+        match command:
+            case SeqCreate():
+                ours = np.arange(self._created + 1, self._created + 1 + command.count, dtype=np.uint64)
+                self._created += command.count
+                single = replace(command, count=1)
+                for handle, theirs in zip(ours.tolist(), done.data[0].tolist(), strict=True):
+                    self._held[handle] = Held(single, theirs, [Layer() for _ in range(command.layers)])
+                return replace(done, data=(ours,))
+            case KvAppend():
+                cuts = np.cumsum(command.lengths)[:-1]
+                rows = zip(np.split(command.k, cuts), np.split(command.v, cuts), strict=True)
+                for handle, row in zip(command.seqs, rows, strict=True):
+                    self._held[handle].layers[command.layer].rows.append(row)
+            case Attend():
+                for number, handle in enumerate(command.seqs):
+                    one = slice(number, number + 1)
+                    self._held[handle].layers[command.layer].rows.append((command.k[one], command.v[one]))
+            case KvCrop():
+                for handle, length in zip(command.seqs, command.lengths, strict=True):
+                    self._held[handle].layers[command.layer].crop(int(length))
+            case KvFree():
+                held = [self._held.pop(handle) for handle in command.seqs]
+                self._freed += [each.handle for each in held if each.flushed]
+            case Flush():
+                for each in self._held.values():
+                    each.flushed = True
+                    each.layers = [Layer(layer.length) for layer in each.layers]
+                self._freed.clear()
+        return done
+
+    def _recover(self, reason: str, submit_ns: int) -> None:
+        """Wait for the drive and bring it to where it was, however often it dies meanwhile; raises Lost."""
+        began = time.monotonic()
+        while True:
+            self._device.close()
+            self._reconnect(reason)
+            if self._replay(submit_ns):
+                break
+        self.recoveries.append((began, time.monotonic()))
+
+    def _reconnect(self, reason: str) -> None:
+        if not self._device.identity.restarts:
+            raise Lost(f"{self.name}: {reason}, and it is not started again")
+        deadline = time.monotonic() + RESTART_S
+        while True:
+            try:
+                self._device = self._connect()
+                return
+            except Lost:
+                if time.monotonic() > deadline:
+                    raise Lost(f"{self.name}: {reason}, and it did not come back in {RESTART_S:g} s") from None
+                time.sleep(0.01)
+
+    def _replay(self, submit_ns: int) -> bool:
+        """Give the drive what it lost; False where it died again. Raises Lost where it has not what it acknowledged."""
+        try:
+            # Those that are made again, should the drive have them yet; all of them first, since numbers come back
+            unsure = [held.handle for held in self._held.values() if not held.flushed]
+            for handle in (*self._freed, *unsure):
+                self._again(KvFree((handle,)), submit_ns, Status.UNKNOWN_SEQUENCE)
+            for held in self._held.values():
+                if not held.flushed:
+                    held.handle = int(self._again(held.create, submit_ns).data[0][0])
+                for number, layer in enumerate(held.layers):
+                    self._replay_layer(held, number, layer, submit_ns)
+            return True
+        except _DiedAgain:
+            return False
+
+    def _replay_layer(self, held: Held, number: int, layer: Layer, submit_ns: int) -> None:
+        seqs = (held.handle,)
+        if held.flushed:
+            self._again(KvCrop(seqs, number, np.array([layer.kept])), submit_ns)
+        if layer.rows:
+            k, v = (np.concatenate(parts) for parts in zip(*layer.rows, strict=True))
+            self._again(KvAppend(seqs, number, np.array([len(k)]), k, v), submit_ns)
+
+    def _again(self, command: Command, submit_ns: int, also: Status = Status.SUCCESS) -> Completion:
+        done = self._device.submit(command, submit_ns).result()
+        if done.status is Status.PATH_LOST:
+            raise _DiedAgain
+        if done.status not in (Status.SUCCESS, also):
+            raise Lost(f"{self.name} came back without what it had acknowledged: {done.reason}")
+        return done
+
+
+class _DiedAgain(Exception):
+    """The drive died while it was brought back."""

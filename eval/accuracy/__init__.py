@@ -1,0 +1,1 @@
+"""What methods of attention do to a model's work."""

@@ -1,0 +1,238 @@
+"""What each method fetches and how far its output is from dense attention, on recorded q, k and v."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from attention_engine import METHODS, EngineClock, Memory, Read, Step
+from csd_firmware.schedule import SCHEDULES, Units
+from csd_firmware.stopwatch import Stopwatch
+from csd_spec import Compression, KvLayout
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.accuracy.record import Recorded, record
+from eval.plot import new_figure, save_figure
+from ftl import Ftl
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+TEXT = Path(__file__).parent / "passage.txt"  # the beginning of Coriolanus
+WINDOW = 256  # tokens among which pages are shared out
+TOLERANCE = 1.02  # of a budget: channels and tokens are whole
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A method on a drive.
+
+    bits: of the embedding-indexed copy of K. cache_share: drive DRAM for hot pages, as a share of all of that copy.
+    similar: tokens of the prompt that are alike share pages.
+    """
+
+    name: str
+    method: str
+    bits: int = 16
+    cache_share: float = 0
+    similar: bool = False
+
+
+OURS = (
+    Contender("ours-int8", "spending", 8),
+    Contender("ours-int4", "spending", 4),
+    Contender("ours-pages", "paged"),
+    Contender("ours-similar", "sparf", similar=True),
+    Contender("ours-cache", "sparf", cache_share=0.25),
+    Contender("ours-pages-top-p", "paged-top-p"),
+    Contender("ours-int8-pages", "paged", 8),
+    Contender("ours-int4-pages", "paged", 4),
+    Contender("ours-int4-pages-top-p", "paged-top-p", 4),
+    Contender("ours-int4-pages-similar", "paged", 4, similar=True),
+)
+
+
+def contenders() -> list[Contender]:
+    """Every method as it is known, and ours by the options that they combine."""
+    mine = {contender.method for contender in OURS} - {"sparf"}
+    return [*(Contender(name, name) for name in METHODS if name not in mine), *OURS]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over steps, layers, sequences and heads."""
+
+    errors: list[F64] = field(default_factory=list)
+    recalls: list[F64] = field(default_factory=list)
+    fetched: int = 0
+    useful: int = 0
+    dense: int = 0
+    ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SCHEDULES, 0))
+
+
+def bench_selectors(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    tokens: int,
+    steps: int,
+    sequences: int,
+    compressions: list[float],
+    tick: Callable[[object], None] | None = None,
+) -> dict[str, Any]:
+    """Every method at every budget 1/c (`bytes` convention) on `steps` decode steps behind `tokens` tokens.
+
+    The sequences begin at equal distances in the text. output_rel_error: |out - dense| / |dense| of a query head, the
+    mean over all; mass_recall: softmax weight of the attended tokens, the mean; shares are of the bytes of all rows of
+    K and V; times are modelled, of one layer's step on one drive that holds all sequences. Rows of methods that
+    use more than their budget, since scoring alone costs more or every query head fetches for itself, are set apart.
+    """
+    ids = torch.tensor(tokenizer(text)["input_ids"])
+    length = tokens + steps
+    if ids.numel() < length + sequences:
+        raise ValueError(f"the text has {ids.numel()} tokens: at least {length + sequences} are needed")
+    context = model.config.get_text_config(decoder=True).max_position_embeddings
+    if length > context:
+        raise ValueError(f"tokens + steps = {length}: the model's context is {context}")
+    starts = np.linspace(0, ids.numel() - length, sequences).astype(int)
+    layers = record(model, torch.stack([ids[start : start + length] for start in starts]))
+    gathered = [_gathered(recorded, tokens) for recorded in layers]
+    rows: list[dict[str, Any]] = []
+    left_out: list[dict[str, Any]] = []
+    for contender in contenders():
+        for c in compressions if contender.name != "dense" else [1.0]:
+            tally = Tally()
+            for recorded, weights in zip(layers, gathered, strict=True):
+                _run(contender, c, recorded, weights, tally)
+                if tick:
+                    tick(None)
+            count = steps * len(layers)
+            useful = tally.useful / tally.dense
+            row = {
+                "name": contender.name,
+                "budget": 1 / c,
+                "bytes_fetched_share": tally.fetched / tally.dense,
+                "bytes_useful_share": useful,
+                "output_rel_error": float(np.mean(tally.errors)),
+                "mass_recall": float(np.mean(tally.recalls)),
+                **{f"{name}_us": ns / count / 1e3 for name, ns in tally.ns.items()},
+            }
+            (rows if useful <= TOLERANCE / c else left_out).append(row)
+    return {
+        "tokens": tokens,
+        "steps": steps,
+        "sequences": sequences,
+        "layers": len(layers),
+        "methods": rows,
+        "beyond_budget": left_out,
+    }
+
+
+def _run(contender: Contender, c: float, recorded: Recorded, gathered: F32, tally: Tally) -> None:
+    """Decode one layer of all sequences in a drive, behind a prompt whose tokens have `gathered` (B, H, tokens)."""
+    B, Hq, length, d = recorded.q.shape
+    H = recorded.k.shape[1]
+    copy_bytes = B * H * length * d * contender.bits // 8
+    ftl = Ftl(replace(INSTCSD_ZYNQ7045_8CH, cache_bytes=int(contender.cache_share * copy_bytes)))
+    units = Units(ftl, EngineClock(ftl.spec.engine))
+    layout = KvLayout.for_context(ftl.spec.geometry.page_bytes, d, length, contender.bits)
+    handles = ftl.create(B, 1, H, layout)
+    memory: list[Memory] = [{"h2o": weights} for weights in gathered]
+    tokens = gathered.shape[2]
+    if contender.similar:
+        recorded = _placed(recorded, tokens, layout.n)
+    k, v = (part.transpose(0, 2, 1, 3) for part in (recorded.k, recorded.v))
+    _append(ftl, handles, k[:, :tokens], v[:, :tokens])
+    for position in range(tokens, length):
+        _append(ftl, handles, k[:, position : position + 1], v[:, position : position + 1])
+        stored = position + 1
+        params = Compression(c, "bytes").at(stored, d)
+        q = recorded.q[:, :, position].astype(np.float32).reshape(B * H, Hq // H, d)
+        each = np.ones(B * H, np.int64)
+        v_mean = recorded.v[:, :, :stored].astype(np.float32).mean(2).reshape(B * H, d)
+        view = ftl.view(handles, 0)
+        step = Step(view, ftl, q, params.r, params.k * each, params.l * each, v_mean, memory)
+        _count(tally, step, METHODS[contender.method](step), recorded, stored)
+        for name, schedule in SCHEDULES.items():
+            watch = Stopwatch(ftl.calendar.idle_ns())
+            schedule(step.work, units, watch)
+            tally.ns[name] += sum(watch.breakdown_ns.values())
+
+
+def _gathered(recorded: Recorded, tokens: int) -> F32:
+    """Attention weight (B, H, tokens) that each token of the prompt has got from the prompt's queries."""
+    (B, _, _, d), H = recorded.q.shape, recorded.k.shape[1]
+    q, k = (torch.from_numpy(part[:, :, :tokens]).float() for part in (recorded.q, recorded.k))
+    logits = q.reshape(B, H, -1, tokens, d) @ k[:, :, None].transpose(-1, -2) / d**0.5
+    logits += torch.full((tokens, tokens), float("-inf")).triu(1)
+    return torch.softmax(logits, -1).sum((2, 3)).numpy()
+
+
+def _placed(recorded: Recorded, tokens: int, n: int) -> Recorded:
+    """The same with each head's K and V of the prompt in another order: in every WINDOW, tokens whose K are alike share
+    a page. The last WINDOW stays, so that recent tokens are the last ones."""
+    k, v = recorded.k.copy(), recorded.v.copy()
+    for start in range(0, (tokens // WINDOW - 1) * WINDOW, WINDOW):
+        part = slice(start, start + WINDOW)
+        for b, h in np.ndindex(k.shape[:2]):
+            order = start + _alike(k[b, h, part].astype(np.float32), n)
+            k[b, h, part], v[b, h, part] = recorded.k[b, h, order], recorded.v[b, h, order]
+    return Recorded(recorded.q, k, v)
+
+
+def _alike(rows: F32, n: int) -> NDArray[np.int64]:
+    """An order of rows (t, d) in which those of a run of n are alike: halves along the widest direction, again and
+    again."""
+    if len(rows) <= n:
+        return np.arange(len(rows))
+    _, _, directions = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
+    order = np.argsort(rows @ directions[0], kind="stable")
+    half = -(-len(rows) // (2 * n)) * n
+    return np.concatenate([part[_alike(rows[part], n)] for part in (order[:half], order[half:])])
+
+
+def _append(ftl: Ftl, handles: list[int], k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
+    """Append rows (B, t, H, d) to every sequence."""
+    lengths = np.full(len(handles), k.shape[1])
+    flat_k, flat_v = (np.ascontiguousarray(part).reshape(-1, *part.shape[2:]) for part in (k, v))
+    ftl.append(handles, 0, lengths, flat_k, flat_v, ftl.calendar.idle_ns())
+
+
+def _count(tally: Tally, step: Step, out: F32, recorded: Recorded, stored: int) -> None:
+    shape = step.streams, stored, step.head_dim
+    K, V = (part[:, :, :stored].astype(np.float64).reshape(shape) for part in (recorded.k, recorded.v))
+    logits = step.q @ K.transpose(0, 2, 1) / np.sqrt(step.head_dim)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    expected = weights @ V
+    tally.errors.append(np.linalg.norm(out - expected, axis=-1) / np.linalg.norm(expected, axis=-1))
+    assert step.chosen is not None
+    tokens, counts = step.chosen
+    weights = weights.reshape(len(counts), -1, stored)  # a query head may have chosen for itself
+    used = np.arange(tokens.shape[1]) < counts[:, None]
+    kept = np.take_along_axis(weights, np.broadcast_to(tokens[:, None], (*weights.shape[:2], tokens.shape[1])), 2)
+    tally.recalls.append((kept * used[:, None]).sum(-1))
+    for item in step.work:
+        if isinstance(item, Read):
+            tally.fetched += int(item.plan.nbytes.sum())
+            tally.useful += int(item.plan.useful.sum())
+    tally.dense += step.streams * stored * step.head_dim * 4
+
+
+def plot_selectors(result: dict[str, Any], path: Path) -> None:
+    """Error over bytes fetched, a line for each method."""
+    figure, axes = new_figure()
+    for name in dict.fromkeys(row["name"] for row in result["methods"] if row["name"] != "dense"):
+        rows = [row for row in result["methods"] if row["name"] == name]
+        shares, errors = [row["bytes_fetched_share"] for row in rows], [row["output_rel_error"] for row in rows]
+        axes.plot(shares, errors, "o-" if name.startswith("ours") else "x--", label=name, markersize=4, linewidth=1)
+    axes.set(
+        xscale="log", yscale="log", xlabel="bytes fetched / bytes of K and V", ylabel="relative error of the output"
+    )
+    axes.legend(fontsize=6, ncols=2)
+    save_figure(figure, path)

@@ -1,0 +1,86 @@
+"""Tasks that only retrieval solves: Repetition (SparQ, arXiv 2312.04985, section 5.1) and pass keys."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from eval.accuracy.tasks.record import read_text
+from eval.accuracy.tasks.task import Room, Sample, Score, Task, needs_file
+
+CONTEXT, PROMPT, NEXT = 6000, 128, 256  # characters
+BREAK = "\n\n"
+_PASSAGE = Path(__file__).parent.parent / "passage.txt"
+_KEY, _ASKED = "The pass key is {}. Remember it, {} is the pass key.", "\nWhat is the pass key? The pass key is"
+_DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def _repetition(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
+    path = needs_file(file, "a text, such as tinyshakespeare.txt")
+    text, draw = read_text(path), random.Random(seed)
+    rule = f"contexts of {CONTEXT} characters, or as many as leave {PROMPT + NEXT} of {room.tokens} tokens"
+    if len(text) < CONTEXT:
+        raise ValueError(f"{path}: {len(text)} characters, at least {CONTEXT} are needed")
+    samples = []
+    for _ in range(count):
+        start = draw.randrange(len(text) - CONTEXT + 1)
+        context = _shortened(text[start : start + CONTEXT], room.tokens - PROMPT - NEXT - len(room.encode(BREAK)), room)
+        if len(context) < 2 * (PROMPT + NEXT):
+            raise ValueError(f"--max-context = {room.tokens}: too few for a repetition, which needs 1,200 tokens")
+        at = draw.randrange(len(context) - PROMPT - NEXT + 1)
+        wanted = context[at + PROMPT : at + PROMPT + NEXT]
+        prompt = room.encode(context + BREAK + context[at : at + PROMPT])
+        samples.append(Sample(prompt, (wanted,), len(room.encode(wanted))))
+    return samples, rule
+
+
+def _shortened(text: str, tokens: int, room: Room) -> str:
+    """The longest beginning of a text that has at most `tokens` tokens, to within one of them."""
+    while (excess := len(room.encode(text)) - tokens) > 0 and text:
+        text = text[: -max(1, excess)]
+    return text
+
+
+def _matched(sample: Sample, text: str) -> Score:
+    """Characters that are right before the first wrong one."""
+    pairs = zip(sample.answers[0], text, strict=False)
+    wrong = (index for index, (a, b) in enumerate(pairs) if a != b)
+    return {"matched_characters": next(wrong, min(len(text), NEXT))}
+
+
+def _parted(sample: Sample, text: str) -> bool:
+    return len(text) >= NEXT or not sample.answers[0].startswith(text.rstrip("\ufffd"))
+
+
+def _passkey(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
+    path = file or _PASSAGE
+    filler, draw, most = read_text(path), random.Random(seed), 8
+    lengths = [room.tokens // part for part in (4, 2, 1)]
+    rule = f"lengths {', '.join(map(str, lengths))} tokens x depths {', '.join(map(str, _DEPTHS))}, in turn"
+    samples = []
+    for number in range(count):
+        length, depth = lengths[number % 3], _DEPTHS[number // 3 % len(_DEPTHS)]
+        key = f"{draw.randrange(10_000, 100_000)}"
+        told = _KEY.format(key, key)
+        space = length - most - len(room.encode(f"\n\n{told}\n\n{_ASKED}")) - 4  # tokens may join otherwise
+        if space < 16:
+            raise ValueError(f"--max-context = {room.tokens}: too few for a pass key, which needs 600 tokens")
+        text = _filled(filler, space, draw.randrange(len(filler)), room)
+        cut = round(depth * len(text))
+        prompt = room.encode(f"{text[:cut]}\n{told}\n{text[cut:]}\n{_ASKED}")
+        samples.append(Sample(prompt, (key,), most, group=f"{length} tokens"))
+    return samples, rule
+
+
+def _filled(filler: str, tokens: int, start: int, room: Room) -> str:
+    """As much of a text, from `start` on and again from its beginning, as `tokens` tokens hold."""
+    turned = filler[start:] + filler[:start]
+    return _shortened((turned * (8 * tokens // len(turned) + 1))[: 8 * tokens], tokens, room)
+
+
+def _found(sample: Sample, text: str) -> Score:
+    return {"accuracy": float(text.strip().startswith(sample.answers[0]))}
+
+
+REPETITION = Task(_repetition, _matched, _parted)
+PASSKEY = Task(_passkey, _found, lambda sample, text: len(text.strip()) >= len(sample.answers[0]))

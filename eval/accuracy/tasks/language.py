@@ -1,0 +1,56 @@
+"""Likelihood of true text on the decode path: a prefix is prefilled, then the true tokens are forced one by one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+from eval.accuracy.tasks.record import Record, read_text
+from eval.accuracy.tasks.task import Room, Sample, Task, needs_file
+
+FORCED = 256  # tokens
+LEAST = 32  # tokens of a dialogue that can be used
+
+
+def _wikitext(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
+    """Windows at equal distances, each as long as fits."""
+    path = needs_file(file, "a text, such as WikiText-2's wiki.test.raw")
+    ids, length = room.encode(read_text(path)), room.tokens
+    if length < 2 * FORCED:
+        raise ValueError(f"--max-context = {length}: at least {2 * FORCED} tokens are needed")
+    if len(ids) < length + count:
+        raise ValueError(f"{path}: {len(ids)} tokens, too few for {count} windows of {length}")
+    starts = np.linspace(0, len(ids) - length, count).astype(int)
+    cut = length - FORCED
+    samples = [Sample(ids[at : at + cut], forced=tuple(ids[at + cut : at + length])) for at in starts]
+    return samples, f"prefix of {cut} tokens, the next {FORCED} forced"
+
+
+def _sharegpt(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
+    """Dialogues in a drawn order: the first half is the prefix."""
+    path = needs_file(file, "a file in the layout of ShareGPT_V3")
+    dialogues = Record.read(path).items()
+    samples: list[Sample] = []
+    for dialogue in random.Random(seed).sample(dialogues, k=len(dialogues)):
+        turns = dialogue.field("conversations").items(least=0)
+        said = [f"{turn.field('from').text()}: {_said(turn)}" for turn in turns]
+        ids = room.encode("\n\n".join(said))[: room.tokens]
+        if len(ids) < LEAST or len(samples) == count:
+            continue  # all records are checked, also those that are not used
+        forced = min(FORCED, len(ids) // 2)
+        samples.append(Sample(ids[: len(ids) - forced], forced=tuple(ids[-forced:])))
+    if not samples:
+        raise ValueError(f"{path}: no dialogue has {LEAST} tokens")
+    return samples, f"dialogues of {LEAST} to {room.tokens} tokens, the last half forced, at most {FORCED}"
+
+
+def _said(turn: Record) -> str:
+    """A turn's text, which may be empty."""
+    value = turn.field("value")
+    return value.value if value.value == "" else value.text()
+
+
+WIKITEXT = Task(_wikitext)
+SHAREGPT = Task(_sharegpt)

@@ -1,0 +1,1 @@
+"""The emulator itself, measured beside its rivals."""

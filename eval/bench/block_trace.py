@@ -1,0 +1,93 @@
+"""Block traces in MQSim's text format: a line is `time_ns device lba sectors op`; sectors of 512 bytes, op 1 = read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_firmware import Firmware
+from csd_spec import Attend, BlockSsdSpec, Compression, KvAppend, SeqCreate
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.bench.ftl import latency_keys
+from eval.rivals.conventional import READ, ConventionalSsd
+
+SECTOR_BYTES = 512
+I64 = NDArray[np.int64]
+
+
+def load_trace(path: Path) -> I64:
+    """Requests (N, 5) in order of time; raises ValueError naming the line that is malformed."""
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            time_ns, device, lba, sectors, op = (int(field) for field in line.split())
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, line {number}: needs five whole numbers: time_ns device lba sectors op"
+            ) from error
+        if time_ns < 0 or lba < 0 or sectors < 1 or op not in (0, 1):
+            raise ValueError(f"{path}, line {number}: time and lba from 0, sectors from 1, op 0 or 1")
+        rows.append((time_ns, device, lba, sectors, op))
+    if not rows:
+        raise ValueError(f"{path}: no request in it")
+    requests = np.array(rows, np.int64)
+    return requests[np.argsort(requests[:, 0], kind="stable")]
+
+
+def replay(requests: I64, spec: BlockSsdSpec) -> dict[str, Any]:
+    """Modelled latencies of a trace on a conventional SSD; addresses wrap at its capacity."""
+    times, _, lbas, sectors, ops = requests.T
+    drive = ConventionalSsd(spec)
+    latencies = drive.replay(times.copy(), lbas * SECTOR_BYTES, sectors * SECTOR_BYTES, ops.copy())
+    end_ns = int((times + latencies).max() - times[0])
+    keys = latency_keys(latencies, end_ns, 1.0)
+    keep = ("iops", "mean_latency_us", "p99_latency_us", "simulated_s")
+    reads = int((ops == READ).sum())
+    return {"preset": spec.name, "requests": len(times), "reads": reads} | {key: keys[key] for key in keep}
+
+
+def record(path: Path, prompt: int, steps: int, method: str, compression: float) -> dict[str, Any]:
+    """Write what a drive's flash is asked for while one sequence decodes: every page read and programmed, by address.
+
+    The sequence is random data in the shipped model's shape (4 layers, 4 KV heads of 64, groups of 2 queries).
+    """
+    layers, heads, group, dim = 4, 4, 2, 64
+    firmware, generator = Firmware(INSTCSD_ZYNQ7045_8CH), np.random.default_rng(0)
+    lines: list[str] = []
+    calendar, page = firmware.ftl.calendar, firmware.spec.geometry.page_bytes
+    read, program = calendar.read, calendar.program
+
+    def note(ppns: NDArray[np.uint32], start_ns: int, op: int) -> None:
+        sectors = page // SECTOR_BYTES
+        lines.extend(f"{start_ns} 0 {int(ppn) * sectors} {sectors} {op}" for ppn in ppns)
+
+    def noted_read(ppns: NDArray[np.uint32], nbytes: I64, start_ns: int) -> int:
+        note(ppns, start_ns, 1)
+        return read(ppns, nbytes, start_ns)
+
+    def noted_program(ppns: NDArray[np.uint32], start_ns: int) -> int:
+        note(ppns, start_ns, 0)
+        return program(ppns, start_ns)
+
+    def half(*shape: int) -> NDArray[np.float16]:
+        return generator.standard_normal(size=shape).astype(np.float16)
+
+    calendar.read, calendar.program = noted_read, noted_program  # type: ignore[method-assign]
+    seqs = tuple(firmware.step(SeqCreate(1, layers, heads, dim, prompt + steps), 0).data[0].tolist())
+    now = 0
+    for layer in range(layers):
+        append = KvAppend(seqs, layer, np.array([prompt]), half(prompt, heads, dim), half(prompt, heads, dim))
+        now = firmware.step(append, now).finish_ns
+    for step in range(steps):
+        params = Compression(compression).at(prompt + step + 1, dim)
+        for layer in range(layers):
+            q, k, v = half(1, heads, group, dim), half(1, heads, dim), half(1, heads, dim)
+            top_k, recent = np.array([params.k]), np.array([params.l])
+            now = firmware.step(Attend(seqs, layer, q, k, v, method, params.r, top_k, recent), now).finish_ns
+    path.write_text("\n".join(lines) + "\n")
+    return {"file": str(path), "requests": len(lines), "simulated_s": now / 1e9}

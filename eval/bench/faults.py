@@ -1,0 +1,110 @@
+"""A decode whose drives are killed at random moments, beside the same decode undisturbed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+import vcsd
+from csd_link.recovery import LastingDevice
+from csd_link.serving import run_dir
+from csd_spec import Compression
+from vcsd.generate import CHECKPOINT, PROMPT, encode, generate, load
+
+Tick = Callable[[Any], None]
+MOST_PAUSE_S = 0.4  # between two kills
+
+
+class Killer(threading.Thread):
+    """Kills a random drive at random moments while it is told to."""
+
+    def __init__(self, names: Sequence[str], kills: int, seed: int, tick: Tick) -> None:
+        super().__init__(daemon=True)
+        self._names, self._kills, self._draw, self._tick = list(names), kills, random.Random(seed), tick
+        self.running, self.over = threading.Event(), threading.Event()
+        self.moments: dict[str, list[float]] = {name: [] for name in names}
+        self._last: dict[str, int] = {}
+
+    def run(self) -> None:
+        while sum(map(len, self.moments.values())) < self._kills and not self.over.is_set():
+            self.running.wait()
+            time.sleep(self._draw.random() * MOST_PAUSE_S)
+            if self.running.is_set():
+                self._kill(self._draw.choice(self._names))
+        self.over.set()
+
+    def _kill(self, name: str) -> None:
+        """SIGKILL, unless the process of the last time has not been followed by another yet."""
+        with suppress(OSError, ValueError):
+            pid = int((run_dir() / name / "pid").read_text())
+            if self._last.get(name) != pid:
+                os.kill(pid, signal.SIGKILL)
+                self._last[name] = pid
+                self.moments[name].append(time.monotonic())
+                self._tick(None)
+
+
+@torch.inference_mode()
+def bench_faults(kills: int, drives: int, tokens: int, flush_every: int, seed: int, tick: Tick) -> dict[str, Any]:
+    """Decode again and again, `tokens` tokens a time, until drives with flash in files were killed `kills` times.
+
+    lost_tokens: those that a decode did not come to; wrong_tokens: those unlike the undisturbed run's; recovery: from a
+    kill until the drive is where it was, wall time; notice: from a kill until the driver knew, of those with a command
+    under way or one within that second.
+    """
+    model, tokenizer = load(CHECKPOINT)
+    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, seed)
+    how: Any = {"attention": "sparf", "budget": Compression(8), "flush_every": flush_every}
+    with vcsd.attach(model, drives, **how):
+        expected, _ = generate(model, inputs, tokens, None)
+    lost = wrong = runs = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        keep = Path(scratch)
+        with vcsd.attach(model, drives, transport="process", keep=keep, **how) as csd:
+            devices = [device for device in csd.driver.devices if isinstance(device, LastingDevice)]
+            killer = Killer([device.name for device in devices], kills, seed, tick)
+            killer.start()
+            while not killer.over.is_set():
+                runs += 1
+                killer.running.set()
+                got, _ = generate(model, inputs, tokens, None)
+                lost += tokens - got.shape[1]
+                wrong += int((got != expected[:, : got.shape[1]]).sum())
+                killer.running.clear()
+        notices, recoveries = _delays(devices, killer.moments)
+    return {
+        "kills": sum(map(len, killer.moments.values())),
+        "lost_tokens": lost,
+        "wrong_tokens": wrong,
+        "mean_recovery_s": mean(recoveries or [0.0]),
+        "max_recovery_s": max(recoveries, default=0.0),
+        "max_notice_s": max(notices, default=0.0),
+        "recoveries": len(recoveries),
+        "decodes": runs,
+        "tokens_of_each": tokens,
+    }
+
+
+def _delays(devices: Sequence[LastingDevice], moments: dict[str, list[float]]) -> tuple[list[float], list[float]]:
+    """For every recovery: seconds from the first kill that it answers until it began, and until it ended."""
+    notices, recoveries = [], []
+    for device in devices:
+        before = 0.0
+        for began, ended in device.recoveries:
+            kills = [moment for moment in moments[device.name] if before < moment < ended]
+            if kills:
+                notices.append(max(0.0, began - kills[0]))
+                recoveries.append(ended - kills[0])
+            before = ended
+    return notices, recoveries

@@ -1,0 +1,238 @@
+"""What the FTL's flash does under three loads, and how fast that is emulated."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec import BlockSsdSpec, DriveSpec, Geometry, KvLayout
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.rivals.conventional import ConventionalSsd
+from ftl import Ftl, Nand, OutOfSpace
+
+Tick = Callable[[object], None] | None
+I64 = NDArray[np.int64]
+
+
+def peak_rss_bytes() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def latency_keys(latencies: I64, end_ns: int, wall_s: float) -> dict[str, float]:
+    """The figures that every load of requests prints. Latency and IOPS are modelled, wall time is the emulator's."""
+    return {
+        "iops": latencies.size / (end_ns / 1e9),
+        "mean_latency_us": float(latencies.mean()) / 1e3,
+        "p99_latency_us": float(np.percentile(latencies, 99)) / 1e3,
+        "simulated_s": end_ns / 1e9,
+        "wall_s": wall_s,
+        "requests_per_wall_s": latencies.size / wall_s,
+    }
+
+
+def bench_randread(
+    spec: BlockSsdSpec, block_bytes: int, depth: int, read_percent: int, requests: int, seed: int
+) -> dict[str, Any]:
+    """Closed loop of random requests, aligned to their size, on a drive that was filled sequentially."""
+    ConventionalSsd(spec).closed_loop(depth, 64, block_bytes, read_percent)  # compiles
+    drive = ConventionalSsd(spec)
+    began = time.perf_counter()
+    end_ns, latencies = drive.closed_loop(depth, requests, block_bytes, read_percent, seed)
+    wall_s = time.perf_counter() - began
+    host, moved = drive.units_written
+    setting = {"preset": spec.name, "block_bytes": block_bytes, "qd": depth, "read_percent": read_percent}
+    return setting | latency_keys(latencies, end_ns, wall_s) | {"waf": (host + moved) / host if host else 1.0}
+
+
+def with_capacity(spec: DriveSpec, capacity_bytes: int) -> DriveSpec:
+    """The same drive with as many blocks a plane as give at least this capacity."""
+    g = spec.geometry
+    blocks = max(4, -(-capacity_bytes // (g.superblock_pages * g.page_bytes)))
+    return replace(spec, geometry=replace(g, blocks_per_plane=blocks))
+
+
+def bench_attention(
+    capacity_bytes: int, fill: float, heads: int, tokens: int, requests: int, compression: int, tick: Tick = None
+) -> dict[str, Any]:
+    """Page lists of heads, read against contention, on a drive that prefilled sequences have filled to a share.
+
+    Each request is one sequence's layer as SparF at 1 / compression reads it: embedding pages of the selected
+    channels, then the token pages behind random tokens of K and of V. pages_per_wall_s covers finding the pages
+    and their modelled time. balance is the busiest channel over the mean for one head's K, V and embedding pages.
+    """
+    spec = with_capacity(INSTCSD_ZYNQ7045_8CH, capacity_bytes)
+    ftl = Ftl(spec, Nand(spec.geometry, payload=False))
+    layout = KvLayout.for_context(spec.geometry.page_bytes, 128, tokens)
+    layers, used = 40, 0
+    handles: list[int] = []
+    while used < fill * spec.geometry.pages:
+        (handle,) = ftl.create(1, layers, heads, layout)
+        for layer in range(layers):
+            used += ftl.append([handle], layer, np.array([tokens]), None, None, 0)[0]
+        handles.append(handle)
+        if tick:
+            tick(None)
+    generator = np.random.default_rng(0)
+    k, r = tokens // compression, max(1, 128 // compression)
+    counts = np.full(heads, k, np.int64)
+    picks = [
+        (
+            np.sort(np.argsort(generator.random((heads, tokens)), axis=1)[:, :k], axis=1).astype(np.int32),
+            np.sort(np.argsort(generator.random((heads, 128)), axis=1)[:, :r], axis=1).astype(np.int32),
+        )
+        for _ in range(8)
+    ]
+    now, pages, wall_s = ftl.calendar.idle_ns(), 0, 0.0
+    began_ns, latencies = now, np.empty(requests, np.int64)
+    for number in range(-2, requests):  # the first two compile
+        selected, channels = picks[number % len(picks)]
+        handle, layer = handles[number % len(handles)], number % layers
+        began, start = time.perf_counter(), now
+        view = ftl.view([handle], layer)
+        plans = [ftl.embedding_pages(view, channels)]
+        now = ftl.read(plans[0], now)
+        for slots in (view.k_slots, view.v_slots):
+            plans.append(ftl.token_pages(view, slots, selected, counts))
+            now = ftl.read(plans[-1], now)
+        if number >= 0:
+            wall_s += time.perf_counter() - began
+            pages += sum(plan.ppns.size for plan in plans)
+            latencies[number] = now - start
+        else:
+            began_ns = now
+    setting = {"preset": spec.name, "capacity_bytes": spec.geometry.capacity_bytes, "pages": pages}
+    rate = pages * spec.geometry.page_bytes / ((now - began_ns) / 1e9)
+    limit = spec.geometry.channels * spec.timing.channel_bytes_per_s
+    return (
+        setting
+        | latency_keys(latencies, now - began_ns, wall_s)
+        | {
+            "pages_per_wall_s": pages / wall_s,
+            "bandwidth_share": rate / limit,
+            "map_bytes_per_page": map_bytes(ftl) / used,
+            "mapped_pages": used,
+            "balance": worst_balance(ftl, handles[:4]),
+            "peak_rss_bytes": peak_rss_bytes(),
+        }
+    )
+
+
+def map_bytes(ftl: Ftl) -> int:
+    """Memory of the mapping: slots of every group, and the per-block counts of valid pages."""
+    slots = sum(mapped.slots.nbytes for seq in ftl.sequences.values() for mapped in seq.maps)
+    return slots + ftl.placement.valid.nbytes + ftl.placement.claimed.nbytes
+
+
+def worst_balance(ftl: Ftl, handles: list[int]) -> float:
+    """Busiest channel over the mean, over the K and V of every head with 64 or more groups."""
+    channels, worst = ftl.spec.geometry.channels, 1.0
+    for handle in handles:
+        seq = ftl.sequences[handle]
+        for mapped in (seq.k, seq.v):
+            groups = int(seq.lengths.max()) // mapped.per_group // channels * channels
+            if groups >= 64:
+                of_channel = mapped.slots[:, :, :groups].astype(np.int64) % ftl.spec.geometry.lanes % channels
+                for channel in range(channels):
+                    worst = max(worst, float((of_channel == channel).sum(2).max()) * channels / groups)
+    return worst
+
+
+def read_trace(path: Path | None, seed: int) -> list[tuple[int, int]]:
+    """(prompt, output) tokens of requests from a CSV with columns num_prefill_tokens, num_decode_tokens.
+
+    Without a path: log-normal lengths like those of a chat service, median 1000 and 130, at most 8192 and 1024.
+    """
+    if path is None:
+        generator = np.random.default_rng(seed)
+        prompts = np.clip(generator.lognormal(np.log(1000), 0.8, 4000), 16, 8192).astype(int)
+        outputs = np.clip(generator.lognormal(np.log(130), 0.9, 4000), 1, 1024).astype(int)
+        return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    requests = []
+    for number, row in enumerate(rows, 2):
+        try:
+            requests.append((max(1, int(row["num_prefill_tokens"])), max(1, int(row["num_decode_tokens"]))))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}, line {number}: needs whole num_prefill_tokens and num_decode_tokens") from error
+    if not requests:
+        raise ValueError(f"{path}: no request in it")
+    return requests
+
+
+CHURN_DRIVE = replace(
+    INSTCSD_ZYNQ7045_8CH,
+    name="churn",
+    geometry=Geometry(
+        channels=8, dies_per_channel=2, planes_per_die=2, blocks_per_plane=1024, pages_per_block=16, page_bytes=4096
+    ),
+)
+CHURN_MODEL = {"layers": 4, "heads": 4}  # small as the drive is small: it holds a hundred requests
+STEP = 16  # tokens that every live request decodes between two looks at what has ended
+
+
+def bench_churn(trace: Path | None, full: float, erase_mean: float, seed: int, tick: Tick = None) -> dict[str, Any]:
+    """Requests come, decode side by side and go, at `full` of the drive's capacity, until blocks have been erased
+    `erase_mean` times on average.
+
+    waf: pages programmed over full pages of K, V and embedding-indexed K.
+    """
+    ftl = Ftl(CHURN_DRIVE, Nand(CHURN_DRIVE.geometry, payload=False))
+    requests, layers, heads = read_trace(trace, seed), CHURN_MODEL["layers"], CHURN_MODEL["heads"]
+    layout = KvLayout.for_context(CHURN_DRIVE.geometry.page_bytes, 128, 2048)
+    pages, counts = CHURN_DRIVE.geometry.pages, ftl.nand.erase_count
+    live: list[tuple[int, int]] = []  # (round in which it ends, handle)
+    number = rounds = refused = 0
+    began, last, fullness = time.perf_counter(), 0.0, 0.0
+    while counts.mean() < erase_mean:
+        while int(ftl.placement.valid.sum()) < full * pages:
+            prompt, output = requests[number % len(requests)]
+            number += 1
+            (handle,) = ftl.create(1, layers, heads, layout)
+            try:
+                for layer in range(layers):
+                    ftl.append([handle], layer, np.array([prompt]), None, None, 0)
+            except OutOfSpace:
+                ftl.free([handle], 0)
+                refused += 1
+                break
+            heapq.heappush(live, (rounds + -(-output // STEP), handle))
+        fullness += int(ftl.placement.valid.sum()) / pages
+        for _, handle in live:
+            for layer in range(layers):
+                ftl.append([handle], layer, np.array([STEP]), None, None, 0)
+        rounds += 1
+        while live and live[0][0] <= rounds:
+            ftl.free([heapq.heappop(live)[1]], 0)
+        if tick and counts.mean() - last >= 1:
+            last = counts.mean()
+            tick(None)
+    wall_s = time.perf_counter() - began
+    c = ftl.counters
+    return {
+        "requests": number,
+        "refused": refused,
+        "full": fullness / rounds,
+        "waf": c.waf,
+        "pages_moved": c.moved,
+        "pages_journal": c.journal,
+        "pages_groups": c.groups,
+        "erase_max": int(counts.max()),
+        "erase_min": int(counts.min()),
+        "erase_mean": float(counts.mean()),
+        "erase_spread": float((counts.max() - counts.min()) / counts.mean()),
+        "balance": worst_balance(ftl, [handle for _, handle in live]),
+        "wall_s": wall_s,
+        "pages_per_wall_s": (c.groups + c.moved + c.journal) / wall_s,
+        "peak_rss_bytes": peak_rss_bytes(),
+    }

@@ -1,0 +1,363 @@
+"""Mutated commands and window images against a drive that two tenants share.
+
+The fuzzer is guided by coverage: an input that reaches a pair of lines of the decoding and checking code that none
+reached before is kept, and mutated further. (The lines are watched with `sys.settrace`, at first for every input, later
+for one in sixteen.)
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+import csd_firmware.check
+import csd_firmware.tenants
+import csd_link.drive_end
+import csd_link.host_end
+import csd_link.window
+import csd_link.wire
+from csd_firmware import Firmware
+from csd_firmware.tenants import Tenant
+from csd_link.drive_end import DriveEnd
+from csd_link.host_end import HostEnd, Lost
+from csd_link.window import BLOCK_BYTES, BODY_BYTES, Block, Identity, Kind, WindowLayout
+from csd_link.wire import ENTRY, PARAMETERS, Request, encode
+from csd_spec import (
+    Attend,
+    Command,
+    Completion,
+    DriveSpec,
+    Flush,
+    Geometry,
+    KvAppend,
+    KvCrop,
+    KvFree,
+    KvRead,
+    Opcode,
+    SeqCreate,
+    Status,
+)
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+
+Tick = Callable[[Any], None]
+
+WATCHED = {
+    module.__file__
+    for module in (csd_link.wire, csd_link.window, csd_link.drive_end, csd_firmware.check, csd_firmware.tenants)
+} | {csd_link.host_end.__file__}
+HANG_S = 2.0
+RENEW = 2000  # inputs that one world gets
+IMAGES = 0.2  # share of inputs that damage the window instead of a command
+H, G, D = 2, 2, 16
+
+DRIVE: DriveSpec = replace(
+    INSTCSD_ZYNQ7045_8CH,
+    name="fuzz",
+    dram_bytes=1 << 20,
+    geometry=Geometry(
+        channels=2, dies_per_channel=2, planes_per_die=1, blocks_per_plane=32, pages_per_block=16, page_bytes=512
+    ),
+)
+IDENTITY = Identity("fuzz", DRIVE, WindowLayout(depth=2, slot_blocks=4))
+ODD = (0, 1, 2, 3, 7, 8, 255, 256, 65535, 65536, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
+ODD_WIDE = (*ODD, 1 << 32, 1 << 52, (1 << 53) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+
+
+class Hang(BaseException):
+    """An input took too long."""
+
+
+class Memory:
+    """A window's medium in memory."""
+
+    def __init__(self) -> None:
+        self.blocks = IDENTITY.layout.blocks
+        self.data = bytearray(self.blocks * BLOCK_BYTES)
+
+    def read(self, block: int, count: int = 1) -> bytearray:
+        return self.data[block * BLOCK_BYTES : (block + count) * BLOCK_BYTES]
+
+    def write(self, block: int, data: bytes | bytearray | memoryview) -> None:
+        self.data[block * BLOCK_BYTES : block * BLOCK_BYTES + len(data)] = data
+
+
+class World:
+    """A drive with a tenant who has data, and a window for another one, who attacks."""
+
+    def __init__(self, seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        self.firmware, secret = Firmware(DRIVE), b"s" * 32
+        self.victim, attacker = Tenant(self.firmware, secret, "victim"), Tenant(self.firmware, secret, "attacker")
+        self.rows = generator.standard_normal((40, H, D)).astype(np.float16)
+        self.marks = [row.tobytes() for row in self.rows[::7, 0, :8]]
+        self.secret_handle = self._fill(self.victim, self.rows)
+        self.own_handle = self._fill(attacker, np.ones((30, H, D), np.float16))
+        self.medium = Memory()
+        self.drive = DriveEnd(self.medium, IDENTITY, attacker)
+        self.attach()
+
+    def _fill(self, tenant: Tenant, rows: Any) -> int:
+        handle = int(tenant.step(SeqCreate(1, 2, H, D, 512), 0).data[0][0])
+        tenant.step(KvAppend((handle,), 0, np.array([len(rows)]), rows, rows), 0)
+        return handle
+
+    def attach(self) -> None:
+        """A host of the attacker's attaches anew, whatever lies in the window."""
+        self.host = HostEnd(self.medium)
+        self.drive.beat()
+        self.host.attach()
+        self.drive.greet()
+        if not self.host.attach():
+            raise AssertionError("a host could not attach")
+
+    def seeds(self) -> list[Command]:
+        """Good commands of the attacker's, and some on what is not his."""
+        own, other, one = (self.own_handle,), (self.secret_handle,), np.array([1])
+        q, k = np.ones((1, H, G, D), np.float16), np.ones((1, H, D), np.float16)
+        rows = np.ones((100, H, D), np.float16)
+        commands: list[Command] = [SeqCreate(1, 2, H, D, 64), KvAppend(own, 1, np.array([100]), rows, rows), Flush()]
+        for seqs in (own, other, (1,)):
+            commands += [
+                KvRead(seqs, 0),
+                KvCrop(seqs, 0, 20 * one),
+                KvFree(seqs),
+                KvAppend(seqs, 0, one, k, k),
+                Attend(seqs, 0, q, k, k, "sparf", 4, 8 * one, 2 * one),
+                Attend(seqs, 0, q, k, k, "dense", 4, 8 * one, 2 * one),
+            ]
+        return commands
+
+    def state(self) -> tuple[Any, ...]:
+        """What a refused command must not change."""
+        ftl = self.firmware.ftl
+        lengths = tuple((handle, *seq.lengths) for handle, seq in ftl.sequences.items())
+        return lengths, ftl.nand.writes, ftl.buffers.left, self.firmware.free_ns, ftl.calendar.idle_ns()
+
+    def victim_is_well(self) -> bool:
+        """Whether the other tenant still has his data."""
+        done = self.victim.step(KvRead((self.secret_handle,), 0), 0)
+        return done.status is Status.SUCCESS and all(np.array_equal(part, self.rows) for part in done.data)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What went wrong, counted; the first of each kind in words."""
+
+    crashes: int = 0
+    hangs: int = 0
+    leaks: int = 0
+    changes: int = 0  # of state, by refused commands
+    accepted: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, kind: str, what: object) -> None:
+        setattr(self, kind, getattr(self, kind) + 1)
+        if len(self.notes) < 20:
+            self.notes.append(f"{kind}: {what}")
+
+
+class Coverage:
+    """Pairs of lines of the watched files that followed each other."""
+
+    def __init__(self) -> None:
+        self.pairs: set[tuple[object, int, int]] = set()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        sys.settrace(self._call)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
+        if frame.f_code.co_filename not in WATCHED:
+            return None
+        code, last, pairs = frame.f_code, 0, self.pairs
+
+        def line(frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
+            nonlocal last
+            pairs.add((code, last, frame.f_lineno))
+            last = frame.f_lineno
+            return line
+
+        return line
+
+
+def bench_fuzz(inputs: int, seed: int, tick: Tick) -> dict[str, Any]:
+    """Run `inputs` inputs. A crash is an exception that leaves an end of the window, or an internal error."""
+    draw, found, coverage = random.Random(seed), Findings(), Coverage()
+    before = signal.signal(signal.SIGALRM, _alarm)
+    began = time.perf_counter()
+    world = World(seed)
+    corpus = [encode(command) for command in world.seeds()]
+    handles = {world.own_handle: 0, world.secret_handle: 0}
+    try:
+        for number in range(inputs):
+            if number % RENEW == 0 and number:
+                world = _renewed(world, found, seed)
+            if draw.random() < IMAGES:
+                _guard(found, partial(_image, world, draw, found), "window image")
+            else:
+                request, submit_ns = _mutated(corpus, list(handles), draw), draw.choice((0, 0, 0, *ODD_WIDE))
+                known = len(coverage.pairs)
+                run = _command(world, request, submit_ns, found)
+                if number < 4 * RENEW or number % 16 == 0:
+                    with coverage.watch():
+                        _guard(found, run, request)
+                else:
+                    _guard(found, run, request)
+                if len(coverage.pairs) > known and len(request.payload) < 1 << 14:
+                    corpus.append(request)
+            if number % 10_000 == 9_999:
+                tick(None)
+        _renewed(world, found, seed)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    return {
+        "inputs": inputs,
+        "crashes": found.crashes,
+        "hangs": found.hangs,
+        "leaks": found.leaks,
+        "state_changes": found.changes,
+        "accepted": found.accepted,
+        "line_pairs": len(coverage.pairs),
+        "corpus": len(corpus),
+        "inputs_per_s": inputs / (time.perf_counter() - began),
+        "notes": found.notes,
+    }
+
+
+def _renewed(world: World, found: Findings, seed: int) -> World:
+    if not world.victim_is_well():
+        found.note("leaks", "another tenant's data was changed")
+    return World(seed)
+
+
+def _alarm(number: int, frame: FrameType | None) -> None:
+    raise Hang
+
+
+def _guard(found: Findings, run: Callable[[], None], what: object) -> None:
+    signal.setitimer(signal.ITIMER_REAL, HANG_S)
+    try:
+        run()
+    except Hang:
+        found.note("hangs", what)
+    except Exception as error:
+        found.note("crashes", f"{type(error).__name__}: {error}: {what}")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _command(world: World, request: Request, submit_ns: int, found: Findings) -> Callable[[], None]:
+    """A request straight into the ring, as a host that keeps to no rule would write it."""
+
+    def run() -> None:
+        before, host, layout = world.state(), world.host, IDENTITY.layout
+        payload = request.payload
+        inline = len(payload) <= BODY_BYTES - ENTRY.size
+        if not inline:
+            world.medium.write(layout.to_drive(host.begun), payload[: layout.slot_bytes])
+        values = (*request.parameters, *(0,) * PARAMETERS)[:PARAMETERS]
+        entry = ENTRY.pack(request.opcode, 0, 0, 1, submit_ns, len(payload), zlib.crc32(payload), *values)
+        body = entry + payload if inline else entry
+        block = Block(Kind.REQUEST, host.host, host.drive, host.begun, body)
+        world.medium.write(layout.request(host.begun), block.pack())
+        host.begun += 1
+        world.drive.serve()
+        done = host.poll()
+        if done is None:
+            raise AssertionError("a request without a completion")
+        _judge(world, done, before, found, request)
+
+    return run
+
+
+def _judge(world: World, done: Completion, before: tuple[Any, ...], found: Findings, what: object) -> None:
+    if done.status is Status.INTERNAL_ERROR:
+        found.note("crashes", f"{done.reason}: {what}")
+    if done.status is Status.SUCCESS:
+        found.accepted += 1
+    elif world.state() != before:
+        found.note("changes", f"{done.reason}: {what}")
+    if any(mark in array.tobytes() for array in done.data for mark in world.marks):
+        found.note("leaks", what)
+
+
+def _image(world: World, draw: random.Random, found: Findings) -> None:
+    """Damage blocks of a window in use; both ends go on, and a host can attach again."""
+    before, layout = world.state(), IDENTITY.layout
+    blocks = (0, 1, *(layout.request(n) for n in range(2)), *(layout.completion(n) for n in range(2)))
+    if world.host.room:
+        world.host.submit(encode(KvRead((world.secret_handle,), 0)), 0)
+    for _ in range(draw.randint(1, 3)):
+        at = draw.choice(blocks) * BLOCK_BYTES
+        if draw.random() < 0.3:
+            source = draw.choice(blocks) * BLOCK_BYTES
+            world.medium.data[at : at + 256] = world.medium.data[source : source + 256]
+        else:
+            world.medium.data[at + draw.randrange(160)] = draw.randrange(256)
+        if draw.random() < 0.5:
+            _mend_crc(world.medium.data, at)
+    world.drive.serve()
+    world.drive.greet()
+    try:
+        done = world.host.poll()
+        world.host.look()
+        HostEnd(world.medium).attach()
+    except (Lost, ValueError):
+        done = None
+    if done is not None:
+        _judge(world, done, before, found, "window image")
+    elif world.state() != before:
+        found.note("changes", "window image")
+    world.attach()
+
+
+def _mend_crc(data: bytearray, at: int) -> None:
+    """Make a damaged control block's checksum right, so that what it says is looked at."""
+    size = int.from_bytes(data[at + 12 : at + 16], "little")
+    if size <= BODY_BYTES:
+        crc = zlib.crc32(data[at + 44 : at + 44 + size], zlib.crc32(data[at : at + 40]))
+        data[at + 40 : at + 44] = crc.to_bytes(4, "little")
+
+
+def _mutated(corpus: list[Request], handles: list[int], draw: random.Random) -> Request:
+    """A request of the corpus with one to four changes."""
+    chosen = draw.choice(corpus)
+    opcode, parameters, payload = chosen.opcode, list(chosen.parameters), bytearray(chosen.payload)
+    for _ in range(draw.choice((1, 1, 1, 2, 4))):
+        match draw.randrange(12):
+            case 0:
+                opcode = draw.choice((*Opcode, draw.randrange(256)))
+            case 1 | 2 | 3 if parameters:
+                at = draw.randrange(len(parameters))
+                near = parameters[at] + draw.choice((-1, 1, 1 << draw.randrange(32)))
+                parameters[at] = draw.choice((*ODD, near)) & 0xFFFFFFFF
+            case 4 | 5 | 6 if payload:
+                payload[draw.randrange(len(payload))] ^= 1 << draw.randrange(8)
+            case 7 | 8 if len(payload) >= 8:
+                at = draw.randrange(min(8, len(payload) // 8)) * 8
+                value = draw.choice((*ODD_WIDE, *handles, draw.choice(handles) ^ 1 << draw.randrange(64)))
+                payload[at : at + 8] = value.to_bytes(8, "little")
+            case 9:
+                del payload[draw.randrange(len(payload) + 1) :]
+            case 10:
+                payload += draw.randbytes(draw.choice((1, 2, 8, 64)))
+            case _:
+                other = draw.choice(corpus)
+                parameters = list(other.parameters) if draw.random() < 0.5 else parameters
+                payload = bytearray(other.payload) if draw.random() < 0.5 else payload
+    return Request(opcode, tuple(parameters), bytes(payload))

@@ -1,0 +1,100 @@
+"""The ways to a drive in wall time: a mounted one under fio, and round trips through a window in shared memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from csd_link.connect import connect
+from csd_link.host_end import WindowDevice
+from csd_link.serving import private_dir, run_dir, window_name
+from csd_spec import Command, KvAppend, KvFree, KvRead, SeqCreate, Status
+from ftl.memory import lazy_zeros
+from vcsd.transport import serving
+
+WORKLOADS = {
+    "fuse_seq_write_mbps": ("write", "1M", 1),
+    "fuse_seq_mbps": ("read", "1M", 1),
+    "fuse_rand_iops": ("randread", "4k", 16),
+    "fuse_rand_write_iops": ("randwrite", "4k", 16),
+}
+
+
+def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
+    """fuse_*: of the block namespace, direct I/O, nothing cached by the kernel; 10^6 bytes and requests a second.
+
+    Blocks are read that were written before. first_touch_mbps: memory that nobody used before, as the emulated flash
+    is, is supplied no faster by this machine, which bounds fuse_seq_write_mbps. rtt: of a command that the drive
+    refuses (to free a sequence that there is none of, 72 bytes), and of one that reads a token back; from `submit`
+    until the completion is in the caller's hands.
+    Raises FileNotFoundError where fio is missing.
+    """
+    if not shutil.which("fio"):
+        raise FileNotFoundError("fio is missing: apt-get install fio")
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=private_dir(run_dir())) as scratch:
+        folder = Path(scratch)
+        name, mount = f"{folder.name}-0", folder / "mount"
+        attach = partial(connect, run_dir() / name / window_name("default"))
+        with serving({"drives": [{"name": name, "mount": str(mount)}]}, folder, [attach]):
+            found = {"first_touch_mbps": _first_touch(size_mb << 20)}
+            found |= {key: _fio(mount / "namespace", *load, seconds, size_mb) for key, load in WORKLOADS.items()}
+        with serving({"drives": [{"name": name}]}, folder, [attach]):
+            device = attach()
+            found |= _round_trips(device, trips)
+            device.close()
+    return found
+
+
+def _first_touch(size: int) -> float:
+    """MB/s at which new memory is written once."""
+    memory = lazy_zeros((size,), np.uint8)
+    began = time.perf_counter()
+    memory[:] = 1
+    return size / (time.perf_counter() - began) / 1e6
+
+
+def _fio(file: Path, load: str, block: str, depth: int, seconds: int, size_mb: int) -> float:
+    """MB/s of a sequential load, requests a second of a random one."""
+    command = [
+        *("fio", "--name=bench", f"--filename={file}", f"--rw={load}", f"--bs={block}", f"--size={size_mb}M"),
+        *("--direct=1", "--ioengine=libaio", f"--iodepth={depth}", "--output-format=json"),
+    ]
+    if load.startswith("rand"):
+        command += ["--time_based", f"--runtime={seconds}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"fio {load}: {done.stderr.strip() or done.stdout.strip()}")
+    result = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["write" if "write" in load else "read"]
+    return float(result["iops"] if load.startswith("rand") else result["bw_bytes"] / 1e6)
+
+
+def _round_trips(device: WindowDevice, trips: int) -> dict[str, float]:
+    created = device.submit(SeqCreate(1, 1, 1, 64, 1024), 0).result()
+    seqs, row = tuple(created.data[0].tolist()), np.ones((1, 1, 64), np.float16)
+    device.submit(KvAppend(seqs, 0, np.array([1]), row, row), 0).result()
+    refused = _times(device, KvFree((1,)), Status.UNKNOWN_SEQUENCE, trips)
+    read = _times(device, KvRead(seqs, 0), Status.SUCCESS, trips)
+    return {
+        "rtt_us_median": float(np.median(refused)),
+        "rtt_us_p99": float(np.percentile(refused, 99)),
+        "rtt_read_us_median": float(np.median(read)),
+    }
+
+
+def _times(device: WindowDevice, command: Command, status: Status, trips: int) -> list[float]:
+    """Microseconds of each round trip."""
+    times = []
+    for _ in range(trips):
+        began = time.perf_counter()
+        done = device.submit(command, 0).result()
+        times.append((time.perf_counter() - began) * 1e6)
+        assert done.status is status, done.reason
+    return times

@@ -1,0 +1,1 @@
+"""The shipped checkpoint's training, and models of other programs."""

@@ -1,0 +1,1 @@
+"""The paper's systems, claims and figures at full scale."""

@@ -1,0 +1,286 @@
+"""The paper's five systems and ours, each a few lines over shared parts: GPU roofline, host link, page cache, drive.
+
+Seconds of a decode step fall into three: access to K and V, the drive's engine, and the rest (the GPU's roofline, the
+link, and what the runtime spends for each sequence and layer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from csd_spec import Compression, DriveSpec
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.paper.calibrated import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
+from eval.paper.profiles import Gpu, Host, Model, Ssd
+from eval.paper.simulate import SimulatedDrive
+from ftl import OutOfSpace
+
+GIB = 2**30
+SWAP_CLUSTER = 8 * 4096  # bytes that Linux swaps in at once (vm.page-cluster = 3)
+POINTS = 3  # decode steps that are simulated
+ENGINE_UNITS = ("argtopk", "logit0", "logit", "attend", "softmax")
+Tick = Callable[[object], None] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """What `eval.paper.calibrated` fixed, so that it can be varied."""
+
+    sequence_layer_s: float = RUNTIME.value * 1e-6
+    token_page_share: float = PAGES.value
+    file_path: float = FILES.value * 1e9
+    cached_path: float = CACHE.value * 1e9
+    host_link_share: float = COPIES.value
+    host_kv_copies: float = SWAP.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A model on hardware, and its work: `input` tokens of prompt and `output` new ones for each sequence."""
+
+    model: Model
+    gpu: Gpu
+    host: Host
+    ssd: Ssd
+    drive: DriveSpec = INSTCSD_ZYNQ7045_8CH
+    input: int = 1024
+    output: int = 1024
+    compression: float = 8
+    constants: Constants = Constants()
+
+    def __post_init__(self) -> None:
+        if self.model.weight_bytes > self.gpu.memory_gib * GIB:
+            raise ValueError(
+                f"gpu = {self.gpu.name}: {self.gpu.memory_gib:g} GiB do not hold the weights of {self.model.name}, "
+                f"{self.model.weight_bytes / GIB:.1f} GiB"
+            )
+        if self.input < 1 or self.output < 2:
+            raise ValueError(f"input = {self.input}, output = {self.output}: at least 1 and 2 tokens are needed")
+
+    def kv_bytes(self, batch: int, tokens: float) -> float:
+        """K and V of a batch."""
+        return batch * tokens * self.model.shape.kv_bytes_per_token
+
+    def gpu_s(self, batch: int) -> float:
+        """One decode step of everything but attention: the larger of reading weights and multiplying."""
+        operations = 2e9 * self.model.parameters_billion * batch
+        return max(
+            self.model.weight_bytes / (self.gpu.memory_gb_per_s * 1e9), operations / (self.gpu.fp16_tflops * 1e12)
+        )
+
+    def prefill_gpu_s(self, batch: int) -> float:
+        """Prefill at the GPU's full rate."""
+        operations = 2e9 * self.model.parameters_billion * batch * self.input
+        return operations / (self.gpu.fp16_tflops * 1e12)
+
+    def runtime_s(self, batch: int) -> float:
+        """What the runtime spends on a step, sequence by sequence and layer by layer."""
+        return self.constants.sequence_layer_s * batch * self.model.layers
+
+    @property
+    def steps(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Tokens stored at each decode step."""
+        return np.arange(self.input, self.input + self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Seconds of a decode step."""
+
+    kv_s: float
+    engine_s: float
+    other_s: float
+    hidden_s: float = 0  # of these, under one another
+
+    @property
+    def total_s(self) -> float:
+        return self.kv_s + self.engine_s + self.other_s - self.hidden_s
+
+    @property
+    def kv_share(self) -> float:
+        return self.kv_s / self.total_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A system at a batch size: the mean decode step, or the reason why it cannot run."""
+
+    system: str
+    batch: int
+    drives: int
+    reason: str = ""
+    prefill_s: float = 0
+    step: Breakdown = Breakdown(0, 0, 0)
+    tokens_per_s: float = 0
+    units_s: dict[str, float] | None = None  # of the drive, at the middle step
+    realtime_factor: float | None = None  # device seconds over wall seconds of the simulated steps
+
+
+def finish(
+    setup: Setup, system: str, batch: int, drives: int, prefill_s: float, step: Breakdown, **more: Any
+) -> Result:
+    """End-to-end throughput: every sequence's output tokens over prefill and all decode steps."""
+    total_s = prefill_s + setup.output * step.total_s
+    rate = batch * setup.output / total_s
+    return Result(system=system, batch=batch, drives=drives, prefill_s=prefill_s, step=step, tokens_per_s=rate, **more)
+
+
+def deepspeed(setup: Setup, batch: int, drives: int) -> Result:
+    """K and V in host memory, weights streamed with them (ZeRO-Inference).
+
+    Beyond host memory all of it is swapped, a cluster of pages at a time, and what comes in pushes as much out.
+    """
+    c, model = setup.constants, setup.model
+    moved = model.weight_bytes + setup.kv_bytes(batch, float(setup.steps.mean()))
+    held = model.weight_bytes + c.host_kv_copies * setup.kv_bytes(batch, setup.input + setup.output)
+    rate = setup.host.gpu_link_gb_per_s * 1e9 * c.host_link_share
+    if held > setup.host.dram_gib * GIB:
+        ssd = setup.ssd
+        in_s = ssd.random_read_us * 1e-6 + SWAP_CLUSTER / (ssd.read_gb_per_s * 1e9)
+        out_s = ssd.random_write_us * 1e-6 + SWAP_CLUSTER / (ssd.write_gb_per_s * 1e9)
+        rate = SWAP_CLUSTER / (in_s + out_s)
+    step = Breakdown(moved / rate, 0, setup.gpu_s(batch))
+    prefill_s = max(setup.prefill_gpu_s(batch), setup.kv_bytes(batch, setup.input) / rate)
+    return finish(setup, "DeepSpeed", batch, drives, prefill_s, step)
+
+
+def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Result:
+    """K and V in files on SSDs behind the page cache; a second SSD gives nothing, for the way through the host limits.
+
+    What goes round and does not fit a cache of what was read last finds nothing of it.
+    Sparse: SparQ, with K stored twice and 1/c of the bytes read.
+    """
+    name, c, gpu = "FlexGen-SparQ" if sparse else "FlexGen", setup.constants, setup.gpu
+    prefill_s = setup.prefill_gpu_s(batch)
+    drain = setup.ssd.write_gb_per_s * 1e9 * c.host_link_share
+    backlog = setup.kv_bytes(batch, setup.input) - drain * prefill_s
+    if backlog + setup.model.weight_bytes > gpu.memory_gib * GIB:
+        reason = f"the prompt's K and V that wait for the SSD, {backlog / GIB:.0f} GiB, exceed the GPU's memory"
+        return Result(system=name, batch=batch, drives=drives, reason=reason)
+    stored = setup.kv_bytes(batch, float(setup.steps.mean())) * (1.5 if sparse else 1)
+    read = stored / 1.5 / setup.compression if sparse else stored
+    cache = max(0.0, setup.host.dram_gib * GIB - setup.model.weight_bytes)
+    kv_s = read / (c.cached_path if stored <= cache else c.file_path)
+    other_s = setup.gpu_s(batch) + read / (gpu.memory_gb_per_s * 1e9) + setup.runtime_s(batch)
+    written_s = setup.kv_bytes(batch, setup.input) / drain
+    return finish(setup, name, batch, drives, max(prefill_s, written_s), Breakdown(kv_s, 0, other_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InStorage:
+    """A system whose drives attend: which method, on which copy of K, in which schedule.
+
+    batched: one command for each layer and half of the batch instead of the runtime's work for each sequence, and the
+    GPU computes for one half while drives attend for the other.
+    """
+
+    name: str
+    method: str = "dense"
+    convention: str = "paper"
+    compression: float | None = None  # None: the setup's for what is not dense
+    bits: int = 16
+    schedule: str = "serial"
+    batched: bool = False
+    page_share: float | None = None  # of token pages; None: the calibrated one
+
+    def simulate(self, setup: Setup, drive: SimulatedDrive) -> dict[str, float]:
+        """Seconds of a step by unit on the drive as it is filled now."""
+        c = 1 if self.method == "dense" else self.compression or setup.compression
+        params = Compression(c, self.convention).at(drive.length, setup.model.head_dim)  # type: ignore[arg-type]
+        share = setup.constants.token_page_share if self.page_share is None else self.page_share
+        return drive.step(self.method, params, share, self.schedule)
+
+    def breakdown(self, setup: Setup, batch: int, drives: int, units: dict[str, float]) -> Breakdown:
+        """A step's three parts from the drive's units."""
+        engine_s = sum(units.get(unit, 0) for unit in ENGINE_UNITS)
+        kv_s = sum(seconds for unit, seconds in units.items() if unit.startswith("flash"))
+        model, link = setup.model, setup.drive.link
+        rows = 2 * model.q_heads + 2 * model.kv_heads  # q, k and v go down, the output comes up
+        per_layer = link.transfer_ns(2 * batch * rows * model.head_dim // drives) / 1e9
+        if not self.batched:
+            other_s = setup.gpu_s(batch) + model.layers * per_layer + setup.runtime_s(batch)
+            return Breakdown(kv_s, engine_s, other_s)
+        calls_s = 2 * model.layers * (2 * link.command_ns / 1e9 + setup.constants.sequence_layer_s)
+        gpu_s, drive_s = setup.gpu_s(batch / 2) * 2, kv_s + engine_s + model.layers * per_layer  # type: ignore[arg-type]
+        return Breakdown(kv_s, engine_s, gpu_s + model.layers * per_layer + calls_s, min(gpu_s, drive_s))
+
+
+DENSE = InStorage(name="InstI-Dense")
+SPARF = InStorage(name="InstI-SparF", method="sparf")
+OURS_DENSE = InStorage(name="Ours-Dense", schedule="overlapped", batched=True)
+OURS = InStorage(
+    name="Ours", method="paged", convention="bytes", compression=4, bits=4, schedule="overlapped", batched=True
+)
+
+
+_KNOWN: dict[tuple[Setup, InStorage, int, int], Result] = {}
+
+
+def in_storage(
+    setup: Setup, systems: tuple[InStorage, ...], batch: int, drives: int, tick: Tick = None
+) -> list[Result]:
+    """Systems that attend in drives; what this process has worked out before is not simulated again."""
+    missing = tuple(system for system in systems if (setup, system, batch, drives) not in _KNOWN)
+    for _ in range(POINTS * (len(systems) - len(missing)) if tick else 0):
+        tick(None)  # type: ignore[misc]
+    for system, result in zip(missing, _simulate(setup, missing, batch, drives, tick), strict=True):
+        _KNOWN[setup, system, batch, drives] = result
+    return [_KNOWN[setup, system, batch, drives] for system in systems]
+
+
+def _simulate(setup: Setup, systems: tuple[InStorage, ...], batch: int, drives: int, tick: Tick = None) -> list[Result]:
+    """Systems on the same drives: the slowest drive, that with the most heads, filled once for each bits.
+
+    Steps with the prompt, at the middle and at the end are simulated page by page; those between are interpolated.
+    """
+    model, results = setup.model, {}
+    if drives > model.kv_heads:
+        raise ValueError(f"drives = {drives}: {model.name} has {model.kv_heads} KV heads to share out")
+    heads = -(-model.kv_heads // drives)
+    points = sorted({int(setup.steps[0]), int(setup.steps.mean() + 0.5), int(setup.steps[-1])})
+    for bits in dict.fromkeys(system.bits for system in systems):
+        mine = [system for system in systems if system.bits == bits]
+        seconds: dict[str, list[dict[str, float]]] = {system.name: [] for system in mine}
+        wall: dict[str, float] = {}
+        try:
+            drive = SimulatedDrive(setup.drive, model.shape, heads, batch, setup.input + setup.output, bits)
+            programs_s = 0.0
+            for point in points:
+                grown_s = drive.grow(point)
+                programs_s = programs_s or grown_s
+                for system in mine:
+                    before = drive.wall_s
+                    seconds[system.name].append(system.simulate(setup, drive))
+                    wall[system.name] = wall.get(system.name, 0) + drive.wall_s - before
+                    if tick:
+                        tick(None)
+        except OutOfSpace as error:
+            size = f"{drives} drives of {setup.drive.geometry.capacity_bytes / 1e12:.2g} TB"
+            for system in mine:
+                reason = f"batch = {batch} is too much for {size}: {error}"
+                results[system.name] = Result(system=system.name, batch=batch, drives=drives, reason=reason)
+            continue
+        shipped_s = setup.kv_bytes(batch, setup.input) / drives / setup.drive.link.bytes_per_s
+        prefill_s = max(setup.prefill_gpu_s(batch), shipped_s, programs_s)  # layer by layer, one under the other
+        for system in mine:
+            parts = [system.breakdown(setup, batch, drives, units) for units in seconds[system.name]]
+            means = (
+                float(np.interp(setup.steps, points, [getattr(part, name) for part in parts]).mean())
+                for name in ("kv_s", "engine_s", "other_s", "hidden_s")
+            )
+            device_s = sum(part.kv_s + part.engine_s for part in parts)
+            results[system.name] = finish(
+                setup,
+                system.name,
+                batch,
+                drives,
+                prefill_s,
+                Breakdown(*means),
+                units_s={unit: s for unit, s in seconds[system.name][len(points) // 2].items() if unit != "pages"},
+                realtime_factor=device_s / wall[system.name],
+            )
+    return [results[system.name] for system in systems]

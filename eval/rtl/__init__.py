@@ -1,0 +1,1 @@
+"""Resources and clocks of the RTL."""

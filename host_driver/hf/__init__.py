@@ -1,0 +1,1 @@
+"""Hugging Face models: a cache whose K and V live in drives, and the attention that goes with it."""

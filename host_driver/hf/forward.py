@@ -1,0 +1,113 @@
+"""A model's forward with its cache in drives, and a decode batch split so that model and drives work together."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.utils import ModelOutput
+
+from host_driver.driver import Driver
+from host_driver.hf.cache import CsdCache, Unsupported
+from host_driver.turnstile import TurnBroken
+
+
+def csd_forward(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Callable[..., Any]:
+    """`model.forward`, with a `CsdCache` in place of an empty cache; the signature stays as it was."""
+    forward = model.forward
+    signature = inspect.signature(forward)
+    config = model.config.get_text_config(decoder=True)
+    max_tokens = getattr(config, "max_position_embeddings", None) or 4096
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind_partial(*args, **kwargs).arguments
+        given |= given.pop("kwargs", {})
+        cache = given.get("past_key_values")
+        use_cache = given.get("use_cache")
+        if cache is None and (config.use_cache if use_cache is None else use_cache):
+            cache = CsdCache(driver, config, max_tokens)
+        elif isinstance(cache, Cache) and not isinstance(cache, CsdCache):
+            if cache.get_seq_length():
+                raise Unsupported("a cache that was filled outside of vcsd.attach cannot move into drives")
+            cache = CsdCache(driver, config, max_tokens)
+        if cache is None:
+            return forward(**given)
+        given["past_key_values"] = cache
+        return _run(forward, driver, mini_batches, cache, given)
+
+    return wrapped
+
+
+def _run(forward: Callable[..., Any], driver: Driver, mini_batches: int, cache: CsdCache, given: dict[str, Any]) -> Any:
+    ids = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+    assert ids is not None, "a forward has input_ids or inputs_embeds"
+    batch, new = ids.shape[:2]
+    decode = new == 1 and cache.get_seq_length() > 0
+    if not decode:
+        out = forward(**given)
+        driver.settle()
+        return out
+    lanes = min(mini_batches, batch)
+    with driver.step(lanes) as each:
+        cuts = [lane * batch // lanes for lane in range(lanes + 1)]
+        rows = [slice(first, end) for first, end in pairwise(cuts)]
+        parts = [cache.mini_batch(part, lane) for part, lane in zip(rows, each, strict=True)]
+        outs = _side_by_side(forward, given, parts, batch)
+        cache.merge(parts)
+    whole = outs[0] if lanes == 1 else _concatenate(outs)
+    whole["past_key_values"] = cache
+    return whole.to_tuple() if given.get("return_dict") is False else whole
+
+
+def _side_by_side(
+    forward: Callable[..., Any], given: dict[str, Any], parts: list[CsdCache], batch: int
+) -> list[ModelOutput]:
+    """Run each mini-batch in a thread of its own: while one waits for the drives the other has the model."""
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    def run(part: CsdCache) -> ModelOutput:
+        assert part.lane is not None
+        failed = True
+        try:
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                mine = {name: _rows(value, part.rows, batch) for name, value in given.items()}
+                out = forward(**(mine | {"past_key_values": part, "return_dict": True}))
+            failed = False
+            return out
+        finally:
+            if part.lane.turnstile:
+                part.lane.turnstile.leave(part.lane.number, failed)
+
+    if len(parts) == 1:
+        return [run(parts[0])]
+    with ThreadPoolExecutor(len(parts), thread_name_prefix="mini-batch") as pool:
+        futures = [pool.submit(run, part) for part in parts]
+        errors = [error for future in futures if (error := future.exception())]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, TurnBroken)), errors[0])
+    return [future.result() for future in futures]
+
+
+def _rows(value: Any, rows: slice, batch: int) -> Any:
+    """A mini-batch's part of an argument: tensors that begin with the batch dimension are cut, the rest is shared."""
+    if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[0] == batch:
+        return value[rows]
+    return value
+
+
+def _concatenate(outs: list[ModelOutput]) -> ModelOutput:
+    whole = {}
+    for name, first in outs[0].items():
+        if isinstance(first, torch.Tensor) and first.dim():
+            whole[name] = torch.cat([out[name] for out in outs])
+        elif name != "past_key_values":
+            raise Unsupported(f"output {name!r} cannot be joined from mini-batches: attach with mini_batches=1")
+    return type(outs[0])(**whole)

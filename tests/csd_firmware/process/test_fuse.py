@@ -1,0 +1,139 @@
+"""A mounted drive as its user meets it: files, dd, mkfs, and an unmount in the middle of it all."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from csd_link.connect import connect
+from csd_link.serving import run_dir, window_name
+from tests.conftest import missing
+from vcsd.transport import serving
+
+pytestmark = pytest.mark.usefixtures("fuse", "own_run_dir")
+
+
+@pytest.fixture
+def mount(tmp_path):
+    """A served drive's mount; it is unmounted when its process ends."""
+    folder = tmp_path / "mount"
+    config = {"drives": [{"name": "csd0", "mount": str(folder), "path": str(tmp_path / "flash")}]}
+    attach = partial(connect, run_dir() / "csd0" / window_name("default"))
+    with serving(config, tmp_path, [attach]):
+        deadline = time.monotonic() + 10
+        while not (folder / "namespace").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        yield folder
+    assert not os.path.ismount(folder)
+
+
+def test_a_drive_says_what_it_is(mount):
+    assert sorted(path.name for path in mount.iterdir()) == [
+        "identify.json",
+        "latency.json",
+        "namespace",
+        "smart.json",
+        "window",
+    ]
+    assert json.loads((mount / "identify.json").read_text())["spec"]["name"] == "instcsd-zynq7045-8ch"
+    assert json.loads((mount / "smart.json").read_text())["media_errors"] == 0
+    assert json.loads((mount / "latency.json").read_text())["write"]["requests"] == 0
+    for path in (mount, *mount.iterdir()):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+    with pytest.raises(FileNotFoundError):
+        (mount / "other").read_bytes()
+    with pytest.raises(OSError, match="new"):
+        (mount / "new").write_bytes(b"x")
+    with pytest.raises(OSError, match="namespace"):
+        (mount / "namespace").unlink()
+
+
+def test_bytes_at_any_place_are_kept(mount):
+    draw, model = random.Random(2), bytearray(1 << 20)
+    with (mount / "namespace").open("r+b", buffering=0) as file:
+        for _ in range(100):
+            offset, size = draw.randrange(len(model)), draw.choice((1, 512, 4096, 10_000, 131_072))
+            data = draw.randbytes(min(size, len(model) - offset))
+            model[offset : offset + len(data)] = data
+            assert os.pwrite(file.fileno(), data, offset) == len(data)
+        os.fsync(file.fileno())
+        assert os.pread(file.fileno(), len(model), 0) == model
+        end = file.seek(0, os.SEEK_END)
+        assert os.pread(file.fileno(), 10, end) == b""
+        with pytest.raises(OSError, match="space"):
+            os.pwrite(file.fileno(), b"beyond", end)
+    times = json.loads((mount / "latency.json").read_text())
+    assert times["write"]["requests"] >= 100
+    assert times["read"]["mean_ns"] > 5000
+
+
+def test_a_file_system_fits_on_it(mount):
+    """mkfs and fsck work on the file itself, so no loop device is needed."""
+    if not shutil.which("mkfs.ext4"):
+        missing("fuse", "mkfs.ext4 is not installed: apt-get install e2fsprogs")
+    file = str(mount / "namespace")
+    for command in (["mkfs.ext4", "-q", "-F", file, "64M"], ["fsck.ext4", "-f", "-n", file]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_fio_verifies_what_it_wrote(mount):
+    if not shutil.which("fio"):
+        missing("fuse", "fio is not installed: apt-get install fio")
+    load = ["--rw=randwrite", "--bs=4k", "--size=8M", "--ioengine=libaio", "--iodepth=16", "--direct=1"]
+    command = ["fio", "--name=verify", f"--filename={mount / 'namespace'}", *load, "--verify=crc32c"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=mount.parent)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unmount_under_load_is_clean(mount):
+    stop = threading.Event()
+    failures = []
+
+    def load(number):
+        try:
+            with (mount / "namespace").open("r+b", buffering=0) as file:
+                while not stop.is_set():
+                    os.pwrite(file.fileno(), bytes([number]) * 4096, number * 4096)
+        except OSError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=load, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    os.kill(int((run_dir() / "csd0" / "pid").read_text()), signal.SIGTERM)
+    deadline = time.monotonic() + 5
+    while os.path.ismount(mount) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    stop.set()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert len(failures) in range(5)
+    assert not os.path.ismount(mount)
+
+
+def test_a_mount_whose_drive_was_killed_comes_back(mount):
+    with (mount / "namespace").open("r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), b"kept" * 1024, 0)
+        os.fsync(file.fileno())
+    os.kill(int((run_dir() / "csd0" / "pid").read_text()), signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            with (mount / "namespace").open("rb", buffering=0) as file:
+                data = file.read(4096)
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert data == b"kept" * 1024

@@ -1,0 +1,259 @@
+"""Both ends of a window over blocks in memory, either one killed before any write of a block."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from csd_firmware import Firmware
+from csd_firmware.tenants import Tenant
+from csd_link.drive_end import DriveEnd
+from csd_link.host_end import HostEnd, Lost
+from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, Identity, WindowLayout
+from csd_link.wire import ENTRY, Request, encode
+from csd_spec import Flush, Geometry, KvAppend, KvFree, KvRead, SeqCreate, Status
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+
+GEOMETRY = Geometry(
+    channels=2, dies_per_channel=2, planes_per_die=1, blocks_per_plane=16, pages_per_block=8, page_bytes=512
+)
+DRIVE = replace(INSTCSD_ZYNQ7045_8CH, name="small", geometry=GEOMETRY, dram_bytes=1 << 20)
+IDENTITY = Identity("small", DRIVE, WindowLayout(depth=2, slot_blocks=2))
+
+
+class PowerCut(Exception):
+    """This end is dead."""
+
+
+class Blocks:
+    """A medium in memory; one end's view of it dies before its write number `left`."""
+
+    def __init__(self, data=None, left=None):
+        self.data = bytearray(IDENTITY.layout.blocks * BLOCK_BYTES) if data is None else data
+        self.blocks, self.left = IDENTITY.layout.blocks, left
+
+    def dying(self, left):
+        return Blocks(self.data, left)
+
+    def read(self, block, count=1):
+        return self.data[block * BLOCK_BYTES : (block + count) * BLOCK_BYTES]
+
+    def write(self, block, data):
+        for at in range(0, len(data), BLOCK_BYTES):
+            if self.left is not None:
+                if self.left == 0:
+                    raise PowerCut
+                self.left -= 1
+            part, first = data[at : at + BLOCK_BYTES], block * BLOCK_BYTES + at
+            self.data[first : first + len(part)] = part
+
+
+def attached(medium, service):
+    drive, host = DriveEnd(medium, IDENTITY, service), HostEnd(medium)
+    assert not host.attach()
+    assert drive.greet()
+    assert host.attach()
+    return drive, host
+
+
+def tenant():
+    return Tenant(Firmware(DRIVE), os.urandom(32))
+
+
+def ask(drive, host, command):
+    host.submit(encode(command), 0)
+    assert drive.serve()
+    return host.poll()
+
+
+def test_commands_go_down_and_completions_come_up():
+    drive, host = attached(Blocks(), tenant())
+    (handle,) = ask(drive, host, SeqCreate(1, 1, 2, 16, 64)).data[0].tolist()
+    small, large = (np.full((tokens, 2, 16), tokens, np.float16) for tokens in (3, 60))
+    for rows in (small, large):  # within their block, and in a slot
+        done = ask(drive, host, KvAppend((handle,), 0, np.array([len(rows)]), rows, -rows))
+        assert done.status is Status.SUCCESS, done.reason
+        assert done.link_bytes == 64 + 8 + 2 * rows.nbytes
+    k, v = ask(drive, host, KvRead((handle,), 0)).data
+    np.testing.assert_array_equal(k, np.concatenate([small, large]))
+    np.testing.assert_array_equal(v, -k)
+
+
+def test_requests_wait_in_the_ring_and_end_in_order():
+    drive, host = attached(Blocks(), tenant())
+    for _ in range(3):
+        while host.room:
+            host.submit(encode(SeqCreate(1, 1, 1, 8, 64)), 0)
+        assert drive.serve()
+        assert drive.serve()
+        assert not drive.serve()
+        assert all(host.poll().status is Status.SUCCESS for _ in range(2))
+        assert host.poll() is None
+
+
+def test_what_is_too_large_is_refused():
+    drive, host = attached(Blocks(), tenant())
+    rows = np.zeros((400, 2, 16), np.float16)
+    with pytest.raises(ValueError, match="slots hold 8,192"):
+        host.submit(encode(KvAppend((1,), 0, np.array([400]), rows, rows)), 0)
+    (handle,) = ask(drive, host, SeqCreate(1, 1, 2, 16, 512)).data[0].tolist()
+    for _ in range(3):
+        part = rows[:60]
+        assert ask(drive, host, KvAppend((handle,), 0, np.array([60]), part, part)).status is Status.SUCCESS
+    done = ask(drive, host, KvRead((handle,), 0))
+    assert done.status is Status.INVALID_FIELD
+    assert "slots hold 8,192" in done.reason
+
+
+@pytest.mark.parametrize("where", ["entry", "payload"])
+def test_damage_on_the_way_is_a_transfer_error_or_unseen(where):
+    medium = Blocks()
+    drive, host = attached(medium, tenant())
+    rows = np.zeros((60, 2, 16), np.float16)
+    host.submit(encode(KvAppend((1,), 0, np.array([60]), rows, rows)), 0)
+    layout = IDENTITY.layout
+    first = (layout.request(0) if where == "entry" else layout.to_drive(0)) * BLOCK_BYTES
+    medium.data[first + 50] ^= 1
+    assert drive.serve() == (where == "payload")
+    if where == "payload":
+        assert host.poll().status is Status.TRANSFER_ERROR
+
+
+def test_whatever_fails_in_the_firmware_is_a_status():
+    class Broken(Tenant):
+        def step(self, command, submit_ns, most_bytes):
+            raise MemoryError("no more")
+
+    drive, host = attached(Blocks(), Broken(Firmware(DRIVE), b"k"))
+    done = ask(drive, host, Flush())
+    assert (done.status, done.reason) == (Status.INTERNAL_ERROR, "firmware: MemoryError: no more")
+
+
+def test_an_opcode_that_the_drive_does_not_know():
+    drive, host = attached(Blocks(), tenant())
+    host.submit(Request(0x77, (1, 2, 3), b"x" * ENTRY.size), 0)
+    assert drive.serve()
+    assert host.poll().status is Status.INVALID_OPCODE
+
+
+def test_a_drive_that_begins_anew_is_lost_and_knows_no_old_request():
+    medium = Blocks()
+    drive, host = attached(medium, tenant())
+    host.submit(encode(Flush()), 0)
+    again = DriveEnd(medium, IDENTITY, tenant())
+    assert again.drive == drive.drive + 1
+    assert not again.serve()
+    assert not again.greet()
+    with pytest.raises(Lost, match="anew"):
+        host.look()
+    other = HostEnd(medium)
+    assert not other.attach()
+    assert again.greet()
+    assert other.attach()
+    assert ask(again, other, Flush()).status is Status.SUCCESS
+
+
+def test_a_second_host_takes_the_window():
+    medium = Blocks()
+    drive, host = attached(medium, tenant())
+    second = HostEnd(medium)
+    second.attach()
+    drive.greet()
+    assert second.attach()
+    with pytest.raises(Lost, match="another host"):
+        host.look()
+    assert ask(drive, second, Flush()).status is Status.SUCCESS
+    assert host.poll() is None
+
+
+class World:
+    """A drive that counts what it carried out, hosts that use it, and deaths of either."""
+
+    def __init__(self):
+        self.medium = Blocks()
+        self.runs, self.asked, self.ended, self.lost = [], 0, {}, []
+        self.drive = self.host = None
+
+    def attach(self):
+        pass
+
+    def step(self, command, submit_ns, most_bytes):
+        self.runs.append(submit_ns)
+        return Tenant(Firmware(DRIVE), b"k" * 16).step(KvFree((submit_ns,)), submit_ns)
+
+    def act(self, who, left):
+        """One step of an end that dies at its write number `left`."""
+        try:
+            self.act_drive(left) if who == "drive" else self.act_host(left)
+        except PowerCut:
+            if who == "drive":
+                self.drive = None
+            else:
+                self.lose_host()
+
+    def act_drive(self, left):
+        if self.drive is None:
+            self.drive = DriveEnd(self.medium.dying(left), IDENTITY, self)
+        self.drive.medium.left = left
+        if not self.drive.greet():
+            self.drive.serve()
+
+    def lose_host(self):
+        if self.host:
+            self.lost += range(self.first + self.host.ended, self.asked)
+        self.host = None
+
+    def act_host(self, left):
+        if self.host is None:
+            self.host, self.first = HostEnd(self.medium.dying(left)), self.asked
+        self.host.medium.left = left
+        if not self.host.attached:
+            self.host.attach()
+        elif (done := self.host.poll()) is not None:
+            self.ended[self.first + self.host.ended - 1] = done
+        else:
+            try:
+                self.host.look()
+            except Lost:
+                return self.lose_host()
+            if self.host.room:
+                self.asked += 1  # counted before it is sent: a host that dies here does not know
+                self.host.submit(encode(KvFree((1,))), self.asked - 1)
+
+
+deaths = st.one_of(st.just(None), st.just(None), st.just(None), st.integers(0, 2))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["drive", "host", "host"]), deaths), max_size=60))
+def test_either_end_may_die_before_any_block(steps):
+    world = World()
+    for who, left in steps:
+        world.act(who, left)
+    assert len(set(world.runs)) == len(world.runs), "a request was carried out twice"
+    for number, done in world.ended.items():
+        assert done.submit_ns == number, "a completion of another request"
+        assert number in world.runs
+    for _ in range(20):  # both ends live from here on
+        world.act("drive", None)
+        world.act("host", None)
+    assert world.host.attached
+    before = len(world.ended)
+    for _ in range(4):
+        world.act("drive", None)
+        world.act("host", None)
+        world.act("host", None)
+    assert len(world.ended) > before
+    known = set(world.ended) | set(world.lost) | set(range(world.first + world.host.ended, world.asked))
+    assert known == set(range(world.asked)), "a request without an end"
+
+
+def test_a_header_that_is_torn_is_not_taken_for_a_death():
+    medium = Blocks()
+    _, host = attached(medium, tenant())
+    beat = host.look()
+    medium.data[DRIVE_HEADER * BLOCK_BYTES + 20] ^= 0xFF
+    assert host.look() == beat

@@ -1,0 +1,40 @@
+"""Both kinds of medium hold the same blocks of one file."""
+
+import stat
+
+import pytest
+
+from csd_link.medium import FileMedium, MappedMedium
+from csd_link.window import BLOCK_BYTES
+
+
+def test_what_one_writes_the_other_reads(tmp_path):
+    path = tmp_path / "file"
+    MappedMedium.create(path, 10 * BLOCK_BYTES)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    mapped, file = MappedMedium(path, 2 * BLOCK_BYTES, 6), FileMedium(path, 2 * BLOCK_BYTES, most_bytes=2 * BLOCK_BYTES)
+    assert (mapped.blocks, file.blocks) == (6, 8)
+    data = bytes(range(256)) * 16 * 5
+    file.write(1, data)
+    assert mapped.read(1, 5) == data
+    mapped.write(3, b"short")
+    assert file.read(3)[:6] == b"short" + data[5:6]
+    file.write(0, b"padded")
+    assert mapped.read(0) == b"padded".ljust(BLOCK_BYTES, b"\0")
+    assert path.read_bytes()[: 2 * BLOCK_BYTES] == bytes(2 * BLOCK_BYTES)
+    file.close()
+
+
+def test_a_read_is_a_copy_of_its_own(tmp_path):
+    MappedMedium.create(tmp_path / "file", BLOCK_BYTES)
+    medium = MappedMedium(tmp_path / "file")
+    before = medium.read(0)
+    medium.write(0, b"changed after it was checked")
+    assert before == bytes(BLOCK_BYTES)
+
+
+@pytest.mark.parametrize("place", [(0, 5), (4 * BLOCK_BYTES, 1), (100, 1), (0, 0)])
+def test_a_window_lies_within_its_file(tmp_path, place):
+    MappedMedium.create(tmp_path / "file", 4 * BLOCK_BYTES)
+    with pytest.raises(ValueError, match="no room"):
+        MappedMedium(tmp_path / "file", *place)

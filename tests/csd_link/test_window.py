@@ -1,0 +1,69 @@
+"""Blocks of a window: whole, or nothing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from csd_link.window import BLOCK_BYTES, BODY_BYTES, Block, Identity, Kind, WindowLayout, next_generation, unpack
+from csd_spec.presets import DRIVES
+
+u64 = st.integers(0, 2**64 - 1)
+
+
+def raw(block):
+    return bytearray(block.pack().ljust(BLOCK_BYTES, b"\0"))
+
+
+@given(st.sampled_from(Kind), u64, u64, u64, st.binary(max_size=100) | st.just(b"x" * BODY_BYTES))
+def test_a_block_survives_its_bytes(kind, host, drive, sequence, body):
+    block = Block(kind, host, drive, sequence, body)
+    assert unpack(raw(block)) == block
+
+
+@given(st.binary(min_size=1, max_size=64), st.integers(0, 51 + 64), st.integers(1, 255))
+def test_a_changed_block_is_none(body, at, change):
+    block = raw(Block(Kind.REQUEST, 1, 2, 3, body))
+    at %= 44 + len(body)  # the head, then the body
+    block[at] ^= change
+    assert unpack(block) is None
+
+
+@given(st.binary(max_size=100))
+def test_bytes_of_another_origin_are_none(start):
+    assert unpack(bytearray(start.ljust(BLOCK_BYTES, b"\xff"))) is None
+
+
+def test_no_block_has_two_uses():
+    layout = WindowLayout(depth=3, slot_blocks=2)
+    used = [0, 1]
+    for sequence in range(3):
+        used += [layout.request(sequence), layout.completion(sequence)]
+        for first in (layout.to_drive(sequence), layout.to_host(sequence)):
+            used += [first, first + 1]
+    assert len(set(used)) == len(used)
+    assert max(used) == layout.blocks - 1
+
+
+@pytest.mark.parametrize("field", [{"depth": 0}, {"depth": 5000}, {"slot_blocks": 0}, {"slot_blocks": 1 << 30}])
+def test_a_layout_is_checked(field):
+    with pytest.raises(ValueError, match=next(iter(field))):
+        WindowLayout(**field)
+
+
+def test_an_identity_survives_its_bytes_and_fits_a_block():
+    for spec in DRIVES.values():
+        identity = Identity("a drive of some name", spec, WindowLayout())
+        assert Identity.from_json(identity.to_json()) == identity
+        assert len(identity.to_json()) <= BODY_BYTES
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"name": 1, "spec": {}, "layout": {}}'])
+def test_a_header_of_another_origin_is_refused(text):
+    with pytest.raises(ValueError, match=r"."):
+        Identity.from_json(text)
+
+
+def test_a_generation_is_new():
+    assert next_generation(4, 9) == 10
+    assert next_generation(0, 0) > 0
+    assert 0 < next_generation(2**64 - 1) < 2**63

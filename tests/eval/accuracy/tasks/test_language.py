@@ -1,0 +1,48 @@
+"""WikiText and ShareGPT: prefixes and what is forced behind them."""
+
+import json
+
+import pytest
+
+from eval.accuracy.tasks import SHAREGPT, WIKITEXT, Room
+
+ROOM = Room(lambda text: list(text.encode()), 1024)
+
+
+def test_windows_are_spread_over_the_text(tmp_path):
+    path = tmp_path / "wiki.txt"
+    path.write_bytes(bytes(32 + n % 90 for n in range(10_000)))
+    samples, rule = WIKITEXT.make(path, ROOM, 4, 0)
+    assert rule == "prefix of 768 tokens, the next 256 forced"
+    text = list(path.read_bytes())
+    for sample, start in zip(samples, (0, 2992, 5984, 8976), strict=True):
+        assert [*sample.prompt, *sample.forced] == text[start : start + 1024]
+    with pytest.raises(ValueError, match=r"wiki\.txt: 10000 tokens, too few"):
+        WIKITEXT.make(path, Room(ROOM.encode, 20_000), 4, 0)
+    with pytest.raises(ValueError, match="max-context = 256"):
+        WIKITEXT.make(path, Room(ROOM.encode, 256), 4, 0)
+
+
+def dialogue(*values):
+    return {"id": "x", "conversations": [{"from": "human", "value": value} for value in values]}
+
+
+def test_a_dialogue_is_split_in_the_middle_and_short_ones_are_left_out(tmp_path):
+    path = tmp_path / "sharegpt.json"
+    path.write_text(json.dumps([dialogue("hi"), dialogue("a" * 60, "b" * 25), dialogue("c" * 3000)]))
+    samples, _ = SHAREGPT.make(path, ROOM, 9, 0)
+    by_length = sorted(samples, key=lambda sample: len(sample.prompt))
+    assert [(len(s.prompt), len(s.forced)) for s in by_length] == [(51, 50), (768, 256)]
+    whole = bytes([*by_length[0].prompt, *by_length[0].forced]).decode()
+    assert whole == f"human: {'a' * 60}\n\nhuman: {'b' * 25}"
+
+
+def test_every_record_is_checked_also_those_that_are_not_used(tmp_path):
+    path = tmp_path / "sharegpt.json"
+    good, bad = dialogue("x" * 100), {"id": "y", "conversations": [{"from": "gpt"}]}
+    path.write_text(json.dumps([good, bad, good]))
+    with pytest.raises(ValueError, match=r"\[1\]\.conversations\[0\] field 'value' is missing"):
+        SHAREGPT.make(path, ROOM, 1, 0)
+    path.write_text(json.dumps([dialogue("short")]))
+    with pytest.raises(ValueError, match="no dialogue has 32 tokens"):
+        SHAREGPT.make(path, ROOM, 1, 0)

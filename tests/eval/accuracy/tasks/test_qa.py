@@ -1,0 +1,137 @@
+"""SQuAD and TriviaQA: layouts, prompts and measures."""
+
+import copy
+import json
+
+import pytest
+
+from eval.accuracy.tasks import SQUAD, TRIVIAQA, Room, Sample
+
+ROOM = Room(lambda text: list(text.encode()), 4096)
+
+
+def squad_file(paragraphs=10):
+    return {
+        "data": [
+            {
+                "title": f"Town {n}",
+                "paragraphs": [
+                    {
+                        "context": f"The mayor of town {n} is called Ann{n}.",
+                        "qas": [{"question": f"Who leads town {n}?", "answers": [{"text": f"Ann{n}"}]}],
+                    }
+                ],
+            }
+            for n in range(paragraphs)
+        ]
+    }
+
+
+TRIVIA = {
+    "Data": [
+        {
+            "Question": "Which street?",
+            "Answer": {"Value": "Sunset Boulevard", "Aliases": ["Sunset Blvd"]},
+            "SearchResults": [{"Title": "A site", "Description": "On Sunset Boulevard ..."}, {"Title": "No more"}],
+        }
+    ]
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def to_file(content):
+        path = tmp_path / "file.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    return to_file
+
+
+def prompts(samples):
+    return [bytes(sample.prompt).decode() for sample in samples]
+
+
+def test_a_prompt_has_eight_backgrounds_an_example_and_the_question(write):
+    samples, rule = SQUAD.make(write(squad_file()), ROOM, 4, 0)
+    assert rule.endswith("7 to 7")
+    for sample, text in zip(samples, prompts(samples), strict=True):
+        *backgrounds, shot, shot_answer, question, answer = text.split("\n")
+        assert len(set(backgrounds)) == 8
+        assert all(line.startswith("Title: Town ") and ". Background: The mayor" in line for line in backgrounds)
+        assert any(sample.answers[0] + "." in line for line in backgrounds)
+        assert shot.startswith("Question: ")
+        assert shot_answer.startswith("Answer: Ann")
+        assert shot != question
+        assert answer == "Answer:"
+
+
+def test_a_small_context_has_fewer_confusions(write):
+    samples, rule = SQUAD.make(write(squad_file()), Room(ROOM.encode, 420), 3, 0)
+    assert rule.endswith(("3 to 4", "4 to 4", "3 to 3"))
+    assert all(len(sample.prompt) + sample.most <= 420 for sample in samples)
+    with pytest.raises(ValueError, match="max-context = 150: question"):
+        SQUAD.make(write(squad_file()), Room(ROOM.encode, 150), 3, 0)
+
+
+def test_trivia_takes_every_alias_and_the_search_results(write):
+    (sample,), _ = TRIVIAQA.make(write(TRIVIA), ROOM, 5, 0)
+    assert sample.answers == ("Sunset Boulevard", "Sunset Blvd")
+    assert prompts([sample]) == [
+        "Title: A site. Background: On Sunset Boulevard ...\nQuestion: Which street?\nAnswer:",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "exact", "f1", "starts"),
+    [
+        (" The Eiffel Tower\nQuestion", 1, 1, 1),
+        (" eiffel tower, in Paris", 0, 2 * 2 / (2 + 4), 1),
+        (" a tower", 0, 2 / 3, 0),
+        ("", 0, 0, 0),
+    ],
+)
+def test_measures(said, exact, f1, starts):
+    sample = Sample([1], ("Eiffel Tower", "La tour"), 64)
+    assert SQUAD.score(sample, said) == {"exact_match": exact, "f1": pytest.approx(f1), "starts_with": starts}
+
+
+def test_an_answer_ends_with_its_line():
+    sample = Sample([1], ("x",), 64)
+    assert not SQUAD.over(sample, "\n Ann")
+    assert SQUAD.over(sample, " Ann\n")
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "reason"),
+    [
+        (SQUAD, ("data",), r"file\.json: field 'data' is missing"),
+        (SQUAD, ("data", 2, "paragraphs"), r"data\[2\] field 'paragraphs' is missing"),
+        (SQUAD, ("data", 0, "paragraphs", 0, "context"), r"data\[0\]\.paragraphs\[0\] field 'context' is missing"),
+        (SQUAD, ("data", 1, "paragraphs", 0, "qas", 0, "answers"), r"qas\[0\] field 'answers' is missing"),
+        (SQUAD, ("data", 1, "paragraphs", 0, "qas", 0, "answers", 0, "text"), r"answers\[0\] field 'text' is missing"),
+        (TRIVIAQA, ("Data", 0, "Answer"), r"Data\[0\] field 'Answer' is missing"),
+        (TRIVIAQA, ("Data", 0, "Answer", "Value"), r"Answer field 'Value' is missing"),
+    ],
+)
+def test_a_missing_field_is_named_with_its_record(write, task, path, reason):
+    content = copy.deepcopy(squad_file() if task is SQUAD else TRIVIA)
+    inner = content
+    for step in path[:-1]:
+        inner = inner[step]
+    del inner[path[-1]]
+    with pytest.raises(ValueError, match=reason):
+        task.make(write(content), ROOM, 1, 0)
+
+
+def test_other_files_are_refused(write):
+    with pytest.raises(ValueError, match=r"file\.json: not JSON, or cut off: .* line 1, column"):
+        SQUAD.make(write(json.dumps(squad_file())[:-20]), ROOM, 1, 0)
+    with pytest.raises(ValueError, match=r"file\.json: is a list, an object with field 'data'"):
+        SQUAD.make(write("[]"), ROOM, 1, 0)
+    with pytest.raises(ValueError, match=r"data has 0 elements"):
+        SQUAD.make(write({"data": []}), ROOM, 1, 0)
+    empty = squad_file()
+    empty["data"][3]["paragraphs"][0]["qas"][0]["question"] = "  "
+    with pytest.raises(ValueError, match=r"data\[3\]\.paragraphs\[0\]\.qas\[0\]\.question is an empty text"):
+        SQUAD.make(write(empty), ROOM, 1, 0)

@@ -1,0 +1,134 @@
+"""Accuracy runs: what is measured is the method's doing, all of it, and nothing of it twice."""
+
+import json
+
+import pytest
+import torch
+
+import vcsd
+from csd_spec import Compression
+from eval.accuracy.measure import Journal, Plan, Prefilled, contenders, measure_accuracy, plot_accuracy
+from eval.accuracy.selectors import TEXT
+from vcsd.generate import CHECKPOINT, load
+
+PROMPTS = [list(b"one, two, three, four, one, two, three,"), list(b"one, two, three, four, five, six, one, two,")]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load(CHECKPOINT)
+
+
+def plan(task="wikitext", methods="dense,sparf", compressions=(8.0,), **changes):
+    options = {"data": TEXT, "convention": "bytes", "samples": 2, "drives": 2, "max_context": 640, "seed": 0}
+    return Plan(task, methods=tuple(contenders(methods.split(","))), compressions=compressions, **(options | changes))
+
+
+def greedy(prefilled, steps):
+    tokens = []
+
+    def choose(step, logits):
+        tokens.append(logits.argmax(-1))
+        return tokens[-1]
+
+    prefilled.decode(steps, choose)
+    return torch.stack(tokens, 1)
+
+
+@torch.inference_mode()
+def test_decoding_from_what_was_prefilled_gives_generates_tokens_and_can_be_repeated(model):
+    expected = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        out = model[0].generate(input_ids=ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
+        expected.append(out[0, len(prompt) :])
+    with vcsd.attach(model[0], drives=2, attention="dense", compression=1) as csd:
+        prefilled = Prefilled(model[0], PROMPTS)
+        first = greedy(prefilled, 12)
+        csd.use("local", Compression(16))
+        other = greedy(prefilled, 12)
+        csd.use("dense", Compression(1))
+        again = greedy(prefilled, 12)
+    assert torch.equal(first, torch.stack(expected))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_sparf_and_sparq_agree_sample_by_sample_and_compression_one_is_dense(model):
+    result = measure_accuracy(*model, plan(methods="dense,sparf,sparq,ours", compressions=(1.0, 4.0)))
+    rows = {(row["method"], row["compression"], row["metric"]): row for row in result["rows"]}
+    for c in (1.0, 4.0):
+        for metric in ("bits_per_byte", "perplexity", "top1_agreement", "kl_to_dense"):
+            sparf, sparq = rows["sparf", c, metric], rows["sparq", c, metric]
+            assert sparf["sample_values"] == sparq["sample_values"]
+            assert sparf["pages_share"] > sparq["pages_share"] or c == 1
+            assert sparf["ci_low"] <= sparf["value"] <= sparf["ci_high"]
+    dense = rows["dense", 1.0, "bits_per_byte"]["value"]
+    assert rows["sparf", 1.0, "bits_per_byte"]["value"] == pytest.approx(dense, abs=2e-3)
+    assert rows["dense", 1.0, "kl_to_dense"]["value"] == 0
+    assert rows["dense", 1.0, "top1_agreement"]["value"] == 1
+    assert rows["dense", 1.0, "bits_per_byte"]["bytes_share"] == pytest.approx(1, abs=0.2)
+    assert rows["sparf", 4.0, "kl_to_dense"]["value"] > 0
+    assert rows["sparf", 4.0, "bits_per_byte"]["bytes_share"] < 0.3
+    json.dumps(result)
+
+
+def test_bits_per_byte_are_those_of_the_model_itself(model):
+    result = measure_accuracy(*model, plan(methods="dense"))
+    (row,) = (row for row in result["rows"] if row["metric"] == "bits_per_byte")
+    ids = list(TEXT.read_bytes())[:640]
+    with torch.inference_mode():
+        logs = torch.log_softmax(model[0](input_ids=torch.tensor([ids])).logits[0].float(), -1)
+    nats = -logs[383:639].gather(1, torch.tensor(ids[384:])[:, None]).mean()
+    assert row["sample_values"][0] == pytest.approx(float(nats) / 0.6931472, abs=2e-3)
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(model, tmp_path):
+    whole = measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9))
+    ticks = []
+
+    def killed(_):
+        ticks.append(1)
+        if len(ticks) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9), tmp_path, killed)
+    (left,) = tmp_path.iterdir()
+    with left.open("a") as file:
+        file.write('{"batch": 1, "met')  # killed while writing
+    assert len(Journal(left).done) == 4
+    rest = []
+    done = measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9), tmp_path, rest.append)
+    assert done == whole
+    assert len(rest) == 6
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_measured_is_not_used_for_something_else(model, tmp_path):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    for changes in ({}, {"seed": 1}, {"drives": 1}, {"max_context": 641}):
+        with pytest.raises(KeyboardInterrupt):
+            measure_accuracy(*model, plan("passkey", "dense", **changes), tmp_path, stop)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_the_picture_has_every_method(model, tmp_path):
+    result = measure_accuracy(*model, plan("passkey", "dense,local", (2.0, 8.0)))
+    plot_accuracy(result, tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert "local" in text
+    assert "accuracy" in text
+
+
+def test_what_cannot_be_measured_is_refused(model):
+    with pytest.raises(ValueError, match="method = 'fast': must be one of"):
+        contenders(["dense", "fast"])
+    with pytest.raises(ValueError, match="task = 'chess': must be one of squad"):
+        plan("chess")
+    with pytest.raises(ValueError, match=r"compression = 0\.5"):
+        plan(compressions=(0.5,))
+    with pytest.raises(ValueError, match="max_context = 99999: the model's context is"):
+        measure_accuracy(*model, plan(max_context=99_999))

@@ -1,0 +1,53 @@
+"""The FTL's benchmarks on small settings."""
+
+import pytest
+
+from csd_spec.presets import NVMEVIRT_970PRO
+from eval.bench.block_trace import load_trace, record, replay
+from eval.bench.ftl import bench_attention, bench_churn, read_trace
+
+
+def test_attention_reads_are_balanced_and_use_the_channels():
+    result = bench_attention(8 * 10**9, 0.3, heads=40, tokens=1536, requests=5, compression=8)
+    assert result["balance"] <= 1.1
+    assert result["map_bytes_per_page"] <= 8
+    assert 0.7 < result["bandwidth_share"] <= 1
+
+
+def test_churn_writes_little_more_than_the_hosts_data():
+    result = bench_churn(None, 0.8, 0.6, seed=0)
+    assert result["waf"] <= 1.05
+    assert result["balance"] <= 1.1
+    assert result["refused"] == 0
+    assert 0.7 < result["full"] < 0.9
+
+
+def test_traces_of_real_requests(data_dir):
+    lengths = read_trace(data_dir / "splitwise_conv.csv", 0)
+    assert len(lengths) > 1000
+    assert lengths[0] == (374, 44)
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "num_prefill_tokens,num_decode_tokens\n5,x\n"])
+def test_malformed_length_traces_name_the_line(tmp_path, text):
+    (tmp_path / "trace.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"trace\.csv"):
+        read_trace(tmp_path / "trace.csv", 0)
+
+
+def test_a_recorded_trace_replays(tmp_path):
+    done = record(tmp_path / "trace", 300, 4, "sparf", 8)
+    requests = load_trace(tmp_path / "trace")
+    result = replay(requests, NVMEVIRT_970PRO)
+    assert result["requests"] == done["requests"] == len(requests)
+    assert 0 < result["reads"] < len(requests)
+    assert result["mean_latency_us"] > 4
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("1 0 0 8 1\n1 0 x 8 1", 2), ("1 0 0 8", 1), ("1 0 0 0 1", 1), ("1 0 0 8 7", 1)]
+)
+def test_malformed_block_traces_name_the_line(tmp_path, text, line):
+    (tmp_path / "trace").write_text(text)
+    with pytest.raises(ValueError, match=f"line {line}"):
+        load_trace(tmp_path / "trace")

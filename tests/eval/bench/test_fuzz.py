@@ -1,0 +1,51 @@
+"""The fuzzer finds nothing, and finds what is planted."""
+
+from csd_firmware import Firmware
+from csd_firmware.tenants import Tenant
+from eval.bench.fuzz import bench_fuzz
+
+CLEAN = {"crashes": 0, "hangs": 0, "leaks": 0, "state_changes": 0}
+
+
+def run(inputs):
+    result = bench_fuzz(inputs, 3, lambda _: None)
+    return result, {key: result[key] for key in CLEAN}
+
+
+def test_nothing_is_found():
+    result, found = run(4000)
+    assert found == CLEAN, result["notes"]
+    assert result["accepted"] > 50
+    assert result["corpus"] > 30
+
+
+def test_a_tenant_that_reads_what_is_anothers_is_found(monkeypatch):
+    monkeypatch.setattr("csd_firmware.tenants.Handles.of", lambda self, number: number)
+    monkeypatch.setattr("csd_firmware.tenants.Handles.number", lambda self, handle: handle)
+    monkeypatch.setattr(Tenant, "_owns", lambda self, number: number in self._firmware.ftl.sequences)
+    assert run(600)[1]["leaks"] > 0
+
+
+def test_a_firmware_that_breaks_is_found(monkeypatch):
+    step = Tenant.step
+
+    def broken(self, command, submit_ns, *most_bytes):
+        if getattr(command, "layer", 0) > 1000:
+            raise IndexError("layer")
+        return step(self, command, submit_ns, *most_bytes)
+
+    monkeypatch.setattr(Tenant, "step", broken)
+    assert run(600)[1]["crashes"] > 0
+
+
+def test_a_refusal_that_changes_something_is_found(monkeypatch):
+    step = Firmware.step
+
+    def forgetful(self, command, submit_ns):
+        done = step(self, command, submit_ns)
+        if done.status:
+            self.free_ns += 1
+        return done
+
+    monkeypatch.setattr(Firmware, "step", forgetful)
+    assert run(600)[1]["state_changes"] > 0

@@ -1,0 +1,126 @@
+"""What the shipped checkpoint is trained on, and how it is stored."""
+
+import random
+
+import torch
+
+from eval.model.corpus import docstrings, load_corpus, shared_ngrams
+from eval.model.train_checkpoint import (
+    HELD,
+    LOST,
+    MATCH,
+    STAGES,
+    TRUST,
+    Run,
+    Stage,
+    batch,
+    byte_tokenizer,
+    learning_rate,
+    new_model,
+    schedule,
+)
+from vcsd.generate import CHECKPOINT, load
+
+CORPUS = b" ".join(b"word%d" % (n * n) for n in range(2000))
+
+
+def test_docstrings_are_found_and_cleaned():
+    assert docstrings('"""Module."""\ndef f():\n    """First.\n\n    Second.\n    """\n') == [
+        "Module.",
+        "First.\n\nSecond.",
+    ]
+
+
+def test_batches_depend_on_their_seed_alone():
+    for stage in STAGES:
+        ids, weights = batch(random.Random("1/7"), CORPUS, stage, 8)
+        again, _ = batch(random.Random("1/7"), CORPUS, stage, 8)
+        assert ids.shape == weights.shape == (8, stage.length)
+        assert torch.equal(ids, again)
+        assert set(weights.unique().tolist()) <= {0, 1, TRUST}
+
+
+def test_what_cannot_be_known_carries_no_loss():
+    stage = Stage(512, 0, copying=1, recall=0)
+    ids, weights = batch(random.Random(0), CORPUS, stage, 60)
+    counted = weights > 0
+    assert 0.1 < counted.float().mean() < 0.9
+    for row, counts in zip(ids.tolist(), counted.tolist(), strict=True):
+        text = bytes(row)
+        for start in (at for at in range(1, 512) if counts[at] and not counts[at - 1]):
+            assert text[start - LOST : start] in text[: start - LOST]  # a piece that stood before
+
+
+def test_what_a_match_foretells_weighs_more_and_nothing_where_it_is_wrong():
+    text = b"0123456789abcdefX, 0123456789abcdefY, 0123456789abcdefX"
+    ids, weights = batch(random.Random(0), text + b" ", Stage(len(text), 0, copying=0, recall=0), 1)
+    assert bytes(ids[0].tolist()) == text
+    assert MATCH == 16
+    assert (weights[0] == 0).nonzero()[:, 0].tolist() == [text.index(b"Y")]
+    assert (weights[0] == TRUST).nonzero()[:, 0].tolist() == [52, 53, 54]  # "ef", and the X that stood there too
+
+
+def test_facts_are_told_before_they_are_asked_for():
+    ids, _ = batch(random.Random(0), CORPUS, Stage(1024, 0, copying=0, recall=1), 40)
+    for row in ids.tolist():
+        told, _, asked = bytes(row).partition(b"\nWhat is the ")
+        key = asked.rstrip(b".").split()[-1]
+        assert key.isdigit()
+        assert key in told or asked.count(key) > 1
+
+
+def test_overlap_with_evaluation_text_is_found():
+    text = "He said: the quick brown fox jumps over the lazy dog, then it sleeps until noon."
+    assert shared_ngrams(f"So {text.upper()} Indeed.", text)[0].startswith("he said the quick")
+    assert not shared_ngrams("the quick brown fox jumps over the lazy dog", text)
+
+
+def test_no_evaluation_text_is_trained_on(data_dir):
+    corpus = load_corpus().decode(errors="replace")
+    files = [path for path in data_dir.iterdir() if path.suffix in (".json", ".txt")]
+    assert files
+    for path in files:
+        assert shared_ngrams(corpus, path.read_text(encoding="utf-8")) == [], path
+
+
+def test_the_rate_warms_up_and_cools_down():
+    assert learning_rate(0, 1) == 0
+    assert learning_rate(0.02, 1) == 1
+    assert learning_rate(1, 1) < 0.06
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch):
+    monkeypatch.setattr("eval.model.train_checkpoint.STAGES", (Stage(64, 640, copying=0, recall=0),))
+    plans = schedule(128)
+    assert len(plans) == 5
+
+    def go(run, some):
+        for plan in some:
+            run.step(CORPUS, plan)
+        return run
+
+    whole = go(Run(tmp_path / "a.pt", 1, "cpu"), plans)
+    go(Run(tmp_path / "b.pt", 1, "cpu"), plans[:3]).save()
+    again = go(Run(tmp_path / "b.pt", 1, "cpu"), plans[3:])
+    expected, beginning = whole.model.state_dict(), new_model(1).state_dict()
+    for name, weight in again.model.state_dict().items():
+        assert torch.equal(weight, expected[name]), name
+        assert torch.equal(weight, beginning[name]) == bool(HELD.search(name)), name
+
+
+def test_tokens_are_bytes():
+    tokenizer, text = byte_tokenizer(), "naïve — 東京\n\t\x00"
+    ids = tokenizer(text)["input_ids"]
+    assert bytes(ids) == text.encode()
+    assert tokenizer.decode(ids) == text
+
+
+def test_the_shipped_checkpoint():
+    weights = CHECKPOINT / "model.safetensors"
+    assert weights.stat().st_size <= 16e6
+    model, tokenizer = load(CHECKPOINT)
+    assert model.config.head_dim == 64
+    assert model.config.num_attention_heads > model.config.num_key_value_heads
+    assert model.config.max_position_embeddings >= 4096
+    assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in new_model(0).named_parameters()}
+    assert bytes(tokenizer("é")["input_ids"]) == "é".encode()

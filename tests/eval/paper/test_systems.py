@@ -1,0 +1,126 @@
+"""Systems on small batches, against what their parts must add up to."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from csd_spec import Compression
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
+from eval.accuracy.record import Recorded
+from eval.paper.figures import page_shares, sensitivity
+from eval.paper.profiles import FOLDER, Gpu, Host, Model, Ssd
+from eval.paper.simulate import Pattern, SimulatedDrive
+from eval.paper.systems import DENSE, OURS, OURS_DENSE, SPARF, Setup, deepspeed, flexgen, in_storage
+from nvmevirt_config.describe import SHIPPED, load_drive
+
+
+def setup_of(model="opt-13b", gpu="a6000", **more):
+    return Setup(model=Model.load(model), gpu=Gpu.load(gpu), host=Host.load("pcie4"), ssd=Ssd.load("980pro"), **more)
+
+
+def test_a_dense_step_is_flash_and_engine_and_the_rest():
+    """Batch 4: K and V at 8 x 1.4 GB/s, 116 multiply-accumulates a cycle, both within what pages and senses add."""
+    setup = setup_of()
+    (result,) = in_storage(setup, (DENSE,), 4, 1)
+    kv_bytes = setup.kv_bytes(4, setup.steps.mean())
+    assert result.step.kv_s == pytest.approx(kv_bytes / 11.2e9, rel=0.02)
+    assert result.step.engine_s == pytest.approx(kv_bytes / 2 / (116 * 285e6), rel=0.02)
+    parts = result.step.kv_s + result.step.engine_s + result.step.other_s
+    assert result.step.total_s == pytest.approx(parts)
+    assert result.tokens_per_s == pytest.approx(4 * 1024 / (result.prefill_s + 1024 * result.step.total_s))
+
+
+def test_two_drives_halve_flash_and_engine_and_nothing_else():
+    setup = setup_of()
+    one, two = (in_storage(setup, (SPARF,), 4, drives)[0].step for drives in (1, 2))
+    assert two.kv_s == pytest.approx(one.kv_s / 2, rel=0.1)  # few pages for each channel
+    assert two.engine_s == pytest.approx(one.engine_s / 2, rel=0.01)
+    assert two.other_s == pytest.approx(one.other_s, rel=0.1)
+
+
+def test_ours_is_faster_at_more_accuracy_than_instinfer():
+    setup = setup_of()
+    sparf, dense, ours, ours_dense = in_storage(setup, (SPARF, DENSE, OURS, OURS_DENSE), 8, 1)
+    assert ours.tokens_per_s > 1.5 * sparf.tokens_per_s
+    assert ours_dense.tokens_per_s > dense.tokens_per_s
+
+
+@pytest.mark.parametrize("model", sorted(path.stem for path in FOLDER.glob("model/*.yaml")))
+@pytest.mark.parametrize("gpu", sorted(path.stem for path in FOLDER.glob("gpu/*.yaml")))
+def test_every_model_on_every_gpu_runs_or_does_not_fit(model, gpu):
+    if Model.load(model).weight_bytes > Gpu.load(gpu).memory_gib * 2**30:
+        with pytest.raises(ValueError, match=f"gpu = {gpu}: .* do not hold the weights of {model}"):
+            setup_of(model, gpu)
+        return
+    setup = replace(setup_of(model, gpu), input=64, output=64)
+    for result in [deepspeed(setup, 1, 1), flexgen(setup, 1, 1), *in_storage(setup, (DENSE, SPARF, OURS), 1, 1)]:
+        assert result.tokens_per_s > 0
+        assert not result.reason
+
+
+@pytest.mark.parametrize("host", sorted(path.stem for path in FOLDER.glob("host/*.yaml")))
+@pytest.mark.parametrize("drive", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_host_and_every_drive_runs(host, drive):
+    setup = replace(setup_of("opt-6.7b", drive=load_drive(drive)), host=Host.load(host), input=64, output=64)
+    for result in [deepspeed(setup, 1, 1), *in_storage(setup, (DENSE,), 1, 1)]:
+        assert result.tokens_per_s > 0
+
+
+def test_host_systems_are_what_their_rates_say():
+    setup = setup_of()
+    c, kv = setup.constants, setup.kv_bytes(16, setup.steps.mean())
+    step = deepspeed(setup, 16, 1).step
+    assert step.kv_s == pytest.approx((setup.model.weight_bytes + kv) / (32e9 * c.host_link_share))
+    assert flexgen(setup, 16, 1).step.kv_s == pytest.approx(kv / c.cached_path)
+    large = setup.kv_bytes(64, setup.steps.mean())  # beyond the page cache
+    assert flexgen(setup, 64, 1).step.kv_s == pytest.approx(large / c.file_path)
+    assert flexgen(setup, 64, 2).tokens_per_s == flexgen(setup, 64, 1).tokens_per_s
+    assert "GPU's memory" in flexgen(setup, 128, 1).reason
+
+
+def test_a_gpu_that_cannot_hold_the_weights_is_refused():
+    with pytest.raises(ValueError, match="gpu = rtx4090: 24 GiB do not hold the weights of opt-30b"):
+        setup_of("opt-30b", gpu="rtx4090")
+
+
+def test_more_drives_than_heads_are_refused():
+    with pytest.raises(ValueError, match="drives = 41: opt-13b has 40 KV heads"):
+        in_storage(setup_of(), (DENSE,), 1, 41)
+
+
+def test_a_batch_that_overflows_a_drive_gives_the_reason():
+    small = replace(PAPER, geometry=replace(PAPER.geometry, blocks_per_plane=16))
+    (result,) = in_storage(setup_of(drive=small), (DENSE,), 16, 1)
+    assert "batch = 16 is too much for 1 drives of 0.0086 TB" in result.reason
+
+
+def test_a_pattern_touches_as_many_pages_as_it_says():
+    pattern, each = Pattern(0.3, 16), np.ones(50, np.int64)
+    tokens = pattern.best_tokens(None, 1536 * each, 192 * each, 48 * each)
+    assert tokens.shape == (50, 192)
+    assert (np.diff(tokens, axis=1) > 0).all()
+    assert {np.unique(row // 16).size for row in tokens} == {29}
+    tokens, counts = pattern.top_pages(None, 1530 * each, 16, 10 * each, each)
+    assert (counts == 10 * 16 + 10).all()
+    assert (np.diff(tokens, axis=1) > 0).all()
+
+
+def test_a_simulated_step_reads_the_pages_that_it_must():
+    shape = Model.load("opt-13b").shape
+    drive = SimulatedDrive(PAPER, replace(shape, layers=2), 40, 3, 2048, 16)
+    drive.grow(1024)
+    assert drive.step("dense", Compression(1).at(1024, 128), 1.0, "serial")["pages"] == 2 * 3 * 40 * 2 * 64
+
+
+def test_sensitivity_falls_with_compression():
+    rows = sensitivity(setup_of(), 2, 1, [1, 4, 16], {4: 0.4, 16: 0.2})
+    assert [row["step_s"] for row in rows] == sorted((row["step_s"] for row in rows), reverse=True)
+
+
+def test_page_shares_are_those_of_the_selection():
+    generator = np.random.default_rng(0)
+    q, k, v = (generator.standard_normal((1, heads, 320, 16)).astype(np.float16) for heads in (2, 1, 1))
+    shares = page_shares([Recorded(q, k, v)], [1, 8, 16], 16)
+    assert shares[1] == 1
+    assert shares[16] < shares[8] < 1

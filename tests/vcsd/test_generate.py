@@ -1,0 +1,53 @@
+"""The shipped checkpoint decodes the same in drives as without."""
+
+import pytest
+import torch
+
+from csd_spec import Compression
+from vcsd.generate import CHECKPOINT, PROMPT, decode, encode, load
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return load(CHECKPOINT)
+
+
+@pytest.mark.parametrize(
+    ("drives", "attention", "batch"),
+    [(1, "dense", 1), (2, "dense", 3), (3, "dense", 1), (4, "dense", 1), (3, "sparf", 1)],
+)
+def test_greedy_tokens_are_those_of_ordinary_attention(shipped, drives, attention, batch):
+    model, tokenizer = shipped
+    inputs = encode(model, tokenizer, PROMPT.read_text(), batch, 128, seed=0)
+    done = decode(model, inputs, 128, drives, attention, Compression(1), tokenizer)
+    assert done.agreement.tokens_equal
+    assert done.agreement.top1_rate == 1
+    assert done.agreement.max_abs_logit_diff < 0.05
+
+
+def test_sparse_decode_is_compared_on_the_references_text(shipped):
+    """However far a sparse run wanders off, the logits are compared step by step on the same tokens."""
+    model, tokenizer = shipped
+    inputs = encode(model, tokenizer, PROMPT.read_text(), 1, 64, seed=0)
+    coarse, fine = (
+        decode(model, inputs, 64, 2, "sparf", Compression(c), tokenizer).agreement.max_abs_logit_diff for c in (32, 2)
+    )
+    assert 0 < fine < coarse < 30
+
+
+def test_real_text(shipped, data_dir):
+    model, tokenizer = shipped
+    prompt = (data_dir / "wikitext-2-raw-test.txt").read_text()[:1500]
+    inputs = encode(model, tokenizer, prompt, 1, 64, seed=0)
+    done = decode(model, inputs, 64, 3, "dense", Compression(1), tokenizer)
+    assert done.agreement.max_abs_logit_diff < 0.05
+    assert done.agreement.top1_rate > 0.98
+
+
+def test_rows_of_a_batch_are_padded_on_the_left_and_follow_the_seed(shipped):
+    model, tokenizer = shipped
+    rows = [encode(model, tokenizer, "abcdefgh" * 8, 3, 4, seed)["attention_mask"] for seed in (1, 1, 2)]
+    assert torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[0], rows[2])
+    assert rows[0][0].all()
+    assert rows[0][:, -32:].all()

@@ -1,1 +1,0 @@
-"""The command line's groups, one file each."""

@@ -1,0 +1,34 @@
+"""`vcsd convert`: models of other programs as folders that `--model` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vcsd_cli.shared import Output, OutputOption, err, show
+
+convert = typer.Typer(help="Turn models of other programs into folders that --model takes.")
+
+
+@convert.callback()
+def root() -> None:
+    """Turn models of other programs into folders that --model takes."""
+
+
+@convert.command("llama2c")
+def llama2c(
+    model: Annotated[Path, typer.Argument(help="llama2.c's model, such as stories260K.bin")],
+    tokenizer: Annotated[Path, typer.Argument(help="its tokenizer, such as tok512.bin")],
+    out: Annotated[Path, typer.Argument(help="folder to write")],
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """A llama2.c model and its tokenizer."""
+    if out.exists():
+        raise ValueError(f"{out} exists already")
+    with err.status("converting"):
+        from eval.model.llama2c import convert_model
+
+        shape = convert_model(model, tokenizer, out)
+    show(f"Written to {out}", shape, output)

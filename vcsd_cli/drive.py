@@ -1,0 +1,269 @@
+"""Administration of drives: what they say of themselves, format, snapshots, raw commands."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from csd_spec import LogPage
+from vcsd_cli.guest import as_dict, findings_table
+from vcsd_cli.serve import find_created, running
+from vcsd_cli.shared import Output, OutputOption, err, print_json, show, stdout
+
+log = typer.Typer(help="Log pages of a drive that is served, was created, or was kept in a folder.")
+config = typer.Typer(help="Description files.")
+
+DriveArgument = Annotated[str, typer.Argument(help="name of a drive, or a folder (see vcsd run --keep)")]
+
+
+def _created(name: str) -> Path:
+    return find_created(name).parent
+
+
+def _log(drive: str, page: LogPage) -> dict[str, Any]:
+    from vcsd.administer import opened, read_log
+
+    with opened(drive, _created) as device:
+        return read_log(device, page)
+
+
+@log.command("smart")
+def log_smart(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
+    """Health: wear, spare blocks, data written, media errors."""
+    show(f"SMART, {drive}", _log(drive, LogPage.SMART), output)
+
+
+@log.command("wear")
+def log_wear(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
+    """Write amplification, erase histogram, bad blocks."""
+    show(f"wear, {drive}", _log(drive, LogPage.WEAR), output)
+
+
+@log.command("latency")
+def log_latency(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
+    """Modelled times of commands since power-on."""
+    found = _log(drive, LogPage.LATENCY)
+    _rows(f"latency, {drive}", [{"command": kind} | each for kind, each in found.items()], found, output)
+
+
+@log.command("error")
+def log_error(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
+    """The last commands that were refused since power-on."""
+    found = _log(drive, LogPage.ERROR)
+    _rows(f"errors, {drive}", found["errors"], found, output)
+
+
+@log.command("programs")
+def log_programs(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
+    """Device-defined programs: the methods of attention that the drive knows."""
+    found = _log(drive, LogPage.PROGRAMS)
+    _rows(f"programs, {drive}", found["programs"], found, output)
+
+
+def _rows(title: str, rows: list[dict[str, Any]], found: dict[str, Any], output: Output) -> None:
+    """Like values as a table."""
+    if output is Output.JSON:
+        print_json(found)
+        return
+    if not rows:
+        stdout().print(f"{title}: none")
+        return
+    table = Table(title=title, title_justify="left")
+    for column in rows[0]:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(f"{value:,.0f}" if isinstance(value, float) else str(value) for value in row.values()))
+    stdout().print(table)
+
+
+def id_ctrl(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
+    """What the controller says of itself, with nvme-cli's key names."""
+    from vcsd.administer import identify_controller, opened
+
+    with opened(drive, _created) as device:
+        show(f"controller, {drive}", identify_controller(device.spec, Path(drive).name), output)
+
+
+def id_ns(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
+    """The block namespace: its size in logical blocks, and how many hold something."""
+    show(f"namespace, {drive}", _log(drive, LogPage.NAMESPACE), output)
+
+
+def format_drive(
+    drive: DriveArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Erase a drive that is not served: all sequences and blocks; wear and counters stay."""
+    from csd_firmware import InProcessDevice
+    from vcsd.administer import folder_of
+
+    folder = folder_of(drive, _created)
+    device = InProcessDevice.reopen(folder)
+    if not yes and not (sys.stdin.isatty() and typer.confirm(f"Erase all data of {folder}?", err=True)):
+        raise ValueError(f"{folder} was not formatted: say --yes")
+    ftl = device.firmware.ftl
+    before = len(ftl.sequences)
+    took_ns = ftl.format(0)
+    device.close()
+    show(f"format, {drive}", {"sequences_freed": before, "modelled_ns": took_ns}, output)
+
+
+def snapshot(drive: DriveArgument, folder: Annotated[Path, typer.Argument(help="new folder for the snapshot")]) -> None:
+    """Copy a drive's data and map, as its last flush left them."""
+    from vcsd.administer import folder_of
+
+    _copy_drive(folder_of(drive, _created), folder)
+
+
+def restore(
+    snapshot: Annotated[Path, typer.Argument(help="folder of a snapshot")],
+    drive: Annotated[Path, typer.Argument(help="new folder for the drive")],
+) -> None:
+    """Make a drive in the state of a snapshot, which stays as it is."""
+    _copy_drive(snapshot, drive)
+
+
+def _copy_drive(source: Path, target: Path) -> None:
+    from csd_firmware import InProcessDevice
+
+    with err.status(f"copying {source} to {target}"):
+        device = InProcessDevice.reopen(source, private=True)
+        device.snapshot(target)
+    err.print(f"{target}: {len(device.firmware.ftl.sequences)} sequences")
+
+
+def io_passthru(
+    drive: Annotated[str, typer.Argument(help="name of a served drive")],
+    opcode: Annotated[str, typer.Option(help="of the command, as 0xca")],
+    parameter: Annotated[list[str] | None, typer.Option("--parameter", "-p", help="next 32-bit parameter")] = None,
+    input_file: Annotated[Path | None, typer.Option(help="payload")] = None,
+    output_file: Annotated[Path | None, typer.Option(help="file for the data that comes back")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show the entry, send nothing")] = False,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Send a raw command through the administrator's window of a served drive (docs/drives.md has the opcodes)."""
+    from vcsd.administer import admin_window, describe_request, parse_request, served
+
+    numbers = [_number(text) for text in parameter or []]
+    request = parse_request(_number(opcode), numbers, input_file.read_bytes() if input_file else b"")
+    if dry_run:
+        show(f"dry run, {drive}", describe_request(request, 0), output)
+        return
+    if not served(drive):
+        raise ValueError(f"no drive {drive} is served: vcsd serve {drive} first")
+    device = admin_window(drive)
+    done = device.request(request, 0).result()
+    device.close()
+    data = b"".join(array.tobytes() for array in done.data)
+    if output_file:
+        output_file.write_bytes(data)
+    result = {
+        "status": f"{done.status:#05x}",
+        "status_name": done.status.name.lower(),
+        "reason": done.reason,
+        "modelled_ns": done.latency_ns,
+        "data_bytes": len(data),
+        "data_begins": data[:64].hex(" ", 4),
+    }
+    show(f"opcode {request.opcode:#04x}, {drive}", result, output)
+    if done.status:
+        sys.exit(1)
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number: write 202 or 0xca") from None
+
+
+def top(
+    rounds: Annotated[int, typer.Option("-n", min=0, help="how often to look; 0: until interrupted")] = 0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="between two looks")] = 1.0,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Served drives at work, looked at again and again; once where the output is no terminal."""
+    from vcsd.administer import opened, read_log
+
+    def look() -> dict[str, dict[str, Any]]:
+        found = {}
+        for name in running():
+            with opened(name, _created) as device:
+                found[name] = read_log(device, LogPage.SMART)
+        return found
+
+    before = look()
+    if not before:
+        raise ValueError("no drive is served: vcsd serve begins one")
+    if output is Output.JSON:
+        print_json({"drives": before})
+        return
+    live = stdout().is_terminal
+    with Live(_top_table(before, before, seconds), console=stdout(), auto_refresh=False) as view:
+        turn = 0
+        while (rounds or live) and turn != rounds:
+            time.sleep(seconds)
+            now = look()
+            view.update(_top_table(before, now, seconds), refresh=live)
+            before, turn = now, turn + 1
+
+
+def _top_table(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]], seconds: float) -> Table:
+    table = Table(title="Drives at work", title_justify="left")
+    table.add_column("drive")
+    for column in ("sequences", "reads/s", "writes/s", "refused", "written, MB", "worn, %", "WAF"):
+        table.add_column(column, justify="right")
+    for name, smart in now.items():
+        old = before.get(name, smart)
+        rates = [(smart[key] - old[key]) / seconds for key in ("host_read_commands", "host_write_commands")]
+        table.add_row(
+            name,
+            str(smart["sequences"]),
+            *(f"{rate:,.0f}" for rate in rates),
+            str(smart["num_err_log_entries"]),
+            f"{smart['data_units_written'] * 0.512:,.1f}",
+            str(smart["percent_used"]),
+            f"{smart['waf']:.3f}",
+        )
+    return table
+
+
+def doctor(output: OutputOption = Output.NORMAL) -> None:
+    """For each way to a drive: ready, or what is missing and the command that mends it."""
+    from vcsd.doctor import examine
+
+    findings = examine()
+    if output is Output.JSON:
+        print_json({"ways": [as_dict(each) for each in findings]})
+    else:
+        stdout().print(findings_table("Ways to a drive", findings))
+
+
+@config.command("validate")
+def config_validate(
+    file: Annotated[Path, typer.Argument(help="description of a drive, or list of drives to serve")],
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Check a description file; says what is in it."""
+    import yaml
+
+    from nvmevirt_config import load_config, load_drive
+
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: {error}") from error
+    if isinstance(values, dict) and "drives" in values:
+        drives = {drive.name: drive.spec for drive in load_config(file).drives}
+    else:
+        spec = load_drive(file)
+        drives = {spec.name: spec}
+    found = {name: f"{spec.name}, {spec.geometry.capacity_bytes / 1e9:,.1f} GB" for name, spec in drives.items()}
+    show(f"{file} is well", {"valid": True} | found, output)

@@ -1,0 +1,127 @@
+"""`vcsd guest run`, `vcsd nvmevirt check|load|unload`: a drive behind Linux's NVMe driver."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from nvmevirt_config import load_drive
+from nvmevirt_config.module import Finding, Reservation, check, load, unload
+from vcsd_cli.shared import Output, OutputOption, err, print_json, show, stdout
+
+guest = typer.Typer(help="A virtual machine whose NVMe driver finds our drive.")
+nvmevirt = typer.Typer(help="NVMeVirt on this machine: what it needs, loading it, unloading it.")
+
+
+class Accelerator(StrEnum):
+    """How QEMU runs the guest's instructions."""
+
+    AUTO = "auto"
+    KVM = "kvm"
+    TCG = "tcg"
+
+
+@guest.command("run")
+def guest_run(
+    drives: Annotated[int, typer.Option(min=1, max=4, help="drives, one window each on the same device")] = 2,
+    tokens: Annotated[int, typer.Option(min=1, max=512, help="decode steps of the shipped model's shape")] = 16,
+    prompt: Annotated[int, typer.Option(min=1, max=1024, help="tokens that are stored first")] = 128,
+    drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None,
+    module: Annotated[Path | None, typer.Option(help="NVMeVirt's nvmev.ko, built for the guest's kernel")] = None,
+    accelerator: Annotated[Accelerator, typer.Option(help="auto takes kvm where that works")] = Accelerator.AUTO,
+    console: Annotated[Path | None, typer.Option(help="file for all that the guest says")] = None,
+    timeout_s: Annotated[float, typer.Option(min=1, help="for the guest machine")] = 240,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Boot a Linux whose NVMe driver finds the drives, decode inside, and compare with decoding in this process."""
+    from vcsd.guest import run_guest
+
+    if module and not module.is_file():
+        raise ValueError(f"{module}: no such module")
+    spec = load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH
+    with err.status("guest machine"):
+        result = run_guest(spec, drives, prompt, tokens, module, accelerator.value, timeout_s, console)
+    if output is Output.JSON:
+        print_json(result)
+    else:
+        flat = result | {f"id-ctrl {key}": value for key, value in result["id_ctrl"].items()}
+        show("guest machine", {key: value for key, value in flat.items() if not isinstance(value, dict)}, output)
+    if not result["equal"]:
+        sys.exit(1)
+
+
+StartOption = Annotated[int, typer.Option("--start", help="MiB of physical memory at which the reservation begins")]
+SizeOption = Annotated[int, typer.Option("--size", help="MiB reserved, the first one for the controller itself")]
+CpusOption = Annotated[str, typer.Option("--cpus", help="cores of NVMeVirt: dispatcher, then workers")]
+
+
+def _reservation(start: int, size: int, cpus: str) -> Reservation:
+    try:
+        cores = tuple(map(int, cpus.split(",")))
+    except ValueError:
+        raise ValueError(f"--cpus {cpus}: numbers with commas, as in 1,2") from None
+    return Reservation(start_bytes=start << 20, size_bytes=size << 20, cpus=cores)
+
+
+@nvmevirt.command("check")
+def nvmevirt_check(
+    start: StartOption = 1024, size: SizeOption = 256, cpus: CpusOption = "1,2", output: OutputOption = Output.NORMAL
+) -> None:
+    """Whether memory and cores are reserved and the module is loaded, and what to do where not."""
+    reservation = _reservation(start, size, cpus)
+    findings = check(reservation)
+    if output is Output.JSON:
+        arguments = [reservation.kernel_argument, reservation.isolation_argument]
+        print_json(
+            {
+                "ready": all(each.ok for each in findings),
+                "kernel_arguments": arguments,
+                "module_options": reservation.module_options,
+                "findings": [as_dict(each) for each in findings],
+            }
+        )
+    else:
+        stdout().print(findings_table("NVMeVirt", findings))
+    if not all(each.ok for each in findings):
+        sys.exit(1)
+
+
+def as_dict(finding: Finding) -> dict[str, str | bool]:
+    """A finding for programs."""
+    return {"what": finding.what, "ok": finding.ok, "says": finding.says, "mend": "" if finding.ok else finding.mend}
+
+
+def findings_table(title: str, findings: list[Finding]) -> Table:
+    """Findings for people, with what to do about those that are not so."""
+    table = Table(title=title, title_justify="left")
+    for column in ("what", "ok", "found", "what to do"):
+        table.add_column(column)
+    for each in findings:
+        table.add_row(each.what, "yes" if each.ok else "no", each.says, "" if each.ok else each.mend)
+    return table
+
+
+@nvmevirt.command("load")
+def nvmevirt_load(
+    module: Annotated[Path, typer.Option(help="nvmev.ko, built after NVMeVirt's own README")],
+    start: StartOption = 1024,
+    size: SizeOption = 256,
+    cpus: CpusOption = "1,2",
+) -> None:
+    """Insert NVMeVirt's module on the reserved memory."""
+    reservation = _reservation(start, size, cpus)
+    load(module, reservation)
+    where = f"--window /dev/mem at byte {reservation.storage_start_bytes:#x}"
+    err.print(f"{module.name} is loaded; its namespace lies in physical memory ({where}), see docs/drives.md")
+
+
+@nvmevirt.command("unload")
+def nvmevirt_unload() -> None:
+    """Remove NVMeVirt's module."""
+    unload()

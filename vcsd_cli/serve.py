@@ -1,0 +1,184 @@
+"""`vcsd serve`, `create`, `list`, `delete`: drives with a process of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.table import Table
+
+from csd_link.serving import ADMIN, ServedDrive, private_dir, run_dir, window_name
+from nvmevirt_config import ServeConfig, load_config
+from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
+
+
+def home() -> Path:
+    """Folder of the drives that `vcsd create` made: $VCSD_HOME, or ~/.local/share/vcsd."""
+    return Path(os.environ.get("VCSD_HOME") or Path.home() / ".local/share/vcsd")
+
+
+def created() -> dict[str, Path]:
+    """Description files of created drives, by name."""
+    return {file.parent.name: file for file in sorted(home().glob("*/served.yaml"))}
+
+
+def find_created(name: str) -> Path:
+    """A created drive's description file; raises ValueError where there is none."""
+    drives = created()
+    if name not in drives:
+        raise ValueError(
+            f"no drive {name!r}: {'there are ' + ', '.join(drives) if drives else 'vcsd create makes one'}"
+        )
+    return drives[name]
+
+
+WHAT_HELP = "config file, or names of created drives (default: all of them)"
+RESTART_HELP = "begin a drive again that was killed (default: yes, or as the file says)"
+WINDOW_HELP = "file or device in which the windows lie, one after the other"
+
+
+def serve(
+    what: Annotated[list[str] | None, typer.Argument(help=WHAT_HELP)] = None,
+    restart: Annotated[bool | None, typer.Option("--restart/--no-restart", help=RESTART_HELP)] = None,
+    window: Annotated[Path | None, typer.Option(help=WINDOW_HELP)] = None,
+    mount: Annotated[Path | None, typer.Option(help="folder in which each drive is mounted under its name")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but what went wrong")] = False,
+) -> None:
+    """Serve drives, each in a process of its own, until interrupted."""
+    from csd_firmware.process.supervisor import Supervisor
+
+    config = _config(what or [])
+    drives = _placed(config.drives, window, mount)
+    for drive in drives:
+        _check_free(drive)
+    if not quiet:
+        for drive in drives:
+            where = drive.device or drive.run_dir / window_name(drive.tenants[0])
+            err.print(f"drive {drive.name}: window {where}{f', mounted at {drive.mount}' if drive.mount else ''}")
+    say = print_to_stderr
+    sys.exit(Supervisor(drives, config.restart if restart is None else restart, say).run())
+
+
+def print_to_stderr(text: str) -> None:
+    """One line for whoever watches."""
+    print(f"vcsd: {text}", file=sys.stderr, flush=True)
+
+
+def _config(what: list[str]) -> ServeConfig:
+    files = [word for word in what if word.endswith((".yaml", ".yml"))]
+    if files and len(what) > 1:
+        raise ValueError("serve takes one config file, or names of drives")
+    if files:
+        return load_config(Path(files[0]))
+    names = what or list(created())
+    if not names:
+        raise ValueError("there is no drive: vcsd create NAME makes one, or name a config file")
+    return ServeConfig(tuple(drive for name in names for drive in load_config(find_created(name)).drives))
+
+
+def _placed(drives: tuple[ServedDrive, ...], window: Path | None, mount: Path | None) -> list[ServedDrive]:
+    """The drives with the windows and mounts that the options ask for."""
+    from dataclasses import replace
+
+    from csd_link.window import BLOCK_BYTES
+    from vcsd.transport import make_window_file
+
+    placed, at = [], 0
+    for drive in drives:
+        if window:
+            drive = replace(drive, device=window, offset_bytes=at)
+            at += len(drive.tenants) * drive.layout.blocks * BLOCK_BYTES
+        if mount:
+            drive = replace(drive, mount=mount / drive.name)
+        placed.append(drive)
+    if window:
+        make_window_file(window, at)
+    return placed
+
+
+def _check_free(drive: ServedDrive) -> None:
+    if serving(drive.name):
+        raise ValueError(f"drive {drive.name} is served already")
+
+
+def running() -> list[str]:
+    """Names of the drives that are served at present."""
+    return sorted(path.parent.name for path in run_dir().glob(f"*/{window_name(ADMIN)}") if serving(path.parent.name))
+
+
+def serving(name: str) -> bool:
+    """Whether a drive of this name is served at present."""
+    from csd_link.connect import beating
+    from csd_link.medium import MappedMedium
+
+    window = run_dir() / name / window_name(ADMIN)
+    return window.exists() and beating(MappedMedium(window)) is not None
+
+
+def create(
+    name: Annotated[str, typer.Argument(help="name of the drive")],
+    drive: Annotated[str | None, typer.Option(help="preset, or YAML description (default: the paper's drive)")] = None,
+    tenant: Annotated[list[str] | None, typer.Option(help="who may use it, once for each (default: default)")] = None,
+) -> None:
+    """Make a drive whose flash lies in files; `vcsd serve` begins to serve it."""
+    from csd_firmware.inprocess import describe
+
+    folder = home() / name
+    entry: dict[str, Any] = {"name": name, "path": "."}
+    if drive:
+        is_file = drive.endswith((".yaml", ".yml"))
+        entry["drive"] = str(Path(drive).absolute()) if is_file else drive
+    if tenant:
+        entry["tenants"] = tenant
+    if folder.exists():
+        raise ValueError(f"drive {name} exists: vcsd delete {name} first, or take another name")
+    private_dir(home())
+    scratch = home() / f".{os.getpid()}.yaml"
+    try:
+        scratch.write_text(yaml.safe_dump({"drives": [entry]}))
+        made = load_config(scratch).drives[0]
+        private_dir(folder)
+        describe(made.spec, folder)
+        scratch.rename(folder / "served.yaml")
+    finally:
+        scratch.unlink(missing_ok=True)
+    err.print(f"{folder}: made; vcsd serve {name} serves it")
+
+
+def list_drives(output: OutputOption = Output.NORMAL) -> None:
+    """Drives that were created, and those that are served."""
+    made = {name: str(file.parent) for name, file in created().items()}
+    windows = {name: _window(run_dir() / name) for name in running()}
+    rows = [
+        {"name": name, "served": name in windows, "path": made.get(name), "window": windows.get(name)}
+        for name in sorted(made | windows)
+    ]
+    if output is Output.JSON:
+        print_json({"drives": rows})
+        return
+    table = Table(title="Drives", title_justify="left")
+    for column in ("name", "served", "flash", "window"):
+        table.add_column(column)
+    for row in rows:
+        flash, window = row["path"] or "-", row["window"] or "-"
+        table.add_row(str(row["name"]), "yes" if row["served"] else "no", str(flash), str(window))
+    stdout().print(table)
+
+
+def _window(folder: Path) -> str:
+    return str(min(path for path in folder.glob("window-[!_]*") if path.suffix != ".bell"))
+
+
+def delete(name: Annotated[str, typer.Argument(help="name of the drive")]) -> None:
+    """Delete a created drive and all its data."""
+    folder = find_created(name).parent
+    if serving(name):
+        raise ValueError(f"drive {name} is served: stop vcsd serve first")
+    shutil.rmtree(folder)
+    shutil.rmtree(run_dir() / name, ignore_errors=True)
+    err.print(f"{folder}: deleted")

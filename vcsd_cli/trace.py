@@ -1,0 +1,44 @@
+"""`vcsd trace`: block traces in MQSim's text format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, err, show
+
+trace = typer.Typer(help="Block traces in MQSim's text format.")
+
+
+@trace.command("replay")
+def trace_replay(
+    file: Annotated[Path, typer.Argument(help="trace: time_ns device lba sectors op on each line")],
+    preset: Annotated[str, typer.Option(help="which conventional SSD")] = "nvmevirt-970pro",
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Modelled latencies of a trace on a conventional SSD."""
+    from csd_spec.presets import BLOCK_SSDS
+    from eval.bench.block_trace import load_trace, replay
+
+    if preset not in BLOCK_SSDS:
+        raise ValueError(f"preset = {preset!r}: must be one of {', '.join(BLOCK_SSDS)}")
+    show(f"replay, {file.name}", replay(load_trace(file), BLOCK_SSDS[preset]), output)
+
+
+@trace.command("record")
+def trace_record(
+    file: Annotated[Path, typer.Argument(help="file to write")],
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 16, help="prompt length")] = 1024,
+    steps: Annotated[int, typer.Option(min=0, max=4096, help="decode steps")] = 16,
+    attention: Annotated[str, typer.Option(help=ATTENTION_HELP)] = "sparf",
+    compression: Annotated[float, typer.Option(help="use 1/C of K and V")] = 8,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Write down what a drive's flash is asked for while a sequence decodes."""
+    from eval.bench.block_trace import record
+
+    with err.status("decoding"):
+        result = record(file, tokens, steps, attention, compression)
+    show("record", result, output)
