@@ -17,7 +17,7 @@ from csd_link.connect import connect
 from csd_link.host_end import WindowDevice
 from csd_link.serving import private_dir, run_dir, window_name
 from csd_spec import Command, KvAppend, KvFree, KvRead, SeqCreate, Status
-from ftl.memory import lazy_zeros
+from ftl.flash.memory import lazy_zeros
 from vcsd.transport import serving
 
 WORKLOADS = {

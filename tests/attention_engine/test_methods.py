@@ -217,7 +217,9 @@ def test_the_order_of_tokens_changes_pages_not_the_output(small_drive, name):
 def test_adding_tokens_never_changes_earlier_pages(small_drive):
     drive = Drive(small_drive, [100], bits=4)
     content = drive.ftl.nand.content
-    before = {int(p): content[p].copy() for m in drive.ftl.sequence(drive.handles[0]).maps for p in m.flash_slots()}
+    before = {
+        int(p): content[p].copy() for m in drive.ftl.sequence(drive.handles[0]).maps.values() for p in m.flash_slots()
+    }
     for _ in range(150):
         drive.grow()
     assert before
