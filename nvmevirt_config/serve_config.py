@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from csd_link.serving import ServedDrive
+from csd_link.served_drive import DEFAULT, ServedDrive, ServedDrives
 from csd_link.window import WindowLayout
 from csd_spec import DriveSpec
 from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
@@ -18,21 +17,7 @@ _PATHS = ("path", "device", "mount")
 _FIELDS = {"name", "drive", "tenants", "layout", "offset_bytes", *_PATHS}
 
 
-@dataclass(frozen=True, slots=True)
-class ServeConfig:
-    """drives: one process each. restart: begin one again that was killed."""
-
-    drives: tuple[ServedDrive, ...]
-    restart: bool = True
-
-    def __post_init__(self) -> None:
-        names = [drive.name for drive in self.drives]
-        twice = {name for name in names if names.count(name) > 1}
-        if not names or twice:
-            raise ValueError(f"drives: {'name ' + twice.pop() + ' is given twice' if twice else 'there is none'}")
-
-
-def load_config(path: Path) -> ServeConfig:
+def load_config(path: Path) -> ServedDrives:
     """The drives that a YAML file lists; raises ValueError naming the file and what is off.
 
     `drive` is the name of a preset, a description file (relative to this one), or a description itself; left out, the
@@ -44,13 +29,13 @@ def load_config(path: Path) -> ServeConfig:
             raise ValueError("needs a list named drives, each with a name")
         if unknown := set(values) - {"drives", "restart"}:
             raise ValueError(f"{unknown.pop()}: no such field; there are drives and restart")
-        drives = tuple(_drive(entry, path.parent) for entry in values["drives"])
-        return ServeConfig(drives, bool(values.get("restart", True)))
+        restarts = bool(values.get("restart", True))
+        return ServedDrives(tuple(_drive(entry, path.parent, restarts) for entry in values["drives"]))
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _drive(entry: Any, folder: Path) -> ServedDrive:
+def _drive(entry: Any, folder: Path, restarts: bool) -> ServedDrive:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise ValueError(f"a drive needs a name, as in '- name: csd0': {entry!r}")
     if unknown := set(entry) - _FIELDS:
@@ -61,9 +46,10 @@ def _drive(entry: Any, folder: Path) -> ServedDrive:
         return ServedDrive(
             name=entry["name"],
             spec=_spec(entry.get("drive"), folder),
-            tenants=tuple(entry.get("tenants", ["default"])),
+            tenants=tuple(entry.get("tenants", [DEFAULT])),
             layout=WindowLayout(**entry.get("layout", {})),
             offset_bytes=int(entry.get("offset_bytes", 0)),
+            restarts=restarts,
             **paths,
         )
     except (TypeError, ValueError) as error:
