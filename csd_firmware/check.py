@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_engine import METHODS
+from attention_engine import Methods
 from csd_spec import (
     Attend,
     Command,
@@ -73,8 +73,11 @@ def layout_of(spec: DriveSpec, command: SeqCreate) -> KvLayout:
     return KvLayout.for_context(page_bytes, command.head_dim, command.max_tokens, command.embedding_bits)
 
 
-def check(ftl: Ftl, command: Command) -> None:
-    """Raise Refused, or the FTL's UnknownSequence, for a command that must not be carried out."""
+def check(ftl: Ftl, command: Command, methods: Methods) -> None:
+    """Raise Refused, or the FTL's UnknownSequence, for a command that must not be carried out.
+
+    methods: those that this drive knows.
+    """
     match command:
         case SeqCreate():
             limits = [
@@ -104,7 +107,7 @@ def check(ftl: Ftl, command: Command) -> None:
                 _array(name, array, np.float16, rows)
                 _finite(name, array)
         case Attend():
-            _check_attend(command, _sequences(ftl, command.seqs, command.layer))
+            _check_attend(command, _sequences(ftl, command.seqs, command.layer), methods)
         case KvCrop():
             _sequences(ftl, command.seqs, command.layer)
             _array("lengths", command.lengths, np.int64, (len(command.seqs),))
@@ -138,7 +141,7 @@ def _table_bytes(heads: int, layout: KvLayout) -> int:
     return heads * (4 * layout.head_dim + 12 * (2 + layout.embedding_pages))
 
 
-def _check_attend(command: Attend, seqs: list[Sequence]) -> None:
+def _check_attend(command: Attend, seqs: list[Sequence], methods: Methods) -> None:
     B, H, d = len(seqs), seqs[0].heads, seqs[0].layout.head_dim
     queries = command.q.shape[2] if isinstance(command.q, np.ndarray) and command.q.ndim == 4 else 1
     _require(queries >= 1, "q: has no query head")
@@ -149,7 +152,7 @@ def _check_attend(command: Attend, seqs: list[Sequence]) -> None:
     ):
         _array(name, array, np.float16, shape)
         _finite(name, array)
-    _require(command.method in METHODS, f"method = {command.method!r}: must be one of {', '.join(METHODS)}")
+    _require(command.method in methods, f"method = {command.method!r}: this drive knows {', '.join(methods)}")
     _require(1 <= command.r <= d, f"r = {command.r}: must lie between 1 and the {d} channels of a head")
     _array("top_k", command.top_k, np.int64, (B,))
     _array("recent", command.recent, np.int64, (B,))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_engine import METHODS, EngineClock, Memory, Read, Step, add_rows
+from attention_engine import METHODS, EngineClock, Memory, Methods, Read, Step, add_rows
 from csd_firmware import logs
 from csd_firmware.check import Refused, check, layout_of
 from csd_firmware.schedule import SCHEDULES, Units
@@ -46,10 +46,13 @@ STATUS_OF = (
 
 
 class Firmware:
-    """One drive's firmware. Commands run one after the other in the order in which they come."""
+    """One drive's firmware. Commands run one after the other in the order in which they come.
 
-    def __init__(self, spec: DriveSpec, nand: Nand | None = None) -> None:
-        self.spec = spec
+    methods: what it knows of attention, by name.
+    """
+
+    def __init__(self, spec: DriveSpec, nand: Nand | None = None, methods: Methods = METHODS) -> None:
+        self.spec, self.methods = spec, dict(methods)
         self.ftl = Ftl(spec, nand)
         self.engine = EngineClock(spec.engine)
         self.history = logs.History()
@@ -69,7 +72,7 @@ class Firmware:
         """
         watch = Stopwatch(submit_ns)
         try:
-            check(self.ftl, command)
+            check(self.ftl, command, self.methods)
             watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(_nbytes_in(command)))
             watch.until("queue", self.free_ns)
             done = self._carry_out(command, watch)
@@ -127,7 +130,8 @@ class Firmware:
                     for layer in range(self._v_sums.pop(handle).shape[0]):
                         self._memory.pop((handle, layer), None)
             case GetLog():
-                return Completion(status=Status.SUCCESS, data=(logs.page_bytes(self.ftl, self.history, command.page),))
+                page = logs.page_bytes(self.ftl, self.history, self.methods, command.page)
+                return Completion(status=Status.SUCCESS, data=(page,))
             case Flush():
                 return Completion(status=Status.SUCCESS, finish_ns=self.ftl.flush(watch.now_ns))
         return Completion(status=Status.SUCCESS)
@@ -153,7 +157,7 @@ class Firmware:
             self._v_means(command, view),
             [self._memory.setdefault((handle, command.layer), {}) for handle in command.seqs],
         )
-        output = METHODS[command.method](step)
+        output = self.methods[command.method](step)
         SCHEDULES[self.spec.engine.schedule](step.work, Units(self.ftl, self.engine), watch)
         fetched = [_flash_read(item.plan) for item in step.work if isinstance(item, Read)]
         return output.reshape(B, H, G, d), sum(fetched, FlashCounters())

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_spec.commands import (
+    METHOD_BYTES,
     Attend,
     Command,
     Completion,
@@ -35,7 +36,6 @@ from csd_spec.status import Status
 Buffer = bytes | bytearray | memoryview
 
 PARAMETERS = 10
-METHOD_BYTES = 32
 MOST_SEQUENCES = 1 << 16
 MOST_TOKENS = 1 << 24  # of one sequence
 MOST_VALUES = 1 << 40  # of an array, its empty dimensions left out

@@ -19,6 +19,8 @@ from csd_spec.status import Status
 F16 = NDArray[np.float16]
 I64 = NDArray[np.int64]
 
+METHOD_BYTES = 32  # of a method's name
+
 
 class Opcode(IntEnum):
     """Vendor-specific NVMe I/O opcodes; bits 1:0 are the direction (0 none, 1 to the drive, 2 to the host).

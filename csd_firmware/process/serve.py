@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from attention_engine import load_methods
 from csd_firmware.inprocess import describe
 from csd_firmware.step import Firmware
 from csd_firmware.tenants import Tenant, drive_secret
@@ -50,7 +51,7 @@ def open_firmware(drive: ServedDrive) -> Firmware:
     if drive.path:
         private_dir(drive.path)
         describe(drive.spec, drive.path)
-    return Firmware(drive.spec, Nand(drive.spec.geometry, path=drive.path))
+    return Firmware(drive.spec, Nand(drive.spec.geometry, path=drive.path), load_methods(drive.methods))
 
 
 def window_medium(drive: ServedDrive, tenant: str) -> MappedMedium:
