@@ -29,9 +29,9 @@ class History:
         entry = {"command": command, "status_field": int(status), "reason": reason}
         self.errors.appendleft(entry)
 
-    def done(self, command: object, ns: int) -> None:
+    def done(self, command: str, ns: int) -> None:
         """A command was carried out in `ns` of modelled time."""
-        each = self.latency_ns.setdefault(type(command).__name__, [0, 0, 0])
+        each = self.latency_ns.setdefault(command, [0, 0, 0])
         each[0], each[1], each[2] = each[0] + 1, each[1] + ns, max(each[2], ns)
 
 

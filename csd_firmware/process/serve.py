@@ -41,9 +41,9 @@ class SharedTenant:
         with self._lock:
             return self._tenant.refuse(command, status, reason, submit_ns)
 
-    def step(self, command: Command, submit_ns: int, most_bytes: int) -> Completion:
+    def step(self, command: Command, submit_ns: int, max_bytes: int) -> Completion:
         with self._lock:
-            return self._tenant.step(command, submit_ns, most_bytes)
+            return self._tenant.step(command, submit_ns, max_bytes)
 
 
 def open_firmware(drive: ServedDrive) -> Firmware:

@@ -125,12 +125,12 @@ def test_pages_that_were_not_fetched_never_count(small_drive, monkeypatch):
 def test_what_methods_remember_goes_with_the_tokens(small_drive, how):
     bench = Bench(small_drive, [200])
     bench.attend("h2o")
-    assert bench.firmware._memory[bench.seqs[0], 1]["h2o"].shape == (H, 201)
+    assert bench.firmware.state.memory[bench.seqs[0], 1]["h2o"].shape == (H, 201)
     if how == "crop":
         bench.do(KvCrop(bench.seqs, 1, np.array([150])))
     else:
         bench.do(KvFree(bench.seqs))
-    assert not bench.firmware._memory
+    assert not bench.firmware.state.memory
 
 
 def test_a_method_that_fails_leaves_nothing_behind(small_drive):
