@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+from attention_engine import METHODS, Methods
 from csd_firmware.step import Firmware
 from csd_spec import Command, Completion, DeviceError, DriveSpec, Flush, Status
 from ftl import Nand
@@ -16,14 +17,16 @@ class InProcessDevice:
     """The `Device` that needs no set-up. Kernels release the interpreter lock, so drives work side by side.
 
     path: a folder that holds the flash, and what a flush acknowledged, beyond this process. private: the folder is
-    only read, changes stay in memory.
+    only read, changes stay in memory. methods: what its firmware knows of attention.
     """
 
-    def __init__(self, spec: DriveSpec, path: Path | None = None, private: bool = False) -> None:
+    def __init__(
+        self, spec: DriveSpec, path: Path | None = None, private: bool = False, methods: Methods = METHODS
+    ) -> None:
         if path is not None and not private:
             path.mkdir(parents=True, exist_ok=True)
             describe(spec, path)
-        self.firmware = Firmware(spec, Nand(spec.geometry, path=path, private=private))
+        self.firmware = Firmware(spec, Nand(spec.geometry, path=path, private=private), methods)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.name)
 
     @classmethod
@@ -49,6 +52,11 @@ class InProcessDevice:
     @property
     def spec(self) -> DriveSpec:
         return self.firmware.spec
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods that it knows."""
+        return tuple(self.firmware.methods)
 
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
         return self._worker.submit(self.firmware.step, command, submit_ns)

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from attention_engine import load_methods
 from vcsd_cli.evaluate import evaluate
 from vcsd_cli.run import ConventionName
-from vcsd_cli.shared import MethodsOption, Output, OutputOption, err, load_methods, numbers, progress, show, stdout
+from vcsd_cli.shared import MethodsOption, Output, OutputOption, err, numbers, progress, show, stdout
 
 __all__ = ["evaluate"]
 
@@ -42,7 +43,7 @@ def accuracy(
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """A model's score with its decode attention in drives, by method and compression, with 95 % intervals."""
-    load_methods(methods)
+    known = load_methods(methods)
     compressions = numbers("compression", compression, float)
     with err.status("loading the model"):
         from eval.accuracy.measure import BATCH, Plan, contenders, measure_accuracy, plot_accuracy
@@ -53,13 +54,13 @@ def accuracy(
 
         if plot:
             check_format(plot)
-        chosen = tuple(contenders(method.split(",")))
+        chosen = tuple(contenders(method.split(","), known))
         loaded, tokenizer = load(model or CHECKPOINT)
         split_heads(model_shape(loaded).kv_heads, drives)
         limit = getattr(loaded.config.get_text_config(decoder=True), "max_position_embeddings", 4096)
         plan = Plan(
             task, data, chosen, tuple(compressions), convention.value, samples, drives,
-            min(4096, limit) if max_context is None else max_context, seed,
+            min(4096, limit) if max_context is None else max_context, seed, methods,
         )  # fmt: skip
     batches = -(-samples // BATCH)
     with progress("methods x compressions x batches", batches * len(plan.turns())) as tick:

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from vcsd_cli.shared import MethodsOption, Output, OutputOption, err, load_methods, numbers, progress, stdout
+from attention_engine import load_methods
+from vcsd_cli.shared import MethodsOption, Output, OutputOption, err, numbers, progress, stdout
 
 evaluate = typer.Typer(help="Measure what methods and drives are worth.")
 
@@ -35,7 +36,7 @@ def selectors(
 ) -> None:
     """Every method's bytes, error and modelled time on recorded q, k, v."""
     compressions = numbers("compression", compression, float)
-    load_methods(methods)
+    known = load_methods(methods)
     with err.status("loading the model"):
         from eval.accuracy.selectors import TEXT, bench_selectors, contenders, plot_selectors
         from eval.plot import check_format
@@ -45,9 +46,9 @@ def selectors(
             check_format(plot)
         loaded, tokenizer = load(model or CHECKPOINT)
         written = (text or TEXT).read_text(encoding="utf-8")
-    turns = (len(contenders()) - 1) * len(compressions) + 1
+    turns = (len(contenders(known)) - 1) * len(compressions) + 1
     with progress("layers", turns * loaded.config.num_hidden_layers) as tick:
-        result = bench_selectors(loaded, tokenizer, written, tokens, steps, sequences, compressions, tick)
+        result = bench_selectors(loaded, tokenizer, written, tokens, steps, sequences, compressions, tick, known)
     if plot:
         plot_selectors(result, plot)
     if output is Output.JSON:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -45,16 +44,6 @@ def numbers(name: str, text: str, kind: type = int) -> list[Any]:
     if min(found) < 1:
         raise ValueError(f"{name} = {text!r}: must be at least 1")
     return found
-
-
-def load_methods(file: Path | None) -> None:
-    """Run a file that adds to `attention_engine.METHODS`; raises ValueError with its reason when it fails."""
-    if file is None:
-        return
-    try:
-        runpy.run_path(str(file))
-    except Exception as error:  # whatever the user's file raises
-        raise ValueError(f"{file}: {type(error).__name__}: {error}") from error
 
 
 def show(title: str, result: dict[str, Any], output: Output) -> None:

@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import vcsd
-from attention_engine import METHODS
+from attention_engine import METHODS, Methods
 from csd_spec import Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
@@ -34,11 +34,11 @@ Counts = dict[str, tuple[float, float]]  # a sample's figures: what it adds to a
 Tick = Callable[[object], None]
 
 
-def contenders(names: Iterable[str]) -> list[Contender]:
-    """Methods by name: those of `attention_engine.METHODS`, or `ours` and the variants of it that need no set-up."""
+def contenders(names: Iterable[str], methods: Methods = METHODS) -> list[Contender]:
+    """Methods by name: those of a table, or `ours` and the variants of it that need no set-up."""
     ours = {each.name: each for each in OURS if not (each.cache_share or each.similar)}
     ours["ours"] = replace(ours["ours-int4"], name="ours")
-    known = {name: Contender(name, name) for name in METHODS} | ours
+    known = {name: Contender(name, name) for name in methods} | ours
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"method = {unknown[0]!r}: must be one of {', '.join(sorted(known))}")
     return [known[name] for name in dict.fromkeys(names)]
@@ -46,7 +46,10 @@ def contenders(names: Iterable[str]) -> list[Contender]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured. compressions: every method is run at each, dense at 1 alone."""
+    """What is to be measured. compressions: every method is run at each, dense at 1 alone.
+
+    own_methods: the file that some of the methods are from.
+    """
 
     task: str
     data: Path | None
@@ -57,6 +60,7 @@ class Plan:
     drives: int
     max_context: int
     seed: int
+    own_methods: Path | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -216,7 +220,8 @@ class Subject:
                     todo.append((contender, c))
             if not todo:
                 continue
-            with vcsd.attach(self.model, self.plan.drives, attention="dense", embedding_bits=bits) as csd:
+            how: Any = {"attention": "dense", "methods": self.plan.own_methods}
+            with vcsd.attach(self.model, self.plan.drives, embedding_bits=bits, **how) as csd:
                 prefilled = Prefilled(self.model, [sample.prompt for sample in samples])
                 if TASKS[self.plan.task].score is None and dense is None:
                     csd.use("dense", Compression(1))
@@ -351,7 +356,7 @@ def _fingerprint(model: PreTrainedModel, plan: Plan) -> str:
     """Changes with the plan, the data, the model's weights and any of our sources."""
     digest = hashlib.sha256(repr((plan, model.config.to_dict(), INSTCSD_ZYNQ7045_8CH)).encode())
     folder = Path(model.config.name_or_path)
-    for path in sorted(folder.glob("*.safetensors")) + [path for path in [plan.data] if path]:
+    for path in sorted(folder.glob("*.safetensors")) + [path for path in (plan.data, plan.own_methods) if path]:
         stat = path.stat()
         digest.update(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
     root = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attention_engine import METHODS, EngineClock, Memory, Queries, Read, Step
+from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Queries, Read, Step
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Compression, KvLayout
@@ -57,10 +57,10 @@ OURS = (
 )
 
 
-def contenders() -> list[Contender]:
+def contenders(methods: Methods = METHODS) -> list[Contender]:
     """Every method as it is known, and ours by the options that they combine."""
     mine = {contender.method for contender in OURS} - {"sparf"}
-    return [*(Contender(name, name) for name in METHODS if name not in mine), *OURS]
+    return [*(Contender(name, name) for name in methods if name not in mine), *OURS]
 
 
 @dataclass(slots=True)
@@ -84,6 +84,7 @@ def bench_selectors(
     sequences: int,
     compressions: list[float],
     tick: Callable[[object], None] | None = None,
+    methods: Methods = METHODS,
 ) -> dict[str, Any]:
     """Every method at every budget 1/c (`bytes` convention) on `steps` decode steps behind `tokens` tokens.
 
@@ -104,11 +105,11 @@ def bench_selectors(
     gathered = [_gathered(recorded, tokens) for recorded in layers]
     rows: list[dict[str, Any]] = []
     left_out: list[dict[str, Any]] = []
-    for contender in contenders():
+    for contender in contenders(methods):
         for c in compressions if contender.name != "dense" else [1.0]:
             tally = Tally()
             for recorded, weights in zip(layers, gathered, strict=True):
-                _run(contender, c, recorded, weights, tally)
+                _run(contender, methods[contender.method], c, recorded, weights, tally)
                 if tick:
                     tick(None)
             count = steps * len(layers)
@@ -133,7 +134,7 @@ def bench_selectors(
     }
 
 
-def _run(contender: Contender, c: float, recorded: Recorded, gathered: F32, tally: Tally) -> None:
+def _run(contender: Contender, method: Method, c: float, recorded: Recorded, gathered: F32, tally: Tally) -> None:
     """Decode one layer of all sequences in a drive, behind a prompt whose tokens have `gathered` (B, H, tokens)."""
     B, Hq, length, d = recorded.q.shape
     H = recorded.k.shape[1]
@@ -155,7 +156,7 @@ def _run(contender: Contender, c: float, recorded: Recorded, gathered: F32, tall
         q = recorded.q[:, :, position].astype(np.float32).reshape(B * H, Hq // H, d)
         v_mean = recorded.v[:, :, :stored].astype(np.float32).mean(2).reshape(B * H, d)
         step = Step(ftl.view(handles, 0), ftl, Queries.alike(q, params, v_mean, memory))
-        _count(tally, step, METHODS[contender.method](step), recorded, stored)
+        _count(tally, step, method(step), recorded, stored)
         for name, schedule in SCHEDULES.items():
             watch = Stopwatch(ftl.calendar.idle_ns())
             schedule(step.work, units, watch)
