@@ -29,7 +29,7 @@ from csd_spec import (
     Status,
 )
 from ftl import OutOfSpace
-from ftl.groups import MAX_STREAMS
+from ftl.flash.tag import MAX_STREAMS
 
 
 def _nothing(state: DriveState, command: Any) -> None: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_engine import Read, Step
+from attention_engine import Queries, Read, Step
 from csd_firmware.check import Refused, require
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.state import DriveState, flash_read
@@ -48,9 +48,7 @@ def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
 def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[F32, FlashCounters]:
     view = state.ftl.view(command.seqs, command.layer)
     B, H, G, d = command.q.shape
-    step = Step(
-        view,
-        state.ftl,
+    queries = Queries(
         command.q.astype(np.float32).reshape(B * H, G, d),
         command.r,
         np.repeat(command.top_k, H),
@@ -58,6 +56,7 @@ def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[F32, 
         _v_means(state, command, view),
         [state.memory.setdefault((handle, command.layer), {}) for handle in command.seqs],
     )
+    step = Step(view, state.ftl, queries)
     output = state.methods[command.method](step)
     SCHEDULES[state.spec.engine.schedule](step.work, Units(state.ftl, state.engine), watch)
     fetched = [flash_read(item.plan) for item in step.work if isinstance(item, Read)]

@@ -13,7 +13,7 @@ from csd_firmware.state import DriveState
 from csd_spec import Command
 from csd_spec.verbs import DIMENSIONS, VERBS, Array, Kind, Names, Scalar, Verb
 from ftl import Ftl, UnknownSequence
-from ftl.groups import MAX_LAYERS
+from ftl.flash.tag import MAX_LAYERS
 
 NO_LIMIT = 1 << 62
 

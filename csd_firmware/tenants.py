@@ -15,7 +15,7 @@ from csd_link.served_drive import DEFAULT
 from csd_spec import Command, Completion, Status
 from csd_spec.verbs import VERBS, Creates, Names
 from ftl import UnknownSequence
-from ftl.calendar import SLOT_NS
+from ftl.flash.calendar import SLOT_NS
 
 _ROUNDS = 6
 _HALF = (1 << 32) - 1

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Read, Step
+from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Queries, Read, Step
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Compression, KvLayout
@@ -154,10 +154,8 @@ def _run(contender: Contender, method: Method, c: float, recorded: Recorded, gat
         stored = position + 1
         params = Compression(c, "bytes").at(stored, d)
         q = recorded.q[:, :, position].astype(np.float32).reshape(B * H, Hq // H, d)
-        each = np.ones(B * H, np.int64)
         v_mean = recorded.v[:, :, :stored].astype(np.float32).mean(2).reshape(B * H, d)
-        view = ftl.view(handles, 0)
-        step = Step(view, ftl, q, params.r, params.k * each, params.l * each, v_mean, memory)
+        step = Step(ftl.view(handles, 0), ftl, Queries.alike(q, params, v_mean, memory))
         _count(tally, step, method(step), recorded, stored)
         for name, schedule in SCHEDULES.items():
             watch = Stopwatch(ftl.calendar.idle_ns())

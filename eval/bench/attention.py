@@ -17,9 +17,9 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 
-from attention_engine import METHODS, Compute, Memory, Read, Step, add_rows, oracle
+from attention_engine import METHODS, Compute, Memory, Queries, Read, Step, add_rows, oracle
 from attention_engine._parallel import over_streams
-from csd_spec import KvLayout, KvView
+from csd_spec import KvLayout, KvView, SparFParams
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.plot import new_figure, save_figure
 from eval.rivals._prefetch import prefetch
@@ -65,7 +65,8 @@ class Contest:
         generator = np.random.default_rng(seed)
         self.K, self.V = (_random(generator, tokens, kv_heads, head_dim) for _ in range(2))
         self.q = generator.standard_normal((kv_heads, heads // kv_heads, head_dim), np.float32)
-        self.r, self.k = min(16, head_dim), -(-tokens // 8)
+        top_k = -(-tokens // 8)
+        self.params = SparFParams(min(16, head_dim), top_k, -(-top_k // 4))
         ftl = self.ftl = Ftl(INSTCSD_ZYNQ7045_8CH)
         layout = KvLayout.for_context(ftl.spec.geometry.page_bytes, head_dim, tokens)
         (handle,) = ftl.create(1, 1, kv_heads, layout)
@@ -102,16 +103,14 @@ class Contest:
 
     def attend(self, method: str) -> F32:
         """Our kernels; where the pages are is worked out the first time only, as `vcsd bench ftl` measures that."""
-        l = -(-self.k // 4)  # noqa: E741
-        each = np.ones(self.kv_heads, np.int64)
+        memory = [self.memory.setdefault(method, {})]
+        queries = Queries.alike(self.q, self.params, self.v_mean, memory)
         if method not in self.plans:  # the first step makes tables
-            self.memory[method] = {}
-            first = self.view, self.ftl, self.q, self.r, self.k * each, l * each, self.v_mean, [self.memory[method]]
-            METHODS[method](Step(*first))
+            METHODS[method](Step(self.view, self.ftl, queries))
             self.plans[method] = Plans(self.ftl)
-        plans, memory = self.plans[method], [self.memory[method]]
+        plans = self.plans[method]
         plans.next = 0
-        step = Step(self.view, plans, self.q, self.r, self.k * each, l * each, self.v_mean, memory, self.threads)
+        step = Step(self.view, plans, queries, self.threads)
         out = METHODS[method](step)
         self.step = step
         return out
@@ -143,7 +142,7 @@ class Contest:
     def torch_gather(self) -> torch.Tensor:
         """SparF's selection with torch.gather on FP32 tensors, which is how SparQ is published for PyTorch."""
         q, K, V = torch.from_numpy(self.q)[None], self.keys, self.values
-        d, S, G, r, k = self.head_dim, self.tokens, self.q.shape[1], self.r, self.k
+        d, S, G, r, k = self.head_dim, self.tokens, self.q.shape[1], self.params.r, self.params.k
         size = q.abs().sum(2, keepdim=True)
         i = torch.topk(size, r, -1).indices
         some = torch.gather(q, -1, i.expand(-1, -1, G, -1))
@@ -174,7 +173,8 @@ class Contest:
             K, V = (part[:, head].astype(np.float64) for part in (self.K, self.V))
             chosen = tokens[row, : counts[row]]
             if method == "sparf":
-                expected, _, wanted = oracle.sparf(q[row].astype(np.float64), K, V, self.r, self.k, -(-self.k // 4))
+                p = self.params
+                expected, _, wanted = oracle.sparf(q[row].astype(np.float64), K, V, p.r, p.k, p.l)
                 others += np.setdiff1d(wanted, chosen).size
             else:
                 exact = oracle.dense(q[row].astype(np.float64), K[chosen], V[chosen])
@@ -285,12 +285,10 @@ def scratch_mib(
         v_slots=np.tile(one.v_slots, times),
         e_slots=np.tile(one.e_slots, (*times, 1)),
     )
-    each = np.ones(sequences * kv_heads, np.int64)
     q, v_mean = np.tile(contest.q, (*times, 1)), np.tile(contest.v_mean, times)
-    k, l = contest.k * each, -(-contest.k // 4) * each  # noqa: E741
     memory: list[Memory] = [{} for _ in range(sequences)]
     tracemalloc.start()
-    METHODS[method](Step(view, contest.ftl, q, contest.r, k, l, v_mean, memory))
+    METHODS[method](Step(view, contest.ftl, Queries.alike(q, contest.params, v_mean, memory)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak / 2**20

@@ -21,7 +21,7 @@ from csd_link.run_dir import private_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive
 from csd_spec import Command, KvAppend, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from ftl.memory import lazy_zeros
+from ftl.flash.memory import lazy_zeros
 from vcsd.transport import FACTORY
 
 WORKLOADS = {

@@ -3,6 +3,7 @@
 import pytest
 
 from attention_engine import METHODS
+from csd_spec import SparFParams
 from eval.bench.attention import Contest, bench_attention, scratch_mib
 
 
@@ -16,7 +17,7 @@ def test_a_small_contest(method):
 
 def test_the_rivals_compute_the_same():
     contest = Contest(300, 4, 32, 2, threads=1, seed=0)
-    contest.r, contest.k = 8, 40
+    contest.params = SparFParams(8, 40, 10)
     dense = contest.attend("dense")
     assert abs(contest.torch_sdpa().reshape(dense.shape).numpy() - dense).max() < 1e-4
     assert abs(contest.torch_gather()[0].numpy() - contest.attend("sparf")).max() < 1e-4

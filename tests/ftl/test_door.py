@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from csd_spec import DriveSpec, KvLayout
+from csd_spec.view import in_flash
 from eval.bench.crash import embedding_rows
 from ftl import FaultPlan, Ftl, Nand, OutOfSpace, ReadOnly, UnknownSequence
-from ftl.groups import DRAM_BANK, KIND_SHIFT, MAX_GROUPS, Kind
+from ftl.flash import tag
+from ftl.flash.tag import MAX_GROUPS, Kind
 
 HEADS, LAYERS, DIM = 2, 2, 8
 
@@ -60,7 +62,7 @@ def test_later_tokens_never_change_earlier_pages(small_drive):
     (handle,) = ftl.create(1, 1, HEADS, layout)
     generator = np.random.default_rng(0)
     append(ftl, handle, 0, rows(generator, 100), rows(generator, 100))
-    pages = np.concatenate([m.flash_slots() for m in ftl.sequence(handle).maps])
+    pages = np.concatenate([m.flash_slots() for m in ftl.sequence(handle).maps.values()])
     before = ftl.nand.content[pages].copy()
     for _ in range(100):
         append(ftl, handle, 0, rows(generator, 1), rows(generator, 1))
@@ -73,9 +75,9 @@ def test_tags_name_the_group(small_drive):
     (handle,) = ftl.create(1, LAYERS, HEADS, layout)
     k = rows(np.random.default_rng(0), 100)
     append(ftl, handle, 1, k, k)
-    v_map = ftl.sequence(handle).v
-    tag = int(ftl.nand.tags[v_map.slots[1, 1, 2]])
-    fields = tag >> KIND_SHIFT, tag >> 42 & 0x1FFFF, tag >> 34 & 0xFF, tag >> 20 & 0x3FFF, tag & 0xFFFFF
+    v_map = ftl.sequence(handle).maps["v"]
+    found = int(ftl.nand.tags[v_map.slots[1, 1, 2]])
+    fields = found >> 59, found >> 42 & 0x1FFFF, found >> 34 & 0xFF, found >> 20 & 0x3FFF, found & 0xFFFFF
     assert fields == (Kind.V, ftl.sequence(handle).newest, 1, 1, 2)
 
 
@@ -85,7 +87,7 @@ def test_a_group_that_is_cut_returns_to_dram(small_drive):
     k = rows(np.random.default_rng(0), 150)
     append(ftl, handle, 0, k, k)
     assert ftl.crop(handle, 0, 70, 0) > 0  # pages had to be read
-    assert (ftl.sequence(handle).k.slots[0, :, 70 // layout.n] >= DRAM_BANK).all()
+    assert not in_flash(ftl.sequence(handle).maps["k"].slots[0, :, 70 // layout.n]).any()
     np.testing.assert_array_equal(ftl.read_back(handle, 0)[0], k[:70])
     append(ftl, handle, 0, k[70:], k[70:])
     np.testing.assert_array_equal(embedding_rows(ftl, handle, 0), k)
@@ -153,10 +155,10 @@ def test_embedding_groups_beyond_drive_dram_are_built_from_k(small_drive):
     for layer in range(LAYERS):
         for start in range(0, 200, 20):
             append(ftl, first, layer, k[start : start + 20], k[start : start + 20])
-    assert [ftl.sequence(first).embedding_k.buffered(layer) for layer in range(LAYERS)] == [True, False]
+    assert [ftl.sequence(first).maps["embedding_k"].buffered(layer) for layer in range(LAYERS)] == [True, False]
     (second,) = ftl.create(1, LAYERS, HEADS, layout)
     append(ftl, second, 0, k[:30], k[:30])
-    assert not ftl.sequence(first).embedding_k.buffered(0)  # made room
+    assert not ftl.sequence(first).maps["embedding_k"].buffered(0)  # made room
     append(ftl, second, 1, k[:30], k[:30])
     with pytest.raises(OutOfSpace, match="DRAM"):
         ftl.fork(second)
@@ -198,19 +200,14 @@ class FtlMachine(RuleBasedStateMachine):
 
     def watch(self):
         """Note what every commit records, also one in the middle of a verb."""
-        commit = self.ftl.journal.commit
 
-        def note(start_ns, everything):
-            dirty, gone, number = set(self.ftl.dirty), set(self.ftl.gone), self.ftl.journal.number
-            done = commit(start_ns, everything)
-            if self.ftl.journal.number > number:
-                for handle in gone:
-                    self.recorded.pop(handle, None)
-                for handle in (dirty - self.ftl.dirty) & set(self.model):
-                    self.recorded[handle] = [list(parts) for parts in self.model[handle]]
-            return done
+        def note(recorded, freed):
+            for handle in freed:
+                self.recorded.pop(handle, None)
+            for handle in recorded & set(self.model):
+                self.recorded[handle] = [list(parts) for parts in self.model[handle]]
 
-        self.ftl.journal.commit = note
+        self.ftl.journal.log = note
 
     @precondition(lambda self: len(self.model) < 4)
     @rule()
@@ -298,7 +295,7 @@ class FtlMachine(RuleBasedStateMachine):
     @invariant()
     def counts_are_true(self):
         if hasattr(self, "ftl"):
-            used = [m.flash_slots() for seq in self.ftl.sequences.values() for m in seq.maps]
+            used = [m.flash_slots() for seq in self.ftl.sequences.values() for m in seq.maps.values()]
             pages = np.unique(np.concatenate([*used, self.ftl.journal.pages]))
             counts = np.bincount(self.ftl.nand.block_of(pages), minlength=self.ftl.placement.valid.size)
             np.testing.assert_array_equal(self.ftl.placement.valid, counts)
@@ -338,14 +335,14 @@ def test_programs_that_fail_on_a_full_drive_leave_nothing_behind(small_drive, se
     for handle, k in stored.items():
         np.testing.assert_array_equal(ftl.read_back(handle, 0)[1], k)
         np.testing.assert_array_equal(embedding_rows(ftl, handle, 0), k)
-    used = [m.flash_slots() for seq in ftl.sequences.values() for m in seq.maps]
+    used = [m.flash_slots() for seq in ftl.sequences.values() for m in seq.maps.values()]
     pages = np.concatenate([*used, ftl.journal.pages])
     counts = np.bincount(nand.block_of(pages), minlength=ftl.placement.valid.size)
     np.testing.assert_array_equal(ftl.placement.valid, counts)
     by_tag: dict[int, bytes] = {}
-    for ppn in nand.programmed().tolist():
-        if int(nand.tags[ppn]) >> KIND_SHIFT != Kind.JOURNAL:  # a tag is written once, by whatever was refused too
-            assert by_tag.setdefault(int(nand.tags[ppn]), nand.content[ppn].tobytes()) == nand.content[ppn].tobytes()
+    for ppn in nand.programmed()[tag.is_group(nand.tags[nand.programmed()])].tolist():
+        # A tag is written once, by whatever was refused too
+        assert by_tag.setdefault(int(nand.tags[ppn]), nand.content[ppn].tobytes()) == nand.content[ppn].tobytes()
 
 
 def test_a_commit_that_fails_half_way_is_not_taken_for_a_later_one(small_drive, monkeypatch):
@@ -363,7 +360,7 @@ def test_a_commit_that_fails_half_way_is_not_taken_for_a_later_one(small_drive, 
 
     append(ftl, handle, 1, k[:31], k[:31])
     with monkeypatch.context() as patch, pytest.raises(OutOfSpace):
-        patch.setattr(ftl, "program", fail)
+        patch.setattr(ftl.store, "program", fail)
         ftl.flush(0)
     append(ftl, handle, 1, k[31:], k[31:])
     append(ftl, handle, 0, k[31:62], k[31:62])

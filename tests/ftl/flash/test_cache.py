@@ -6,7 +6,7 @@ import numpy as np
 
 from csd_spec import KvLayout
 from ftl import Ftl
-from ftl.cache import PageCache
+from ftl.flash.cache import PageCache
 
 
 def touch(cache, *ppns):

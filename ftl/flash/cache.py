@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from ftl.memory import lazy_zeros
+from ftl.flash.memory import lazy_zeros
 
 ROUNDS = 64  # of the hand over the cache, after which everything in it counts half
 _THERE, _MOST = 0x80, 0x7F

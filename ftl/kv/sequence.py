@@ -6,14 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_spec import KvLayout
-from ftl.groups import GroupMap, Kind, TokenMap, embedding_map
-from ftl.placement import Writer
+from ftl.flash.placement import Writer
+from ftl.kv.layouts import GroupMap, PrimaryMap, layout_of
 
 I64 = NDArray[np.int64]
+U16 = NDArray[np.uint16]
+Rows = dict[str, U16 | None]  # "k" and "v", each (tokens, H, d) FP16 bits; None on a drive without payload
 
 
 class Sequence:
-    """Lengths per layer, three maps, and who owns which pages.
+    """Lengths per layer, the maps of its layout, and who owns which pages.
 
     Pages carry the number of an *owner* in their tag. A sequence writes as its newest owner; what it shares with the
     sequence that it was forked from, or wrote before a crop, belongs to earlier ones. owners[layer] lists (owner,
@@ -21,21 +23,21 @@ class Sequence:
     entry is the present owner.
     """
 
-    def __init__(self, handle: int, layout: KvLayout, layers: int, heads: int, owner: int, writer: Writer) -> None:
+    def __init__(self, handle: int, layout: KvLayout, layers: int, heads: int, writer: Writer) -> None:
         self.handle, self.layout, self.layers, self.heads = handle, layout, layers, heads
         self.lengths: I64 = np.zeros(layers, np.int64)
-        self.k = TokenMap(Kind.K, layout, layers, heads)
-        self.v = TokenMap(Kind.V, layout, layers, heads)
-        self.embedding_k = embedding_map(layout, layers, heads)
-        self.newest = owner
-        self.owners: list[list[tuple[int, int]]] = [[(owner, -1)] for _ in range(layers)]
+        self.maps: dict[str, GroupMap] = layout_of(layout).maps(layout, layers, heads)
+        self.primary = {name: mapped for name, mapped in self.maps.items() if isinstance(mapped, PrimaryMap)}
+        self.newest = -1
+        self.owners: list[list[tuple[int, int]]] = [[] for _ in range(layers)]
         self.writer = writer
         self.failed = False  # lost data to bit errors: can only be freed
         self.label = 0  # what the layer above keeps with it
 
     @property
-    def maps(self) -> tuple[GroupMap, ...]:
-        return self.k, self.v, self.embedding_k
+    def copies(self) -> list[GroupMap]:
+        """The maps that are not primary."""
+        return [mapped for mapped in self.maps.values() if not mapped.primary]
 
     @property
     def all_owners(self) -> set[int]:
@@ -45,10 +47,10 @@ class Sequence:
         """Owner of a full group."""
         return next(owner for owner, tokens in self.owners[layer] if tokens < 0 or group < tokens // per_group)
 
-    def change_owner(self, layer: int, owner: int, tokens: int) -> None:
+    def write_as(self, layer: int, owner: int, tokens: int) -> None:
         """Groups full within `tokens` stay with those who wrote them; `owner` writes from there on."""
         chain = [(old, tokens if kept < 0 else min(kept, tokens)) for old, kept in self.owners[layer]]
-        smallest = min(self.layout.n, self.layout.T)
+        smallest = min(mapped.per_group for mapped in self.maps.values())
         pruned: list[tuple[int, int]] = []
         for old, kept in chain:
             if kept // smallest > (pruned[-1][1] // smallest if pruned else 0):
@@ -57,5 +59,5 @@ class Sequence:
 
     def expect(self, tokens: int) -> None:
         """Every layer is likely to grow to `tokens`: the writer opens extents to match."""
-        groups = sum(mapped.streams * (tokens // mapped.per_group) for mapped in self.maps)
+        groups = sum(mapped.streams * (tokens // mapped.per_group) for mapped in self.maps.values())
         self.writer.expected_pages = max(self.writer.expected_pages, groups * self.layers)

@@ -8,6 +8,7 @@ import pytest
 from csd_spec import KvLayout
 from eval.bench.crash import DRIVE, bench_crash
 from ftl import Ftl, Nand
+from ftl.flash.collect import Collector
 
 LAYOUT = KvLayout(page_bytes=512, head_dim=16, m=4)
 
@@ -30,14 +31,14 @@ def test_nothing_is_lost_and_nothing_is_wrong(seed):
 
 
 def test_the_judge_sees_blocks_that_are_erased_too_early(monkeypatch):
-    original = Ftl.commit
+    original = Collector.reclaim
 
     def erase_first(self, start_ns, everything):
-        for block in self.placement.empty():
-            self.erase(block, start_ns)
+        for block in self.store.placement.erasable_blocks():
+            self.store.erase(block, start_ns)
         return original(self, start_ns, everything)
 
-    monkeypatch.setattr(Ftl, "commit", erase_first)
+    monkeypatch.setattr(Collector, "reclaim", erase_first)
     result = bench_crash(4000, 0)
     assert result["lost"] + result["wrong"] > 0
 

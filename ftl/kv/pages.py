@@ -1,8 +1,6 @@
-"""Which flash pages are behind a selection."""
+"""Which flash pages are behind a selection: the loops."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
@@ -15,30 +13,9 @@ I64 = NDArray[np.int64]
 U32 = NDArray[np.uint32]
 
 
-@dataclass(frozen=True, slots=True)
-class PagePlan:
-    """Distinct flash pages behind a selection, how many bytes of it lie in each, and how many bytes of each have to
-    cross the channel: the codewords that hold them. Pages come stream by stream."""
-
-    ppns: U32  # (P,)
-    useful: I64  # (P,)
-    nbytes: I64  # (P,)
-    ends: I64  # (N,): pages up to the last of each stream
-    stored: bool = True  # False: their content is not in this array, they only take time
-
-    def only(self, wanted: NDArray[np.bool_]) -> PagePlan:
-        """The pages (P,) that are wanted."""
-        if wanted.all():
-            return self
-        ends = np.concatenate([[0], np.cumsum(wanted)])[self.ends]
-        return PagePlan(self.ppns[wanted], self.useful[wanted], self.nbytes[wanted], ends, self.stored)
-
-    def part(self, first: int, last: int) -> PagePlan:
-        """The pages of streams from `first` to before `last`."""
-        ends = self.ends[first:last]
-        begin = int(self.ends[first - 1]) if first else 0
-        mine = slice(begin, int(ends[-1]) if ends.size else begin)
-        return PagePlan(self.ppns[mine], self.useful[mine], self.nbytes[mine], ends - begin, self.stored)
+@njit(inline="always")
+def _buffered(slot):  # type: ignore[no-untyped-def]
+    return slot >> BANK_SHIFT
 
 
 @njit(inline="always")
@@ -80,7 +57,7 @@ def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # 
         for i in range(counts[stream]):
             group, row = divmod(selected[stream, i], per_group)
             slot = slots[stream, group]
-            if slot >> BANK_SHIFT:
+            if _buffered(slot):
                 continue
             found, word = _hit(slot, group, row, form, last, word, found, ppns, useful, words)
             last = group
@@ -110,7 +87,7 @@ def plan_channels(  # type: ignore[no-untyped-def]
             if e_slots[stream, 0, group] == UNMAPPED:
                 for token in range(group * T, min(length, (group + 1) * T)):
                     slot = k_slots[stream, token // n]
-                    if slot >> BANK_SHIFT:
+                    if _buffered(slot):
                         continue
                     page, row = token // n, token % n
                     found, word = _hit(slot, page, row, of_row, last, word, found, ppns, useful, words)
@@ -118,7 +95,7 @@ def plan_channels(  # type: ignore[no-untyped-def]
                 continue
             for channel in channels[stream]:
                 slot = e_slots[stream, channel // m, group]
-                if slot >> BANK_SHIFT:
+                if _buffered(slot):
                     continue
                 page, row = channel // m, channel % m
                 found, word = _hit(slot, page, row, of_run, last, word, found, ppns, useful, words)

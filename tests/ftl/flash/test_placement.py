@@ -7,8 +7,8 @@ import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as DRIVE
 from ftl.errors import OutOfSpace
-from ftl.nand import Nand
-from ftl.placement import Placement, Writer
+from ftl.flash.nand import Nand
+from ftl.flash.placement import Placement, Writer
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def test_extents_match_what_is_expected(small):
     assert (wide.blocks.shape, narrow.blocks.shape) == ((2, 2), (1, 2))
 
 
-def test_a_sparing_writer_has_one_block_of_each_channel(small):
-    writer = Writer(2, sparing=True)
+def test_a_narrow_writer_has_one_block_of_each_channel(small):
+    writer = Writer(2, narrow=True)
     ppns = allocate(small, writer, np.zeros(20))
     assert writer.blocks.shape == (1, 2)
     assert (ppns % small.geometry.channels == 0).all()
@@ -99,8 +99,8 @@ def test_empty_blocks_come_back_least_worn_first(small):
     small.nand.program(np.sort(ppns), np.zeros((ppns.size, 512), np.uint8), np.sort(ppns).astype(np.uint64))
     small.close(writer)
     small.invalidate(ppns)
-    assert len(small.empty()) == small.geometry.blocks
-    for block in small.empty():
+    assert len(small.erasable_blocks()) == small.geometry.blocks
+    for block in small.erasable_blocks():
         small.nand.erase_count[block] = 9 if block // small.geometry.lanes != 3 else 1
         small.nand.erase(block)
         small.release(block)

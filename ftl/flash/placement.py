@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from csd_spec.view import UNMAPPED
 from ftl.errors import OutOfSpace, ReadOnly
-from ftl.nand import Nand
+from ftl.flash.nand import Nand
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: its multiples spread evenly over any range
 GROWTH = 32  # of sequences
@@ -50,13 +50,13 @@ class Writer:
     """Who fills an extent: a sequence, the block namespace, the journal or garbage collection.
 
     blocks: (rows, channels), the blocks being filled. growth: the share 1/growth of what it has written that an
-    extent holds at least; 0 for none. sparing: it has one block of each channel, whatever comes. worn: it takes worn
-    blocks, for what will stay.
+    extent holds at least; 0 for none. narrow: it has one block of each channel, whatever comes. worn_blocks: it
+    takes worn blocks, for what will stay.
     """
 
-    def __init__(self, channels: int, growth: int = 0, sparing: bool = False, worn: bool = False) -> None:
+    def __init__(self, channels: int, growth: int = 0, narrow: bool = False, worn_blocks: bool = False) -> None:
         self.expected_pages, self.written, self.growth = 0, 0, growth
-        self.sparing, self.worn = sparing, worn
+        self.narrow, self.worn_blocks = narrow, worn_blocks
         self.blocks: I64 = np.zeros((0, channels), np.int64)
 
 
@@ -146,7 +146,7 @@ class Placement:
                 writer.blocks = writer.blocks[room]
             if writer.blocks.size:
                 done += _fill(starts[done:], writer.blocks, self.claimed, g.lanes, g.pages_per_block, ppns[done:])
-            if done < starts.size and writer.sparing and writer.blocks.size:
+            if done < starts.size and writer.narrow and writer.blocks.size:
                 self._top_up(writer, int(starts[done]) % g.channels, reserve, opened)
             elif done < starts.size:
                 opened.append(self._open_extent(writer, starts.size - done, reserve))
@@ -160,7 +160,7 @@ class Placement:
         if self.free_blocks <= reserve:
             raise OutOfSpace(f"{self.free_blocks} blocks left: free sequences first")
         lane = min(lanes, key=self._wear) if lanes else int(self._free.argmax())
-        block = self._take(lane, writer.worn)
+        block = self._take(lane, writer.worn_blocks)
         self.open.add(block)
         self.open.discard(int(writer.blocks[0, channel]))
         opened.append(np.array([[block]]))
@@ -173,7 +173,7 @@ class Placement:
         growth = writer.written // writer.growth if writer.growth else 0
         ahead = max(wanted, writer.expected_pages - writer.written, growth)
         rows = min(max(1, -(-ahead // (g.pages_per_block * g.channels))), g.lanes // g.channels)
-        if writer.sparing:
+        if writer.narrow:
             rows = 1
         elif len(self.open) + g.lanes <= g.blocks // OPEN_SHARE:
             rows = g.lanes // g.channels  # there is room to spare: all lanes, for bandwidth
@@ -215,27 +215,30 @@ class Placement:
         good = blocks[self.nand.bad[blocks] == 0]
         self.claimed[good] = self.nand.next_page[good]
 
-    def turn(self, writer: Writer, channel: int) -> None:
+    def seal_open_blocks(self, writer: Writer, channel: int) -> None:
         """What the writer fills next in a channel shares no block with what it filled before."""
         for block in writer.blocks[:, channel].tolist():
             if self.nand.next_page[block]:
-                self.abandon(block)
+                self.seal(block)
 
-    def abandon(self, block: int) -> None:
+    def seal(self, block: int) -> None:
         """Nothing more is written to a block."""
         self.claimed[block] = self.geometry.pages_per_block
 
     def invalidate(self, ppns: U32) -> None:
-        """Give pages up."""
-        np.subtract.at(self.valid, self.nand.block_of(ppns), 1)
+        """Nobody refers to these pages any more."""
+        blocks = self.nand.block_of(ppns)
+        np.subtract.at(self.valid, blocks, 1)
+        assert ppns.size == 0 or self.valid[blocks].min() >= 0, "a page was invalidated twice"
 
-    def empty(self) -> list[int]:
+    def erasable_blocks(self) -> list[int]:
         """Blocks that were written, hold nothing valid any more and are not being filled."""
         blocks = np.flatnonzero((self.valid == 0) & (self.nand.next_page > 0)).tolist()
         return [block for block in blocks if block not in self.open]
 
     def release(self, block: int) -> None:
         """Take an erased block back, unless it is bad."""
+        assert block not in self.open and self.nand.next_page[block] == 0, f"block {block} is in use"
         self.claimed[block] = self.nand.next_page[block]
         if not self.nand.bad[block]:
             lane = block % self.geometry.lanes

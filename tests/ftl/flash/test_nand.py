@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ftl.errors import NandRuleError
-from ftl.nand import ERASED, Nand
+from ftl.flash.nand import ERASED, Nand
 
 
 @pytest.fixture

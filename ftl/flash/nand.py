@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from csd_spec import Geometry
 from ftl.errors import NandRuleError
-from ftl.faults import FaultPlan
-from ftl.memory import data_ranges, lazy_zeros
+from ftl.flash.faults import FaultPlan
+from ftl.flash.memory import data_ranges, lazy_zeros
 
 ERASED = 0xFF  # an erased cell reads as ones; as FP16 that is a NaN
 
