@@ -26,6 +26,7 @@ class InProcessDevice:
         if path is not None and not private:
             path.mkdir(parents=True, exist_ok=True)
             describe(spec, path)
+        self.name = str(path or spec.name)
         self.firmware = Firmware(spec, Nand(spec.geometry, path=path, private=private), methods)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.name)
 
@@ -38,16 +39,22 @@ class InProcessDevice:
             raise ValueError(f"no drive in {path}: {error}") from error
         return cls(DriveSpec.from_dict(values), path, private)
 
-    def snapshot(self, path: Path) -> None:
+    def snapshot(self, path: Path) -> int:
         """Flush, and write data and map to a new folder, from which `reopen` makes a drive in the same state.
 
-        Raises DeviceError where the flush fails, FileExistsError where the folder holds something.
+        Returns how many sequences that are. Raises DeviceError where the flush fails, FileExistsError where the folder
+        holds something.
         """
         done = self.submit(Flush(), self.firmware.free_ns).result()
         if done.status is not Status.SUCCESS:
-            raise DeviceError(0, done.status, done.reason)
+            raise DeviceError(self.name, done.status, done.reason)
         self.firmware.ftl.nand.copy(path)
         describe(self.spec, path)
+        return len(self.firmware.ftl.sequences)
+
+    def format(self) -> tuple[int, int]:
+        """Erase all sequences and blocks; wear and counters stay. How many sequences there were, modelled ns."""
+        return self._worker.submit(self.firmware.format).result()
 
     @property
     def spec(self) -> DriveSpec:

@@ -11,7 +11,7 @@ from csd_firmware.state import DriveState
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Command, Completion, DriveSpec, Status
 from csd_spec.verbs import Creates, Verb
-from ftl import FtlError, Nand, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
+from ftl import FtlError, Listener, Nand, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
 
 STATUS_OF = (
     (Refused, Status.INVALID_FIELD),
@@ -68,6 +68,19 @@ class Firmware:
             breakdown_ns=watch.breakdown_ns,
             link_bytes=nbytes_in(verb, command) + nbytes_out,
         )
+
+    def format(self) -> tuple[int, int]:
+        """Forget and erase everything; how many sequences there were, and the modelled nanoseconds that it took."""
+        handles = list(self.ftl.sequences)
+        took_ns = self.ftl.format(self.free_ns) - self.free_ns
+        for handle in handles:
+            self.state.close(handle)
+        self.free_ns += took_ns
+        return len(handles), took_ns
+
+    def listen(self, listener: Listener) -> None:
+        """Tell somebody of every page that the flash is asked for."""
+        self.ftl.calendar.listener = listener
 
     def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
         """The completion of a command that changes nothing but the error log."""

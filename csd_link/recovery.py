@@ -73,7 +73,7 @@ class LastingDevice:
 
     @property
     def name(self) -> str:
-        return self._device.identity.name
+        return self._device.name
 
     @property
     def spec(self) -> DriveSpec:

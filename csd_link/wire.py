@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from csd_spec.commands import Command, Completion, FlashCounters
 from csd_spec.status import Status
+from csd_spec.units import MAX_UNIT_BYTES, UNITS, check_unit
 from csd_spec.verbs import MAX_SEQUENCES, MAX_TOKENS, VERBS, Array, Kind, verb_of
 
 Buffer = bytes | bytearray | memoryview
@@ -32,7 +33,8 @@ ENTRY = struct.Struct(
 assert ENTRY.size == 64
 
 _DONE = struct.Struct("<HHHHQQ4QQII")  # status, bytes of reason, units, arrays, 2 times, flash, link, data bytes, CRC
-_UNIT = struct.Struct("<16sQ")
+_UNIT = struct.Struct(f"<{MAX_UNIT_BYTES}sQ")
+assert all(len(unit) <= MAX_UNIT_BYTES for unit in UNITS)
 _ARRAY = struct.Struct("<cB2x4I")
 _DTYPES: dict[bytes, np.dtype[Any]] = {
     b"e": np.dtype(np.float16),
@@ -151,14 +153,16 @@ class _Payload:
 
 
 def encode_completion(done: Completion, data_crc: Callable[[bytes], int]) -> tuple[bytes, bytes]:
-    """The completion's fields, and its data."""
+    """The completion's fields, and its data; raises ValueError for a unit of time that there is none of."""
     data = b"".join(np.ascontiguousarray(array).data for array in done.data)
     reason = done.reason.encode()[:_REASON_BYTES]
     f, counts = done.flash, (len(reason), len(done.breakdown_ns), len(done.data))
     flash = f.pages_read, f.pages_programmed, f.fetched_bytes, f.useful_bytes
     times = done.submit_ns, done.finish_ns
     parts = [_DONE.pack(done.status, *counts, *times, *flash, done.link_bytes, len(data), data_crc(data))]
-    parts += [_UNIT.pack(unit.encode(), ns) for unit, ns in done.breakdown_ns.items()]
+    for unit, ns in done.breakdown_ns.items():
+        check_unit(unit)
+        parts.append(_UNIT.pack(unit.encode(), ns))
     for array in done.data:
         parts.append(_ARRAY.pack(_CODES[array.dtype], array.ndim, *array.shape, *(0,) * (4 - array.ndim)))
     return b"".join((*parts, reason)), data

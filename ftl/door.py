@@ -58,7 +58,7 @@ class Ftl:
         return self.kv.create(count, layers, heads, layout)
 
     def label(self, handles: Seq[int], label: int) -> None:
-        """Keep a number with sequences for whoever named them."""
+        """Keep a number with sequences for whoever named them; it survives with them."""
         for handle in handles:
             self.sequences[handle].label = label
 

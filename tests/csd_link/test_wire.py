@@ -23,6 +23,7 @@ from csd_spec import (
     SeqCreate,
     Status,
 )
+from csd_spec.units import UNITS
 from csd_spec.verbs import VERBS
 
 GENERATOR = np.random.default_rng(5)
@@ -134,6 +135,14 @@ def test_a_completion_survives_its_bytes(status, reason, breakdown, arrays):
     same(replace(done, data=()), replace(again, data=()))
     for left, right in zip(done.data, again.data, strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+def test_a_unit_of_time_is_whole_or_refused():
+    units = dict.fromkeys(UNITS, 7)
+    body, _ = encode_completion(Completion(status=Status.SUCCESS, breakdown_ns=units), zlib.crc32)
+    assert decode_completion(body).done.breakdown_ns == units
+    with pytest.raises(ValueError, match="unit 'flash_programs_of_mine'"):
+        encode_completion(Completion(status=Status.SUCCESS, breakdown_ns={"flash_programs_of_mine": 1}), zlib.crc32)
 
 
 @given(st.binary(max_size=200))

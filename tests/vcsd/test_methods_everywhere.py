@@ -114,3 +114,26 @@ def test_a_table_is_a_drives_own(in_process):
     with open_drives(DriveSet(methods=in_process[0])) as (knows,), open_drives(DriveSet()) as (plain,):
         assert "strided" in knows.methods
         assert "strided" not in plain.methods
+
+
+OWN_UNIT = """
+from attention_engine import METHODS
+
+
+def own_unit(step):
+    step.compute("a unit of my own, long", "kernel", step.each, step.each)
+    return METHODS["dense"](step)
+
+
+METHODS["own-unit"] = own_unit
+"""
+
+
+@pytest.mark.parametrize("transport", ["inproc", "process"])
+def test_a_unit_of_a_methods_own_is_refused_by_its_name(capsys, monkeypatch, tmp_path, transport):
+    (tmp_path / "own.py").write_text(OWN_UNIT)
+    words = ("--methods", str(tmp_path / "own.py"), "--transport", transport)
+    run = ("run", "--prompt", PROMPT, "--max-new-tokens", "3", "--attention", "own-unit", "-o", "json")
+    code, out, err = vcsd(capsys, monkeypatch, *run, *words)
+    assert (code, out) == (1, "")
+    assert "method own-unit: ValueError: unit 'a unit of my own, long': must be one of link, queue" in err
