@@ -7,7 +7,7 @@ from attention_engine.clock import EngineClock
 from attention_engine.kernels import add_rows, approximate, attend, exact
 from attention_engine.methods import METHODS
 from attention_engine.select import GroupScore, best_tokens, cover, top_channels, weigh
-from attention_engine.step import Arithmetic, Compute, Memory, Method, Read, Step
+from attention_engine.step import Arithmetic, Compute, Memory, Method, Queries, Read, Step
 
 __all__ = [
     "METHODS",
@@ -17,6 +17,7 @@ __all__ = [
     "GroupScore",
     "Memory",
     "Method",
+    "Queries",
     "Read",
     "Step",
     "add_rows",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attention_engine.kernels import approximate, attend, exact
 from attention_engine.select import GroupScore, best_tokens, cover, top_channels, top_mass, top_pages, weigh
-from csd_spec import KvView
+from csd_spec import KvView, SparFParams
 from csd_spec.view import gather_rows
 
 F32 = NDArray[np.float32]
@@ -93,36 +93,52 @@ class Arithmetic:
     cover = staticmethod(cover)
 
 
-class Step:
-    """One layer of B sequences with one new token each: N = B * H streams, G query heads share a stream.
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """What one layer's new tokens ask for: one token of each of B sequences, N = B * H streams, G query heads each.
 
-    q: (N, G, d). r, top_k (N,), recent (N,): SparF's parameters. Whatever else a method does with the same bytes,
-    `budget_bytes` (N,) says how many they are. v_mean: (N, d). memory: for each sequence, what methods keep between
-    steps.
+    r, top_k, recent: SparF's parameters. memory: for each sequence, what methods keep between steps.
+    """
+
+    q: F32  # (N, G, d)
+    r: int
+    top_k: I64  # (N,)
+    recent: I64  # (N,)
+    v_mean: F32  # (N, d)
+    memory: Sequence[Memory]
+
+    def __post_init__(self) -> None:
+        streams, _, d = self.q.shape
+        assert self.top_k.shape == self.recent.shape == (streams,) and self.v_mean.shape == (streams, d)
+        assert streams % len(self.memory) == 0, f"{streams} streams of {len(self.memory)} sequences"
+
+    @classmethod
+    def alike(cls, q: F32, params: SparFParams, v_mean: F32, memory: Sequence[Memory]) -> Queries:
+        """Those of sequences that have the same parameters."""
+        each = np.ones(q.shape[0], np.int64)
+        return cls(q, params.r, params.k * each, params.l * each, v_mean, memory)
+
+
+class Step:
+    """One layer's decode step. Whatever a method does, `budget_bytes` (N,) says how many bytes SparF would use.
+
+    What `Queries` and `KvView` have is here by the same names.
     """
 
     def __init__(
-        self,
-        view: KvView,
-        pages: Pages,
-        q: F32,
-        r: int,
-        top_k: I64,
-        recent: I64,
-        v_mean: F32,
-        memory: Sequence[Memory],
-        threads: int = 1,
-        arithmetic: Arithmetic | None = None,
+        self, view: KvView, pages: Pages, queries: Queries, threads: int = 1, arithmetic: Arithmetic | None = None
     ) -> None:
         self.do = arithmetic or Arithmetic()
-        self.view, self.pages, self.q, self.v_mean, self.memory = view, pages, q, v_mean, memory
-        self.r, self.top_k, self.recent, self.threads = r, top_k, recent, threads
+        self.view, self.pages, self.threads = view, pages, threads
+        self.q, self.v_mean, self.memory = queries.q, queries.v_mean, queries.memory
+        self.r, self.top_k, self.recent = queries.r, queries.top_k, queries.recent
         self.seq_lens = view.seq_lens
-        self.streams, self.queries, self.head_dim = q.shape
+        self.streams, self.queries, self.head_dim = self.q.shape
+        assert view.k_slots.shape[0] in (self.streams, 0) and self.seq_lens.shape == (self.streams,)
         self.work: list[Read | Compute] = []
         self.byte_addressable = False  # whether a selection can be fetched without its pages
         self.chosen: tuple[I32, I64] | None = None  # what was attended: tokens (N, k), of which counts (N,)
-        self.alpha: F32 = np.ones(q.shape[:2], np.float32)  # the weight of that
+        self.alpha: F32 = np.ones(self.q.shape[:2], np.float32)  # the weight of that
         self._scored: I32 | None = None
 
     @property
@@ -283,7 +299,8 @@ class Step:
         seq_lens, top_k, recent = (np.repeat(each, G) for each in (view.seq_lens, self.top_k, self.recent))
         apart = replace(view, seq_lens=seq_lens, k_slots=k_slots, v_slots=v_slots, e_slots=e_slots)
         q, v_mean = self.q.reshape(-1, 1, self.head_dim), np.repeat(self.v_mean, G, axis=0)
-        step = Step(apart, self.pages, q, self.r, top_k, recent, v_mean, self.memory, self.threads, self.do)
+        queries = Queries(q, self.r, top_k, recent, v_mean, self.memory)
+        step = Step(apart, self.pages, queries, self.threads, self.do)
         step.work = self.work
         return step
 

@@ -23,8 +23,8 @@ from csd_spec import (
     SeqCreate,
 )
 from ftl import Ftl, OutOfSpace, UnknownSequence
-from ftl.groups import MAX_LAYERS, MAX_STREAMS
-from ftl.sequence import Sequence
+from ftl.flash.tag import MAX_LAYERS, MAX_STREAMS
+from ftl.kv.sequence import Sequence
 
 MAX_HEADS, MAX_TOKENS = 1024, 1 << 24
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_engine import METHODS, EngineClock, Memory, Read, Step, add_rows
+from attention_engine import METHODS, EngineClock, Memory, Queries, Read, Step, add_rows
 from csd_firmware import logs
 from csd_firmware.check import Refused, check, layout_of
 from csd_firmware.schedule import SCHEDULES, Units
@@ -143,9 +143,7 @@ class Firmware:
         """One decode step: a method says what it needs and attends, a schedule says how long that takes."""
         view = self.ftl.view(command.seqs, command.layer)
         B, H, G, d = command.q.shape
-        step = Step(
-            view,
-            self.ftl,
+        queries = Queries(
             command.q.astype(np.float32).reshape(B * H, G, d),
             command.r,
             np.repeat(command.top_k, H),
@@ -153,6 +151,7 @@ class Firmware:
             self._v_means(command, view),
             [self._memory.setdefault((handle, command.layer), {}) for handle in command.seqs],
         )
+        step = Step(view, self.ftl, queries)
         output = METHODS[command.method](step)
         SCHEDULES[self.spec.engine.schedule](step.work, Units(self.ftl, self.engine), watch)
         fetched = [_flash_read(item.plan) for item in step.work if isinstance(item, Read)]

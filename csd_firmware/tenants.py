@@ -11,7 +11,7 @@ import numpy as np
 
 from csd_firmware.step import Firmware
 from csd_spec import Attend, Command, Completion, KvRead, SeqCreate, Status
-from ftl.calendar import SLOT_NS
+from ftl.flash.calendar import SLOT_NS
 
 DEFAULT = "default"  # the tenant of drives that say nothing of tenants
 _ROUNDS = 6

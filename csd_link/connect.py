@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from csd_link.doorbell import SocketBell, call
 from csd_link.host_end import PATIENCE_S, Lost, WindowDevice
 from csd_link.medium import FileMedium, MappedMedium
 from csd_link.nvme import PassthroughMedium
+from csd_link.run_dir import doorbell_path, window_path
+from csd_link.served_drive import ADMIN
 from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, Identity, Kind, Medium, unpack
+
+Connect = Callable[[], WindowDevice]
 
 
 def connect(window: Path) -> WindowDevice:
     """The drive behind a window in shared memory, with a bell beside it; raises Lost where none answers."""
     try:
-        line = call(window.with_name(f"{window.name}.bell"))
+        line = call(doorbell_path(window))
     except OSError as error:
         raise Lost(f"no drive is served at {window}: {error}") from error
     try:
@@ -54,6 +59,12 @@ def beating(medium: Medium) -> Identity | None:
                 return Identity.from_json(now.body)
             time.sleep(0.02)
     return None
+
+
+def who_serves(name: str) -> Identity | None:
+    """Who answers as the drive of this name at present."""
+    window = window_path(name, ADMIN)
+    return beating(MappedMedium(window)) if window.exists() else None
 
 
 def _identity(medium: Medium, path: Path) -> Identity:

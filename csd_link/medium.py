@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from csd_link.window import BLOCK_BYTES
+from csd_link.window import BLOCK_BYTES, MAGIC
 
 Buffer = bytes | bytearray | memoryview
 
@@ -83,3 +83,15 @@ class FileMedium:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def make_window_file(path: Path, size_bytes: int) -> None:
+    """Make a file for windows, or let one that holds windows have the size; raises ValueError for any other."""
+    if not path.exists():
+        MappedMedium.create(path, size_bytes)
+    elif path.is_file():
+        with path.open("r+b") as file:
+            begins = file.read(len(MAGIC))
+            if begins.strip(b"\0") and begins != MAGIC:
+                raise ValueError(f"{path} holds something else than a window: name a new file")
+            file.truncate(max(size_bytes, path.stat().st_size))

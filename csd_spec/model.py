@@ -45,12 +45,15 @@ class KvLayout:
     bits = 16 is FP16. With 8 or 4 a value is a code c, and stands for least + scale * c: the page begins with the
     scales of its m channels and then the least values, all FP16. Of 4-bit codes, byte i holds token i in its low half
     and token i + T/2 in its high half.
+
+    kind: 0 is this form; others are of layouts of their own (`ftl.kv.layouts`), which say what m and bits mean.
     """
 
     page_bytes: int
     head_dim: int
     m: int
     bits: int = 16
+    kind: int = 0
 
     def __post_init__(self) -> None:
         at_least(1, head_dim=self.head_dim, m=self.m)
@@ -58,6 +61,8 @@ class KvLayout:
             raise ValueError(
                 f"head_dim = {self.head_dim}: a row of FP16 does not fit a page of {self.page_bytes} bytes"
             )
+        if self.kind:
+            return
         if self.bits not in (16, 8, 4):
             raise ValueError(f"bits = {self.bits}: an embedding page holds values of 16, 8 or 4 bits")
         if self.m not in (2, 4, 8, self.head_dim):

@@ -1,8 +1,13 @@
-"""Where one layer's K and V lie: what the FTL tells the attention engine."""
+"""Where one layer's K and V lie: what the FTL tells the attention engine.
+
+A *slot* says where a group is: a physical page number, or with bit 31 set the number of a group buffer in drive DRAM.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +15,26 @@ from numpy.typing import NDArray
 from csd_spec.model import KvLayout
 
 BANK_SHIFT = 31
-UNMAPPED = np.uint32(0xFFFFFFFF)
+UNMAPPED = np.uint32(0xFFFFFFFF)  # neither in flash nor in a buffer
+_DRAM = np.uint32(1 << BANK_SHIFT)
+
+U32 = NDArray[np.uint32]
+
+
+def in_flash(slots: U32) -> NDArray[np.bool_]:
+    """Which slots are flash pages."""
+    return slots < _DRAM
+
+
+def dram_slots(buffers: NDArray[np.int64]) -> U32:
+    """Slots of group buffers."""
+    slots: U32 = buffers.astype(np.uint32) | _DRAM
+    return slots
+
+
+def buffers_of(slots: U32) -> U32:
+    """Group buffers behind slots that are not flash pages."""
+    return slots - _DRAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +43,7 @@ class KvView:
 
     Slots are read through `banks`: bank slot >> 31 (flash, drive DRAM), page slot & 0x7FFFFFFF. A page is a row of
     FP16 bit patterns; `layout` says of what. An embedding group that has no pages is UNMAPPED; the token pages of K
-    hold it.
+    hold it. planes: all maps of the layout by name, (N, pages of a head, groups), for methods that read others.
     """
 
     layout: KvLayout
@@ -28,6 +52,7 @@ class KvView:
     k_slots: NDArray[np.uint32]  # (N, token groups)
     v_slots: NDArray[np.uint32]  # (N, token groups)
     e_slots: NDArray[np.uint32]  # (N, embedding pages, embedding groups)
+    planes: Mapping[str, U32] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def gather_rows(
@@ -36,8 +61,8 @@ def gather_rows(
     """Rows (length, H, d) behind token slots (H, groups)."""
     values = layout.n * layout.head_dim
     pages = np.empty((*slots.shape, values), np.uint16)
-    buffered = slots >> BANK_SHIFT != 0
-    pages[~buffered] = banks[0][slots[~buffered], :values]
-    pages[buffered] = banks[1][slots[buffered] - np.uint32(1 << BANK_SHIFT), :values]
+    flash = in_flash(slots)
+    pages[flash] = banks[0][slots[flash], :values]
+    pages[~flash] = banks[1][buffers_of(slots[~flash]), :values]
     rows = pages.reshape(slots.shape[0], -1, layout.head_dim)[:, :length]
     return np.ascontiguousarray(rows.transpose(1, 0, 2)).view(np.float16)

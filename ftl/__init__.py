@@ -4,16 +4,19 @@ It maps (sequence, layer, head, group) straight to a physical page: no file syst
 What the groups are used for is not known here.
 """
 
+from ftl.door import Ftl
 from ftl.errors import FtlError, NandRuleError, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
-from ftl.faults import FaultPlan
-from ftl.kv import Ftl
-from ftl.nand import Nand
-from ftl.pages import PagePlan
+from ftl.flash.faults import FaultPlan
+from ftl.flash.nand import Nand
+from ftl.flash.plan import PagePlan
+from ftl.kv.layouts import LAYOUTS, Layout
 
 __all__ = [
+    "LAYOUTS",
     "FaultPlan",
     "Ftl",
     "FtlError",
+    "Layout",
     "Nand",
     "NandRuleError",
     "OutOfSpace",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_spec.view import UNMAPPED
+from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import FtlError
-from ftl.groups import DRAM_BANK, KIND_SHIFT, Kind
-from ftl.pages import PagePlan
-from ftl.placement import Writer
-
-if TYPE_CHECKING:
-    from ftl.kv import Ftl
+from ftl.flash import tag
+from ftl.flash.placement import Writer
+from ftl.flash.plan import PagePlan
+from ftl.flash.references import Reference
+from ftl.flash.store import FlashStore
 
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
@@ -25,11 +24,11 @@ U64 = NDArray[np.uint64]
 class BlockNamespace:
     """Logical pages of the drive's page size. What was never written reads as zeros."""
 
-    def __init__(self, ftl: Ftl) -> None:
-        self.ftl = ftl
+    def __init__(self, store: FlashStore) -> None:
+        self.store = store
         self.map: U32 = np.zeros(0, np.uint32)
-        self.writer = Writer(ftl.spec.geometry.channels, growth=1)
-        page = np.array([ftl.spec.geometry.page_bytes])
+        self.writer = Writer(store.geometry.channels, growth=1)
+        page = np.array([store.geometry.page_bytes])
         self._one_page = page, page, np.array([1])  # useful bytes, bytes moved, ends of a plan
 
     @property
@@ -39,58 +38,72 @@ class BlockNamespace:
     @property
     def mapped(self) -> int:
         """Pages that hold something."""
-        return int(np.count_nonzero(self.map < DRAM_BANK))
+        return int(np.count_nonzero(in_flash(self.map)))
 
     def discard(self) -> None:
         """Forget everything; what was written may come back after a loss of power before blocks are erased."""
-        self.ftl.placement.invalidate(self.map[self.map < DRAM_BANK])
+        self.store.placement.invalidate(self.map[in_flash(self.map)])
         self.map[:] = UNMAPPED
 
     def resize(self, pages: int) -> None:
         """Set the namespace's size; it only grows, and starts at nothing."""
-        if pages < self.pages or pages >= 1 << 32:
+        if pages < self.pages or pages >= tag.MAX_LOGICAL_PAGES:
             raise FtlError(f"namespace of {pages} pages: it has {self.pages} and can only grow, to less than 2^32")
         self.map = np.concatenate([self.map, np.full(pages - self.pages, UNMAPPED, np.uint32)])
 
     def write(self, lpns: I64, data: U8, start_ns: int) -> int:
         """Write logical pages (N,), each once, with data (N, page_bytes); returns when the last program ends."""
         self._check(lpns)
-        ftl = self.ftl
-        (ppns,) = ftl.allocate([(self.writer, lpns)], ftl.reserve, start_ns)
-        tags = np.uint64(int(Kind.BLOCK) << KIND_SHIFT) | lpns.astype(np.uint64)
-        finish_ns = ftl.program(self.writer, ppns, data, tags, start_ns)
+        store = self.store
+        (ppns,) = store.allocate([(self.writer, lpns)], start_ns)
+        finish_ns = store.program(self.writer, ppns, data, tag.block_tags(lpns), start_ns)
         old = self.map[lpns]
         self.map[lpns] = ppns
-        ftl.placement.invalidate(old[old < DRAM_BANK])
-        ftl.counters.blocks += ppns.size
+        store.placement.invalidate(old[in_flash(old)])
+        store.counters.blocks += ppns.size
         return finish_ns
 
     def read(self, lpns: I64, start_ns: int) -> tuple[U8, int]:
         """Content (N, page_bytes) of logical pages, and when it has arrived."""
         self._check(lpns)
         ppns = self.map[lpns]
-        mapped = ppns < DRAM_BANK
-        finish_ns = self.ftl.read(self.ftl.whole(ppns[mapped]), start_ns)
-        data = np.zeros((lpns.size, self.ftl.spec.geometry.page_bytes), np.uint8)
-        data[mapped] = self.ftl.nand.content[ppns[mapped]]
+        mapped = in_flash(ppns)
+        finish_ns = self.store.read(self.store.all_of(ppns[mapped]), start_ns)
+        data = np.zeros((lpns.size, self.store.geometry.page_bytes), np.uint8)
+        data[mapped] = self.store.nand.content[ppns[mapped]]
         return data, finish_ns
 
     def read_page(self, lpn: int, start_ns: int) -> tuple[bytes, int]:
         """One page, as `read` gives it, in a fraction of the emulator's time."""
         ppn = self.map[lpn : lpn + 1]
-        if ppn[0] >= DRAM_BANK:
-            return bytes(self.ftl.spec.geometry.page_bytes), start_ns
-        finish_ns = self.ftl.read(PagePlan(ppn, *self._one_page), start_ns)
-        return self.ftl.nand.content[ppn[0]].tobytes(), finish_ns
+        if not in_flash(ppn)[0]:
+            return bytes(self.store.geometry.page_bytes), start_ns
+        finish_ns = self.store.read(PagePlan(ppn, *self._one_page), start_ns)
+        return self.store.nand.content[ppn[0]].tobytes(), finish_ns
 
-    def restore(self, newest: tuple[U64, U32]) -> None:
+    def restore(self, tags: U64, ppns: U32) -> None:
         """Map the newest page of every tag."""
-        tags, ppns = newest
-        lpns = (tags & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        lpns = tag.logical_pages(tags)
         known = lpns < self.pages
         self.map[lpns[known]] = ppns[known]
-        np.add.at(self.ftl.placement.valid, self.ftl.nand.block_of(ppns[known]), 1)
+        np.add.at(self.store.placement.valid, self.store.nand.block_of(ppns[known]), 1)
 
     def _check(self, lpns: I64) -> None:
         if lpns.size and not 0 <= int(lpns.min()) <= int(lpns.max()) < self.pages:
             raise FtlError(f"logical pages {lpns.min()} to {lpns.max()}: the namespace has {self.pages}")
+
+    # What the flash store asks of whoever refers to pages
+
+    def references(self, tags: U64) -> Iterator[Reference]:
+        """The map, for tags of logical pages."""
+        which = np.flatnonzero(tag.kinds(tags) == tag.Kind.BLOCK)
+        if which.size:
+            yield Reference(self.map, which, tag.logical_pages(tags[which]))
+
+    def checkpoint_pages(self) -> int:
+        """Tags say everything."""
+        return 0
+
+    def lose(self, tags: U64) -> list[int]:
+        """A logical page that cannot be read is an error of that read alone."""
+        return []

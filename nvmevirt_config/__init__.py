@@ -4,6 +4,6 @@ The shipped descriptions are in drives/.
 """
 
 from nvmevirt_config.describe import SHIPPED, load_drive
-from nvmevirt_config.served import ServeConfig, load_config
+from nvmevirt_config.serve_config import load_config
 
-__all__ = ["SHIPPED", "ServeConfig", "load_config", "load_drive"]
+__all__ = ["SHIPPED", "load_config", "load_drive"]

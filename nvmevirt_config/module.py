@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from csd_link.finding import Finding
+
 MODULE = "nvmev"
 STORAGE_OFFSET_BYTES = 1 << 20  # from the start of the reservation; before it are the controller's registers
 MOST_CPUS = 1024
@@ -58,16 +60,6 @@ class Reservation:
             f"memmap_size={self.size_bytes >> 20}M",
             f"cpus={','.join(map(str, self.cpus))}",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that must be so. mend: the command or the step that makes it so."""
-
-    what: str
-    ok: bool
-    says: str
-    mend: str = ""
 
 
 def check(reservation: Reservation, root: Path = Path("/")) -> list[Finding]:
@@ -128,7 +120,7 @@ def load(module: Path, reservation: Reservation) -> None:
         raise FileNotFoundError(f"{module}: no such module; build it after NVMeVirt's README")
     for finding in check(reservation)[:2]:
         if not finding.ok:
-            raise OSError(f"{finding.what}: no ({finding.says}): {finding.mend}")
+            raise OSError(f"{finding.what}: no ({finding.found}): {finding.fix}")
     _run("insmod", str(module), *reservation.module_options)
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from csd_firmware import InProcessDevice
-from csd_link.connect import beating, connect
+from csd_link.connect import connect, who_serves
 from csd_link.host_end import WindowDevice
-from csd_link.medium import MappedMedium
-from csd_link.serving import ADMIN, run_dir, window_name
-from csd_link.window import Identity
+from csd_link.run_dir import window_path
+from csd_link.served_drive import ADMIN
 from csd_link.wire import ENTRY, PARAMETERS, Request, WireError, decode
 from csd_spec import Device, DeviceError, DriveSpec, GetLog, LogPage, Status
 
@@ -25,15 +24,9 @@ class Created(Protocol):
     def __call__(self, name: str) -> Path: ...
 
 
-def served(name: str) -> Identity | None:
-    """Who answers as a drive of this name at present."""
-    window = run_dir() / name / window_name(ADMIN)
-    return beating(MappedMedium(window)) if window.exists() else None
-
-
 def folder_of(drive: str, created: Created) -> Path:
     """The folder of a drive that is not served: its own path, or a created drive's name."""
-    if served(drive):
+    if who_serves(drive):
         raise ValueError(f"drive {drive} is served: stop vcsd serve first")
     return Path(drive) if "/" in drive or Path(drive).is_dir() else created(drive)
 
@@ -41,7 +34,7 @@ def folder_of(drive: str, created: Created) -> Path:
 @contextmanager
 def opened(drive: str, created: Created) -> Iterator[Device]:
     """A served drive through its administrator's window, or a copy of one in a folder, which stays as it is."""
-    if served(drive):
+    if who_serves(drive):
         with closing(admin_window(drive)) as window:
             yield window
     else:
@@ -51,7 +44,7 @@ def opened(drive: str, created: Created) -> Iterator[Device]:
 
 def admin_window(drive: str) -> WindowDevice:
     """The administrator's window of a served drive."""
-    return connect(run_dir() / drive / window_name(ADMIN))
+    return connect(window_path(drive, ADMIN))
 
 
 def read_log(device: Device, page: LogPage) -> dict[str, Any]:

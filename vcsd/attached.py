@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from attention_engine import METHODS
+from csd_link.driveset import DriveSet
 from csd_spec import Budget, Compression, Device, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
@@ -75,21 +76,19 @@ def attach(
         raise ValueError(f"mini_batches = {mini_batches}: at least 1 is needed")
     if flush_every < 0:
         raise ValueError(f"flush_every = {flush_every}: must be at least 0")
-    check_transport(transport)
     if budget is None:
         budget = Compression(compression, convention)  # type: ignore[arg-type]
     shape = model_shape(model)
     budget.at(1, shape.head_dim)
     split_heads(shape.kv_heads, drives if isinstance(drives, int) else len(drives))
+    if isinstance(drives, int):
+        wanted = DriveSet(count=drives, spec=spec, transport=transport, keep=keep, restart=restart)
+        check_transport(wanted)
     before = model.config._attn_implementation
     if before == IMPLEMENTATION:
         raise Unsupported("this model is attached to drives already")
     with ExitStack() as undo:
-        devices: Sequence[Device] = (
-            undo.enter_context(open_drives(transport, drives, spec, keep, restart))
-            if isinstance(drives, int)
-            else drives
-        )
+        devices: Sequence[Device] = undo.enter_context(open_drives(wanted)) if isinstance(drives, int) else drives
         driver = Driver(devices, shape, attention, budget, embedding_bits, flush_every)
         undo.callback(driver.close)
         if keep:

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,11 @@ import csd_link
 import csd_spec
 import host_driver
 from csd_link.connect import open_window
+from csd_link.driveset import DriveSet
 from csd_link.medium import MappedMedium
-from csd_link.serving import private_dir, run_dir
+from csd_link.own_server import Placed, own_server
+from csd_link.run_dir import private_dir, run_dir
+from csd_link.served_drive import ServedDrive
 from csd_link.window import BLOCK_BYTES, WindowLayout
 from csd_spec import Compression, DriveSpec
 from host_driver.driver import Driver
@@ -26,7 +28,7 @@ from host_driver.exercise import SHIPPED_SHAPE, exercise
 from host_driver.in_guest import SAYS
 from nvmevirt_config.guest import NVMEVIRT_MODEL, QEMU, QEMU_MODEL, Guest, find_kernel, make_root
 from nvmevirt_config.module import Reservation
-from vcsd.transport import open_drives, serving
+from vcsd.transport import FACTORY, open_drives
 
 LAYOUT = WindowLayout(depth=4, slot_blocks=256)
 KVM_S, KVM_SILENCE_S = 60.0, 20.0  # a machine that takes longer on hardware does not work there
@@ -77,7 +79,7 @@ def run_guest(
         )
         with _firmware(spec, drives, backing, at, folder):
             answer, used = _boot(guest, accelerator, timeout_s, console)
-    with open_drives("inproc", drives, spec) as devices:
+    with open_drives(DriveSet(count=drives, spec=spec)) as devices:
         driver = Driver(devices, SHIPPED_SHAPE, "sparf", Compression(8))
         expected = exercise(driver, prompt, tokens)
         driver.close()
@@ -98,18 +100,13 @@ def run_guest(
 def _firmware(spec: DriveSpec, drives: int, backing: Path, at: int, folder: Path) -> Any:
     """Serve the drives on the memory behind the guest's device."""
     size = LAYOUT.blocks * BLOCK_BYTES
-    entries = [
-        {
-            "name": f"{folder.name}-{number}",
-            "drive": asdict(spec),
-            "layout": asdict(LAYOUT),
-            "device": str(backing),
-            "offset_bytes": at + number * size,
-        }
-        for number in range(drives)
+    names = [f"{folder.name}-{number}" for number in range(drives)]
+    served = [
+        ServedDrive(name=name, spec=spec, layout=LAYOUT, device=backing, offset_bytes=at + number * size)
+        for number, name in enumerate(names)
     ]
     connects = [partial(open_window, backing, number, at) for number in range(drives)]
-    return serving({"drives": entries}, folder, connects)
+    return own_server(list(map(Placed, served, connects)), folder, FACTORY.server)
 
 
 def _boot(guest: Guest, accelerator: str, timeout_s: float, log: Path | None) -> tuple[dict[str, Any], str]:

@@ -149,14 +149,15 @@ def io_passthru(
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Send a raw command through the administrator's window of a served drive (docs/drives.md has the opcodes)."""
-    from vcsd.administer import admin_window, describe_request, parse_request, served
+    from csd_link.connect import who_serves
+    from vcsd.administer import admin_window, describe_request, parse_request
 
     numbers = [_number(text) for text in parameter or []]
     request = parse_request(_number(opcode), numbers, input_file.read_bytes() if input_file else b"")
     if dry_run:
         show(f"dry run, {drive}", describe_request(request, 0), output)
         return
-    if not served(drive):
+    if not who_serves(drive):
         raise ValueError(f"no drive {drive} is served: vcsd serve {drive} first")
     device = admin_window(drive)
     done = device.request(request, 0).result()

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from csd_link.finding import Finding
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_drive
-from nvmevirt_config.module import Finding, Reservation, check, load, unload
+from nvmevirt_config.module import Reservation, check, load, unload
 from vcsd_cli.shared import Output, OutputOption, err, print_json, show, stdout
 
 guest = typer.Typer(help="A virtual machine whose NVMe driver finds our drive.")
@@ -94,7 +95,7 @@ def nvmevirt_check(
 
 def as_dict(finding: Finding) -> dict[str, str | bool]:
     """A finding for programs."""
-    return {"what": finding.what, "ok": finding.ok, "says": finding.says, "mend": "" if finding.ok else finding.mend}
+    return {"what": finding.what, "ok": finding.ok, "found": finding.found, "fix": "" if finding.ok else finding.fix}
 
 
 def findings_table(title: str, findings: list[Finding]) -> Table:
@@ -103,7 +104,7 @@ def findings_table(title: str, findings: list[Finding]) -> Table:
     for column in ("what", "ok", "found", "what to do"):
         table.add_column(column)
     for each in findings:
-        table.add_row(each.what, "yes" if each.ok else "no", each.says, "" if each.ok else each.mend)
+        table.add_row(each.what, "yes" if each.ok else "no", each.found, "" if each.ok else each.fix)
     return table
 
 

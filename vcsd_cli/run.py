@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from csd_link.driveset import DriveSet
 from csd_spec import Budget, Compression, Fixed, SparFParams
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.options import MethodsFile, ModelFolder, load_methods
@@ -67,7 +68,7 @@ def run(
 ) -> None:
     """Continue a text with attention in drives, and compare with ordinary attention."""
     load_methods(methods)
-    check_transport(transport)
+    check_transport(DriveSet(transport=transport))
     budget = _budget(attention, compression, convention, r, k, recent)
     text = _prompt(prompt, prompt_file)
     spec = load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH

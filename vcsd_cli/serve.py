@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,9 @@ import typer
 import yaml
 from rich.table import Table
 
-from csd_link.serving import ADMIN, ServedDrive, private_dir, run_dir, window_name
-from nvmevirt_config import ServeConfig, load_config
+from csd_link.run_dir import drive_dir, private_dir, run_dir, window_path
+from csd_link.served_drive import ADMIN, ServedDrive, ServedDrives
+from nvmevirt_config import load_config
 from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
 
@@ -50,26 +52,21 @@ def serve(
     quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but what went wrong")] = False,
 ) -> None:
     """Serve drives, each in a process of its own, until interrupted."""
-    from csd_firmware.process.supervisor import Supervisor
+    from csd_firmware.process.supervisor import Supervisor, print_to_stderr
+    from csd_link.connect import who_serves
 
-    config = _config(what or [])
-    drives = _placed(config.drives, window, mount)
+    drives = _placed(_config(what or []), restart, window, mount)
     for drive in drives:
-        _check_free(drive)
+        if who_serves(drive.name):
+            raise ValueError(f"drive {drive.name} is served already")
     if not quiet:
         for drive in drives:
-            where = drive.device or drive.run_dir / window_name(drive.tenants[0])
+            where = drive.device or window_path(drive.name, drive.tenants[0])
             err.print(f"drive {drive.name}: window {where}{f', mounted at {drive.mount}' if drive.mount else ''}")
-    say = print_to_stderr
-    sys.exit(Supervisor(drives, config.restart if restart is None else restart, say).run())
+    sys.exit(Supervisor(ServedDrives(drives), print_to_stderr).run())
 
 
-def print_to_stderr(text: str) -> None:
-    """One line for whoever watches."""
-    print(f"vcsd: {text}", file=sys.stderr, flush=True)
-
-
-def _config(what: list[str]) -> ServeConfig:
+def _config(what: list[str]) -> ServedDrives:
     files = [word for word in what if word.endswith((".yaml", ".yml"))]
     if files and len(what) > 1:
         raise ValueError("serve takes one config file, or names of drives")
@@ -78,18 +75,20 @@ def _config(what: list[str]) -> ServeConfig:
     names = what or list(created())
     if not names:
         raise ValueError("there is no drive: vcsd create NAME makes one, or name a config file")
-    return ServeConfig(tuple(drive for name in names for drive in load_config(find_created(name)).drives))
+    return ServedDrives(tuple(drive for name in names for drive in load_config(find_created(name)).drives))
 
 
-def _placed(drives: tuple[ServedDrive, ...], window: Path | None, mount: Path | None) -> list[ServedDrive]:
-    """The drives with the windows and mounts that the options ask for."""
-    from dataclasses import replace
-
+def _placed(
+    config: ServedDrives, restart: bool | None, window: Path | None, mount: Path | None
+) -> tuple[ServedDrive, ...]:
+    """The drives with what the options ask for."""
+    from csd_link.medium import make_window_file
     from csd_link.window import BLOCK_BYTES
-    from vcsd.transport import make_window_file
 
     placed, at = [], 0
-    for drive in drives:
+    for drive in config.drives:
+        if restart is not None:
+            drive = replace(drive, restarts=restart)
         if window:
             drive = replace(drive, device=window, offset_bytes=at)
             at += len(drive.tenants) * drive.layout.blocks * BLOCK_BYTES
@@ -98,26 +97,15 @@ def _placed(drives: tuple[ServedDrive, ...], window: Path | None, mount: Path | 
         placed.append(drive)
     if window:
         make_window_file(window, at)
-    return placed
-
-
-def _check_free(drive: ServedDrive) -> None:
-    if serving(drive.name):
-        raise ValueError(f"drive {drive.name} is served already")
+    return tuple(placed)
 
 
 def running() -> list[str]:
     """Names of the drives that are served at present."""
-    return sorted(path.parent.name for path in run_dir().glob(f"*/{window_name(ADMIN)}") if serving(path.parent.name))
+    from csd_link.connect import who_serves
 
-
-def serving(name: str) -> bool:
-    """Whether a drive of this name is served at present."""
-    from csd_link.connect import beating
-    from csd_link.medium import MappedMedium
-
-    window = run_dir() / name / window_name(ADMIN)
-    return window.exists() and beating(MappedMedium(window)) is not None
+    names = (path.parent.name for path in run_dir().glob(f"*/{window_path('x', ADMIN).name}"))
+    return sorted(name for name in names if who_serves(name))
 
 
 def create(
@@ -153,7 +141,7 @@ def create(
 def list_drives(output: OutputOption = Output.NORMAL) -> None:
     """Drives that were created, and those that are served."""
     made = {name: str(file.parent) for name, file in created().items()}
-    windows = {name: _window(run_dir() / name) for name in running()}
+    windows = {name: _window(drive_dir(name)) for name in running()}
     rows = [
         {"name": name, "served": name in windows, "path": made.get(name), "window": windows.get(name)}
         for name in sorted(made | windows)
@@ -176,9 +164,11 @@ def _window(folder: Path) -> str:
 
 def delete(name: Annotated[str, typer.Argument(help="name of the drive")]) -> None:
     """Delete a created drive and all its data."""
+    from csd_link.connect import who_serves
+
     folder = find_created(name).parent
-    if serving(name):
+    if who_serves(name):
         raise ValueError(f"drive {name} is served: stop vcsd serve first")
     shutil.rmtree(folder)
-    shutil.rmtree(run_dir() / name, ignore_errors=True)
+    shutil.rmtree(drive_dir(name), ignore_errors=True)
     err.print(f"{folder}: deleted")

@@ -27,7 +27,8 @@ from csd_firmware.process.serve import window_medium
 from csd_firmware.step import Firmware
 from csd_link.doorbell import call
 from csd_link.medium import MappedMedium
-from csd_link.serving import ServedDrive, window_name
+from csd_link.run_dir import doorbell_path, window_path
+from csd_link.served_drive import ServedDrive
 from csd_link.window import BLOCK_BYTES
 from ftl import FtlError, OutOfSpace, ReadOnly
 
@@ -47,7 +48,7 @@ class Mount(pyfuse3.Operations):
         self.namespace = Namespace(firmware, lock)
         self._window: MappedMedium = window_medium(drive, drive.tenants[0])
         self._window_bytes = self._window.blocks * BLOCK_BYTES
-        self._bell = call(drive.run_dir / f"{window_name(drive.tenants[0])}.bell")
+        self._bell = call(doorbell_path(window_path(drive.name, drive.tenants[0])))
         self._bell.setblocking(False)
         self._texts: list[Callable[[], dict[str, Any]]] = [
             lambda: (

@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from csd_firmware.inprocess import describe
 from csd_firmware.step import Firmware
@@ -16,7 +15,8 @@ from csd_firmware.tenants import Tenant, drive_secret
 from csd_link.doorbell import ListeningBell
 from csd_link.drive_end import DriveEnd, WindowServer
 from csd_link.medium import MappedMedium
-from csd_link.serving import ADMIN, ServedDrive, private_dir, window_name
+from csd_link.run_dir import doorbell_path, drive_dir, pid_path, private_dir, window_path
+from csd_link.served_drive import ADMIN, ServedDrive
 from csd_link.window import BLOCK_BYTES, Identity, WindowLayout
 from csd_spec import Command, Completion, Status
 from ftl import Nand
@@ -59,7 +59,7 @@ def window_medium(drive: ServedDrive, tenant: str) -> MappedMedium:
     if drive.device and tenant != ADMIN:
         at = drive.offset_bytes + drive.tenants.index(tenant) * size
         return MappedMedium(drive.device, at, drive.layout.blocks)
-    path = drive.run_dir / window_name(tenant)
+    path = window_path(drive.name, tenant)
     if path.exists() and path.stat().st_size != size:
         path.unlink()
     if not path.exists():
@@ -73,10 +73,10 @@ def layout_of(drive: ServedDrive, tenant: str) -> WindowLayout:
 
 
 @contextmanager
-def served(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> Iterator[None]:
+def open_windows(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> Iterator[None]:
     """Serve the windows of all tenants."""
-    run: Path = private_dir(drive.run_dir)
-    (run / "pid").write_text(str(os.getpid()))
+    run = private_dir(drive_dir(drive.name))
+    pid_path(drive.name).write_text(str(os.getpid()))
     secret = drive_secret(drive.path)
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, run, ignore_errors=True)
@@ -84,7 +84,7 @@ def served(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> Iter
             tenant = SharedTenant(Tenant(firmware, secret, name), lock)
             identity = Identity(drive.name, drive.spec, layout_of(drive, name), drive.restarts)
             end = DriveEnd(window_medium(drive, name), identity, tenant)
-            server = WindowServer(end, ListeningBell(run / f"{window_name(name)}.bell"))
+            server = WindowServer(end, ListeningBell(doorbell_path(window_path(drive.name, name))))
             server.start()
             undo.callback(server.stop)
         yield
@@ -94,9 +94,9 @@ def serve(drive: ServedDrive, front: Front | None = None) -> None:
     """Serve a drive until SIGTERM or SIGINT; then flush it. front: another way in, which returns when asked to stop."""
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    private_dir(drive.run_dir.parent)
+    private_dir(drive_dir(drive.name).parent)
     firmware, lock = open_firmware(drive), threading.Lock()
-    with served(drive, firmware, lock):
+    with open_windows(drive, firmware, lock):
         if front:
             front(drive, firmware, lock)
         else:

@@ -8,14 +8,13 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
 import numpy as np
 
 from csd_firmware.process.serve import Front, serve
 from csd_firmware.step import Firmware
-from csd_link.serving import ServedDrive
+from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import Attend, Flush, KvAppend, SeqCreate
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
@@ -32,9 +31,8 @@ class Supervisor:
     It has no threads, so that it may fork.
     """
 
-    def __init__(self, drives: Sequence[ServedDrive], restart: bool, say: Say) -> None:
-        self._restart, self._say = restart, say
-        self._drives = [replace(drive, restarts=restart) for drive in drives]
+    def __init__(self, config: ServedDrives, say: Say) -> None:
+        self._drives, self._say = config.drives, say
         self._children: dict[int, ServedDrive] = {}
         self._begun: dict[str, float] = {}  # when each was begun last
         self._in_vain: dict[str, int] = {}  # how often in a row it died at once
@@ -72,7 +70,7 @@ class Supervisor:
             if drive is None:
                 continue
             if os.WIFSIGNALED(status):
-                again = self._restart and self._lasts(drive)
+                again = drive.restarts and self._lasts(drive)
                 name = signal.Signals(os.WTERMSIG(status)).name
                 self._say(f"drive {drive.name} was killed ({name}); it is {'' if again else 'not '}started again")
                 if again:
@@ -94,6 +92,11 @@ class Supervisor:
             os.kill(pid, signal.SIGTERM)
         for pid in self._children:
             os.waitpid(pid, 0)
+
+
+def print_to_stderr(text: str) -> None:
+    """One line for whoever watches."""
+    print(f"vcsd: {text}", file=sys.stderr, flush=True)
 
 
 def warm_up() -> None:

@@ -10,7 +10,7 @@ import typer
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attention_engine import METHODS, Step
+from attention_engine import METHODS, Queries, Step
 from attention_engine.oracle import sparf, token_scores
 from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -78,14 +78,13 @@ def _choices(recorded: Recorded, tokens: int, compression: float) -> Any:
     handles = ftl.create(1, 1, heads, KvLayout.for_context(ftl.spec.geometry.page_bytes, d, length))
     k, v = (part[0].transpose(1, 0, 2).copy() for part in (recorded.k, recorded.v))
     ftl.append(tuple(handles), 0, np.array([tokens]), k[:tokens], v[:tokens], 0)
-    each = np.ones(heads, np.int64)
     for position in range(tokens, length):
         ftl.append(tuple(handles), 0, np.array([1]), k[position : position + 1], v[position : position + 1], 0)
         stored = position + 1
         params = Compression(compression).at(stored, d)
         q = recorded.q[0, :, position].astype(np.float32).reshape(heads, q_heads // heads, d)
         v_mean = v[:stored].astype(np.float32).mean(0)
-        step = Step(ftl.view(handles, 0), ftl, q, params.r, params.k * each, params.l * each, v_mean, [{}])
+        step = Step(ftl.view(handles, 0), ftl, Queries.alike(q, params, v_mean, [{}]))
         METHODS["sparf"](step)
         assert step.chosen is not None
         for head in range(heads):

@@ -11,7 +11,7 @@ import typer
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attention_engine import METHODS, EngineClock, Memory, Read, Step
+from attention_engine import METHODS, EngineClock, Memory, Queries, Read, Step
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Compression, KvLayout
@@ -162,10 +162,8 @@ def _run(contender: Contender, c: float, recorded: Recorded, gathered: F32, tall
         stored = position + 1
         params = Compression(c, "bytes").at(stored, d)
         q = recorded.q[:, :, position].astype(np.float32).reshape(B * H, Hq // H, d)
-        each = np.ones(B * H, np.int64)
         v_mean = recorded.v[:, :, :stored].astype(np.float32).mean(2).reshape(B * H, d)
-        view = ftl.view(handles, 0)
-        step = Step(view, ftl, q, params.r, params.k * each, params.l * each, v_mean, memory)
+        step = Step(ftl.view(handles, 0), ftl, Queries.alike(q, params, v_mean, memory))
         _count(tally, step, METHODS[contender.method](step), recorded, stored)
         for name, schedule in SCHEDULES.items():
             watch = Stopwatch(ftl.calendar.idle_ns())

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import typer
 
-from attention_engine import METHODS, Memory, Step
+from attention_engine import METHODS, Memory, Queries, Step
 from eval.bench.contest import Contest, Size
 from eval.experiment import Outcome, flat, table
 from eval.plot import check_format, new_figure, save_figure
@@ -97,12 +97,10 @@ def scratch_mib(size: Size, method: str, sequences: int = 64) -> float:
         v_slots=np.tile(one.v_slots, times),
         e_slots=np.tile(one.e_slots, (*times, 1)),
     )
-    each = np.ones(sequences * size.streams, np.int64)
     q, v_mean = np.tile(contest.q, (*times, 1)), np.tile(contest.v_mean, times)
-    k, l = contest.k * each, -(-contest.k // 4) * each  # noqa: E741
     memory: list[Memory] = [{} for _ in range(sequences)]
     tracemalloc.start()
-    METHODS[method](Step(view, contest.ftl, q, contest.r, k, l, v_mean, memory))
+    METHODS[method](Step(view, contest.ftl, Queries.alike(q, contest.params, v_mean, memory)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak / 2**20

@@ -13,9 +13,9 @@ import typer
 from numba import njit
 from numpy.typing import NDArray
 
-from attention_engine import METHODS, Compute, Memory, Read, Step, add_rows, oracle
+from attention_engine import METHODS, Compute, Memory, Queries, Read, Step, add_rows, oracle
 from attention_engine._parallel import over_streams
-from csd_spec import KvLayout, KvView
+from csd_spec import KvLayout, KvView, SparFParams
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.rivals._prefetch import prefetch
 from ftl import Ftl, PagePlan
@@ -77,7 +77,8 @@ class Contest:
         generator = np.random.default_rng(seed)
         self.K, self.V = (_random(generator, tokens, kv_heads, head_dim) for _ in range(2))
         self.q = generator.standard_normal((kv_heads, heads // kv_heads, head_dim), np.float32)
-        self.r, self.k = min(16, head_dim), -(-tokens // 8)
+        top_k = -(-tokens // 8)
+        self.params = SparFParams(min(16, head_dim), top_k, -(-top_k // 4))
         ftl = self.ftl = Ftl(INSTCSD_ZYNQ7045_8CH)
         layout = KvLayout.for_context(ftl.spec.geometry.page_bytes, head_dim, tokens)
         (handle,) = ftl.create(1, 1, kv_heads, layout)
@@ -114,16 +115,14 @@ class Contest:
 
     def attend(self, method: str) -> F32:
         """Our kernels; where the pages are is worked out the first time only, as `vcsd bench ftl` measures that."""
-        l = -(-self.k // 4)  # noqa: E741
-        each = np.ones(self.kv_heads, np.int64)
+        memory = [self.memory.setdefault(method, {})]
+        queries = Queries.alike(self.q, self.params, self.v_mean, memory)
         if method not in self.plans:  # the first step makes tables
-            self.memory[method] = {}
-            first = self.view, self.ftl, self.q, self.r, self.k * each, l * each, self.v_mean, [self.memory[method]]
-            METHODS[method](Step(*first))
+            METHODS[method](Step(self.view, self.ftl, queries))
             self.plans[method] = Plans(self.ftl)
-        plans, memory = self.plans[method], [self.memory[method]]
+        plans = self.plans[method]
         plans.next = 0
-        step = Step(self.view, plans, self.q, self.r, self.k * each, l * each, self.v_mean, memory, self.threads)
+        step = Step(self.view, plans, queries, self.threads)
         out = METHODS[method](step)
         self.step = step
         return out
@@ -155,7 +154,7 @@ class Contest:
     def torch_gather(self) -> torch.Tensor:
         """SparF's selection with torch.gather on FP32 tensors, which is how SparQ is published for PyTorch."""
         q, K, V = torch.from_numpy(self.q)[None], self.keys, self.values
-        d, S, G, r, k = self.head_dim, self.tokens, self.q.shape[1], self.r, self.k
+        d, S, G, r, k = self.head_dim, self.tokens, self.q.shape[1], self.params.r, self.params.k
         size = q.abs().sum(2, keepdim=True)
         i = torch.topk(size, r, -1).indices
         some = torch.gather(q, -1, i.expand(-1, -1, G, -1))
@@ -186,7 +185,8 @@ class Contest:
             K, V = (part[:, head].astype(np.float64) for part in (self.K, self.V))
             chosen = tokens[row, : counts[row]]
             if method == "sparf":
-                expected, _, wanted = oracle.sparf(q[row].astype(np.float64), K, V, self.r, self.k, -(-self.k // 4))
+                p = self.params
+                expected, _, wanted = oracle.sparf(q[row].astype(np.float64), K, V, p.r, p.k, p.l)
                 others += np.setdiff1d(wanted, chosen).size
             else:
                 exact = oracle.dense(q[row].astype(np.float64), K[chosen], V[chosen])

@@ -17,7 +17,7 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 from eval.experiment import Outcome, flat
 from ftl import Ftl, FtlError, Nand, OutOfSpace
-from ftl.nand import ERASED, Erase, Operation, Program
+from ftl.flash.nand import ERASED, Erase, Operation, Program
 from vcsd.progress import Tick, no_tick, progress
 
 HEADS, LAYERS, DIM = 2, 2, 16
@@ -54,21 +54,14 @@ class _Host:
         self.ftl.blocks.resize(24)
         self.model: State = {}
         self.blocks = np.zeros((24, DRIVE.geometry.page_bytes), np.uint8)
-        journal, kept = self.ftl.journal.commit, dict[int, Any]()
+        self.kept: State = {}
+        self.ftl.journal.log = self._commit
 
-        def commit(start_ns: int, everything: bool) -> int:
-            """A commit may come in the middle of a verb: what it keeps is the state before that verb."""
-            nonlocal kept
-            unrecorded, gone, count = set(self.ftl.dirty), set(self.ftl.gone), self.ftl.journal.number
-            done = journal(start_ns, everything)
-            if self.ftl.journal.number > count:
-                kept = {handle: layers for handle, layers in kept.items() if handle not in gone}
-                recorded = unrecorded - self.ftl.dirty
-                kept |= {handle: list(self.model[handle]) for handle in recorded if handle in self.model}
-                self.trace.commits.append((len(self.trace.operations), kept, self.blocks.copy()))
-            return done
-
-        self.ftl.journal.commit = commit  # type: ignore[method-assign]
+    def _commit(self, recorded: set[int], freed: set[int]) -> None:
+        """A commit may come in the middle of a verb: what it keeps is the state before that verb."""
+        self.kept = {handle: layers for handle, layers in self.kept.items() if handle not in freed}
+        self.kept |= {handle: list(self.model[handle]) for handle in recorded if handle in self.model}
+        self.trace.commits.append((len(self.trace.operations), self.kept, self.blocks.copy()))
 
     def rows(self, tokens: int) -> F16:
         return self.generator.standard_normal((tokens, HEADS, DIM)).astype(np.float16)
@@ -219,7 +212,7 @@ def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
         pages = [[view.banks[slot >> BANK_SHIFT][slot & 0x7FFFFFFF] for slot in head[:, group]] for head in slots]
         there = rows[group * layout.T : (group + 1) * layout.T]
         if layout.bits < 16:
-            codes = seq.embedding_k.pack(there)[:, 0]
+            codes = seq.maps["embedding_k"].pack(there)[:, 0]
             if not np.array_equal(np.concatenate(pages)[:, : codes.shape[1]], codes):
                 there[:] = 0xFFFF
             continue

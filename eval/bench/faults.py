@@ -19,7 +19,7 @@ import typer
 
 import vcsd
 from csd_link.recovery import LastingDevice
-from csd_link.serving import run_dir
+from csd_link.run_dir import pid_path
 from csd_spec import Compression
 from eval.experiment import Outcome, flat
 from vcsd.generate import CHECKPOINT, PROMPT, encode, generate, load
@@ -49,7 +49,7 @@ class Killer(threading.Thread):
     def _kill(self, name: str) -> None:
         """SIGKILL, unless the process of the last time has not been followed by another yet."""
         with suppress(OSError, ValueError):
-            pid = int((run_dir() / name / "pid").read_text())
+            pid = int(pid_path(name).read_text())
             if self._last.get(name) != pid:
                 os.kill(pid, signal.SIGKILL)
                 self._last[name] = pid

@@ -170,7 +170,7 @@ def bench_attention(load: Reads, requests: int) -> dict[str, Any]:
 
 def map_bytes(ftl: Ftl) -> int:
     """Memory of the mapping: slots of every group, and the per-block counts of valid pages."""
-    slots = sum(mapped.slots.nbytes for seq in ftl.sequences.values() for mapped in seq.maps)
+    slots = sum(mapped.slots.nbytes for seq in ftl.sequences.values() for mapped in seq.maps.values())
     return slots + ftl.placement.valid.nbytes + ftl.placement.claimed.nbytes
 
 
@@ -179,7 +179,7 @@ def worst_balance(ftl: Ftl, handles: list[int]) -> float:
     channels, worst = ftl.spec.geometry.channels, 1.0
     for handle in handles:
         seq = ftl.sequences[handle]
-        for mapped in (seq.k, seq.v):
+        for mapped in seq.primary.values():
             groups = int(seq.lengths.max()) // mapped.per_group // channels * channels
             if groups >= 64:
                 of_channel = mapped.slots[:, :, :groups].astype(np.int64) % ftl.spec.geometry.lanes % channels

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,12 +17,15 @@ import typer
 
 from csd_link.connect import connect
 from csd_link.host_end import WindowDevice
-from csd_link.serving import private_dir, run_dir, window_name
+from csd_link.own_server import Placed, own_server
+from csd_link.run_dir import private_dir, run_dir, window_path
+from csd_link.served_drive import ServedDrive
 from csd_spec import Command, KvAppend, KvFree, KvRead, SeqCreate, Status
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
-from ftl.memory import lazy_zeros
+from ftl.flash.memory import lazy_zeros
 from vcsd.progress import status
-from vcsd.transport import serving
+from vcsd.transport import FACTORY
 
 WORKLOADS = {
     "fuse_seq_write_mbps": ("write", "1M", 1),
@@ -45,11 +49,11 @@ def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-", dir=private_dir(run_dir())) as scratch:
         folder = Path(scratch)
         name, mount = f"{folder.name}-0", folder / "mount"
-        attach = partial(connect, run_dir() / name / window_name("default"))
-        with serving({"drives": [{"name": name, "mount": str(mount)}]}, folder, [attach]):
+        drive, attach = ServedDrive(name=name, spec=INSTCSD_ZYNQ7045_8CH), partial(connect, window_path(name))
+        with own_server([Placed(replace(drive, mount=mount), attach)], folder, FACTORY.server):
             found = {"first_touch_mbps": _first_touch(size_mb << 20)}
             found |= {key: _fio(mount / "namespace", *load, seconds, size_mb) for key, load in WORKLOADS.items()}
-        with serving({"drives": [{"name": name}]}, folder, [attach]):
+        with own_server([Placed(drive, attach)], folder, FACTORY.server):
             device = attach()
             found |= _round_trips(device, trips)
             device.close()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_engine import METHODS, Arithmetic, EngineClock, Step
+from attention_engine import METHODS, Arithmetic, EngineClock, Queries, Step
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import DriveSpec, KvLayout, ModelShape, SparFParams
@@ -109,21 +109,11 @@ class SimulatedDrive:
         streams = self.batch * self.heads
         q = np.broadcast_to(np.zeros(1, np.float32), (streams, self.shape.group, self.shape.head_dim))
         v_mean = np.broadcast_to(np.zeros(1, np.float32), (streams, self.shape.head_dim))
-        each = np.ones(streams, np.int64)
         units: Counter[str] = Counter()
         before = self.ftl.counters.read
         for layer in layers:
-            step = Step(
-                self.ftl.view(self.handles, layer),
-                self.ftl,
-                q,
-                params.r,
-                params.k * each,
-                params.l * each,
-                v_mean,
-                [{} for _ in self.handles],
-                arithmetic=pattern,
-            )
+            queries = Queries.alike(q, params, v_mean, [{} for _ in self.handles])
+            step = Step(self.ftl.view(self.handles, layer), self.ftl, queries, arithmetic=pattern)
             METHODS[method](step)
             watch = Stopwatch(self.ftl.calendar.idle_ns())
             SCHEDULES[schedule](step.work, self.units, watch)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from attention_engine import add_rows, approximate, attend, best_tokens, cover, oracle, top_channels, weigh
 from csd_spec import KvLayout, KvView
 from csd_spec.view import UNMAPPED
-from ftl.groups import embedding_map
+from ftl.kv.layouts.dual import embedding_map
 
 NAN = 0xFFFF
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_engine import METHODS, Compute, Read, Step, oracle
+from attention_engine import METHODS, Compute, Queries, Read, Step, oracle
 from attention_engine.methods.local import SINKS
 from attention_engine.methods.quest import choose_pages
 from csd_spec import KvLayout
@@ -48,7 +48,7 @@ class Drive:
         q = self.generator.standard_normal((streams, G, D)).astype(np.float32) if q is None else q
         k = -(-view.seq_lens // share)
         v_mean = np.concatenate([rows.astype(np.float32).mean(0) for rows in self.V])
-        return Step(view, self.ftl, q, r, k, -(-k // 4), v_mean, self.memory)
+        return Step(view, self.ftl, Queries(q, r, k, -(-k // 4), v_mean, self.memory))
 
     def stream(self, number):
         """K and V of a stream in float64."""
@@ -217,7 +217,9 @@ def test_the_order_of_tokens_changes_pages_not_the_output(small_drive, name):
 def test_adding_tokens_never_changes_earlier_pages(small_drive):
     drive = Drive(small_drive, [100], bits=4)
     content = drive.ftl.nand.content
-    before = {int(p): content[p].copy() for m in drive.ftl.sequence(drive.handles[0]).maps for p in m.flash_slots()}
+    before = {
+        int(p): content[p].copy() for m in drive.ftl.sequence(drive.handles[0]).maps.values() for p in m.flash_slots()
+    }
     for _ in range(150):
         drive.grow()
     assert before

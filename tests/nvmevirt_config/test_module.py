@@ -45,9 +45,9 @@ def test_a_bare_machine_lacks_everything_and_is_told_what_to_do(tmp_path):
         "cores are isolated": False,
         "module is loaded": False,
     }
-    mends = " ".join(finding.mend for finding in findings)
+    fixes = " ".join(finding.fix for finding in findings)
     for word in ("memmap=256M\\\\\\$1024M", "isolcpus=1,2", "vcsd nvmevirt load", "update-grub"):
-        assert word in mends
+        assert word in fixes
 
 
 @pytest.mark.parametrize("memmap", ["memmap=256M$1024M", "memmap=1G$0x40000000", "ro memmap=1M$1M memmap=2G$1G"])

@@ -3,17 +3,15 @@
 import json
 import subprocess
 import sys
-from functools import partial
 
 import numpy as np
 import pytest
 
 from csd_firmware import InProcessDevice
-from csd_link.connect import connect
-from csd_link.serving import run_dir, window_name
+from csd_link.served_drive import ADMIN
 from csd_spec import Flush, KvAppend, KvRead, SeqCreate
+from tests.served import serving, window_of
 from tests.vcsd_cli.test_main import vcsd
-from vcsd.transport import serving
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
@@ -33,9 +31,8 @@ def kept(small_drive, tmp_path):
 @pytest.fixture
 def one(tmp_path):
     """A served drive."""
-    attach = partial(connect, run_dir() / "one" / window_name("default"))
-    with serving({"drives": [{"name": "one"}]}, tmp_path, [attach]):
-        yield attach
+    with serving(tmp_path, "one"):
+        yield window_of("one")
 
 
 def say(capsys, monkeypatch, *args):
@@ -81,7 +78,7 @@ def test_a_served_drive_is_administered_while_it_works(capsys, monkeypatch, one,
 def test_an_administrator_sees_no_sequence_of_a_tenant(one):
     device = one()
     handle = device.submit(SeqCreate(1, 1, 1, 64, 512), 0).result().data[0].tolist()[0]
-    seen = connect(run_dir() / "one" / "window-_admin")
+    seen = window_of("one", ADMIN)()
     assert seen.submit(KvRead((handle,), 0), 0).result().status.name == "UNKNOWN_SEQUENCE"
     device.close(), seen.close()
 
@@ -116,11 +113,11 @@ def test_doctor_knows_every_way(capsys, monkeypatch):
     ways = {way["what"]: way for way in say(capsys, monkeypatch, "doctor")["ways"]}
     assert list(ways) == ["inproc", "process", "fuse", "window", "guest", "nvmevirt"]
     assert ways["inproc"]["ok"]
-    assert all(way["ok"] or way["mend"] for way in ways.values())
+    assert all(way["ok"] or way["fix"] for way in ways.values())
     monkeypatch.setenv("PATH", "/nowhere")
     ways = {way["what"]: way for way in say(capsys, monkeypatch, "doctor")["ways"]}
-    assert "apt-get install qemu-system-x86" in ways["guest"]["mend"]
-    assert "apt-get install fuse3" in ways["fuse"]["mend"]
+    assert "apt-get install qemu-system-x86" in ways["guest"]["fix"]
+    assert "apt-get install fuse3" in ways["fuse"]["fix"]
 
 
 @pytest.mark.parametrize(

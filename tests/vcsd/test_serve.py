@@ -7,41 +7,24 @@ import stat
 import subprocess
 import sys
 import time
-from functools import partial
 
 import numpy as np
 import pytest
 
 from csd_link.connect import connect, open_window
+from csd_link.driveset import DriveSet
 from csd_link.host_end import Lost
 from csd_link.recovery import LastingDevice
-from csd_link.serving import run_dir, window_name
+from csd_link.run_dir import drive_dir, run_dir
 from csd_spec import Compression, DeviceError, Flush, KvAppend, KvCrop, KvFree, KvRead, ModelShape, SeqCreate, Status
-from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
-from vcsd.transport import open_drives, serving
+from tests.served import kill, pid, serving, window_of
+from vcsd.transport import open_drives
 
 SHAPE = ModelShape(name="small", layers=2, q_heads=4, kv_heads=4, head_dim=16)
 
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
-
-
-def config(tmp_path, count=2, **fields):
-    drives = [{"name": f"csd{n}", "path": str(tmp_path / f"csd{n}"), **fields} for n in range(count)]
-    return {"drives": drives}
-
-
-def windows(count=2, tenant="default"):
-    return [partial(connect, run_dir() / f"csd{n}" / window_name(tenant)) for n in range(count)]
-
-
-def pid(name):
-    return int((run_dir() / name / "pid").read_text())
-
-
-def kill(name):
-    os.kill(pid(name), signal.SIGKILL)
 
 
 def decoder(devices, **options):
@@ -74,7 +57,7 @@ def test_every_way_in_gives_the_same_outputs_and_modelled_times(tmp_path, transp
         request.getfixturevalue("fuse")
     runs = []
     for way in ("inproc", transport.format(tmp_path)):
-        with open_drives(way, 2, INSTCSD_ZYNQ7045_8CH) as devices:
+        with open_drives(DriveSet(count=2, transport=way)) as devices:
             driver, _, step = decoder(devices, flush_every=3)
             outputs = [step() for _ in range(8)]
             records = [(each.ns, each.breakdown_ns, each.link_bytes, each.flash) for each in driver.traffic.steps]
@@ -86,11 +69,11 @@ def test_every_way_in_gives_the_same_outputs_and_modelled_times(tmp_path, transp
 
 
 def test_drives_that_are_killed_come_back_and_decode_goes_on(tmp_path):
-    with open_drives("inproc", 2, INSTCSD_ZYNQ7045_8CH) as devices:
+    with open_drives(DriveSet(count=2)) as devices:
         _, _, step = decoder(devices)
         expected = [step() for _ in range(30)]
-    with serving(config(tmp_path), tmp_path, windows()):
-        devices = [LastingDevice(each) for each in windows()]
+    with serving(tmp_path, "csd0", "csd1", flash=tmp_path):
+        devices = [LastingDevice(window_of(name)) for name in ("csd0", "csd1")]
         driver, batch, step = decoder(devices, flush_every=7)
         for number, outputs in enumerate(expected):
             if number % 4 == 1:
@@ -109,8 +92,8 @@ def test_drives_that_are_killed_come_back_and_decode_goes_on(tmp_path):
 
 def test_a_crop_and_a_free_are_not_undone_by_a_death(tmp_path):
     generator = np.random.default_rng(1)
-    with serving(config(tmp_path, 1), tmp_path, windows(1)):
-        device = LastingDevice(windows(1)[0])
+    with serving(tmp_path, "csd0", flash=tmp_path):
+        device = LastingDevice(window_of("csd0"))
 
         def do(command):
             done = device.submit(command, 0).result()
@@ -138,8 +121,8 @@ def test_a_crop_and_a_free_are_not_undone_by_a_death(tmp_path):
 
 
 def test_handles_stay_apart_when_a_drive_gives_numbers_again(tmp_path):
-    with serving(config(tmp_path, 1), tmp_path, windows(1)):
-        device = LastingDevice(windows(1)[0])
+    with serving(tmp_path, "csd0", flash=tmp_path):
+        device = LastingDevice(window_of("csd0"))
         create, seen = SeqCreate(1, 1, 1, 16, 64), {}
 
         def do(command):
@@ -163,8 +146,8 @@ def test_handles_stay_apart_when_a_drive_gives_numbers_again(tmp_path):
 
 
 def test_without_restart_the_error_names_drive_and_heads_and_others_go_on(tmp_path):
-    with serving(config(tmp_path), tmp_path, windows(), restart=False):
-        devices = [LastingDevice(each) for each in windows()]
+    with serving(tmp_path, "csd0", "csd1", flash=tmp_path, restarts=False):
+        devices = [LastingDevice(window_of(name)) for name in ("csd0", "csd1")]
         driver, batch, step = decoder(devices)
         step()
         kill("csd1")
@@ -184,8 +167,8 @@ def test_without_restart_the_error_names_drive_and_heads_and_others_go_on(tmp_pa
 
 
 def test_a_drive_that_hangs_is_noticed_within_a_second(tmp_path):
-    with serving(config(tmp_path, 1), tmp_path, windows(1)):
-        device = open_window(run_dir() / "csd0" / "window-default")
+    with serving(tmp_path, "csd0", flash=tmp_path):
+        device = open_window(drive_dir("csd0") / "window-default")
         os.kill(pid("csd0"), signal.SIGSTOP)
         began = time.monotonic()
         done = device.submit(Flush(), 0).result()
@@ -196,9 +179,8 @@ def test_a_drive_that_hangs_is_noticed_within_a_second(tmp_path):
 
 
 def test_tenants_have_windows_of_their_own(tmp_path):
-    fields = {"tenants": ["alice", "bob"]}
-    with serving(config(tmp_path, 1, **fields), tmp_path, windows(1, "alice") + windows(1, "bob")):
-        alice, bob = windows(1, "alice")[0](), windows(1, "bob")[0]()
+    with serving(tmp_path, "csd0", flash=tmp_path, tenants=("alice", "bob")):
+        alice, bob = window_of("csd0", "alice")(), window_of("csd0", "bob")()
         hers = tuple(alice.submit(SeqCreate(1, 1, 1, 8, 64), 0).result().data[0].tolist())
         assert bob.submit(KvRead(hers, 0), 0).result().status is Status.UNKNOWN_SEQUENCE
         assert alice.submit(KvRead(hers, 0), 0).result().status is Status.SUCCESS
@@ -206,16 +188,16 @@ def test_tenants_have_windows_of_their_own(tmp_path):
 
 
 def test_files_are_their_owners_only(tmp_path):
-    with serving(config(tmp_path, 1), tmp_path, windows(1)):
-        for path in (run_dir(), run_dir() / "csd0", tmp_path / "csd0"):
+    with serving(tmp_path, "csd0", flash=tmp_path):
+        for path in (run_dir(), drive_dir("csd0"), tmp_path / "csd0"):
             assert stat.S_IMODE(path.stat().st_mode) == 0o700
-        for path in (run_dir() / "csd0").glob("window*"):
+        for path in drive_dir("csd0").glob("window*"):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_folder_that_others_may_open_is_refused(tmp_path):
     (tmp_path / "csd0").mkdir(mode=0o755)
-    with pytest.raises(ConnectionError, match="nobody else"), serving(config(tmp_path, 1), tmp_path, windows(1)):
+    with pytest.raises(ConnectionError, match="nobody else"), serving(tmp_path, "csd0", flash=tmp_path):
         pass
 
 

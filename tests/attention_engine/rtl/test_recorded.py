@@ -13,6 +13,7 @@ from attention_engine.rtl.golden import sparf_engine
 from attention_engine.rtl.params import EngineRun, EngineShape
 from csd_spec import Compression, KvLayout, KvView
 from eval.accuracy.record import record
+from eval.accuracy.selectors import TEXT
 from vcsd.generate import CHECKPOINT, load
 
 TOKENS = 400
@@ -26,7 +27,7 @@ MOST_ULPS = 2.0  # of FP16 at the largest |value| of V that is attended
 def heads():
     """(q (G, d), K (S, d), V (S, d), mean of V) of the newest token, FP16, of one head in each layer."""
     model, tokenizer = load(CHECKPOINT)
-    text = (CHECKPOINT.parent / "passage.txt").read_text()
+    text = TEXT.read_text()
     ids = torch.tensor(tokenizer(text)["input_ids"])[None, :TOKENS]
     found = []
     for layer, part in enumerate(record(model, ids)):

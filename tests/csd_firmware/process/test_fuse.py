@@ -9,14 +9,11 @@ import stat
 import subprocess
 import threading
 import time
-from functools import partial
 
 import pytest
 
-from csd_link.connect import connect
-from csd_link.serving import run_dir, window_name
 from tests.conftest import missing
-from vcsd.transport import serving
+from tests.served import kill, pid, serving
 
 pytestmark = pytest.mark.usefixtures("fuse", "own_run_dir")
 
@@ -25,9 +22,7 @@ pytestmark = pytest.mark.usefixtures("fuse", "own_run_dir")
 def mount(tmp_path):
     """A served drive's mount; it is unmounted when its process ends."""
     folder = tmp_path / "mount"
-    config = {"drives": [{"name": "csd0", "mount": str(folder), "path": str(tmp_path / "flash")}]}
-    attach = partial(connect, run_dir() / "csd0" / window_name("default"))
-    with serving(config, tmp_path, [attach]):
+    with serving(tmp_path, "csd0", mount=folder, flash=tmp_path / "flash"):
         deadline = time.monotonic() + 10
         while not (folder / "namespace").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -110,7 +105,7 @@ def test_an_unmount_under_load_is_clean(mount):
     for thread in threads:
         thread.start()
     time.sleep(0.5)
-    os.kill(int((run_dir() / "csd0" / "pid").read_text()), signal.SIGTERM)
+    os.kill(pid("csd0"), signal.SIGTERM)
     deadline = time.monotonic() + 5
     while os.path.ismount(mount) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -126,7 +121,7 @@ def test_a_mount_whose_drive_was_killed_comes_back(mount):
     with (mount / "namespace").open("r+b", buffering=0) as file:
         os.pwrite(file.fileno(), b"kept" * 1024, 0)
         os.fsync(file.fileno())
-    os.kill(int((run_dir() / "csd0" / "pid").read_text()), signal.SIGKILL)
+    kill("csd0")
     deadline = time.monotonic() + 10
     while True:
         try:

@@ -6,6 +6,7 @@ partner of: eval/bench/contest.py
 import pytest
 
 from attention_engine import METHODS
+from csd_spec import SparFParams
 from eval.bench.attention import bench_attention, scratch_mib
 from eval.bench.contest import Contest, Size
 
@@ -31,7 +32,7 @@ def test_bytes_are_those_that_a_method_uses():
 
 def test_the_rivals_compute_the_same():
     contest = Contest(Size(300, 4, 32, 2))
-    contest.r, contest.k = 8, 40
+    contest.params = SparFParams(8, 40, 10)
     dense = contest.attend("dense")
     assert abs(contest.torch_sdpa().reshape(dense.shape).numpy() - dense).max() < 1e-4
     assert abs(contest.torch_gather()[0].numpy() - contest.attend("sparf")).max() < 1e-4

@@ -1,0 +1,48 @@
+"""What it runs on, as one value: how many drives of which kind, where they are, how they live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from csd_spec import DriveSpec
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveSet:
+    """count drives, each a `spec`.
+
+    transport: the way to them as a user writes it, `inproc` or `window:PATH`; `csd_link.transports` has the table.
+    keep: a folder in which drives that are made for this outlive it, one folder each; None is memory.
+    restart: whether a drive with a process of its own is begun again when it dies.
+    methods: a Python file with methods of attention for drives that are made for this (docs/methods.md).
+    """
+
+    count: int = 1
+    spec: DriveSpec = INSTCSD_ZYNQ7045_8CH
+    transport: str = "inproc"
+    keep: Path | None = None
+    restart: bool = True
+    methods: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"drives = {self.count}: at least 1 is needed")
+        if self.methods and not self.methods.is_file():
+            raise ValueError(f"{self.methods}: no such file of methods")
+
+    @property
+    def kind(self) -> str:
+        """The transport's name."""
+        return self.transport.partition(":")[0]
+
+    @property
+    def where(self) -> str:
+        """What stands behind the transport's name."""
+        return self.transport.partition(":")[2]
+
+    @property
+    def folders(self) -> list[Path | None]:
+        """Where each drive's flash lies."""
+        return [self.keep / f"drive{number}" if self.keep else None for number in range(self.count)]

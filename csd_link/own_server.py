@@ -1,0 +1,103 @@
+"""Drives of a run's own in a server process of its own, for as long as they are needed."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from csd_link.connect import Connect
+from csd_link.driveset import DriveSet
+from csd_link.host_end import Lost
+from csd_link.recovery import LastingDevice
+from csd_link.run_dir import drive_dir, private_dir, run_dir
+from csd_link.served_drive import ServedDrive, ServedDrives
+from csd_spec import Device
+
+START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A drive to serve, and how to connect to it then."""
+
+    drive: ServedDrive
+    connect: Connect
+
+
+Place = Callable[[ServedDrive, int, Path], Placed]  # a drive, its number in the set, a folder for what the run needs
+
+
+@contextmanager
+def connected(connects: Sequence[Connect]) -> Iterator[list[Device]]:
+    """Devices of served drives, which may die and come back meanwhile."""
+    with ExitStack() as undo:
+        devices = list[Device]()
+        for connect in connects:
+            devices.append(LastingDevice(connect))
+            undo.callback(devices[-1].close)
+        yield devices
+
+
+@contextmanager
+def own_drives(drives: DriveSet, server: Sequence[str], place: Place) -> Iterator[list[Device]]:
+    """A set of drives, served by a process that lives as long as the block."""
+    with tempfile.TemporaryDirectory(prefix="run-", dir=private_dir(run_dir())) as folder:
+        scratch = Path(folder)
+        placed = [
+            place(
+                ServedDrive(
+                    name=f"{scratch.name}-{number}",
+                    spec=drives.spec,
+                    path=path.absolute() if path else None,
+                    restarts=drives.restart,
+                    methods=drives.methods.absolute() if drives.methods else None,
+                ),
+                number,
+                scratch,
+            )
+            for number, path in enumerate(drives.folders)
+        ]
+        with own_server(placed, scratch, server), connected([each.connect for each in placed]) as devices:
+            yield devices
+
+
+@contextmanager
+def own_server(placed: Sequence[Placed], scratch: Path, server: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """A server process for the time of the block; it has begun when every drive answers.
+
+    server: the command; the file that says what it serves is put behind it, into `scratch`.
+    """
+    drives = ServedDrives(tuple(each.drive for each in placed))
+    file, log = scratch / "serve.json", scratch / "serve.log"
+    file.write_text(drives.to_json())
+    with log.open("w") as errors:
+        process = subprocess.Popen([*server, str(file)], stderr=errors, text=True)
+    try:
+        for each in placed:
+            _await(each.connect, process, log)
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        for drive in drives.drives:
+            shutil.rmtree(drive_dir(drive.name), ignore_errors=True)
+
+
+def _await(connect: Connect, server: subprocess.Popen[str], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            connect().close()
+            return
+        except (Lost, OSError) as error:
+            if server.poll() is not None or time.monotonic() > deadline:
+                said = log.read_text().strip().splitlines() or [str(error)]
+                raise ConnectionError(f"drives did not start: {said[-1]}") from error
+            time.sleep(0.02)

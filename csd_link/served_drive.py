@@ -1,0 +1,79 @@
+"""Drives with a process of their own, as values: what each is, who may use it, how it is reached."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from csd_link.window import WindowLayout
+from csd_spec.drive import DriveSpec
+
+DEFAULT = "default"  # the tenant of drives that say nothing of tenants
+ADMIN = "_admin"  # a tenant that every drive has, with no sequences: it reads logs
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PATHS = ("path", "device", "mount", "methods")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedDrive:
+    """path: a folder with its flash; None is memory. mount: a folder to mount it on.
+
+    device, offset_bytes: a file or memory device in which its window lies for a host behind a block device; None is
+    shared memory. With several tenants their windows follow each other. restarts: whether it is begun again when it is
+    killed. methods: its operator's Python file with methods of attention, beside those that every drive knows.
+    """
+
+    name: str
+    spec: DriveSpec
+    path: Path | None = None
+    tenants: tuple[str, ...] = (DEFAULT,)
+    layout: WindowLayout = WindowLayout()
+    device: Path | None = None
+    offset_bytes: int = 0
+    mount: Path | None = None
+    restarts: bool = True
+    methods: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in (self.name, *self.tenants):
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"name {name!r}: letters, digits, '.', '_' and '-', at most 64, a letter or digit first"
+                )
+        if not self.tenants or len(set(self.tenants)) != len(self.tenants):
+            raise ValueError(f"{self.name}: tenants {', '.join(self.tenants)}: at least one, and each once")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields as JSON takes them."""
+        return asdict(self) | {name: str(path) for name in _PATHS if (path := getattr(self, name))}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ServedDrive:
+        """What `to_dict` has made."""
+        paths = {name: Path(values[name]) for name in _PATHS if values[name]}
+        spec, layout = DriveSpec.from_dict(values["spec"]), WindowLayout(**values["layout"])
+        return cls(**values | paths | {"spec": spec, "layout": layout, "tenants": tuple(values["tenants"])})
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDrives:
+    """What one server process serves."""
+
+    drives: tuple[ServedDrive, ...]
+
+    def __post_init__(self) -> None:
+        names = [drive.name for drive in self.drives]
+        twice = {name for name in names if names.count(name) > 1}
+        if not names or twice:
+            raise ValueError(f"drives: {'name ' + twice.pop() + ' is given twice' if twice else 'there is none'}")
+
+    def to_json(self) -> str:
+        return json.dumps({"drives": [drive.to_dict() for drive in self.drives]})
+
+    @classmethod
+    def from_json(cls, text: str) -> ServedDrives:
+        """What `to_json` has made."""
+        return cls(tuple(map(ServedDrive.from_dict, json.loads(text)["drives"])))

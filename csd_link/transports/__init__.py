@@ -1,0 +1,44 @@
+"""The ways to drives, by name. One of your own is a file beside these and a line here, or an entry point of the
+group `vcsd.transports`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import cache
+from importlib.metadata import entry_points
+
+from csd_link.driveset import DriveSet
+from csd_link.transports.fuse import Fuse
+from csd_link.transports.inproc import InProcess
+from csd_link.transports.process import Process
+from csd_link.transports.transport import DriveFactory, Transport
+from csd_link.transports.window_path import WindowPath
+from csd_spec import Device
+
+OURS: tuple[Transport, ...] = (InProcess(), Process(), Fuse(), WindowPath())
+GROUP = "vcsd.transports"
+
+
+@cache
+def transports() -> dict[str, Transport]:
+    """All ways to drives that are installed here, by name."""
+    plugged_in = [entry.load()() for entry in entry_points(group=GROUP)]
+    return {each.name: each for each in (*OURS, *plugged_in)}
+
+
+def transport_of(drives: DriveSet) -> Transport:
+    """The way that a set of drives names; raises ValueError where there is none such."""
+    found = transports().get(drives.kind)
+    if found is None:
+        forms = ", ".join(each.form for each in transports().values())
+        raise ValueError(f"transport = {drives.transport!r}: must be one of {forms}")
+    found.check(drives.where)
+    return found
+
+
+def open_drives(drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
+    """The drives, until the block ends.
+
+    Raises ValueError for a transport that there is none of, ConnectionError where no drive answers.
+    """
+    return transport_of(drives).open(drives, factory)

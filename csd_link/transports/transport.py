@@ -1,0 +1,55 @@
+"""What a way to drives is: one small class, one instance in the table."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from csd_link.connect import Connect
+from csd_link.driveset import DriveSet
+from csd_link.finding import Missing
+from csd_spec import Device
+
+Make = Callable[[Path | None], Device]
+
+
+@dataclass(frozen=True, slots=True)
+class DriveFactory:
+    """How drives come to be: the firmware is no business of the link's, so whoever opens drives hands this in.
+
+    in_process: for a set of drives, what makes one of them in this process, on a folder or in memory.
+    server: the command that serves the drives of a file (`ServedDrives.to_json`), which is its last argument.
+    """
+
+    in_process: Callable[[DriveSet], Make]
+    server: tuple[str, ...]
+
+
+class Transport(ABC):
+    """A way to drives. A new one is a file with one of these, and a line in the table or an entry point.
+
+    name: what a user begins it with. form: how a user writes it.
+    """
+
+    name: str
+    form: str
+
+    def check(self, where: str) -> None:
+        """Raise ValueError for what may not stand behind the name and a colon."""
+        if where:
+            raise ValueError(f"transport = {self.name}:{where}: nothing stands behind {self.name}")
+
+    def missing(self) -> Missing | None:
+        """What this machine lacks for it."""
+        return None
+
+    def served(self, drives: DriveSet) -> Sequence[Connect]:
+        """How to reach drives that others serve there already; none where `open` makes them."""
+        return ()
+
+    @abstractmethod
+    def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
+        """The drives, until the block ends; raises ConnectionError where one does not answer."""

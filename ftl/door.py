@@ -1,0 +1,116 @@
+"""The translation layer's one door: flash store, KV map, block namespace and journal, wired together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec import DriveSpec, KvLayout, KvView
+from ftl.block import BlockNamespace
+from ftl.flash.collect import Collector
+from ftl.flash.nand import Nand
+from ftl.flash.plan import PagePlan
+from ftl.flash.store import FlashStore
+from ftl.journal import Journal
+from ftl.kv import edit
+from ftl.kv.append import append
+from ftl.kv.map import KvMap
+from ftl.kv.reading import Reader
+from ftl.kv.relayout import relayout
+from ftl.kv.sequence import Sequence
+from ftl.recovery import recover
+
+F16 = NDArray[np.float16]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+U32 = NDArray[np.uint32]
+
+
+class Ftl:
+    """Sequences of K and V over NAND, drive DRAM and their modelled time.
+
+    Every verb checks first and then acts: when it raises FtlError nothing has changed. What a `flush` has
+    acknowledged survives a loss of power at any moment: an Ftl made on the same Nand finds it again.
+    """
+
+    def __init__(self, spec: DriveSpec, nand: Nand | None = None) -> None:
+        self.spec = spec
+        self.store = FlashStore(spec, nand)
+        self.kv = KvMap(self.store, spec.dram_bytes - spec.cache_bytes)
+        self.blocks = BlockNamespace(self.store)
+        self.journal = Journal(self.kv, self.blocks)
+        self.collector = Collector(self.store, self.journal)
+        self.reader = Reader(self.kv)
+        self.store.referrers += [self.kv, self.blocks, self.journal]
+        self.store.reclaim = self.collector
+        self.nand, self.calendar, self.placement = self.store.nand, self.store.calendar, self.store.placement
+        self.counters, self.buffers, self.sequences = self.store.counters, self.kv.buffers, self.kv.sequences
+        recover(self.journal)
+
+    def sequence(self, handle: int) -> Sequence:
+        """The sequence of a handle; raises UnknownSequence, or Uncorrectable for one that lost data."""
+        return self.kv.sequence(handle)
+
+    def create(self, count: int, layers: int, heads: int, layout: KvLayout) -> list[int]:
+        """Open sequences; returns their handles. Costs nothing until tokens come. Raises OutOfSpace."""
+        return self.kv.create(count, layers, heads, layout)
+
+    def append(
+        self, handles: Seq[int], layer: int, lengths: I64, k: F16 | None, v: F16 | None, start_ns: int
+    ) -> tuple[int, int]:
+        """Add rows k, v (sum of lengths, H, d) to a layer; see `ftl.kv.append`."""
+        return append(self.kv, handles, layer, lengths, k, v, start_ns)
+
+    def fork(self, handle: int) -> int:
+        """A sequence that begins with all that this one holds. Full groups are shared, unfinished ones copied."""
+        return edit.fork(self.kv, handle)
+
+    def crop(self, handle: int, layer: int, length: int, start_ns: int) -> int:
+        """Keep the first `length` tokens of a layer; returns when a group that was cut is in drive DRAM again."""
+        return edit.crop(self.kv, handle, layer, length, start_ns)
+
+    def free(self, handles: Seq[int], start_ns: int) -> None:
+        """Forget sequences; raises UnknownSequence before any is."""
+        edit.free(self.kv, handles)
+        if len(self.placement.erasable_blocks()) > self.spec.geometry.blocks // 128:
+            self.collector.reclaim(start_ns, everything=False)  # many free blocks: the least worn can be chosen
+
+    def relayout(self, handle: int, m: int, start_ns: int, bits: int = 16) -> int:
+        """Change the form of embedding pages at run time; returns when the new copy of K is written."""
+        return relayout(self.reader, handle, m, bits, start_ns)
+
+    def flush(self, start_ns: int) -> int:
+        """Acknowledge: returns when everything that was done before is in flash."""
+        return max(self.collector.reclaim(start_ns, everything=True), self.calendar.idle_ns())
+
+    def format(self, start_ns: int) -> int:
+        """Forget all sequences and blocks, and erase them; wear and counters stay. Returns when it is done."""
+        self.free(list(self.sequences), start_ns)
+        self.blocks.discard()
+        return self.flush(self.collector.reclaim(start_ns, everything=True))
+
+    def view(self, handles: Seq[int], layer: int) -> KvView:
+        """Slots of one layer of sequences that share a layout."""
+        return self.reader.view(handles, layer)
+
+    def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
+        """Pages of `slots` (k_slots or v_slots) behind tokens (N, k), ascending, of which counts (N,) are used."""
+        return self.reader.token_pages(view, slots, tokens, counts)
+
+    def embedding_pages(self, view: KvView, channels: I32) -> PagePlan:
+        """Pages behind channels (N, r), ascending, less those in drive DRAM."""
+        return self.reader.embedding_pages(view, channels)
+
+    def table_pages(self, nbytes: I64) -> PagePlan:
+        """Pages of tables of nbytes (N,)."""
+        return self.reader.table_pages(nbytes)
+
+    def read_back(self, handle: int, layer: int) -> tuple[F16, F16, PagePlan]:
+        """K and V of a layer, each (S, H, d), and the pages they come from."""
+        return self.reader.read_back(handle, layer)
+
+    def read(self, plan: PagePlan, start_ns: int) -> int:
+        """Bring a plan's pages to the engine; returns when all are there. Raises Uncorrectable."""
+        return self.store.read(plan, start_ns)

@@ -1,0 +1,262 @@
+"""Where the next page goes: each sequence fills blocks of its own, strided over channels and planes.
+
+An *extent* is one block in each of W lanes, W a multiple of the channels, filled by one writer. Group g of a stream
+goes to channel start(stream) + g of it, so a head's consecutive groups lie on consecutive channels, whenever they were
+written. While few blocks are open an extent takes all lanes, for bandwidth. Later a first extent is about as wide as
+the data that is expected fills once, and more follow in small steps: still wide, yet nearly full when the sequence
+ends. Freeing a sequence so empties whole blocks, and nothing has to be moved.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from csd_spec.view import UNMAPPED
+from ftl.errors import OutOfSpace, ReadOnly
+from ftl.flash.nand import Nand
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: its multiples spread evenly over any range
+GROWTH = 32  # of sequences
+OPEN_SHARE = 16  # up to 1/16 of all blocks may be open, mostly empty, for the bandwidth of small sequences
+
+I64 = NDArray[np.int64]
+U32 = NDArray[np.uint32]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _fill(starts, blocks, claimed, lanes, pages_per_block, out):  # type: ignore[no-untyped-def]
+    """Next pages of a writer: of the wanted channel, in the wanted row or the emptiest. Returns how many fitted."""
+    rows, channels = blocks.shape
+    for i in range(starts.size):
+        channel = starts[i] % channels
+        block = blocks[starts[i] // channels % rows, channel]
+        if claimed[block] == pages_per_block:
+            for row in range(rows):
+                if claimed[blocks[row, channel]] < claimed[block]:
+                    block = blocks[row, channel]
+        if claimed[block] == pages_per_block:
+            return i
+        out[i] = (block // lanes * pages_per_block + claimed[block]) * lanes + block % lanes
+        claimed[block] += 1
+    return starts.size
+
+
+class Writer:
+    """Who fills an extent: a sequence, the block namespace, the journal or garbage collection.
+
+    blocks: (rows, channels), the blocks being filled. growth: the share 1/growth of what it has written that an
+    extent holds at least; 0 for none. narrow: it has one block of each channel, whatever comes. worn_blocks: it
+    takes worn blocks, for what will stay.
+    """
+
+    def __init__(self, channels: int, growth: int = 0, narrow: bool = False, worn_blocks: bool = False) -> None:
+        self.expected_pages, self.written, self.growth = 0, 0, growth
+        self.narrow, self.worn_blocks = narrow, worn_blocks
+        self.blocks: I64 = np.zeros((0, channels), np.int64)
+
+
+class Placement:
+    """Free blocks by lane, the least worn first, and how many valid pages each block holds."""
+
+    def __init__(self, nand: Nand) -> None:
+        self.nand, self.geometry = nand, nand.geometry
+        g = nand.geometry
+        self.valid: NDArray[np.int32] = np.zeros(g.blocks, np.int32)
+        self.claimed: NDArray[np.int32] = nand.next_page.copy()  # pages given out, programmed or about to be
+        self.open: set[int] = set()
+        # Of each lane: blocks that were erased, as (erases, block); and the first of those never used, which come first
+        self._erased: list[list[tuple[int, int]]] = [[] for _ in range(g.lanes)]
+        self._unused = np.zeros(g.lanes, np.int64)
+        self._stride = next(n for n in range(g.lanes * 5 // 8, 2 * g.lanes) if math.gcd(n, g.lanes) == 1)
+        empty = (nand.next_page == 0) & (nand.bad == 0)
+        self._free = empty.reshape(g.blocks_per_plane, g.lanes).sum(0)
+        used = np.flatnonzero((nand.next_page > 0) | (nand.erase_count > 0))
+        if used.size:
+            self._unused[:] = int(used[-1]) // g.lanes + 1
+            for block in np.flatnonzero(empty[: int(self._unused[0]) * g.lanes]).tolist():
+                heapq.heappush(self._erased[block % g.lanes], (int(nand.erase_count[block]), block))
+
+    @property
+    def free_blocks(self) -> int:
+        return int(self._free.sum())
+
+    def _take(self, lane: int, worn: bool = False) -> int:
+        """The least worn free block of a lane that has one; or a worn one, but never of the most worn of all."""
+        self._free[lane] -= 1
+        erased = self._erased[lane]
+        most = max((each for each in erased if each[0] < self.nand.erase_count.max()), default=None) if worn else None
+        if most:
+            erased.remove(most)
+            heapq.heapify(erased)
+            return most[1]
+        while self._unused[lane] < self.geometry.blocks_per_plane:
+            block = int(self._unused[lane]) * self.geometry.lanes + lane
+            self._unused[lane] += 1
+            if not self.nand.bad[block]:
+                return block
+        return heapq.heappop(erased)[1]
+
+    def starts(self, streams: NDArray[np.uint64], groups: I64, scattered: bool) -> I64:
+        """Place of each stream's group before it is folded into an extent's width; the arguments broadcast.
+
+        scattered: streams that are few begin far apart, wherever. Many take turns, so that they fill all lanes alike;
+        each round of all lanes begins elsewhere, so that like channels of many heads do not meet.
+        """
+        if not scattered:
+            rounds = streams.astype(np.int64) // self.geometry.lanes
+            return streams.astype(np.int64) * self._stride + rounds * (self._stride // 4 + 1) + groups
+        fraction = (streams * np.uint64(_GOLDEN)) >> np.uint64(32)  # of 2^32
+        start = (fraction * np.uint64(self.geometry.lanes)) >> np.uint64(32)
+        return start.astype(np.int64) + groups
+
+    def allocate(self, jobs: list[tuple[Writer, I64]], reserve: int) -> list[U32]:
+        """Pages for each writer's starts (N,); extents are opened as needed, leaving `reserve` blocks free.
+
+        Raises OutOfSpace when they do not all fit; then nothing has changed.
+        """
+        before = [(writer, writer.blocks, writer.written) for writer, _ in jobs]
+        opened: list[I64] = []
+        try:
+            ppns = [self._allocate(writer, starts, reserve, opened) for writer, starts in jobs]
+        except OutOfSpace:
+            for writer, blocks, written in reversed(before):
+                self.claimed[writer.blocks] = self.nand.next_page[writer.blocks]
+                writer.blocks, writer.written = blocks, written
+                self.claimed[blocks] = self.nand.next_page[blocks]
+                self.open.update(blocks.ravel().tolist())
+            for block in [block for blocks in opened for block in blocks.ravel().tolist()]:
+                self.open.discard(block)
+                self.release(block)
+            raise
+        for part in ppns:
+            np.add.at(self.valid, self.nand.block_of(part), 1)
+        return ppns
+
+    def _allocate(self, writer: Writer, starts: I64, reserve: int, opened: list[I64]) -> U32:
+        g, ppns, done = self.geometry, np.empty(starts.size, np.uint32), 0
+        while done < starts.size:
+            room = (self.claimed[writer.blocks] < g.pages_per_block).any(axis=1)
+            if not room.all():
+                self.open.difference_update(writer.blocks[~room].ravel().tolist())
+                writer.blocks = writer.blocks[room]
+            if writer.blocks.size:
+                done += _fill(starts[done:], writer.blocks, self.claimed, g.lanes, g.pages_per_block, ppns[done:])
+            if done < starts.size and writer.narrow and writer.blocks.size:
+                self._top_up(writer, int(starts[done]) % g.channels, reserve, opened)
+            elif done < starts.size:
+                opened.append(self._open_extent(writer, starts.size - done, reserve))
+                writer.blocks = np.concatenate([writer.blocks, opened[-1]])
+        writer.written += starts.size
+        return ppns
+
+    def _top_up(self, writer: Writer, channel: int, reserve: int, opened: list[I64]) -> None:
+        """Replace the writer's full block of one channel."""
+        lanes = [lane for lane in range(channel, self.geometry.lanes, self.geometry.channels) if self._free[lane]]
+        if self.free_blocks <= reserve:
+            raise OutOfSpace(f"{self.free_blocks} blocks left: free sequences first")
+        lane = min(lanes, key=self._wear) if lanes else int(self._free.argmax())
+        block = self._take(lane, writer.worn_blocks)
+        self.open.add(block)
+        self.open.discard(int(writer.blocks[0, channel]))
+        opened.append(np.array([[block]]))
+        writer.blocks = writer.blocks.copy()
+        writer.blocks[0, channel] = block
+
+    def _open_extent(self, writer: Writer, wanted: int, reserve: int) -> I64:
+        """Blocks (rows, channels) in as many lanes as the data that is expected fills, the least worn lanes first."""
+        g = self.geometry
+        growth = writer.written // writer.growth if writer.growth else 0
+        ahead = max(wanted, writer.expected_pages - writer.written, growth)
+        rows = min(max(1, -(-ahead // (g.pages_per_block * g.channels))), g.lanes // g.channels)
+        if writer.narrow:
+            rows = 1
+        elif len(self.open) + g.lanes <= g.blocks // OPEN_SHARE:
+            rows = g.lanes // g.channels  # there is room to spare: all lanes, for bandwidth
+        rows = min(rows, max(0, self.free_blocks - reserve) // g.channels)
+        by_channel = [
+            sorted((lane for lane in range(channel, g.lanes, g.channels) if self._free[lane]), key=self._wear)
+            for channel in range(g.channels)
+        ]
+        if rows == 0:
+            raise OutOfSpace(f"{wanted} pages wanted, {self.free_blocks} blocks left: free sequences first")
+        rows = min(rows, *map(len, by_channel))
+        if rows:
+            taken = [self._take(by_channel[channel][row]) for row in range(rows) for channel in range(g.channels)]
+        else:  # a channel has no free block: take those of the others
+            taken = [self._take(int(self._free.argmax())) for _ in range(g.channels)]
+        blocks = np.array(taken, np.int64).reshape(-1, g.channels)
+        self.open.update(blocks.ravel().tolist())
+        return blocks
+
+    def _wear(self, lane: int) -> tuple[int, int]:
+        """Lanes with little worn blocks come first, then those with many free."""
+        unused = self._unused[lane] < self.geometry.blocks_per_plane
+        return 0 if unused or not self._erased[lane] else self._erased[lane][0][0], -int(self._free[lane])
+
+    def close(self, writer: Writer) -> None:
+        """The writer fills no more of its present blocks."""
+        blocks = writer.blocks.ravel().tolist()
+        self.open.difference_update(blocks)
+        for block in blocks:
+            if self.nand.next_page[block] == 0:
+                self.release(block)
+        writer.blocks = writer.blocks[:0]
+
+    def give_back(self, ppns: U32) -> None:
+        """Undo an allocation of which not everything was programmed; what is UNMAPPED was given back before."""
+        ppns = ppns[ppns != UNMAPPED]
+        self.invalidate(ppns)
+        blocks = np.unique(self.nand.block_of(ppns))
+        good = blocks[self.nand.bad[blocks] == 0]
+        self.claimed[good] = self.nand.next_page[good]
+
+    def seal_open_blocks(self, writer: Writer, channel: int) -> None:
+        """What the writer fills next in a channel shares no block with what it filled before."""
+        for block in writer.blocks[:, channel].tolist():
+            if self.nand.next_page[block]:
+                self.seal(block)
+
+    def seal(self, block: int) -> None:
+        """Nothing more is written to a block."""
+        self.claimed[block] = self.geometry.pages_per_block
+
+    def invalidate(self, ppns: U32) -> None:
+        """Nobody refers to these pages any more."""
+        blocks = self.nand.block_of(ppns)
+        np.subtract.at(self.valid, blocks, 1)
+        assert ppns.size == 0 or self.valid[blocks].min() >= 0, "a page was invalidated twice"
+
+    def erasable_blocks(self) -> list[int]:
+        """Blocks that were written, hold nothing valid any more and are not being filled."""
+        blocks = np.flatnonzero((self.valid == 0) & (self.nand.next_page > 0)).tolist()
+        return [block for block in blocks if block not in self.open]
+
+    def release(self, block: int) -> None:
+        """Take an erased block back, unless it is bad."""
+        assert block not in self.open and self.nand.next_page[block] == 0, f"block {block} is in use"
+        self.claimed[block] = self.nand.next_page[block]
+        if not self.nand.bad[block]:
+            lane = block % self.geometry.lanes
+            heapq.heappush(self._erased[lane], (int(self.nand.erase_count[block]), block))
+            self._free[lane] += 1
+
+    def check_alive(self) -> None:
+        """Raise ReadOnly when bad blocks have eaten the spare ones."""
+        g = self.geometry
+        usable = g.blocks - int(np.count_nonzero(self.nand.bad.view(np.bool_)))
+        if usable < max(4 * g.channels, g.blocks // 2):
+            raise ReadOnly(f"{g.blocks - usable} of {g.blocks} blocks are bad: the drive is read-only")
+
+    def victims(self, count: int) -> list[int]:
+        """Closed blocks with garbage, the most of it first."""
+        g = self.geometry
+        written = self.nand.next_page > 0
+        written[list(self.open)] = False
+        closed = np.flatnonzero(written & (self.valid < g.pages_per_block))
+        best = closed[np.argsort(self.valid[closed], kind="stable")[:count]]
+        return [int(block) for block in best]

@@ -1,0 +1,75 @@
+"""Who refers to pages: the one thing that the flash store asks of the layers above."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A table of page numbers, which of the tags asked for may stand in it, and where.
+
+    place: an index of `table` for each of `which`; None is anywhere.
+    """
+
+    table: U32
+    which: NDArray[np.int64]
+    place: Any
+
+    def holds(self, pages: U32) -> NDArray[np.bool_]:
+        """For each of `which`, whether the table has its page of `pages`."""
+        found: NDArray[np.bool_] = (
+            np.isin(pages[self.which], self.table)
+            if self.place is None
+            else self.table[self.place] == pages[self.which]
+        )
+        return found
+
+    def move(self, old: U32, new: U32) -> None:
+        """Let the table have the new page wherever it has the old one."""
+        if self.place is None:
+            for i in self.which:
+                self.table[self.table == old[i]] = new[i]
+        else:
+            there = self.table[self.place]
+            self.table[self.place] = np.where(there == old[self.which], new[self.which], there)
+
+
+class Referrer(Protocol):
+    """A layer that keeps pages in use: the KV map, the block namespace, the journal."""
+
+    def references(self, tags: U64) -> Iterator[Reference]:
+        """Tables that may hold pages with these tags."""
+        ...
+
+    def checkpoint_pages(self) -> int:
+        """Pages that a journal checkpoint of its state may take at most."""
+        ...
+
+    def lose(self, tags: U64) -> list[int]:
+        """Pages with these tags cannot be read any more; returns the handles of sequences that lost data."""
+        ...
+
+
+def valid(referrers: list[Referrer], pages: U32, tags: U64) -> NDArray[np.bool_]:
+    """Which pages some table holds."""
+    found = np.zeros(pages.size, bool)
+    for referrer in referrers:
+        for reference in referrer.references(tags):
+            found[reference.which] |= reference.holds(pages)
+    return found
+
+
+def remap(referrers: list[Referrer], old: U32, new: U32, tags: U64) -> None:
+    """Let every table that holds an old page hold its new place."""
+    for referrer in referrers:
+        for reference in referrer.references(tags):
+            reference.move(old, new)

@@ -1,0 +1,140 @@
+"""The flash store: pages are allocated, programmed, read and erased, and each says when it is done."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec import DriveSpec
+from csd_spec.view import UNMAPPED
+from ftl.counters import Counters
+from ftl.errors import OutOfSpace, Uncorrectable
+from ftl.flash.cache import PageCache
+from ftl.flash.calendar import FlashCalendar
+from ftl.flash.nand import Nand
+from ftl.flash.placement import Placement, Writer
+from ftl.flash.plan import PagePlan
+from ftl.flash.references import Referrer
+
+I64 = NDArray[np.int64]
+U8 = NDArray[np.uint8]
+U16 = NDArray[np.uint16]
+U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
+
+
+class Reclaim(Protocol):
+    """Who makes room where there is none."""
+
+    def make_room(self, start_ns: int) -> bool:
+        """Free blocks; False where that is not possible."""
+        ...
+
+
+class FlashStore:
+    """NAND with its modelled time, the placement of pages, and what is known of who uses them."""
+
+    def __init__(self, spec: DriveSpec, nand: Nand | None = None) -> None:
+        self.spec, self.geometry = spec, spec.geometry
+        self.nand = nand or Nand(spec.geometry)
+        self.calendar = FlashCalendar(spec.geometry, spec.channel_timing)
+        self.placement = Placement(self.nand)
+        self.cache = PageCache(spec.cache_bytes // spec.geometry.page_bytes, spec.geometry.pages)
+        self.counters = Counters()
+        self.referrers: list[Referrer] = []
+        self.reclaim: Reclaim | None = None
+
+    @property
+    def content(self) -> U16:
+        """Pages as FP16 bit patterns."""
+        return self.nand.content.view(np.uint16)
+
+    @property
+    def reserve(self) -> int:
+        """Blocks that only collection and the journal may use: an extent for each, and room for a checkpoint."""
+        g = self.geometry
+        checkpoint = -(-sum(each.checkpoint_pages() for each in self.referrers) // g.pages_per_block)
+        return min(2 * g.channels + checkpoint, g.blocks // 8)
+
+    def allocate(self, jobs: list[tuple[Writer, I64]], start_ns: int) -> list[U32]:
+        """Pages for writers; room is made where there is none. Raises OutOfSpace, ReadOnly."""
+        self.placement.check_alive()
+        reserve = self.reserve
+        while True:
+            try:
+                return self.placement.allocate(jobs, reserve)
+            except OutOfSpace:
+                if self.reclaim is None or not self.reclaim.make_room(start_ns):
+                    raise
+
+    def program(
+        self, writer: Writer, ppns: U32, data: U8 | None, tags: U64, start_ns: int, write_numbers: U64 | None = None
+    ) -> int:
+        """Program pages in the order of their numbers; one that fails goes to another block, and ppns (N,) says so.
+
+        Returns when the last program ends. Raises OutOfSpace where not even the reserve has a block left for them: then
+        all are given back, and ppns is UNMAPPED.
+        """
+        finish_ns = start_ns
+        left = np.argsort(ppns, kind="stable")
+        while left.size:
+            page = None if data is None else data[left]
+            numbers = None if write_numbers is None else write_numbers[left]
+            good = self.nand.program(ppns[left], page, tags[left], numbers)
+            finish_ns = max(finish_ns, self.calendar.program(ppns[left[: good + 1]], start_ns))
+            left = left[good:]
+            if left.size:
+                self._place_elsewhere(writer, ppns, left)
+                left = left[np.argsort(ppns[left], kind="stable")]
+        return finish_ns
+
+    def _place_elsewhere(self, writer: Writer, ppns: U32, left: I64) -> None:
+        """Give those of ppns[left] other pages that lie in the block of the first one, which is bad."""
+        block = int(self.nand.block_of(ppns[left[:1]])[0])
+        self.placement.seal(block)
+        moved = left[self.nand.block_of(ppns[left]) == block]
+        lanes = ppns[moved].astype(np.int64) % self.geometry.lanes
+        try:
+            self.placement.check_alive()
+            (others,) = self.placement.allocate([(writer, lanes)], 0)
+        except OutOfSpace:
+            self.placement.give_back(ppns)
+            ppns[:] = UNMAPPED
+            raise
+        self.placement.invalidate(ppns[moved])
+        ppns[moved] = others
+
+    def all_of(self, ppns: U32) -> PagePlan:
+        """A plan for everything in these pages."""
+        return PagePlan.all_of(ppns, self.geometry.page_bytes)
+
+    def read(self, plan: PagePlan, start_ns: int) -> int:
+        """Bring a plan's pages to the engine; returns when all are there.
+
+        Raises Uncorrectable, and fails the sequences concerned, where the ECC gives up.
+        """
+        if plan.stored:
+            self.nand.check_readable(plan.ppns)
+        self.counters.read += plan.ppns.size
+        finish_ns = self.calendar.read(plan.ppns, plan.nbytes, start_ns)
+        if self.nand.faults.raw_bit_errors and plan.stored:
+            errors = self.nand.bit_errors(plan.ppns)
+            again = errors > self.nand.faults.ecc_bits
+            if again.any():
+                finish_ns = self.calendar.read(plan.ppns[again], plan.nbytes[again], finish_ns)
+            lost = plan.ppns[errors > self.nand.faults.retry_bits]
+            if lost.size:
+                self.counters.unrecovered += lost.size
+                tags = self.nand.tags[lost]
+                raise Uncorrectable(sorted({handle for each in self.referrers for handle in each.lose(tags)}))
+        return finish_ns
+
+    def erase(self, block: int, start_ns: int) -> None:
+        """Erase a block that holds nothing valid, and take it back."""
+        assert self.placement.valid[block] == 0, f"block {block} still holds valid pages"
+        self.nand.erase(block)
+        self.cache.forget(self.nand.pages_of(block))
+        self.calendar.erase(block % self.geometry.lanes, start_ns)
+        self.placement.release(block)

@@ -1,0 +1,98 @@
+"""The tag in a page's spare area, which says what the page holds. All of its bits are laid out here.
+
+| kind (5 bits) | the other 59 |
+|---|---|
+| groups of K and V: every kind but the next two | owner 17, layer 8, stream 14, group 20 |
+| JOURNAL | record 29, page of it 15, pages of it 15 |
+| BLOCK | logical page 32 |
+
+A tag of a group is written once: an owner never programs the same group of a layer twice, so every intact page with a
+tag holds the same data.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
+KINDS, MAX_OWNERS, MAX_LAYERS, MAX_STREAMS, MAX_GROUPS = 1 << 5, 1 << 17, 1 << 8, 1 << 14, 1 << 20
+MAX_RECORDS, MAX_RECORD_PAGES, MAX_LOGICAL_PAGES = 1 << 29, 1 << 15, 1 << 32
+_KIND, _OWNER, _LAYER, _STREAM, _GROUP = 59, 42, 34, 20, 0  # first bit of each
+_RECORD, _RECORD_PAGE = 30, 15
+
+
+class Kind(IntEnum):
+    """What a page holds. Layouts take numbers that are free; a form of its own needs a kind of its own."""
+
+    K = 1
+    V = 2
+    JOURNAL = 3
+    BLOCK = 4
+    EMBEDDING_K = 8  # to 19: by bits and channels a page, so that a copy in another form has tags of its own
+    FREE = 20  # to 31: of layouts to come
+
+
+def _field(tags: U64, shift: int, size: int) -> I64:
+    wide: I64 = (tags.astype(np.uint64) >> np.uint64(shift) & np.uint64(size - 1)).astype(np.int64)
+    return wide
+
+
+def kinds(tags: U64) -> I64:
+    """The kind of each tag."""
+    return _field(tags, _KIND, KINDS)
+
+
+def group_tags(kind: int, owner: int, layer: int, streams: int, groups: I64) -> U64:
+    """Tags of `groups` of every stream of a layer, (streams, groups)."""
+    assert kind not in (Kind.JOURNAL, Kind.BLOCK) and 0 < kind < KINDS, f"kind {kind} is no group's"
+    assert owner < MAX_OWNERS and layer < MAX_LAYERS and streams <= MAX_STREAMS
+    stream = np.arange(streams, dtype=np.uint64)[:, None] << np.uint64(_STREAM)
+    head = np.uint64(kind << _KIND | owner << _OWNER | layer << _LAYER)
+    tags: U64 = head | stream | groups.astype(np.uint64)[None, :]
+    return tags
+
+
+def owners(tags: U64) -> I64:
+    """The owner of each group."""
+    return _field(tags, _OWNER, MAX_OWNERS)
+
+
+def group_places(tags: U64) -> tuple[I64, I64, I64]:
+    """Layer, stream and group of each tag."""
+    return _field(tags, _LAYER, MAX_LAYERS), _field(tags, _STREAM, MAX_STREAMS), _field(tags, _GROUP, MAX_GROUPS)
+
+
+def is_group(tags: U64) -> NDArray[np.bool_]:
+    """Which tags are of groups of K and V."""
+    kind = kinds(tags)
+    groups: NDArray[np.bool_] = (kind != Kind.JOURNAL) & (kind != Kind.BLOCK)
+    return groups
+
+
+def record_tags(number: int, index: I64, count: int) -> U64:
+    """Tags of pages `index` of a journal record of `count` pages; record numbers go round."""
+    head = np.uint64(int(Kind.JOURNAL) << _KIND | number % MAX_RECORDS << _RECORD | count)
+    tags: U64 = head | index.astype(np.uint64) << np.uint64(_RECORD_PAGE)
+    return tags
+
+
+def record_fields(tags: U64) -> tuple[I64, I64, I64]:
+    """Record number, page of it, and pages of it."""
+    pages = MAX_RECORD_PAGES
+    return _field(tags, _RECORD, MAX_RECORDS), _field(tags, _RECORD_PAGE, pages), _field(tags, 0, pages)
+
+
+def block_tags(lpns: I64) -> U64:
+    """Tags of logical pages of the block namespace."""
+    tags: U64 = np.uint64(int(Kind.BLOCK) << _KIND) | lpns.astype(np.uint64)
+    return tags
+
+
+def logical_pages(tags: U64) -> I64:
+    """The logical page of each tag."""
+    return _field(tags, 0, MAX_LOGICAL_PAGES)

@@ -1,0 +1,152 @@
+"""Append: groups that fill up become pages, rows that do not fill one wait in drive DRAM.
+
+Everything is programmed before any mapping or buffer changes, so that a refused append leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec.view import in_flash
+from ftl.errors import OutOfSpace, Uncorrectable
+from ftl.flash.tag import MAX_GROUPS
+from ftl.kv.layouts import GroupMap
+from ftl.kv.map import KvMap
+from ftl.kv.sequence import Rows, Sequence
+
+F16 = NDArray[np.float16]
+I64 = NDArray[np.int64]
+U8 = NDArray[np.uint8]
+U16 = NDArray[np.uint16]
+U32 = NDArray[np.uint32]
+
+
+def append(
+    kv: KvMap, handles: Seq[int], layer: int, lengths: I64, k: F16 | None, v: F16 | None, start_ns: int
+) -> tuple[int, int]:
+    """Add rows k, v (sum of lengths, H, d) to a layer: full groups go to flash, the rest waits in DRAM.
+
+    Where drive DRAM has no room for an unfinished group of a copy, the primary map alone holds its rows until it is
+    full. Returns the number of pages programmed and when the last program ends. Without payload k and v are None.
+    """
+    seqs = [kv.sequence(handle) for handle in handles]
+    allocated = _allocate(kv, seqs, layer, lengths, start_ns)
+    cut, finish_ns = np.cumsum(lengths)[:-1], start_ns
+    new_k, new_v = ([None] * len(seqs) if rows is None else np.split(rows.view(np.uint16), cut) for rows in (k, v))
+    new: list[Rows] = [{"k": mine_k, "v": mine_v} for mine_k, mine_v in zip(new_k, new_v, strict=True)]
+    growths = [_Growth(kv, seq, layer, int(length)) for seq, length in zip(seqs, lengths, strict=True)]
+    try:
+        for growth, rows, ppns in zip(growths, new, allocated, strict=True):
+            if ppns.size:
+                finish_ns = max(finish_ns, growth.program(rows, ppns, start_ns))
+    except (OutOfSpace, Uncorrectable):
+        kv.store.placement.give_back(np.concatenate(allocated))
+        for seq in seqs:  # what was programmed keeps its tags until it is erased, and a tag is written once
+            kv.change_owner(seq)
+        raise
+    for growth, rows, ppns in zip(growths, new, allocated, strict=True):
+        growth.map(rows, ppns)
+    kv.changes.dirty.update(handles)
+    pages = sum(ppns.size for ppns in allocated)
+    kv.store.counters.groups += pages
+    return pages, finish_ns
+
+
+def _allocate(kv: KvMap, seqs: list[Sequence], layer: int, lengths: I64, start_ns: int) -> list[U32]:
+    """Pages for the groups that become full, and the certainty that drive DRAM has room for what does not."""
+    tokens = max(int(seq.lengths[layer] + length) for seq, length in zip(seqs, lengths, strict=True))
+    limit = MAX_GROUPS * seqs[0].layout.n
+    if tokens >= limit:
+        raise OutOfSpace(f"{tokens} tokens: a sequence has at most {limit - 1}")
+    jobs, buffers = [], 0
+    for seq, length in zip(seqs, lengths, strict=True):
+        end = int(seq.lengths[layer] + length)
+        seq.expect(end)
+        buffers += sum(m.streams for m in seq.primary.values() if end % m.per_group and not m.buffered(layer))
+        starts = [
+            kv.store.placement.starts(
+                mapped.stream_numbers(seq.handle, layer), _new_groups(seq, mapped, layer, int(length)), mapped.scattered
+            )
+            for mapped in seq.maps.values()
+        ]
+        jobs.append((seq.writer, np.concatenate([part.ravel() for part in starts])))
+    kv.tails.check_room(buffers)
+    return kv.store.allocate(jobs, start_ns)
+
+
+def _new_groups(seq: Sequence, mapped: GroupMap, layer: int, length: int) -> I64:
+    """Groups that become full when `length` tokens are added, (1, groups)."""
+    now = int(seq.lengths[layer])
+    return np.arange(now // mapped.per_group, (now + length) // mapped.per_group)[None, :]
+
+
+class _Growth:
+    """One sequence's layer that gets `tokens` more."""
+
+    def __init__(self, kv: KvMap, seq: Sequence, layer: int, tokens: int) -> None:
+        self.kv, self.seq, self.layer, self.tokens = kv, seq, layer, tokens
+        self.length = int(seq.lengths[layer])
+
+    def program(self, rows: Rows, ppns: U32, start_ns: int) -> int:
+        """Program the groups that become full; returns when the last one is, and where in ppns."""
+        kv, seq, layer = self.kv, self.seq, self.layer
+        owner, tags, data = seq.owners[layer][-1][0], [], []
+        for mapped in seq.maps.values():
+            groups = _new_groups(seq, mapped, layer, self.tokens).ravel()
+            if groups.size:
+                tags.append(mapped.tags(owner, layer, groups).ravel())
+                pages, start_ns = self._pages(mapped, rows[mapped.source], int(groups[0]) * mapped.per_group, start_ns)
+                data += pages
+        content = np.concatenate(data) if data else None
+        return kv.store.program(seq.writer, ppns, content, np.concatenate(tags), start_ns)
+
+    def _pages(self, mapped: GroupMap, new: U16 | None, first: int, start_ns: int) -> tuple[list[U8], int]:
+        """Content of the groups from token `first` on that become full, and when what it is made of has been read."""
+        if first < self.length and not mapped.buffered(self.layer):
+            old, start_ns = self._read_rows(mapped.source, first, start_ns)
+            if new is None or old is None:
+                return [], start_ns
+            return [full_pages(self.kv, mapped, self.layer, first, np.concatenate([old, new]))], start_ns
+        return [] if new is None else [full_pages(self.kv, mapped, self.layer, self.length, new)], start_ns
+
+    def _read_rows(self, source: str, first: int, start_ns: int) -> tuple[U16 | None, int]:
+        """Rows from token `first` on, as a primary map's pages and buffers hold them, and when they have been read."""
+        mapped = self.seq.primary[source]
+        per = mapped.per_group
+        slots = mapped.slots[self.layer, :, first // per : -(-self.length // per)]
+        end_ns = self.kv.store.read(self.kv.store.all_of(slots[in_flash(slots)]), start_ns)
+        if not self.kv.store.nand.payload:
+            return None, end_ns
+        return mapped.gather(self.kv.banks, slots, self.length - first // per * per)[first % per :], end_ns
+
+    def map(self, rows: Rows, ppns: U32) -> None:
+        """Let the maps point to new pages, and buffer the rows that are left over."""
+        end, taken = self.length + self.tokens, 0
+        for mapped in self.seq.maps.values():
+            first, last = self.length // mapped.per_group, end // mapped.per_group
+            mapped.reserve(-(-end // mapped.per_group))
+            size = mapped.streams * (last - first)
+            mapped.slots[self.layer, :, first:last] = ppns[taken : taken + size].reshape(mapped.streams, -1)
+            taken += size
+            self.kv.tails.buffer_tail(mapped, self.layer, self.length, self.tokens, rows[mapped.source])
+        assert taken == ppns.size, f"{ppns.size} pages were programmed, {taken} are mapped"
+        self.seq.lengths[self.layer] = end
+
+
+def full_pages(kv: KvMap, mapped: GroupMap, layer: int, length: int, rows: U16) -> U8:
+    """Pages (streams * groups, page_bytes) of the groups that `rows` fill, from what waits in the buffers on."""
+    per, position = mapped.per_group, length % mapped.per_group
+    groups = (length + rows.shape[0]) // per - length // per
+    content = kv.tails.content
+    data = np.full((mapped.streams, groups, content.shape[1]), 0xFFFF, np.uint16)
+    head = per - position if position else 0
+    if position and groups:
+        begun = content[mapped.buffers[layer]]
+        mapped.fill(begun, np.arange(mapped.streams), position, rows[:head])
+        data[:, 0] = begun
+    packed = mapped.pack(rows[head : head + (groups - (position > 0)) * per])
+    data[:, groups - packed.shape[1] :, : packed.shape[2]] = packed
+    return data.reshape(-1, content.shape[1]).view(np.uint8)

@@ -1,0 +1,91 @@
+"""Sequences that are shared, cut and freed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from csd_spec.view import UNMAPPED, in_flash
+from ftl.errors import UnknownSequence
+from ftl.kv.layouts import GroupMap
+from ftl.kv.map import KvMap
+from ftl.kv.sequence import Sequence
+
+
+def fork(kv: KvMap, handle: int) -> int:
+    """A sequence that begins with all that this one holds. Full groups are shared, unfinished ones copied."""
+    parent = kv.sequence(handle)
+    kv.tails.check_room(sum(int((mapped.buffers >= 0).sum()) for mapped in parent.primary.values()))
+    (child_handle,) = kv.create(1, parent.layers, parent.heads, parent.layout)
+    child = kv.sequences[child_handle]
+    for name, theirs in parent.maps.items():
+        ours = child.maps[name]
+        ours.slots = theirs.slots.copy()
+        ours.slots[~in_flash(ours.slots)] = UNMAPPED
+        for layer in np.flatnonzero(theirs.buffers[:, 0] >= 0).tolist():
+            # Making room for a copy may have cost an original its buffers
+            kept = theirs.buffered(layer) and kv.tails.buffer_group(ours, layer, int(parent.lengths[layer]))
+            if kept and kv.store.nand.payload:
+                kv.buffers.content[ours.buffers[layer]] = kv.buffers.content[theirs.buffers[layer]]
+    child.label = parent.label
+    child.lengths[:] = parent.lengths
+    for layer in range(parent.layers):
+        child.owners[layer] = list(parent.owners[layer])
+        child.write_as(layer, child.newest, int(parent.lengths[layer]))
+    kv.owners.share(child.all_owners, child_handle)
+    return child_handle
+
+
+def crop(kv: KvMap, handle: int, layer: int, length: int, start_ns: int) -> int:
+    """Keep the first `length` tokens of a layer; a group that is cut returns to drive DRAM.
+
+    Returns when it is there.
+    """
+    seq = kv.sequence(handle)
+    finish_ns, was_in_flash = start_ns, False
+    if length >= seq.lengths[layer]:
+        return finish_ns
+    primary = seq.primary.values()
+    kv.tails.check_room(sum(m.streams for m in primary if length % m.per_group and not m.buffered(layer)))
+    cuts = {name: mapped.slots[layer, :, length // mapped.per_group].copy() for name, mapped in seq.maps.items()}
+    for name, mapped in seq.maps.items():
+        if length % mapped.per_group and in_flash(cuts[name][0]) and mapped.waits:
+            finish_ns = max(finish_ns, kv.store.read(kv.store.all_of(cuts[name]), start_ns))
+    for name, mapped in seq.maps.items():
+        was_in_flash |= bool(in_flash(mapped.slots[layer, :, length // mapped.per_group :]).any())
+        kv.unmap(seq, name, layer, length // mapped.per_group)
+        if in_flash(cuts[name][0]) or mapped.buffered(layer):  # else the primary map alone holds it
+            _take_back(kv, mapped, layer, length, cuts[name])
+    seq.lengths[layer] = length
+    kv.changes.trimmed.add(handle)
+    kv.changes.dirty.add(handle)
+    if was_in_flash:
+        _write_anew(kv, seq, layer, length)
+    return finish_ns
+
+
+def _take_back(kv: KvMap, mapped: GroupMap, layer: int, length: int, cut: np.ndarray) -> None:
+    """Buffer what is left of the group at slots `cut`."""
+    if kv.tails.buffer_group(mapped, layer, length) and kv.store.nand.payload:
+        if in_flash(cut[0]):
+            kv.buffers.content[mapped.buffers[layer]] = kv.store.nand.content[cut]
+        mapped.poison(kv.tails.content, mapped.buffers[layer], length % mapped.per_group)
+
+
+def _write_anew(kv: KvMap, seq: Sequence, layer: int, length: int) -> None:
+    """Groups from here on will be written again: under another owner, since a tag is written once."""
+    before = seq.all_owners
+    if seq.owners[layer][-1][0] == seq.newest:
+        seq.newest = kv.owners.new(seq.handle, kv.store.nand.writes)
+    seq.write_as(layer, seq.newest, length)
+    kv.owners.leave(before - seq.all_owners, seq.handle)
+
+
+def free(kv: KvMap, handles: Seq[int]) -> None:
+    """Forget sequences; blocks that hold nothing else are erased after the next record."""
+    for handle in handles:
+        if handle not in kv.sequences:
+            raise UnknownSequence(f"no sequence {handle} on this drive")
+    for handle in handles:
+        kv.forget(kv.sequences[handle])

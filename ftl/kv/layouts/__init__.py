@@ -1,0 +1,16 @@
+"""Layouts of K and V in flash, by the number that `SeqCreate` names them by. One small file each, one line here."""
+
+from csd_spec import KvLayout
+from ftl.kv.layouts.dual import FP16, INT4, INT8
+from ftl.kv.layouts.group_map import GroupMap, PrimaryMap
+from ftl.kv.layouts.layout import Layout
+
+LAYOUTS: dict[int, Layout] = {layout.number: layout for layout in (FP16, INT8, INT4)}
+
+
+def layout_of(form: KvLayout) -> Layout:
+    """The layout that a form belongs to."""
+    return LAYOUTS[form.kind or form.bits]
+
+
+__all__ = ["LAYOUTS", "GroupMap", "Layout", "PrimaryMap", "layout_of"]

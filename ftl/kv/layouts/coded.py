@@ -1,0 +1,31 @@
+"""Embedding-indexed K with few bits a value: codes between a channel's least and largest value of the page."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftl.kv.layouts.embedding import EmbeddingMap
+
+U16 = NDArray[np.uint16]
+
+
+class CodedEmbeddingMap(EmbeddingMap):
+    """A group gets its scales when it is full; until then K alone holds its rows."""
+
+    waits = False
+
+    def pack(self, rows: U16) -> U16:
+        lay, levels = self.layout, (1 << self.layout.bits) - 1
+        values = np.nan_to_num(super().pack(rows).view(np.float16)).astype(np.float32)
+        values = values.reshape(self.streams, -1, lay.m, lay.T)
+        least = values.min(axis=-1).astype(np.float16)
+        span = values.max(axis=-1) - least.astype(np.float32)
+        scale = (span / levels).astype(np.float16)
+        step = np.where(scale > 0, scale, 1).astype(np.float32)[..., None]
+        codes = np.clip(np.rint((values - least.astype(np.float32)[..., None]) / step), 0, levels).astype(np.uint8)
+        if lay.bits == 4:
+            codes = codes[..., : lay.T // 2] | codes[..., lay.T // 2 :] << 4
+        parts = [part.view(np.uint8).reshape(*codes.shape[:2], -1) for part in (scale, least, codes)]
+        packed = np.concatenate(parts, axis=-1)
+        return np.pad(packed, ((0, 0), (0, 0), (0, packed.shape[-1] % 2))).view(np.uint16)

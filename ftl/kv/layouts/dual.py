@@ -1,0 +1,33 @@
+"""The paper's layout (InstInfer, section IV-C): K and V token-indexed, and a copy of K embedding-indexed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from csd_spec import KvLayout
+from ftl.flash.tag import Kind
+from ftl.kv.layouts.coded import CodedEmbeddingMap
+from ftl.kv.layouts.embedding import EmbeddingMap
+from ftl.kv.layouts.group_map import GroupMap
+from ftl.kv.layouts.layout import Layout
+from ftl.kv.layouts.token import TokenMap
+
+
+def embedding_map(form: KvLayout, layers: int, heads: int) -> EmbeddingMap:
+    """The map of the embedding-indexed copy of K."""
+    return (EmbeddingMap if form.bits == 16 else CodedEmbeddingMap)(form, layers, heads)
+
+
+def maps(form: KvLayout, layers: int, heads: int) -> dict[str, GroupMap]:
+    """K, V, and the copy of K."""
+    return {
+        "k": TokenMap(Kind.K, "k", form, layers, heads),
+        "v": TokenMap(Kind.V, "v", form, layers, heads),
+        "embedding_k": embedding_map(form, layers, heads),
+    }
+
+
+FP16, INT8, INT4 = (
+    Layout(name, bits, partial(KvLayout.for_context, bits=bits), maps)
+    for name, bits in (("fp16", 16), ("int8", 8), ("int4", 4))
+)

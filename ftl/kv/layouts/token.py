@@ -1,0 +1,43 @@
+"""Token-indexed rows in FP16: a page is n consecutive rows of one head."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec import KvLayout
+from csd_spec.view import gather_rows
+from ftl.kv.layouts.group_map import POISON, PrimaryMap
+
+I64 = NDArray[np.int64]
+U16 = NDArray[np.uint16]
+U32 = NDArray[np.uint32]
+
+
+class TokenMap(PrimaryMap):
+    """K or V, row after row."""
+
+    scattered = True
+
+    def __init__(self, kind: int, source: str, layout: KvLayout, layers: int, heads: int) -> None:
+        self.per_group, self.streams, self.source = layout.n, heads, source
+        super().__init__(kind, layout, layers, heads)
+
+    def pack(self, rows: U16) -> U16:
+        by_head = rows.transpose(1, 0, 2)
+        return by_head.reshape(self.heads, -1, self.per_group * self.layout.head_dim)
+
+    def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
+        d = self.layout.head_dim
+        values = rows.transpose(1, 0, 2).reshape(self.heads, -1)
+        content[buffers, position * d : position * d + values.shape[1]] = values
+
+    def poison(self, content: U16, buffers: I64, position: int) -> None:
+        content[buffers, position * self.layout.head_dim :] = POISON
+
+    def gather(self, banks: tuple[U16, U16], slots: U32, tokens: int) -> U16:
+        return gather_rows(banks, slots, tokens, self.layout).view(np.uint16)
+
+    def waiting(self, content: U16, layer: int, count: int) -> U16:
+        d = self.layout.head_dim
+        return content[self.buffers[layer], : count * d].reshape(self.heads, count, d).transpose(1, 0, 2)

@@ -1,0 +1,134 @@
+"""The KV map: which sequences there are, and where their groups lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec import KvLayout
+from csd_spec.view import UNMAPPED, in_flash
+from ftl.errors import OutOfSpace, Uncorrectable, UnknownSequence
+from ftl.flash import tag
+from ftl.flash.placement import GROWTH, Writer
+from ftl.flash.references import Reference
+from ftl.flash.store import FlashStore
+from ftl.kv.layouts import GroupMap
+from ftl.kv.owners import Owners
+from ftl.kv.sequence import Sequence
+from ftl.kv.tails import GroupBuffers, Tails
+
+U16 = NDArray[np.uint16]
+U64 = NDArray[np.uint64]
+
+
+@dataclass(slots=True)
+class Changes:
+    """Handles of sequences that the journal has yet to record: changed, those of them that gave pages up, and freed."""
+
+    dirty: set[int] = field(default_factory=set)
+    trimmed: set[int] = field(default_factory=set)
+    freed: set[int] = field(default_factory=set)
+
+
+class KvMap:
+    """Sequences over a flash store. Groups change in `append` and `edit`, which see to it that the journal hears."""
+
+    def __init__(self, store: FlashStore, dram_bytes: int) -> None:
+        self.store = store
+        self.sequences: dict[int, Sequence] = {}
+        self.buffers = GroupBuffers(dram_bytes, store.geometry.page_bytes)
+        self.tails = Tails(self.buffers, self.sequences)
+        self.owners, self.changes = Owners(), Changes()
+        self.next_handle = 1
+
+    @property
+    def banks(self) -> tuple[U16, U16]:
+        """Flash and buffers, as slots name them."""
+        return self.store.content, self.tails.content
+
+    def sequence(self, handle: int) -> Sequence:
+        """The sequence of a handle; raises UnknownSequence, or Uncorrectable for one that lost data."""
+        seq = self.sequences.get(handle)
+        if seq is None:
+            raise UnknownSequence(f"no sequence {handle} on this drive")
+        if seq.failed:
+            raise Uncorrectable([handle])
+        return seq
+
+    def create(self, count: int, layers: int, heads: int, layout: KvLayout) -> list[int]:
+        """Open sequences; returns their handles. Costs nothing until tokens come."""
+        if len(self.owners.sharers) + count > tag.MAX_OWNERS // 2:  # the rest is for those who crop
+            raise OutOfSpace(f"{count} sequences more than {len(self.sequences)}: a drive has {tag.MAX_OWNERS // 2}")
+        handles = list(range(self.next_handle, self.next_handle + count))
+        self.next_handle += count
+        for handle in handles:
+            seq = Sequence(handle, layout, layers, heads, Writer(self.store.geometry.channels, GROWTH))
+            self.sequences[handle] = seq
+            self.change_owner(seq)
+        self.changes.dirty.update(handles)
+        return handles
+
+    def change_owner(self, seq: Sequence) -> None:
+        """Let a sequence write under an owner of its own from here on."""
+        before = seq.all_owners - {-1}
+        seq.newest = self.owners.new(seq.handle, self.store.nand.writes)
+        for layer in range(seq.layers):
+            seq.write_as(layer, seq.newest, int(seq.lengths[layer]))
+        self.owners.leave(before - seq.all_owners, seq.handle)
+
+    def unmap(self, seq: Sequence, name: str, layer: int, first: int) -> None:
+        """Forget a layer's groups of one map from `first` on. Pages that another sequence shares stay valid."""
+        mapped = seq.maps[name]
+        slots = mapped.slots[layer, :, first:]
+        mine = in_flash(slots)
+        for handle in self.owners.sequences(owner for owner, _ in seq.owners[layer]) - {seq.handle}:
+            other = self.sequences[handle].maps.get(name)
+            if other is not None and other.kind == mapped.kind:
+                theirs = other.slots[layer, :, first : first + slots.shape[1]]
+                mine[:, : theirs.shape[1]] &= slots[:, : theirs.shape[1]] != theirs
+        self.store.placement.invalidate(slots[mine])
+        slots[:] = UNMAPPED
+
+    def forget(self, seq: Sequence) -> None:
+        """A sequence is freed."""
+        self.store.placement.close(seq.writer)
+        for name, mapped in seq.maps.items():
+            for layer in range(seq.layers):
+                self.unmap(seq, name, layer, 0)
+            self.tails.release_all(mapped)
+        del self.sequences[seq.handle]
+        self.owners.leave(seq.all_owners, seq.handle)
+        self.changes.dirty.discard(seq.handle)
+        self.changes.freed.add(seq.handle)
+
+    # What the flash store asks of whoever refers to pages
+
+    def references(self, tags: U64) -> Iterator[Reference]:
+        """Slots of the sequences that share the owners of these tags."""
+        kinds, owners, (layers, streams, groups) = tag.kinds(tags), tag.owners(tags), tag.group_places(tags)
+        ours = tag.is_group(tags)
+        for owner in np.unique(owners[ours]).tolist():
+            for mapped in self._maps_of(owner):
+                slots = mapped.slots
+                here = ours & (owners == owner) & (kinds == mapped.kind) & (groups < slots.shape[2])
+                which = np.flatnonzero(here)
+                yield Reference(slots, which, (layers[which], streams[which], groups[which]))
+
+    def _maps_of(self, owner: int) -> list[GroupMap]:
+        handles = self.owners.sharers.get(owner, ())
+        return [mapped for handle in handles for mapped in self.sequences[handle].maps.values()]
+
+    def checkpoint_pages(self) -> int:
+        """Of each unfinished group of K and V at most a page is recorded."""
+        rows = sum(2 * seq.heads * int((seq.lengths > 0).sum()) for seq in self.sequences.values())
+        return -(-rows * 3 // 4)
+
+    def lose(self, tags: U64) -> list[int]:
+        """Mark the sequences that hold these pages as failed."""
+        handles = sorted(self.owners.sequences(set(tag.owners(tags[tag.is_group(tags)]).tolist())))
+        for handle in handles:
+            self.sequences[handle].failed = True
+        return handles

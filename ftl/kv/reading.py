@@ -1,0 +1,98 @@
+"""Reading: where one layer's groups lie, which pages are behind a selection, and K and V as they were stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec import KvView
+from csd_spec.model import FP16_BYTES
+from csd_spec.view import UNMAPPED
+from ftl.flash.plan import PagePlan
+from ftl.kv.map import KvMap
+from ftl.kv.pages import plan_channels, plan_tokens, stack
+
+F16 = NDArray[np.float16]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+U32 = NDArray[np.uint32]
+
+
+class Reader:
+    """Views of sequences, and plans for their pages; nothing is read before the flash store is asked to."""
+
+    def __init__(self, kv: KvMap) -> None:
+        self.kv, self.store = kv, kv.store
+        self._word_bytes = kv.store.spec.timing.codeword_bytes or 0  # the least that crosses a channel; 0: whole pages
+
+    def view(self, handles: Seq[int], layer: int) -> KvView:
+        """Slots of one layer of sequences that share a layout; no copy of K and V for a single sequence."""
+        seqs = [self.kv.sequence(handle) for handle in handles]
+        first = seqs[0]
+        lengths, lay, streams = np.array([seq.lengths[layer] for seq in seqs]), first.layout, len(seqs) * first.heads
+        planes = {}
+        for name, mapped in first.maps.items():
+            groups = -(-int(lengths.max()) // mapped.per_group)
+            slots = stack([seq.maps[name].slots[layer] for seq in seqs], groups)
+            planes[name] = slots.reshape(streams, mapped.streams // first.heads, groups)
+        no_copy = np.full((streams, 1, -(-int(lengths.max()) // lay.T)), UNMAPPED)
+        no_rows = no_copy[:, 0, :0]
+        return KvView(
+            layout=lay,
+            banks=self.kv.banks,
+            seq_lens=np.repeat(lengths, first.heads),
+            k_slots=planes["k"][:, 0] if "k" in planes else no_rows,
+            v_slots=planes["v"][:, 0] if "v" in planes else no_rows,
+            e_slots=planes.get("embedding_k", no_copy),
+            planes=planes,
+        )
+
+    def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
+        """Pages of `slots` (k_slots or v_slots) behind tokens (N, k), ascending, of which counts (N,) are used."""
+        row_bytes = FP16_BYTES * view.layout.head_dim
+        return self._plan(*plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, self._word_bytes))
+
+    def embedding_pages(self, view: KvView, channels: I32) -> PagePlan:
+        """Pages behind channels (N, r), ascending: embedding pages, or K's own where there are none yet.
+
+        Those that the cache has are left out.
+        """
+        slots, lay = (view.e_slots, view.k_slots), view.layout
+        shape = lay.m, lay.T, lay.n, FP16_BYTES * lay.head_dim, lay.run_bytes, lay.scale_bytes
+        plan = self._plan(*plan_channels(*slots, channels, view.seq_lens, *shape, self._word_bytes))
+        missed = self.store.cache.touch(plan.ppns)
+        self.store.counters.cached += plan.ppns.size - int(missed.sum())
+        return plan.only(missed)
+
+    def table_pages(self, nbytes: I64) -> PagePlan:
+        """Pages of tables of nbytes (N,), each begins a page, over all lanes; their content is elsewhere."""
+        size = self.store.geometry.page_bytes
+        pages = -(-nbytes // size)
+        ends = np.cumsum(pages)
+        useful = np.full(int(pages.sum()), size)
+        useful[ends[pages > 0] - 1] = (nbytes - (pages - 1) * size)[pages > 0]
+        ppns = np.arange(useful.size, dtype=np.uint32) % np.uint32(self.store.geometry.lanes)
+        word = self._word_bytes or size
+        return PagePlan(ppns, useful, -(-useful // word) * word, ends, stored=False)
+
+    def _plan(self, ppns: U32, useful: I64, words: I64, ends: I64) -> PagePlan:
+        return PagePlan(ppns, useful, words * (self._word_bytes or self.store.geometry.page_bytes), ends)
+
+    def read_back(self, handle: int, layer: int) -> tuple[F16, F16, PagePlan]:
+        """K and V of a layer, each (S, H, d), and the pages they come from."""
+        seq = self.kv.sequence(handle)
+        length = int(seq.lengths[layer])
+        view = self.view([handle], layer)
+        tokens = np.broadcast_to(np.arange(length, dtype=np.int32), (seq.heads, length))
+        plans = [self.token_pages(view, slots, tokens, view.seq_lens) for slots in (view.k_slots, view.v_slots)]
+        columns = zip(*((p.ppns, p.useful, p.nbytes) for p in plans), strict=True)
+        ppns, useful, nbytes = (np.concatenate(column) for column in columns)
+        plan = PagePlan(ppns, useful, nbytes, np.array([ppns.size]))
+        rows = (
+            mapped.gather(view.banks, view.planes[name][:, 0], length).view(np.float16)
+            for name, mapped in seq.primary.items()
+        )
+        k, v = rows
+        return k, v, plan

@@ -1,0 +1,70 @@
+"""Another form for a sequence: the embedding-indexed copy of K, written anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftl.errors import OutOfSpace
+from ftl.kv.append import full_pages
+from ftl.kv.layouts.dual import embedding_map
+from ftl.kv.layouts.group_map import GroupMap
+from ftl.kv.map import KvMap
+from ftl.kv.reading import Reader
+from ftl.kv.sequence import Sequence
+
+U16 = NDArray[np.uint16]
+U32 = NDArray[np.uint32]
+COPY = "embedding_k"
+
+
+def relayout(reader: Reader, handle: int, m: int, bits: int, start_ns: int) -> int:
+    """Read K of a sequence and write its embedding-indexed copy with m channels of `bits` bits a page.
+
+    Returns when that is done. Raises OutOfSpace before anything changes. Relatives keep the copy that they share.
+    """
+    kv, store = reader.kv, reader.store
+    seq = kv.sequence(handle)
+    layout = replace(seq.layout, m=m, bits=bits)
+    new = embedding_map(layout, seq.layers, seq.heads)
+    used = [layer for layer in range(seq.layers) if seq.lengths[layer]]
+    finish_ns = start_ns
+    for layer in used:
+        finish_ns = max(finish_ns, store.read(reader.read_back(handle, layer)[2], start_ns))
+    groups = [np.arange(int(seq.lengths[layer]) // layout.T) for layer in used]
+    starts = [
+        store.placement.starts(new.stream_numbers(handle, layer), each[None, :], new.scattered).ravel()
+        for layer, each in zip(used, groups, strict=True)
+    ]
+    allocated = store.allocate([(seq.writer, part) for part in starts], start_ns)
+    rows = [reader.read_back(handle, layer)[0].view(np.uint16) for layer in used]
+    try:
+        for layer, mine, ppns in zip(used, rows, allocated, strict=True):
+            finish_ns = max(finish_ns, _program(kv, seq, new, layer, mine, ppns, start_ns))
+    except OutOfSpace:
+        store.placement.give_back(np.concatenate(allocated))
+        raise
+    kv.tails.release_all(seq.maps[COPY])
+    for layer, mine, ppns in zip(used, rows, allocated, strict=True):
+        new.reserve(-(-mine.shape[0] // layout.T))
+        new.slots[layer, :, : mine.shape[0] // layout.T] = ppns.reshape(new.streams, -1)
+        kv.tails.buffer_tail(new, layer, 0, mine.shape[0], mine)
+        store.counters.groups += ppns.size
+    for layer in used:
+        kv.unmap(seq, COPY, layer, 0)
+    seq.layout, seq.maps[COPY] = layout, new
+    kv.changes.dirty.add(handle)
+    kv.changes.trimmed.add(handle)
+    return finish_ns
+
+
+def _program(kv: KvMap, seq: Sequence, new: GroupMap, layer: int, rows: U16, ppns: U32, start_ns: int) -> int:
+    """Program the full groups of one layer; returns when the last one is."""
+    groups = np.arange(rows.shape[0] // new.per_group)
+    if not groups.size:
+        return start_ns
+    owners = [seq.owner_of(layer, new.per_group, int(group)) for group in groups]
+    tags = [new.tags(owner, layer, groups[i : i + 1]) for i, owner in enumerate(owners)]
+    return kv.store.program(seq.writer, ppns, full_pages(kv, new, layer, 0, rows), np.hstack(tags).ravel(), start_ns)

@@ -1,0 +1,63 @@
+"""One sequence's share on this drive."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec import KvLayout
+from ftl.flash.placement import Writer
+from ftl.kv.layouts import GroupMap, PrimaryMap, layout_of
+
+I64 = NDArray[np.int64]
+U16 = NDArray[np.uint16]
+Rows = dict[str, U16 | None]  # "k" and "v", each (tokens, H, d) FP16 bits; None on a drive without payload
+
+
+class Sequence:
+    """Lengths per layer, the maps of its layout, and who owns which pages.
+
+    Pages carry the number of an *owner* in their tag. A sequence writes as its newest owner; what it shares with the
+    sequence that it was forked from, or wrote before a crop, belongs to earlier ones. owners[layer] lists (owner,
+    tokens): groups that are full within the first `tokens` belong to that owner, the rest to the next; the last
+    entry is the present owner.
+    """
+
+    def __init__(self, handle: int, layout: KvLayout, layers: int, heads: int, writer: Writer) -> None:
+        self.handle, self.layout, self.layers, self.heads = handle, layout, layers, heads
+        self.lengths: I64 = np.zeros(layers, np.int64)
+        self.maps: dict[str, GroupMap] = layout_of(layout).maps(layout, layers, heads)
+        self.primary = {name: mapped for name, mapped in self.maps.items() if isinstance(mapped, PrimaryMap)}
+        self.newest = -1
+        self.owners: list[list[tuple[int, int]]] = [[] for _ in range(layers)]
+        self.writer = writer
+        self.failed = False  # lost data to bit errors: can only be freed
+        self.label = 0  # what the layer above keeps with it
+
+    @property
+    def copies(self) -> list[GroupMap]:
+        """The maps that are not primary."""
+        return [mapped for mapped in self.maps.values() if not mapped.primary]
+
+    @property
+    def all_owners(self) -> set[int]:
+        return {owner for chain in self.owners for owner, _ in chain} | {self.newest}
+
+    def owner_of(self, layer: int, per_group: int, group: int) -> int:
+        """Owner of a full group."""
+        return next(owner for owner, tokens in self.owners[layer] if tokens < 0 or group < tokens // per_group)
+
+    def write_as(self, layer: int, owner: int, tokens: int) -> None:
+        """Groups full within `tokens` stay with those who wrote them; `owner` writes from there on."""
+        chain = [(old, tokens if kept < 0 else min(kept, tokens)) for old, kept in self.owners[layer]]
+        smallest = min(mapped.per_group for mapped in self.maps.values())
+        pruned: list[tuple[int, int]] = []
+        for old, kept in chain:
+            if kept // smallest > (pruned[-1][1] // smallest if pruned else 0):
+                pruned.append((old, kept))
+        self.owners[layer] = [*pruned, (owner, -1)]
+
+    def expect(self, tokens: int) -> None:
+        """Every layer is likely to grow to `tokens`: the writer opens extents to match."""
+        groups = sum(mapped.streams * (tokens // mapped.per_group) for mapped in self.maps.values())
+        self.writer.expected_pages = max(self.writer.expected_pages, groups * self.layers)

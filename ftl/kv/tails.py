@@ -1,0 +1,116 @@
+"""Unfinished groups in drive DRAM: pages under construction."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec.view import UNMAPPED, dram_slots, in_flash
+from ftl.errors import OutOfSpace
+from ftl.flash.memory import lazy_zeros
+from ftl.kv.layouts import GroupMap
+from ftl.kv.sequence import Sequence
+
+ERASED = 0xFF  # a new buffer reads as erased flash does
+
+I64 = NDArray[np.int64]
+U16 = NDArray[np.uint16]
+
+
+class GroupBuffers:
+    """A pool of page-sized buffers."""
+
+    def __init__(self, dram_bytes: int, page_bytes: int) -> None:
+        self.capacity = dram_bytes // page_bytes
+        self.content: NDArray[np.uint8] = lazy_zeros((self.capacity, page_bytes), np.uint8)
+        self._fresh = 0
+        self._returned: list[int] = []
+
+    @property
+    def left(self) -> int:
+        return self.capacity - self._fresh + len(self._returned)
+
+    def allocate(self, count: int) -> I64:
+        """`count` buffers, with whatever was in them; raises OutOfSpace before anything changes."""
+        if count > self.left:
+            raise OutOfSpace(f"{count} group buffers wanted, drive DRAM has room for {self.left}: free sequences first")
+        again = min(count, len(self._returned))
+        split = len(self._returned) - again
+        slots = self._returned[split:] + list(range(self._fresh, self._fresh + count - again))
+        del self._returned[split:]
+        self._fresh += count - again
+        return np.array(slots, np.int64)
+
+    def release(self, slots: I64) -> None:
+        """Give buffers back."""
+        self._returned += slots.tolist()
+        assert self.left <= self.capacity, "a buffer was given back twice"
+
+
+class Tails:
+    """Which unfinished groups have buffers. Those of primary maps must; those of copies have while there is room."""
+
+    def __init__(self, buffers: GroupBuffers, sequences: dict[int, Sequence]) -> None:
+        self.buffers, self._sequences = buffers, sequences
+
+    @property
+    def content(self) -> U16:
+        """Buffers as FP16 bit patterns."""
+        return self.buffers.content.view(np.uint16)
+
+    def check_room(self, count: int) -> None:
+        """Raise OutOfSpace unless drive DRAM can hold `count` more buffers."""
+        left = self.buffers.left
+        if count > left:
+            copies = (mapped for seq in self._sequences.values() for mapped in seq.copies)
+            left += sum(int((mapped.buffers >= 0).sum()) for mapped in copies)
+        if count > left:
+            raise OutOfSpace(f"{count} group buffers wanted, drive DRAM has room for {left}: free sequences first")
+
+    def _make_room(self, count: int) -> None:
+        """Make room for `count` buffers: unfinished groups of copies give way, since primary maps hold their rows."""
+        for seq in self._sequences.values() if count > self.buffers.left else ():
+            for mapped in seq.copies:
+                for layer in np.flatnonzero(mapped.buffers[:, 0] >= 0).tolist():
+                    if count <= self.buffers.left:
+                        return
+                    self._release(mapped, layer)
+                    mapped.slots[layer][~in_flash(mapped.slots[layer])] = UNMAPPED
+
+    def _release(self, mapped: GroupMap, layer: int) -> None:
+        self.buffers.release(mapped.buffers[layer])
+        mapped.buffers[layer] = -1
+
+    def release_all(self, mapped: GroupMap) -> None:
+        """Give back the buffers of all layers."""
+        self.buffers.release(mapped.buffers[mapped.buffers >= 0])
+        mapped.buffers[:] = -1
+
+    def buffer_group(self, mapped: GroupMap, layer: int, tokens: int) -> bool:
+        """Give the group that `tokens` tokens leave unfinished its buffers, where there is one; whether it has them."""
+        group, position = divmod(tokens, mapped.per_group)
+        if not mapped.waits:
+            return False
+        if position and not mapped.buffered(layer):
+            if mapped.primary:
+                self._make_room(mapped.streams)
+            if mapped.streams > self.buffers.left:
+                return False
+            mapped.buffers[layer] = self.buffers.allocate(mapped.streams)
+        if position:
+            mapped.slots[layer, :, group] = dram_slots(mapped.buffers[layer])
+        elif mapped.buffered(layer):
+            self._release(mapped, layer)
+        return position > 0
+
+    def buffer_tail(self, mapped: GroupMap, layer: int, length: int, tokens: int, rows: U16 | None) -> None:
+        """Buffer what `tokens` rows behind `length` leave in an unfinished group, of a copy where there is room."""
+        begins = length % mapped.per_group == 0 or (length + tokens) // mapped.per_group > length // mapped.per_group
+        if not (begins or mapped.buffered(layer)) or not self.buffer_group(mapped, layer, length + tokens):
+            return
+        if rows is not None:
+            position, buffers = (length + tokens) % mapped.per_group, mapped.buffers[layer]
+            if begins:
+                self.buffers.content[buffers] = ERASED
+                rows = rows[rows.shape[0] - position :]
+            mapped.fill(self.content, buffers, position - rows.shape[0], rows)

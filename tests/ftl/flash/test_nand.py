@@ -1,0 +1,63 @@
+"""The rules of NAND bite."""
+
+import numpy as np
+import pytest
+
+from ftl.errors import NandRuleError
+from ftl.flash.nand import ERASED, Nand
+
+
+@pytest.fixture
+def nand(small_drive):
+    return Nand(small_drive.geometry)
+
+
+def program(nand, *ppns):
+    ppns = np.array(ppns, np.uint32)
+    data = np.arange(ppns.size, dtype=np.uint8)[:, None].repeat(nand.geometry.page_bytes, 1)
+    nand.program(ppns, data, ppns.astype(np.uint64) + 7)
+
+
+def test_a_page_is_programmed_once(nand):
+    program(nand, 0)
+    with pytest.raises(NandRuleError, match="page 0"):
+        program(nand, 0)
+
+
+def test_pages_of_a_block_are_programmed_in_order(nand):
+    lanes = nand.geometry.lanes
+    program(nand, 0, lanes)  # page 0, then page 1 of block 0
+    with pytest.raises(NandRuleError):
+        program(nand, 3 * lanes)
+
+
+def test_blocks_are_independent(nand):
+    program(nand, 3, 0, 1, nand.geometry.superblock_pages)
+
+
+def test_reading_what_was_not_programmed_is_an_error(nand):
+    program(nand, 0)
+    nand.check_readable(np.array([0], np.uint32))
+    with pytest.raises(NandRuleError, match="page 1"):
+        nand.check_readable(np.array([0, 1], np.uint32))
+
+
+def test_spare_area(nand):
+    program(nand, 0, 1, 2)
+    assert nand.tags[:3].tolist() == [7, 8, 9]
+    assert nand.write_numbers[:3].tolist() == [1, 2, 3]
+    assert nand.intact(np.arange(4, dtype=np.uint32)).tolist() == [True, True, True, False]
+    nand.content[1, 5] ^= 1
+    assert nand.intact(np.arange(3, dtype=np.uint32)).tolist() == [True, False, True]
+
+
+def test_erase_forgets_a_block_and_only_that(nand):
+    lanes = nand.geometry.lanes
+    program(nand, 0, 1, lanes)
+    assert nand.erase(0)
+    assert (nand.content[[0, lanes]] == ERASED).all()
+    assert nand.erase_count[:3].tolist() == [1, 0, 0]
+    assert nand.intact(np.array([1], np.uint32)).all()
+    with pytest.raises(NandRuleError):
+        nand.check_readable(np.array([0], np.uint32))
+    program(nand, 0)

@@ -1,0 +1,108 @@
+"""Groups of one head are strided over channels; a writer fills blocks of its own, which come back when empty."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as DRIVE
+from ftl.errors import OutOfSpace
+from ftl.flash.nand import Nand
+from ftl.flash.placement import Placement, Writer
+
+
+@pytest.fixture
+def small(small_drive):
+    return Placement(Nand(small_drive.geometry))
+
+
+def allocate(placement, writer, starts, reserve=0):
+    (ppns,) = placement.allocate([(writer, np.asarray(starts, np.int64))], reserve)
+    return ppns
+
+
+def test_a_heads_groups_are_even_over_channels_whenever_they_come():
+    placement, writer = Placement(Nand(DRIVE.geometry, payload=False)), Writer(8)
+    streams = np.arange(240, dtype=np.uint64)[:, None]
+    ppns = [allocate(placement, writer, placement.starts(streams, np.array([[g]]), True).ravel()) for g in range(64)]
+    channels = np.stack(ppns) % DRIVE.geometry.lanes % DRIVE.geometry.channels
+    for stream in range(240):
+        counts = np.bincount(channels[:, stream], minlength=8)
+        assert counts.tolist() == [8] * 8
+
+
+def test_streams_start_on_different_lanes():
+    placement = Placement(Nand(DRIVE.geometry, payload=False))
+    lanes = placement.starts(np.arange(256, dtype=np.uint64), np.zeros(256, np.int64), True) % 256
+    assert np.bincount(lanes, minlength=256).max() <= 2
+
+
+@pytest.mark.parametrize("channels", [8, 6])
+def test_streams_that_take_turns_fill_lanes_alike_and_like_ones_do_not_meet(channels):
+    geometry = replace(DRIVE.geometry, channels=channels)
+    placement = Placement(Nand(geometry, payload=False))
+    streams = np.arange(10 * geometry.lanes, dtype=np.uint64)
+    lanes = placement.starts(streams, np.zeros(streams.size, np.int64), False) % geometry.lanes
+    assert np.bincount(lanes, minlength=geometry.lanes).tolist() == [10] * geometry.lanes
+    same_page_of_each_head = lanes[5::64]
+    assert np.bincount(same_page_of_each_head).max() <= 2
+
+
+def test_pages_of_a_block_come_in_program_order(small):
+    ppns = allocate(small, Writer(2), np.zeros(40))
+    assert len(np.unique(ppns)) == 40
+    assert small.nand.program(np.sort(ppns), np.zeros((40, 512), np.uint8), ppns.astype(np.uint64)) == 40
+
+
+def test_writers_do_not_share_blocks(small):
+    first, second = (small.nand.block_of(allocate(small, Writer(2), np.arange(30))) for _ in range(2))
+    assert not set(first.tolist()) & set(second.tolist())
+
+
+def test_extents_match_what_is_expected(small):
+    wide, narrow = Writer(2), Writer(2)
+    wide.expected_pages, narrow.expected_pages = 32, 8
+    allocate(small, wide, [0])
+    allocate(small, narrow, [0])
+    assert (wide.blocks.shape, narrow.blocks.shape) == ((2, 2), (1, 2))
+
+
+def test_a_narrow_writer_has_one_block_of_each_channel(small):
+    writer = Writer(2, narrow=True)
+    ppns = allocate(small, writer, np.zeros(20))
+    assert writer.blocks.shape == (1, 2)
+    assert (ppns % small.geometry.channels == 0).all()
+
+
+def test_out_of_space_changes_nothing(small):
+    pages, writer = small.geometry.pages, Writer(2)
+    allocate(small, writer, np.arange(5))
+    before = small.claimed.copy(), small.valid.copy(), small.free_blocks, set(small.open), writer.blocks.tolist()
+    small.nand.next_page[:] = small.claimed
+    jobs = [(writer, np.arange(10)), (Writer(2), np.arange(pages))]
+    with pytest.raises(OutOfSpace, match="blocks left"):
+        small.allocate(jobs, 0)
+    after = small.claimed.copy(), small.valid.copy(), small.free_blocks, set(small.open), writer.blocks.tolist()
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    assert (writer.written, jobs[1][0].written) == (5, 0)
+
+
+def test_a_reserve_is_left_alone(small):
+    with pytest.raises(OutOfSpace):
+        allocate(small, Writer(2), np.arange(small.geometry.pages), reserve=4)
+    assert allocate(small, Writer(2), np.arange(small.geometry.pages)).size == small.geometry.pages
+
+
+def test_empty_blocks_come_back_least_worn_first(small):
+    writer = Writer(2)
+    ppns = allocate(small, writer, np.arange(small.geometry.pages))
+    small.nand.program(np.sort(ppns), np.zeros((ppns.size, 512), np.uint8), np.sort(ppns).astype(np.uint64))
+    small.close(writer)
+    small.invalidate(ppns)
+    assert len(small.erasable_blocks()) == small.geometry.blocks
+    for block in small.erasable_blocks():
+        small.nand.erase_count[block] = 9 if block // small.geometry.lanes != 3 else 1
+        small.nand.erase(block)
+        small.release(block)
+    assert small.free_blocks == small.geometry.blocks
+    assert (small.nand.block_of(allocate(small, Writer(2), [0, 1])) // small.geometry.lanes == 3).all()

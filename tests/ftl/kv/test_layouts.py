@@ -1,0 +1,85 @@
+"""Layouts: the shipped ones in numbers, and one of a newcomer: a file, and a line where it is registered.
+
+partner of: ftl/kv/layouts/layout.py, ftl/kv/layouts/group_map.py, ftl/kv/layouts/token.py,
+ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/dual.py
+"""
+
+import numpy as np
+import pytest
+
+from csd_spec import KvLayout
+from ftl import LAYOUTS, Ftl, Layout
+from ftl.flash.tag import Kind
+from ftl.kv.layouts.group_map import GroupMap
+from ftl.kv.layouts.token import TokenMap
+
+H, D = 2, 16
+
+
+class SignMap(GroupMap):
+    """One bit of each value of K, n tokens a page; written when a group is full."""
+
+    source, primary, scattered, waits = "k", False, True, False
+
+    def __init__(self, form, layers, heads):
+        self.per_group, self.streams = form.n, heads
+        super().__init__(Kind.FREE, form, layers, heads)
+
+    def pack(self, rows):
+        by_head = rows.transpose(1, 0, 2).reshape(self.heads, -1, self.per_group * self.layout.head_dim)
+        return np.packbits(by_head >> 15, axis=2).view(np.uint16)
+
+    def fill(self, content, buffers, position, rows):
+        raise AssertionError("it never waits")
+
+    poison = fill
+
+
+def signs_maps(form, layers, heads):
+    maps = {name: TokenMap(kind, name, form, layers, heads) for name, kind in (("k", Kind.K), ("v", Kind.V))}
+    return maps | {"signs": SignMap(form, layers, heads)}
+
+
+SIGNS = Layout("signs", 77, lambda page, d, tokens: KvLayout(page_bytes=page, head_dim=d, m=d, kind=77), signs_maps)
+
+
+@pytest.fixture
+def signs(monkeypatch):
+    monkeypatch.setitem(LAYOUTS, SIGNS.number, SIGNS)
+    return SIGNS
+
+
+def test_numbers_are_those_that_commands_carry():
+    assert {number: layout.name for number, layout in LAYOUTS.items()} == {16: "fp16", 8: "int8", 4: "int4"}
+    for number, layout in LAYOUTS.items():
+        assert layout.form(4096, 128, 2048).bits == number
+
+
+def test_a_newcomers_layout_does_what_the_others_do(small_drive, signs):
+    """Append, fork, crop, flush, collection and recovery; its plane is there for a method to read."""
+    ftl, generator = Ftl(small_drive), np.random.default_rng(0)
+    form = signs.form(small_drive.geometry.page_bytes, D, 512)
+    (handle,) = ftl.create(1, 1, H, form)
+    k, v = (generator.standard_normal((150, H, D)).astype(np.float16) for _ in range(2))
+    for first in range(0, 150, 50):
+        part = slice(first, first + 50)
+        ftl.append([handle], 0, np.array([50]), k[part], v[part], 0)
+    child = ftl.fork(handle)
+    ftl.crop(handle, 0, 70, 0)
+    for _ in range(20):  # garbage for the collector
+        (other,) = ftl.create(1, 1, H, form)
+        ftl.append([other], 0, np.array([150]), k, v, 0)
+        ftl.free([other], 0)
+    ftl.flush(0)
+    ftl.nand.power_on()
+    ftl = Ftl(small_drive, ftl.nand)
+    for each, length in ((handle, 70), (child, 150)):
+        stored_k, stored_v, _ = ftl.read_back(each, 0)
+        np.testing.assert_array_equal(stored_k, k[:length])
+        np.testing.assert_array_equal(stored_v, v[:length])
+        view = ftl.view([each], 0)
+        full = length // form.n
+        pages = ftl.nand.content[view.planes["signs"][:, 0, :full]][..., : form.n * D // 8]
+        bits = np.unpackbits(pages, axis=2).reshape(H, full * form.n, D)
+        np.testing.assert_array_equal(bits.transpose(1, 0, 2), np.signbit(k[: full * form.n]))
+        assert ftl.embedding_pages(view, np.zeros((H, 1), np.int32)).ppns.size == -(-length // form.n) * H - H
