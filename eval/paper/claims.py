@@ -244,7 +244,7 @@ def evaluate_claims(runs: Runs, recorded_page_share: float) -> dict[str, Any]:
         },
         "ours": _ours(runs),
         "realtime_factor": serial("Dense", 256).realtime_factor,
-        "layers": runs.layers,
+        **runs.sampled,
     }
 
 

@@ -84,14 +84,13 @@ def rows_outcome(title: str, rows: Rows, columns: Sequence[str], runs: Runs) -> 
     used = {"wall_s": time.perf_counter() - _BEGAN, "max_rss_gib": rss}
     cells = ([cell(row[column]) for column in columns] for row in rows)
     shown = table(f"{title} ({extent(runs)})", columns, cells, left=("system", "unit", "reason"))
-    return Outcome({"rows": rows, "layers": runs.layers, **used}, [shown])
+    return Outcome({"rows": rows, **runs.sampled, **used}, [shown])
 
 
 def extent(runs: Runs) -> str:
     """What the figures are: modelled, and from how many layers."""
-    layers = runs.layers
-    sampled = layers["simulated"] < layers["of"]
-    return f"modelled, {layers['simulated']} of {layers['of']} layers simulated" if sampled else "modelled"
+    layers = runs.sampled.get("layers")
+    return f"modelled, {layers['simulated']} of {layers['of']} layers simulated" if layers else "modelled"
 
 
 def cell(value: Any) -> str:

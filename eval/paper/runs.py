@@ -49,9 +49,10 @@ class Runs:
         return self._in_storage[system, batch, drives]
 
     @property
-    def layers(self) -> dict[str, int]:
-        """How many layers' steps were simulated, of how many."""
-        return {"simulated": len(self.setup.layers), "of": self.setup.model.layers}
+    def sampled(self) -> dict[str, dict[str, int]]:
+        """How many layers' steps were simulated, of how many; nothing where that is all."""
+        some, every = len(self.setup.layers), self.setup.model.layers
+        return {"layers": {"simulated": some, "of": every}} if some < every else {}
 
 
 @dataclass(frozen=True, slots=True)

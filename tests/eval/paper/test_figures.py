@@ -57,6 +57,7 @@ def test_options_name_a_setup():
     setup = Work(None, 100, 20).setup(machine, some, 4)
     assert (setup.model.name, setup.gpu.name, setup.host.name) == ("opt-6.7b", "h100", "pcie5")
     assert (setup.input, setup.output, setup.compression, len(setup.layers)) == (100, 20, 4, 10)
+    assert simulate(setup, []).sampled == {"layers": {"simulated": 10, "of": 32}}
     assert extent(simulate(setup, [])) == "modelled, 10 of 32 layers simulated"
     every = machine.setup(Simulated(all_layers=True))
     assert len(every.layers) == 32
