@@ -73,7 +73,7 @@ def run(
     text = _prompt(prompt, prompt_file)
     spec = load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH
     with status("loading the model"):
-        from host_driver.hf.cache import model_shape
+        from host_driver.hf.shape import model_shape
         from host_driver.sharding import split_heads
         from vcsd.generate import CHECKPOINT, decode, encode, load
 

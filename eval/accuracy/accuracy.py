@@ -43,7 +43,7 @@ def experiment(
     with status("loading the model"):
         from eval.accuracy.measure import BATCH, measure_accuracy
         from eval.accuracy.plan import Plan, contenders
-        from host_driver.hf.cache import model_shape
+        from host_driver.hf.shape import model_shape
         from host_driver.sharding import split_heads
         from vcsd.generate import CHECKPOINT, load
 
