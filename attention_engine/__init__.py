@@ -5,7 +5,7 @@ Kernels see banks of pages and opaque slot numbers; what a slot number means is 
 
 from attention_engine.clock import EngineClock
 from attention_engine.kernels import add_rows, approximate, attend, exact
-from attention_engine.methods import METHODS
+from attention_engine.methods import METHODS, Methods, load_methods
 from attention_engine.select import GroupScore, best_tokens, cover, top_channels, weigh
 from attention_engine.step import Arithmetic, Compute, Memory, Method, Queries, Read, Step
 
@@ -17,6 +17,7 @@ __all__ = [
     "GroupScore",
     "Memory",
     "Method",
+    "Methods",
     "Queries",
     "Read",
     "Step",
@@ -26,6 +27,7 @@ __all__ = [
     "best_tokens",
     "cover",
     "exact",
+    "load_methods",
     "top_channels",
     "weigh",
 ]

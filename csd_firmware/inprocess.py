@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+from attention_engine import METHODS, Methods
 from csd_firmware.step import Firmware
 from csd_spec import Command, Completion, DeviceError, DriveSpec, Flush, Status
 from ftl import Nand
@@ -16,14 +17,17 @@ class InProcessDevice:
     """The `Device` that needs no set-up. Kernels release the interpreter lock, so drives work side by side.
 
     path: a folder that holds the flash, and what a flush acknowledged, beyond this process. private: the folder is
-    only read, changes stay in memory.
+    only read, changes stay in memory. methods: what its firmware knows of attention.
     """
 
-    def __init__(self, spec: DriveSpec, path: Path | None = None, private: bool = False) -> None:
+    def __init__(
+        self, spec: DriveSpec, path: Path | None = None, private: bool = False, methods: Methods = METHODS
+    ) -> None:
         if path is not None and not private:
             path.mkdir(parents=True, exist_ok=True)
             describe(spec, path)
-        self.firmware = Firmware(spec, Nand(spec.geometry, path=path, private=private))
+        self.name = str(path or spec.name)
+        self.firmware = Firmware(spec, Nand(spec.geometry, path=path, private=private), methods)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.name)
 
     @classmethod
@@ -35,20 +39,31 @@ class InProcessDevice:
             raise ValueError(f"no drive in {path}: {error}") from error
         return cls(DriveSpec.from_dict(values), path, private)
 
-    def snapshot(self, path: Path) -> None:
+    def snapshot(self, path: Path) -> int:
         """Flush, and write data and map to a new folder, from which `reopen` makes a drive in the same state.
 
-        Raises DeviceError where the flush fails, FileExistsError where the folder holds something.
+        Returns how many sequences that are. Raises DeviceError where the flush fails, FileExistsError where the folder
+        holds something.
         """
         done = self.submit(Flush(), self.firmware.free_ns).result()
         if done.status is not Status.SUCCESS:
-            raise DeviceError(0, done.status, done.reason)
+            raise DeviceError(self.name, done.status, done.reason)
         self.firmware.ftl.nand.copy(path)
         describe(self.spec, path)
+        return len(self.firmware.ftl.sequences)
+
+    def format(self) -> tuple[int, int]:
+        """Erase all sequences and blocks; wear and counters stay. How many sequences there were, modelled ns."""
+        return self._worker.submit(self.firmware.format).result()
 
     @property
     def spec(self) -> DriveSpec:
         return self.firmware.spec
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods that it knows."""
+        return tuple(self.firmware.methods)
 
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
         return self._worker.submit(self.firmware.step, command, submit_ns)

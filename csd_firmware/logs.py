@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_engine import METHODS
+from attention_engine import Methods
 from csd_spec import LogPage, Status
 from ftl import Ftl
 
@@ -29,20 +29,20 @@ class History:
         entry = {"command": command, "status_field": int(status), "reason": reason}
         self.errors.appendleft(entry)
 
-    def done(self, command: object, ns: int) -> None:
+    def done(self, command: str, ns: int) -> None:
         """A command was carried out in `ns` of modelled time."""
-        each = self.latency_ns.setdefault(type(command).__name__, [0, 0, 0])
+        each = self.latency_ns.setdefault(command, [0, 0, 0])
         each[0], each[1], each[2] = each[0] + 1, each[1] + ns, max(each[2], ns)
 
 
-def page_bytes(ftl: Ftl, history: History, page: int) -> NDArray[np.uint8]:
+def page_bytes(ftl: Ftl, history: History, methods: Methods, page: int) -> NDArray[np.uint8]:
     """A log page as JSON text."""
     pages: dict[int, Callable[[], dict[str, Any]]] = {
         LogPage.ERROR: lambda: {"errors": list(history.errors)},
         LogPage.SMART: lambda: smart(ftl),
         LogPage.WEAR: lambda: wear(ftl),
         LogPage.LATENCY: lambda: latency(history),
-        LogPage.PROGRAMS: programs,
+        LogPage.PROGRAMS: lambda: programs(methods),
         LogPage.NAMESPACE: lambda: namespace(ftl),
     }
     return np.frombuffer(json.dumps(pages[page]()).encode(), np.uint8)
@@ -56,9 +56,9 @@ def latency(history: History) -> dict[str, Any]:
     }
 
 
-def programs() -> dict[str, Any]:
+def programs(methods: Methods) -> dict[str, Any]:
     """Vendor log page C2h: device-defined programs, one for each method of attention."""
-    texts = {name: (getattr(method, "func", method).__doc__ or "").strip() for name, method in METHODS.items()}
+    texts = {name: (getattr(method, "func", method).__doc__ or "").strip() for name, method in methods.items()}
     described = enumerate((name, text.partition("\n")[0]) for name, text in texts.items())
     return {"programs": [{"pind": number, "name": name, "does": text} for number, (name, text) in described]}
 

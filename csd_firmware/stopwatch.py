@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from csd_spec.units import check_unit
+
 
 class Stopwatch:
-    """A running modelled time and the share of each unit; the shares add up to the whole."""
+    """A running modelled time and the share of each unit; the shares add up to the whole.
+
+    Units are those of `csd_spec.units`: whatever else is timed raises ValueError with its name.
+    """
 
     def __init__(self, start_ns: int) -> None:
         self.start_ns = self.now_ns = start_ns
@@ -16,6 +21,7 @@ class Stopwatch:
 
     def until(self, unit: str, finish_ns: int) -> None:
         """`unit` ends at `finish_ns`, or has ended."""
+        check_unit(unit)
         ns = max(0, finish_ns - self.now_ns)
         self.breakdown_ns[unit] = self.breakdown_ns.get(unit, 0) + ns
         self.now_ns += ns

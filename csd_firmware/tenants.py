@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
+from csd_firmware.check import NO_LIMIT
 from csd_firmware.step import Firmware
-from csd_spec import Attend, Command, Completion, KvRead, SeqCreate, Status
+from csd_link.served_drive import DEFAULT
+from csd_spec import Command, Completion, Status
+from csd_spec.verbs import VERBS, Creates, Names
+from ftl import UnknownSequence
 from ftl.flash.calendar import SLOT_NS
 
-DEFAULT = "default"  # the tenant of drives that say nothing of tenants
 _ROUNDS = 6
 _HALF = (1 << 32) - 1
 
@@ -70,50 +73,35 @@ class Tenant:
         """The completion of what is no good command."""
         return self._firmware.refuse(command, status, reason, submit_ns)
 
-    def step(self, command: Command, submit_ns: int, most_bytes: int = 1 << 62) -> Completion:
+    def step(self, command: Command, submit_ns: int, max_bytes: int = NO_LIMIT) -> Completion:
         """`Firmware.step` for commands with this tenant's handles; another's are as unknown as made up ones.
 
-        most_bytes: of data in the completion; a command that would return more is refused.
+        max_bytes: of data in the completion; a command that would return more is refused.
         """
-        seqs: tuple[int, ...] = getattr(command, "seqs", ())
-        numbers = []
-        for handle in seqs:
-            number = self._numbers.get(handle)
-            if number is None or not self._owns(number):
-                self._numbers.pop(handle, None)
-                number = self._handles.number(handle)
-                if not self._owns(number):
-                    reason = f"no sequence {handle:#x} of this tenant on this drive"
-                    return self.refuse(type(command).__name__, Status.UNKNOWN_SEQUENCE, reason, submit_ns)
-                self._numbers[handle] = number
-            numbers.append(number)
-        if seqs:
-            command = replace(command, seqs=tuple(numbers))  # type: ignore[arg-type]  # Command is a union, and only some have seqs
-        if (size := _data_bytes(self._firmware, command)) > most_bytes:
-            reason = f"{size:,} bytes to the host: this window's slots hold {most_bytes:,}"
-            return self.refuse(type(command).__name__, Status.INVALID_FIELD, reason, submit_ns)
-        done = self._firmware.step(command, submit_ns + self._epoch_ns)
+        verb = VERBS[type(command)]
+        if verb.names is not Names.NONE:
+            try:
+                numbers = tuple(self._number(handle) for handle in getattr(command, "seqs", ()))
+            except UnknownSequence as error:
+                return self.refuse(verb.name, Status.UNKNOWN_SEQUENCE, str(error), submit_ns)
+            command = replace(command, seqs=numbers)  # type: ignore[arg-type]  # only some of the union have seqs
+        done = self._firmware.step(command, submit_ns + self._epoch_ns, self._label, max_bytes)
         done = replace(done, submit_ns=submit_ns, finish_ns=done.finish_ns - self._epoch_ns)
-        if isinstance(command, SeqCreate) and done.status is Status.SUCCESS:
-            for number in done.data[0].tolist():
-                self._firmware.ftl.sequences[number].label = self._label
+        if isinstance(verb.effect, Creates) and done.status is Status.SUCCESS:
             handles = [self._handles.of(int(number)) for number in done.data[0]]
             done = replace(done, data=(np.array(handles, np.uint64),))
         return done
 
-
-def _data_bytes(firmware: Firmware, command: Command) -> int:
-    """Of the completion, where the command is a good one."""
-    match command:
-        case KvRead():
-            seqs = [firmware.ftl.sequences[number] for number in command.seqs]
-            here = [seq for seq in seqs if command.layer < seq.layers]
-            return sum(4 * seq.heads * seq.layout.head_dim * int(seq.lengths[command.layer]) for seq in here)
-        case Attend():
-            return command.q.nbytes
-        case SeqCreate():
-            return 8 * command.count
-    return 0
+    def _number(self, handle: int) -> int:
+        """The number behind a handle of this tenant's; raises UnknownSequence for any other."""
+        number = self._numbers.get(handle)
+        if number is None or not self._owns(number):
+            self._numbers.pop(handle, None)
+            number = self._handles.number(handle)
+            if not self._owns(number):
+                raise UnknownSequence(f"no sequence {handle:#x} of this tenant on this drive")
+            self._numbers[handle] = number
+        return number
 
 
 def drive_secret(path: Path | None) -> bytes:

@@ -36,7 +36,7 @@ class Service(Protocol):
         """The completion of what is no good command; it goes into the error log."""
         ...
 
-    def step(self, command: Command, submit_ns: int, most_bytes: int) -> Completion:
+    def step(self, command: Command, submit_ns: int, max_bytes: int) -> Completion:
         """Carry a command out; refuse one whose completion would have more data than that."""
         ...
 

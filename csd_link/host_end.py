@@ -175,6 +175,10 @@ class WindowDevice:
         return self._end.identity
 
     @property
+    def name(self) -> str:
+        return self.identity.name
+
+    @property
     def spec(self) -> DriveSpec:
         return self.identity.spec
 

@@ -6,23 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from csd_link.host_end import Lost, WindowDevice
-from csd_spec import (
-    Attend,
-    Command,
-    Completion,
-    DriveSpec,
-    Flush,
-    KvAppend,
-    KvCrop,
-    KvFree,
-    SeqCreate,
-    Status,
-)
+from csd_spec import Command, Completion, DriveSpec, KvAppend, KvCrop, KvFree, SeqCreate, Status
+from csd_spec.verbs import VERBS, Creates, Crops, Frees, Names, Settles, Stores
 
 F16 = NDArray[np.float16]
 
@@ -82,7 +73,7 @@ class LastingDevice:
 
     @property
     def name(self) -> str:
-        return self._device.identity.name
+        return self._device.name
 
     @property
     def spec(self) -> DriveSpec:
@@ -111,45 +102,47 @@ class LastingDevice:
 
     def _translated(self, command: Command) -> Command:
         """The command with the handles that the drive knows at present."""
-        seqs: Sequence[int] = getattr(command, "seqs", ())
-        if not seqs:
+        if VERBS[type(command)].names is Names.NONE:
             return command
+        seqs: Sequence[int] = command.seqs  # type: ignore[union-attr]  # those whose verb names sequences have them
         now = tuple(self._held[handle].handle if handle in self._held else 0 for handle in seqs)
-        return replace(command, seqs=now)  # type: ignore[arg-type]  # only some of the union have seqs
+        return replace(command, seqs=now)  # type: ignore[arg-type]
 
     def _remember(self, command: Command, done: Completion) -> Completion:
         """Note what the drive now holds, and could lose; the completion with our handles."""
         if done.status is not Status.SUCCESS:
             return done
-        match command:
-            case SeqCreate():
-                ours = np.arange(self._created + 1, self._created + 1 + command.count, dtype=np.uint64)
-                self._created += command.count
-                single = replace(command, count=1)
-                for handle, theirs in zip(ours.tolist(), done.data[0].tolist(), strict=True):
-                    self._held[handle] = Held(single, theirs, [Layer() for _ in range(command.layers)])
-                return replace(done, data=(ours,))
-            case KvAppend():
-                cuts = np.cumsum(command.lengths)[:-1]
-                rows = zip(np.split(command.k, cuts), np.split(command.v, cuts), strict=True)
-                for handle, row in zip(command.seqs, rows, strict=True):
-                    self._held[handle].layers[command.layer].rows.append(row)
-            case Attend():
-                for number, handle in enumerate(command.seqs):
-                    one = slice(number, number + 1)
-                    self._held[handle].layers[command.layer].rows.append((command.k[one], command.v[one]))
-            case KvCrop():
-                for handle, length in zip(command.seqs, command.lengths, strict=True):
-                    self._held[handle].layers[command.layer].crop(int(length))
-            case KvFree():
-                held = [self._held.pop(handle) for handle in command.seqs]
+        c: Any = command  # the row says what it has
+        match VERBS[type(command)].effect:
+            case Creates():
+                return replace(done, data=(self._hold(c, done),))
+            case Stores(lengths):
+                counts = getattr(c, lengths) if lengths else np.ones(len(c.seqs), np.int64)
+                cuts = np.cumsum(counts)[:-1]
+                rows = zip(np.split(c.k, cuts), np.split(c.v, cuts), strict=True)
+                for handle, row in zip(c.seqs, rows, strict=True):
+                    self._held[handle].layers[c.layer].rows.append(row)
+            case Crops():
+                for handle, length in zip(c.seqs, c.lengths, strict=True):
+                    self._held[handle].layers[c.layer].crop(int(length))
+            case Frees():
+                held = [self._held.pop(handle) for handle in c.seqs]
                 self._freed += [each.handle for each in held if each.flushed]
-            case Flush():
+            case Settles():
                 for each in self._held.values():
                     each.flushed = True
                     each.layers = [Layer(layer.length) for layer in each.layers]
                 self._freed.clear()
         return done
+
+    def _hold(self, create: SeqCreate, done: Completion) -> NDArray[np.uint64]:
+        """Handles of our own for sequences that a drive has made."""
+        ours = np.arange(self._created + 1, self._created + 1 + create.count, dtype=np.uint64)
+        self._created += create.count
+        single = replace(create, count=1)
+        for handle, theirs in zip(ours.tolist(), done.data[0].tolist(), strict=True):
+            self._held[handle] = Held(single, theirs, [Layer() for _ in range(create.layers)])
+        return ours
 
     def _recover(self, reason: str, submit_ns: int) -> None:
         """Wait for the drive and bring it to where it was, however often it dies meanwhile; raises Lost."""

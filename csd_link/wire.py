@@ -1,8 +1,9 @@
 """Commands and completions as bytes: an entry of 64 bytes like NVMe's, ten parameters in it, and one payload.
 
-A request's payload holds its arrays one after the other, little endian, wide items first so that each is aligned:
-handles (uint64), counts (int64), then FP16 values. Sizes are computed from the parameters and must be met exactly;
-nothing is allocated before. Whoever decodes trusts no number.
+What a command's parameters and arrays are is a row of `csd_spec.verbs`. A payload holds its arrays one after the other,
+little endian, wide items first so that each is aligned: handles (uint64), counts (int64), then names and FP16 values.
+Sizes are computed from the parameters and must be met exactly; nothing is allocated before. Whoever decodes trusts no
+number.
 """
 
 from __future__ import annotations
@@ -16,28 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_spec.commands import (
-    Attend,
-    Command,
-    Completion,
-    FlashCounters,
-    Flush,
-    GetLog,
-    KvAppend,
-    KvCrop,
-    KvFree,
-    KvRead,
-    Opcode,
-    SeqCreate,
-)
+from csd_spec.commands import Command, Completion, FlashCounters
 from csd_spec.status import Status
+from csd_spec.units import MAX_UNIT_BYTES, UNITS, check_unit
+from csd_spec.verbs import MAX_SEQUENCES, MAX_TOKENS, VERBS, Array, Kind, verb_of
 
 Buffer = bytes | bytearray | memoryview
 
 PARAMETERS = 10
-METHOD_BYTES = 32
-MOST_SEQUENCES = 1 << 16
-MOST_TOKENS = 1 << 24  # of one sequence
 MOST_VALUES = 1 << 40  # of an array, its empty dimensions left out
 MOST_NS = 1 << 53  # of modelled time, a hundred days
 ENTRY = struct.Struct(
@@ -46,7 +33,8 @@ ENTRY = struct.Struct(
 assert ENTRY.size == 64
 
 _DONE = struct.Struct("<HHHHQQ4QQII")  # status, bytes of reason, units, arrays, 2 times, flash, link, data bytes, CRC
-_UNIT = struct.Struct("<16sQ")
+_UNIT = struct.Struct(f"<{MAX_UNIT_BYTES}sQ")
+assert all(len(unit) <= MAX_UNIT_BYTES for unit in UNITS)
 _ARRAY = struct.Struct("<cB2x4I")
 _DTYPES: dict[bytes, np.dtype[Any]] = {
     b"e": np.dtype(np.float16),
@@ -76,52 +64,66 @@ class Request:
 
 
 def encode(command: Command) -> Request:
-    """The request of a command; raises ValueError for a number that has no place in an entry."""
-    match command:
-        case Flush():
-            return Request(Opcode.FLUSH, ())
-        case GetLog():
-            return _request(Opcode.GET_LOG, (command.page,))
-        case SeqCreate():
-            c = command
-            shape = c.count, c.layers, c.kv_heads, c.head_dim, c.max_tokens, c.embedding_bits
-            return _request(Opcode.SEQ_CREATE, shape)
-        case KvAppend():
-            shape = len(command.seqs), command.layer, *command.k.shape[1:]
-            return _request(Opcode.KV_APPEND, shape, command.seqs, command.lengths, command.k, command.v)
-        case Attend():
-            method = np.frombuffer(command.method.encode().ljust(METHOD_BYTES, b"\0"), np.uint8)
-            if method.size != METHOD_BYTES:
-                raise ValueError(f"method = {command.method!r}: at most {METHOD_BYTES} bytes")
-            shape = len(command.seqs), command.layer, *command.q.shape[1:], command.r
-            arrays = command.top_k, command.recent, method, command.q, command.k, command.v
-            return _request(Opcode.ATTN_SUBMIT, shape, command.seqs, *arrays)
-        case KvRead():
-            return _request(Opcode.KV_READ, (len(command.seqs), command.layer), command.seqs)
-        case KvCrop():
-            return _request(Opcode.KV_CROP, (len(command.seqs), command.layer), command.seqs, command.lengths)
-        case KvFree():
-            return _request(Opcode.KV_FREE, (len(command.seqs),), command.seqs)
-
-
-def _request(opcode: Opcode, parameters: tuple[int, ...], seqs: tuple[int, ...] = (), *arrays: NDArray[Any]) -> Request:
+    """The request of a command; raises ValueError for a number or a name that has no place in it."""
+    verb = VERBS[type(command)]
+    sizes = verb.sizes(command)
+    parameters = tuple(
+        sizes.get(each, 0) if isinstance(each, str) else getattr(command, each.name) for each in verb.parameters
+    )
     if any(not 0 <= value < 1 << 32 for value in parameters):
-        raise ValueError(f"{opcode.name.lower()} {parameters}: parameters are 32-bit numbers from 0 on")
-    parts: list[Buffer] = [struct.pack(f"<{len(seqs)}Q", *seqs)]
-    parts += [np.ascontiguousarray(array).data for array in arrays]
-    return Request(opcode, parameters, b"".join(parts))
+        raise ValueError(f"{verb.name} {parameters}: parameters are 32-bit numbers from 0 on")
+    payload = b"".join(_packed(array, getattr(command, array.name)) for array in verb.arrays)
+    return Request(verb.opcode, parameters, payload)
+
+
+def _packed(array: Array, value: Any) -> Buffer:
+    if array.kind is Kind.HANDLES:
+        return struct.pack(f"<{len(value)}Q", *value)
+    if array.kind is Kind.TEXT:
+        (size,) = array.sized({})
+        text: bytes = value.encode()
+        if len(text) > size:
+            raise ValueError(f"{array.name} = {value!r}: at most {size} bytes")
+        return text.ljust(size, b"\0")
+    return np.ascontiguousarray(value).data
 
 
 def decode(request: Request) -> Command:
     """The command of a request; raises WireError with an NVMe status."""
-    reader = _READERS.get(request.opcode)
-    if reader is None:
+    verb = verb_of(request.opcode)
+    if verb is None:
         raise WireError(f"opcode {request.opcode:#04x} is none of this drive's", Status.INVALID_OPCODE)
     values = (*request.parameters, *(0,) * (PARAMETERS - len(request.parameters)))
+    fields: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
+    for each, value in zip(verb.parameters, values, strict=False):
+        if isinstance(each, str):
+            sizes[each] = value
+        else:
+            fields[each.name] = value
     payload = _Payload(request.payload)
-    command = reader(values, payload)
+    for array in verb.arrays:
+        fields[array.name] = _unpacked(array, sizes, payload)
     payload.end()
+    command: Command = verb.command(**fields)
     return command
+
+
+def _unpacked(array: Array, sizes: dict[str, int], payload: _Payload) -> Any:
+    """An array's field; what it counts is a size for those behind it."""
+    shape = array.sized(sizes)
+    if array.kind is Kind.HANDLES and prod(shape) > MAX_SEQUENCES:
+        raise WireError(f"{prod(shape)} sequences: a command has at most {MAX_SEQUENCES}")
+    value = payload.take(array.kind.value, shape)
+    if array.kind is Kind.HANDLES:
+        return tuple(value.tolist())
+    if array.kind is Kind.TEXT:
+        return bytes(value).rstrip(b"\0").decode("ascii", "replace")
+    if array.kind is Kind.COUNTS:
+        if value.size and not 0 <= int(value.min()) <= int(value.max()) <= MAX_TOKENS:
+            raise WireError(f"a count of tokens lies outside 0 to {MAX_TOKENS}")
+        sizes[f"sum({array.name})"] = int(value.sum())
+    return value
 
 
 def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -137,69 +139,30 @@ class _Payload:
     def __init__(self, data: Buffer) -> None:
         self.data, self.at = data, 0
 
-    def take(self, dtype: type, *shape: int) -> NDArray[Any]:
-        end = self.at + _nbytes(shape, np.dtype(dtype))
+    def take(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        end = self.at + _nbytes(shape, dtype)
         if end > len(self.data):
             raise WireError(f"payload of {len(self.data)} bytes: {end} or more are needed")
         array: NDArray[Any] = np.frombuffer(self.data, dtype, prod(shape), self.at).reshape(shape)
         self.at = end
         return array
 
-    def seqs(self, count: int) -> tuple[int, ...]:
-        if count > MOST_SEQUENCES:
-            raise WireError(f"{count} sequences: a command has at most {MOST_SEQUENCES}")
-        return tuple(self.take(np.uint64, count).tolist())
-
-    def counts(self, count: int) -> NDArray[np.int64]:
-        array: NDArray[np.int64] = self.take(np.int64, count)
-        if count and not 0 <= int(array.min()) <= int(array.max()) <= MOST_TOKENS:
-            raise WireError(f"a count of tokens lies outside 0 to {MOST_TOKENS}")
-        return array
-
-    def half(self, *shape: int) -> NDArray[np.float16]:
-        return self.take(np.float16, *shape)
-
     def end(self) -> None:
         if self.at != len(self.data):
             raise WireError(f"payload of {len(self.data)} bytes: {self.at} are needed")
 
 
-def _append(values: tuple[int, ...], payload: _Payload) -> KvAppend:
-    count, layer, heads, dim = values[:4]
-    seqs, lengths = payload.seqs(count), payload.counts(count)
-    shape = int(lengths.sum()), heads, dim
-    return KvAppend(seqs, layer, lengths, payload.half(*shape), payload.half(*shape))
-
-
-def _attend(values: tuple[int, ...], payload: _Payload) -> Attend:
-    count, layer, heads, group, dim, r = values[:6]
-    seqs, top_k, recent = payload.seqs(count), payload.counts(count), payload.counts(count)
-    method = bytes(payload.take(np.uint8, METHOD_BYTES)).rstrip(b"\0").decode("ascii", "replace")
-    q, k, v = payload.half(count, heads, group, dim), payload.half(count, heads, dim), payload.half(count, heads, dim)
-    return Attend(seqs, layer, q, k, v, method, r, top_k, recent)
-
-
-_READERS: dict[int, Callable[[tuple[int, ...], _Payload], Command]] = {
-    Opcode.FLUSH: lambda values, payload: Flush(),
-    Opcode.GET_LOG: lambda values, payload: GetLog(values[0]),
-    Opcode.SEQ_CREATE: lambda values, payload: SeqCreate(*values[:6]),
-    Opcode.KV_APPEND: _append,
-    Opcode.ATTN_SUBMIT: _attend,
-    Opcode.KV_READ: lambda values, payload: KvRead(payload.seqs(values[0]), values[1]),
-    Opcode.KV_CROP: lambda values, payload: KvCrop(payload.seqs(values[0]), values[1], payload.counts(values[0])),
-    Opcode.KV_FREE: lambda values, payload: KvFree(payload.seqs(values[0])),
-}
-
-
 def encode_completion(done: Completion, data_crc: Callable[[bytes], int]) -> tuple[bytes, bytes]:
-    """The completion's fields, and its data."""
+    """The completion's fields, and its data; raises ValueError for a unit of time that there is none of."""
     data = b"".join(np.ascontiguousarray(array).data for array in done.data)
     reason = done.reason.encode()[:_REASON_BYTES]
     f, counts = done.flash, (len(reason), len(done.breakdown_ns), len(done.data))
     flash = f.pages_read, f.pages_programmed, f.fetched_bytes, f.useful_bytes
     times = done.submit_ns, done.finish_ns
     parts = [_DONE.pack(done.status, *counts, *times, *flash, done.link_bytes, len(data), data_crc(data))]
-    parts += [_UNIT.pack(unit.encode(), ns) for unit, ns in done.breakdown_ns.items()]
+    for unit, ns in done.breakdown_ns.items():
+        check_unit(unit)
+        parts.append(_UNIT.pack(unit.encode(), ns))
     for array in done.data:
         parts.append(_ARRAY.pack(_CODES[array.dtype], array.ndim, *array.shape, *(0,) * (4 - array.ndim)))
     return b"".join((*parts, reason)), data

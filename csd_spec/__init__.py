@@ -15,7 +15,6 @@ from csd_spec.commands import (
     KvFree,
     KvRead,
     LogPage,
-    Opcode,
     SeqCreate,
 )
 from csd_spec.device import Device, DeviceError
@@ -51,7 +50,6 @@ __all__ = [
     "LogPage",
     "ModelShape",
     "NandTiming",
-    "Opcode",
     "SeqCreate",
     "SparFParams",
     "Status",

@@ -1,4 +1,4 @@
-"""Commands and completions. One command covers many sequences of one layer.
+"""Commands and completions. One command covers many sequences of one layer; `csd_spec.verbs` has a row for each.
 
 Arrays carry FP16 values as numpy float16. Shapes use B sequences, H KV heads of this drive, G query heads per
 KV head, d channels, and S or N tokens.
@@ -19,23 +19,7 @@ from csd_spec.status import Status
 F16 = NDArray[np.float16]
 I64 = NDArray[np.int64]
 
-
-class Opcode(IntEnum):
-    """Vendor-specific NVMe I/O opcodes; bits 1:0 are the direction (0 none, 1 to the drive, 2 to the host).
-
-    Attend goes down as ATTN_SUBMIT and its output comes up with ATTN_FETCH: a passthrough command carries one
-    buffer in one direction.
-    """
-
-    FLUSH = 0x00
-    KV_APPEND = 0xC1
-    KV_READ = 0xC2
-    SEQ_CREATE = 0xC4
-    ATTN_SUBMIT = 0xC5
-    ATTN_FETCH = 0xC6
-    KV_FREE = 0xC8
-    KV_CROP = 0xCC
-    GET_LOG = 0xCA
+METHOD_BYTES = 32  # of a method's name
 
 
 class LogPage(IntEnum):

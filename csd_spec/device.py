@@ -13,13 +13,19 @@ from csd_spec.status import Status
 class DeviceError(Exception):
     """A drive refused a command or failed at it."""
 
-    def __init__(self, drive: int, status: Status, reason: str) -> None:
+    def __init__(self, drive: int | str, status: Status, reason: str) -> None:
+        """drive: its number among a driver's, or its name."""
         super().__init__(f"drive {drive}: {status.name.lower().replace('_', ' ')}: {reason}")
         self.drive, self.status, self.reason = drive, status, reason
 
 
 class Device(Protocol):
     """A drive that takes commands in order and answers each with a completion."""
+
+    @property
+    def name(self) -> str:
+        """What its administrator calls it."""
+        ...
 
     @property
     def spec(self) -> DriveSpec: ...

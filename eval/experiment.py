@@ -7,11 +7,11 @@ its fields, so that experiments can share a list of options. `vcsd_cli.experimen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
+from vcsd.tables import flat_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +26,6 @@ class Outcome:
     shown: Sequence[Any] = ()
     notes: Sequence[str] = ()
     failed: bool = False
-
-
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> Table:
-    """A table for people; the columns named in `left`, or the first, are text, the others figures."""
-    made = Table(title=title, title_justify="left")
-    for column in columns:
-        text = column in (left or columns[:1])
-        made.add_column(column, justify="left" if text else "right", no_wrap=text and not left)
-    for row in rows:
-        made.add_row(*row)
-    return made
-
-
-def flat_table(title: str, result: dict[str, Any]) -> Table:
-    """A flat result."""
-    rows = ((name, f"{each:,.4g}" if isinstance(each, float) else str(each)) for name, each in result.items())
-    return table(title, ("what", "figure"), rows)
 
 
 def flat(title: str, result: dict[str, Any], failed: bool = False) -> Outcome:

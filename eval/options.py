@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +9,7 @@ import typer
 
 from eval.plot import check_format
 
-ModelFolder = Annotated[Path | None, typer.Option(help="folder of a decoder (default: the shipped one)")]
 TextFile = Annotated[Path | None, typer.Option(help="text to record q, k and v on (default: from Coriolanus)")]
-MethodsFile = Annotated[Path | None, typer.Option("--methods", help="Python file with methods of your own")]
 Picture = Annotated[Path | None, typer.Option(help="picture to draw: png, svg or pdf")]
 Drives = Annotated[int, typer.Option(min=1, help="virtual drives that share the KV heads")]
 
@@ -34,16 +31,6 @@ def number(name: str, text: str) -> int:
     if others:
         raise ValueError(f"{name} = {text!r}: this figure is of one")
     return int(first)
-
-
-def load_methods(file: Path | None) -> None:
-    """Run a file that adds to `attention_engine.METHODS`; raises ValueError with its reason when it fails."""
-    if file is None:
-        return
-    try:
-        runpy.run_path(str(file))
-    except Exception as error:  # whatever the user's file raises
-        raise ValueError(f"{file}: {type(error).__name__}: {error}") from error
 
 
 def check_picture(plot: Path | None) -> None:

@@ -6,6 +6,7 @@ What the groups are used for is not known here.
 
 from ftl.door import Ftl
 from ftl.errors import FtlError, NandRuleError, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
+from ftl.flash.calendar import Listener
 from ftl.flash.faults import FaultPlan
 from ftl.flash.nand import Nand
 from ftl.flash.plan import PagePlan
@@ -17,6 +18,7 @@ __all__ = [
     "Ftl",
     "FtlError",
     "Layout",
+    "Listener",
     "Nand",
     "NandRuleError",
     "OutOfSpace",

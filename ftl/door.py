@@ -57,6 +57,11 @@ class Ftl:
         """Open sequences; returns their handles. Costs nothing until tokens come. Raises OutOfSpace."""
         return self.kv.create(count, layers, heads, layout)
 
+    def label(self, handles: Seq[int], label: int) -> None:
+        """Keep a number with sequences for whoever named them; it survives with them."""
+        for handle in handles:
+            self.sequences[handle].label = label
+
     def append(
         self, handles: Seq[int], layer: int, lengths: I64, k: F16 | None, v: F16 | None, start_ns: int
     ) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from csd_spec import DriveSpec
 from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config.describe import check_plausible, load_drive
 
-_PATHS = ("path", "device", "mount")
+_PATHS = ("path", "device", "mount", "methods")
 _FIELDS = {"name", "drive", "tenants", "layout", "offset_bytes", *_PATHS}
 
 

@@ -51,7 +51,7 @@ def read_log(device: Device, page: LogPage) -> dict[str, Any]:
     """A log page."""
     done = device.submit(GetLog(page), 0).result()
     if done.status is not Status.SUCCESS:
-        raise DeviceError(0, done.status, done.reason)
+        raise DeviceError(device.name, done.status, done.reason)
     values: dict[str, Any] = json.loads(bytes(done.data[0]))
     return values
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from attention_engine import METHODS
+from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
 from csd_spec import Budget, Compression, Device, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -17,18 +17,20 @@ from host_driver.hf.forward import check_free, in_drives
 from host_driver.hf.shape import model_shape
 from host_driver.sharding import split_heads
 from vcsd.report import Report
-from vcsd.transport import check_transport, open_drives
+from vcsd.transport import check_method, methods_of, open_drives
 
 
 class Attached:
     """A model whose decode attention runs in drives."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
+    def __init__(self, driver: Driver, known: Collection[str] | None = None) -> None:
+        """known: methods of the drives; None where they say so themselves when they refuse one."""
+        self.driver, self._known = driver, known
 
     def use(self, attention: str, budget: Budget) -> None:
         """Attend otherwise from the next decode step on; what is stored stays."""
-        _check_method(attention)
+        if self._known is not None:
+            check_method(attention, self._known)
         budget.at(1, self.driver.shape.head_dim)
         self.driver.method, self.driver.budget = attention, budget
 
@@ -52,6 +54,7 @@ def attach(
     transport: str = "inproc",
     flush_every: int = 0,
     restart: bool = True,
+    methods: Path | None = None,
 ) -> Iterator[Attached]:
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
 
@@ -60,7 +63,8 @@ def attach(
     drive may die and come back; K and V that it has not acknowledged as flushed are kept here meanwhile.
     flush_every: decode steps after which drives are flushed; 0 is never.
     restart: whether a drive with a process of its own is begun again when it dies.
-    attention: a name of `attention_engine.METHODS`.
+    attention: a name of `attention_engine.METHODS`, or another method that the drives know.
+    methods: a Python file with methods of your own, for drives that are made here (docs/methods.md).
     compression, convention: see `csd_spec.Compression`; budget replaces both.
     embedding_bits: of the values of the embedding-indexed copy of K: 16, 8 or 4.
     keep: a folder in which the drives made here outlive the process, one folder each.
@@ -68,7 +72,6 @@ def attach(
     Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
     is changed; DeviceError when a drive refuses a command.
     """
-    _check_method(attention)
     if embedding_bits not in (16, 8, 4):
         raise ValueError(f"embedding_bits = {embedding_bits}: must be 16, 8 or 4")
     if mini_batches < 1:
@@ -81,8 +84,12 @@ def attach(
     budget.at(1, shape.head_dim)
     split_heads(shape.kv_heads, drives if isinstance(drives, int) else len(drives))
     if isinstance(drives, int):
-        wanted = DriveSet(count=drives, spec=spec, transport=transport, keep=keep, restart=restart)
-        check_transport(wanted)
+        wanted = DriveSet(count=drives, spec=spec, transport=transport, keep=keep, restart=restart, methods=methods)
+        known: Collection[str] | None = methods_of(wanted)
+    else:
+        known = _known_to_all(drives)
+    if known is not None:
+        check_method(attention, known)
     check_free(model)
     with ExitStack() as undo:
         devices: Sequence[Device] = undo.enter_context(open_drives(wanted)) if isinstance(drives, int) else drives
@@ -91,9 +98,12 @@ def attach(
         if keep:
             undo.callback(driver.flush)
         undo.enter_context(in_drives(model, driver, mini_batches))
-        yield Attached(driver)
+        yield Attached(driver, known)
 
 
-def _check_method(attention: str) -> None:
-    if attention not in METHODS:
-        raise ValueError(f"attention = {attention!r}: must be one of {', '.join(METHODS)}")
+def _known_to_all(devices: Sequence[Device]) -> Collection[str] | None:
+    """Methods of devices in this process; a drive elsewhere would take modelled time to answer."""
+    if not all(isinstance(device, InProcessDevice) for device in devices):
+        return None
+    names = [device.methods for device in devices if isinstance(device, InProcessDevice)]
+    return [name for name in names[0] if all(name in others for others in names)]

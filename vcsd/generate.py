@@ -160,11 +160,12 @@ def decode(
     transport: str = "inproc",
     flush_every: int = 0,
     restart: bool = True,
+    methods: Path | None = None,
 ) -> Decoded:
     """Greedy decoding in drives, beside the same model's sdpa. keep: a folder in which the drives stay."""
     began = time.perf_counter()
     how: Any = {"attention": attention, "budget": budget, "spec": spec, "embedding_bits": embedding_bits}
-    how |= {"transport": transport, "flush_every": flush_every, "restart": restart}
+    how |= {"transport": transport, "flush_every": flush_every, "restart": restart, "methods": methods}
     with vcsd.attach(model, drives, keep=keep, **how) as csd:
         tokens, logits = generate(model, inputs, new_tokens, on_token)
         report, shape = csd.report(), csd.driver.shape

@@ -10,10 +10,8 @@ from typing import Any
 from rich.console import Console, Group
 from rich.table import Table
 
+from csd_spec.units import STEP_UNITS
 from host_driver.driver import Driver
-
-FLASH_UNITS = ("flash_embed", "flash_table", "flash_token")
-UNITS = ("link", "queue", "argtopk", *FLASH_UNITS, "logit0", "logit", "attend", "softmax")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ class Report:
     def of(cls, driver: Driver) -> Report:
         """Sum up a driver's traffic."""
         traffic, steps = driver.traffic, driver.traffic.steps
-        units: Counter[str] = Counter(dict.fromkeys(UNITS, 0))
+        units: Counter[str] = Counter(dict.fromkeys(STEP_UNITS, 0))
         for step in steps:
             units.update(step.breakdown_ns)
         fetched = sum(step.flash.fetched_bytes for step in steps)

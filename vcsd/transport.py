@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Collection
+from contextlib import AbstractContextManager, closing
 from functools import partial
 
+from attention_engine import load_methods
 from csd_firmware import InProcessDevice
 from csd_link import transports
+from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
 from csd_link.transports.transport import DriveFactory, Make
-from csd_spec import Device
+from csd_spec import Device, LogPage
+from vcsd.administer import read_log
 
 TRANSPORT_HELP = f"way to the drives: {', '.join(each.form for each in transports.transports().values())}"
 
 
 def _in_process(drives: DriveSet) -> Make:
-    return partial(InProcessDevice, drives.spec)
+    return partial(InProcessDevice, drives.spec, methods=load_methods(drives.methods))
 
 
 FACTORY = DriveFactory(_in_process, (sys.executable, "-m", "csd_firmware.process"))
@@ -27,6 +31,23 @@ def open_drives(drives: DriveSet) -> AbstractContextManager[list[Device]]:
     return transports.open_drives(drives, FACTORY)
 
 
-def check_transport(drives: DriveSet) -> None:
-    """Raise ValueError for a transport that there is none of."""
-    transports.transport_of(drives)
+def methods_of(drives: DriveSet) -> list[str]:
+    """Names of the methods that a set of drives knows: those that others serve are asked for theirs.
+
+    Raises ValueError for a transport that there is none of, or for a methods file that fails; Lost where served drives
+    do not answer.
+    """
+    served = transports.transport_of(drives).served(drives)
+    known = [_programs(connect) for connect in served] or [list(load_methods(drives.methods))]
+    return [name for name in known[0] if all(name in names for names in known)]
+
+
+def _programs(connect: Connect) -> list[str]:
+    with closing(connect()) as device:
+        return [each["name"] for each in read_log(device, LogPage.PROGRAMS)["programs"]]
+
+
+def check_method(attention: str, known: Collection[str]) -> None:
+    """Raise ValueError for a method that the drives do not know."""
+    if attention not in known:
+        raise ValueError(f"attention = {attention!r}: the drives know {', '.join(known)}")

@@ -108,11 +108,9 @@ def format_drive(
     device = InProcessDevice.reopen(folder)
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"Erase all data of {folder}?", err=True)):
         raise ValueError(f"{folder} was not formatted: say --yes")
-    ftl = device.firmware.ftl
-    before = len(ftl.sequences)
-    took_ns = ftl.format(0)
+    freed, took_ns = device.format()
     device.close()
-    show(f"format, {drive}", {"sequences_freed": before, "modelled_ns": took_ns}, output)
+    show(f"format, {drive}", {"sequences_freed": freed, "modelled_ns": took_ns}, output)
 
 
 def snapshot(drive: DriveArgument, folder: Annotated[Path, typer.Argument(help="new folder for the snapshot")]) -> None:
@@ -135,8 +133,9 @@ def _copy_drive(source: Path, target: Path) -> None:
 
     with err.status(f"copying {source} to {target}"):
         device = InProcessDevice.reopen(source, private=True)
-        device.snapshot(target)
-    err.print(f"{target}: {len(device.firmware.ftl.sequences)} sequences")
+        sequences = device.snapshot(target)
+        device.close()
+    err.print(f"{target}: {sequences} sequences")
 
 
 def io_passthru(

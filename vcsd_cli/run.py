@@ -13,10 +13,10 @@ from rich.table import Table
 from csd_link.driveset import DriveSet
 from csd_spec import Budget, Compression, Fixed, SparFParams
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.options import MethodsFile, ModelFolder, load_methods
 from nvmevirt_config import load_drive
+from vcsd.options import MethodsFile, ModelFolder
 from vcsd.progress import progress, status
-from vcsd.transport import TRANSPORT_HELP, check_transport
+from vcsd.transport import TRANSPORT_HELP, check_method, methods_of
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, stdout
 
 
@@ -67,11 +67,11 @@ def run(
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Continue a text with attention in drives, and compare with ordinary attention."""
-    load_methods(methods)
-    check_transport(DriveSet(transport=transport))
+    spec = load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH
+    wanted = DriveSet(count=drives, spec=spec, transport=transport, keep=keep, restart=restart, methods=methods)
+    check_method(attention, methods_of(wanted))
     budget = _budget(attention, compression, convention, r, k, recent)
     text = _prompt(prompt, prompt_file)
-    spec = load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH
     with status("loading the model"):
         from host_driver.hf.shape import model_shape
         from host_driver.sharding import split_heads
@@ -104,6 +104,7 @@ def run(
             transport,
             flush_every,
             restart,
+            methods,
         )
     params = done.last_params
     if output is Output.JSON:
@@ -153,11 +154,7 @@ def _budget(
     recent: int | None,
 ) -> Budget:
     """What the options ask for; dense attention uses everything."""
-    from attention_engine import METHODS
-
     outright = [value is not None for value in (r, k, recent)]
-    if attention not in METHODS:
-        raise ValueError(f"attention = {attention!r}: must be one of {', '.join(METHODS)}")
     if any(outright) and compression is not None:
         raise ValueError("--compression and --r, --k, --l exclude each other")
     if attention == "dense":

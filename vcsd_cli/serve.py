@@ -16,6 +16,7 @@ from rich.table import Table
 from csd_link.run_dir import drive_dir, private_dir, run_dir, window_path
 from csd_link.served_drive import ADMIN, ServedDrive, ServedDrives
 from nvmevirt_config import load_config
+from vcsd.options import MethodsFile
 from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
 
@@ -49,13 +50,16 @@ def serve(
     restart: Annotated[bool | None, typer.Option("--restart/--no-restart", help=RESTART_HELP)] = None,
     window: Annotated[Path | None, typer.Option(help=WINDOW_HELP)] = None,
     mount: Annotated[Path | None, typer.Option(help="folder in which each drive is mounted under its name")] = None,
+    methods: MethodsFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but what went wrong")] = False,
 ) -> None:
     """Serve drives, each in a process of its own, until interrupted."""
+    from attention_engine import load_methods
     from csd_firmware.process.supervisor import Supervisor, print_to_stderr
     from csd_link.connect import who_serves
 
-    drives = _placed(_config(what or []), restart, window, mount)
+    load_methods(methods)  # what is wrong with it is said here, not by every drive
+    drives = _placed(_config(what or []), restart, methods, window, mount)
     for drive in drives:
         if who_serves(drive.name):
             raise ValueError(f"drive {drive.name} is served already")
@@ -79,7 +83,7 @@ def _config(what: list[str]) -> ServedDrives:
 
 
 def _placed(
-    config: ServedDrives, restart: bool | None, window: Path | None, mount: Path | None
+    config: ServedDrives, restart: bool | None, methods: Path | None, window: Path | None, mount: Path | None
 ) -> tuple[ServedDrive, ...]:
     """The drives with what the options ask for."""
     from csd_link.medium import make_window_file
@@ -89,6 +93,8 @@ def _placed(
     for drive in config.drives:
         if restart is not None:
             drive = replace(drive, restarts=restart)
+        if methods:
+            drive = replace(drive, methods=methods.absolute())
         if window:
             drive = replace(drive, device=window, offset_bytes=at)
             at += len(drive.tenants) * drive.layout.blocks * BLOCK_BYTES

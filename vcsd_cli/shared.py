@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from eval.experiment import flat_table
 from vcsd.progress import err
+from vcsd.tables import flat_table
 
 __all__ = ["ATTENTION_HELP", "Output", "OutputLetterOption", "OutputOption", "err", "print_json", "show", "stdout"]
 

@@ -1,6 +1,15 @@
-"""Ways to attend, by name. A method is a function from a `Step` to the attention output, and one small file."""
+"""Ways to attend, by name. A method is a function from a `Step` to the attention output, and one small file.
 
-from functools import partial
+Methods of one's own are a Python file with a table METHODS of them, or entry points of the group `vcsd.methods`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
 from attention_engine.methods.dense import dense
 from attention_engine.methods.double_sparsity import double_sparsity
@@ -13,6 +22,10 @@ from attention_engine.methods.sparf import sparf, sparf_apart, sparq
 from attention_engine.methods.twilight import twilight
 from attention_engine.select import GroupScore
 from attention_engine.step import Method
+from csd_spec.commands import METHOD_BYTES
+
+Methods = Mapping[str, Method]
+GROUP = "vcsd.methods"
 
 METHODS: dict[str, Method] = {
     "dense": dense,
@@ -30,3 +43,53 @@ METHODS: dict[str, Method] = {
     "paged": paged,
     "paged-top-p": partial(paged, top_p=0.95),
 }
+
+
+def load_methods(file: Path | None = None) -> Methods:
+    """The methods of a drive: ours, those that are installed as plug-ins, and those of a file.
+
+    The file is run; its global METHODS is its table, which may be ours (`from attention_engine import METHODS`) with
+    its own added: ours itself stays as it is. Raises ValueError with the reason for a file or plug-in that fails.
+    """
+    return METHODS | _plugged_in() | (_of_file(file, file.stat().st_mtime_ns) if file else {})
+
+
+@cache
+def _plugged_in() -> dict[str, Method]:
+    found = {}
+    for entry in entry_points(group=GROUP):
+        try:
+            found[entry.name] = _checked(f"plug-in {entry.value}", entry.name, entry.load())
+        except Exception as error:  # whatever somebody's package raises
+            raise ValueError(f"plug-in {entry.value}: {type(error).__name__}: {error}") from error
+    return found
+
+
+@cache
+def _of_file(file: Path, changed_ns: int) -> dict[str, Method]:
+    """The methods of a file as it was when it was changed last: it is run once, however many drives know them."""
+    before, namespace = dict(METHODS), dict[str, Any](__name__="vcsd_methods", __file__=str(file))
+    try:
+        exec(compile(file.read_bytes(), str(file), "exec"), namespace)
+    except Exception as error:  # whatever the user's file raises
+        raise ValueError(f"{file}: {type(error).__name__}: {error}") from error
+    else:
+        found = namespace.get("METHODS")
+        table = dict(found) if isinstance(found, Mapping) else None
+    finally:
+        METHODS.clear()
+        METHODS.update(before)
+    if table is None:
+        raise ValueError(f"{file}: has no METHODS, a table from name to function (docs/methods.md)")
+    namespace["METHODS"] = table
+    return {name: _checked(str(file), name, method) for name, method in table.items()}
+
+
+def _checked(source: str, name: object, method: Any) -> Method:
+    """A method of somebody else's; raises ValueError for what no command could name, or call."""
+    if not isinstance(name, str) or not name.isascii() or not name.isprintable() or not 0 < len(name) <= METHOD_BYTES:
+        raise ValueError(f"{source}: method {name!r}: a name has 1 to {METHOD_BYTES} ASCII characters")
+    if not callable(method):
+        raise ValueError(f"{source}: method {name}: {method!r} is no function of a Step")
+    checked: Method = method
+    return checked

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from attention_engine import load_methods
 from csd_firmware.inprocess import describe
 from csd_firmware.step import Firmware
 from csd_firmware.tenants import Tenant, drive_secret
@@ -40,9 +41,9 @@ class SharedTenant:
         with self._lock:
             return self._tenant.refuse(command, status, reason, submit_ns)
 
-    def step(self, command: Command, submit_ns: int, most_bytes: int) -> Completion:
+    def step(self, command: Command, submit_ns: int, max_bytes: int) -> Completion:
         with self._lock:
-            return self._tenant.step(command, submit_ns, most_bytes)
+            return self._tenant.step(command, submit_ns, max_bytes)
 
 
 def open_firmware(drive: ServedDrive) -> Firmware:
@@ -50,7 +51,7 @@ def open_firmware(drive: ServedDrive) -> Firmware:
     if drive.path:
         private_dir(drive.path)
         describe(drive.spec, drive.path)
-    return Firmware(drive.spec, Nand(drive.spec.geometry, path=drive.path))
+    return Firmware(drive.spec, Nand(drive.spec.geometry, path=drive.path), load_methods(drive.methods))
 
 
 def window_medium(drive: ServedDrive, tenant: str) -> MappedMedium:

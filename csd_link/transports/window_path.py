@@ -35,7 +35,14 @@ class WindowPath(Transport):
 
     def served(self, drives: DriveSet) -> Sequence[Connect]:
         path = Path(drives.where)
-        return [partial(open_window, path, number) for number in range(drives.count)] if _is_served(path) else ()
+        if not _is_served(path):
+            return ()
+        if drives.methods:
+            raise ValueError(
+                f"methods = {drives.methods}: the drives at {path} are served already, and know what their operator has"
+                f" loaded (vcsd serve --methods)"
+            )
+        return [partial(open_window, path, number) for number in range(drives.count)]
 
     def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
         connects = self.served(drives)

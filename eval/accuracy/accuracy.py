@@ -8,11 +8,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from attention_engine import load_methods
 from csd_spec.sparf import Convention
-from eval.experiment import Outcome, table
-from eval.options import Drives, MethodsFile, ModelFolder, Picture, check_picture, load_methods, numbers
+from eval.experiment import Outcome
+from eval.options import Drives, Picture, check_picture, numbers
 from eval.plot import new_figure, save_figure
+from vcsd.options import MethodsFile, ModelFolder
 from vcsd.progress import progress, status
+from vcsd.tables import table
 
 
 def experiment(
@@ -37,7 +40,7 @@ def experiment(
     methods: MethodsFile = None,
 ) -> Outcome:
     """A model's score with its decode attention in drives, by method and compression, with 95 % intervals."""
-    load_methods(methods)
+    known = load_methods(methods)
     compressions = numbers("compression", compression, float)
     check_picture(plot)
     with status("loading the model"):
@@ -47,7 +50,7 @@ def experiment(
         from host_driver.sharding import split_heads
         from vcsd.generate import CHECKPOINT, load
 
-        chosen = tuple(contenders(method.split(",")))
+        chosen = tuple(contenders(method.split(","), known))
         loaded, tokenizer = load(model or CHECKPOINT)
         split_heads(model_shape(loaded).kv_heads, drives)
         limit = getattr(loaded.config.get_text_config(decoder=True), "max_position_embeddings", 4096)
@@ -61,6 +64,7 @@ def experiment(
             drives=drives,
             max_context=min(4096, limit) if max_context is None else max_context,
             seed=seed,
+            own_methods=methods,
         )
     with progress("methods x compressions x batches", -(-samples // BATCH) * len(plan.turns())) as tick:
         result = measure_accuracy(loaded, tokenizer, plan, progress_dir, tick)

@@ -16,9 +16,10 @@ from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.accuracy.record import TEXT, Recorded, record
 from eval.experiment import Outcome, flat
-from eval.options import ModelFolder, TextFile
+from eval.options import TextFile
 from ftl import Ftl
 from vcsd.generate import CHECKPOINT, load
+from vcsd.options import ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
 
 TIE = 1e-5  # relative to the k-th score, the sum of weights: tokens that are nearer to it may be chosen in any order

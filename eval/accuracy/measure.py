@@ -91,7 +91,8 @@ class Subject:
                     todo.append((contender, c))
             if not todo:
                 continue
-            with vcsd.attach(self.model, self.plan.drives, attention="dense", embedding_bits=bits) as csd:
+            how: Any = {"attention": "dense", "methods": self.plan.own_methods}
+            with vcsd.attach(self.model, self.plan.drives, embedding_bits=bits, **how) as csd:
                 prefilled = Prefilled(self.model, [sample.prompt for sample in samples])
                 if TASKS[self.plan.task].score is None and dense is None:
                     csd.use("dense", Compression(1))
@@ -226,7 +227,7 @@ def _fingerprint(model: PreTrainedModel, plan: Plan) -> str:
     """Changes with the plan, the data, the model's weights and any of our sources."""
     digest = hashlib.sha256(repr((plan, model.config.to_dict(), INSTCSD_ZYNQ7045_8CH)).encode())
     folder = Path(model.config.name_or_path)
-    for path in sorted(folder.glob("*.safetensors")) + [path for path in [plan.data] if path]:
+    for path in sorted(folder.glob("*.safetensors")) + [path for path in (plan.data, plan.own_methods) if path]:
         stat = path.stat()
         digest.update(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
     root = Path(__file__).parents[2]

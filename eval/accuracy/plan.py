@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from attention_engine import METHODS
+from attention_engine import METHODS, Methods
 from csd_spec import Compression
 from csd_spec.sparf import Convention
 from eval.accuracy.selectors import OURS, Contender
@@ -16,11 +16,11 @@ from eval.accuracy.tasks import TASKS
 Counts = dict[str, tuple[float, float]]  # a sample's figures: what it adds to a sum, and to what that is divided by
 
 
-def contenders(names: Iterable[str]) -> list[Contender]:
-    """Methods by name: those of `attention_engine.METHODS`, or `ours` and the variants of it that need no set-up."""
+def contenders(names: Iterable[str], methods: Methods = METHODS) -> list[Contender]:
+    """Methods by name: those of a table, or `ours` and the variants of it that need no set-up."""
     ours = {each.name: each for each in OURS if not (each.cache_share or each.similar)}
     ours["ours"] = replace(ours["ours-int4"], name="ours")
-    known = {name: Contender(name, name) for name in METHODS} | ours
+    known = {name: Contender(name, name) for name in methods} | ours
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"method = {unknown[0]!r}: must be one of {', '.join(sorted(known))}")
     return [known[name] for name in dict.fromkeys(names)]
@@ -28,7 +28,10 @@ def contenders(names: Iterable[str]) -> list[Contender]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured. compressions: every method is run at each, dense at 1 alone."""
+    """What is to be measured. compressions: every method is run at each, dense at 1 alone.
+
+    own_methods: the file that some of the methods are from.
+    """
 
     task: str
     data: Path | None
@@ -39,6 +42,7 @@ class Plan:
     drives: int
     max_context: int
     seed: int
+    own_methods: Path | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:

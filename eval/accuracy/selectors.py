@@ -11,18 +11,20 @@ import typer
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attention_engine import METHODS, EngineClock, Memory, Queries, Read, Step
+from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Queries, Read, Step, load_methods
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.accuracy.record import TEXT, Recorded, record
-from eval.experiment import Outcome, table
-from eval.options import MethodsFile, ModelFolder, Picture, TextFile, check_picture, load_methods, numbers
+from eval.experiment import Outcome
+from eval.options import Picture, TextFile, check_picture, numbers
 from eval.plot import new_figure, save_figure
 from ftl import Ftl
 from vcsd.generate import CHECKPOINT, load
+from vcsd.options import MethodsFile, ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
+from vcsd.tables import table
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -59,10 +61,10 @@ OURS = (
 )
 
 
-def contenders() -> list[Contender]:
+def contenders(methods: Methods = METHODS) -> list[Contender]:
     """Every method as it is known, and ours by the options that they combine."""
     mine = {contender.method for contender in OURS} - {"sparf"}
-    return [*(Contender(name, name) for name in METHODS if name not in mine), *OURS]
+    return [*(Contender(name, name) for name in methods if name not in mine), *OURS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ def bench_selectors(
     passages: Passages,
     compressions: list[float],
     tick: Tick = no_tick,
+    methods: Methods = METHODS,
 ) -> dict[str, Any]:
     """Every method at every budget 1/c (`bytes` convention) on `steps` decode steps behind `tokens` tokens.
 
@@ -114,11 +117,11 @@ def bench_selectors(
     gathered = [_gathered(recorded, tokens) for recorded in layers]
     rows: list[dict[str, Any]] = []
     left_out: list[dict[str, Any]] = []
-    for contender in contenders():
+    for contender in contenders(methods):
         for c in compressions if contender.name != "dense" else [1.0]:
             tally = Tally()
             for recorded, weights in zip(layers, gathered, strict=True):
-                _run(contender, c, recorded, weights, tally)
+                _run(contender, methods[contender.method], c, recorded, weights, tally)
                 tick(None)
             count = steps * len(layers)
             useful = tally.useful / tally.dense
@@ -142,7 +145,7 @@ def bench_selectors(
     }
 
 
-def _run(contender: Contender, c: float, recorded: Recorded, gathered: F32, tally: Tally) -> None:
+def _run(contender: Contender, method: Method, c: float, recorded: Recorded, gathered: F32, tally: Tally) -> None:
     """Decode one layer of all sequences in a drive, behind a prompt whose tokens have `gathered` (B, H, tokens)."""
     B, Hq, length, d = recorded.q.shape
     H = recorded.k.shape[1]
@@ -164,7 +167,7 @@ def _run(contender: Contender, c: float, recorded: Recorded, gathered: F32, tall
         q = recorded.q[:, :, position].astype(np.float32).reshape(B * H, Hq // H, d)
         v_mean = recorded.v[:, :, :stored].astype(np.float32).mean(2).reshape(B * H, d)
         step = Step(ftl.view(handles, 0), ftl, Queries.alike(q, params, v_mean, memory))
-        _count(tally, step, METHODS[contender.method](step), recorded, stored)
+        _count(tally, step, method(step), recorded, stored)
         for name, schedule in SCHEDULES.items():
             watch = Stopwatch(ftl.calendar.idle_ns())
             schedule(step.work, units, watch)
@@ -257,14 +260,14 @@ def experiment(
 ) -> Outcome:
     """Every method's bytes, error and modelled time on recorded q, k, v."""
     compressions = numbers("compression", compression, float)
-    load_methods(methods)
+    known = load_methods(methods)
     check_picture(plot)
     with status("loading the model"):
         loaded, tokenizer = load(model or CHECKPOINT)
         written = (text or TEXT).read_text(encoding="utf-8")
-    turns = (len(contenders()) - 1) * len(compressions) + 1
+    turns = (len(contenders(known)) - 1) * len(compressions) + 1
     with progress("layers", turns * loaded.config.num_hidden_layers) as tick:
-        result = bench_selectors(loaded, tokenizer, written, passages, compressions, tick)
+        result = bench_selectors(loaded, tokenizer, written, passages, compressions, tick, known)
     if plot:
         save_figure(errors_over_bytes(result), plot)
     names = sorted({row["name"] for row in result["beyond_budget"]})

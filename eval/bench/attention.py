@@ -17,9 +17,10 @@ import typer
 
 from attention_engine import METHODS, Memory, Queries, Step
 from eval.bench.contest import Contest, Size
-from eval.experiment import Outcome, flat, table
+from eval.experiment import Outcome, flat
 from eval.plot import check_format, new_figure, save_figure
 from vcsd.progress import Tick, no_tick, progress
+from vcsd.tables import table
 
 ROUNDS = 5
 SCRATCH_TOKENS = 1536

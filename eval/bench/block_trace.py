@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_firmware import Firmware
-from csd_spec import Attend, BlockSsdSpec, Compression, KvAppend, SeqCreate
+from csd_spec import Attend, BlockSsdSpec, Command, Completion, Compression, DeviceError, KvAppend, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.ftl import latency_keys
 from eval.rivals.conventional import READ, ConventionalSsd
@@ -59,35 +59,32 @@ def record(path: Path, prompt: int, steps: int, method: str, compression: float)
     layers, heads, group, dim = 4, 4, 2, 64
     firmware, generator = Firmware(INSTCSD_ZYNQ7045_8CH), np.random.default_rng(0)
     lines: list[str] = []
-    calendar, page = firmware.ftl.calendar, firmware.spec.geometry.page_bytes
-    read, program = calendar.read, calendar.program
+    sectors = firmware.spec.geometry.page_bytes // SECTOR_BYTES
 
-    def note(ppns: NDArray[np.uint32], start_ns: int, op: int) -> None:
-        sectors = page // SECTOR_BYTES
+    def note(operation: str, ppns: NDArray[np.uint32], start_ns: int) -> None:
+        op = int(operation == "read")
         lines.extend(f"{start_ns} 0 {int(ppn) * sectors} {sectors} {op}" for ppn in ppns)
-
-    def noted_read(ppns: NDArray[np.uint32], nbytes: I64, start_ns: int) -> int:
-        note(ppns, start_ns, 1)
-        return read(ppns, nbytes, start_ns)
-
-    def noted_program(ppns: NDArray[np.uint32], start_ns: int) -> int:
-        note(ppns, start_ns, 0)
-        return program(ppns, start_ns)
 
     def half(*shape: int) -> NDArray[np.float16]:
         return generator.standard_normal(size=shape).astype(np.float16)
 
-    calendar.read, calendar.program = noted_read, noted_program  # type: ignore[method-assign]
-    seqs = tuple(firmware.step(SeqCreate(1, layers, heads, dim, prompt + steps), 0).data[0].tolist())
+    def done(command: Command, submit_ns: int) -> Completion:
+        answer = firmware.step(command, submit_ns)
+        if answer.status is not Status.SUCCESS:
+            raise DeviceError(firmware.spec.name, answer.status, answer.reason)
+        return answer
+
+    firmware.listen(note)
+    seqs = tuple(done(SeqCreate(1, layers, heads, dim, prompt + steps), 0).data[0].tolist())
     now = 0
     for layer in range(layers):
         append = KvAppend(seqs, layer, np.array([prompt]), half(prompt, heads, dim), half(prompt, heads, dim))
-        now = firmware.step(append, now).finish_ns
+        now = done(append, now).finish_ns
     for step in range(steps):
         params = Compression(compression).at(prompt + step + 1, dim)
         for layer in range(layers):
             q, k, v = half(1, heads, group, dim), half(1, heads, dim), half(1, heads, dim)
             top_k, recent = np.array([params.k]), np.array([params.l])
-            now = firmware.step(Attend(seqs, layer, q, k, v, method, params.r, top_k, recent), now).finish_ns
+            now = done(Attend(seqs, layer, q, k, v, method, params.r, top_k, recent), now).finish_ns
     path.write_text("\n".join(lines) + "\n")
     return {"file": str(path), "requests": len(lines), "simulated_s": now / 1e9}

@@ -12,11 +12,12 @@ import typer
 from transformers import PreTrainedModel
 
 import vcsd
-from eval.experiment import Outcome, table
-from eval.options import ModelFolder
+from eval.experiment import Outcome
 from vcsd.generate import CHECKPOINT
 from vcsd.generate import load as load_model
+from vcsd.options import ModelFolder
 from vcsd.progress import Tick, no_tick, progress
+from vcsd.tables import table
 
 ATTENTIONS = ("sdpa", "dense", "sparf")
 

@@ -22,6 +22,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+import csd_firmware.acts
+import csd_firmware.attend
 import csd_firmware.check
 import csd_firmware.tenants
 import csd_link.drive_end
@@ -35,28 +37,23 @@ from csd_link.host_end import HostEnd, Lost
 from csd_link.window import BLOCK_BYTES, BODY_BYTES, Block, Identity, Kind, WindowLayout
 from csd_link.wire import ENTRY, PARAMETERS, Request, encode
 from csd_spec import (
-    Attend,
     Command,
     Completion,
     DriveSpec,
-    Flush,
     Geometry,
     KvAppend,
-    KvCrop,
-    KvFree,
     KvRead,
-    Opcode,
     SeqCreate,
     Status,
 )
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.verbs import VERBS, Names, verb_of
 from eval.experiment import Outcome, flat
 from vcsd.progress import Tick, progress
 
-WATCHED = {
-    module.__file__
-    for module in (csd_link.wire, csd_link.window, csd_link.drive_end, csd_firmware.check, csd_firmware.tenants)
-} | {csd_link.host_end.__file__}
+DECODING = csd_link.wire, csd_link.window, csd_link.drive_end, csd_link.host_end
+CHECKING = csd_firmware.check, csd_firmware.acts, csd_firmware.attend, csd_firmware.tenants
+WATCHED = {module.__file__ for module in (*DECODING, *CHECKING)}
 HANG_S = 2.0
 RENEW = 2000  # inputs that one world gets
 IMAGES = 0.2  # share of inputs that damage the window instead of a command
@@ -124,19 +121,11 @@ class World:
 
     def seeds(self) -> list[Command]:
         """Good commands of the attacker's, and some on what is not his."""
-        own, other, one = (self.own_handle,), (self.secret_handle,), np.array([1])
-        q, k = np.ones((1, H, G, D), np.float16), np.ones((1, H, D), np.float16)
-        rows = np.ones((100, H, D), np.float16)
-        commands: list[Command] = [SeqCreate(1, 2, H, D, 64), KvAppend(own, 1, np.array([100]), rows, rows), Flush()]
-        for seqs in (own, other, (1,)):
-            commands += [
-                KvRead(seqs, 0),
-                KvCrop(seqs, 0, 20 * one),
-                KvFree(seqs),
-                KvAppend(seqs, 0, one, k, k),
-                Attend(seqs, 0, q, k, k, "sparf", 4, 8 * one, 2 * one),
-                Attend(seqs, 0, q, k, k, "dense", 4, 8 * one, 2 * one),
-            ]
+        own, rows = (self.own_handle,), np.ones((100, H, D), np.float16)
+        commands: list[Command] = [KvAppend(own, 1, np.array([100]), rows, rows)]
+        for seqs in (own, (self.secret_handle,), (1,)):
+            verbs = [verb for verb in VERBS.values() if verb.names is not Names.NONE or seqs == own]
+            commands += [verb.example(seqs, H=H, G=G, d=D) for verb in verbs]
         return commands
 
     def state(self) -> tuple[Any, ...]:
@@ -169,13 +158,15 @@ class Findings:
 
 
 class Coverage:
-    """Pairs of lines of the watched files that followed each other."""
+    """Pairs of lines of the watched files that followed each other, for each verb: all go through the same lines."""
 
     def __init__(self) -> None:
-        self.pairs: set[tuple[object, int, int]] = set()
+        self.pairs: set[tuple[int, object, int, int]] = set()
+        self._opcode = -1
 
     @contextmanager
-    def watch(self) -> Iterator[None]:
+    def watch(self, opcode: int) -> Iterator[None]:
+        self._opcode = opcode if verb_of(opcode) else -1
         sys.settrace(self._call)
         try:
             yield
@@ -185,11 +176,11 @@ class Coverage:
     def _call(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
         if frame.f_code.co_filename not in WATCHED:
             return None
-        code, last, pairs = frame.f_code, 0, self.pairs
+        code, last, pairs, opcode = frame.f_code, 0, self.pairs, self._opcode
 
         def line(frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
             nonlocal last
-            pairs.add((code, last, frame.f_lineno))
+            pairs.add((opcode, code, last, frame.f_lineno))
             last = frame.f_lineno
             return line
 
@@ -215,7 +206,7 @@ def bench_fuzz(inputs: int, seed: int, tick: Tick) -> dict[str, Any]:
                 known = len(coverage.pairs)
                 run = _command(world, request, submit_ns, found)
                 if number < 4 * RENEW or number % 16 == 0:
-                    with coverage.watch():
+                    with coverage.watch(request.opcode):
                         _guard(found, run, request)
                 else:
                     _guard(found, run, request)
@@ -342,7 +333,7 @@ def _mutated(corpus: list[Request], handles: list[int], draw: random.Random) -> 
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
         match draw.randrange(12):
             case 0:
-                opcode = draw.choice((*Opcode, draw.randrange(256)))
+                opcode = draw.choice((*(verb.opcode for verb in VERBS.values()), draw.randrange(256)))
             case 1 | 2 | 3 if parameters:
                 at = draw.randrange(len(parameters))
                 near = parameters[at] + draw.choice((-1, 1, 1 << draw.randrange(32)))

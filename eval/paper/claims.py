@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from eval.experiment import Outcome, table
+from eval.experiment import Outcome
 from eval.paper.calibrated import ALL
 from eval.paper.options import Machine, Simulated, cell, extent
 from eval.paper.runs import Case, Runs
 from eval.paper.systems import DENSE, OURS, OURS_DENSE, SPARF, Constants, InStorage, Result, Setup, flexgen
 from vcsd.progress import status
+from vcsd.tables import table
 
 SHARES = ("c8", "c9")  # judged in percentage points
 MAX_PERCENT, MAX_POINTS = 15.0, 3.0

@@ -13,12 +13,13 @@ import typer
 
 from csd_spec import Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.experiment import Outcome, table
+from eval.experiment import Outcome
 from eval.paper.profiles import Gpu, Host, Model, Ssd
 from eval.paper.runs import Case, Runs, count_ticks, default_workers, simulate
 from eval.paper.systems import SAMPLED_LAYERS, Setup
 from nvmevirt_config import load_drive
 from vcsd.progress import progress
+from vcsd.tables import table
 
 Rows = list[dict[str, Any]]
 _BEGAN = time.perf_counter()

@@ -8,6 +8,8 @@ channel's last run of full slots nothing is booked: most transfers just prolong 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ USED_BITS = 20  # a cell is slot number << USED_BITS | bytes used
 _USED = (1 << USED_BITS) - 1
 
 I64 = NDArray[np.int64]
+Listener = Callable[[str, NDArray[np.uint32], int], None]  # "read" or "program", pages, when they were asked for
 
 
 @njit(inline="always")
@@ -85,14 +88,19 @@ class FlashCalendar:
         # Of each channel's last run: its first slot, the slot it ends in, and the bytes used of that one. The cells
         # of a run are written when another begins.
         self._runs: I64 = np.zeros((geometry.channels, 3), np.int64)
+        self.listener: Listener | None = None
 
     def read(self, ppns: NDArray[np.uint32], nbytes: I64, start_ns: int) -> int:
         """Sense pages and bring nbytes (N,) of each over its channel; returns the last end."""
+        if self.listener:
+            self.listener("read", ppns, start_ns)
         t = self.timing
         return self._occupy(ppns, nbytes, start_ns, t.read_ns, 0, t.cache_read)
 
     def program(self, ppns: NDArray[np.uint32], start_ns: int) -> int:
         """Load and program whole pages; returns the last end."""
+        if self.listener:
+            self.listener("program", ppns, start_ns)
         nbytes = np.full(ppns.size, self.geometry.page_bytes)
         return self._occupy(ppns, nbytes, start_ns, 0, self.timing.program_ns, False)
 

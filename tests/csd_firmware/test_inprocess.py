@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from csd_firmware import InProcessDevice
-from csd_spec import Flush, KvAppend, KvRead, SeqCreate, Status
+from csd_spec import Completion, DeviceError, Flush, KvAppend, KvRead, SeqCreate, Status
 
 
 def run(device, command):
@@ -44,7 +44,7 @@ def test_what_was_flushed_outlives_the_process(small_drive, tmp_path):
 def test_a_snapshot_is_the_drive_as_it_was(small_drive, tmp_path, in_memory):
     device = InProcessDevice(small_drive, None if in_memory else tmp_path / "drive")
     handle, rows = filled(device, 100)
-    device.snapshot(tmp_path / "snapshot")
+    assert device.snapshot(tmp_path / "snapshot") == 1
     filled(device, 100, seed=1)
     device.close()
     before = {path.name: path.read_bytes() for path in (tmp_path / "snapshot").iterdir()}
@@ -66,4 +66,23 @@ def test_a_snapshot_overwrites_nothing(small_drive, tmp_path):
     (tmp_path / "file").write_text("here")
     with pytest.raises(FileExistsError, match="not empty"):
         device.snapshot(tmp_path)
+    device.close()
+
+
+def test_a_format_leaves_an_empty_drive_that_works(small_drive):
+    device = InProcessDevice(small_drive)
+    filled(device, 100)
+    device.firmware.step(Flush(), 0)
+    freed, took_ns = device.format()
+    assert (freed, device.firmware.ftl.sequences) == (1, {})
+    assert took_ns > small_drive.timing.erase_ns
+    check(device, *filled(device, 100))
+    device.close()
+
+
+def test_a_drive_that_refuses_is_named(small_drive, tmp_path, monkeypatch):
+    device = InProcessDevice(small_drive, tmp_path / "one")
+    monkeypatch.setattr(device.firmware, "step", lambda *_: Completion(status=Status.READ_ONLY, reason="worn out"))
+    with pytest.raises(DeviceError, match=r"drive .*/one: read only: worn out"):
+        device.snapshot(tmp_path / "copy")
     device.close()

@@ -57,18 +57,24 @@ def test_streams_share_kernels_as_they_come_free(small_drive):
 
 
 def test_v_is_read_under_the_logits_of_k(small_drive):
-    work = [argtopk(32), Read("k", pages(1)), kernel("logit", 40_000), Read("v", pages(1)), kernel("attend", 10)]
+    work = [
+        argtopk(32),
+        Read("flash_embed", pages(1)),
+        kernel("logit", 40_000),
+        Read("flash_table", pages(1)),
+        kernel("attend", 10),
+    ]
     units = units_of(small_drive)
     total, parts = run("overlapped", work, units)
     # Both pages lie in one lane: V is sensed when K has left, and is there after logit has ended
     assert total == pytest.approx(3 + 2 * (READ + CHANNEL) + 10, abs=10)
-    assert parts == {"argtopk": 3, "v": total - 13, "attend": 10}
+    assert parts == {"argtopk": 3, "flash_table": total - 13, "attend": 10}
     serial, _ = run("serial", work, units_of(small_drive))
     assert serial == pytest.approx(3 + 2 * (READ + CHANNEL) + 20_000 + 5, abs=10)  # both kernels
 
 
 def test_flash_of_one_stream_goes_under_the_arithmetic_of_another(small_drive):
-    work = [Read("k", pages(4, 4)), kernel("logit", 90_000, 90_000)]
+    work = [Read("flash_embed", pages(4, 4)), kernel("logit", 90_000, 90_000)]
     total, parts = run("overlapped", work, units_of(small_drive, kernels=1))
     first = READ + 2 * CHANNEL
     assert total == pytest.approx(first + 180_000, rel=0.01)
@@ -87,7 +93,7 @@ def test_a_filter_that_is_slower_than_its_channel_holds_it_up(small_drive):
     for schedule in SCHEDULES:
         for streams in (1, 8):
             slow = units_of(small_drive, nfc_bytes_per_cycle=1, clock_hz=10_000_000)
-            total, _ = run(schedule, [Read("k", pages(*[400 // streams] * streams))], slow)
+            total, _ = run(schedule, [Read("flash_embed", pages(*[400 // streams] * streams))], slow)
             assert total == pytest.approx(200 * 512 * 100 + READ, rel=0.02)
 
 
@@ -95,7 +101,7 @@ def test_streams_and_query_heads_of_their_own_may_be_mixed(small_drive):
     work = [
         kernel("logit0", 100, 100),
         argtopk(1, 1, 1, 1),
-        Read("k", pages(1, 1, 1, 1)),
+        Read("flash_embed", pages(1, 1, 1, 1)),
         kernel("logit", 10, 10, 10, 10),
     ]
     for schedule in SCHEDULES:
@@ -114,12 +120,12 @@ def test_no_schedule_beats_its_units(small_drive, seed):
 
     work = [
         argtopk(*some(100)),
-        Read("embed", pages(*some(5) + 1)),
+        Read("flash_embed", pages(*some(5) + 1)),
         kernel("logit0", *some(30_000), scores=some(90_000)),
         argtopk(*some(100_000)),
-        Read("token", pages(*some(5) + 1)),
+        Read("flash_token", pages(*some(5) + 1)),
         kernel("logit", *some(30_000)),
-        Read("token", pages(*some(5) + 1)),
+        Read("flash_token", pages(*some(5) + 1)),
         kernel("attend", *some(30_000)),
     ]
     (serial, _), (overlapped, _) = (run(name, work, units_of(small_drive)) for name in ("serial", "overlapped"))

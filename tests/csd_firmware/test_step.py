@@ -35,9 +35,9 @@ def with_schedule(drive, schedule):
 class Bench:
     """A firmware with sequences of some tokens, and the same tokens as arrays."""
 
-    def __init__(self, drive, lengths, seed=0):
+    def __init__(self, drive, lengths, seed=0, methods=METHODS):
         self.generator = np.random.default_rng(seed)
-        self.firmware = Firmware(drive)
+        self.firmware = Firmware(drive, methods=methods)
         self.seqs = tuple(self.do(SeqCreate(len(lengths), LAYERS, H, D, 2048)).data[0].tolist())
         self.K, self.V = ([half(self.generator, S, H, D) for S in lengths] for _ in "KV")
         if max(lengths):
@@ -125,21 +125,19 @@ def test_pages_that_were_not_fetched_never_count(small_drive, monkeypatch):
 def test_what_methods_remember_goes_with_the_tokens(small_drive, how):
     bench = Bench(small_drive, [200])
     bench.attend("h2o")
-    assert bench.firmware._memory[bench.seqs[0], 1]["h2o"].shape == (H, 201)
+    assert bench.firmware.state.memory[bench.seqs[0], 1]["h2o"].shape == (H, 201)
     if how == "crop":
         bench.do(KvCrop(bench.seqs, 1, np.array([150])))
     else:
         bench.do(KvFree(bench.seqs))
-    assert not bench.firmware._memory
+    assert not bench.firmware.state.memory
 
 
-def test_a_method_that_fails_leaves_nothing_behind(small_drive, monkeypatch):
-    bench, same = Bench(small_drive, [200]), Bench(small_drive, [200])
-
+def test_a_method_that_fails_leaves_nothing_behind(small_drive):
     def broken(step):
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setitem(METHODS, "broken", broken)
+    bench, same = Bench(small_drive, [200], methods=METHODS | {"broken": broken}), Bench(small_drive, [200])
     q, k = half(bench.generator, 1, H, G, D), half(bench.generator, 1, H, D)
     one = np.array([1])
     done = bench.firmware.step(Attend(bench.seqs, 1, q, k, k, "broken", 4, one, one), 0)

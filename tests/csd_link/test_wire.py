@@ -2,6 +2,7 @@
 
 import zlib
 from dataclasses import replace
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from csd_spec import (
     Completion,
     FlashCounters,
     Flush,
+    GetLog,
     KvAppend,
     KvCrop,
     KvFree,
@@ -21,6 +23,8 @@ from csd_spec import (
     SeqCreate,
     Status,
 )
+from csd_spec.units import UNITS
+from csd_spec.verbs import VERBS
 
 GENERATOR = np.random.default_rng(5)
 
@@ -29,16 +33,36 @@ def half(*shape):
     return GENERATOR.standard_normal(shape).astype(np.float16)
 
 
+def steady(*shape):
+    return (np.arange(np.prod(shape)) % 7 - 3).astype(np.float16).reshape(shape)
+
+
 SEQS, LENGTHS = (3, 2**64 - 1), np.array([2, 0])
-COMMANDS = [
-    Flush(),
-    SeqCreate(2, 4, 2, 64, 2048, 8),
-    KvAppend(SEQS, 1, LENGTHS, half(2, 3, 8), half(2, 3, 8)),
-    Attend(SEQS, 1, half(2, 3, 2, 8), half(2, 3, 8), half(2, 3, 8), "sparf", 4, LENGTHS + 1, LENGTHS),
-    KvRead(SEQS, 3),
-    KvCrop(SEQS, 0, LENGTHS),
-    KvFree(SEQS),
+# Opcode, parameters, and the first digits of SHA-256 of the payload: both ends may be of different age
+BYTES = [
+    (Flush(), 0x00, (), "e3b0c44298fc1c14"),
+    (SeqCreate(2, 4, 2, 64, 2048, 8), 0xC4, (2, 4, 2, 64, 2048, 8), "e3b0c44298fc1c14"),
+    (KvAppend(SEQS, 1, LENGTHS, steady(2, 3, 8), steady(2, 3, 8)), 0xC1, (2, 1, 3, 8), "d351ab033984fc1c"),
+    (
+        Attend(SEQS, 1, steady(2, 3, 2, 8), steady(2, 3, 8), steady(2, 3, 8), "sparf", 4, LENGTHS + 1, LENGTHS),
+        0xC5,
+        (2, 1, 3, 2, 8, 4),
+        "9d787d8bcfcc1726",
+    ),
+    (KvRead(SEQS, 3), 0xC2, (2, 3), "c1591bd2ba341312"),
+    (KvCrop(SEQS, 0, LENGTHS), 0xCC, (2, 0), "f3b1b107c9996b28"),
+    (KvFree(SEQS), 0xC8, (2,), "c1591bd2ba341312"),
+    (GetLog(0xC2), 0xCA, (0xC2,), "e3b0c44298fc1c14"),
 ]
+COMMANDS = [verb.example(SEQS, H=3, G=2, d=8) for verb in VERBS.values()]
+
+
+def test_every_verb_has_its_bytes():
+    assert {type(command) for command, *_ in BYTES} == set(VERBS)
+    for command, opcode, parameters, digest in BYTES:
+        request = encode(command)
+        assert (request.opcode, request.parameters) == (opcode, parameters)
+        assert sha256(bytes(request.payload)).hexdigest().startswith(digest)
 
 
 def same(one, other):
@@ -111,6 +135,14 @@ def test_a_completion_survives_its_bytes(status, reason, breakdown, arrays):
     same(replace(done, data=()), replace(again, data=()))
     for left, right in zip(done.data, again.data, strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+def test_a_unit_of_time_is_whole_or_refused():
+    units = dict.fromkeys(UNITS, 7)
+    body, _ = encode_completion(Completion(status=Status.SUCCESS, breakdown_ns=units), zlib.crc32)
+    assert decode_completion(body).done.breakdown_ns == units
+    with pytest.raises(ValueError, match="unit 'flash_programs_of_mine'"):
+        encode_completion(Completion(status=Status.SUCCESS, breakdown_ns={"flash_programs_of_mine": 1}), zlib.crc32)
 
 
 @given(st.binary(max_size=200))

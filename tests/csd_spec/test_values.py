@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from csd_spec import Compression, Fixed, KvLayout, Link, ModelShape, Opcode, SparFParams
+from csd_spec import Compression, Fixed, KvLayout, Link, ModelShape, SparFParams
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
 
@@ -83,10 +83,3 @@ def test_staged_bytes_cross_twice():
     staged = replace(direct, staging_bytes_per_s=2 * 10**9)
     assert direct.transfer_ns(1000) == 1000
     assert staged.transfer_ns(1000) == 1500
-
-
-def test_opcodes_say_their_direction():
-    directions = {0: ("FLUSH", "SEQ_CREATE", "KV_FREE", "KV_CROP"), 1: ("KV_APPEND", "ATTN_SUBMIT")}
-    directions[2] = ("KV_READ", "ATTN_FETCH")
-    for direction, names in directions.items():
-        assert all(Opcode[name] & 3 == direction for name in names)

@@ -9,9 +9,10 @@ import pytest
 
 from csd_firmware import InProcessDevice
 from csd_link.served_drive import ADMIN
-from csd_spec import Flush, KvAppend, KvRead, SeqCreate
+from csd_spec import DeviceError, Flush, KvAppend, KvRead, SeqCreate
 from tests.served import serving, window_of
 from tests.vcsd_cli.test_main import vcsd
+from vcsd.administer import read_log
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
@@ -81,6 +82,13 @@ def test_an_administrator_sees_no_sequence_of_a_tenant(one):
     seen = window_of("one", ADMIN)()
     assert seen.submit(KvRead((handle,), 0), 0).result().status.name == "UNKNOWN_SEQUENCE"
     device.close(), seen.close()
+
+
+def test_a_drive_that_refuses_is_named(small_drive):
+    device = InProcessDevice(small_drive)
+    with pytest.raises(DeviceError, match="drive small: invalid field: page = 119"):
+        read_log(device, 0x77)
+    device.close()
 
 
 def test_a_kept_drive_is_formatted_and_stays_empty(capsys, monkeypatch, kept):

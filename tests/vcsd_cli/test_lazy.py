@@ -1,6 +1,6 @@
 """Commands that are imported when they are asked for, and experiments whose arguments are their options.
 
-partner of: vcsd_cli/experiments.py, eval/experiment.py, eval/options.py
+partner of: vcsd_cli/experiments.py, eval/experiment.py, eval/options.py, vcsd/options.py, vcsd/tables.py
 """
 
 import json
@@ -21,7 +21,8 @@ from typing import Annotated
 
 import typer
 
-from eval.experiment import Outcome, table
+from eval.experiment import Outcome
+from vcsd.tables import table
 
 
 @dataclass(frozen=True, slots=True)

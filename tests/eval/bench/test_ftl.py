@@ -2,6 +2,7 @@
 
 import pytest
 
+from csd_spec import DeviceError
 from csd_spec.presets import NVMEVIRT_970PRO
 from eval.bench.block_trace import load_trace, record, replay
 from eval.bench.ftl import Churn, Reads, bench_attention, bench_churn, read_trace
@@ -33,6 +34,12 @@ def test_malformed_length_traces_name_the_line(tmp_path, text):
     (tmp_path / "trace.csv").write_text(text)
     with pytest.raises(ValueError, match=r"trace\.csv"):
         read_trace(tmp_path / "trace.csv", 0)
+
+
+def test_what_a_drive_refuses_leaves_no_trace(tmp_path):
+    with pytest.raises(DeviceError, match="'zz': this drive knows"):
+        record(tmp_path / "trace", 300, 4, "zz", 8)
+    assert not (tmp_path / "trace").exists()
 
 
 def test_a_recorded_trace_replays(tmp_path):

@@ -29,10 +29,10 @@ def test_a_tenant_that_reads_what_is_anothers_is_found(monkeypatch):
 def test_a_firmware_that_breaks_is_found(monkeypatch):
     step = Tenant.step
 
-    def broken(self, command, submit_ns, *most_bytes):
+    def broken(self, command, submit_ns, *max_bytes):
         if getattr(command, "layer", 0) > 1000:
             raise IndexError("layer")
-        return step(self, command, submit_ns, *most_bytes)
+        return step(self, command, submit_ns, *max_bytes)
 
     monkeypatch.setattr(Tenant, "step", broken)
     assert run(600)[1]["crashes"] > 0
@@ -41,8 +41,8 @@ def test_a_firmware_that_breaks_is_found(monkeypatch):
 def test_a_refusal_that_changes_something_is_found(monkeypatch):
     step = Firmware.step
 
-    def forgetful(self, command, submit_ns):
-        done = step(self, command, submit_ns)
+    def forgetful(self, command, submit_ns, *tenant_and_limit):
+        done = step(self, command, submit_ns, *tenant_and_limit)
         if done.status:
             self.free_ns += 1
         return done

@@ -106,3 +106,11 @@ def test_faster_channels_finish_sooner():
     fast = replace(DRIVE.timing, channel_bytes_per_s=2 * DRIVE.timing.channel_bytes_per_s)
     slow, quick = (read(FlashCalendar(DRIVE.geometry, t), pages(8192)) for t in (DRIVE.timing, fast))
     assert quick < 0.6 * slow
+
+
+def test_a_listener_hears_of_every_page_and_changes_no_time(calendar):
+    calendars, heard = [FlashCalendar(DRIVE.geometry, DRIVE.timing), calendar], []
+    calendars[1].listener = lambda operation, ppns, start_ns: heard.append((operation, ppns.tolist(), start_ns))
+    ends = [(each.read(pages(3), np.full(3, 100), 5), each.program(pages(1), 70)) for each in calendars]
+    assert ends[0] == ends[1]
+    assert heard == [("read", [0, 1, 2], 5), ("program", [0], 70)]

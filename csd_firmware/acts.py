@@ -1,0 +1,150 @@
+"""How each verb is carried out: one function each, and what must hold beyond what its row in `csd_spec.verbs` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from csd_firmware import logs
+from csd_firmware.attend import attend, check_attend
+from csd_firmware.check import Refused, require
+from csd_firmware.state import DriveState, flash_read
+from csd_firmware.stopwatch import Stopwatch
+from csd_spec import (
+    Attend,
+    Completion,
+    DriveSpec,
+    FlashCounters,
+    Flush,
+    GetLog,
+    KvAppend,
+    KvCrop,
+    KvFree,
+    KvLayout,
+    KvRead,
+    SeqCreate,
+    Status,
+)
+from ftl import LAYOUTS, OutOfSpace
+from ftl.flash.tag import MAX_STREAMS
+
+
+def _nothing(state: DriveState, command: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """run: from the state and a good command to a completion, whose finish_ns is when its programs have ended; what
+    else takes time is spent on the watch. check: raises Refused or an FtlError before anything changes."""
+
+    run: Callable[[DriveState, Any, Stopwatch], Completion]
+    check: Callable[[DriveState, Any], None] = _nothing
+
+
+def create(state: DriveState, command: SeqCreate, watch: Stopwatch) -> Completion:
+    """Open sequences."""
+    layout = layout_of(state.spec, command)
+    handles = state.ftl.create(command.count, command.layers, command.kv_heads, layout)
+    for handle in handles:
+        state.open(handle)
+    return Completion(status=Status.SUCCESS, data=(np.array(handles, np.uint64),))
+
+
+def layout_of(spec: DriveSpec, command: SeqCreate) -> KvLayout:
+    """How the sequences of a command will lie in pages; raises ValueError for what fits no page."""
+    layout = LAYOUTS.get(command.embedding_bits)
+    if layout is None:
+        known = ", ".join(map(str, LAYOUTS))
+        raise ValueError(f"embedding_bits = {command.embedding_bits}: must be one of {known}")
+    return layout.form(spec.geometry.page_bytes, command.head_dim, command.max_tokens)
+
+
+def check_create(state: DriveState, command: SeqCreate) -> None:
+    """Raise Refused for a shape that fits no page, OutOfSpace where the tables of all sequences, still without tokens,
+    would not fit drive DRAM."""
+    try:
+        layout = layout_of(state.spec, command)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    pages = command.kv_heads * layout.embedding_pages
+    require(pages <= MAX_STREAMS, f"kv_heads = {command.kv_heads}: {pages} streams, at most {MAX_STREAMS}")
+    heads = [(seq.layers * seq.heads, seq.layout) for seq in state.ftl.sequences.values()]
+    wanted = command.count * _table_bytes(command.layers * command.kv_heads, layout)
+    used = sum(_table_bytes(*each) for each in heads)
+    if wanted + used > state.spec.dram_bytes:
+        raise OutOfSpace(f"{command.count} sequences need tables of {wanted} bytes, {used} of drive DRAM are taken")
+
+
+def _table_bytes(heads: int, layout: KvLayout) -> int:
+    """Of one sequence: a sum of V, and a slot and a buffer for each stream."""
+    return heads * (4 * layout.head_dim + 12 * (2 + layout.embedding_pages))
+
+
+def append(state: DriveState, command: KvAppend, watch: Stopwatch) -> Completion:
+    """Store rows; it is done when their pages are programmed."""
+    stored = command.seqs, command.layer, command.lengths, command.k, command.v
+    programmed, finish_ns = state.ftl.append(*stored, watch.now_ns)
+    for handle, rows in zip(command.seqs, np.split(command.v, np.cumsum(command.lengths)[:-1]), strict=True):
+        state.add_v(handle, command.layer, rows)
+    flash = FlashCounters(pages_programmed=programmed)
+    return Completion(status=Status.SUCCESS, flash=flash, finish_ns=finish_ns)
+
+
+def read(state: DriveState, command: KvRead, watch: Stopwatch) -> Completion:
+    """Bring K and V of a layer to the host."""
+    rows, flash = [], FlashCounters()
+    for handle in command.seqs:
+        k, v, plan = state.ftl.read_back(handle, command.layer)
+        watch.until("flash_token", state.ftl.read(plan, watch.now_ns))
+        flash += flash_read(plan)
+        rows.append((k, v))
+    data = tuple(np.concatenate(parts) for parts in zip(*rows, strict=True))
+    return Completion(status=Status.SUCCESS, data=data, flash=flash)
+
+
+def crop(state: DriveState, command: KvCrop, watch: Stopwatch) -> Completion:
+    """Cut sequences; the sum of V is not undone but added up again, so that it stays the sum in token order."""
+    flash = FlashCounters()
+    for handle, length in zip(command.seqs, command.lengths, strict=True):
+        watch.until("flash_token", state.ftl.crop(handle, command.layer, int(length), watch.now_ns))
+        _, v, plan = state.ftl.read_back(handle, command.layer)
+        watch.until("flash_token", state.ftl.read(plan, watch.now_ns))
+        flash += flash_read(plan)
+        state.memory.pop((handle, command.layer), None)
+        state.v_sums[handle][command.layer] = 0
+        state.add_v(handle, command.layer, v)
+    return Completion(status=Status.SUCCESS, flash=flash)
+
+
+def free(state: DriveState, command: KvFree, watch: Stopwatch) -> Completion:
+    """Forget sequences."""
+    state.ftl.free(command.seqs, watch.now_ns)
+    for handle in command.seqs:
+        state.close(handle)
+    return Completion(status=Status.SUCCESS)
+
+
+def get_log(state: DriveState, command: GetLog, watch: Stopwatch) -> Completion:
+    """Hand out a log page."""
+    page = logs.page_bytes(state.ftl, state.history, state.methods, command.page)
+    return Completion(status=Status.SUCCESS, data=(page,))
+
+
+def flush(state: DriveState, command: Flush, watch: Stopwatch) -> Completion:
+    """Make what was done survive a loss of power."""
+    return Completion(status=Status.SUCCESS, finish_ns=state.ftl.flush(watch.now_ns))
+
+
+ACTS: dict[type[Any], Act] = {
+    SeqCreate: Act(create, check_create),
+    KvAppend: Act(append),
+    Attend: Act(attend, check_attend),
+    KvRead: Act(read),
+    KvCrop: Act(crop),
+    KvFree: Act(free),
+    GetLog: Act(get_log),
+    Flush: Act(flush),
+}

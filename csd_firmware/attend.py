@@ -1,0 +1,78 @@
+"""One decode step in a drive: a method says what it needs and attends, a schedule says how long that takes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_engine import Queries, Read, Step
+from csd_firmware.check import Refused, require
+from csd_firmware.schedule import SCHEDULES, Units
+from csd_firmware.state import DriveState, flash_read
+from csd_firmware.stopwatch import Stopwatch
+from csd_spec import Attend, Completion, FlashCounters, KvView, Status
+from ftl import FtlError
+
+F32 = NDArray[np.float32]
+
+
+def check_attend(state: DriveState, command: Attend) -> None:
+    """Raise Refused for a method that this drive does not know, or more tokens than there will be."""
+    known = state.methods
+    require(command.method in known, f"method = {command.method!r}: this drive knows {', '.join(known)}")
+    for handle, k, recent in zip(command.seqs, command.top_k, command.recent, strict=True):
+        stored = int(state.ftl.sequence(handle).lengths[command.layer]) + 1
+        require(1 <= k <= stored, f"top_k = {k}: sequence {handle} has {stored} tokens")
+        require(0 <= recent <= k, f"recent = {recent}: must lie between 0 and top_k = {k}")
+
+
+def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
+    """Store the new token and attend over all. It waits in DRAM; if it completes a group, that is programmed in the
+    background."""
+    v_sums = {handle: state.v_sums[handle][command.layer].copy() for handle in command.seqs}
+    ones = np.ones(len(command.seqs), np.int64)
+    programmed, _ = state.ftl.append(command.seqs, command.layer, ones, command.k, command.v, watch.now_ns)
+    for handle, row in zip(command.seqs, command.v, strict=True):
+        state.add_v(handle, command.layer, row[None])
+    try:
+        output, flash = _attend(state, command, watch)
+    except Exception as error:  # whatever a method raises, of ours or of the user's, or lost data
+        _take_back(state, command, v_sums, watch.now_ns)
+        if isinstance(error, FtlError):
+            raise
+        raise Refused(f"method {command.method}: {type(error).__name__}: {error}") from error
+    flash += FlashCounters(pages_programmed=programmed)
+    return Completion(status=Status.SUCCESS, data=(output.astype(np.float16),), flash=flash)
+
+
+def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[F32, FlashCounters]:
+    view = state.ftl.view(command.seqs, command.layer)
+    B, H, G, d = command.q.shape
+    queries = Queries(
+        command.q.astype(np.float32).reshape(B * H, G, d),
+        command.r,
+        np.repeat(command.top_k, H),
+        np.repeat(command.recent, H),
+        _v_means(state, command, view),
+        [state.memory.setdefault((handle, command.layer), {}) for handle in command.seqs],
+    )
+    step = Step(view, state.ftl, queries)
+    output = state.methods[command.method](step)
+    SCHEDULES[state.spec.engine.schedule](step.work, Units(state.ftl, state.engine), watch)
+    fetched = [flash_read(item.plan) for item in step.work if isinstance(item, Read)]
+    return output.reshape(B, H, G, d), sum(fetched, FlashCounters())
+
+
+def _take_back(state: DriveState, command: Attend, v_sums: dict[int, F32], now_ns: int) -> None:
+    """Remove the token that a step has stored before it failed; from sequences that lost data nothing is taken."""
+    for handle in (handle for handle in command.seqs if not state.ftl.sequences[handle].failed):
+        length = int(state.ftl.sequence(handle).lengths[command.layer])
+        state.ftl.crop(handle, command.layer, length - 1, now_ns)
+        state.v_sums[handle][command.layer] = v_sums[handle]
+        state.memory.pop((handle, command.layer), None)
+
+
+def _v_means(state: DriveState, command: Attend, view: KvView) -> F32:
+    sums = np.concatenate([state.v_sums[handle][command.layer] for handle in command.seqs])
+    means: F32 = np.divide(sums, view.seq_lens[:, None], dtype=np.float32)
+    return means

@@ -1,0 +1,54 @@
+"""What the verbs of a drive work on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_engine import EngineClock, Memory, Methods, add_rows
+from csd_firmware.logs import History
+from csd_spec import DriveSpec, FlashCounters
+from ftl import Ftl, Nand, PagePlan
+
+F32 = NDArray[np.float32]
+
+
+class DriveState:
+    """The FTL, the engine's clock and methods, the logs; and what is kept of sequences beside their K and V.
+
+    v_sums: of each sequence, (layers, H, d). memory: of a sequence's layer, what methods keep between steps.
+    """
+
+    def __init__(self, spec: DriveSpec, nand: Nand | None, methods: Methods) -> None:
+        self.spec, self.methods = spec, dict(methods)
+        self.ftl = Ftl(spec, nand)
+        self.engine = EngineClock(spec.engine)
+        self.history = History()
+        self.ftl.counters.power_cycles += 1
+        self.v_sums: dict[int, F32] = {}
+        self.memory: dict[tuple[int, int], Memory] = {}
+        for handle, seq in self.ftl.sequences.items():  # what a Nand that was used before holds
+            self.open(handle)
+            for layer in np.flatnonzero(seq.lengths if not seq.failed else []).tolist():
+                self.add_v(handle, layer, self.ftl.read_back(handle, layer)[1])
+
+    def open(self, handle: int) -> None:
+        """Begin to keep what belongs to a sequence."""
+        seq = self.ftl.sequences[handle]
+        self.v_sums[handle] = np.zeros((seq.layers, seq.heads, seq.layout.head_dim), np.float32)
+
+    def close(self, handle: int) -> None:
+        """Forget what belongs to a sequence."""
+        for layer in range(self.v_sums.pop(handle).shape[0]):
+            self.memory.pop((handle, layer), None)
+
+    def add_v(self, handle: int, layer: int, rows: NDArray[np.float16]) -> None:
+        """Add rows (tokens, H, d) of V to a layer's sum, in token order."""
+        add_rows(self.v_sums[handle][layer], rows.view(np.uint16))
+
+
+def flash_read(plan: PagePlan) -> FlashCounters:
+    """What reading a plan's pages counts."""
+    return FlashCounters(
+        pages_read=plan.useful.size, useful_bytes=int(plan.useful.sum()), fetched_bytes=int(plan.nbytes.sum())
+    )

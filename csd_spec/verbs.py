@@ -1,0 +1,274 @@
+"""The KV verbs, one row each: all that host, link and drive need to know of a command but how a drive carries it out.
+
+From a row follow its bytes on the wire and back (`csd_link.wire`), the structural check and the sizes in and out
+(`csd_firmware.check`), whose sequences it may name (`csd_firmware.tenants`), what a host keeps of it for a drive that
+dies (`csd_link.recovery`), and an example for the fuzzer and for tests. How it is carried out is one function in
+`csd_firmware.acts`.
+
+Shapes and limits are written with symbols: B sequences, H KV heads and d channels of each, G query heads for a KV head,
+sum(NAME) tokens where the array NAME counts them, `stored` tokens of the layer; last_layer, max_layers and max_head_dim
+are the sequences' and the drive's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from csd_spec.commands import (
+    METHOD_BYTES,
+    Attend,
+    Command,
+    Flush,
+    GetLog,
+    KvAppend,
+    KvCrop,
+    KvFree,
+    KvRead,
+    LogPage,
+    SeqCreate,
+)
+
+MAX_SEQUENCES = 1 << 16  # of a command
+MAX_TOKENS = 1 << 24  # of a sequence
+MAX_HEADS = 1024
+
+DIMENSIONS = {"B": "sequence", "H": "KV head", "G": "query head", "d": "channel"}
+
+
+class Kind(Enum):
+    """What an array holds. Wide items travel first, so that each is aligned."""
+
+    HANDLES = np.dtype(np.uint64)  # of sequences; a tuple of int in a command
+    COUNTS = np.dtype(np.int64)  # of tokens, 0 to MAX_TOKENS
+    TEXT = np.dtype(np.uint8)  # padded with zeros; str in a command
+    VALUES = np.dtype(np.float16)  # finite
+
+    @property
+    def modelled(self) -> bool:
+        """Whether its bytes cross the link by themselves; handles and names are part of a command's fixed cost."""
+        return self in (Kind.COUNTS, Kind.VALUES)
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number that is a parameter of the entry. low, high: its limits, or `choices`; a symbol or a number."""
+
+    name: str
+    low: int = 0
+    high: int | str = (1 << 32) - 1
+    choices: tuple[int, ...] = ()
+    example: int | str = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A field that is in the payload, or one of a reply. shape: symbols and numbers with spaces between them."""
+
+    name: str
+    kind: Kind
+    shape: str
+    example: Any = 1
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return tuple(self.shape.split())
+
+    def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Its shape where symbols have these sizes; what is not known yet is 1."""
+        return tuple(int(each) if each.isdigit() else sizes.get(each, 1) for each in self.symbols)
+
+
+class Names(Enum):
+    """Which sequences a command may name."""
+
+    NONE = 0
+    ALIKE = 1  # of the same shape, whose data is there
+    ANY = 2  # also those that lost data
+
+
+@dataclass(frozen=True, slots=True)
+class Creates:
+    """The reply is handles of new sequences, as many as `count`, with as many layers as `layers` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Rows k and v are added to the layer: as many of each sequence as `lengths` counts, or one where that is None."""
+
+    lengths: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Crops:
+    """The layer keeps its first tokens, as many as `lengths` counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frees:
+    """The sequences are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settles:
+    """What came before survives a loss of power."""
+
+
+Effect = Creates | Stores | Crops | Frees | Settles | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """parameters: of the entry, in order, scalars and symbols. arrays: of the payload, in order."""
+
+    command: type[Any]
+    opcode: int
+    parameters: tuple[Scalar | str, ...] = ()
+    arrays: tuple[Array, ...] = ()
+    reply: tuple[Array, ...] = ()
+    names: Names = Names.NONE
+    effect: Effect = None
+    scalars: tuple[Scalar, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        scalars = tuple(each for each in self.parameters if isinstance(each, Scalar))
+        object.__setattr__(self, "scalars", scalars)
+        mine = {each.name for each in scalars} | {each.name for each in self.arrays}
+        if mine != set(self.command.__slots__) or not 0 <= self.opcode <= 0xFF:
+            raise ValueError(f"verb {self.command.__name__} {self.opcode:#x}: has {mine}, not its command's fields")
+
+    @property
+    def name(self) -> str:
+        return self.command.__name__
+
+    @property
+    def reads(self) -> bool:
+        """Whether K, V or attention goes to the host."""
+        return any(array.kind is Kind.VALUES for array in self.reply)
+
+    @property
+    def writes(self) -> bool:
+        """Whether K and V come from the host."""
+        return isinstance(self.effect, Stores)
+
+    def sizes(self, command: Command) -> dict[str, int]:
+        """What the symbols are in a command, as far as its arrays tell."""
+        found: dict[str, int] = {}
+        for array in self.arrays:
+            value = getattr(command, array.name)
+            shape = value.shape if isinstance(value, np.ndarray) else (len(value),)
+            if len(shape) == len(array.symbols):
+                found = dict(zip(array.symbols, shape, strict=True)) | found
+        return found
+
+    def reply_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Of a completion's data where symbols have these sizes; a log page says itself how long it is."""
+        known = (array for array in self.reply if array.shape != "bytes")
+        return sum(prod(array.sized(sizes)) * array.kind.value.itemsize for array in known)
+
+    def example(self, seqs: tuple[int, ...] = (1,), **sizes: int) -> Any:
+        """A command of this kind on sequences with B, H, G and d as `sizes` say: good on a drive that has them."""
+        sizes = {"B": len(seqs), "H": 2, "G": 2, "d": 16} | sizes
+        fields: dict[str, Any] = {}
+        for scalar in self.scalars:
+            fields[scalar.name] = sizes[scalar.example] if isinstance(scalar.example, str) else scalar.example
+        for array in self.arrays:
+            if array.kind is Kind.HANDLES:
+                fields[array.name] = seqs
+            elif array.kind is Kind.TEXT:
+                fields[array.name] = array.example
+            else:
+                value = np.full(array.sized(sizes), array.example, array.kind.value)
+                fields[array.name] = value
+                sizes[f"sum({array.name})"] = int(value.sum()) if array.kind is Kind.COUNTS else 0
+        return self.command(**fields)
+
+
+_SEQS = Array("seqs", Kind.HANDLES, "B")
+_LAYER = Scalar("layer", high="last_layer")
+_LENGTHS = Array("lengths", Kind.COUNTS, "B")
+
+ROWS = (
+    Verb(command=Flush, opcode=0x00, effect=Settles()),
+    Verb(
+        command=SeqCreate,
+        opcode=0xC4,
+        parameters=(
+            Scalar("count", 1, MAX_SEQUENCES, example=1),
+            Scalar("layers", 1, "max_layers", example=2),
+            Scalar("kv_heads", 1, MAX_HEADS, example="H"),
+            Scalar("head_dim", 1, "max_head_dim", example="d"),
+            Scalar("max_tokens", 1, MAX_TOKENS, example=64),
+            Scalar("embedding_bits", example=16),
+        ),
+        reply=(Array("handles", Kind.HANDLES, "count"),),
+        effect=Creates(),
+    ),
+    Verb(
+        command=KvAppend,
+        opcode=0xC1,
+        parameters=("B", _LAYER, "H", "d"),
+        arrays=(
+            _SEQS,
+            _LENGTHS,
+            Array("k", Kind.VALUES, "sum(lengths) H d"),
+            Array("v", Kind.VALUES, "sum(lengths) H d"),
+        ),
+        names=Names.ALIKE,
+        effect=Stores("lengths"),
+    ),
+    Verb(
+        command=Attend,
+        opcode=0xC5,
+        parameters=("B", _LAYER, "H", "G", "d", Scalar("r", 1, "d", example=4)),
+        arrays=(
+            _SEQS,
+            Array("top_k", Kind.COUNTS, "B", 8),
+            Array("recent", Kind.COUNTS, "B", 2),
+            Array("method", Kind.TEXT, str(METHOD_BYTES), "sparf"),
+            Array("q", Kind.VALUES, "B H G d"),
+            Array("k", Kind.VALUES, "B H d"),
+            Array("v", Kind.VALUES, "B H d"),
+        ),
+        reply=(Array("output", Kind.VALUES, "B H G d"),),
+        names=Names.ALIKE,
+        effect=Stores(),
+    ),
+    Verb(
+        command=KvRead,
+        opcode=0xC2,
+        parameters=("B", _LAYER),
+        arrays=(_SEQS,),
+        reply=(Array("k", Kind.VALUES, "stored H d"), Array("v", Kind.VALUES, "stored H d")),
+        names=Names.ALIKE,
+    ),
+    Verb(
+        command=KvCrop,
+        opcode=0xCC,
+        parameters=("B", _LAYER),
+        arrays=(_SEQS, Array("lengths", Kind.COUNTS, "B", 20)),
+        names=Names.ALIKE,
+        effect=Crops(),
+    ),
+    Verb(command=KvFree, opcode=0xC8, parameters=("B",), arrays=(_SEQS,), names=Names.ANY, effect=Frees()),
+    Verb(
+        command=GetLog,
+        opcode=0xCA,
+        parameters=(Scalar("page", choices=tuple(LogPage), example=LogPage.SMART),),
+        reply=(Array("text", Kind.TEXT, "bytes"),),
+    ),
+)
+"""Opcodes are vendor specific NVMe I/O commands; bits 1:0 are the direction: 0 none, 1 to the drive, 2 to the host. C6h
+is kept for the output of an attention that was submitted by passthrough, where a command has one buffer one way."""
+
+VERBS: dict[type[Any], Verb] = {row.command: row for row in ROWS}
+
+
+def verb_of(opcode: int) -> Verb | None:
+    """The verb of an opcode."""
+    return next((verb for verb in VERBS.values() if verb.opcode == opcode), None)

@@ -1,0 +1,20 @@
+"""Shares of modelled time add up, and have names of the closed set."""
+
+import pytest
+
+from csd_firmware.stopwatch import Stopwatch
+
+
+def test_shares_add_up_to_the_whole():
+    watch = Stopwatch(100)
+    watch.spend("link", 5)
+    watch.until("queue", 90)  # has ended already
+    watch.until("flash_token", 140)
+    watch.spend("link", 2)
+    assert watch.breakdown_ns == {"link": 7, "queue": 0, "flash_token": 35}
+    assert (watch.now_ns, sum(watch.breakdown_ns.values())) == (142, 42)
+
+
+def test_a_unit_of_ones_own_is_refused():
+    with pytest.raises(ValueError, match="unit 'mine'"):
+        Stopwatch(0).spend("mine", 1)

@@ -1,0 +1,70 @@
+"""Rows of the table of verbs."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from csd_spec.commands import Flush, KvCrop, KvFree
+from csd_spec.verbs import ROWS, VERBS, Kind, Names, Scalar, Verb, verb_of
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_every_row_has_an_opcode_of_its_own():
+    assert len({row.opcode for row in ROWS}) == len(ROWS) == len(VERBS)
+    assert all(verb_of(row.opcode) is row for row in ROWS)
+    assert verb_of(0x12) is None
+
+
+def test_opcodes_say_their_direction():
+    directions = {0: ("Flush", "SeqCreate", "KvFree", "KvCrop"), 1: ("KvAppend", "Attend"), 2: ("KvRead", "GetLog")}
+    found = {row.name: row.opcode & 3 for row in ROWS}
+    assert found == {name: direction for direction, names in directions.items() for name in names}
+
+
+def test_a_row_has_just_its_commands_fields():
+    with pytest.raises(ValueError, match="not its command's fields"):
+        Verb(command=KvFree, opcode=1)
+    with pytest.raises(ValueError, match="not its command's fields"):
+        Verb(command=Flush, opcode=1, parameters=(Scalar("count"),))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_an_example_has_the_shapes_of_its_row(row):
+    command = row.example((5, 7), H=3, G=2, d=8)
+    sizes = row.sizes(command)
+    for array in row.arrays:
+        value = getattr(command, array.name)
+        if isinstance(value, np.ndarray):
+            assert (value.dtype, value.ndim) == (array.kind.value, len(array.symbols))
+    if row.names is not Names.NONE:
+        assert (command.seqs, sizes["B"]) == ((5, 7), 2)
+
+
+def test_sizes_of_replies():
+    sizes = {"B": 2, "H": 3, "G": 4, "d": 8, "count": 5, "stored": 100}
+    found = {row.name: row.reply_bytes(sizes) for row in ROWS if row.reply}
+    assert found == {"SeqCreate": 40, "Attend": 2 * 3 * 4 * 8 * 2, "KvRead": 2 * 100 * 3 * 8 * 2, "GetLog": 0}
+
+
+def test_what_counts_as_a_read_and_as_a_write():
+    assert {row.name for row in ROWS if row.reads} == {"Attend", "KvRead"}
+    assert {row.name for row in ROWS if row.writes} == {"Attend", "KvAppend"}
+    assert [kind.modelled for kind in Kind] == [False, True, False, True]
+
+
+def test_the_documentation_lists_the_table():
+    lines = re.findall(r"\| (\w\w)h \| (\w+) \| ([^|]*)\|", (DOCS / "drives.md").read_text())
+    assert {(int(opcode, 16), name) for opcode, name, _ in lines} == {(row.opcode, row.name) for row in ROWS}
+    for _, name, parameters in lines:
+        (row,) = (row for row in ROWS if row.name == name)
+        assert len([part for part in parameters.split(" (")[0].split(",") if part.strip()]) == len(row.parameters)
+
+
+def test_wide_items_travel_first():
+    for row in ROWS:
+        widths = [array.kind.value.itemsize for array in row.arrays if array.kind is not Kind.TEXT]
+        assert widths == sorted(widths, reverse=True)
+    assert KvCrop.__slots__ == ("seqs", "layer", "lengths")

@@ -1,0 +1,139 @@
+"""A method of one's own, from the documentation's file, on every transport."""
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from attention_engine import load_methods
+from csd_firmware import Firmware
+from csd_link.connect import open_window
+from csd_link.driveset import DriveSet
+from csd_spec import Attend, GetLog, KvAppend, KvRead, LogPage, SeqCreate, Status
+from tests.vcsd.test_docs import strided
+from tests.vcsd_cli.test_main import PROMPT, vcsd
+from vcsd.transport import open_drives
+
+pytestmark = pytest.mark.usefixtures("own_run_dir")
+
+FIGURES = ("tokens", "text", "modelled", "link_bytes", "flash", "drives")
+RUN = ("run", "--prompt", PROMPT, "--max-new-tokens", "6", "--attention", "strided", "--compression", "4", "-o", "json")
+
+
+def figures(out):
+    """What does not depend on the machine's own arithmetic."""
+    result = json.loads(out)
+    return {key: result[key] for key in FIGURES}
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory):
+    """What the run gives in this process."""
+    file = strided(tmp_path_factory.mktemp("methods"))
+    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", *RUN, "--methods", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return file, figures(done.stdout)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "process", "fuse", "window:{}/new"])
+def test_the_documentations_method_is_the_same_on_every_transport(
+    capsys, monkeypatch, tmp_path, request, in_process, transport
+):
+    if transport == "fuse":
+        request.getfixturevalue("fuse")
+    file, expected = in_process
+    words = ("--methods", str(file), "--transport", transport.format(tmp_path))
+    code, out, err = vcsd(capsys, monkeypatch, *RUN, *words)
+    assert code == 0, err
+    assert figures(out) == expected
+    code, _, err = vcsd(capsys, monkeypatch, *RUN, "--transport", transport.format(tmp_path))
+    assert (code, "'strided': the drives know dense, sparf" in err) == (1, True)
+
+
+@pytest.fixture
+def operated(tmp_path, in_process):
+    """Windows of drives that an operator serves, with and without the method."""
+    servers, windows = [], {}
+    for name, words in (("knows", ("--methods", str(in_process[0]))), ("plain", ())):
+        config, windows[name] = tmp_path / f"{name}.yaml", tmp_path / f"{name}.window"
+        config.write_text(f"drives: [{{name: {name}0}}, {{name: {name}1}}]")
+        command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", str(config), *words]
+        servers.append(subprocess.Popen([*command, "--window", str(windows[name]), "--quiet"]))
+    for path in windows.values():
+        while True:
+            try:
+                open_window(path, 1).close()
+                break
+            except (OSError, ValueError):
+                assert all(server.poll() is None for server in servers)
+                time.sleep(0.05)
+    yield windows
+    for server in servers:
+        server.terminate()
+        server.wait()
+
+
+def test_served_drives_know_what_their_operator_loaded(capsys, monkeypatch, operated, in_process):
+    file, expected = in_process
+    code, out, err = vcsd(capsys, monkeypatch, *RUN, "--transport", f"window:{operated['knows']}")
+    assert code == 0, err
+    assert figures(out) == expected
+    code, _, err = vcsd(capsys, monkeypatch, *RUN, "--transport", f"window:{operated['plain']}")
+    assert (code, "'strided': the drives know dense, sparf" in err) == (1, True)
+    code, _, err = vcsd(capsys, monkeypatch, *RUN, "--transport", f"window:{operated['plain']}", "--methods", str(file))
+    assert (code, "vcsd serve --methods" in err) == (1, True)
+    _, out, _ = vcsd(capsys, monkeypatch, "log", "programs", "knows0", "-o", "json")
+    assert json.loads(out)["programs"][-1]["name"] == "strided"
+
+
+def test_a_drive_refuses_what_it_does_not_know_before_anything_is_stored(small_drive, in_process):
+    file, _ = in_process
+    firmware, knows = Firmware(small_drive), Firmware(small_drive, methods=load_methods(file))
+    rows = np.ones((20, 2, 16), np.float16)
+    for each in (firmware, knows):
+        seqs = tuple(each.step(SeqCreate(1, 1, 2, 16, 64), 0).data[0].tolist())
+        each.step(KvAppend(seqs, 0, np.array([20]), rows, rows), 0)
+    q, k, one = np.ones((1, 2, 1, 16), np.float16), rows[:1], np.array([1])
+    command = Attend(seqs, 0, q, k, k, "strided", 4, 8 * one, one)
+    assert knows.step(command, 0).status is Status.SUCCESS
+    before = firmware.ftl.nand.writes, firmware.free_ns
+    done = firmware.step(command, 0)
+    assert done.status is Status.INVALID_FIELD
+    assert done.reason.startswith("method = 'strided': this drive knows dense, sparf")
+    assert (firmware.ftl.nand.writes, firmware.free_ns) == before
+    assert firmware.step(KvRead(seqs, 0), 0).data[0].shape == (20, 2, 16)
+    names = [each["name"] for each in json.loads(bytes(firmware.step(GetLog(LogPage.PROGRAMS), 0).data[0]))["programs"]]
+    assert "strided" not in names
+
+
+def test_a_table_is_a_drives_own(in_process):
+    with open_drives(DriveSet(methods=in_process[0])) as (knows,), open_drives(DriveSet()) as (plain,):
+        assert "strided" in knows.methods
+        assert "strided" not in plain.methods
+
+
+OWN_UNIT = """
+from attention_engine import METHODS
+
+
+def own_unit(step):
+    step.compute("a unit of my own, long", "kernel", step.each, step.each)
+    return METHODS["dense"](step)
+
+
+METHODS["own-unit"] = own_unit
+"""
+
+
+@pytest.mark.parametrize("transport", ["inproc", "process"])
+def test_a_unit_of_a_methods_own_is_refused_by_its_name(capsys, monkeypatch, tmp_path, transport):
+    (tmp_path / "own.py").write_text(OWN_UNIT)
+    words = ("--methods", str(tmp_path / "own.py"), "--transport", transport)
+    run = ("run", "--prompt", PROMPT, "--max-new-tokens", "3", "--attention", "own-unit", "-o", "json")
+    code, out, err = vcsd(capsys, monkeypatch, *run, *words)
+    assert (code, out) == (1, "")
+    assert "method own-unit: ValueError: unit 'a unit of my own, long': must be one of link, queue" in err
