@@ -119,7 +119,7 @@ def create(
     tenant: Annotated[list[str] | None, typer.Option(help="who may use it, once for each (default: default)")] = None,
 ) -> None:
     """Make a drive whose flash lies in files; `vcsd serve` begins to serve it."""
-    from csd_firmware.inprocess import describe
+    from csd_firmware.folder import describe
 
     folder = home() / name
     entry: dict[str, Any] = {"name": name, "path": "."}
@@ -170,10 +170,11 @@ def _window(folder: Path) -> str:
 def delete(name: Annotated[str, typer.Argument(help="name of the drive")]) -> None:
     """Delete a created drive and all its data."""
     from csd_link.connect import who_serves
+    from vcsd.administer import delete_drive
 
     folder = find_created(name).parent
     if who_serves(name):
         raise ValueError(f"drive {name} is served: stop vcsd serve first")
-    shutil.rmtree(folder)
+    delete_drive(folder)
     shutil.rmtree(drive_dir(name), ignore_errors=True)
     err.print(f"{folder}: deleted")
