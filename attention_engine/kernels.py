@@ -68,10 +68,32 @@ def _locate(  # type: ignore[no-untyped-def]
         values[i % RING] = v_page + (token - first) * row_bytes
 
 
+@njit(inline="always")
+def _rescale(row, tops, totals, query, out_row):  # type: ignore[no-untyped-def]
+    """Online softmax: turn a block's logits, at address `row`, into weights under the maximum so far.
+
+    Where the block raises the maximum, the sums of weights and of V from before shrink to it.
+    """
+    top = max(tops[query], largest(row, BLOCK))
+    if top > tops[query]:
+        shrink = exp(tops[query] - top)
+        totals[query] *= shrink
+        for channel in range(out_row.size):
+            out_row[channel] *= shrink
+        tops[query] = top
+    totals[query] += exponentials(row, BLOCK, top)
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
 def _attend(  # type: ignore[no-untyped-def]
     begin, end, place, k_slots, v_slots, n, q, tokens, counts, alpha, v_mean, out
 ):
+    """Attention of streams [begin, end) over their selected tokens, BLOCK at a time; arguments as in `attend`.
+
+    Of each block: the addresses of the rows AHEAD, logits of four rows at a time for all queries (those that are left
+    one by one, and -inf behind the last), the softmax, then V, four rows at a time. Rows ahead are asked for by the
+    first query alone. In the end the sums are divided, and the mean of V takes the share 1 - alpha.
+    """
     _, queries, d = q.shape
     scale, row_bytes = np.float32(1 / math.sqrt(d)), np.uint64(2 * d)
     keys, values = np.zeros(RING, np.uint64), np.zeros(RING, np.uint64)
@@ -105,14 +127,7 @@ def _attend(  # type: ignore[no-untyped-def]
                     weights[query, i] = -np.inf
             for query in range(queries):
                 row = np.uint64(weights_at + 4 * BLOCK * query)
-                top = max(tops[query], largest(row, BLOCK))
-                if top > tops[query]:
-                    shrink = exp(tops[query] - top)
-                    totals[query] *= shrink
-                    for channel in range(d):
-                        out[stream, query, channel] *= shrink
-                    tops[query] = top
-                totals[query] += exponentials(row, BLOCK, top)
+                _rescale(row, tops, totals, query, out[stream, query])
             for i in range(0, count - 3, 4):
                 rows, following = _four(values, start + i), _four(values, start + i + AHEAD)
                 for query in range(queries):
@@ -178,6 +193,12 @@ def _score_rows(place, k_slots, stream, first, n, d, chosen, weights, sums, coun
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _approximate(begin, end, place, e_slots, k_slots, seq_lens, form, q, channels, out):  # type: ignore[no-untyped-def]
+    """Logits of streams [begin, end) from the chosen channels; arguments as in `approximate`.
+
+    form: m, T, n, bits, bytes of scales and of a run of the layout. A query's weights are its chosen channels over
+    sqrt(d x the share of |q| that they are), so that logits have the scale of exact ones. A group is scored by what it
+    has: runs of FP16, codes with scales, or, without embedding pages, the rows of K.
+    """
     _, queries, d = q.shape
     m, T, n, bits, _, run_bytes = form
     r = channels.shape[1]
@@ -240,12 +261,22 @@ def _place(view: KvView) -> tuple[np.uint64, np.uint64, np.uint64]:
     return np.uint64(flash.ctypes.data), np.uint64(dram.ctypes.data), np.uint64(2 * flash.shape[1])
 
 
+def _check_selection(view: KvView, tokens: I32, counts: I64) -> None:
+    """Kernels follow addresses: a token that is not there would be read from anywhere."""
+    streams = view.seq_lens.size
+    assert tokens.shape[0] == counts.size == streams, f"a selection of {tokens.shape[0]} streams, there are {streams}"
+    assert counts.min() >= 0 and counts.max() <= tokens.shape[1], "more tokens are counted than are selected"
+    last = tokens[np.arange(streams), np.maximum(counts, 1) - 1] if tokens.shape[1] else counts - 1
+    assert (last < view.seq_lens).all() or not counts.any(), "a token beyond the end of its stream is selected"
+
+
 def approximate(view: KvView, q: F32, channels: I32, threads: int = 1) -> F32:
     """Logits from selected channels of embedding-indexed K (Algorithm 1, steps 2 to 4).
 
     q: (N, G, d) float32; channels: (N, r) ascending. Returns (N, G, max S) float32; beyond a stream's length
     undefined.
     """
+    assert channels.shape[0] == view.seq_lens.size and 0 <= channels.min() <= channels.max() < q.shape[2]
     out: F32 = np.empty((*q.shape[:2], int(view.seq_lens.max())), np.float32)
     lay = view.layout
     form = lay.m, lay.T, lay.n, lay.bits, lay.scale_bytes, lay.run_bytes
@@ -259,6 +290,7 @@ def exact(view: KvView, q: F32, tokens: I32, counts: I64, threads: int = 1) -> F
 
     q: (N, G, d) float32. Returns (N, G, k) float32.
     """
+    _check_selection(view, tokens, counts)
     out: F32 = np.empty((*q.shape[:2], tokens.shape[1]), np.float32)
     arguments = _place(view), view.k_slots, view.layout.n, np.ascontiguousarray(q), tokens, counts, out
     over_streams(_exact, threads, q.shape[0], arguments)
@@ -271,6 +303,8 @@ def attend(view: KvView, q: F32, tokens: I32, counts: I64, alpha: F32, v_mean: F
     q: (N, G, d) float32; tokens: (N, k) ascending, of which counts (N,) are used; alpha: (N, G); v_mean: (N, d),
     read where alpha < 1. Returns (N, G, d) float32.
     """
+    _check_selection(view, tokens, counts)
+    assert alpha.shape == q.shape[:2] and v_mean.shape == (q.shape[0], q.shape[2])
     out: F32 = np.empty(q.shape, np.float32)
     slots = view.k_slots, view.v_slots, np.uint64(view.layout.n)
     arguments = _place(view), *slots, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, out

@@ -141,6 +141,12 @@ def _top_tokens(begin, end, scores, seq_lens, k, recent, out):  # type: ignore[n
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _top_pages(begin, end, scores, seq_lens, n, pages, recent, p, out, counts):  # type: ignore[no-untyped-def]
+    """Tokens of the best pages of streams [begin, end), ascending, into `out`, and how many into `counts`.
+
+    Full pages up to the first with a recent token compete, by the sum of their tokens' scores; those behind it and the
+    page that is not full yet are taken anyway. With p < 1 the best pages are taken in the order of their value until
+    what is taken holds a share p of all scores.
+    """
     groups = (scores.shape[1] + n - 1) // n
     value, keys, bins = np.empty(groups, np.float32), np.empty(groups, np.uint32), np.empty(BINS, np.int64)
     best = np.empty(groups, np.int32)
@@ -181,6 +187,10 @@ def _top_pages(begin, end, scores, seq_lens, n, pages, recent, p, out, counts): 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _top_mass(begin, end, scores, tokens, counts, p, recent, seq_lens, out, kept):  # type: ignore[no-untyped-def]
+    """Of tokens[:counts] the recent ones and then the best, until they hold a share p of the scores of all of them.
+
+    What is kept goes ascending into `out`, how many into `kept`.
+    """
     for stream in range(begin, end):
         count, old = counts[stream], seq_lens[stream] - recent[stream]
         value = np.empty(count, np.float32)

@@ -28,7 +28,7 @@ from csd_spec import (
     SeqCreate,
     Status,
 )
-from ftl import OutOfSpace
+from ftl import LAYOUTS, OutOfSpace
 from ftl.flash.tag import MAX_STREAMS
 
 
@@ -55,8 +55,11 @@ def create(state: DriveState, command: SeqCreate, watch: Stopwatch) -> Completio
 
 def layout_of(spec: DriveSpec, command: SeqCreate) -> KvLayout:
     """How the sequences of a command will lie in pages; raises ValueError for what fits no page."""
-    page_bytes = spec.geometry.page_bytes
-    return KvLayout.for_context(page_bytes, command.head_dim, command.max_tokens, command.embedding_bits)
+    layout = LAYOUTS.get(command.embedding_bits)
+    if layout is None:
+        known = ", ".join(map(str, LAYOUTS))
+        raise ValueError(f"embedding_bits = {command.embedding_bits}: must be one of {known}")
+    return layout.form(spec.geometry.page_bytes, command.head_dim, command.max_tokens)
 
 
 def check_create(state: DriveState, command: SeqCreate) -> None:

@@ -5,7 +5,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -63,6 +63,15 @@ def guest_machine() -> None:
         find_kernel()
     except FileNotFoundError as error:
         missing("guest", str(error))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what the slow tests have cost."""
+    reports = [report for each in ("passed", "failed") for report in terminalreporter.stats.get(each, [])]
+    slow = [report for report in reports if "slow" in report.keywords]
+    if slow:
+        seconds = sum(report.duration for report in slow)
+        terminalreporter.write_line(f"{len(slow)} slow tests: {seconds:.0f} s of all workers together")
 
 
 def missing(what: str, reason: str) -> NoReturn:

@@ -161,6 +161,7 @@ class Placement:
             raise OutOfSpace(f"{self.free_blocks} blocks left: free sequences first")
         lane = min(lanes, key=self._wear) if lanes else int(self._free.argmax())
         block = self._take(lane, writer.worn_blocks)
+        assert block not in self.open, f"block {block} is in two extents"
         self.open.add(block)
         self.open.discard(int(writer.blocks[0, channel]))
         opened.append(np.array([[block]]))
@@ -189,6 +190,7 @@ class Placement:
             taken = [self._take(by_channel[channel][row]) for row in range(rows) for channel in range(g.channels)]
         else:  # a channel has no free block: take those of the others
             taken = [self._take(int(self._free.argmax())) for _ in range(g.channels)]
+        assert self.open.isdisjoint(taken) and len(set(taken)) == len(taken), "a block is in two extents"
         blocks = np.array(taken, np.int64).reshape(-1, g.channels)
         self.open.update(blocks.ravel().tolist())
         return blocks

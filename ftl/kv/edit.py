@@ -34,6 +34,7 @@ def fork(kv: KvMap, handle: int) -> int:
         child.owners[layer] = list(parent.owners[layer])
         child.write_as(layer, child.newest, int(parent.lengths[layer]))
     kv.owners.share(child.all_owners, child_handle)
+    kv.check_owners(child)
     return child_handle
 
 
@@ -80,6 +81,7 @@ def _write_anew(kv: KvMap, seq: Sequence, layer: int, length: int) -> None:
         seq.newest = kv.owners.new(seq.handle, kv.store.nand.writes)
     seq.write_as(layer, seq.newest, length)
     kv.owners.leave(before - seq.all_owners, seq.handle)
+    kv.check_owners(seq)
 
 
 def free(kv: KvMap, handles: Seq[int]) -> None:

@@ -78,6 +78,11 @@ class KvMap:
         for layer in range(seq.layers):
             seq.write_as(layer, seq.newest, int(seq.lengths[layer]))
         self.owners.leave(before - seq.all_owners, seq.handle)
+        self.check_owners(seq)
+
+    def check_owners(self, seq: Sequence) -> None:
+        """Whatever a sequence's pages may be tagged with is known to be its."""
+        assert all(seq.handle in self.owners.sharers[owner] for owner in seq.all_owners), f"{seq.handle}: owners"
 
     def unmap(self, seq: Sequence, name: str, layer: int, first: int) -> None:
         """Forget a layer's groups of one map from `first` on. Pages that another sequence shares stay valid."""

@@ -1,4 +1,7 @@
-"""Kernels over scattered pages against Algorithm 1 in float64."""
+"""Kernels over scattered pages against Algorithm 1 in float64.
+
+partner of: attention_engine/_half.py, attention_engine/_parallel.py, attention_engine/oracle.py
+"""
 
 from dataclasses import replace
 

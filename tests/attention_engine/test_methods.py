@@ -1,4 +1,10 @@
-"""Every method on a drive's pages: what it attends to, what it fetches, what it promises."""
+"""Every method on a drive's pages: what it attends to, what it fetches, what it promises.
+
+partner of: attention_engine/step.py, attention_engine/methods/dense.py, attention_engine/methods/double_sparsity.py,
+attention_engine/methods/h2o.py, attention_engine/methods/local.py, attention_engine/methods/oracle.py,
+attention_engine/methods/ours.py, attention_engine/methods/quest.py, attention_engine/methods/sparf.py,
+attention_engine/methods/twilight.py
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,8 @@
-"""The door of the FTL against a dictionary of arrays."""
+"""The door of the FTL against a dictionary of arrays.
+
+partner of: ftl/kv/append.py, ftl/kv/edit.py, ftl/kv/map.py, ftl/kv/pages.py, ftl/kv/reading.py, ftl/kv/relayout.py,
+ftl/kv/sequence.py, ftl/counters.py, ftl/errors.py
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,7 @@
-"""Power cuts at every moment; and that the judge sees what a careless drive would lose."""
+"""Power cuts at every moment; and that the judge sees what a careless drive would lose.
+
+partner of: ftl/journal.py, eval/bench/crash.py
+"""
 
 import zlib
 

@@ -1,4 +1,7 @@
-"""The golden model of the engine against Algorithm 1 in float64."""
+"""The golden model of the engine against Algorithm 1 in float64.
+
+partner of: attention_engine/rtl/params.py, attention_engine/rtl/tables.py
+"""
 
 import numpy as np
 import pytest

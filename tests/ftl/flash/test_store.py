@@ -1,0 +1,127 @@
+"""The flash store alone, under a table of page numbers: allocation, failing programs, collection, wear.
+
+partner of: ftl/flash/plan.py, ftl/flash/references.py, ftl/flash/collect.py, ftl/flash/wear.py
+"""
+
+import numpy as np
+import pytest
+
+from ftl import FaultPlan, Nand, OutOfSpace, Uncorrectable
+from ftl.flash import tag
+from ftl.flash.collect import Collector
+from ftl.flash.placement import Writer
+from ftl.flash.plan import PagePlan
+from ftl.flash.references import Reference
+from ftl.flash.store import FlashStore
+from ftl.flash.wear import cold_blocks
+
+
+class Table:
+    """Logical pages in a plain array; a journal that needs no pages."""
+
+    def __init__(self, store):
+        self.store, self.pages = store, np.full(200, 0xFFFFFFFF, np.uint32)
+        self.writer = Writer(store.geometry.channels)
+        self.records, self.lost = 0, []
+        store.referrers.append(self)
+        store.reclaim = Collector(store, self)
+
+    def write(self, lpns, fill):
+        lpns = np.array(lpns)
+        (ppns,) = self.store.allocate([(self.writer, lpns)], 0)
+        data = np.full((lpns.size, self.store.geometry.page_bytes), fill, np.uint8)
+        self.store.program(self.writer, ppns, data, tag.block_tags(lpns), 0)
+        old, self.pages[lpns] = self.pages[lpns].copy(), ppns
+        self.store.placement.invalidate(old[old < 0xFFFFFFFF])
+        self.store.counters.blocks += lpns.size
+
+    def record(self, start_ns, everything):
+        self.records += 1
+        return start_ns
+
+    def references(self, tags):
+        yield Reference(self.pages, np.arange(tags.size), tag.logical_pages(tags))
+
+    def checkpoint_pages(self):
+        return 0
+
+    def lose(self, tags):
+        self.lost += tag.logical_pages(tags).tolist()
+        return self.lost
+
+
+def test_collection_moves_what_is_valid_and_nothing_else(small_drive):
+    """Half of the pages never change: the others are written until the drive was filled five times."""
+    store = FlashStore(small_drive)
+    table = Table(store)
+    table.write(range(200), 1)
+    written, generator = 200, np.random.default_rng(0)
+    while written < 5 * store.geometry.pages:
+        some = np.unique(generator.integers(100, 200, 30))
+        table.write(some, written % 251)
+        np.testing.assert_array_equal(store.nand.content[table.pages[some]], written % 251)
+        written += some.size
+    assert (store.nand.content[table.pages[:100]] == 1).all()
+    assert store.counters.moved > 0 and table.records > 0
+    assert int(store.placement.valid.sum()) == 200
+    assert np.unique(table.pages).size == 200
+
+
+def test_a_full_store_refuses_and_stays_as_it_was(small_drive):
+    store = FlashStore(small_drive)
+    table = Table(store)
+    table.pages = np.full(4096, 0xFFFFFFFF, np.uint32)
+    with pytest.raises(OutOfSpace, match="blocks left"):
+        for first in range(0, 4096, 64):
+            table.write(range(first, first + 64), first // 64)
+    stored = table.pages[table.pages < 0xFFFFFFFF]
+    assert stored.size == int(store.placement.valid.sum())
+    assert store.placement.free_blocks >= store.reserve
+
+
+def test_programs_that_fail_go_elsewhere(small_drive):
+    store = FlashStore(small_drive, Nand(small_drive.geometry, FaultPlan(program_fail=0.05, seed=3)))
+    table = Table(store)
+    for fill in range(10):
+        table.write(range(20), fill)
+    assert store.nand.bad.any()
+    assert (store.nand.content[table.pages[:20]] == 9).all()
+
+
+def test_what_cannot_be_read_is_told_to_whoever_refers_to_it(small_drive):
+    faults = FaultPlan(raw_bit_errors=0.2, ecc_bits=1, retry_bits=2)
+    store = FlashStore(small_drive, Nand(small_drive.geometry, faults))
+    table = Table(store)
+    table.write([7, 9], 1)
+    with pytest.raises(Uncorrectable):
+        store.read(store.all_of(table.pages[[7, 9]]), 0)
+    assert sorted(table.lost) == [7, 9] and store.counters.unrecovered == 2
+
+
+def test_a_block_in_use_is_never_erased(small_drive):
+    store = FlashStore(small_drive)
+    table = Table(store)
+    table.write([0], 1)
+    with pytest.raises(AssertionError, match="still holds valid pages"):
+        store.erase(int(store.nand.block_of(table.pages[:1])[0]), 0)
+
+
+def test_wear_leveling_waits_until_it_is_due(small_drive):
+    store = FlashStore(small_drive)
+    table = Table(store)
+    table.write(range(200), 1)
+    store.nand.erase_count[:] = 10
+    worn_little = store.nand.block_of(table.pages[:8])
+    store.nand.erase_count[worn_little] = 0
+    store.counters.blocks = 0
+    assert cold_blocks(store) == []
+    store.counters.blocks = 1_000_000
+    assert set(worn_little.tolist()) <= set(cold_blocks(store))
+
+
+def test_parts_of_a_plan_are_those_of_their_streams():
+    plan = PagePlan(np.arange(6, dtype=np.uint32), np.arange(6), 10 * np.arange(6), np.array([2, 2, 5, 6]))
+    assert plan.part(2, 4).ppns.tolist() == [2, 3, 4, 5] and plan.part(2, 4).ends.tolist() == [3, 4]
+    assert plan.part(1, 2).ppns.size == 0
+    odd = plan.only(plan.ppns % 2 == 1)
+    assert odd.ppns.tolist() == [1, 3, 5] and odd.ends.tolist() == [1, 1, 2, 3]

@@ -1,0 +1,48 @@
+"""Every field of a tag comes back, at its limits too, and kinds never meet."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftl.flash import tag
+from ftl.flash.tag import Kind
+
+GROUP_KINDS = st.sampled_from([kind for kind in range(1, tag.KINDS) if kind not in (Kind.JOURNAL, Kind.BLOCK)])
+
+
+@given(
+    GROUP_KINDS,
+    st.integers(0, tag.MAX_OWNERS - 1),
+    st.integers(0, tag.MAX_LAYERS - 1),
+    st.integers(1, 5),
+    st.lists(st.integers(0, tag.MAX_GROUPS - 1), min_size=1, max_size=4),
+)
+def test_groups(kind, owner, layer, streams, groups):
+    tags = tag.group_tags(kind, owner, layer, streams, np.array(groups))
+    assert tags.shape == (streams, len(groups))
+    assert (tag.kinds(tags) == kind).all() and (tag.owners(tags) == owner).all() and tag.is_group(tags).all()
+    layers, found_streams, found_groups = tag.group_places(tags)
+    assert (layers == layer).all()
+    assert (found_streams == np.arange(streams)[:, None]).all() and (found_groups == np.array(groups)).all()
+
+
+@given(st.integers(0, 1 << 40), st.integers(1, tag.MAX_RECORD_PAGES - 1))
+def test_records(number, count):
+    index = np.array([0, count - 1])
+    tags = tag.record_tags(number, index, count)
+    numbers, pages, counts = tag.record_fields(tags)
+    assert (tag.kinds(tags) == Kind.JOURNAL).all() and not tag.is_group(tags).any()
+    assert (numbers == number % tag.MAX_RECORDS).all() and (pages == index).all() and (counts == count).all()
+
+
+@given(st.integers(0, tag.MAX_LOGICAL_PAGES - 1))
+def test_logical_pages(lpn):
+    tags = tag.block_tags(np.array([lpn]))
+    assert tag.kinds(tags) == Kind.BLOCK and tag.logical_pages(tags) == lpn and not tag.is_group(tags).any()
+
+
+@pytest.mark.parametrize("kind", [Kind.JOURNAL, Kind.BLOCK, 0, tag.KINDS])
+def test_a_group_has_a_kind_of_its_own(kind):
+    with pytest.raises(AssertionError, match="no group's"):
+        tag.group_tags(kind, 0, 0, 1, np.zeros(1, np.int64))

@@ -1,0 +1,30 @@
+"""Numbers for tags: none is given twice while somebody has pages of it."""
+
+from ftl.flash.tag import MAX_OWNERS
+from ftl.kv.owners import Owners
+
+
+def test_a_number_is_free_again_when_the_last_sharer_has_left():
+    owners = Owners()
+    first = owners.new(1, writes=10)
+    owners.share([first], 2)
+    owners.leave([first], 1)
+    assert owners.sequences([first]) == {2} and owners.first_write[first] == 10
+    owners.leave([first], 2)
+    assert owners.sequences([first]) == set() and first not in owners.first_write
+
+
+def test_numbers_go_round_past_those_in_use():
+    owners = Owners()
+    kept = owners.new(1, 0)
+    owners.next = MAX_OWNERS - 1
+    assert [owners.new(2, 0), owners.new(3, 0)] == [MAX_OWNERS - 1, kept + 1]
+
+
+def test_what_a_record_knows_is_in_use():
+    owners = Owners()
+    for handle in (5, 6):
+        owners.restore(3, 77, handle)
+    owners.next = 3
+    assert owners.new(9, 100) == 4
+    assert owners.sequences([3, 4]) == {5, 6, 9}

@@ -1,0 +1,45 @@
+"""Buffers of unfinished groups: primary maps must have them, copies give way."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from csd_spec import KvLayout
+from ftl import Ftl, OutOfSpace
+from ftl.kv.tails import GroupBuffers
+
+LAYOUT = KvLayout(page_bytes=512, head_dim=8, m=4)
+
+
+def test_buffers_are_given_again():
+    buffers = GroupBuffers(4 * 512, 512)
+    first = buffers.allocate(3)
+    assert buffers.left == 1
+    with pytest.raises(OutOfSpace, match="2 group buffers wanted"):
+        buffers.allocate(2)
+    buffers.release(first[:2])
+    assert set(buffers.allocate(2).tolist()) <= set(first.tolist())
+
+
+def test_a_buffer_that_is_given_back_twice_is_a_defect():
+    buffers = GroupBuffers(2 * 512, 512)
+    one = buffers.allocate(1)
+    buffers.release(one)
+    with pytest.raises(AssertionError, match="twice"):
+        buffers.release(one)
+
+
+def test_copies_give_way_to_primary_maps(small_drive):
+    """Room for K, V and the copy of one sequence; a second one's K and V take the copy's."""
+    streams = 1 + 1 + LAYOUT.embedding_pages
+    ftl = Ftl(replace(small_drive, dram_bytes=streams * 512))
+    rows = np.ones((3, 1, 8), np.float16)
+    first, second = ftl.create(2, 1, 1, LAYOUT)
+    ftl.append([first], 0, np.array([3]), rows, rows, 0)
+    assert ftl.sequence(first).maps["embedding_k"].buffered(0)
+    ftl.append([second], 0, np.array([3]), rows, rows, 0)
+    assert not ftl.sequence(first).maps["embedding_k"].buffered(0)
+    assert ftl.sequence(first).maps["k"].buffered(0) and ftl.sequence(second).maps["v"].buffered(0)
+    ftl.crop(first, 0, 0, 0)
+    assert not ftl.sequence(first).maps["k"].buffered(0)
