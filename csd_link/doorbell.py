@@ -31,15 +31,15 @@ class Bell(Protocol):
 class Polling:
     """No bell: look again after a short sleep, a longer one when nothing comes for long."""
 
-    def __init__(self, least_s: float = 2e-5, most_s: float = 2e-3) -> None:
-        self._least_s, self._most_s, self._next_s = least_s, most_s, least_s
+    def __init__(self, min_s: float = 2e-5, max_s: float = 2e-3) -> None:
+        self._min_s, self._max_s, self._next_s = min_s, max_s, min_s
 
     def ring(self) -> None:
-        self._next_s = self._least_s
+        self._next_s = self._min_s
 
     def wait(self, timeout_s: float) -> None:
         time.sleep(min(self._next_s, timeout_s))
-        self._next_s = min(2 * self._next_s, self._most_s)
+        self._next_s = min(2 * self._next_s, self._max_s)
 
     def close(self) -> None: ...
 
@@ -105,7 +105,7 @@ class ListeningBell:
         self._poll = select.poll()
         self._poll.register(self._listener, select.POLLIN)
         self._host: socket.socket | None = None
-        self._polling = Polling(most_s=0.01)
+        self._polling = Polling(max_s=0.01)
 
     def ring(self) -> None:
         self._polling.ring()

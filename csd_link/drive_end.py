@@ -21,7 +21,7 @@ from csd_link.window import (
     next_generation,
     unpack,
 )
-from csd_link.wire import ENTRY, MOST_NS, Request, WireError, decode, encode_completion
+from csd_link.wire import ENTRY, MAX_NS, Request, WireError, decode, encode_completion
 from csd_spec import Command, Completion, Status
 
 
@@ -110,8 +110,8 @@ class DriveEnd:
         if len(body) < ENTRY.size:
             raise WireError(f"an entry of {len(body)} bytes: it has {ENTRY.size}")
         opcode, _, _, _, submit_ns, size, crc, *parameters = ENTRY.unpack_from(body)
-        if submit_ns > MOST_NS:
-            raise WireError(f"submit_ns = {submit_ns}: at most {MOST_NS}")
+        if submit_ns > MAX_NS:
+            raise WireError(f"submit_ns = {submit_ns}: at most {MAX_NS}")
         if size <= BODY_BYTES - ENTRY.size:
             payload = bytearray(body[ENTRY.size : ENTRY.size + size])
         elif size <= self.layout.slot_bytes:

@@ -51,7 +51,7 @@ def test_a_full_bell_does_not_block():
 
 
 def test_polling_sleeps_longer_and_longer():
-    bell, times = Polling(least_s=1e-3, most_s=4e-3), []
+    bell, times = Polling(min_s=1e-3, max_s=4e-3), []
     for _ in range(5):
         began = time.monotonic()
         bell.wait(1)
