@@ -13,7 +13,7 @@ import typer
 import yaml
 from rich.table import Table
 
-from csd_link.run_dir import drive_dir, private_dir, run_dir, window_path
+from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, window_path
 from csd_link.served_drive import ADMIN, ServedDrive, ServedDrives
 from nvmevirt_config import load_config
 from vcsd_cli.shared import MethodsOption, Output, OutputOption, err, print_json, stdout
@@ -164,7 +164,8 @@ def list_drives(output: OutputOption = Output.NORMAL) -> None:
 
 
 def _window(folder: Path) -> str:
-    return str(min(path for path in folder.glob("window-[!_]*") if path.suffix != ".bell"))
+    windows = set(folder.glob("window-[!_]*"))
+    return str(min(windows - {doorbell_path(window) for window in windows}))
 
 
 def delete(name: Annotated[str, typer.Argument(help="name of the drive")]) -> None:

@@ -13,7 +13,7 @@ from attention_engine import load_methods
 from csd_firmware.folder import take
 from csd_firmware.step import Firmware
 from csd_firmware.tenants import Tenant, drive_secret
-from csd_link.doorbell import ListeningBell
+from csd_link.doorbell import ListeningDoorbell
 from csd_link.drive_end import DriveEnd, WindowServer
 from csd_link.medium import MappedMedium
 from csd_link.run_dir import doorbell_path, drive_dir, pid_path, private_dir, window_path
@@ -82,7 +82,7 @@ def open_windows(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -
             tenant = SharedTenant(Tenant(firmware, secret, name), lock)
             identity = Identity(drive.name, drive.spec, layout_of(drive, name), drive.restarts)
             end = DriveEnd(window_medium(drive, name), identity, tenant)
-            server = WindowServer(end, ListeningBell(doorbell_path(window_path(drive.name, name))))
+            server = WindowServer(end, ListeningDoorbell(doorbell_path(window_path(drive.name, name))))
             server.start()
             undo.callback(server.stop)
         yield
