@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,11 +106,10 @@ def format_drive(
     from vcsd.administer import folder_of
 
     folder = folder_of(drive, _created)
-    device = InProcessDevice.reopen(folder)
-    if not yes and not (sys.stdin.isatty() and typer.confirm(f"Erase all data of {folder}?", err=True)):
-        raise ValueError(f"{folder} was not formatted: say --yes")
-    freed, took_ns = device.format()
-    device.close()
+    with closing(InProcessDevice.reopen(folder)) as device:
+        if not yes and not (sys.stdin.isatty() and typer.confirm(f"Erase all data of {folder}?", err=True)):
+            raise ValueError(f"{folder} was not formatted: say --yes")
+        freed, took_ns = device.format()
     show(f"format, {drive}", {"sequences_freed": freed, "modelled_ns": took_ns}, output)
 
 
@@ -129,12 +129,10 @@ def restore(
 
 
 def _copy_drive(source: Path, target: Path) -> None:
-    from csd_firmware import InProcessDevice
+    from vcsd.administer import copy_drive
 
     with err.status(f"copying {source} to {target}"):
-        device = InProcessDevice.reopen(source, private=True)
-        sequences = device.snapshot(target)
-        device.close()
+        sequences = copy_drive(source, target)
     err.print(f"{target}: {sequences} sequences")
 
 

@@ -18,7 +18,7 @@ from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import Attend, Flush, KvAppend, SeqCreate
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
-AT_ONCE_S, MOST_IN_VAIN = 0.5, 20
+AT_ONCE_S, MAX_IN_VAIN = 0.5, 20
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
 
@@ -85,7 +85,7 @@ class Supervisor:
         """Whether there is a point in beginning it again."""
         at_once = time.monotonic() - self._begun[drive.name] < AT_ONCE_S
         self._in_vain[drive.name] = self._in_vain.get(drive.name, 0) + 1 if at_once else 0
-        return self._in_vain[drive.name] < MOST_IN_VAIN
+        return self._in_vain[drive.name] < MAX_IN_VAIN
 
     def _stop(self) -> None:
         for pid in self._children:

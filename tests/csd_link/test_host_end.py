@@ -124,7 +124,7 @@ def test_damage_on_the_way_is_a_transfer_error_or_unseen(where):
 
 def test_whatever_fails_in_the_firmware_is_a_status():
     class Broken(Tenant):
-        def step(self, command, submit_ns, most_bytes):
+        def step(self, command, submit_ns, max_bytes):
             raise MemoryError("no more")
 
     drive, host = attached(Blocks(), Broken(Firmware(DRIVE), b"k"))
@@ -180,7 +180,7 @@ class World:
     def attach(self):
         pass
 
-    def step(self, command, submit_ns, most_bytes):
+    def step(self, command, submit_ns, max_bytes):
         self.runs.append(submit_ns)
         return Tenant(Firmware(DRIVE), b"k" * 16).step(KvFree((submit_ns,)), submit_ns)
 
