@@ -114,7 +114,7 @@ class World:
         self.host = HostEnd(self.medium)
         self.drive.beat()
         self.host.attach()
-        self.drive.greet()
+        self.drive.accept_host()
         if not self.host.attach():
             raise AssertionError("a host could not attach")
 
@@ -303,7 +303,7 @@ def _image(world: World, draw: random.Random, found: Findings) -> None:
         if draw.random() < 0.5:
             _mend_crc(world.medium.data, at)
     world.drive.serve()
-    world.drive.greet()
+    world.drive.accept_host()
     try:
         done = world.host.poll()
         world.host.look()
