@@ -51,7 +51,7 @@ class Held:
     flushed: bool = False  # whether the drive knows it after a restart
 
 
-class LastingDevice:
+class RecoveringDevice:
     """A `Device` whose drive may die and come back at any moment.
 
     Rows of K and V stay here until a flush acknowledges them. After a restart the drive is brought to where it was:
