@@ -156,7 +156,7 @@ class RecoveringDevice:
 
     def _reconnect(self, reason: str) -> None:
         if not self._device.identity.restarts:
-            raise Lost(f"{self.name}: {reason}, and it is not started again")
+            raise Lost(f"{self.name}: {reason}, and it is not restarted")
         deadline = time.monotonic() + RESTART_S
         while True:
             try:
