@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+Rows = Sequence[dict[str, Any]]
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -41,3 +45,31 @@ def check_format(path: Path) -> None:
         raise ValueError(f"{path}: a picture's name ends in {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"{path}: there is no folder {path.absolute().parent}")
+
+
+def lines(rows: Rows, x: str, y: str, series: str) -> Any:
+    """A figure of y over x, a line for each value of `series`."""
+    figure, axes = new_figure()
+    for name in dict.fromkeys(row[series] for row in rows):
+        points = [(row[x], row[y]) for row in rows if row[series] == name and row[y] is not None]
+        axes.plot(*zip(*points, strict=True), "o-", label=str(name), markersize=4) if points else None
+    axes.set(xlabel=x, ylabel=y, ylim=(0, None))
+    if all(isinstance(row[x], int | float) for row in rows):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sorted({row[x] for row in rows}), [f"{value:g}" for value in sorted({row[x] for row in rows})])
+    axes.legend(fontsize=7)
+    return figure
+
+
+def stack(rows: Rows, label: str, parts: Sequence[str]) -> Any:
+    """A figure with a bar for each row, of shares that add up."""
+    figure, axes = new_figure()
+    names = [f"{row[label]}\n{row['batch']}" for row in rows if row[parts[0]] is not None]
+    bottom = np.zeros(len(names))
+    for part in parts:
+        values = np.array([row[part] for row in rows if row[part] is not None])
+        axes.bar(range(len(names)), values, bottom=bottom, label=part)
+        bottom += values
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
+    axes.legend(fontsize=7)
+    return figure

@@ -52,8 +52,8 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Lane:
-    """One mini-batch's way through a decode step: its modelled time, and its turn among the others."""
+class MiniBatch:
+    """A part of a batch on its way through a decode step: its modelled time, and its turn among the others."""
 
     now_ns: int
     breakdown_ns: Counter[str] = field(default_factory=Counter)
@@ -61,8 +61,13 @@ class Lane:
     number: int = 0
 
     def turn(self) -> AbstractContextManager[None]:
-        """This lane's turn to submit."""
+        """Its turn to submit."""
         return self.turnstile.turn(self.number) if self.turnstile else nullcontext()
+
+    def leave(self, failed: bool) -> None:
+        """It is through, or failed: the others wait for it no longer."""
+        if self.turnstile:
+            self.turnstile.leave(self.number, failed)
 
 
 class Driver:
@@ -122,7 +127,7 @@ class Driver:
         while self._in_flight:
             self._settle_oldest()
 
-    def decode(self, batch: Batch, rows: Rows, lane: Lane, layer: int, q: F16, k: F16, v: F16) -> F16:
+    def decode(self, batch: Batch, rows: Rows, mini_batch: MiniBatch, layer: int, q: F16, k: F16, v: F16) -> F16:
         """Store one new token of each sequence and attend: q (B, q_heads, d), k and v (B, kv_heads, d).
 
         Returns the attention output (B, q_heads, d).
@@ -145,11 +150,11 @@ class Driver:
             )
             for seqs, heads in zip(self._handles(batch, rows), self.heads, strict=True)
         ]
-        with lane.turn():
-            submitted = self._submit(commands, lane.now_ns)
+        with mini_batch.turn():
+            submitted = self._submit(commands, mini_batch.now_ns)
         done = self._collect(submitted)
         batch.lengths[rows, layer] = lengths
-        self._account(lane, done, lengths)
+        self._account(mini_batch, done, lengths)
         return np.concatenate([c.data[0] for c in done], axis=1).reshape(q.shape)
 
     def read(self, batch: Batch, rows: Rows, layer: int) -> tuple[F16, F16]:
@@ -185,29 +190,29 @@ class Driver:
         self._abandon()
 
     @contextmanager
-    def step(self, lanes: int) -> Iterator[list[Lane]]:
-        """One decode step in `lanes` mini-batches, which begin together in modelled time."""
+    def step(self, count: int) -> Iterator[list[MiniBatch]]:
+        """One decode step in `count` mini-batches, which begin together in modelled time."""
         self.settle()
         record = StepRecord()
         self.traffic.steps.append(record)
-        turnstile = Turnstile(lanes) if lanes > 1 else None
-        each = [Lane(self.now_ns, turnstile=turnstile, number=number) for number in range(lanes)]
+        turnstile = Turnstile(count) if count > 1 else None
+        each = [MiniBatch(self.now_ns, turnstile=turnstile, number=number) for number in range(count)]
         try:
             yield each
         except BaseException:
             self.traffic.steps.pop()
             raise
-        last = max(each, key=lambda lane: lane.now_ns)
+        last = max(each, key=lambda mini_batch: mini_batch.now_ns)
         record.ns, record.breakdown_ns = last.now_ns - self.now_ns, last.breakdown_ns
         self.now_ns = last.now_ns
         if self.flush_every and len(self.traffic.steps) % self.flush_every == 0:
             self.flush()
 
-    def _account(self, lane: Lane, done: list[Completion], lengths: I64) -> None:
+    def _account(self, mini_batch: MiniBatch, done: list[Completion], lengths: I64) -> None:
         """A layer ends when its slowest drive does; that drive's breakdown is the layer's."""
         slowest = max(done, key=lambda c: c.finish_ns)
-        lane.breakdown_ns.update(slowest.breakdown_ns)
-        lane.now_ns = slowest.finish_ns
+        mini_batch.breakdown_ns.update(slowest.breakdown_ns)
+        mini_batch.now_ns = slowest.finish_ns
         self.traffic.count_decode(done, int(lengths.sum()) * self.shape.kv_bytes_per_token // self.shape.layers)
 
     def _handles(self, batch: Batch, rows: Rows) -> list[tuple[int, ...]]:

@@ -29,10 +29,10 @@ def exercise(driver: Driver, prompt: int, tokens: int, seed: int = 0) -> dict[st
     digests = []
     for _ in range(tokens):
         outputs = sha256()
-        with driver.step(1) as (lane,):
+        with driver.step(1) as (mini_batch,):
             for layer in range(shape.layers):
                 q, k, v = (half(1, heads, shape.head_dim) for heads in (shape.q_heads, shape.kv_heads, shape.kv_heads))
-                outputs.update(driver.decode(batch, slice(None), lane, layer, q, k, v).tobytes())
+                outputs.update(driver.decode(batch, slice(None), mini_batch, layer, q, k, v).tobytes())
         digests.append(outputs.hexdigest())
     driver.free(batch)
     steps = driver.traffic.steps

@@ -12,27 +12,27 @@ class TurnBroken(RuntimeError):
 
 
 class Turnstile:
-    """Lets `lanes` threads through one at a time, round and round."""
+    """Lets `count` threads, numbered from 0, through one at a time, round and round."""
 
-    def __init__(self, lanes: int) -> None:
-        self._waiting = list(range(lanes))  # the head has its turn
+    def __init__(self, count: int) -> None:
+        self._waiting = list(range(count))  # the head has its turn
         self._change = Condition()
         self._broken = False
 
     @contextmanager
-    def turn(self, lane: int) -> Iterator[None]:
-        """Wait for this lane's turn; the next lane's begins when the block ends."""
+    def turn(self, number: int) -> Iterator[None]:
+        """Wait for this thread's turn; the next one's begins when the block ends."""
         with self._change:
-            self._change.wait_for(lambda: self._broken or self._waiting[0] == lane)
+            self._change.wait_for(lambda: self._broken or self._waiting[0] == number)
             if self._broken:
                 raise TurnBroken("another mini-batch of this step failed")
             yield
             self._waiting.append(self._waiting.pop(0))
             self._change.notify_all()
 
-    def leave(self, lane: int, failed: bool) -> None:
-        """This lane takes no more turns; when it failed, the others are woken with an error."""
+    def leave(self, number: int, failed: bool) -> None:
+        """This thread takes no more turns; when it failed, the others are woken with an error."""
         with self._change:
-            self._waiting.remove(lane)
+            self._waiting.remove(number)
             self._broken |= failed
             self._change.notify_all()

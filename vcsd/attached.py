@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -14,8 +13,8 @@ from csd_link.driveset import DriveSet
 from csd_spec import Budget, Compression, Device, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
-from host_driver.hf.cache import IMPLEMENTATION, Unsupported, model_shape
-from host_driver.hf.forward import csd_forward
+from host_driver.hf.forward import check_free, in_drives
+from host_driver.hf.shape import model_shape
 from host_driver.sharding import split_heads
 from vcsd.report import Report
 from vcsd.transport import check_method, methods_of, open_drives
@@ -91,19 +90,14 @@ def attach(
         known = _known_to_all(drives)
     if known is not None:
         check_method(attention, known)
-    before = model.config._attn_implementation
-    if before == IMPLEMENTATION:
-        raise Unsupported("this model is attached to drives already")
+    check_free(model)
     with ExitStack() as undo:
         devices: Sequence[Device] = undo.enter_context(open_drives(wanted)) if isinstance(drives, int) else drives
         driver = Driver(devices, shape, attention, budget, embedding_bits, flush_every)
         undo.callback(driver.close)
         if keep:
             undo.callback(driver.flush)
-        undo.callback(model.set_attn_implementation, before)
-        model.set_attn_implementation(IMPLEMENTATION)
-        undo.callback(_restore_forward, model, model.__dict__.get("forward"))
-        model.forward = csd_forward(model, driver, mini_batches)
+        undo.enter_context(in_drives(model, driver, mini_batches))
         yield Attached(driver, known)
 
 
@@ -113,10 +107,3 @@ def _known_to_all(devices: Sequence[Device]) -> Collection[str] | None:
         return None
     names = [device.methods for device in devices if isinstance(device, InProcessDevice)]
     return [name for name in names[0] if all(name in others for others in names)]
-
-
-def _restore_forward(model: PreTrainedModel, own: Any) -> None:
-    """Give back the instance's own forward, or the class's where it had none."""
-    del model.forward
-    if own is not None:
-        model.forward = own

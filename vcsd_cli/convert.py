@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vcsd_cli.shared import Output, OutputOption, err, show
+from vcsd.progress import status
+from vcsd_cli.shared import Output, OutputOption, show
 
 convert = typer.Typer(help="Turn models of other programs into folders that --model takes.")
 
@@ -27,7 +28,7 @@ def llama2c(
     """A llama2.c model and its tokenizer."""
     if out.exists():
         raise ValueError(f"{out} exists already")
-    with err.status("converting"):
+    with status("converting"):
         from eval.model.llama2c import convert_model
 
         shape = convert_model(model, tokenizer, out)

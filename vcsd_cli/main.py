@@ -7,41 +7,37 @@ import sys
 import typer
 
 from csd_spec import DeviceError
-from vcsd_cli import accuracy, bench, convert, drive, figures, guest, serve, trace
-from vcsd_cli.run import run
+from vcsd_cli.experiments import BENCH, EVAL
+from vcsd_cli.lazy import LazyGroup
 
-app = typer.Typer(
-    help="Virtual computational storage drives for in-storage attention.",
-    pretty_exceptions_enable=False,
-    add_completion=False,
+app = LazyGroup(
+    "vcsd",
+    "Virtual computational storage drives for in-storage attention.",
+    {
+        "run": "vcsd_cli.run:run",
+        "report": "eval.paper.report:report",
+        "id-ctrl": "vcsd_cli.drive:id_ctrl",
+        "id-ns": "vcsd_cli.drive:id_ns",
+        "format": "vcsd_cli.drive:format_drive",
+        "io-passthru": "vcsd_cli.drive:io_passthru",
+        "top": "vcsd_cli.drive:top",
+        "doctor": "vcsd_cli.drive:doctor",
+        "snapshot": "vcsd_cli.drive:snapshot",
+        "restore": "vcsd_cli.drive:restore",
+        "serve": "vcsd_cli.serve:serve",
+        "create": "vcsd_cli.serve:create",
+        "list": "vcsd_cli.serve:list_drives",
+        "delete": "vcsd_cli.serve:delete",
+        "bench": LazyGroup("bench", "Measure the emulator itself, beside its rivals.", BENCH),
+        "eval": LazyGroup("eval", "Measure what methods and drives are worth.", EVAL),
+        "log": "vcsd_cli.drive:log",
+        "config": "vcsd_cli.drive:config",
+        "convert": "vcsd_cli.convert:convert",
+        "guest": "vcsd_cli.guest:guest",
+        "nvmevirt": "vcsd_cli.guest:nvmevirt",
+        "trace": "vcsd_cli.trace:trace",
+    },
 )
-app.command()(run)
-app.add_typer(bench.bench, name="bench")
-app.add_typer(accuracy.evaluate, name="eval")
-app.add_typer(drive.log, name="log")
-app.command()(figures.report)
-app.add_typer(drive.config, name="config")
-app.command("id-ctrl")(drive.id_ctrl)
-app.command("id-ns")(drive.id_ns)
-app.command("format")(drive.format_drive)
-app.command("io-passthru")(drive.io_passthru)
-app.command()(drive.top)
-app.command()(drive.doctor)
-app.command()(drive.snapshot)
-app.command()(drive.restore)
-app.add_typer(convert.convert, name="convert")
-app.add_typer(guest.guest, name="guest")
-app.add_typer(guest.nvmevirt, name="nvmevirt")
-app.command()(serve.serve)
-app.command()(serve.create)
-app.command("list")(serve.list_drives)
-app.command()(serve.delete)
-app.add_typer(trace.trace, name="trace")
-
-
-@app.callback()
-def root() -> None:
-    """Virtual computational storage drives for in-storage attention."""
 
 
 def main() -> None:

@@ -14,16 +14,10 @@ from csd_link.driveset import DriveSet
 from csd_spec import Budget, Compression, Fixed, SparFParams
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_drive
+from vcsd.options import MethodsFile, ModelFolder
+from vcsd.progress import progress, status
 from vcsd.transport import TRANSPORT_HELP, check_method, methods_of
-from vcsd_cli.shared import (
-    ATTENTION_HELP,
-    MethodsOption,
-    Output,
-    OutputOption,
-    err,
-    progress,
-    stdout,
-)
+from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, stdout
 
 
 class Processor(StrEnum):
@@ -51,7 +45,7 @@ class ConventionName(StrEnum):
 def run(
     prompt: Annotated[str | None, typer.Option(help="text to continue (default: a text about drives)")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="file with the text to continue")] = None,
-    model: Annotated[Path | None, typer.Option(help="folder of a decoder (default: the shipped one)")] = None,
+    model: ModelFolder = None,
     drives: Annotated[int, typer.Option(help="virtual drives that share the KV heads")] = 2,
     attention: Annotated[str, typer.Option(help=ATTENTION_HELP)] = "sparf",
     compression: Annotated[float | None, typer.Option(help="use 1/C of K and V (default: 8; 1 is dense)")] = None,
@@ -69,7 +63,7 @@ def run(
     flush_every: Annotated[int, typer.Option(min=0, help="flush drives after so many steps; 0: never")] = 0,
     restart: Annotated[bool, typer.Option(help="begin a drive again that dies, where it has its own process")] = True,
     device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
-    methods: MethodsOption = None,
+    methods: MethodsFile = None,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Continue a text with attention in drives, and compare with ordinary attention."""
@@ -78,8 +72,8 @@ def run(
     check_method(attention, methods_of(wanted))
     budget = _budget(attention, compression, convention, r, k, recent)
     text = _prompt(prompt, prompt_file)
-    with err.status("loading the model"):
-        from host_driver.hf.cache import model_shape
+    with status("loading the model"):
+        from host_driver.hf.shape import model_shape
         from host_driver.sharding import split_heads
         from vcsd.generate import CHECKPOINT, decode, encode, load
 

@@ -16,7 +16,8 @@ from rich.table import Table
 from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, window_path
 from csd_link.served_drive import ADMIN, ServedDrive, ServedDrives
 from nvmevirt_config import load_config
-from vcsd_cli.shared import MethodsOption, Output, OutputOption, err, print_json, stdout
+from vcsd.options import MethodsFile
+from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
 
 def home() -> Path:
@@ -49,7 +50,7 @@ def serve(
     restart: Annotated[bool | None, typer.Option("--restart/--no-restart", help=RESTART_HELP)] = None,
     window: Annotated[Path | None, typer.Option(help=WINDOW_HELP)] = None,
     mount: Annotated[Path | None, typer.Option(help="folder in which each drive is mounted under its name")] = None,
-    methods: MethodsOption = None,
+    methods: MethodsFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but what went wrong")] = False,
 ) -> None:
     """Serve drives, each in a process of its own, until interrupted."""

@@ -1,19 +1,20 @@
-"""What commands have in common: options, tables, progress."""
+"""What commands have in common: options and how results are printed."""
 
 from __future__ import annotations
 
 import json
 import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-err = Console(stderr=True)
+from vcsd.progress import err
+from vcsd.tables import flat_table
+
+__all__ = ["ATTENTION_HELP", "Output", "OutputLetterOption", "OutputOption", "err", "print_json", "show", "stdout"]
+
 ATTENTION_HELP = "how drives attend: dense, sparf, or another method of attention_engine (see docs/methods.md)"
 
 
@@ -29,58 +30,19 @@ class Output(StrEnum):
     JSON = "json"
 
 
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="normal: for people; json: for programs")]
-
-
-MethodsOption = Annotated[Path | None, typer.Option("--methods", help="Python file with methods of your own")]
-
-
-def numbers(name: str, text: str, kind: type = int) -> list[Any]:
-    """An option's numbers with commas between them, each at least 1."""
-    try:
-        found = [kind(each) for each in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"{name} = {text!r}: needs numbers with commas between them") from error
-    if min(found) < 1:
-        raise ValueError(f"{name} = {text!r}: must be at least 1")
-    return found
+_OUTPUT_HELP = "normal: for people; json: for programs"
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help=_OUTPUT_HELP)]
+OutputLetterOption = Annotated[Output, typer.Option("-o", help=_OUTPUT_HELP)]  # where --output says something else
 
 
 def show(title: str, result: dict[str, Any], output: Output) -> None:
     """A flat result as a table or as json."""
     if output is Output.JSON:
-        print(json.dumps(result))
-        return
-    table = Table(title=title, title_justify="left")
-    table.add_column("what")
-    table.add_column("figure", justify="right")
-    for name, value in result.items():
-        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else str(value))
-    stdout().print(table)
+        print_json(result)
+    else:
+        stdout().print(flat_table(title, result))
 
 
 def print_json(result: object) -> None:
     """A result for programs."""
     print(json.dumps(result))
-
-
-class progress:  # noqa: N801 - used as a function
-    """A progress bar on stderr that appears with the first tick; nothing when that is no terminal."""
-
-    def __init__(self, what: str, total: int) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self.bar = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
-        self.task = self.bar.add_task(what, total=total)
-
-    def __enter__(self) -> Any:
-        return self._tick
-
-    def _tick(self, _: Any) -> None:
-        if not self.bar.live.is_started:
-            if sys.stdout.isatty():
-                print(flush=True)
-            self.bar.start()
-        self.bar.advance(self.task)
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()

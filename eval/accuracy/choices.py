@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -14,8 +14,13 @@ from attention_engine import METHODS, Queries, Step
 from attention_engine.oracle import sparf, token_scores
 from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.accuracy.record import Recorded, record
+from eval.accuracy.record import TEXT, Recorded, record
+from eval.experiment import Outcome, flat
+from eval.options import TextFile
 from ftl import Ftl
+from vcsd.generate import CHECKPOINT, load
+from vcsd.options import ModelFolder
+from vcsd.progress import Tick, no_tick, progress, status
 
 TIE = 1e-5  # relative to the k-th score, the sum of weights: tokens that are nearer to it may be chosen in any order
 
@@ -29,7 +34,7 @@ def compare_choices(
     tokens: int,
     steps: int,
     compression: float,
-    tick: Callable[[object], None] | None = None,
+    tick: Tick = no_tick,
 ) -> dict[str, Any]:
     """Choices of all layers and KV heads in `steps` decode steps behind `tokens` tokens of a text.
 
@@ -53,8 +58,7 @@ def compare_choices(
                 kth = scores[np.setdiff1d(theirs, forced)].min()
                 apart += odd.size
                 beyond += int((np.abs(scores[odd] - kth) > TIE).sum())
-        if tick:
-            tick(None)
+        tick(None)
     return {
         "steps": steps,
         "layers": len(layers),
@@ -90,3 +94,20 @@ def _choices(recorded: Recorded, tokens: int, compression: float) -> Any:
             theirs = sparf(q[head].astype(np.float64), K, K, params.r, params.k, params.l)[2]
             forced = np.arange(stored - params.l, stored)
             yield step.chosen[0][head, : step.chosen[1][head]], theirs, forced, scores
+
+
+def experiment(
+    text: TextFile = None,
+    model: ModelFolder = None,
+    tokens: Annotated[int, typer.Option(min=64, help="tokens before the first step")] = 1024,
+    steps: Annotated[int, typer.Option(min=1, help="decode steps")] = 1000,
+    compression: Annotated[float, typer.Option(help="C of 1/C of K and V")] = 8,
+) -> Outcome:
+    """SparF's choice of tokens in every layer and head of recorded decode steps, against float64 Algorithm 1."""
+    Compression(compression)
+    with status("loading the model"):
+        loaded, tokenizer = load(model or CHECKPOINT)
+        written = (text or TEXT).read_text(encoding="utf-8")
+    with progress("layers", loaded.config.num_hidden_layers) as tick:
+        result = compare_choices(loaded, tokenizer, written, tokens, steps, compression, tick)
+    return flat("SparF's choice of tokens against the oracle", result)

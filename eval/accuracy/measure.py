@@ -8,10 +8,9 @@ is the method's too.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,144 +19,16 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import vcsd
-from attention_engine import METHODS, Methods
 from csd_spec import Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from csd_spec.sparf import Convention
-from eval.accuracy.selectors import OURS, Contender
+from eval.accuracy.plan import Counts, Journal, Plan, Turn
+from eval.accuracy.prefilled import Prefilled
+from eval.accuracy.selectors import Contender
 from eval.accuracy.tasks import TASKS, Room, Sample
-from eval.plot import new_figure, save_figure
+from vcsd.progress import Tick, no_tick
 
 BATCH = 8  # samples that are decoded together
 RESAMPLES = 2000  # of the bootstrap
-Counts = dict[str, tuple[float, float]]  # a sample's figures: what it adds to a sum, and to what that is divided by
-Tick = Callable[[object], None]
-
-
-def contenders(names: Iterable[str], methods: Methods = METHODS) -> list[Contender]:
-    """Methods by name: those of a table, or `ours` and the variants of it that need no set-up."""
-    ours = {each.name: each for each in OURS if not (each.cache_share or each.similar)}
-    ours["ours"] = replace(ours["ours-int4"], name="ours")
-    known = {name: Contender(name, name) for name in methods} | ours
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"method = {unknown[0]!r}: must be one of {', '.join(sorted(known))}")
-    return [known[name] for name in dict.fromkeys(names)]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be measured. compressions: every method is run at each, dense at 1 alone.
-
-    own_methods: the file that some of the methods are from.
-    """
-
-    task: str
-    data: Path | None
-    methods: tuple[Contender, ...]
-    compressions: tuple[float, ...]
-    convention: Convention
-    samples: int
-    drives: int
-    max_context: int
-    seed: int
-    own_methods: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ValueError(f"task = {self.task!r}: must be one of {', '.join(TASKS)}")
-        if self.samples < 1:
-            raise ValueError(f"samples = {self.samples}: at least 1 is needed")
-        for c in self.compressions:
-            Compression(c, self.convention)
-
-    def turns(self) -> list[tuple[Contender, float]]:
-        """Every method with every compression, those of one storage format together."""
-        turns = [(m, c) for m in self.methods for c in (self.compressions if m.name != "dense" else (1.0,))]
-        return sorted(turns, key=lambda turn: -turn[0].bits)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One method at one compression on one batch: counts of each sample, and bytes by the drives' account."""
-
-    batch: int
-    method: str
-    compression: float
-    samples: list[Counts]
-    groups: list[str]
-    useful_bytes: int
-    fetched_bytes: int
-    dense_bytes: int
-
-
-@dataclass(slots=True)
-class Journal:
-    """Turns that are done, kept in a file while a run lasts, so that a killed one goes on where it stopped."""
-
-    path: Path | None
-    done: list[Turn] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.path and self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                try:
-                    self.done.append(Turn(**json.loads(line)))
-                except (ValueError, TypeError):
-                    break  # the line during which the run was killed
-            self.path.write_text("".join(json.dumps(asdict(turn)) + "\n" for turn in self.done), encoding="utf-8")
-
-    def has(self, batch: int, method: str, c: float) -> bool:
-        return any((turn.batch, turn.method, turn.compression) == (batch, method, c) for turn in self.done)
-
-    def add(self, turn: Turn) -> None:
-        self.done.append(turn)
-        if self.path:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(turn)) + "\n")
-
-    def close(self) -> None:
-        """The run is over: nothing is left to go on with."""
-        if self.path:
-            self.path.unlink(missing_ok=True)
-
-
-class Prefilled:
-    """Prompts of which drives hold all but the last token."""
-
-    def __init__(self, model: PreTrainedModel, prompts: list[list[int]]) -> None:
-        self.model = model
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
-        self.mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
-        self.last, self.cache = ids[:, -1:], None
-        self.takes_positions = "position_ids" in model.forward.__wrapped__.__code__.co_varnames
-        self._forward(ids[:, :-1], self.mask[:, :-1])
-
-    def decode(self, steps: int, choose: Callable[[int, torch.Tensor], torch.Tensor | None]) -> None:
-        """Step on from the prompts' last tokens; afterwards the cache is as before.
-
-        choose(step, logits (B, vocabulary)) gives the next tokens (B,), or None to end early.
-        """
-        ids, mask, stored = self.last, self.mask, 0
-        for step in range(steps):
-            logits = self._forward(ids, mask)
-            stored += 1
-            chosen = choose(step, logits)
-            if chosen is None:
-                break
-            ids = chosen[:, None].to(mask.device)
-            mask = torch.cat([mask, torch.ones_like(ids)], 1)
-        assert self.cache is not None
-        self.cache.crop(-stored)
-
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        extra = {"position_ids": positions} if self.takes_positions else {}
-        out = self.model(input_ids=ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, **extra)
-        self.cache = out.past_key_values
-        last: torch.Tensor = out.logits[:, -1].float()
-        return last
 
 
 @torch.inference_mode()
@@ -166,7 +37,7 @@ def measure_accuracy(
     tokenizer: PreTrainedTokenizerBase,
     plan: Plan,
     progress_dir: Path | None = None,
-    tick: Tick | None = None,
+    tick: Tick = no_tick,
 ) -> dict[str, Any]:
     """Every method of a plan at every compression, with bootstrap intervals of 95 % over the samples.
 
@@ -185,7 +56,7 @@ def measure_accuracy(
     journal = Journal(progress_dir and progress_dir / f"{_fingerprint(model, plan)}.jsonl")
     subject = Subject(model, tokenizer, plan)
     for number, first in enumerate(range(0, len(samples), BATCH)):
-        subject.measure(number, samples[first : first + BATCH], journal, tick or (lambda _: None))
+        subject.measure(number, samples[first : first + BATCH], journal, tick)
     rows = [row | {"rule": rule} for contender, c in plan.turns() for row in _rows(journal.done, contender, c, plan)]
     journal.close()
     return {
@@ -364,29 +235,3 @@ def _fingerprint(model: PreTrainedModel, plan: Plan) -> str:
         for path in sorted((root / package).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def plot_accuracy(result: dict[str, Any], path: Path) -> None:
-    """The task's first figure over the compression, with its interval, a line for each method."""
-    figure, axes = new_figure()
-    metric = result["rows"][0]["metric"]
-    for name in dict.fromkeys(row["method"] for row in result["rows"]):
-        rows = [row for row in result["rows"] if (row["method"], row["metric"]) == (name, metric)]
-        x = [row["compression"] for row in rows]
-        y = [row["value"] for row in rows]
-        if name == "dense":
-            axes.axhline(y[0], color="black", linewidth=0.8, label=name)
-            continue
-        spread = [
-            [v - row["ci_low"] for v, row in zip(y, rows, strict=True)],
-            [row["ci_high"] - v for v, row in zip(y, rows, strict=True)],
-        ]
-        axes.errorbar(x, y, yerr=np.maximum(spread, 0), marker="o", markersize=3, capsize=2, linewidth=1, label=name)
-    axes.set_xscale("log", base=2)
-    axes.set(
-        xlabel=f"compression ({result['rows'][0]['convention']})",
-        ylabel=metric.replace("_", " "),
-        title=f"{result['task']}, {result['samples']} samples",
-    )
-    axes.legend(fontsize=7)
-    save_figure(figure, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 F16 = NDArray[np.float16]
+TEXT = Path(__file__).parent / "passage.txt"  # the beginning of Coriolanus
 
 
 @dataclass(frozen=True, slots=True)

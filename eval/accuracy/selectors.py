@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Queries, Read, Step
+from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Queries, Read, Step, load_methods
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.accuracy.record import Recorded, record
+from eval.accuracy.record import TEXT, Recorded, record
+from eval.experiment import Outcome
+from eval.options import Picture, TextFile, check_picture, numbers
 from eval.plot import new_figure, save_figure
 from ftl import Ftl
+from vcsd.generate import CHECKPOINT, load
+from vcsd.options import MethodsFile, ModelFolder
+from vcsd.progress import Tick, no_tick, progress, status
+from vcsd.tables import table
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-TEXT = Path(__file__).parent / "passage.txt"  # the beginning of Coriolanus
 WINDOW = 256  # tokens among which pages are shared out
 TOLERANCE = 1.02  # of a budget: channels and tokens are whole
 
@@ -63,6 +67,15 @@ def contenders(methods: Methods = METHODS) -> list[Contender]:
     return [*(Contender(name, name) for name in methods if name not in mine), *OURS]
 
 
+@dataclass(frozen=True, slots=True)
+class Passages:
+    """What is recorded of a text."""
+
+    tokens: Annotated[int, typer.Option(min=64, help="prompt length")] = 1536
+    steps: Annotated[int, typer.Option(min=1, help="decode steps")] = 8
+    sequences: Annotated[int, typer.Option(min=1, help="passages of the text")] = 4
+
+
 @dataclass(slots=True)
 class Tally:
     """Sums over steps, layers, sequences and heads."""
@@ -79,11 +92,9 @@ def bench_selectors(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     text: str,
-    tokens: int,
-    steps: int,
-    sequences: int,
+    passages: Passages,
     compressions: list[float],
-    tick: Callable[[object], None] | None = None,
+    tick: Tick = no_tick,
     methods: Methods = METHODS,
 ) -> dict[str, Any]:
     """Every method at every budget 1/c (`bytes` convention) on `steps` decode steps behind `tokens` tokens.
@@ -94,6 +105,7 @@ def bench_selectors(
     use more than their budget, since scoring alone costs more or every query head fetches for itself, are set apart.
     """
     ids = torch.tensor(tokenizer(text)["input_ids"])
+    tokens, steps, sequences = passages.tokens, passages.steps, passages.sequences
     length = tokens + steps
     if ids.numel() < length + sequences:
         raise ValueError(f"the text has {ids.numel()} tokens: at least {length + sequences} are needed")
@@ -110,8 +122,7 @@ def bench_selectors(
             tally = Tally()
             for recorded, weights in zip(layers, gathered, strict=True):
                 _run(contender, methods[contender.method], c, recorded, weights, tally)
-                if tick:
-                    tick(None)
+                tick(None)
             count = steps * len(layers)
             useful = tally.useful / tally.dense
             row = {
@@ -223,8 +234,8 @@ def _count(tally: Tally, step: Step, out: F32, recorded: Recorded, stored: int) 
     tally.dense += step.streams * stored * step.head_dim * 4
 
 
-def plot_selectors(result: dict[str, Any], path: Path) -> None:
-    """Error over bytes fetched, a line for each method."""
+def errors_over_bytes(result: dict[str, Any]) -> Any:
+    """A figure of the error over the bytes fetched, a line for each method."""
     figure, axes = new_figure()
     for name in dict.fromkeys(row["name"] for row in result["methods"] if row["name"] != "dense"):
         rows = [row for row in result["methods"] if row["name"] == name]
@@ -234,4 +245,43 @@ def plot_selectors(result: dict[str, Any], path: Path) -> None:
         xscale="log", yscale="log", xlabel="bytes fetched / bytes of K and V", ylabel="relative error of the output"
     )
     axes.legend(fontsize=6, ncols=2)
-    save_figure(figure, path)
+    return figure
+
+
+def experiment(
+    passages: Passages,
+    text: TextFile = None,
+    model: ModelFolder = None,
+    compression: Annotated[
+        str, typer.Option(help="budgets 1/C in the bytes convention, with commas")
+    ] = "2,4,5.333,8,16",
+    plot: Picture = None,
+    methods: MethodsFile = None,
+) -> Outcome:
+    """Every method's bytes, error and modelled time on recorded q, k, v."""
+    compressions = numbers("compression", compression, float)
+    known = load_methods(methods)
+    check_picture(plot)
+    with status("loading the model"):
+        loaded, tokenizer = load(model or CHECKPOINT)
+        written = (text or TEXT).read_text(encoding="utf-8")
+    turns = (len(contenders(known)) - 1) * len(compressions) + 1
+    with progress("layers", turns * loaded.config.num_hidden_layers) as tick:
+        result = bench_selectors(loaded, tokenizer, written, passages, compressions, tick, known)
+    if plot:
+        save_figure(errors_over_bytes(result), plot)
+    names = sorted({row["name"] for row in result["beyond_budget"]})
+    notes = [f"rows beyond their budget are in the json only: {', '.join(names)}"] if names else []
+    return Outcome(result, [_shown(result)], notes)
+
+
+def _shown(result: dict[str, Any]) -> Any:
+    """A table of the methods."""
+    rows = []
+    for row in result["methods"]:
+        shares = (row["budget"], row["bytes_fetched_share"], row["bytes_useful_share"])
+        figures = *(f"{share:.3f}" for share in shares), f"{row['output_rel_error']:.4f}", f"{row['mass_recall']:.4f}"
+        rows.append((row["name"], *figures, f"{row['serial_us']:,.0f}", f"{row['overlapped_us']:,.0f}"))
+    size = f"{result['sequences']} x {result['tokens']} + {result['steps']} tokens"
+    columns = ("method", "budget", "fetched", "useful", "error", "mass", "serial us", "overlapped us")
+    return table(f"Selectors, {size}, times of a layer's step on one drive", columns, rows)

@@ -6,16 +6,19 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from csd_spec import DriveSpec, Geometry, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.view import BANK_SHIFT, UNMAPPED
+from eval.experiment import Outcome, flat
 from ftl import Ftl, FtlError, Nand, OutOfSpace
 from ftl.flash.nand import ERASED, Erase, Operation, Program
+from vcsd.progress import Tick, no_tick, progress
 
 HEADS, LAYERS, DIM = 2, 2, 16
 F16 = NDArray[np.float16]
@@ -218,7 +221,7 @@ def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
     return rows.view(np.float16)
 
 
-def bench_crash(cuts: int, seed: int, tick: Callable[[object], None] | None = None) -> dict[str, Any]:
+def bench_crash(cuts: int, seed: int, tick: Tick = no_tick) -> dict[str, Any]:
     """Cut the power before, in the middle of and after every operation of a trace; `cuts` is the least number.
 
     Three traces of other seeds, four times as long, are cut at random moments, a tenth as often in all. lost:
@@ -234,7 +237,7 @@ def bench_crash(cuts: int, seed: int, tick: Callable[[object], None] | None = No
     return counts | {"cuts_of_every_moment": every, "cuts_at_random": total["cuts"] - every, "seed": seed}
 
 
-def _sweep(seed: int, operations: int, share: float, tick: Callable[[object], None] | None) -> Counter[str]:
+def _sweep(seed: int, operations: int, share: float, tick: Tick) -> Counter[str]:
     """Record a trace and cut it at this share of its moments."""
     trace, total = record(seed, operations), Counter[str]()
     generator = np.random.default_rng(seed)
@@ -257,9 +260,18 @@ def _sweep(seed: int, operations: int, share: float, tick: Callable[[object], No
             if undo:
                 undo()
             total.update(cuts=1, lost=missing, wrong=bad, recovered=int(not (missing or bad)))
-            if tick:
-                tick(None)
+            tick(None)
         if number < len(trace.operations):
             _apply(nand, trace.operations[number])
     total["commits"] = len(trace.commits)
     return total
+
+
+def experiment(
+    cuts: Annotated[int, typer.Option(min=2, help="cut points at the least")] = 10_000,
+    seed: Annotated[int, typer.Option(help="of the trace")] = 0,
+) -> Outcome:
+    """Cut the power at every moment of a trace of all verbs, and at random in longer ones; then compare every byte."""
+    with progress("power cuts", cuts + cuts // 10) as tick:
+        result = bench_crash(cuts, seed, tick)
+    return flat("power cuts", result, failed=bool(result["lost"] or result["wrong"]))

@@ -4,50 +4,60 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
+import typer
 from transformers import PreTrainedModel
 
 import vcsd
+from eval.experiment import Outcome
+from vcsd.generate import CHECKPOINT
+from vcsd.generate import load as load_model
+from vcsd.options import ModelFolder
+from vcsd.progress import Tick, no_tick, progress
+from vcsd.tables import table
 
 ATTENTIONS = ("sdpa", "dense", "sparf")
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is decoded, and how often."""
+
+    tokens: Annotated[int, typer.Option(min=1, help="prompt length")] = 1024
+    steps: Annotated[int, typer.Option(min=1, help="decode steps a run")] = 16
+    drives: Annotated[int, typer.Option(help="virtual drives")] = 2
+    batch: Annotated[int, typer.Option(min=1, help="sequences")] = 4
+    repeats: Annotated[int, typer.Option(min=1, help="runs that count")] = 5
+
+
 @torch.inference_mode()
-def bench_decode(
-    model: PreTrainedModel,
-    tokens: int,
-    steps: int,
-    drives: int,
-    batch: int,
-    repeats: int,
-    tick: Callable[[object], None] | None = None,
-) -> dict[str, Any]:
-    """Wall milliseconds of a decode step after a prompt of `tokens` random tokens: ordinary attention and drives.
+def bench_decode(model: PreTrainedModel, load: Load, tick: Tick = no_tick) -> dict[str, Any]:
+    """Wall milliseconds of a decode step after a prompt of random tokens: ordinary attention and drives.
 
     The ways take turns, `repeats` times; medians are reported, and how many times ordinary attention's wall time
     the emulator takes.
     """
     torch.manual_seed(0)
-    prompt = torch.randint(1, model.config.vocab_size, (batch, tokens))
+    prompt = torch.randint(1, model.config.vocab_size, (load.batch, load.tokens))
     taken: dict[str, list[float]] = {name: [] for name in ATTENTIONS}
-    for _ in range(repeats + 1):
+    for _ in range(load.repeats + 1):
         for name in ATTENTIONS:
-            taken[name].append(_step_ms(model, prompt, steps, drives, name))
-            if tick:
-                tick(None)
+            taken[name].append(_step_ms(model, prompt, load, name))
+            tick(None)
     median = {name: statistics.median(times[1:]) for name, times in taken.items()}  # the first run compiles
     slowdown = {name: ms / median["sdpa"] for name, ms in median.items()}
-    return {"tokens": tokens, "batch": batch, "drives": drives, "step_ms": median, "wall_over_sdpa": slowdown}
+    setting = {"tokens": load.tokens, "batch": load.batch, "drives": load.drives}
+    return setting | {"step_ms": median, "wall_over_sdpa": slowdown}
 
 
-def _step_ms(model: PreTrainedModel, prompt: torch.Tensor, steps: int, drives: int, name: str) -> float:
+def _step_ms(model: PreTrainedModel, prompt: torch.Tensor, load: Load, name: str) -> float:
     if name == "sdpa":
-        return _timed(model, prompt, steps)
-    with vcsd.attach(model, drives=drives, attention=name):
-        return _timed(model, prompt, steps)
+        return _timed(model, prompt, load.steps)
+    with vcsd.attach(model, drives=load.drives, attention=name):
+        return _timed(model, prompt, load.steps)
 
 
 def _timed(model: PreTrainedModel, prompt: torch.Tensor, steps: int) -> float:
@@ -57,3 +67,15 @@ def _timed(model: PreTrainedModel, prompt: torch.Tensor, steps: int) -> float:
         best = out.logits[:, -1:].argmax(-1)
         out = model(input_ids=best, past_key_values=out.past_key_values, use_cache=True)
     return (time.perf_counter() - began) / steps * 1e3
+
+
+def experiment(load: Load, model: ModelFolder = None) -> Outcome:
+    """Wall time of a decode step: ordinary attention against emulated drives."""
+    loaded, _ = load_model(model or CHECKPOINT)
+    if load.tokens + load.steps > loaded.config.max_position_embeddings:
+        raise ValueError(f"tokens = {load.tokens}: the model's context is {loaded.config.max_position_embeddings}")
+    with progress("runs", (load.repeats + 1) * len(ATTENTIONS)) as tick:
+        result = bench_decode(loaded, load, tick)
+    title = f"Decode step, {load.batch} x {load.tokens} tokens, {load.drives} drives (wall time)"
+    rows = [(name, f"{ms:.1f}", f"{result['wall_over_sdpa'][name]:.2f}x") for name, ms in result["step_ms"].items()]
+    return Outcome(result, [table(title, ("attention", "ms", "of sdpa's"), rows)])

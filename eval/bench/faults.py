@@ -8,21 +8,23 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
 import vcsd
 from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import pid_path
 from csd_spec import Compression
+from eval.experiment import Outcome, flat
 from vcsd.generate import CHECKPOINT, PROMPT, encode, generate, load
+from vcsd.progress import Tick, progress
 
-Tick = Callable[[Any], None]
 MAX_PAUSE_S = 0.4  # between two kills
 
 
@@ -108,3 +110,16 @@ def _delays(devices: Sequence[RecoveringDevice], moments: dict[str, list[float]]
                 recoveries.append(ended - kills[0])
             before = ended
     return notices, recoveries
+
+
+def experiment(
+    kills: Annotated[int, typer.Option(min=1, help="drives to kill")] = 100,
+    drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, a process each")] = 2,
+    tokens: Annotated[int, typer.Option(min=1, max=512, help="length of a decode; as many as it takes")] = 128,
+    flush_every: Annotated[int, typer.Option(min=0, help="decode steps between flushes; 0: never")] = 8,
+    seed: Annotated[int, typer.Option(help="of the moments")] = 0,
+) -> Outcome:
+    """Kill drives (SIGKILL) at random moments of a decode; they come back and the tokens stay the same."""
+    with progress("kills", kills) as tick:
+        result = bench_faults(kills, drives, tokens, flush_every, seed, tick)
+    return flat("faults", result, failed=bool(result["lost_tokens"] or result["wrong_tokens"]))

@@ -6,21 +6,66 @@ import csv
 import heapq
 import resource
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
-from csd_spec import BlockSsdSpec, DriveSpec, Geometry, KvLayout
-from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec import DriveSpec, Geometry, KvLayout
+from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH
+from eval.experiment import Outcome, flat
 from eval.rivals.conventional import ConventionalSsd
 from ftl import Ftl, Nand, OutOfSpace
+from vcsd.progress import Tick, no_tick, progress, status
 
-Tick = Callable[[object], None] | None
 I64 = NDArray[np.int64]
+
+
+class Workload(StrEnum):
+    """What is put on a drive."""
+
+    RANDREAD = "randread"
+    ATTENTION = "attention"
+    CHURN = "churn"
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Load `randread`: a closed loop on a conventional SSD."""
+
+    preset: Annotated[str, typer.Option(help="randread: which conventional SSD")] = "nvmevirt-970pro"
+    block_bytes: Annotated[int, typer.Option(help="randread: size of a request")] = 4096
+    qd: Annotated[int, typer.Option(min=1, max=65536, help="randread: requests under way")] = 16
+    read_percent: Annotated[int, typer.Option(min=0, max=100, help="randread: share of reads")] = 100
+    requests: Annotated[int, typer.Option(min=1, help="randread: requests; attention: layers read")] = 1_000_000
+
+    def __post_init__(self) -> None:
+        if self.preset not in BLOCK_SSDS:
+            raise ValueError(f"preset = {self.preset!r}: must be one of {', '.join(BLOCK_SSDS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Load `attention`: heads' pages, on a drive that prefilled sequences have filled to a share."""
+
+    capacity_gb: Annotated[int, typer.Option(min=1, help="attention: capacity of the drive, 10^9 bytes")] = 64
+    fill: Annotated[float, typer.Option(min=0.01, max=0.9, help="attention: share that is filled first")] = 0.5
+    heads: Annotated[int, typer.Option(min=1, max=128, help="attention: KV heads")] = 40
+    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="attention: tokens of a sequence")] = 1536
+    compression: Annotated[int, typer.Option(min=1, max=64, help="attention: SparF at 1/C")] = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Churn:
+    """Load `churn`: requests come, decode and go."""
+
+    trace: Annotated[Path | None, typer.Option(help="churn: CSV with lengths of requests")] = None
+    full: Annotated[float, typer.Option(min=0.1, max=0.85, help="churn: share of the drive in use")] = 0.8
+    erase_mean: Annotated[float, typer.Option(min=0.1, help="churn: run until blocks are worn this much")] = 50.0
 
 
 def peak_rss_bytes() -> int:
@@ -40,14 +85,13 @@ def latency_keys(latencies: I64, end_ns: int, wall_s: float) -> dict[str, float]
     }
 
 
-def bench_randread(
-    spec: BlockSsdSpec, block_bytes: int, depth: int, read_percent: int, requests: int, seed: int
-) -> dict[str, Any]:
+def bench_randread(load: Requests, seed: int = 0) -> dict[str, Any]:
     """Closed loop of random requests, aligned to their size, on a drive that was filled sequentially."""
+    spec, depth, block_bytes, read_percent = BLOCK_SSDS[load.preset], load.qd, load.block_bytes, load.read_percent
     ConventionalSsd(spec).closed_loop(depth, 64, block_bytes, read_percent)  # compiles
     drive = ConventionalSsd(spec)
     began = time.perf_counter()
-    end_ns, latencies = drive.closed_loop(depth, requests, block_bytes, read_percent, seed)
+    end_ns, latencies = drive.closed_loop(depth, load.requests, block_bytes, read_percent, seed)
     wall_s = time.perf_counter() - began
     host, moved = drive.units_written
     setting = {"preset": spec.name, "block_bytes": block_bytes, "qd": depth, "read_percent": read_percent}
@@ -61,29 +105,26 @@ def with_capacity(spec: DriveSpec, capacity_bytes: int) -> DriveSpec:
     return replace(spec, geometry=replace(g, blocks_per_plane=blocks))
 
 
-def bench_attention(
-    capacity_bytes: int, fill: float, heads: int, tokens: int, requests: int, compression: int, tick: Tick = None
-) -> dict[str, Any]:
+def bench_attention(load: Reads, requests: int) -> dict[str, Any]:
     """Page lists of heads, read against contention, on a drive that prefilled sequences have filled to a share.
 
-    Each request is one sequence's layer as SparF at 1 / compression reads it: embedding pages of the selected
+    Each request is one sequence's layer as SparF at 1 / C reads it: embedding pages of the selected
     channels, then the token pages behind random tokens of K and of V. pages_per_wall_s covers finding the pages
     and their modelled time. balance is the busiest channel over the mean for one head's K, V and embedding pages.
     """
-    spec = with_capacity(INSTCSD_ZYNQ7045_8CH, capacity_bytes)
+    spec = with_capacity(INSTCSD_ZYNQ7045_8CH, load.capacity_gb * 10**9)
+    heads, tokens = load.heads, load.tokens
     ftl = Ftl(spec, Nand(spec.geometry, payload=False))
     layout = KvLayout.for_context(spec.geometry.page_bytes, 128, tokens)
     layers, used = 40, 0
     handles: list[int] = []
-    while used < fill * spec.geometry.pages:
+    while used < load.fill * spec.geometry.pages:
         (handle,) = ftl.create(1, layers, heads, layout)
         for layer in range(layers):
             used += ftl.append([handle], layer, np.array([tokens]), None, None, 0)[0]
         handles.append(handle)
-        if tick:
-            tick(None)
     generator = np.random.default_rng(0)
-    k, r = tokens // compression, max(1, 128 // compression)
+    k, r = tokens // load.compression, max(1, 128 // load.compression)
     counts = np.full(heads, k, np.int64)
     picks = [
         (
@@ -181,21 +222,21 @@ CHURN_MODEL = {"layers": 4, "heads": 4}  # small as the drive is small: it holds
 STEP = 16  # tokens that every live request decodes between two looks at what has ended
 
 
-def bench_churn(trace: Path | None, full: float, erase_mean: float, seed: int, tick: Tick = None) -> dict[str, Any]:
+def bench_churn(load: Churn, seed: int = 0, tick: Tick = no_tick) -> dict[str, Any]:
     """Requests come, decode side by side and go, at `full` of the drive's capacity, until blocks have been erased
     `erase_mean` times on average.
 
     waf: pages programmed over full pages of K, V and embedding-indexed K.
     """
     ftl = Ftl(CHURN_DRIVE, Nand(CHURN_DRIVE.geometry, payload=False))
-    requests, layers, heads = read_trace(trace, seed), CHURN_MODEL["layers"], CHURN_MODEL["heads"]
+    requests, layers, heads = read_trace(load.trace, seed), CHURN_MODEL["layers"], CHURN_MODEL["heads"]
     layout = KvLayout.for_context(CHURN_DRIVE.geometry.page_bytes, 128, 2048)
     pages, counts = CHURN_DRIVE.geometry.pages, ftl.nand.erase_count
     live: list[tuple[int, int]] = []  # (round in which it ends, handle)
     number = rounds = refused = 0
     began, last, fullness = time.perf_counter(), 0.0, 0.0
-    while counts.mean() < erase_mean:
-        while int(ftl.placement.valid.sum()) < full * pages:
+    while counts.mean() < load.erase_mean:
+        while int(ftl.placement.valid.sum()) < load.full * pages:
             prompt, output = requests[number % len(requests)]
             number += 1
             (handle,) = ftl.create(1, layers, heads, layout)
@@ -214,7 +255,7 @@ def bench_churn(trace: Path | None, full: float, erase_mean: float, seed: int, t
         rounds += 1
         while live and live[0][0] <= rounds:
             ftl.free([heapq.heappop(live)[1]], 0)
-        if tick and counts.mean() - last >= 1:
+        if counts.mean() - last >= 1:
             last = counts.mean()
             tick(None)
     wall_s = time.perf_counter() - began
@@ -236,3 +277,23 @@ def bench_churn(trace: Path | None, full: float, erase_mean: float, seed: int, t
         "pages_per_wall_s": (c.groups + c.moved + c.journal) / wall_s,
         "peak_rss_bytes": peak_rss_bytes(),
     }
+
+
+def experiment(
+    requests: Requests,
+    reads: Reads,
+    churn: Churn,
+    workload: Annotated[Workload, typer.Option(help="load on the drive")] = Workload.ATTENTION,
+    seed: Annotated[int, typer.Option(help="of all that is random")] = 0,
+) -> Outcome:
+    """Flash under load: modelled times, wear, and how fast the emulator is."""
+    if workload is Workload.RANDREAD:
+        with status("requests"):
+            result = bench_randread(requests, seed)
+    elif workload is Workload.ATTENTION:
+        with status("filling the drive, then reading"):
+            result = bench_attention(reads, min(requests.requests, 2000))
+    else:
+        with progress("mean erase count", int(churn.erase_mean)) as tick:
+            result = bench_churn(churn, seed, tick)
+    return flat(f"ftl, {workload}", result)

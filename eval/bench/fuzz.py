@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 import csd_firmware.acts
 import csd_firmware.attend
@@ -47,8 +48,8 @@ from csd_spec import (
 )
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.verbs import VERBS, Names, verb_of
-
-Tick = Callable[[Any], None]
+from eval.experiment import Outcome, flat
+from vcsd.progress import Tick, progress
 
 DECODING = csd_link.wire, csd_link.window, csd_link.drive_end, csd_link.host_end
 CHECKING = csd_firmware.check, csd_firmware.acts, csd_firmware.attend, csd_firmware.tenants
@@ -352,3 +353,14 @@ def _mutated(corpus: list[Request], handles: list[int], draw: random.Random) -> 
                 parameters = list(other.parameters) if draw.random() < 0.5 else parameters
                 payload = bytearray(other.payload) if draw.random() < 0.5 else payload
     return Request(opcode, tuple(parameters), bytes(payload))
+
+
+def experiment(
+    inputs: Annotated[int, typer.Option(min=1, help="mutated commands and window images")] = 100_000,
+    seed: Annotated[int, typer.Option(help="of the mutations")] = 0,
+) -> Outcome:
+    """Put mutated commands and damaged windows on a drive that two tenants share."""
+    with progress("inputs, 10,000 each", inputs // 10_000) as tick:
+        result = bench_fuzz(inputs, seed, tick)
+    found = any(result[each] for each in ("crashes", "hangs", "leaks", "state_changes"))
+    return flat("fuzz", result, failed=found)

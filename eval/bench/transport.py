@@ -10,9 +10,10 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from csd_link.connect import connect
 from csd_link.host_end import WindowDevice
@@ -21,7 +22,9 @@ from csd_link.run_dir import private_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive
 from csd_spec import Command, KvAppend, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.experiment import Outcome, flat
 from ftl.flash.memory import lazy_zeros
+from vcsd.progress import status
 from vcsd.transport import FACTORY
 
 WORKLOADS = {
@@ -102,3 +105,13 @@ def _times(device: WindowDevice, command: Command, status: Status, trips: int) -
         times.append((time.perf_counter() - began) * 1e6)
         assert done.status is status, done.reason
     return times
+
+
+def experiment(
+    seconds: Annotated[int, typer.Option(min=1, max=60, help="of each random load")] = 5,
+    size_mb: Annotated[int, typer.Option(min=16, max=4096, help="part of the namespace that is used, MiB")] = 512,
+    trips: Annotated[int, typer.Option(min=10, help="round trips through the window")] = 5000,
+) -> Outcome:
+    """A mounted drive under fio, and round trips through a window in shared memory."""
+    with status("fio, then round trips"):
+        return flat("transport", bench_transport(seconds, size_mb, trips))

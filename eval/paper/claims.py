@@ -7,49 +7,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from eval.experiment import Outcome
 from eval.paper.calibrated import ALL
-from eval.paper.systems import (
-    DENSE,
-    OURS,
-    OURS_DENSE,
-    SPARF,
-    Constants,
-    InStorage,
-    Result,
-    Setup,
-    deepspeed,
-    flexgen,
-    in_storage,
-)
+from eval.paper.options import Machine, Simulated, cell, extent
+from eval.paper.runs import Case, Runs
+from eval.paper.systems import DENSE, OURS, OURS_DENSE, SPARF, Constants, InStorage, Result, Setup, flexgen
+from vcsd.progress import status
+from vcsd.tables import table
 
-Tick = Callable[[object], None] | None
 SHARES = ("c8", "c9")  # judged in percentage points
-MOST_PERCENT, MOST_POINTS = 15.0, 3.0
+MAX_PERCENT, MAX_POINTS = 15.0, 3.0
 COMMAND = "vcsd eval throughput --batch-sizes {} --drives {}"
-
-
-class Runs:
-    """Results by system, batch and drives, each worked out once."""
-
-    def __init__(self, setup: Setup, tick: Tick = None) -> None:
-        self.setup, self.tick = setup, tick
-        self._in_storage: dict[tuple[int, int], dict[str, Result]] = {}
-
-    def prepare(self, systems: tuple[InStorage, ...], batch: int, drives: int) -> None:
-        """Simulate systems together, since they share what the drives hold."""
-        done = in_storage(self.setup, systems, batch, drives, self.tick)
-        self._in_storage.setdefault((batch, drives), {}).update({result.system: result for result in done})
-
-    def host(self, system: str, batch: int, constants: Constants | None = None) -> Result:
-        """A system that attends on the host or the GPU."""
-        setup = replace(self.setup, constants=constants) if constants else self.setup
-        if system == "DeepSpeed":
-            return deepspeed(setup, batch, 1)
-        return flexgen(setup, batch, 1, sparse=system == "FlexGen-SparQ")
-
-    def drive(self, system: str, batch: int, drives: int = 1) -> Result:
-        """A system that attends in drives."""
-        return self._in_storage[batch, drives][system]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +30,12 @@ class Claim:
     value: Callable[[Any, Any], float]
     command: str
     calibrated: bool = False
+
+    def is_off(self, ours: float) -> bool:
+        """Whether our value is further from the paper's than what the model explains."""
+        if self.id.startswith(SHARES):
+            return abs(ours - self.paper) > MAX_POINTS
+        return abs(100 * (ours / self.paper - 1)) > MAX_PERCENT
 
 
 def _over(a: Result, b: Result) -> float:
@@ -204,55 +178,56 @@ CLAIMS = (
         COMMAND.format("64,128,256", 1),
     ),
 )
-OVERLAPPED = tuple(replace(s, name=f"{s.name}, overlapped", schedule="overlapped") for s in (DENSE, SPARF))
+OVERLAPPED = {
+    system: replace(system, name=f"{system.name}, overlapped", schedule="overlapped") for system in (DENSE, SPARF)
+}
 PLACES = ((64, 1), (64, 2), (256, 1), (256, 2), (256, 20))
 
 
-def evaluate_claims(setup: Setup, recorded_page_share: float, tick: Tick = None) -> dict[str, Any]:
+def _recorded(page_share: float) -> InStorage:
+    """SparF that touches as many pages as was recorded."""
+    return replace(SPARF, name="InstI-SparF, recorded", page_share=page_share)
+
+
+def cases(recorded_page_share: float) -> list[Case]:
+    """What `evaluate_claims` needs."""
+    systems = (DENSE, SPARF, _recorded(recorded_page_share), *OVERLAPPED.values())
+    return [
+        Case((*systems, OURS_DENSE, OURS) if batch == 256 and drives in (1, 20) else systems, batch, drives)
+        for batch, drives in PLACES
+    ]
+
+
+def evaluate_claims(runs: Runs, recorded_page_share: float) -> dict[str, Any]:
     """Every claim under the serial schedule and under the overlapped one; a held-out check; ours.
 
     The held-out check keeps what c1 and c8 fix (one rate of FlexGen's path, the engine, the runtime). The rest is what
     it is nominally: the recorded page share, the host link's full rate, one copy of K and V in host memory.
     """
-    runs = Runs(setup, tick)
-    recorded = replace(SPARF, name="InstI-SparF, recorded", page_share=recorded_page_share)
-    for batch, drives in PLACES:
-        better = (OURS_DENSE, OURS) if batch == 256 and drives in (1, 20) else ()
-        runs.prepare((DENSE, SPARF, recorded, *OVERLAPPED, *better), batch, drives)
-    names = {"Dense": DENSE.name, "SparF": SPARF.name}
-
-    def serial(kind: str, batch: int, drives: int = 1) -> Result:
-        return runs.drive(names[kind], batch, drives)
-
-    def overlapped(kind: str, batch: int, drives: int = 1) -> Result:
-        return runs.drive(f"{names[kind]}, overlapped", batch, drives)
-
-    def held_out(kind: str, batch: int, drives: int = 1) -> Result:
-        return runs.drive(recorded.name if kind == "SparF" else DENSE.name, batch, drives)
-
-    one_rate = _one_path(setup)
+    recorded = _recorded(recorded_page_share)
+    serial = _drives(runs, {"Dense": DENSE, "SparF": SPARF})
+    overlapped = _drives(runs, {"Dense": OVERLAPPED[DENSE], "SparF": OVERLAPPED[SPARF]})
+    held_out = _drives(runs, {"Dense": DENSE, "SparF": recorded})
+    one_rate = _one_path(runs.setup)
     rows: list[dict[str, Any]] = []
     exceptions: list[dict[str, str]] = []
     for claim in CLAIMS:
         ours = claim.value(runs.host, serial)
-        error_percent = 100 * (ours / claim.paper - 1)
         row = {
             "id": claim.id,
             "text": claim.text,
             "paper": claim.paper,
             "ours": ours,
             "kind": "calibrated" if claim.calibrated else "predicted",
-            "error_percent": error_percent,
+            "error_percent": 100 * (ours / claim.paper - 1),
             "ours_overlapped": claim.value(runs.host, overlapped),
-            "held_out": claim.value(lambda system, batch: runs.host(system, batch, one_rate), held_out),
+            "held_out": claim.value(lambda system, batch: runs.host(system, batch, constants=one_rate), held_out),
             "command": claim.command,
         }
         rows.append(row)
-        points = claim.id.startswith(SHARES)
-        off = abs(ours - claim.paper) if points else abs(error_percent)
-        if not claim.calibrated and off > (MOST_POINTS if points else MOST_PERCENT):
+        if not claim.calibrated and claim.is_off(ours):
             exceptions.append({"id": claim.id, "reason": "beyond what the model explains; nothing was fitted to it"})
-    rows.append(_pcie_row(setup))
+    rows.append(_pcie_row(runs.setup))
     errors = [abs(row["error_percent"]) for row in rows if row["kind"] == "predicted"]
     return {
         "rows": rows,
@@ -263,19 +238,35 @@ def evaluate_claims(setup: Setup, recorded_page_share: float, tick: Tick = None)
         ],
         "median_error_percent": statistics.median(errors),
         "worst_error_percent": max(errors),
-        "page_share": {"paper": setup.constants.token_page_share, "recorded": recorded_page_share},
+        "page_share": {"paper": runs.setup.constants.token_page_share, "recorded": recorded_page_share},
         "recorded": {
             "c2": _over(held_out("SparF", 256), serial("Dense", 256)),
             "c9b": 100 * held_out("SparF", 64).step.kv_share,
         },
-        "ours": {
-            "over_instinfer_sparf": _over(runs.drive(OURS.name, 256), serial("SparF", 256)),
-            "dense_over_instinfer_dense": _over(runs.drive(OURS_DENSE.name, 256), serial("Dense", 256)),
-            "scaling_20_dense": _over(runs.drive(OURS_DENSE.name, 256, 20), runs.drive(OURS_DENSE.name, 256)),
-            "scaling_20_sparse": _over(runs.drive(OURS.name, 256, 20), runs.drive(OURS.name, 256)),
-            "step_s_20_drives": asdict(runs.drive(OURS.name, 256, 20).step),
-        },
+        "ours": _ours(runs),
         "realtime_factor": serial("Dense", 256).realtime_factor,
+        **runs.sampled,
+    }
+
+
+def _drives(runs: Runs, systems: dict[str, InStorage]) -> Callable[..., Result]:
+    """drive(kind, batch, drives) for a claim's value."""
+
+    def drive(kind: str, batch: int, drives: int = 1) -> Result:
+        return runs.drive(systems[kind], batch, drives)
+
+    return drive
+
+
+def _ours(runs: Runs) -> dict[str, Any]:
+    """What ours is worth beside the paper's systems."""
+    ours, dense = runs.drive(OURS, 256), runs.drive(OURS_DENSE, 256)
+    return {
+        "over_instinfer_sparf": _over(ours, runs.drive(SPARF, 256)),
+        "dense_over_instinfer_dense": _over(dense, runs.drive(DENSE, 256)),
+        "scaling_20_dense": _over(runs.drive(OURS_DENSE, 256, 20), dense),
+        "scaling_20_sparse": _over(runs.drive(OURS, 256, 20), ours),
+        "step_s_20_drives": asdict(runs.drive(OURS, 256, 20).step),
     }
 
 
@@ -303,3 +294,44 @@ def _pcie_row(setup: Setup) -> dict[str, Any]:
         "held_out": ours,
         "command": "vcsd eval claims",
     }
+
+
+def experiment(machine: Machine, simulated: Simulated) -> Outcome:
+    """The paper's printed figures beside ours: calibrated, predicted, held out."""
+    setup = machine.setup(simulated)
+    with status("recording attention"):
+        from eval.paper.page_shares import recorded_shares
+
+        share = recorded_shares(setup, [8.0])[8.0]
+    runs = simulated.run(setup, cases(share))
+    result = evaluate_claims(runs, share)
+    return Outcome(result, _shown(result, extent(runs)))
+
+
+def _shown(result: dict[str, Any], extent: str) -> list[Any]:
+    """Tables and lines for people."""
+    columns = ("id", "text", "paper", "ours", "kind", "error %", "overlapped", "held out")
+    rows = [
+        (
+            row["id"],
+            row["text"],
+            cell(float(row["paper"])),
+            cell(row["ours"]),
+            row["kind"],
+            f"{row['error_percent']:+.1f}",
+            cell(row["ours_overlapped"]),
+            cell(row["held_out"]),
+        )
+        for row in result["rows"]
+    ]
+    fixed = [(c["name"], f"{c['value']:g}", c["unit"], c["fixed_by"], c["why"]) for c in result["calibrated"]]
+    names = ("name", "value", "unit", "fixed by", "why")
+    ours = {name: value for name, value in result["ours"].items() if isinstance(value, float)}
+    median, worst = result["median_error_percent"], result["worst_error_percent"]
+    return [
+        table(f"Claims of InstInfer ({extent})", columns, rows, left=("id", "text", "kind")),
+        table("Calibrated", names, fixed, left=names),
+        *(f"exception {each['id']}: {each['reason']}" for each in result["exceptions"]),
+        f"predicted rows: median error {median:.1f} %, worst {worst:.1f} %",
+        "ours: " + ", ".join(f"{name} {value:.2f}" for name, value in ours.items()),
+    ]

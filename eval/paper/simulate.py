@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,12 @@ class Pattern(Arithmetic):
     weigh = attend = cover = exact = approximate  # type: ignore[assignment]
 
 
+def spread(count: int, layers: int) -> tuple[int, ...]:
+    """`count` of the layers, the middle ones of as many parts of the model; all where there are no more."""
+    count = min(count, layers)
+    return tuple((2 * part + 1) * layers // (2 * count) for part in range(count))
+
+
 class SimulatedDrive:
     """Sequences of one length on one drive that holds `heads` KV heads of every layer."""
 
@@ -90,8 +97,13 @@ class SimulatedDrive:
         self.length = length
         return (max(ends) - start_ns) / 1e9
 
-    def step(self, method: str, params: SparFParams, page_share: float, schedule: str) -> dict[str, float]:
-        """Seconds of one decode step by unit, over all layers; the pages that it reads are counted as "pages"."""
+    def step(
+        self, method: str, params: SparFParams, page_share: float, schedule: str, layers: Sequence[int]
+    ) -> dict[str, float]:
+        """Seconds of one decode step by unit, and the pages that it reads as "pages".
+
+        Only some layers are read; the others are taken to be like these on average.
+        """
         began = time.perf_counter()
         pattern = Pattern(page_share, self.layout.n)
         streams = self.batch * self.heads
@@ -99,7 +111,7 @@ class SimulatedDrive:
         v_mean = np.broadcast_to(np.zeros(1, np.float32), (streams, self.shape.head_dim))
         units: Counter[str] = Counter()
         before = self.ftl.counters.read
-        for layer in range(self.shape.layers):
+        for layer in layers:
             queries = Queries.alike(q, params, v_mean, [{} for _ in self.handles])
             step = Step(self.ftl.view(self.handles, layer), self.ftl, queries, arithmetic=pattern)
             METHODS[method](step)
@@ -107,5 +119,6 @@ class SimulatedDrive:
             SCHEDULES[schedule](step.work, self.units, watch)
             units.update(watch.breakdown_ns)
         self.wall_s += time.perf_counter() - began
-        seconds = {unit: ns / 1e9 for unit, ns in units.items() if ns}
-        return seconds | {"pages": self.ftl.counters.read - before}
+        scale = self.shape.layers / len(layers)
+        seconds = {unit: ns * scale / 1e9 for unit, ns in units.items() if ns}
+        return seconds | {"pages": round((self.ftl.counters.read - before) * scale)}

@@ -6,7 +6,6 @@ link, and what the runtime spends for each sequence and layer).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +15,12 @@ from csd_spec import Compression, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.paper.calibrated import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
 from eval.paper.profiles import Gpu, Host, Model, Ssd
-from eval.paper.simulate import SimulatedDrive
-from ftl import OutOfSpace
+from eval.paper.simulate import SimulatedDrive, spread
 
 GIB = 2**30
 SWAP_CLUSTER = 8 * 4096  # bytes that Linux swaps in at once (vm.page-cluster = 3)
-POINTS = 3  # decode steps that are simulated
+SAMPLED_LAYERS = 10
 ENGINE_UNITS = ("argtopk", "logit0", "logit", "attend", "softmax")
-Tick = Callable[[object], None] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +37,10 @@ class Constants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A model on hardware, and its work: `input` tokens of prompt and `output` new ones for each sequence."""
+    """A model on hardware, and its work: `input` tokens of prompt and `output` new ones for each sequence.
+
+    sampled_layers: how many layers' decode steps are simulated, None for all; stored are all layers, in any case.
+    """
 
     model: Model
     gpu: Gpu
@@ -51,6 +51,7 @@ class Setup:
     output: int = 1024
     compression: float = 8
     constants: Constants = Constants()
+    sampled_layers: int | None = SAMPLED_LAYERS
 
     def __post_init__(self) -> None:
         if self.model.weight_bytes > self.gpu.memory_gib * GIB:
@@ -60,6 +61,13 @@ class Setup:
             )
         if self.input < 1 or self.output < 2:
             raise ValueError(f"input = {self.input}, output = {self.output}: at least 1 and 2 tokens are needed")
+        if self.sampled_layers is not None and self.sampled_layers < 1:
+            raise ValueError(f"sampled_layers = {self.sampled_layers}: at least 1 is needed")
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers whose decode steps are simulated."""
+        return spread(self.sampled_layers or self.model.layers, self.model.layers)
 
     def kv_bytes(self, batch: int, tokens: float) -> float:
         """K and V of a batch."""
@@ -86,6 +94,11 @@ class Setup:
         """Tokens stored at each decode step."""
         return np.arange(self.input, self.input + self.output)
 
+    @property
+    def points(self) -> list[int]:
+        """Those decode steps that are simulated: behind the prompt, at the middle and at the end."""
+        return sorted({int(self.steps[0]), int(self.steps.mean() + 0.5), int(self.steps[-1])})
+
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
@@ -97,12 +110,18 @@ class Breakdown:
     hidden_s: float = 0  # of these, under one another
 
     @property
+    def parts_s(self) -> float:
+        """The three parts one after the other."""
+        return self.kv_s + self.engine_s + self.other_s
+
+    @property
     def total_s(self) -> float:
-        return self.kv_s + self.engine_s + self.other_s - self.hidden_s
+        return self.parts_s - self.hidden_s
 
     @property
     def kv_share(self) -> float:
-        return self.kv_s / self.total_s
+        """Of the sum of the parts."""
+        return self.kv_s / self.parts_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +211,7 @@ class InStorage:
         c = 1 if self.method == "dense" else self.compression or setup.compression
         params = Compression(c, self.convention).at(drive.length, setup.model.head_dim)  # type: ignore[arg-type]
         share = setup.constants.token_page_share if self.page_share is None else self.page_share
-        return drive.step(self.method, params, share, self.schedule)
+        return drive.step(self.method, params, share, self.schedule, setup.layers)
 
     def breakdown(self, setup: Setup, batch: int, drives: int, units: dict[str, float]) -> Breakdown:
         """A step's three parts from the drive's units."""
@@ -215,72 +234,3 @@ OURS_DENSE = InStorage(name="Ours-Dense", schedule="overlapped", batched=True)
 OURS = InStorage(
     name="Ours", method="paged", convention="bytes", compression=4, bits=4, schedule="overlapped", batched=True
 )
-
-
-_KNOWN: dict[tuple[Setup, InStorage, int, int], Result] = {}
-
-
-def in_storage(
-    setup: Setup, systems: tuple[InStorage, ...], batch: int, drives: int, tick: Tick = None
-) -> list[Result]:
-    """Systems that attend in drives; what this process has worked out before is not simulated again."""
-    missing = tuple(system for system in systems if (setup, system, batch, drives) not in _KNOWN)
-    for _ in range(POINTS * (len(systems) - len(missing)) if tick else 0):
-        tick(None)  # type: ignore[misc]
-    for system, result in zip(missing, _simulate(setup, missing, batch, drives, tick), strict=True):
-        _KNOWN[setup, system, batch, drives] = result
-    return [_KNOWN[setup, system, batch, drives] for system in systems]
-
-
-def _simulate(setup: Setup, systems: tuple[InStorage, ...], batch: int, drives: int, tick: Tick = None) -> list[Result]:
-    """Systems on the same drives: the slowest drive, that with the most heads, filled once for each bits.
-
-    Steps with the prompt, at the middle and at the end are simulated page by page; those between are interpolated.
-    """
-    model, results = setup.model, {}
-    if drives > model.kv_heads:
-        raise ValueError(f"drives = {drives}: {model.name} has {model.kv_heads} KV heads to share out")
-    heads = -(-model.kv_heads // drives)
-    points = sorted({int(setup.steps[0]), int(setup.steps.mean() + 0.5), int(setup.steps[-1])})
-    for bits in dict.fromkeys(system.bits for system in systems):
-        mine = [system for system in systems if system.bits == bits]
-        seconds: dict[str, list[dict[str, float]]] = {system.name: [] for system in mine}
-        wall: dict[str, float] = {}
-        try:
-            drive = SimulatedDrive(setup.drive, model.shape, heads, batch, setup.input + setup.output, bits)
-            programs_s = 0.0
-            for point in points:
-                grown_s = drive.grow(point)
-                programs_s = programs_s or grown_s
-                for system in mine:
-                    before = drive.wall_s
-                    seconds[system.name].append(system.simulate(setup, drive))
-                    wall[system.name] = wall.get(system.name, 0) + drive.wall_s - before
-                    if tick:
-                        tick(None)
-        except OutOfSpace as error:
-            size = f"{drives} drives of {setup.drive.geometry.capacity_bytes / 1e12:.2g} TB"
-            for system in mine:
-                reason = f"batch = {batch} is too much for {size}: {error}"
-                results[system.name] = Result(system=system.name, batch=batch, drives=drives, reason=reason)
-            continue
-        shipped_s = setup.kv_bytes(batch, setup.input) / drives / setup.drive.link.bytes_per_s
-        prefill_s = max(setup.prefill_gpu_s(batch), shipped_s, programs_s)  # layer by layer, one under the other
-        for system in mine:
-            parts = [system.breakdown(setup, batch, drives, units) for units in seconds[system.name]]
-            means = (
-                float(np.interp(setup.steps, points, [getattr(part, name) for part in parts]).mean())
-                for name in ("kv_s", "engine_s", "other_s", "hidden_s")
-            )
-            device_s = sum(part.kv_s + part.engine_s for part in parts)
-            results[system.name] = finish(
-                setup,
-                system.name,
-                batch,
-                drives,
-                prefill_s,
-                Breakdown(*means),
-                units_s={unit: s for unit, s in seconds[system.name][len(points) // 2].items() if unit != "pages"},
-                realtime_factor=device_s / wall[system.name],
-            )
-    return [results[system.name] for system in systems]

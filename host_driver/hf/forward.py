@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +16,33 @@ from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
 from host_driver.driver import Driver
-from host_driver.hf.cache import CsdCache, Unsupported
+from host_driver.hf.attention import register
+from host_driver.hf.cache import IMPLEMENTATION, CsdCache
+from host_driver.hf.shape import Unsupported
 from host_driver.turnstile import TurnBroken
+
+
+def check_free(model: PreTrainedModel) -> None:
+    """Raise Unsupported for a model that attends in drives already."""
+    if model.config._attn_implementation == IMPLEMENTATION:
+        raise Unsupported("this model is attached to drives already")
+
+
+@contextmanager
+def in_drives(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Iterator[None]:
+    """Let a model attend in drives until the block ends, then put it back as it was."""
+    check_free(model)
+    register()
+    before, own = model.config._attn_implementation, model.__dict__.get("forward")
+    model.set_attn_implementation(IMPLEMENTATION)
+    try:
+        model.forward = csd_forward(model, driver, mini_batches)
+        yield
+    finally:
+        model.__dict__.pop("forward", None)
+        if own is not None:
+            model.forward = own
+        model.set_attn_implementation(before)
 
 
 def csd_forward(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Callable[..., Any]:
@@ -55,16 +81,16 @@ def _run(forward: Callable[..., Any], driver: Driver, mini_batches: int, cache: 
         out = forward(**given)
         driver.settle()
         return out
-    lanes = min(mini_batches, batch)
-    with driver.step(lanes) as each:
-        cuts = [lane * batch // lanes for lane in range(lanes + 1)]
+    count = min(mini_batches, batch)
+    with driver.step(count) as each:
+        cuts = [number * batch // count for number in range(count + 1)]
         rows = [slice(first, end) for first, end in pairwise(cuts)]
-        parts = [cache.mini_batch(part, lane) for part, lane in zip(rows, each, strict=True)]
+        parts = [cache.part(mine, mini_batch) for mine, mini_batch in zip(rows, each, strict=True)]
         outs = _side_by_side(forward, given, parts, batch)
         cache.merge(parts)
-    whole = outs[0] if lanes == 1 else _concatenate(outs)
-    whole["past_key_values"] = cache
-    return whole.to_tuple() if given.get("return_dict") is False else whole
+    joined = outs[0] if count == 1 else _concatenate(outs)
+    joined["past_key_values"] = cache
+    return joined.to_tuple() if given.get("return_dict") is False else joined
 
 
 def _side_by_side(
@@ -74,7 +100,7 @@ def _side_by_side(
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     def run(part: CsdCache) -> ModelOutput:
-        assert part.lane is not None
+        assert part.mini_batch is not None
         failed = True
         try:
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
@@ -83,8 +109,7 @@ def _side_by_side(
             failed = False
             return out
         finally:
-            if part.lane.turnstile:
-                part.lane.turnstile.leave(part.lane.number, failed)
+            part.mini_batch.leave(failed)
 
     if len(parts) == 1:
         return [run(parts[0])]
@@ -104,10 +129,10 @@ def _rows(value: Any, rows: slice, batch: int) -> Any:
 
 
 def _concatenate(outs: list[ModelOutput]) -> ModelOutput:
-    whole = {}
+    joined = {}
     for name, first in outs[0].items():
         if isinstance(first, torch.Tensor) and first.dim():
-            whole[name] = torch.cat([out[name] for out in outs])
+            joined[name] = torch.cat([out[name] for out in outs])
         elif name != "past_key_values":
             raise Unsupported(f"output {name!r} cannot be joined from mini-batches: attach with mini_batches=1")
-    return type(outs[0])(**whole)
+    return type(outs[0])(**joined)

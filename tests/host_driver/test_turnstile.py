@@ -11,19 +11,19 @@ from host_driver.turnstile import TurnBroken, Turnstile
 def test_turns_alternate():
     turnstile, seen = Turnstile(3), []
 
-    def walk(lane):
+    def walk(number):
         for _ in range(5):
-            time.sleep(0.001 * lane)
-            with turnstile.turn(lane):
-                seen.append(lane)
-        turnstile.leave(lane, failed=False)
+            time.sleep(0.001 * number)
+            with turnstile.turn(number):
+                seen.append(number)
+        turnstile.leave(number, failed=False)
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(walk, [2, 0, 1]))
     assert seen == [0, 1, 2] * 5
 
 
-def test_a_lane_that_leaves_is_not_waited_for():
+def test_a_thread_that_leaves_is_not_waited_for():
     turnstile = Turnstile(2)
     turnstile.leave(0, failed=False)
     for _ in range(3):

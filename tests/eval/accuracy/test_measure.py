@@ -1,4 +1,7 @@
-"""Accuracy runs: what is measured is the method's doing, all of it, and nothing of it twice."""
+"""Accuracy runs: what is measured is the method's doing, all of it, and nothing of it twice.
+
+partner of: eval/accuracy/accuracy.py, eval/accuracy/plan.py, eval/accuracy/prefilled.py
+"""
 
 import json
 
@@ -7,8 +10,12 @@ import torch
 
 import vcsd
 from csd_spec import Compression
-from eval.accuracy.measure import Journal, Plan, Prefilled, contenders, measure_accuracy, plot_accuracy
-from eval.accuracy.selectors import TEXT
+from eval.accuracy.accuracy import scores_over_compression
+from eval.accuracy.measure import measure_accuracy
+from eval.accuracy.plan import Journal, Plan, contenders
+from eval.accuracy.prefilled import Prefilled
+from eval.accuracy.record import TEXT
+from eval.plot import save_figure
 from vcsd.generate import CHECKPOINT, load
 
 PROMPTS = [list(b"one, two, three, four, one, two, three,"), list(b"one, two, three, four, five, six, one, two,")]
@@ -117,7 +124,7 @@ def test_what_was_measured_is_not_used_for_something_else(model, tmp_path):
 
 def test_the_picture_has_every_method(model, tmp_path):
     result = measure_accuracy(*model, plan("passkey", "dense,local", (2.0, 8.0)))
-    plot_accuracy(result, tmp_path / "a.svg")
+    save_figure(scores_over_compression(result), tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
     assert "local" in text
     assert "accuracy" in text

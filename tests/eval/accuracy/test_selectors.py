@@ -4,14 +4,16 @@ import json
 
 import pytest
 
-from eval.accuracy.selectors import TEXT, bench_selectors, plot_selectors
+from eval.accuracy.record import TEXT
+from eval.accuracy.selectors import Passages, bench_selectors, errors_over_bytes
+from eval.plot import save_figure
 from vcsd.generate import CHECKPOINT, load
 
 
 @pytest.fixture(scope="module")
 def result():
     model, tokenizer = load(CHECKPOINT)
-    return bench_selectors(model, tokenizer, TEXT.read_text(), 1024, 2, 2, [2, 4, 8])
+    return bench_selectors(model, tokenizer, TEXT.read_text(), Passages(1024, 2, 2), [2, 4, 8])
 
 
 def rows_of(result, name):
@@ -40,13 +42,13 @@ def test_one_of_ours_halves_the_error_or_the_bytes_of_sparf(result):
 
 
 def test_the_picture(result, tmp_path):
-    plot_selectors(result, tmp_path / "all.svg")
+    save_figure(errors_over_bytes(result), tmp_path / "all.svg")
     assert "ours-int4-pages" in (tmp_path / "all.svg").read_text()
 
 
 def test_a_text_or_a_context_that_is_too_short_is_refused():
     model, tokenizer = load(CHECKPOINT)
     with pytest.raises(ValueError, match="the text has 5 tokens"):
-        bench_selectors(model, tokenizer, "short", 100, 1, 1, [8])
+        bench_selectors(model, tokenizer, "short", Passages(100, 1, 1), [8])
     with pytest.raises(ValueError, match="context is 4096"):
-        bench_selectors(model, tokenizer, TEXT.read_text(), 4096, 1, 1, [8])
+        bench_selectors(model, tokenizer, TEXT.read_text(), Passages(4096, 1, 1), [8])

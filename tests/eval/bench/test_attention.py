@@ -1,22 +1,37 @@
-"""The contest runs, on every shape that it takes, and its errors are those of the kernels."""
+"""The contest runs, on every shape that it takes, and its errors are those of the kernels.
+
+partner of: eval/bench/contest.py
+"""
 
 import pytest
 
 from attention_engine import METHODS
 from csd_spec import SparFParams
-from eval.bench.attention import Contest, bench_attention, scratch_mib
+from eval.bench.attention import bench_attention, scratch_mib
+from eval.bench.contest import Contest, Size
 
 
 @pytest.mark.parametrize("method", list(METHODS))
 def test_a_small_contest(method):
-    result = bench_attention(700, 4, 64, 2, method, threads=2)
+    result = bench_attention(Size(700, 4, 64, 2), method, threads=2)
     assert result["max_rel_error"] < 1e-4
     assert result["tokens_chosen_otherwise"] == 0
-    assert result["bandwidth_share"] > 0
+
+
+def test_bytes_are_those_that_a_method_uses():
+    """700 tokens of 2 KV heads with 64 channels: dense all rows of K and V; SparF 88, and 16 channels of the 512
+    tokens whose embedding groups are in flash."""
+    contest = Contest(Size(700, 4, 64, 2))
+    assert contest.read_all() == 2 * 700 * 2 * 64 * 2
+    contest.attend("dense")
+    assert contest.used_bytes() == 2 * 700 * 2 * 64 * 2
+    contest.attend("sparf")
+    assert contest.used_bytes() == 2 * (88 * 2 * 64 * 2 + 16 * 512 * 2)
+    assert contest.operations() == 2 * 2 * 2 * (88 * 64 * 2 + 16 * 700)
 
 
 def test_the_rivals_compute_the_same():
-    contest = Contest(300, 4, 32, 2, threads=1, seed=0)
+    contest = Contest(Size(300, 4, 32, 2))
     contest.params = SparFParams(8, 40, 10)
     dense = contest.attend("dense")
     assert abs(contest.torch_sdpa().reshape(dense.shape).numpy() - dense).max() < 1e-4
@@ -25,9 +40,9 @@ def test_the_rivals_compute_the_same():
 
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="multiple of kv-heads"):
-        bench_attention(64, 3, 16, 2, "dense", 1)
+        Size(64, 3, 16, 2)
 
 
 @pytest.mark.parametrize("method", ["dense", "sparf"])
 def test_a_step_of_many_sequences_needs_little_scratch(method):
-    assert 0 < scratch_mib(40, 128, 40, method, sequences=64, tokens=1536) <= 64
+    assert 0 < scratch_mib(Size(1536, 40, 128, 40), method, sequences=64) <= 64

@@ -5,18 +5,18 @@ import pytest
 from csd_spec import DeviceError
 from csd_spec.presets import NVMEVIRT_970PRO
 from eval.bench.block_trace import load_trace, record, replay
-from eval.bench.ftl import bench_attention, bench_churn, read_trace
+from eval.bench.ftl import Churn, Reads, bench_attention, bench_churn, read_trace
 
 
 def test_attention_reads_are_balanced_and_use_the_channels():
-    result = bench_attention(8 * 10**9, 0.3, heads=40, tokens=1536, requests=5, compression=8)
+    result = bench_attention(Reads(capacity_gb=8, fill=0.3, heads=40, tokens=1536, compression=8), requests=5)
     assert result["balance"] <= 1.1
     assert result["map_bytes_per_page"] <= 8
     assert 0.7 < result["bandwidth_share"] <= 1
 
 
 def test_churn_writes_little_more_than_the_hosts_data():
-    result = bench_churn(None, 0.8, 0.6, seed=0)
+    result = bench_churn(Churn(full=0.8, erase_mean=0.6))
     assert result["waf"] <= 1.05
     assert result["balance"] <= 1.1
     assert result["refused"] == 0

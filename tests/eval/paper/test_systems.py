@@ -2,21 +2,13 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from csd_spec import Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.accuracy.record import Recorded
-from eval.paper.figures import page_shares, sensitivity
-from eval.paper.profiles import FOLDER, Gpu, Host, Model, Ssd
-from eval.paper.simulate import Pattern, SimulatedDrive
-from eval.paper.systems import DENSE, OURS, OURS_DENSE, SPARF, Setup, deepspeed, flexgen, in_storage
+from eval.paper.profiles import FOLDER, Gpu, Host, Model
+from eval.paper.systems import DENSE, OURS, OURS_DENSE, SPARF, Breakdown, deepspeed, flexgen
 from nvmevirt_config.describe import SHIPPED, load_drive
-
-
-def setup_of(model="opt-13b", gpu="a6000", **more):
-    return Setup(model=Model.load(model), gpu=Gpu.load(gpu), host=Host.load("pcie4"), ssd=Ssd.load("980pro"), **more)
+from tests.eval.paper.setups import in_storage, setup_of
 
 
 def test_a_dense_step_is_flash_and_engine_and_the_rest():
@@ -89,38 +81,12 @@ def test_more_drives_than_heads_are_refused():
         in_storage(setup_of(), (DENSE,), 1, 41)
 
 
+def test_shares_are_of_the_parts_and_what_is_hidden_shortens_the_step():
+    step = Breakdown(kv_s=6, engine_s=1, other_s=3, hidden_s=2)
+    assert (step.parts_s, step.total_s, step.kv_share) == (10, 8, 0.6)
+
+
 def test_a_batch_that_overflows_a_drive_gives_the_reason():
     small = replace(PAPER, geometry=replace(PAPER.geometry, blocks_per_plane=16))
     (result,) = in_storage(setup_of(drive=small), (DENSE,), 16, 1)
     assert "batch = 16 is too much for 1 drives of 0.0086 TB" in result.reason
-
-
-def test_a_pattern_touches_as_many_pages_as_it_says():
-    pattern, each = Pattern(0.3, 16), np.ones(50, np.int64)
-    tokens = pattern.best_tokens(None, 1536 * each, 192 * each, 48 * each)
-    assert tokens.shape == (50, 192)
-    assert (np.diff(tokens, axis=1) > 0).all()
-    assert {np.unique(row // 16).size for row in tokens} == {29}
-    tokens, counts = pattern.top_pages(None, 1530 * each, 16, 10 * each, each)
-    assert (counts == 10 * 16 + 10).all()
-    assert (np.diff(tokens, axis=1) > 0).all()
-
-
-def test_a_simulated_step_reads_the_pages_that_it_must():
-    shape = Model.load("opt-13b").shape
-    drive = SimulatedDrive(PAPER, replace(shape, layers=2), 40, 3, 2048, 16)
-    drive.grow(1024)
-    assert drive.step("dense", Compression(1).at(1024, 128), 1.0, "serial")["pages"] == 2 * 3 * 40 * 2 * 64
-
-
-def test_sensitivity_falls_with_compression():
-    rows = sensitivity(setup_of(), 2, 1, [1, 4, 16], {4: 0.4, 16: 0.2})
-    assert [row["step_s"] for row in rows] == sorted((row["step_s"] for row in rows), reverse=True)
-
-
-def test_page_shares_are_those_of_the_selection():
-    generator = np.random.default_rng(0)
-    q, k, v = (generator.standard_normal((1, heads, 320, 16)).astype(np.float16) for heads in (2, 1, 1))
-    shares = page_shares([Recorded(q, k, v)], [1, 8, 16], 16)
-    assert shares[1] == 1
-    assert shares[16] < shares[8] < 1

@@ -22,7 +22,7 @@ from transformers import (
 
 import vcsd
 from csd_spec import DeviceError, Fixed, SparFParams
-from host_driver.hf.cache import Unsupported
+from host_driver.hf.shape import Unsupported
 
 VOCABULARY = 97
 COMMON = {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -1,0 +1,39 @@
+"""Options that several experiments have, and lists of numbers as options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eval.plot import check_format
+
+TextFile = Annotated[Path | None, typer.Option(help="text to record q, k and v on (default: from Coriolanus)")]
+Picture = Annotated[Path | None, typer.Option(help="picture to draw: png, svg or pdf")]
+Drives = Annotated[int, typer.Option(min=1, help="virtual drives that share the KV heads")]
+
+
+def numbers(name: str, text: str, kind: type = int) -> list[Any]:
+    """An option's numbers with commas between them, each at least 1."""
+    try:
+        found = [kind(each) for each in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"{name} = {text!r}: needs numbers with commas between them") from error
+    if min(found) < 1:
+        raise ValueError(f"{name} = {text!r}: must be at least 1")
+    return found
+
+
+def number(name: str, text: str) -> int:
+    """An option that could be numbers and is one."""
+    first, *others = numbers(name, text)
+    if others:
+        raise ValueError(f"{name} = {text!r}: this figure is of one")
+    return int(first)
+
+
+def check_picture(plot: Path | None) -> None:
+    """Raise ValueError for a file that no picture can go to, before the work is done."""
+    if plot:
+        check_format(plot)

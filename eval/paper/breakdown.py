@@ -1,0 +1,69 @@
+"""Figures 5, 14 and 15: what a decode step's time goes to.
+
+Shares are of the sum of the three parts, so that they add up to one. Where one part is hidden under another the step is
+shorter than that sum by `hidden_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eval.experiment import Outcome
+from eval.options import Picture, check_picture, numbers
+from eval.paper.options import BatchSizes, CompressionFactor, DriveCount, Machine, Rows, Simulated, Work, rows_outcome
+from eval.paper.runs import Case, Runs
+from eval.paper.systems import DENSE, OURS, SPARF, Result
+from eval.plot import save_figure, stack
+
+HOSTS = ("FlexGen", "FlexGen-SparQ")
+IN_DRIVES = (DENSE, SPARF, OURS)
+SHARES = ("kv_share", "engine_share", "other_share")
+COLUMNS = ("system", "batch", "step_s", *SHARES, "hidden_s", "reason")
+
+
+def cases(batches: Sequence[int], drives: int) -> list[Case]:
+    """What `rows` needs."""
+    return [Case(IN_DRIVES, batch, drives) for batch in batches]
+
+
+def rows(runs: Runs, batches: Sequence[int], drives: int) -> Rows:
+    """A row for each batch size and system."""
+    made: Rows = []
+    for batch in batches:
+        made += [_row(runs.host(system, batch, drives), drives) for system in HOSTS]
+        made += [_row(runs.drive(system, batch, drives), drives) for system in IN_DRIVES]
+    return made
+
+
+def _row(result: Result, drives: int) -> dict[str, object]:
+    step = result.step
+    parts = {"kv": step.kv_s, "engine": step.engine_s, "other": step.other_s}
+    return {
+        "system": result.system,
+        "batch": result.batch,
+        "drives": drives,
+        "step_s": step.total_s,
+        **{f"{name}_s": seconds for name, seconds in parts.items()},
+        "hidden_s": step.hidden_s,
+        **{f"{name}_share": seconds / step.parts_s if step.parts_s else None for name, seconds in parts.items()},
+        "reason": result.reason,
+    }
+
+
+def experiment(
+    machine: Machine,
+    work: Work,
+    simulated: Simulated,
+    drives: DriveCount = 1,
+    batch_sizes: BatchSizes = "4,64,256",
+    compression: CompressionFactor = 8,
+    plot: Picture = None,
+) -> Outcome:
+    """What a decode step's time goes to (figures 5, 14, 15)."""
+    check_picture(plot)
+    setup, batches = work.setup(machine, simulated, compression), numbers("batch_sizes", batch_sizes)
+    runs = simulated.run(setup, cases(batches, drives))
+    found = rows(runs, batches, drives)
+    if plot:
+        save_figure(stack(found, "system", SHARES), plot)
+    return rows_outcome(f"Decode step, {machine.model}, {drives} drives", found, COLUMNS, runs)

@@ -1,0 +1,193 @@
+"""Results of systems at batch sizes on drives: all that is wanted is simulated first, side by side, and read then."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.paper.simulate import SimulatedDrive
+from eval.paper.systems import Breakdown, Constants, InStorage, Result, Setup, deepspeed, finish, flexgen
+from ftl import OutOfSpace
+from vcsd.progress import Tick, no_tick
+
+WORKER_BYTES = 5 << 30  # what one worker may need: batch 256 of OPT-13B's layers on one drive takes 4.4 GB
+Key = tuple[InStorage, int, int]  # system, batch, drives
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Systems that attend in drives, at one batch size."""
+
+    systems: tuple[InStorage, ...]
+    batch: int
+    drives: int
+
+
+class Runs:
+    """Results of a setup: of host systems as they are asked for, of systems in drives those that were simulated."""
+
+    def __init__(self, setup: Setup, in_storage: dict[Key, Result]) -> None:
+        self.setup, self._in_storage = setup, in_storage
+
+    def host(self, system: str, batch: int, drives: int = 1, constants: Constants | None = None) -> Result:
+        """A system that attends on the host or the GPU."""
+        setup = replace(self.setup, constants=constants) if constants else self.setup
+        if system == "DeepSpeed":
+            return deepspeed(setup, batch, drives)
+        return flexgen(setup, batch, drives, sparse=system == "FlexGen-SparQ")
+
+    def drive(self, system: InStorage, batch: int, drives: int = 1) -> Result:
+        """A system that attends in drives."""
+        return self._in_storage[system, batch, drives]
+
+    @property
+    def sampled(self) -> dict[str, dict[str, int]]:
+        """How many layers' steps were simulated, of how many; nothing where that is all."""
+        some, every = len(self.setup.layers), self.setup.model.layers
+        return {"layers": {"simulated": some, "of": every}} if some < every else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Systems that find the same on their drives: what is stored once for all of them, and shared with no other."""
+
+    setup: Setup
+    systems: tuple[InStorage, ...]
+    batch: int
+    drives: int
+
+    @property
+    def heads(self) -> int:
+        """Of the slowest drive, that with the most."""
+        return -(-self.setup.model.kv_heads // self.drives)
+
+    @property
+    def ticks(self) -> int:
+        return len(self.systems) * len(self.setup.points)
+
+
+def plan(setup: Setup, cases: Iterable[Case]) -> list[Fill]:
+    """What is to be filled for cases; what an earlier case has is not simulated again."""
+    known: set[Key] = set()
+    fills = []
+    for case in cases:
+        if case.drives > setup.model.kv_heads:
+            model = setup.model
+            raise ValueError(f"drives = {case.drives}: {model.name} has {model.kv_heads} KV heads to share out")
+        wanted = dict.fromkeys(case.systems)
+        new = [system for system in wanted if (system, case.batch, case.drives) not in known]
+        known.update((system, case.batch, case.drives) for system in new)
+        for bits in dict.fromkeys(system.bits for system in new):
+            mine = tuple(system for system in new if system.bits == bits)
+            fills.append(Fill(setup, mine, case.batch, case.drives))
+    return fills
+
+
+def count_ticks(setup: Setup, cases: Iterable[Case]) -> int:
+    """How often `simulate` ticks."""
+    return sum(fill.ticks for fill in plan(setup, cases))
+
+
+def simulate(setup: Setup, cases: Iterable[Case], workers: int = 1, tick: Tick = no_tick) -> Runs:
+    """Work all cases out, in so many processes; results are the same for any number of them."""
+    fills = plan(setup, cases)
+    workers = min(workers, len(fills))
+    done = [run(fill, tick) for fill in fills] if workers < 2 else _side_by_side(fills, workers, tick)
+    each = (result for results in done for result in results)
+    keys = ((system, fill.batch, fill.drives) for fill in fills for system in fill.systems)
+    return Runs(setup, dict(zip(keys, each, strict=True)))
+
+
+def run(fill: Fill, tick: Tick = no_tick) -> list[Result]:
+    """Fill a drive and simulate the steps of every system on it; those between the points are interpolated."""
+    setup, systems = fill.setup, fill.systems
+    seconds: list[list[dict[str, float]]] = [[] for _ in systems]
+    wall_s, programs_s = [0.0] * len(systems), 0.0
+    try:
+        tokens = setup.input + setup.output
+        drive = SimulatedDrive(setup.drive, setup.model.shape, fill.heads, fill.batch, tokens, systems[0].bits)
+        for point in setup.points:
+            grown_s = drive.grow(point)
+            programs_s = programs_s or grown_s
+            for number, system in enumerate(systems):
+                before = drive.wall_s
+                seconds[number].append(system.simulate(setup, drive))
+                wall_s[number] += drive.wall_s - before
+                tick(None)
+    except OutOfSpace as error:
+        for _ in range(fill.ticks - sum(map(len, seconds))):
+            tick(None)
+        size = f"{fill.drives} drives of {setup.drive.geometry.capacity_bytes / 1e12:.2g} TB"
+        reason = f"batch = {fill.batch} is too much for {size}: {error}"
+        return [Result(system=each.name, batch=fill.batch, drives=fill.drives, reason=reason) for each in systems]
+    return [_result(fill, *each, programs_s) for each in zip(systems, seconds, wall_s, strict=True)]
+
+
+def _result(fill: Fill, system: InStorage, units: list[dict[str, float]], wall_s: float, programs_s: float) -> Result:
+    """A system's result from the units of its simulated steps."""
+    setup = fill.setup
+    shipped_s = setup.kv_bytes(fill.batch, setup.input) / fill.drives / setup.drive.link.bytes_per_s
+    prefill_s = max(setup.prefill_gpu_s(fill.batch), shipped_s, programs_s)  # layer by layer, one under the other
+    parts = [system.breakdown(setup, fill.batch, fill.drives, each) for each in units]
+    means = (
+        float(np.interp(setup.steps, setup.points, [getattr(part, name) for part in parts]).mean())
+        for name in ("kv_s", "engine_s", "other_s", "hidden_s")
+    )
+    device_s = sum(part.kv_s + part.engine_s for part in parts) * len(setup.layers) / setup.model.layers
+    middle = units[len(units) // 2]
+    more: dict[str, Any] = {"units_s": {unit: s for unit, s in middle.items() if unit != "pages"}}
+    more["realtime_factor"] = device_s / wall_s
+    return finish(setup, system.name, fill.batch, fill.drives, prefill_s, Breakdown(*means), **more)
+
+
+def default_workers() -> int:
+    """As many as there are cores, and memory for."""
+    memory = Path("/proc/meminfo")
+    lines = memory.read_text().splitlines() if memory.exists() else []
+    free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), WORKER_BYTES)
+    return max(1, min(len(os.sched_getaffinity(0)), free // WORKER_BYTES))
+
+
+def _side_by_side(fills: Sequence[Fill], workers: int, tick: Tick) -> list[list[Result]]:
+    """Run fills in processes of their own, the largest first."""
+    context = multiprocessing.get_context("spawn")
+    ticks = context.SimpleQueue()
+    pool = ProcessPoolExecutor(workers, context, _join, (ticks,))
+    try:
+        order = sorted(fills, key=lambda fill: -fill.batch * fill.heads * (2 + len(fill.systems)))
+        futures = {fill: pool.submit(_work, fill) for fill in order}
+        waiting = True
+        while waiting:
+            waiting = bool(wait(futures.values(), 0.2, FIRST_EXCEPTION).not_done)
+            while not ticks.empty():
+                tick(ticks.get())
+            waiting &= not any(future.done() and future.exception() for future in futures.values())
+        return [futures[fill].result() for fill in fills]
+    except BrokenProcessPool as error:
+        raise ChildProcessError("a worker died, perhaps for want of memory: try fewer with --workers") from error
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_ticks: Any = None  # of a worker: where it says that a step is done
+
+
+def _join(ticks: Any) -> None:
+    global _ticks
+    _ticks = ticks
+
+
+def _work(fill: Fill) -> list[Result]:
+    return run(fill, _ticks.put)

@@ -1,0 +1,62 @@
+"""Figure 17a: throughput over that of the first number of drives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eval.experiment import Outcome
+from eval.options import Picture, check_picture, number, numbers
+from eval.paper.options import BatchSizes, CompressionFactor, DriveCounts, Machine, Rows, Simulated, Work, rows_outcome
+from eval.paper.runs import Case, Runs
+from eval.paper.systems import DENSE, OURS, OURS_DENSE, SPARF, Result
+from eval.plot import lines, save_figure
+
+IN_DRIVES = (DENSE, SPARF, OURS_DENSE, OURS)
+COLUMNS = ("system", "drives", "tokens_per_s", "speedup", "step_s", "kv_s", "other_s", "reason")
+
+
+def cases(batch: int, counts: Sequence[int]) -> list[Case]:
+    """What `rows` needs."""
+    return [Case(IN_DRIVES, batch, drives) for drives in counts]
+
+
+def rows(runs: Runs, batch: int, counts: Sequence[int]) -> Rows:
+    """A row for each number of drives and system."""
+    made: Rows = []
+    first: dict[str, Result] = {}
+    for drives in counts:
+        for result in (runs.drive(system, batch, drives) for system in IN_DRIVES):
+            base = first.setdefault(result.system, result)
+            made.append(
+                {
+                    "system": result.system,
+                    "drives": drives,
+                    "tokens_per_s": result.tokens_per_s,
+                    "speedup": result.tokens_per_s / base.tokens_per_s if base.tokens_per_s else None,
+                    "step_s": result.step.total_s,
+                    "kv_s": result.step.kv_s,
+                    "other_s": result.step.other_s,
+                    "reason": result.reason,
+                }
+            )
+    return made
+
+
+def experiment(
+    machine: Machine,
+    work: Work,
+    simulated: Simulated,
+    drives: DriveCounts = "1,2,4,8,20",
+    batch_sizes: BatchSizes = "256",
+    compression: CompressionFactor = 8,
+    plot: Picture = None,
+) -> Outcome:
+    """Throughput over the number of drives (figure 17a)."""
+    check_picture(plot)
+    setup, counts = work.setup(machine, simulated, compression), numbers("drives", drives)
+    batch = number("batch_sizes", batch_sizes)
+    runs = simulated.run(setup, cases(batch, counts))
+    found = rows(runs, batch, counts)
+    if plot:
+        save_figure(lines(found, "drives", "speedup", "system"), plot)
+    return rows_outcome(f"Scaling, {machine.model}, batch {batch}", found, COLUMNS, runs)

@@ -1,0 +1,73 @@
+"""Figure 17b: SparF over its compression; pages touched as recorded, scaled to the paper's at 1/8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from eval.experiment import Outcome
+from eval.options import Picture, check_picture, number, numbers
+from eval.paper.options import BatchSizes, DriveCount, Machine, Rows, Simulated, Work, rows_outcome
+from eval.paper.runs import Case, Runs
+from eval.paper.systems import DENSE, SPARF, InStorage
+from eval.plot import lines, save_figure
+from vcsd.progress import status
+
+COLUMNS = ("compression", "token_page_share", "tokens_per_s", "step_s", "reason")
+
+
+def _system(compression: float, page_shares: dict[float, float]) -> InStorage:
+    if compression == 1:
+        return DENSE
+    share = page_shares[compression]
+    return replace(SPARF, name=f"1/{compression:g}", compression=compression, page_share=share)
+
+
+def cases(batch: int, drives: int, compressions: Sequence[float], page_shares: dict[float, float]) -> list[Case]:
+    """What `rows` needs. page_shares: of token pages, by compression."""
+    return [Case(tuple(_system(c, page_shares) for c in compressions), batch, drives)]
+
+
+def rows(runs: Runs, batch: int, drives: int, compressions: Sequence[float], page_shares: dict[float, float]) -> Rows:
+    """A row for each compression."""
+    made: Rows = []
+    for c in compressions:
+        result = runs.drive(_system(c, page_shares), batch, drives)
+        made.append(
+            {
+                "compression": c,
+                "drives": drives,
+                "token_page_share": page_shares.get(c, 1.0),
+                "tokens_per_s": result.tokens_per_s,
+                "step_s": result.step.total_s,
+                "reason": result.reason,
+            }
+        )
+    return made
+
+
+def experiment(
+    machine: Machine,
+    work: Work,
+    simulated: Simulated,
+    drives: DriveCount = 1,
+    batch_sizes: BatchSizes = "256",
+    compression: Annotated[str, typer.Option(help="C of 1/C, with commas")] = "1,2,4,8,16,32",
+    plot: Picture = None,
+) -> Outcome:
+    """SparF over its compression (figure 17b); pages touched as recorded, scaled to the paper's at 1/8."""
+    check_picture(plot)
+    compressions: Sequence[float] = numbers("compression", compression, float)
+    setup, batch = work.setup(machine, simulated), number("batch_sizes", batch_sizes)
+    with status("recording attention"):
+        from eval.paper.page_shares import recorded_shares, scaled
+
+        shares = scaled(setup, recorded_shares(setup, [*compressions, 8.0]))
+    runs = simulated.run(setup, cases(batch, drives, compressions, shares))
+    found = rows(runs, batch, drives, compressions, shares)
+    if plot:
+        save_figure(lines(found, "compression", "tokens_per_s", "drives"), plot)
+    return rows_outcome(f"SparF, {machine.model}, batch {batch}, {drives} drives", found, COLUMNS, runs)

@@ -1,0 +1,135 @@
+"""Attention on a cache in drives: what transformers calls in place of sdpa.
+
+- Empty cache (prefill): attention runs on the model's device; k and v are shipped behind it.
+- One new token: q, k and v go to the drives, the attention output comes back.
+- Several new tokens on a cache that holds some: K and V of that one layer are read back and attention runs on the
+  model's device, as in prefill. The drive's engine is sized for decode, and many queries share each byte that comes
+  back, so this costs one pass over the layer instead of one per query.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from host_driver.hf.cache import IMPLEMENTATION, CsdLayer
+from host_driver.hf.shape import Unsupported
+from host_driver.hf.staging import stage
+
+_UNSERVED = ("softcap", "s_aux", "position_bias", "sliding_window")
+
+
+def csd_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The AttentionInterface function: keys that carry a layer are attended in drives, others by sdpa.
+
+    query (B, q_heads, new, d), key and value (B, kv_heads, new, d); returns (B, new, q_heads, d).
+    """
+    layer: CsdLayer | None = getattr(key, "csd_layer", None)
+    if layer is None:
+        out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        return out, None
+    for name in _UNSERVED:
+        if kwargs.get(name) is not None:
+            raise Unsupported(f"{type(module).__name__} attends with {name}, which drives do not do")
+    if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
+        raise Unsupported(f"{type(module).__name__} attends to later tokens, which drives do not do")
+    if module.training:
+        raise Unsupported("attention in drives is for inference, gradients do not pass it: call model.eval() first")
+    return _attend(layer, module, query, key, value, attention_mask, scaling), None
+
+
+def register() -> None:
+    """Let transformers know this attention. Both tables: without the second a model's mask is silently None."""
+    AttentionInterface.register(IMPLEMENTATION, csd_attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+
+
+def _attend(
+    layer: CsdLayer,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Attention output (B, new tokens, q_heads, d); the new k and v end up in the drives."""
+    cache, (batch, _, new, _) = layer.cache, key.shape
+    cache.pending = None
+    past = layer.length
+    admitted = cache.admit(mask, batch, past, new)
+    if past and new == 1:
+        d = query.shape[-1]
+        # Drives divide by sqrt(d); models with another scale get it through q
+        q = query[:, :, 0] * (1.0 if scaling is None else scaling * d**0.5)
+        out = _decode(layer, q, key[:, :, 0], value[:, :, 0], admitted[:, 0])
+    else:
+        keys, values = _read_back(layer, key, value) if past else (key, value)
+        out, _ = sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling)
+        _ship(layer, key, value, admitted)
+    layer.length = past + new
+    if layer.index == len(cache.layers) - 1:
+        cache.forget_mask()
+    return out
+
+
+def _decode(
+    layer: CsdLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, admitted: NDArray[np.bool_]
+) -> torch.Tensor:
+    """One token a sequence, (B, heads, d) each; a row of padding is not stored and attends to nothing."""
+    cache = layer.cache
+    assert cache.batch is not None
+    if cache.mini_batch is None:
+        raise Unsupported("this forward did not go through the model that vcsd.attach was given")
+    q16, k16, v16 = stage(q, k, v)()
+    rows: Any = cache.rows
+    if not admitted.all():
+        first = rows.start or 0
+        rows = first + np.flatnonzero(admitted)
+        q16, k16, v16 = q16[admitted], k16[admitted], v16[admitted]
+    out = np.zeros(q.shape, np.float16)
+    if admitted.any():
+        out[admitted] = cache.driver.decode(cache.batch, rows, cache.mini_batch, layer.index, q16, k16, v16)
+    return torch.from_numpy(out).to(q.device, q.dtype).unsqueeze(1)
+
+
+def _ship(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor, admitted: NDArray[np.bool_]) -> None:
+    """Send the tokens of new k and v to the drives, behind the model's back."""
+    cache = layer.cache
+    assert cache.batch is not None
+    staged = stage(key, value)
+
+    def load() -> tuple[Any, Any]:
+        k, v = (array.transpose(0, 2, 1, 3)[admitted] for array in staged())
+        return k, v
+
+    cache.driver.append(cache.batch, cache.rows, layer.index, admitted.sum(axis=1).astype(np.int64), load)
+
+
+def _read_back(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of this layer with the new ones behind, (B, kv_heads, past + new, d); padding reads as zero."""
+    cache = layer.cache
+    assert cache.batch is not None
+    stored = cache.driver.read(cache.batch, cache.rows, layer.index)
+    valid = cache.valid[:, : layer.length]
+    joined = []
+    for rows, new in zip(stored, (key, value), strict=True):
+        old = np.zeros((*valid.shape, *rows.shape[1:]), np.float16)
+        old[valid] = rows
+        before = torch.from_numpy(old).to(new.device, new.dtype).transpose(1, 2)
+        joined.append(torch.cat([before, new], dim=2))
+    return joined[0], joined[1]

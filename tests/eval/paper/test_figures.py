@@ -1,0 +1,66 @@
+"""The figures' rows, and what a row must add up to.
+
+partner of: eval/paper/throughput.py, eval/paper/breakdown.py, eval/paper/engine_breakdown.py, eval/paper/scaling.py,
+eval/paper/sensitivity.py, eval/paper/options.py
+"""
+
+import pytest
+
+from eval.paper import breakdown, engine_breakdown, scaling, sensitivity, throughput
+from eval.paper.options import Machine, Simulated, Work, extent
+from eval.paper.runs import simulate
+from tests.eval.paper.setups import setup_of, small_setup
+
+
+def test_parts_of_a_step_add_up_to_it_and_shares_to_one():
+    setup = setup_of(input=64, output=64)
+    rows = breakdown.rows(simulate(setup, breakdown.cases((4,), 1)), (4,), 1)
+    assert [row["system"] for row in rows] == ["FlexGen", "FlexGen-SparQ", "InstI-Dense", "InstI-SparF", "Ours"]
+    for row in rows:
+        assert row["kv_s"] + row["engine_s"] + row["other_s"] - row["hidden_s"] == pytest.approx(row["step_s"])
+        assert sum(row[share] for share in breakdown.SHARES) == pytest.approx(1)
+    assert rows[-1]["hidden_s"] > 0
+
+
+def test_throughput_has_a_row_for_each_system():
+    rows = throughput.rows(simulate(small_setup(), throughput.cases((2, 4), 1)), (2, 4), 1)
+    assert [(row["batch"], row["system"]) for row in rows[:6]] == [
+        (2, name) for name in ("DeepSpeed", "FlexGen", "FlexGen-SparQ", "InstI-Dense", "InstI-SparF", "Ours")
+    ]
+    assert len(rows) == 12
+    assert all(row["tokens_per_s"] > 0 for row in rows)
+
+
+def test_units_of_a_drive_add_up():
+    rows = engine_breakdown.rows(simulate(small_setup(), engine_breakdown.cases(2, 1)), 2, 1)
+    for system in ("InstI-Dense", "InstI-SparF", "Ours"):
+        assert sum(row["share"] for row in rows if row["system"] == system) == pytest.approx(1)
+
+
+def test_speedup_is_over_the_first_number_of_drives():
+    rows = scaling.rows(simulate(small_setup(), scaling.cases(4, (2, 4))), 4, (2, 4))
+    two, four = ({row["system"]: row for row in rows if row["drives"] == drives} for drives in (2, 4))
+    for system, row in four.items():
+        assert two[system]["speedup"] == 1
+        assert row["speedup"] * two[system]["tokens_per_s"] == pytest.approx(row["tokens_per_s"])
+
+
+def test_sensitivity_falls_with_compression():
+    shares = {4: 0.4, 16: 0.2}
+    rows = sensitivity.rows(simulate(setup_of(), sensitivity.cases(2, 1, [1, 4, 16], shares)), 2, 1, [1, 4, 16], shares)
+    assert [row["compression"] for row in rows] == [1, 4, 16]
+    assert [row["step_s"] for row in rows] == sorted((row["step_s"] for row in rows), reverse=True)
+
+
+def test_options_name_a_setup():
+    machine, some = Machine("opt-6.7b", "h100", "pcie5"), Simulated()
+    setup = Work(None, 100, 20).setup(machine, some, 4)
+    assert (setup.model.name, setup.gpu.name, setup.host.name) == ("opt-6.7b", "h100", "pcie5")
+    assert (setup.input, setup.output, setup.compression, len(setup.layers)) == (100, 20, 4, 10)
+    assert simulate(setup, []).sampled == {"layers": {"simulated": 10, "of": 32}}
+    assert extent(simulate(setup, [])) == "modelled, 10 of 32 layers simulated"
+    every = machine.setup(Simulated(all_layers=True))
+    assert len(every.layers) == 32
+    assert extent(simulate(every, [])) == "modelled"
+    with pytest.raises(ValueError, match=r"compression = 0\.5"):
+        Work().setup(machine, some, 0.5)

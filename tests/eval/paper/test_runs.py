@@ -1,0 +1,66 @@
+"""What is simulated, in how many processes, and what a sample of the layers stands for."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
+from eval.paper.runs import Case, count_ticks, default_workers, plan, simulate
+from eval.paper.systems import DENSE, OURS, OURS_DENSE, SPARF
+from tests.eval.paper.setups import in_storage, setup_of, small_setup
+
+CASES = [Case((DENSE, SPARF, OURS), 2, 1), Case((OURS, OURS_DENSE, SPARF), 2, 1), Case((DENSE,), 2, 5)]
+
+
+def results(runs):
+    keys = [(system, case.batch, case.drives) for case in CASES for system in case.systems]
+    return [asdict(runs.drive(*key)) | {"realtime_factor": None} for key in keys]  # that is wall time
+
+
+def test_each_is_simulated_once_with_those_that_find_the_same_on_their_drives():
+    fills = [(fill.systems, fill.drives) for fill in plan(small_setup(), CASES)]
+    assert fills == [((DENSE, SPARF), 1), ((OURS,), 1), ((OURS_DENSE,), 1), ((DENSE,), 5)]
+
+
+def test_results_are_the_same_in_any_number_of_processes():
+    setup, ticks = small_setup(), []
+    assert results(simulate(setup, CASES)) == results(simulate(setup, CASES, 2, ticks.append))
+    assert len(ticks) == count_ticks(setup, CASES) == 15
+
+
+def test_a_workers_error_is_the_callers():
+    broken = replace(DENSE, name="broken", schedule="none")
+    with pytest.raises(KeyError, match="none"):
+        simulate(small_setup(), [Case((broken,), 1, 1), Case((broken,), 2, 1)], 2)
+
+
+def test_there_is_a_worker_at_least():
+    assert default_workers() >= 1
+
+
+def test_sampled_layers_stand_for_all():
+    """Of 40 layers 10, for the paper's systems and for ours."""
+    sampled = setup_of()
+    both = [in_storage(setup, (DENSE, SPARF, OURS), 4, 4) for setup in (sampled, replace(sampled, sampled_layers=None))]
+    for some, every in zip(*both, strict=True):
+        assert some.step.total_s == pytest.approx(every.step.total_s, rel=0.01 if some.system == "Ours" else 0.005)
+        assert some.step.total_s != every.step.total_s
+        assert some.prefill_s == every.prefill_s  # all layers are stored
+
+
+def test_what_does_not_fit_is_judged_by_all_layers():
+    """The layers that are sampled would fit."""
+    tight = replace(PAPER, geometry=replace(PAPER.geometry, blocks_per_plane=16))
+    runs = simulate(
+        small_setup(40, drive=tight, input=1024, output=1024), [Case((DENSE, OURS), 16, 1)], tick=(ticks := []).append
+    )
+    assert "batch = 16 is too much for 1 drives of 0.0086 TB" in runs.drive(DENSE, 16).reason
+    assert len(ticks) == 6
+    (fits,) = in_storage(small_setup(10, drive=tight, input=1024, output=1024), (DENSE,), 16, 1)
+    assert not fits.reason
+
+
+@pytest.mark.parametrize("layers", [0, -1])
+def test_at_least_one_layer_is_sampled(layers):
+    with pytest.raises(ValueError, match=f"sampled_layers = {layers}"):
+        small_setup(sampled_layers=layers)

@@ -1,0 +1,37 @@
+"""A drive without data: the pages that it must read, for a pattern that touches as many as it says."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from csd_spec import Compression
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
+from eval.paper.profiles import Model
+from eval.paper.simulate import Pattern, SimulatedDrive, spread
+
+
+def test_a_pattern_touches_as_many_pages_as_it_says():
+    pattern, each = Pattern(0.3, 16), np.ones(50, np.int64)
+    tokens = pattern.best_tokens(None, 1536 * each, 192 * each, 48 * each)
+    assert tokens.shape == (50, 192)
+    assert (np.diff(tokens, axis=1) > 0).all()
+    assert {np.unique(row // 16).size for row in tokens} == {29}
+    tokens, counts = pattern.top_pages(None, 1530 * each, 16, 10 * each, each)
+    assert (counts == 10 * 16 + 10).all()
+    assert (np.diff(tokens, axis=1) > 0).all()
+
+
+def test_a_simulated_step_reads_the_pages_that_it_must():
+    shape = Model.load("opt-13b").shape
+    drive = SimulatedDrive(PAPER, replace(shape, layers=4), 40, 3, 2048, 16)
+    drive.grow(1024)
+    for layers in (range(4), (1, 2)):  # what was sampled stands for all
+        assert drive.step("dense", Compression(1).at(1024, 128), 1.0, "serial", layers)["pages"] == 4 * 3 * 40 * 2 * 64
+
+
+@pytest.mark.parametrize(("count", "layers"), [(1, 1), (10, 40), (3, 4), (7, 32), (5, 5), (10, 4)])
+def test_sampled_layers_are_spread_evenly(count, layers):
+    chosen = spread(count, layers)
+    parts = min(count, layers)
+    assert [layer * parts // layers for layer in chosen] == list(range(parts))  # one of each part of the model

@@ -1,0 +1,11 @@
+"""Options that commands and experiments share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelFolder = Annotated[Path | None, typer.Option(help="folder of a decoder (default: the shipped one)")]
+MethodsFile = Annotated[Path | None, typer.Option("--methods", help="Python file with methods of your own")]

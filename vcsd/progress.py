@@ -1,0 +1,79 @@
+"""How far something long has come, on stderr: a bar on a terminal, now and then a plain line elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Tick = Callable[[object], None]  # called with anything when a part is done
+
+err = Console(stderr=True)
+PERIOD_S, RARER = 10.0, 0.05  # between lines: so many seconds, and this share of the time gone once that is more
+
+
+def no_tick(_: object) -> None:
+    """For those who do not show how far they are."""
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Tick]:
+    """Show how many of `total` parts are done: call what this gives for each. A bar appears with the first."""
+    with _bar(what, total) if err.is_terminal else _counted(what, total) as tick:
+        yield tick
+
+
+@contextmanager
+def status(what: str) -> Iterator[None]:
+    """Say what is being done, where it takes long."""
+    with err.status(what) if err.is_terminal else _lines(lambda: what):
+        yield
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Iterator[Tick]:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    bar = Progress(*columns, console=err, transient=True)
+    task = bar.add_task(what, total=total)
+
+    def tick(_: object) -> None:
+        if not bar.live.is_started:
+            if sys.stdout.isatty():
+                print(flush=True)
+            bar.start()
+        bar.advance(task)
+
+    try:
+        yield tick
+    finally:
+        bar.stop()
+
+
+@contextmanager
+def _counted(what: str, total: int) -> Iterator[Tick]:
+    done: list[object] = []
+    with _lines(lambda: f"{what}: {len(done)} of {total}"):
+        yield done.append
+
+
+@contextmanager
+def _lines(text: Callable[[], str]) -> Iterator[None]:
+    """Write text() and the seconds gone, every few seconds at first and more rarely later."""
+    ended, began = Event(), time.monotonic()
+
+    def write() -> None:
+        while not ended.wait(max(PERIOD_S, RARER * (time.monotonic() - began))):
+            print(f"{text()}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+    thread = Thread(target=write, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,22 @@
+"""`vcsd bench` and `vcsd eval`: a line for each experiment, a module with a function `experiment`."""
+
+BENCH = {
+    "decode": "eval.bench.decode",
+    "attention": "eval.bench.attention",
+    "ftl": "eval.bench.ftl",
+    "crash": "eval.bench.crash",
+    "faults": "eval.bench.faults",
+    "fuzz": "eval.bench.fuzz",
+    "transport": "eval.bench.transport",
+}
+EVAL = {
+    "selectors": "eval.accuracy.selectors",
+    "accuracy": "eval.accuracy.accuracy",
+    "oracle": "eval.accuracy.choices",
+    "throughput": "eval.paper.throughput",
+    "breakdown": "eval.paper.breakdown",
+    "engine-breakdown": "eval.paper.engine_breakdown",
+    "scaling": "eval.paper.scaling",
+    "sensitivity": "eval.paper.sensitivity",
+    "claims": "eval.paper.claims",
+}

@@ -1,0 +1,133 @@
+"""Commands that are imported when they are asked for, so that help and the quick ones need no compiler and no torch."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from importlib.util import find_spec
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from eval.experiment import Outcome
+from vcsd.progress import err
+from vcsd_cli.shared import Output, OutputLetterOption, OutputOption, print_json, stdout
+
+EXPERIMENT = "experiment"  # the function of a module that is one
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are known by their places: `module:attribute`, or `module` for an experiment.
+
+    An attribute is a function or a `typer.Typer`.
+    """
+
+    def __init__(self, name: str, text: str, places: Mapping[str, str | TyperGroup]) -> None:
+        super().__init__(name=name, help=text, commands={name: TyperCommand(name) for name in places})
+        self.places = places
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.places)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Of a command that is not imported yet only its name and what it is for."""
+        place = self.places.get(cmd_name)
+        return TyperCommand(cmd_name, help=_help(*_parse(place))) if isinstance(place, str) else place
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        place = self.places.get(name or "")
+        return name, _load(name, place) if isinstance(place, str) else command, rest
+
+
+def _parse(place: str) -> tuple[str, str]:
+    module, _, attribute = place.partition(":")
+    return module, attribute or EXPERIMENT
+
+
+def _load(name: str | None, place: str) -> Any:
+    """The command at a place."""
+    module, attribute = _parse(place)
+    found = getattr(importlib.import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_group(found)
+    app = typer.Typer(add_completion=False)
+    app.command(name)(as_command(found))
+    return typer.main.get_command(app)
+
+
+def _help(module: str, attribute: str) -> str | None:
+    """What a function's docstring or a Typer's help says, by reading the source."""
+    spec = find_spec(module)
+    assert spec and spec.origin, module
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == attribute:
+            return ast.get_docstring(node)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == attribute:
+            texts = [key.value for key in getattr(node.value, "keywords", []) if key.arg == "help"]
+            return ast.literal_eval(texts[0]) if texts else None
+    return None
+
+
+def as_command(function: Callable[..., Any]) -> Callable[..., None]:
+    """A function as typer takes it: an argument that is a dataclass becomes an option for each of its fields.
+
+    Where it returns an `Outcome` that is shown, as -o says; the exit code is 1 for one that failed.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    arguments = signature(function).parameters.values()
+    groups = {argument.name: hints[argument.name] for argument in arguments if is_dataclass(hints[argument.name])}
+    shows = hints.get("return") is Outcome
+    options: list[Parameter] = []
+    for argument in arguments:
+        kind = groups.get(argument.name)
+        options += _options_of(kind) if kind else [_option(argument.name, argument.default, hints[argument.name])]
+    if shows:
+        taken = any("--output" in _names(option) for option in options)
+        options.append(_option("output", Output.NORMAL, OutputLetterOption if taken else OutputOption))
+
+    def command(**given: Any) -> None:
+        output = given.pop("output") if shows else Output.NORMAL
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        done = function(**given)
+        if shows:
+            _show(done, output)
+
+    command.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {option.name: option.annotation for option in options}
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+def _option(name: str, default: Any, annotation: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _options_of(kind: Any) -> list[Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    defaults = {field.name: Parameter.empty if field.default is MISSING else field.default for field in fields(kind)}
+    return [_option(name, default, hints[name]) for name, default in defaults.items()]
+
+
+def _names(option: Parameter) -> tuple[str, ...]:
+    """What an option is called on the command line, where that is said."""
+    (said,) = getattr(option.annotation, "__metadata__", None) or (None,)
+    return (said.default, *(said.param_decls or ())) if said else ()
+
+
+def _show(outcome: Outcome, output: Output) -> None:
+    if output is Output.JSON:
+        print_json(outcome.result)
+    else:
+        for each in outcome.shown:
+            stdout().print(each)
+        for note in outcome.notes:
+            err.print(note)
+    if outcome.failed:
+        raise typer.Exit(1)
