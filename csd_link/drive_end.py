@@ -67,7 +67,7 @@ class DriveEnd:
         header = Block(Kind.DRIVE, self.host, self.drive, self._beats, self._identity)
         self.medium.write(DRIVE_HEADER, header.pack())
 
-    def greet(self) -> bool:
+    def accept_host(self) -> bool:
         """Attach the host whose header is new; whether there was one."""
         header = unpack(self.medium.read(HOST_HEADER))
         if header is None or header.kind is not Kind.HOST or header.drive != self.drive or header.host == self.host:
@@ -162,7 +162,7 @@ class WindowServer:
             if now - looked > LOOK_S:
                 looked = now
                 with self._header:
-                    if self.end.greet():
+                    if self.end.accept_host():
                         busy = now
                         self._doorbell.ring()
                         continue

@@ -131,7 +131,7 @@ DRIVE_HEADER, HOST_HEADER = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a drive's header says of it. restarts: whether it is begun again when it dies."""
+    """What a drive's header says of it. restarts: whether it is restarted when it dies."""
 
     name: str
     spec: DriveSpec

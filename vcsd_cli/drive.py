@@ -234,7 +234,7 @@ def _top_table(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]
 
 
 def doctor(output: OutputOption = Output.NORMAL) -> None:
-    """For each way to a drive: ready, or what is missing and the command that mends it."""
+    """For each way to a drive: ready, or what is missing and the command that fixes it."""
     from vcsd.doctor import examine
 
     findings = examine()
@@ -264,4 +264,4 @@ def config_validate(
         spec = load_drive(file)
         drives = {spec.name: spec}
     found = {name: f"{spec.name}, {spec.geometry.capacity_bytes / 1e9:,.1f} GB" for name, spec in drives.items()}
-    show(f"{file} is well", {"valid": True} | found, output)
+    show(f"{file} is valid", {"valid": True} | found, output)

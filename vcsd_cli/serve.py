@@ -41,7 +41,7 @@ def find_created(name: str) -> Path:
 
 
 WHAT_HELP = "config file, or names of created drives (default: all of them)"
-RESTART_HELP = "begin a drive again that was killed (default: yes, or as the file says)"
+RESTART_HELP = "restart a drive that was killed (default: yes, or as the file says)"
 WINDOW_HELP = "file or device in which the windows lie, one after the other"
 
 

@@ -30,7 +30,7 @@ def test_a_bell_wakes_the_other_end(tmp_path):
     assert time.monotonic() - began < 3
     host.close()
     drive.wait(1)
-    drive.ring()  # nobody is there, and that is well
+    drive.ring()  # nobody is there, which is no error
     drive.close()
 
 

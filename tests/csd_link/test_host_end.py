@@ -54,7 +54,7 @@ class Blocks:
 def attached(medium, service):
     drive, host = DriveEnd(medium, IDENTITY, service), HostEnd(medium)
     assert not host.attach()
-    assert drive.greet()
+    assert drive.accept_host()
     assert host.attach()
     return drive, host
 
@@ -146,12 +146,12 @@ def test_a_drive_that_begins_anew_is_lost_and_knows_no_old_request():
     again = DriveEnd(medium, IDENTITY, tenant())
     assert again.drive == drive.drive + 1
     assert not again.serve()
-    assert not again.greet()
+    assert not again.accept_host()
     with pytest.raises(Lost, match="anew"):
         host.look()
     other = HostEnd(medium)
     assert not other.attach()
-    assert again.greet()
+    assert again.accept_host()
     assert other.attach()
     assert ask(again, other, Flush()).status is Status.SUCCESS
 
@@ -161,7 +161,7 @@ def test_a_second_host_takes_the_window():
     drive, host = attached(medium, tenant())
     second = HostEnd(medium)
     second.attach()
-    drive.greet()
+    drive.accept_host()
     assert second.attach()
     with pytest.raises(Lost, match="another host"):
         host.look()
@@ -198,7 +198,7 @@ class World:
         if self.drive is None:
             self.drive = DriveEnd(self.medium.dying(left), IDENTITY, self)
         self.drive.medium.left = left
-        if not self.drive.greet():
+        if not self.drive.accept_host():
             self.drive.serve()
 
     def lose_host(self):
