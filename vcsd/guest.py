@@ -22,7 +22,7 @@ from csd_link.own_server import Placed, own_server
 from csd_link.run_dir import private_dir, run_dir
 from csd_link.served_drive import ServedDrive
 from csd_link.window import BLOCK_BYTES, WindowLayout
-from csd_spec import Compression, DriveSpec
+from csd_spec import DriveSpec
 from host_driver.driver import Driver
 from host_driver.exercise import SHIPPED_SHAPE, exercise
 from host_driver.in_guest import SAYS
@@ -80,7 +80,7 @@ def run_guest(
         with _firmware(spec, drives, backing, at, folder):
             answer, used = _boot(guest, accelerator, timeout_s, console)
     with open_drives(DriveSet(count=drives, spec=spec)) as devices:
-        driver = Driver(devices, SHIPPED_SHAPE, "sparf", Compression(8))
+        driver = Driver(devices, SHIPPED_SHAPE)
         expected = exercise(driver, prompt, tokens)
         driver.close()
     decodes = answer["decodes"]

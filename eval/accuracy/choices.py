@@ -18,7 +18,7 @@ from eval.accuracy.record import TEXT, Recorded, record
 from eval.experiment import Outcome, flat
 from eval.options import TextFile
 from ftl import Ftl
-from vcsd.generate import CHECKPOINT, load
+from vcsd.loading import CHECKPOINT, load
 from vcsd.options import ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
 

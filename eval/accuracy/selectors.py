@@ -21,7 +21,7 @@ from eval.experiment import Outcome
 from eval.options import Picture, TextFile, check_picture, numbers
 from eval.plot import new_figure, save_figure
 from ftl import Ftl
-from vcsd.generate import CHECKPOINT, load
+from vcsd.loading import CHECKPOINT, load
 from vcsd.options import MethodsFile, ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
 from vcsd.tables import table

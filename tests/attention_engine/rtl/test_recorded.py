@@ -14,7 +14,7 @@ from attention_engine.rtl.params import EngineRun, EngineShape
 from csd_spec import Compression, KvLayout, KvView
 from eval.accuracy.record import record
 from eval.accuracy.selectors import TEXT
-from vcsd.generate import CHECKPOINT, load
+from vcsd.loading import CHECKPOINT, load
 
 TOKENS = 400
 COMPRESSION = 8

@@ -16,7 +16,7 @@ from eval.accuracy.plan import Journal, Plan, contenders
 from eval.accuracy.prefilled import Prefilled
 from eval.accuracy.record import TEXT
 from eval.plot import save_figure
-from vcsd.generate import CHECKPOINT, load
+from vcsd.loading import CHECKPOINT, load
 
 PROMPTS = [list(b"one, two, three, four, one, two, three,"), list(b"one, two, three, four, five, six, one, two,")]
 

@@ -7,7 +7,7 @@ import pytest
 from eval.accuracy.record import TEXT
 from eval.accuracy.selectors import Passages, bench_selectors, errors_over_bytes
 from eval.plot import save_figure
-from vcsd.generate import CHECKPOINT, load
+from vcsd.loading import CHECKPOINT, load
 
 
 @pytest.fixture(scope="module")
