@@ -14,7 +14,7 @@ from attention_engine import METHODS, Queries, Step
 from attention_engine.oracle import sparf, token_scores
 from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.accuracy.record import TEXT, Recorded, record
+from eval.accuracy.recorded import TEXT, Recorded, record
 from eval.experiment import Outcome, flat
 from eval.options import TextFile
 from ftl import Ftl

@@ -16,7 +16,7 @@ from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.accuracy.record import TEXT, Recorded, record
+from eval.accuracy.recorded import TEXT, Recorded, record
 from eval.experiment import Outcome
 from eval.options import Picture, TextFile, check_picture, numbers
 from eval.plot import new_figure, save_figure

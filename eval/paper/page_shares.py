@@ -9,7 +9,7 @@ import torch
 
 from attention_engine import oracle
 from csd_spec import Compression
-from eval.accuracy.record import TEXT, Recorded, record
+from eval.accuracy.recorded import TEXT, Recorded, record
 from eval.paper.systems import Setup
 from vcsd.loading import CHECKPOINT, load
 

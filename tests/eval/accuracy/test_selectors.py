@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from eval.accuracy.record import TEXT
+from eval.accuracy.recorded import TEXT
 from eval.accuracy.selectors import Passages, bench_selectors, errors_over_bytes
 from eval.plot import save_figure
 from vcsd.loading import CHECKPOINT, load
