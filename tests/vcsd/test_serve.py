@@ -16,7 +16,19 @@ from csd_link.driveset import DriveSet
 from csd_link.host_end import Lost
 from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import drive_dir, run_dir
-from csd_spec import Compression, DeviceError, Flush, KvAppend, KvCrop, KvFree, KvRead, ModelShape, SeqCreate, Status
+from csd_spec import (
+    Attention,
+    Compression,
+    DeviceError,
+    Flush,
+    KvAppend,
+    KvCrop,
+    KvFree,
+    KvRead,
+    ModelShape,
+    SeqCreate,
+    Status,
+)
 from host_driver.driver import Driver
 from tests.served import kill, pid, serving, window_of
 from vcsd.transport import open_drives
@@ -29,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 def decoder(devices, **options):
     """A driver with a sequence, and a function that makes one decode step and returns its output."""
-    driver, generator = Driver(devices, SHAPE, "sparf", Compression(4), **options), np.random.default_rng(0)
+    driver, generator = Driver(devices, SHAPE, Attention("sparf", Compression(4)), **options), np.random.default_rng(0)
 
     def half(*shape):
         return generator.standard_normal(shape).astype(np.float16)
@@ -41,9 +53,9 @@ def decoder(devices, **options):
     driver.settle()
 
     def step():
-        with driver.step(1) as (lane,):
+        with driver.step(1) as (part,):
             each = [
-                driver.decode(batch, slice(None), lane, layer, half(1, 4, 16), half(1, 4, 16), half(1, 4, 16))
+                driver.decode(batch, slice(None), part, layer, half(1, 4, 16), half(1, 4, 16), half(1, 4, 16))
                 for layer in range(SHAPE.layers)
             ]
         return np.stack(each)
