@@ -3,6 +3,7 @@
 Everything here is a value. This package imports nothing of ours.
 """
 
+from csd_spec.attention import Attention
 from csd_spec.commands import (
     Attend,
     Command,
@@ -26,6 +27,7 @@ from csd_spec.view import KvView
 
 __all__ = [
     "Attend",
+    "Attention",
     "BlockSsdSpec",
     "Budget",
     "Command",

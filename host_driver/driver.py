@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from csd_spec import (
     Attend,
-    Budget,
+    Attention,
     Command,
     Completion,
     Device,
@@ -77,14 +77,11 @@ class Driver:
         self,
         devices: Sequence[Device],
         shape: ModelShape,
-        method: str,
-        budget: Budget,
-        embedding_bits: int = 16,
+        attention: Attention = Attention(),
         flush_every: int = 0,
     ) -> None:
         """flush_every: decode steps after which drives are flushed; 0 is never."""
-        self.devices, self.shape, self.method, self.budget = list(devices), shape, method, budget
-        self.embedding_bits, self.flush_every = embedding_bits, flush_every
+        self.devices, self.shape, self.attention, self.flush_every = list(devices), shape, attention, flush_every
         self.heads = split_heads(shape.kv_heads, len(devices))
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.now_ns = 0  # modelled time on the host
@@ -94,8 +91,7 @@ class Driver:
 
     def create(self, count: int, max_tokens: int) -> Batch:
         """Open `count` sequences on every drive."""
-        s = self.shape
-        bits = self.embedding_bits
+        s, bits = self.shape, self.attention.embedding_bits
         commands = [SeqCreate(count, s.layers, len(heads), s.head_dim, max_tokens, bits) for heads in self.heads]
         done = self._collect(self._submit(commands, self.now_ns))
         return Batch([c.data[0].astype(np.uint64) for c in done], np.zeros((count, s.layers), np.int64))
@@ -133,7 +129,7 @@ class Driver:
         Returns the attention output (B, q_heads, d).
         """
         lengths = batch.lengths[rows, layer] + 1
-        params = [self.budget.at(int(length), self.shape.head_dim) for length in lengths]
+        params = [self.attention.at(int(length), self.shape.head_dim) for length in lengths]
         top_k, recent = np.array([p.k for p in params]), np.array([p.l for p in params])
         grouped = q.reshape(len(lengths), self.shape.kv_heads, self.shape.group, self.shape.head_dim)
         commands: list[Command] = [
@@ -143,7 +139,7 @@ class Driver:
                 _heads(grouped, heads),
                 _heads(k, heads),
                 _heads(v, heads),
-                self.method,
+                self.attention.method,
                 params[0].r,
                 top_k,
                 recent,

@@ -59,13 +59,12 @@ def work(given: dict[str, str], libc: Any) -> dict[str, Any]:
 
 
 def _decode(connect: Callable[[int], Any], drives: int, given: dict[str, str]) -> dict[str, Any]:
-    from csd_spec import Compression
     from host_driver.driver import Driver
     from host_driver.exercise import SHIPPED_SHAPE, exercise
 
     began = time.monotonic()
     devices = [connect(number) for number in range(drives)]
-    driver = Driver(devices, SHIPPED_SHAPE, "sparf", Compression(8))
+    driver = Driver(devices, SHIPPED_SHAPE)
     result = exercise(driver, int(given["prompt"]), int(given["tokens"]))
     driver.close()
     for device in devices:

@@ -11,7 +11,7 @@ from csd_link.connect import connect
 from csd_link.own_server import Placed, own_server
 from csd_link.run_dir import pid_path, window_path
 from csd_link.served_drive import DEFAULT, ServedDrive
-from csd_spec import Compression, ModelShape
+from csd_spec import Attention, Compression, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
 from vcsd.transport import FACTORY
@@ -54,7 +54,7 @@ def kill(name):
 
 def decoder(devices, **options):
     """A driver with a sequence, and a function that makes one decode step and returns its output."""
-    driver, generator = Driver(devices, SHAPE, "sparf", Compression(4), **options), np.random.default_rng(0)
+    driver, generator = Driver(devices, SHAPE, Attention("sparf", Compression(4)), **options), np.random.default_rng(0)
 
     def half(*shape):
         return generator.standard_normal(shape).astype(np.float16)
@@ -66,9 +66,9 @@ def decoder(devices, **options):
     driver.settle()
 
     def step():
-        with driver.step(1) as (lane,):
+        with driver.step(1) as (part,):
             each = [
-                driver.decode(batch, slice(None), lane, layer, half(1, 4, 16), half(1, 4, 16), half(1, 4, 16))
+                driver.decode(batch, slice(None), part, layer, half(1, 4, 16), half(1, 4, 16), half(1, 4, 16))
                 for layer in range(SHAPE.layers)
             ]
         return np.stack(each)

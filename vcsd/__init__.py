@@ -3,22 +3,48 @@
 with vcsd.attach(model, drives=2, attention="sparf", compression=8) as csd:
     out = model.generate(**inputs, max_new_tokens=64)
     print(csd.report())
+
+`__all__` is what may be imported; everything below it may change. Each name is loaded when it is asked for, torch and
+transformers with those that need them.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vcsd.attached import Attached, attach
 
-__all__ = ["Attached", "attach"]
+_PLACES = {
+    "vcsd.attached": ("Attached", "Setting", "attach", "attached"),
+    "vcsd.report": ("Report",),
+    "host_driver.hf.shape": ("Unsupported",),
+    "csd_link.driveset": ("DriveSet",),
+    "csd_spec": (
+        "Attention",
+        "Budget",
+        "Compression",
+        "Device",
+        "DeviceError",
+        "DriveSpec",
+        "Fixed",
+        "KvLayout",
+        "KvView",
+        "SparFParams",
+        "presets",
+    ),
+    "attention_engine": ("METHODS", "Method", "Step", "load_methods"),
+    "ftl": ("LAYOUTS", "Layout"),
+}
+_PLACE = {name: place for place, names in _PLACES.items() for name in names}
+
+__all__ = ["Attached", "attach", *(name for name in _PLACE if name not in ("Attached", "attach"))]
 
 
 def __getattr__(name: str) -> Any:
-    """Load torch and transformers only when they are needed: the command line answers without them."""
-    if name in __all__:
-        from vcsd import attached
-
-        return getattr(attached, name)
-    raise AttributeError(f"module 'vcsd' has no attribute {name!r}")
+    if name not in _PLACE:
+        raise AttributeError(f"module 'vcsd' has no attribute {name!r}")
+    if name == "presets":
+        return import_module("csd_spec.presets")
+    return getattr(import_module(_PLACE[name]), name)

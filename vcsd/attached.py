@@ -3,21 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
-from csd_spec import Budget, Compression, Device, DriveSpec
+from csd_spec import Attention, Budget, Compression, Device, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.sparf import Convention
+from ftl import LAYOUTS
 from host_driver.driver import Driver
 from host_driver.hf.forward import check_free, in_drives
 from host_driver.hf.shape import model_shape
 from host_driver.sharding import split_heads
 from vcsd.report import Report
 from vcsd.transport import check_method, methods_of, open_drives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What attends, on what, and how the host goes about it.
+
+    drives: those to make or to reach; or devices of your own, which stay open.
+    mini_batches: parts that a decode batch is split into, so that model and drives work at the same time.
+    flush_every: decode steps after which drives are flushed; 0 is never.
+    """
+
+    attention: Attention = Attention()
+    drives: DriveSet | Sequence[Device] = DriveSet()
+    mini_batches: int = 2
+    flush_every: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mini_batches < 1:
+            raise ValueError(f"mini_batches = {self.mini_batches}: at least 1 is needed")
+        if self.flush_every < 0:
+            raise ValueError(f"flush_every = {self.flush_every}: must be at least 0")
+
+    @property
+    def count(self) -> int:
+        """Number of drives."""
+        return self.drives.count if isinstance(self.drives, DriveSet) else len(self.drives)
+
+    def known_methods(self) -> Collection[str] | None:
+        """Methods that all drives know; None for devices elsewhere, which would take modelled time to answer."""
+        if isinstance(self.drives, DriveSet):
+            return methods_of(self.drives)
+        names = [device.methods for device in self.drives if isinstance(device, InProcessDevice)]
+        if len(names) < len(self.drives):
+            return None
+        return [name for name in names[0] if all(name in others for others in names)]
 
 
 class Attached:
@@ -29,23 +67,21 @@ class Attached:
 
     def use(self, attention: str, budget: Budget) -> None:
         """Attend otherwise from the next decode step on; what is stored stays."""
-        if self._known is not None:
-            check_method(attention, self._known)
+        check_method(attention, self._known)
         budget.at(1, self.driver.shape.head_dim)
-        self.driver.method, self.driver.budget = attention, budget
+        self.driver.attention = replace(self.driver.attention, method=attention, budget=budget)
 
     def report(self) -> Report:
         """What has been done so far; printing it shows a table."""
         return Report.of(self.driver)
 
 
-@contextmanager
 def attach(
     model: PreTrainedModel,
     drives: int | Sequence[Device] = 1,
     attention: str = "sparf",
     compression: float = 8,
-    convention: str = "paper",
+    convention: Convention = "paper",
     budget: Budget | None = None,
     spec: DriveSpec = INSTCSD_ZYNQ7045_8CH,
     embedding_bits: int = 16,
@@ -55,7 +91,7 @@ def attach(
     flush_every: int = 0,
     restart: bool = True,
     methods: Path | None = None,
-) -> Iterator[Attached]:
+) -> AbstractContextManager[Attached]:
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
 
     drives: how many to make, each a `spec`; or devices of your own, which stay open.
@@ -72,38 +108,32 @@ def attach(
     Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
     is changed; DeviceError when a drive refuses a command.
     """
-    if embedding_bits not in (16, 8, 4):
-        raise ValueError(f"embedding_bits = {embedding_bits}: must be 16, 8 or 4")
-    if mini_batches < 1:
-        raise ValueError(f"mini_batches = {mini_batches}: at least 1 is needed")
-    if flush_every < 0:
-        raise ValueError(f"flush_every = {flush_every}: must be at least 0")
-    if budget is None:
-        budget = Compression(compression, convention)  # type: ignore[arg-type]
-    shape = model_shape(model)
-    budget.at(1, shape.head_dim)
-    split_heads(shape.kv_heads, drives if isinstance(drives, int) else len(drives))
-    if isinstance(drives, int):
-        wanted = DriveSet(count=drives, spec=spec, transport=transport, keep=keep, restart=restart, methods=methods)
-        known: Collection[str] | None = methods_of(wanted)
-    else:
-        known = _known_to_all(drives)
-    if known is not None:
-        check_method(attention, known)
+    what = Attention(attention, budget or Compression(compression, convention), embedding_bits)
+    where: DriveSet | Sequence[Device] = (
+        DriveSet(count=drives, spec=spec, transport=transport, keep=keep, restart=restart, methods=methods)
+        if isinstance(drives, int)
+        else drives
+    )
+    return attached(model, Setting(attention=what, drives=where, mini_batches=mini_batches, flush_every=flush_every))
+
+
+@contextmanager
+def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
+    """The same as `attach`, from values."""
+    shape, what = model_shape(model), setting.attention
+    what.at(1, shape.head_dim)
+    split_heads(shape.kv_heads, setting.count)
+    if what.embedding_bits not in LAYOUTS:
+        raise ValueError(f"embedding_bits = {what.embedding_bits}: must be one of {', '.join(map(str, LAYOUTS))}")
+    known = setting.known_methods()
+    check_method(what.method, known)
     check_free(model)
     with ExitStack() as undo:
-        devices: Sequence[Device] = undo.enter_context(open_drives(wanted)) if isinstance(drives, int) else drives
-        driver = Driver(devices, shape, attention, budget, embedding_bits, flush_every)
+        drives = setting.drives
+        devices = undo.enter_context(open_drives(drives)) if isinstance(drives, DriveSet) else drives
+        driver = Driver(devices, shape, what, setting.flush_every)
         undo.callback(driver.close)
-        if keep:
+        if isinstance(drives, DriveSet) and drives.keep:
             undo.callback(driver.flush)
-        undo.enter_context(in_drives(model, driver, mini_batches))
+        undo.enter_context(in_drives(model, driver, setting.mini_batches))
         yield Attached(driver, known)
-
-
-def _known_to_all(devices: Sequence[Device]) -> Collection[str] | None:
-    """Methods of devices in this process; a drive elsewhere would take modelled time to answer."""
-    if not all(isinstance(device, InProcessDevice) for device in devices):
-        return None
-    names = [device.methods for device in devices if isinstance(device, InProcessDevice)]
-    return [name for name in names[0] if all(name in others for others in names)]

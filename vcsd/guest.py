@@ -23,7 +23,6 @@ from csd_link.own_server import Placed, own_server
 from csd_link.run_dir import private_dir, run_dir
 from csd_link.served_drive import ServedDrive
 from csd_link.window import BLOCK_BYTES, WindowLayout
-from csd_spec import Compression
 from host_driver.driver import Driver
 from host_driver.exercise import SHIPPED_SHAPE, exercise
 from host_driver.in_guest import SAYS
@@ -96,7 +95,7 @@ def run_guest(run: GuestRun) -> dict[str, Any]:
         with _firmware(run.drives, backing, at, folder):
             answer, used = _boot(guest, run)
     with open_drives(run.drives) as devices:
-        driver = Driver(devices, SHIPPED_SHAPE, "sparf", Compression(8))
+        driver = Driver(devices, SHIPPED_SHAPE)
         expected = exercise(driver, run.prompt, run.tokens)
         driver.close()
     decodes = answer["decodes"]

@@ -47,7 +47,7 @@ def _programs(connect: Connect) -> list[str]:
         return [each["name"] for each in read_log(device, LogPage.PROGRAMS)["programs"]]
 
 
-def check_method(attention: str, known: Collection[str]) -> None:
-    """Raise ValueError for a method that the drives do not know."""
-    if attention not in known:
+def check_method(attention: str, known: Collection[str] | None) -> None:
+    """Raise ValueError for a method that the drives do not know; known: None where they say so themselves."""
+    if known is not None and attention not in known:
         raise ValueError(f"attention = {attention!r}: the drives know {', '.join(known)}")

@@ -48,7 +48,7 @@ def experiment(
         from eval.accuracy.plan import Plan, contenders
         from host_driver.hf.shape import model_shape
         from host_driver.sharding import split_heads
-        from vcsd.generate import CHECKPOINT, load
+        from vcsd.loading import CHECKPOINT, load
 
         chosen = tuple(contenders(method.split(","), known))
         loaded, tokenizer = load(model or CHECKPOINT)

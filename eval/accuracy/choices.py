@@ -14,11 +14,11 @@ from attention_engine import METHODS, Queries, Step
 from attention_engine.oracle import sparf, token_scores
 from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.accuracy.record import TEXT, Recorded, record
+from eval.accuracy.recorded import TEXT, Recorded, record
 from eval.experiment import Outcome, flat
 from eval.options import TextFile
 from ftl import Ftl
-from vcsd.generate import CHECKPOINT, load
+from vcsd.loading import CHECKPOINT, load
 from vcsd.options import ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
 

@@ -16,12 +16,12 @@ from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.accuracy.record import TEXT, Recorded, record
+from eval.accuracy.recorded import TEXT, Recorded, record
 from eval.experiment import Outcome
 from eval.options import Picture, TextFile, check_picture, numbers
 from eval.plot import new_figure, save_figure
 from ftl import Ftl
-from vcsd.generate import CHECKPOINT, load
+from vcsd.loading import CHECKPOINT, load
 from vcsd.options import MethodsFile, ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
 from vcsd.tables import table

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 import vcsd
 from eval.experiment import Outcome
-from vcsd.generate import CHECKPOINT
-from vcsd.generate import load as load_model
+from vcsd.loading import CHECKPOINT
+from vcsd.loading import load as load_model
 from vcsd.options import ModelFolder
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table

@@ -22,7 +22,8 @@ from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import pid_path
 from csd_spec import Compression
 from eval.experiment import Outcome, flat
-from vcsd.generate import CHECKPOINT, PROMPT, encode, generate, load
+from vcsd.generate import generate
+from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.progress import Tick, progress
 
 MAX_PAUSE_S = 0.4  # between two kills

@@ -22,6 +22,7 @@ from eval.rivals.conventional import ConventionalSsd
 from ftl import Ftl, Nand, OutOfSpace
 from vcsd.progress import Tick, no_tick, progress, status
 
+I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
 
@@ -123,16 +124,7 @@ def bench_attention(load: Reads, requests: int) -> dict[str, Any]:
         for layer in range(layers):
             used += ftl.append([handle], layer, np.array([tokens]), None, None, 0)[0]
         handles.append(handle)
-    generator = np.random.default_rng(0)
-    k, r = tokens // load.compression, max(1, 128 // load.compression)
-    counts = np.full(heads, k, np.int64)
-    picks = [
-        (
-            np.sort(np.argsort(generator.random((heads, tokens)), axis=1)[:, :k], axis=1).astype(np.int32),
-            np.sort(np.argsort(generator.random((heads, 128)), axis=1)[:, :r], axis=1).astype(np.int32),
-        )
-        for _ in range(8)
-    ]
+    counts, picks = np.full(heads, tokens // load.compression, np.int64), _selections(load)
     now, pages, wall_s = ftl.calendar.idle_ns(), 0, 0.0
     began_ns, latencies = now, np.empty(requests, np.int64)
     for number in range(-2, requests):  # the first two compile
@@ -166,6 +158,19 @@ def bench_attention(load: Reads, requests: int) -> dict[str, Any]:
             "peak_rss_bytes": peak_rss_bytes(),
         }
     )
+
+
+def _selections(load: Reads, count: int = 8) -> list[tuple[I32, I32]]:
+    """Random tokens (heads, k) and channels (heads, r), ascending."""
+    generator, heads = np.random.default_rng(0), load.heads
+    k, r = load.tokens // load.compression, max(1, 128 // load.compression)
+    return [
+        (
+            np.sort(np.argsort(generator.random((heads, load.tokens)), axis=1)[:, :k], axis=1).astype(np.int32),
+            np.sort(np.argsort(generator.random((heads, 128)), axis=1)[:, :r], axis=1).astype(np.int32),
+        )
+        for _ in range(count)
+    ]
 
 
 def map_bytes(ftl: Ftl) -> int:

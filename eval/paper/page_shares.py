@@ -9,9 +9,9 @@ import torch
 
 from attention_engine import oracle
 from csd_spec import Compression
-from eval.accuracy.record import TEXT, Recorded, record
+from eval.accuracy.recorded import TEXT, Recorded, record
 from eval.paper.systems import Setup
-from vcsd.generate import CHECKPOINT, load
+from vcsd.loading import CHECKPOINT, load
 
 
 def page_shares(layers: list[Recorded], compressions: Sequence[float], n: int) -> dict[float, float]:

@@ -5,320 +5,15 @@ With the preset `nvmevirt-970pro` it gives the times that NVMeVirt gives for the
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from csd_spec import BlockSsdSpec
-from eval.rivals._prefetch import prefetch
+from eval.rivals._conventional import READ, SLOTS, WRITE, Params, State, run_closed_loop, run_replay
 
-SLOTS = 1 << 15  # of a calendar: 131 ms ahead of the earliest request
-USED_BITS = 12  # a calendar cell is slot number << USED_BITS | units used
+__all__ = ["READ", "WRITE", "ConventionalSsd"]
 
 I64 = NDArray[np.int64]
-READ, WRITE = 1, 0
-AHEAD = 8  # requests drawn early, so that their mapping is in the cache when they are issued
-
-
-class _Params(NamedTuple):
-    """The spec's numbers as compiled code takes them."""
-
-    partitions: int
-    channels: int
-    luns: int
-    block_pages: int
-    per_page: int
-    lines: int
-    unit: int
-    page_bytes: int
-    chunk: int
-    levels: int
-    firmware_small: int
-    firmware_large: int
-    small: int
-    sense_one: int
-    sense: int
-    swing: int
-    program: int
-    write_base: int
-    write_unit: int
-    gc_free: int
-    bus_unit: int
-    slot_ns: int
-    channel_ns: int
-    channel_credits: int
-    pcie_ns: int
-    pcie_credits: int
-
-
-class _State(NamedTuple):
-    """Everything that requests change."""
-
-    l2p: NDArray[np.int32]  # (partitions, units): physical unit, -1 unmapped
-    p2l: NDArray[np.int32]  # (partitions, units): logical unit, -1 invalid
-    valid: NDArray[np.int32]  # (partitions, lines)
-    closed: NDArray[np.bool_]  # (partitions, lines): full, a candidate victim
-    free: NDArray[np.int32]  # (partitions, lines): ring of free lines
-    free_ends: I64  # (partitions, 2): head, count
-    pointer: I64  # (partitions, 2 streams, 2): line, next unit in it; stream 0 host, 1 GC
-    credits: I64  # (partitions, 2): writes left before GC is looked at, refill
-    lun_free: I64  # (partitions, luns)
-    channel_calendars: I64  # (channels, SLOTS)
-    pcie_calendar: I64  # (SLOTS,)
-    buffer: I64  # [bytes free, pending head, pending count]
-    released: I64  # (ring, 2): time, bytes; ends of programs that return buffer space
-    moved: I64  # [host units, GC units, erases]
-
-
-@njit(inline="always")
-def _book(at, nbytes, now, unit_bytes, unit_ns, capacity, slot_ns, calendar):  # type: ignore[no-untyped-def]
-    """Move bytes over a shared resource from `at` on; one dated before now passes unseen."""
-    if at < now:
-        return at
-    units = (nbytes + unit_bytes - 1) // unit_bytes
-    slot, left, spilled = at // slot_ns, units, 0
-    while True:
-        cell = calendar[slot % SLOTS]
-        if cell >> USED_BITS != slot:
-            cell = slot << USED_BITS
-        taken = min(left, capacity - (cell & ((1 << USED_BITS) - 1)))
-        calendar[slot % SLOTS] = cell + taken
-        left -= taken
-        if left <= 0:
-            break
-        slot += 1
-        spilled += 1
-    return at + unit_ns * units + slot_ns * max(0, spilled - units // capacity)
-
-
-@njit(inline="always")
-def _place(unit, p):  # type: ignore[no-untyped-def]
-    """LUN and flash page in its block of a physical unit: one-shot page, channel, LUN, next word line."""
-    page = unit // p.per_page
-    return page % p.luns, (page // p.luns) % p.block_pages
-
-
-@njit(inline="always")
-def _channel(partition, lun, p):  # type: ignore[no-untyped-def]
-    each = p.channels // p.partitions
-    return partition * each + lun % each
-
-
-@njit(inline="always")
-def _nand_read(partition, unit, nbytes, start, now, host, p, s):  # type: ignore[no-untyped-def]
-    """Sense one flash page and move `nbytes` of it; with `host`, over PCIe too. Returns when the last byte is out."""
-    lun, page = _place(unit, p)
-    sense = p.sense_one if nbytes == p.unit else p.sense
-    level = page % p.levels
-    sense += p.swing * (2 * level - (p.levels - 1))
-    channel = _channel(partition, lun, p)
-    at = max(s.lun_free[partition, lun], start) + sense
-    done, left = at, nbytes
-    chunk = p.chunk if host else nbytes
-    while left > 0:
-        part = min(left, chunk)
-        at = _book(at, part, now, p.bus_unit, p.channel_ns, p.channel_credits, p.slot_ns, s.channel_calendars[channel])
-        done = at
-        if host:
-            done = _book(at, part, now, p.bus_unit, p.pcie_ns, p.pcie_credits, p.slot_ns, s.pcie_calendar)
-        left -= part
-    s.lun_free[partition, lun] = at
-    return done
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _nand_program(partition, unit, start, now, p, s):  # type: ignore[no-untyped-def]
-    lun, _ = _place(unit, p)
-    channel = _channel(partition, lun, p)
-    at = max(s.lun_free[partition, lun], start)
-    at = _book(
-        at, p.page_bytes, now, p.bus_unit, p.channel_ns, p.channel_credits, p.slot_ns, s.channel_calendars[channel]
-    )
-    s.lun_free[partition, lun] = at + p.program
-    return at + p.program
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _next_unit(partition, stream, p, s):  # type: ignore[no-untyped-def]
-    """Take the next physical unit of a write stream; a full line closes and a free one opens."""
-    line_units = p.luns * p.block_pages * p.per_page
-    line, offset = s.pointer[partition, stream, 0], s.pointer[partition, stream, 1]
-    if offset == line_units:
-        s.closed[partition, line] = True
-        head = s.free_ends[partition, 0]
-        line, offset = s.free[partition, head], 0
-        s.free_ends[partition, 0] = (head + 1) % p.lines
-        s.free_ends[partition, 1] -= 1
-        s.pointer[partition, stream, 0] = line
-    s.pointer[partition, stream, 1] = offset + 1
-    return line * line_units + offset
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _map(partition, logical, unit, p, s):  # type: ignore[no-untyped-def]
-    line_units = p.luns * p.block_pages * p.per_page
-    old = s.l2p[partition, logical]
-    if old >= 0:
-        s.p2l[partition, old] = -1
-        s.valid[partition, old // line_units] -= 1
-    s.l2p[partition, logical], s.p2l[partition, unit] = unit, logical
-    s.valid[partition, unit // line_units] += 1
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _collect(partition, now, p, s):  # type: ignore[no-untyped-def]
-    """Clean the closed line with the fewest valid units; returns how many were invalid."""
-    line_units = p.luns * p.block_pages * p.per_page
-    victim, fewest = -1, line_units
-    for line in range(p.lines):
-        if s.closed[partition, line] and s.valid[partition, line] < fewest:
-            victim, fewest = line, s.valid[partition, line]
-    if victim < 0:
-        return 0
-    for page in range(line_units // p.per_page):
-        first = victim * line_units + page * p.per_page
-        count = 0
-        for unit in range(first, first + p.per_page):
-            count += s.p2l[partition, unit] >= 0
-        if count == 0:
-            continue
-        _nand_read(partition, first, count * p.unit, 0, now, False, p, s)
-        for unit in range(first, first + p.per_page):
-            logical = s.p2l[partition, unit]
-            if logical >= 0:
-                target = _next_unit(partition, 1, p, s)
-                _map(partition, logical, target, p, s)
-                s.moved[1] += 1
-                if target % p.per_page == p.per_page - 1:
-                    _nand_program(partition, target, 0, now, p, s)
-    s.closed[partition, victim] = False
-    tail = (s.free_ends[partition, 0] + s.free_ends[partition, 1]) % p.lines
-    s.free[partition, tail] = victim
-    s.free_ends[partition, 1] += 1
-    s.moved[2] += p.luns
-    return line_units - fewest
-
-
-@njit(inline="always")
-def _read(first, count, now, p, s):  # type: ignore[no-untyped-def]
-    """Units that share a flash page are read by one command; partitions one after the other."""
-    start = now + (p.firmware_small if count * p.unit <= p.small else p.firmware_large)
-    done = start
-    for partition in range(min(count, p.partitions)):
-        logical = first + partition
-        where, page, size = logical % p.partitions, -1, 0
-        unit = -1
-        while logical < first + count:
-            found = s.l2p[where, logical // p.partitions]
-            if found >= 0:
-                if page >= 0 and found // p.per_page != page:
-                    done = max(done, _nand_read(where, unit, size, start, now, True, p, s))
-                    size = 0
-                page, unit, size = found // p.per_page, found, size + p.unit
-            logical += p.partitions
-        if size:
-            done = max(done, _nand_read(where, unit, size, start, now, True, p, s))
-    return done
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _write(first, count, now, p, s):  # type: ignore[no-untyped-def]
-    """Completes when the data is in the buffer; full flash pages are programmed behind."""
-    nbytes = count * p.unit
-    done = now + p.write_base + p.write_unit * count
-    done = _book(done, nbytes, now, p.bus_unit, p.pcie_ns, p.pcie_credits, p.slot_ns, s.pcie_calendar)
-    s.buffer[0] -= nbytes
-    for logical in range(first, first + count):
-        partition = logical % p.partitions
-        unit = _next_unit(partition, 0, p, s)
-        _map(partition, logical // p.partitions, unit, p, s)
-        s.moved[0] += 1
-        if unit % p.per_page == p.per_page - 1:
-            end = _nand_program(partition, unit, done, now, p, s)
-            tail = (s.buffer[1] + s.buffer[2]) % s.released.shape[0]
-            s.released[tail, 0], s.released[tail, 1] = end, p.page_bytes
-            s.buffer[2] += 1
-        s.credits[partition, 0] -= 1
-        if s.credits[partition, 0] <= 0:
-            if s.free_ends[partition, 1] <= p.gc_free:
-                s.credits[partition, 1] = _collect(partition, now, p, s)
-            s.credits[partition, 0] += s.credits[partition, 1]
-    return done
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _release(now, s):  # type: ignore[no-untyped-def]
-    """Return the buffer space of programs that have ended by now."""
-    i = 0
-    while i < s.buffer[2]:
-        place = (s.buffer[1] + i) % s.released.shape[0]
-        if s.released[place, 0] <= now:
-            s.buffer[0] += s.released[place, 1]
-            s.released[place] = s.released[s.buffer[1]]
-            s.buffer[1] = (s.buffer[1] + 1) % s.released.shape[0]
-            s.buffer[2] -= 1
-            i = max(i - 1, 0)
-        else:
-            i += 1
-
-
-@njit(inline="always")
-def _admit(first, count, op, now, p, s):  # type: ignore[no-untyped-def]
-    """Start one request; a write that finds the buffer full starts when a part is released."""
-    if op == READ:
-        return _read(first, count, now, p, s)
-    at = now
-    if s.buffer[2]:
-        _release(at, s)
-    while s.buffer[0] < count * p.unit and s.buffer[2]:
-        earliest = s.released[s.buffer[1] % s.released.shape[0], 0]
-        for i in range(1, s.buffer[2]):
-            earliest = min(earliest, s.released[(s.buffer[1] + i) % s.released.shape[0], 0])
-        at = max(at, earliest)
-        _release(at, s)
-    return _write(first, count, at, p, s)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _closed_loop(depth, requests, count, places, read_percent, seed, p, s, latencies):  # type: ignore[no-untyped-def]
-    """`depth` workers, each with one request under way; the earliest to complete issues the next."""
-    np.random.seed(seed)
-    heap = np.zeros(depth, np.int64)  # completion times; the smallest first
-    coming = np.zeros(AHEAD, np.int64)
-    for i in range(AHEAD):
-        coming[i] = np.random.randint(0, places) * count
-    last = 0
-    for number in range(requests):
-        now = heap[0]
-        first = coming[number % AHEAD]
-        later = np.random.randint(0, places) * count
-        coming[number % AHEAD] = later
-        prefetch(s.l2p, later % p.partitions, later // p.partitions)
-        op = READ if read_percent >= 100 or np.random.randint(0, 100) < read_percent else WRITE
-        done = _admit(first, count, op, now, p, s)
-        latencies[number] = done - now
-        last = max(last, done)
-        parent = 0
-        while True:
-            child = 2 * parent + 1
-            if child >= depth:
-                break
-            if child + 1 < depth and heap[child + 1] < heap[child]:
-                child += 1
-            if heap[child] >= done:
-                break
-            heap[parent] = heap[child]
-            parent = child
-        heap[parent] = done
-    return last
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _replay(times, firsts, counts, ops, p, s, latencies):  # type: ignore[no-untyped-def]
-    for number in range(times.size):
-        latencies[number] = _admit(firsts[number], counts[number], ops[number], times[number], p, s) - times[number]
 
 
 class ConventionalSsd:
@@ -326,17 +21,10 @@ class ConventionalSsd:
 
     def __init__(self, spec: BlockSsdSpec) -> None:
         self.spec = spec
-        self._p = _Params(
-            spec.partitions, spec.channels, spec.luns, spec.flash_pages_per_block, spec.units_per_page,
-            spec.blocks_per_lun, spec.mapping_bytes, spec.flash_page_bytes, spec.chunk_bytes, spec.cell_levels,
-            spec.firmware_small_ns, spec.firmware_large_ns, spec.firmware_small_bytes, spec.sense_one_unit_ns,
-            spec.sense_ns, spec.sense_swing_ns, spec.program_ns, spec.write_base_ns, spec.write_unit_ns,
-            spec.gc_free_lines, spec.unit_bytes, spec.slot_ns, spec.channel_unit_ns, spec.channel_credits,
-            spec.pcie_unit_ns, spec.pcie_credits,
-        )  # fmt: skip
+        self._p = Params.of(spec)
         self._s = self._filled()
 
-    def _filled(self) -> _State:
+    def _filled(self) -> State:
         spec, parts, lines = self.spec, self.spec.partitions, self.spec.blocks_per_lun
         physical, logical = lines * spec.line_units, spec.logical_units // parts
         l2p = np.tile(np.arange(logical, dtype=np.int32), (parts, 1))
@@ -349,7 +37,7 @@ class ConventionalSsd:
         closed[:, :full] = True
         free = np.tile(np.arange(lines, dtype=np.int32), (parts, 1))
         pointer = np.tile(np.array([[full, rest], [full + 1, 0]], np.int64), (parts, 1, 1))
-        return _State(
+        return State(
             l2p, p2l, valid, closed, free,
             free_ends=np.tile(np.array([full + 2, lines - full - 2], np.int64), (parts, 1)),
             pointer=pointer,
@@ -375,7 +63,7 @@ class ConventionalSsd:
             )
         latencies = np.empty(requests, np.int64)
         places = self.spec.logical_units // count
-        end = _closed_loop(depth, requests, count, places, read_percent, seed, self._p, self._s, latencies)
+        end = run_closed_loop(depth, requests, count, places, read_percent, seed, self._p, self._s, latencies)
         return int(end), latencies
 
     def replay(self, times_ns: I64, offsets: I64, nbytes: I64, ops: I64) -> I64:
@@ -385,7 +73,7 @@ class ConventionalSsd:
         counts = np.minimum(-(-(offsets + nbytes) // unit) - firsts, total)
         firsts = np.minimum(firsts % total, total - counts)
         latencies = np.empty(times_ns.size, np.int64)
-        _replay(times_ns, firsts, counts, ops, self._p, self._s, latencies)
+        run_replay(times_ns, firsts, counts, ops, self._p, self._s, latencies)
         return latencies
 
     @property

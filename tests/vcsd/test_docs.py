@@ -1,11 +1,23 @@
-"""What the documentation shows works as it stands."""
+"""What the documentation shows works as it stands, with what may be imported and nothing else.
 
+partner of: vcsd/attached.py, vcsd/loading.py
+"""
+
+import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
+import vcsd
 from attention_engine import METHODS, load_methods
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+OURS = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
 
 def strided(folder):
@@ -25,3 +37,44 @@ def test_the_example_of_a_method_is_short_and_loads(tmp_path):
 def test_every_method_is_described():
     text = (DOCS / "methods.md").read_text()
     assert [name for name in METHODS if f"`{name}`" not in text] == []
+
+
+def examples():
+    return [code for page in PAGES for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+
+
+def names_of_ours(code):
+    """What a piece of Python takes from our packages, as `package.name`."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in OURS:
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name.split(".")[0] in OURS - {"vcsd"})
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "vcsd":
+            yield f"vcsd.{node.attr}"
+
+
+def test_examples_use_the_public_face_alone():
+    used = {name for code in examples() for name in names_of_ours(code)}
+    assert {"vcsd.attach", "vcsd.METHODS", "vcsd.Step"} <= used
+    assert used <= {f"vcsd.{name}" for name in vcsd.__all__}
+
+
+def test_the_readme_names_the_public_face_and_no_others():
+    text = (ROOT / "README.md").read_text()
+    (said,) = re.findall(r"What may be imported is `vcsd\.__all__`: (.*?)\. A package", text, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", said)) == set(vcsd.__all__)
+
+
+@pytest.mark.parametrize("name", vcsd.__all__)
+def test_every_public_name_imports(name):
+    assert getattr(vcsd, name) is not None
+
+
+def test_what_needs_no_torch_loads_without_it():
+    needs = {"Attached", "Report", "Setting", "Unsupported", "attach", "attached"}
+    names = ", ".join(sorted(set(vcsd.__all__) - needs))
+    code = f"import sys; sys.modules['torch'] = None; from vcsd import {names}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'magic'"):
+        vcsd.magic  # noqa: B018

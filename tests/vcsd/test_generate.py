@@ -3,13 +3,20 @@
 import pytest
 import torch
 
-from csd_spec import Compression
-from vcsd.generate import CHECKPOINT, PROMPT, decode, encode, load
+from csd_link.driveset import DriveSet
+from csd_spec import Attention, Compression
+from vcsd.attached import Setting
+from vcsd.generate import compare
+from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 
 
 @pytest.fixture(scope="module")
 def shipped():
     return load(CHECKPOINT)
+
+
+def setting(drives, method, compression=1):
+    return Setting(attention=Attention(method, Compression(compression)), drives=DriveSet(count=drives))
 
 
 @pytest.mark.parametrize(
@@ -19,7 +26,7 @@ def shipped():
 def test_greedy_tokens_are_those_of_ordinary_attention(shipped, drives, attention, batch):
     model, tokenizer = shipped
     inputs = encode(model, tokenizer, PROMPT.read_text(), batch, 128, seed=0)
-    done = decode(model, inputs, 128, drives, attention, Compression(1), tokenizer)
+    done = compare(model, tokenizer, inputs, 128, setting(drives, attention))
     assert done.agreement.tokens_equal
     assert done.agreement.top1_rate == 1
     assert done.agreement.max_abs_logit_diff < 0.05
@@ -30,7 +37,7 @@ def test_sparse_decode_is_compared_on_the_references_text(shipped):
     model, tokenizer = shipped
     inputs = encode(model, tokenizer, PROMPT.read_text(), 1, 64, seed=0)
     coarse, fine = (
-        decode(model, inputs, 64, 2, "sparf", Compression(c), tokenizer).agreement.max_abs_logit_diff for c in (32, 2)
+        compare(model, tokenizer, inputs, 64, setting(2, "sparf", c)).agreement.max_abs_logit_diff for c in (32, 2)
     )
     assert 0 < fine < coarse < 30
 
@@ -39,7 +46,7 @@ def test_real_text(shipped, data_dir):
     model, tokenizer = shipped
     prompt = (data_dir / "wikitext-2-raw-test.txt").read_text()[:1500]
     inputs = encode(model, tokenizer, prompt, 1, 64, seed=0)
-    done = decode(model, inputs, 64, 3, "dense", Compression(1), tokenizer)
+    done = compare(model, tokenizer, inputs, 64, setting(3, "dense"))
     assert done.agreement.max_abs_logit_diff < 0.05
     assert done.agreement.top1_rate > 0.98
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from csd_link.driveset import DriveSet
-from csd_spec import Compression
+from csd_spec import Attention, Compression
 from host_driver.driver import Driver
 from host_driver.exercise import SHIPPED_SHAPE, exercise
 from host_driver.in_guest import arguments
@@ -89,7 +89,7 @@ def test_made_up_numbers_are_the_same_every_time_and_cost_the_same():
     results = []
     for _ in range(2):
         with open_drives(DriveSet(count=2)) as devices:
-            driver = Driver(devices, SHIPPED_SHAPE, "sparf", Compression(8))
+            driver = Driver(devices, SHIPPED_SHAPE, Attention("sparf", Compression(8)))
             results.append(exercise(driver, 40, 3))
             driver.close()
     assert results[0] == results[1]

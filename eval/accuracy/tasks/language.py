@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.accuracy.tasks.record import Record, read_text
+from eval.accuracy.tasks.json_record import Record, read_text
 from eval.accuracy.tasks.task import Room, Sample, Task, needs_file
 
 FORCED = 256  # tokens

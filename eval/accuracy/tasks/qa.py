@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.accuracy.tasks.record import Record
+from eval.accuracy.tasks.json_record import Record
 from eval.accuracy.tasks.task import Room, Sample, Score, Task, needs_file
 
 CONFUSION = 7  # backgrounds beside the right one

@@ -12,9 +12,9 @@ from attention_engine import approximate, attend, best_tokens, cover, oracle, to
 from attention_engine.rtl.golden import sparf_engine
 from attention_engine.rtl.params import EngineRun, EngineShape
 from csd_spec import Compression, KvLayout, KvView
-from eval.accuracy.record import record
+from eval.accuracy.recorded import record
 from eval.accuracy.selectors import TEXT
-from vcsd.generate import CHECKPOINT, load
+from vcsd.loading import CHECKPOINT, load
 
 TOKENS = 400
 COMPRESSION = 8

@@ -14,9 +14,9 @@ from eval.accuracy.accuracy import scores_over_compression
 from eval.accuracy.measure import measure_accuracy
 from eval.accuracy.plan import Journal, Plan, contenders
 from eval.accuracy.prefilled import Prefilled
-from eval.accuracy.record import TEXT
+from eval.accuracy.recorded import TEXT
 from eval.plot import save_figure
-from vcsd.generate import CHECKPOINT, load
+from vcsd.loading import CHECKPOINT, load
 
 PROMPTS = [list(b"one, two, three, four, one, two, three,"), list(b"one, two, three, four, five, six, one, two,")]
 

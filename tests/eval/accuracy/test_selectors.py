@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from eval.accuracy.record import TEXT
+from eval.accuracy.recorded import TEXT
 from eval.accuracy.selectors import Passages, bench_selectors, errors_over_bytes
 from eval.plot import save_figure
-from vcsd.generate import CHECKPOINT, load
+from vcsd.loading import CHECKPOINT, load
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from csd_spec import Compression
+from csd_link.driveset import DriveSet
+from csd_spec import Attention, Compression
 from eval.model.llama2c import convert_model
-from vcsd.generate import decode, encode
+from vcsd.attached import Setting
+from vcsd.generate import compare
+from vcsd.loading import encode
 
 SHAPE = (16, 24, 2, 4, 2, 300, 64)  # width, hidden, layers, heads, KV heads, vocabulary, context
 
@@ -124,9 +127,11 @@ def test_a_real_story_stays_the_same_in_drives(data_dir, tmp_path):
     convert_model(folder / "stories260K.bin", folder / "tok512.bin", tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    inputs = encode(model, tokenizer, "Tom had a red ball.", 1, 120, 0)
-    dense = decode(model, inputs, 120, 2, "dense", Compression(1), tokenizer)
-    sparf = decode(model, inputs, 120, 2, "sparf", Compression(1), tokenizer)
+    inputs, two = encode(model, tokenizer, "Tom had a red ball.", 1, 120, 0), DriveSet(count=2)
+    dense, sparf = (
+        compare(model, tokenizer, inputs, 120, Setting(attention=Attention(method, Compression(1)), drives=two))
+        for method in ("dense", "sparf")
+    )
     assert dense.agreement.tokens_equal
     assert sparf.tokens == dense.tokens
     assert dense.text.startswith(" He ")

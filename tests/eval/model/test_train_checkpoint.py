@@ -19,7 +19,7 @@ from eval.model.train_checkpoint import (
     new_model,
     schedule,
 )
-from vcsd.generate import CHECKPOINT, load
+from vcsd.loading import CHECKPOINT, load
 
 CORPUS = b" ".join(b"word%d" % (n * n) for n in range(2000))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.accuracy.record import Recorded
+from eval.accuracy.recorded import Recorded
 from eval.paper.page_shares import page_shares, scaled
 from tests.eval.paper.setups import setup_of
 

@@ -1,0 +1,64 @@
+"""A decoder and its tokenizer from a folder, texts as its input, and its output as text."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+CHECKPOINT = Path(__file__).parent / "shipped" / "checkpoint"
+PROMPT = Path(__file__).parent / "shipped" / "prompt.txt"
+
+
+def load(path: Path, device: str = "cpu") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A decoder and its tokenizer from a folder, in FP32 on the CPU and in its own dtype elsewhere."""
+    if not (path / "config.json").is_file():
+        raise ValueError(f"no model at {path}: a folder with config.json, weights and tokenizer is needed")
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device = cuda: no GPU that torch can use")
+    dtype: Any = torch.float32 if device == "cpu" else "auto"
+    options: Any = {"dtype": dtype, "attn_implementation": "sdpa", "local_files_only": True}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # a broken folder fails in many ways, each with a type of its own
+        raise ValueError(f"cannot load the model at {path}: {error}") from error
+    return model.to(device).eval(), tokenizer
+
+
+def encode(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, batch: int, new_tokens: int, seed: int
+) -> dict[str, torch.Tensor]:
+    """Row 0 is the prompt; further rows begin at random places of its first half and are padded on the left."""
+    if batch < 1 or new_tokens < 1:
+        raise ValueError(f"batch = {batch}, max_new_tokens = {new_tokens}: both must be at least 1")
+    ids = tokenizer(prompt)["input_ids"]
+    if not prompt.strip() or not ids:
+        raise ValueError("the prompt is empty")
+    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if context and len(ids) + new_tokens > context:
+        raise ValueError(
+            f"the prompt has {len(ids)} tokens, with {new_tokens} new ones beyond the model's context of {context}"
+        )
+    draw = random.Random(seed)
+    starts = [0, *(draw.randrange(max(1, len(ids) // 2)) for _ in range(batch - 1))]
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    rows = [[pad] * start + ids[start:] for start in starts]
+    mask = [[0] * start + [1] * (len(ids) - start) for start in starts]
+    return {
+        "input_ids": torch.tensor(rows, device=model.device),
+        "attention_mask": torch.tensor(mask, device=model.device),
+    }
+
+
+def continuation(tokenizer: PreTrainedTokenizerBase, before: list[int], new: list[int]) -> str:
+    """The text of new tokens behind others. Some tokenizers drop the space before a text's first word."""
+    led: str = tokenizer.decode([before[-1], *new], skip_special_tokens=True)
+    lead: str = tokenizer.decode([before[-1]], skip_special_tokens=True)
+    return led[len(lead) :] if led.startswith(lead) else tokenizer.decode(new, skip_special_tokens=True)
