@@ -1,6 +1,6 @@
 """The vocabulary's values check themselves and derive what they should.
 
-partner of: csd_spec/_check.py, csd_spec/commands.py, csd_spec/device.py, csd_spec/drive.py, csd_spec/model.py,
+partner of: csd_spec/_check.py, csd_spec/attention.py, csd_spec/commands.py, csd_spec/device.py, csd_spec/drive.py, csd_spec/model.py,
 csd_spec/presets.py, csd_spec/sparf.py, csd_spec/status.py
 """
 
@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from csd_spec import (
+    Attention,
     Completion,
     Compression,
     DeviceError,
@@ -132,3 +133,9 @@ def test_a_status_has_nvmes_type_and_code():
     for status, kind, code in ((Status.INVALID_FIELD, 0, 0x02), (Status.UNRECOVERED_READ_ERROR, 2, 0x81)):
         assert (status >> 8, status & 0xFF) == (kind, code)
     assert Status.UNKNOWN_SEQUENCE >> 8 == 7  # vendor specific
+
+
+def test_what_attends_has_its_budgets_parameters_and_a_layouts_number():
+    assert Attention("dense", Compression(1)).at(100, 64) == SparFParams(64, 100, 25)
+    with pytest.raises(ValueError, match="embedding_bits = 0"):
+        Attention(embedding_bits=0)
