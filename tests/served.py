@@ -1,15 +1,22 @@
-"""Drives with a process of their own, for tests."""
+"""Drives with a process of their own, for tests; and something to do with them."""
 
 import os
 import signal
+import time
 from functools import partial
+
+import numpy as np
 
 from csd_link.connect import connect
 from csd_link.own_server import Placed, own_server
 from csd_link.run_dir import pid_path, window_path
 from csd_link.served_drive import DEFAULT, ServedDrive
+from csd_spec import Attention, Compression, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from host_driver.driver import Driver
 from vcsd.transport import FACTORY
+
+SHAPE = ModelShape(name="small", layers=2, q_heads=4, kv_heads=4, head_dim=16)
 
 
 def window_of(name, tenant=DEFAULT):
@@ -26,9 +33,44 @@ def serving(folder, *names, flash=None, **fields):
     return own_server([Placed(each, window_of(each.name, each.tenants[0])) for each in drives], folder, FACTORY.server)
 
 
+HANG_S = 60  # a guard: nothing that tests wait for takes as long
+
+
+def until(condition):
+    """Wait for what is bound to come."""
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
 def pid(name):
     return int(pid_path(name).read_text())
 
 
 def kill(name):
     os.kill(pid(name), signal.SIGKILL)
+
+
+def decoder(devices, **options):
+    """A driver with a sequence, and a function that makes one decode step and returns its output."""
+    driver, generator = Driver(devices, SHAPE, Attention("sparf", Compression(4)), **options), np.random.default_rng(0)
+
+    def half(*shape):
+        return generator.standard_normal(shape).astype(np.float16)
+
+    batch = driver.create(1, 256)
+    for layer in range(SHAPE.layers):
+        rows = half(50, 4, 16), half(50, 4, 16)
+        driver.append(batch, slice(None), layer, np.array([50]), lambda rows=rows: rows)
+    driver.settle()
+
+    def step():
+        with driver.step(1) as (part,):
+            each = [
+                driver.decode(batch, slice(None), part, layer, half(1, 4, 16), half(1, 4, 16), half(1, 4, 16))
+                for layer in range(SHAPE.layers)
+            ]
+        return np.stack(each)
+
+    return driver, batch, step

@@ -98,7 +98,7 @@ def attach(
     transport: where: `inproc`, `process`, `fuse` or `window:PATH`, see docs/drives.md. Elsewhere than in this process a
     drive may die and come back; K and V that it has not acknowledged as flushed are kept here meanwhile.
     flush_every: decode steps after which drives are flushed; 0 is never.
-    restart: whether a drive with a process of its own is begun again when it dies.
+    restart: whether a drive with a process of its own is restarted when it dies.
     attention: a name of `attention_engine.METHODS`, or another method that the drives know.
     methods: a Python file with methods of your own, for drives that are made here (docs/methods.md).
     compression, convention: see `csd_spec.Compression`; budget replaces both.

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import yaml
 
 from csd_link.connect import who_serves
 from nvmevirt_config import SHIPPED
+from tests.served import until
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
@@ -34,9 +34,7 @@ def served(kept, tmp_path):
     config = tmp_path / "drives.yaml"
     config.write_text(yaml.safe_dump({"drives": [{"name": "other", "path": str(kept)}]}))
     server = subprocess.Popen([*COMMAND, "serve", str(config), "--quiet"])
-    while not who_serves("other"):
-        assert server.poll() is None
-        time.sleep(0.02)
+    until(lambda: who_serves("other") or server.poll() is not None)
     yield kept
     server.terminate()
     server.wait()
@@ -83,9 +81,7 @@ def test_a_created_drive_that_is_served_under_another_name_is_not_deleted(capsys
     config = tmp_path / "drives.yaml"
     config.write_text(yaml.safe_dump({"drives": [{"name": "alias", "path": str(folder)}]}))
     server = subprocess.Popen([*COMMAND, "serve", str(config), "--quiet"])
-    while not who_serves("alias"):
-        assert server.poll() is None
-        time.sleep(0.02)
+    until(lambda: who_serves("alias") or server.poll() is not None)
     assert "has this drive's folder" in refused(capsys, monkeypatch, "delete", "mine")
     assert folder.exists()
     server.terminate()

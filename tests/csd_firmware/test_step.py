@@ -1,4 +1,7 @@
-"""One command in, one completion out: data, time, bytes, and refusals that change nothing."""
+"""One command in, one completion out: data, time, bytes, and refusals that change nothing.
+
+partner of: csd_firmware/attend.py
+"""
 
 from dataclasses import replace
 

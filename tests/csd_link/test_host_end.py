@@ -1,4 +1,7 @@
-"""Both ends of a window over blocks in memory, either one killed before any write of a block."""
+"""Both ends of a window over blocks in memory, either one killed before any write of a block.
+
+partner of: csd_link/drive_end.py
+"""
 
 import os
 from dataclasses import replace
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from csd_firmware import Firmware
 from csd_firmware.tenants import Tenant
 from csd_link.drive_end import DriveEnd
-from csd_link.host_end import HostEnd, Lost
+from csd_link.host_end import PATIENCE_S, HostEnd, Lost, WindowDevice
 from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, Identity, WindowLayout
 from csd_link.wire import ENTRY, Request, encode
 from csd_spec import Flush, Geometry, KvAppend, KvFree, KvRead, SeqCreate, Status
@@ -257,3 +260,56 @@ def test_a_header_that_is_torn_is_not_taken_for_a_death():
     beat = host.look()
     medium.data[DRIVE_HEADER * BLOCK_BYTES + 20] ^= 0xFF
     assert host.look() == beat
+
+
+class Clock:
+    """Time that passes while somebody waits at the doorbell, and no other; a drive answers while it may."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.drive = 0.0, None
+        for name in ("perf_counter", "monotonic"):
+            monkeypatch.setattr(f"csd_link.host_end.time.{name}", self.tick)
+
+    def tick(self):
+        self.now += 1e-5
+        return self.now
+
+    def ring(self):
+        pass
+
+    def wait(self, timeout_s):
+        self.now += timeout_s
+        if self.drive:
+            self.drive.beat()
+            self.drive.accept_host()
+            self.drive.serve()
+
+
+def test_a_drive_whose_beat_stands_still_is_lost_within_a_second(monkeypatch):
+    clock, medium = Clock(monkeypatch), Blocks()
+    drive = clock.drive = DriveEnd(medium, IDENTITY, tenant())
+    device = WindowDevice(medium, clock)
+    assert device.submit(Flush(), 0).result().status is Status.SUCCESS
+    clock.drive, began = None, clock.now
+    done = device.submit(Flush(), 0).result()
+    assert (done.status, f"{PATIENCE_S:g} s" in done.reason) == (Status.PATH_LOST, True)
+    assert PATIENCE_S < clock.now - began < 1
+    clock.drive = drive
+    assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
+
+
+def test_a_slow_drive_that_beats_is_waited_for(monkeypatch):
+    clock, medium = Clock(monkeypatch), Blocks()
+    clock.drive = drive = DriveEnd(medium, IDENTITY, tenant())
+    device = WindowDevice(medium, clock)
+    serve = drive.serve
+    drive.serve = lambda: serve() if clock.now > 10 * PATIENCE_S else False
+    assert device.submit(Flush(), 0).result().status is Status.SUCCESS
+    assert clock.now > 10 * PATIENCE_S
+
+
+def test_without_a_drive_nobody_attaches(monkeypatch):
+    clock = Clock(monkeypatch)
+    with pytest.raises(Lost, match="no drive answers"):
+        WindowDevice(Blocks(), clock)
+    assert PATIENCE_S < clock.now < 1

@@ -1,13 +1,30 @@
-"""The vocabulary's values check themselves and derive what they should."""
+"""The vocabulary's values check themselves and derive what they should.
 
-from dataclasses import replace
+partner of: csd_spec/_check.py, csd_spec/attention.py, csd_spec/commands.py, csd_spec/device.py, csd_spec/drive.py, csd_spec/model.py,
+csd_spec/presets.py, csd_spec/sparf.py, csd_spec/status.py
+"""
+
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from csd_spec import Compression, Fixed, KvLayout, Link, ModelShape, SparFParams
-from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec import (
+    Attention,
+    Completion,
+    Compression,
+    DeviceError,
+    DriveSpec,
+    Fixed,
+    FlashCounters,
+    KvLayout,
+    Link,
+    ModelShape,
+    SparFParams,
+    Status,
+)
+from csd_spec.presets import BLOCK_SSDS, DRIVES, INSTCSD_ZYNQ7045_8CH
 
 
 def test_the_papers_drive():
@@ -83,3 +100,42 @@ def test_staged_bytes_cross_twice():
     staged = replace(direct, staging_bytes_per_s=2 * 10**9)
     assert direct.transfer_ns(1000) == 1000
     assert staged.transfer_ns(1000) == 1500
+
+
+def test_presets_are_known_by_their_names_and_survive_their_text():
+    for name, drive in DRIVES.items():
+        assert drive.name == name
+        assert DriveSpec.from_dict(asdict(drive)) == drive
+    assert all(ssd.name == name for name, ssd in BLOCK_SSDS.items())
+    with pytest.raises(ValueError, match=r"drive description: .*'wheels'"):
+        DriveSpec.from_dict(asdict(INSTCSD_ZYNQ7045_8CH) | {"wheels": 4})
+
+
+def test_a_slow_filter_holds_up_its_channel():
+    fast, slow = INSTCSD_ZYNQ7045_8CH, INSTCSD_ZYNQ7045_8CH
+    slow = replace(slow, engine=replace(slow.engine, nfc_bytes_per_cycle=1))
+    assert fast.channel_timing.channel_bytes_per_s == 1_400_000_000
+    assert slow.channel_timing.channel_bytes_per_s == 285_000_000
+
+
+def test_counters_add_up():
+    one = FlashCounters(pages_read=1, pages_programmed=2, fetched_bytes=3, useful_bytes=4)
+    assert one + one == FlashCounters(pages_read=2, pages_programmed=4, fetched_bytes=6, useful_bytes=8)
+    assert Completion(status=Status.SUCCESS, submit_ns=5, finish_ns=12).latency_ns == 7
+
+
+def test_an_error_names_its_drive_by_number_or_name():
+    assert str(DeviceError(3, Status.READ_ONLY, "worn")) == "drive 3: read only: worn"
+    assert str(DeviceError("csd0", Status.PATH_LOST, "gone")) == "drive csd0: path lost: gone"
+
+
+def test_a_status_has_nvmes_type_and_code():
+    for status, kind, code in ((Status.INVALID_FIELD, 0, 0x02), (Status.UNRECOVERED_READ_ERROR, 2, 0x81)):
+        assert (status >> 8, status & 0xFF) == (kind, code)
+    assert Status.UNKNOWN_SEQUENCE >> 8 == 7  # vendor specific
+
+
+def test_what_attends_has_its_budgets_parameters_and_a_layouts_number():
+    assert Attention("dense", Compression(1)).at(100, 64) == SparFParams(64, 100, 25)
+    with pytest.raises(ValueError, match="embedding_bits = 0"):
+        Attention(embedding_bits=0)

@@ -1,4 +1,7 @@
-"""A Linux of its own finds the drive: its NVMe driver, our host driver, the firmware outside."""
+"""A Linux of its own finds the drive: its NVMe driver, our host driver, the firmware outside.
+
+partner of: vcsd_cli/guest.py, nvmevirt_config/guest.py, host_driver/in_guest.py, host_driver/exercise.py
+"""
 
 import json
 import subprocess
@@ -6,6 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from csd_link.driveset import DriveSet
+from csd_spec import Attention, Compression
+from host_driver.driver import Driver
+from host_driver.exercise import SHIPPED_SHAPE, exercise
+from host_driver.in_guest import arguments
+from nvmevirt_config.guest import Guest
+from nvmevirt_config.module import Reservation
+from vcsd.guest import GuestRun
+from vcsd.transport import open_drives
 
 
 @pytest.mark.usefixtures("guest_machine")
@@ -36,4 +49,49 @@ def test_a_module_that_is_none_is_refused():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "/nowhere.ko" in done.stderr
-    assert Path("/nowhere.ko").exists() is False
+
+
+def test_what_the_kernels_command_line_says_reaches_the_first_program(tmp_path):
+    module = tmp_path / "nvmev.ko"
+    module.write_bytes(b"")
+    reservation = Reservation()
+    for run, model in (
+        (GuestRun(drives=DriveSet(count=3), prompt=5, tokens=7), "QEMU"),
+        (GuestRun(drives=DriveSet(count=3), prompt=5, tokens=7, module=module), "CSL_Virt"),
+    ):
+        said = arguments(" ".join(("quiet", *run.words(reservation), "ro")))
+        assert {"drives": "3", "prompt": "5", "tokens": "7", "model": model}.items() <= said.items()
+        options = said.get("module", "").replace("/", " ").split()
+        assert options == (list(reservation.module_options) if run.module else [])
+
+
+@pytest.mark.parametrize("drive", [None, Path("drive.raw")])
+def test_the_machine_has_its_root_its_memory_and_the_drive(drive):
+    guest = Guest(
+        kernel=Path("kernel"),
+        root=Path("root"),
+        memory=Path("ram"),
+        drive=drive,
+        words=("vcsd.drives=2",),
+        reservation=Reservation(),
+    )
+    command = guest.command("tcg")
+    line = command[command.index("-append") + 1]
+    assert Reservation().kernel_argument in line
+    assert "vcsd.drives=2" in line
+    disks = [word for word in command if word.startswith("file=")]
+    assert [disk.partition(",")[0] for disk in disks] == (["file=drive.raw", "file=root"] if drive else ["file=root"])
+    assert disks[-1].endswith("readonly=on")
+    assert f"size={Reservation().end_bytes}" in " ".join(command)
+
+
+def test_made_up_numbers_are_the_same_every_time_and_cost_the_same():
+    results = []
+    for _ in range(2):
+        with open_drives(DriveSet(count=2)) as devices:
+            driver = Driver(devices, SHIPPED_SHAPE, Attention("sparf", Compression(8)))
+            results.append(exercise(driver, 40, 3))
+            driver.close()
+    assert results[0] == results[1]
+    assert {len(values) for values in results[0].values()} == {3}
+    assert len(set(results[0]["outputs"])) == 3

@@ -3,16 +3,16 @@
 import json
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from attention_engine import load_methods
 from csd_firmware import Firmware
-from csd_link.connect import open_window
+from csd_link.connect import who_serves
 from csd_link.driveset import DriveSet
 from csd_spec import Attend, GetLog, KvAppend, KvRead, LogPage, SeqCreate, Status
+from tests.served import until
 from tests.vcsd.test_docs import strided
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd.transport import open_drives
@@ -63,14 +63,8 @@ def operated(tmp_path, in_process):
         config.write_text(f"drives: [{{name: {name}0}}, {{name: {name}1}}]")
         command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", str(config), *words]
         servers.append(subprocess.Popen([*command, "--window", str(windows[name]), "--quiet"]))
-    for path in windows.values():
-        while True:
-            try:
-                open_window(path, 1).close()
-                break
-            except (OSError, ValueError):
-                assert all(server.poll() is None for server in servers)
-                time.sleep(0.05)
+    for name in windows:
+        until(lambda name=name: who_serves(f"{name}0") and who_serves(f"{name}1"))
     yield windows
     for server in servers:
         server.terminate()

@@ -2,9 +2,6 @@
 
 import pytest
 
-from csd_spec import DeviceError
-from csd_spec.presets import NVMEVIRT_970PRO
-from eval.bench.block_trace import load_trace, record, replay
 from eval.bench.ftl import Churn, Reads, bench_attention, bench_churn, read_trace
 
 
@@ -34,27 +31,3 @@ def test_malformed_length_traces_name_the_line(tmp_path, text):
     (tmp_path / "trace.csv").write_text(text)
     with pytest.raises(ValueError, match=r"trace\.csv"):
         read_trace(tmp_path / "trace.csv", 0)
-
-
-def test_what_a_drive_refuses_leaves_no_trace(tmp_path):
-    with pytest.raises(DeviceError, match="'zz': this drive knows"):
-        record(tmp_path / "trace", 300, 4, "zz", 8)
-    assert not (tmp_path / "trace").exists()
-
-
-def test_a_recorded_trace_replays(tmp_path):
-    done = record(tmp_path / "trace", 300, 4, "sparf", 8)
-    requests = load_trace(tmp_path / "trace")
-    result = replay(requests, NVMEVIRT_970PRO)
-    assert result["requests"] == done["requests"] == len(requests)
-    assert 0 < result["reads"] < len(requests)
-    assert result["mean_latency_us"] > 4
-
-
-@pytest.mark.parametrize(
-    ("text", "line"), [("1 0 0 8 1\n1 0 x 8 1", 2), ("1 0 0 8", 1), ("1 0 0 0 1", 1), ("1 0 0 8 7", 1)]
-)
-def test_malformed_block_traces_name_the_line(tmp_path, text, line):
-    (tmp_path / "trace").write_text(text)
-    with pytest.raises(ValueError, match=f"line {line}"):
-        load_trace(tmp_path / "trace")

@@ -1,0 +1,60 @@
+"""Log pages: what they count, by hand."""
+
+import json
+
+import numpy as np
+
+from csd_firmware import Firmware
+from csd_spec import Flush, GetLog, KvAppend, KvFree, LogPage, SeqCreate, Status
+
+
+def read(firmware, page):
+    return json.loads(bytes(firmware.step(GetLog(page), 0).data[0]))
+
+
+def test_a_drive_counts_what_it_did(small_drive):
+    firmware = Firmware(small_drive)
+    fresh = read(firmware, LogPage.SMART)
+    assert (fresh["power_cycles"], fresh["sequences"], fresh["waf"], fresh["avail_spare"]) == (1, 0, 1.0, 100)
+    seqs = tuple(firmware.step(SeqCreate(1, 1, 2, 16, 512), 0).data[0].tolist())
+    rows = np.ones((160, 2, 16), np.float16)
+    done = firmware.step(KvAppend(seqs, 0, np.array([160]), rows, rows), 0)
+    refused = firmware.step(KvFree((99,)), 0)
+    smart = read(firmware, LogPage.SMART)
+    assert (smart["host_write_commands"], smart["host_read_commands"], smart["num_err_log_entries"]) == (1, 0, 1)
+    assert smart["sequences"] == 1
+    assert smart["data_units_written"] == -(-done.flash.pages_programmed * 512 // 512_000)
+    (error,) = read(firmware, LogPage.ERROR)["errors"]
+    assert error == {
+        "command": "KvFree",
+        "status_field": int(Status.UNKNOWN_SEQUENCE),
+        "reason": refused.reason,
+    }
+    latency = read(firmware, LogPage.LATENCY)
+    assert latency["KvAppend"] == {"commands": 1, "mean_ns": done.latency_ns, "max_ns": done.latency_ns}
+    assert latency["GetLog"]["commands"] == 3
+
+
+def test_wear_is_that_of_the_array(small_drive):
+    firmware = Firmware(small_drive)
+    firmware.step(SeqCreate(1, 1, 2, 16, 512), 0)
+    firmware.step(Flush(), 0)
+    firmware.ftl.nand.erase_count[:3] = (1, 1, 4)
+    firmware.ftl.nand.bad[5] = 1
+    wear = read(firmware, LogPage.WEAR)
+    blocks = small_drive.geometry.blocks
+    assert wear["erase_histogram"] == {"0": blocks - 3, "1": 2, "4": 1}
+    assert (wear["erase_min"], wear["erase_max"], wear["bad_blocks"]) == (0, 4, 1)
+    assert wear["pages_journal"] > 0
+
+
+def test_a_namespace_has_no_size_until_it_is_used(small_drive):
+    found = read(Firmware(small_drive), LogPage.NAMESPACE)
+    assert found == {"nsze": 0, "ncap": 0, "nuse": 0, "lba_bytes": small_drive.geometry.page_bytes}
+
+
+def test_programs_are_described(small_drive):
+    firmware = Firmware(small_drive, methods={"mine": lambda step: None})
+    assert read(firmware, LogPage.PROGRAMS) == {"programs": [{"pind": 0, "name": "mine", "does": ""}]}
+    programs = read(Firmware(small_drive), LogPage.PROGRAMS)["programs"]
+    assert all(each["does"] for each in programs)

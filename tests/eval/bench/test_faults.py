@@ -1,0 +1,15 @@
+"""Drives that are killed in a decode: nothing lost, nothing wrong."""
+
+import pytest
+
+from eval.bench.faults import bench_faults
+
+
+@pytest.mark.usefixtures("own_run_dir")
+def test_a_decode_survives_kills():
+    ticks = []
+    found = bench_faults(2, drives=2, tokens=24, flush_every=4, seed=0, tick=ticks.append)
+    assert (found["lost_tokens"], found["wrong_tokens"]) == (0, 0)
+    assert found["kills"] == len(ticks) == 2
+    assert 0 < found["recoveries"] <= 2
+    assert found["max_recovery_s"] >= found["mean_recovery_s"] > 0

@@ -1,0 +1,45 @@
+"""What this machine is said to lack.
+
+partner of: csd_link/finding.py
+"""
+
+import json
+
+import pytest
+
+from csd_link.finding import Missing
+from csd_link.transports import OURS
+from tests.vcsd_cli.test_main import vcsd
+from vcsd.doctor import examine
+
+pytestmark = pytest.mark.usefixtures("own_run_dir")
+
+
+def say(capsys, monkeypatch, *args):
+    code, out, err = vcsd(capsys, monkeypatch, *args, "-o", "json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_doctor_knows_every_way(capsys, monkeypatch):
+    ways = {way["what"]: way for way in say(capsys, monkeypatch, "doctor")["ways"]}
+    assert list(ways) == ["inproc", "process", "fuse", "window", "guest", "nvmevirt"]
+    assert ways["inproc"]["ok"]
+    assert all(way["ok"] or way["fix"] for way in ways.values())
+    monkeypatch.setenv("PATH", "/nowhere")
+    ways = {way["what"]: way for way in say(capsys, monkeypatch, "doctor")["ways"]}
+    assert "apt-get install qemu-system-x86" in ways["guest"]["fix"]
+    assert "apt-get install fuse3" in ways["fuse"]["fix"]
+
+
+def test_what_a_transport_lacks_is_found_with_its_fix(monkeypatch):
+    monkeypatch.setattr(type(OURS[1]), "missing", lambda self: Missing("it rains", "wait"))
+    (found,) = (each for each in examine() if each.what == "process")
+    assert (found.ok, found.found, found.fix) == (False, "it rains", "wait")
+
+
+def test_people_read_what_to_do(capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    code, out, _ = vcsd(capsys, monkeypatch, "doctor")
+    assert code == 0
+    assert "apt-get install fuse3" in out
