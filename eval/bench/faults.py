@@ -26,7 +26,7 @@ from vcsd.generate import generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.progress import Tick, progress
 
-MOST_PAUSE_S = 0.4  # between two kills
+MAX_PAUSE_S = 0.4  # between two kills
 
 
 class Killer(threading.Thread):
@@ -42,7 +42,7 @@ class Killer(threading.Thread):
     def run(self) -> None:
         while sum(map(len, self.moments.values())) < self._kills and not self.over.is_set():
             self.running.wait()
-            time.sleep(self._draw.random() * MOST_PAUSE_S)
+            time.sleep(self._draw.random() * MAX_PAUSE_S)
             if self.running.is_set():
                 self._kill(self._draw.choice(self._names))
         self.over.set()
