@@ -84,6 +84,15 @@ def _rescale(row, tops, totals, query, out_row):  # type: ignore[no-untyped-def]
     totals[query] += exponentials(row, BLOCK, top)
 
 
+@njit(inline="always")
+def _mix(sums, total, share, v_mean):  # type: ignore[no-untyped-def]
+    """The output: sums over their total for its share of the weight, the mean of V for the rest."""
+    for channel in range(sums.size):
+        sums[channel] *= share / total
+        if share < 1:
+            sums[channel] += (1 - share) * v_mean[channel]
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
 def _attend(  # type: ignore[no-untyped-def]
     begin, end, place, k_slots, v_slots, n, q, tokens, counts, alpha, v_mean, out
@@ -142,11 +151,7 @@ def _attend(  # type: ignore[no-untyped-def]
                 for i in range(count // 4 * 4, count):
                     add_scaled(sums, (weights[query, i],), (values[now + i],), (), d)
         for query in range(queries):
-            share = alpha[stream, query]
-            for channel in range(d):
-                out[stream, query, channel] *= share / totals[query]
-                if share < 1:
-                    out[stream, query, channel] += (1 - share) * v_mean[stream, channel]
+            _mix(out[stream, query], totals[query], alpha[stream, query], v_mean[stream])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 from attention_engine import METHODS, Methods
+from csd_firmware.folder import describe, described, take
 from csd_firmware.step import Firmware
 from csd_spec import Command, Completion, DeviceError, DriveSpec, Flush, Status
 from ftl import Nand
@@ -16,16 +15,15 @@ from ftl import Nand
 class InProcessDevice:
     """The `Device` that needs no set-up. Kernels release the interpreter lock, so drives work side by side.
 
-    path: a folder that holds the flash, and what a flush acknowledged, beyond this process. private: the folder is
-    only read, changes stay in memory. methods: what its firmware knows of attention.
+    path: a folder that holds the flash, and what a flush acknowledged, beyond this process; it is this device's alone
+    until it is closed. private: the folder is only read, changes stay in memory. methods: what its firmware knows of
+    attention.
     """
 
     def __init__(
         self, spec: DriveSpec, path: Path | None = None, private: bool = False, methods: Methods = METHODS
     ) -> None:
-        if path is not None and not private:
-            path.mkdir(parents=True, exist_ok=True)
-            describe(spec, path)
+        self._folder = take(spec, path) if path is not None and not private else None
         self.name = str(path or spec.name)
         self.firmware = Firmware(spec, Nand(spec.geometry, path=path, private=private), methods)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.name)
@@ -33,11 +31,7 @@ class InProcessDevice:
     @classmethod
     def reopen(cls, path: Path, private: bool = False) -> InProcessDevice:
         """The drive that a folder holds; raises ValueError where it holds none."""
-        try:
-            values = json.loads((path / "drive.json").read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"no drive in {path}: {error}") from error
-        return cls(DriveSpec.from_dict(values), path, private)
+        return cls(described(path), path, private)
 
     def snapshot(self, path: Path) -> int:
         """Flush, and write data and map to a new folder, from which `reopen` makes a drive in the same state.
@@ -70,8 +64,5 @@ class InProcessDevice:
 
     def close(self) -> None:
         self._worker.shutdown()
-
-
-def describe(spec: DriveSpec, path: Path) -> None:
-    """Write down what a drive's folder holds."""
-    (path / "drive.json").write_text(json.dumps(asdict(spec), indent=1))
+        if self._folder:
+            self._folder.close()

@@ -12,7 +12,7 @@ from csd_firmware.step import Firmware
 
 I64 = NDArray[np.int64]
 
-MOST_BYTES = 4 << 30  # of a namespace that nobody has sized
+MAX_BYTES = 4 << 30  # of a namespace that nobody has sized
 LARGE_PAGES = 16
 BUFFER_PAGES = 512  # that wait in drive DRAM until they are programmed together
 
@@ -49,7 +49,7 @@ class Namespace:
         geometry, blocks = firmware.spec.geometry, firmware.ftl.blocks
         self.page_bytes = geometry.page_bytes
         if not blocks.pages:
-            blocks.resize(min(MOST_BYTES, geometry.capacity_bytes // 4) // self.page_bytes)
+            blocks.resize(min(MAX_BYTES, geometry.capacity_bytes // 4) // self.page_bytes)
         self.size_bytes = blocks.pages * self.page_bytes
         self._buffer: dict[int, bytes] = {}  # by logical page
         self._now_ns = 0

@@ -15,7 +15,6 @@ from csd_link.served_drive import DEFAULT
 from csd_spec import Command, Completion, Status
 from csd_spec.verbs import VERBS, Creates, Names
 from ftl import UnknownSequence
-from ftl.flash.calendar import SLOT_NS
 
 _ROUNDS = 6
 _HALF = (1 << 32) - 1
@@ -61,8 +60,9 @@ class Tenant:
 
     def attach(self) -> None:
         """A host begins: its modelled time is 0 when the drive has done all that it was given before."""
-        busy_ns = max(self._firmware.free_ns, self._firmware.ftl.calendar.idle_ns())
-        self._epoch_ns = -(-busy_ns // SLOT_NS) * SLOT_NS
+        timing = self._firmware.ftl.calendar
+        busy_ns = max(self._firmware.free_ns, timing.idle_ns())
+        self._epoch_ns = -(-busy_ns // timing.grain_ns) * timing.grain_ns
 
     def _owns(self, number: int) -> bool:
         """Whether a sequence is this tenant's: numbers that a loss of power took back are given again, to anyone."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from csd_link.doorbell import SocketBell, call
+from csd_link.doorbell import SocketDoorbell, call
 from csd_link.host_end import PATIENCE_S, Lost, WindowDevice
 from csd_link.medium import FileMedium, MappedMedium
 from csd_link.nvme import PassthroughMedium
@@ -19,13 +19,13 @@ Connect = Callable[[], WindowDevice]
 
 
 def connect(window: Path) -> WindowDevice:
-    """The drive behind a window in shared memory, with a bell beside it; raises Lost where none answers."""
+    """The drive behind a window in shared memory, with a doorbell beside it; raises Lost where none answers."""
     try:
         line = call(doorbell_path(window))
     except OSError as error:
         raise Lost(f"no drive is served at {window}: {error}") from error
     try:
-        return WindowDevice(MappedMedium(window), SocketBell(line), line.close)
+        return WindowDevice(MappedMedium(window), SocketDoorbell(line), line.close)
     except (OSError, ValueError) as error:
         line.close()
         raise Lost(f"no drive is served at {window}: {error}") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 
-class Bell(Protocol):
+class Doorbell(Protocol):
     """Both methods raise ConnectionError once the other end is known to be gone."""
 
     def ring(self) -> None:
@@ -29,17 +29,17 @@ class Bell(Protocol):
 
 
 class Polling:
-    """No bell: look again after a short sleep, a longer one when nothing comes for long."""
+    """No doorbell: look again after a short sleep, a longer one when nothing comes for long."""
 
-    def __init__(self, least_s: float = 2e-5, most_s: float = 2e-3) -> None:
-        self._least_s, self._most_s, self._next_s = least_s, most_s, least_s
+    def __init__(self, min_s: float = 2e-5, max_s: float = 2e-3) -> None:
+        self._min_s, self._max_s, self._next_s = min_s, max_s, min_s
 
     def ring(self) -> None:
-        self._next_s = self._least_s
+        self._next_s = self._min_s
 
     def wait(self, timeout_s: float) -> None:
         time.sleep(min(self._next_s, timeout_s))
-        self._next_s = min(2 * self._next_s, self._most_s)
+        self._next_s = min(2 * self._next_s, self._max_s)
 
     def close(self) -> None: ...
 
@@ -55,7 +55,7 @@ def _address(path: Path) -> Iterator[str]:
 
 
 def call(path: Path) -> socket.socket:
-    """A connection to the bell at a path; raises OSError where nobody listens."""
+    """A connection to the doorbell at a path; raises OSError where nobody listens."""
     line = socket.socket(socket.AF_UNIX)
     try:
         with _address(path) as address:
@@ -66,7 +66,7 @@ def call(path: Path) -> socket.socket:
     return line
 
 
-class SocketBell:
+class SocketDoorbell:
     """A byte over a connected Unix socket; when the other process dies its end closes at once."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -89,8 +89,8 @@ class SocketBell:
         self._socket.close()
 
 
-class ListeningBell:
-    """The drive's end of a `SocketBell`: a Unix socket that hosts connect to, the last one counts.
+class ListeningDoorbell:
+    """The drive's end of a `SocketDoorbell`: a Unix socket that hosts connect to, the last one counts.
 
     A host that has none, behind a block device, is looked after by polling.
     """
@@ -105,7 +105,7 @@ class ListeningBell:
         self._poll = select.poll()
         self._poll.register(self._listener, select.POLLIN)
         self._host: socket.socket | None = None
-        self._polling = Polling(most_s=0.01)
+        self._polling = Polling(max_s=0.01)
 
     def ring(self) -> None:
         self._polling.ring()

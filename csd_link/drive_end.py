@@ -8,7 +8,7 @@ import time
 import zlib
 from typing import Protocol
 
-from csd_link.doorbell import Bell
+from csd_link.doorbell import Doorbell
 from csd_link.window import (
     BLOCK_BYTES,
     BODY_BYTES,
@@ -21,7 +21,7 @@ from csd_link.window import (
     next_generation,
     unpack,
 )
-from csd_link.wire import ENTRY, MOST_NS, Request, WireError, decode, encode_completion
+from csd_link.wire import ENTRY, MAX_NS, Request, WireError, decode, encode_completion
 from csd_spec import Command, Completion, Status
 
 
@@ -67,7 +67,7 @@ class DriveEnd:
         header = Block(Kind.DRIVE, self.host, self.drive, self._beats, self._identity)
         self.medium.write(DRIVE_HEADER, header.pack())
 
-    def greet(self) -> bool:
+    def accept_host(self) -> bool:
         """Attach the host whose header is new; whether there was one."""
         header = unpack(self.medium.read(HOST_HEADER))
         if header is None or header.kind is not Kind.HOST or header.drive != self.drive or header.host == self.host:
@@ -110,8 +110,8 @@ class DriveEnd:
         if len(body) < ENTRY.size:
             raise WireError(f"an entry of {len(body)} bytes: it has {ENTRY.size}")
         opcode, _, _, _, submit_ns, size, crc, *parameters = ENTRY.unpack_from(body)
-        if submit_ns > MOST_NS:
-            raise WireError(f"submit_ns = {submit_ns}: at most {MOST_NS}")
+        if submit_ns > MAX_NS:
+            raise WireError(f"submit_ns = {submit_ns}: at most {MAX_NS}")
         if size <= BODY_BYTES - ENTRY.size:
             payload = bytearray(body[ENTRY.size : ENTRY.size + size])
         elif size <= self.layout.slot_bytes:
@@ -128,8 +128,8 @@ class DriveEnd:
 class WindowServer:
     """Serves a drive end in a thread of its own, with a beat from another one."""
 
-    def __init__(self, end: DriveEnd, bell: Bell) -> None:
-        self.end, self._bell = end, bell
+    def __init__(self, end: DriveEnd, doorbell: Doorbell) -> None:
+        self.end, self._doorbell = end, doorbell
         self._stopping = threading.Event()
         self._header = threading.Lock()
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._serve, self._beat)]
@@ -143,7 +143,7 @@ class WindowServer:
         self._stopping.set()
         for thread in self._threads:
             thread.join()
-        self._bell.close()
+        self._doorbell.close()
 
     def _serve(self) -> None:
         try:
@@ -157,17 +157,17 @@ class WindowServer:
             now = time.perf_counter()
             if self.end.serve():
                 busy = time.perf_counter()
-                self._bell.ring()
+                self._doorbell.ring()
                 continue
             if now - looked > LOOK_S:
                 looked = now
                 with self._header:
-                    if self.end.greet():
+                    if self.end.accept_host():
                         busy = now
-                        self._bell.ring()
+                        self._doorbell.ring()
                         continue
             if now - busy > SPIN_S:
-                self._bell.wait(BEAT_S)
+                self._doorbell.wait(BEAT_S)
             else:
                 os.sched_yield()
 

@@ -15,7 +15,7 @@ class DriveSet:
 
     transport: the way to them as a user writes it, `inproc` or `window:PATH`; `csd_link.transports` has the table.
     keep: a folder in which drives that are made for this outlive it, one folder each; None is memory.
-    restart: whether a drive with a process of its own is begun again when it dies.
+    restart: whether a drive with a process of its own is restarted when it dies.
     methods: a Python file with methods of attention for drives that are made for this (docs/methods.md).
     """
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from csd_link.doorbell import Bell, Polling
+from csd_link.doorbell import Doorbell, Polling
 from csd_link.window import (
     BLOCK_BYTES,
     BODY_BYTES,
@@ -155,9 +155,11 @@ class WindowDevice:
     When the drive is lost, every command under way and every later one ends with PATH_LOST.
     """
 
-    def __init__(self, medium: Medium, bell: Bell | None = None, close: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, medium: Medium, doorbell: Doorbell | None = None, close: Callable[[], None] | None = None
+    ) -> None:
         """Attach to the drive; raises Lost when it does not answer."""
-        self._bell, self._close, self._end = bell or Polling(), close, HostEnd(medium)
+        self._doorbell, self._close, self._end = doorbell or Polling(), close, HostEnd(medium)
         self._turn, self._reaping = threading.Condition(), False
         self._submitting = threading.Lock()
         self._waiting: deque[Future[Completion]] = deque()
@@ -166,8 +168,8 @@ class WindowDevice:
         while not self._end.attach():
             if time.monotonic() > deadline:
                 raise Lost("no drive answers at its window")
-            self._bell.ring()
-            self._bell.wait(1e-3)
+            self._doorbell.ring()
+            self._doorbell.wait(1e-3)
 
     @property
     def identity(self) -> Identity:
@@ -197,7 +199,7 @@ class WindowDevice:
             self._waiting.append(future)
             try:
                 self._end.submit(request, submit_ns)
-                self._bell.ring()
+                self._doorbell.ring()
             except ValueError:
                 self._waiting.pop()
                 raise
@@ -237,7 +239,7 @@ class WindowDevice:
         while (done := self._end.poll()) is None:
             now = time.perf_counter()
             if now - began > SPIN_S:
-                self._bell.wait(0.02)
+                self._doorbell.wait(0.02)
             else:
                 os.sched_yield()
             if now - looked > LOOK_S:

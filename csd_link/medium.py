@@ -50,12 +50,12 @@ class FileMedium:
     whoever maps it.
     """
 
-    def __init__(self, path: Path, offset_bytes: int = 0, most_bytes: int = 1 << 20) -> None:
+    def __init__(self, path: Path, offset_bytes: int = 0, max_bytes: int = 1 << 20) -> None:
         direct = os.O_DIRECT if stat.S_ISBLK(path.stat().st_mode) else 0
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | direct)
         self._offset = offset_bytes
         self.blocks = (os.lseek(self._fd, 0, os.SEEK_END) - offset_bytes) // BLOCK_BYTES
-        self._most = most_bytes
+        self._max_bytes = max_bytes
 
     def read(self, block: int, count: int = 1) -> bytearray:
         out = bytearray()
@@ -77,9 +77,9 @@ class FileMedium:
             done += size
 
     def _parts(self, block: int, size: int) -> list[tuple[int, int]]:
-        """Byte offsets and sizes of at most `most_bytes`."""
+        """Byte offsets and sizes of at most `max_bytes`."""
         first, end = self._offset + block * BLOCK_BYTES, self._offset + block * BLOCK_BYTES + size
-        return [(at, min(self._most, end - at)) for at in range(first, end, self._most)]
+        return [(at, min(self._max_bytes, end - at)) for at in range(first, end, self._max_bytes)]
 
     def close(self) -> None:
         os.close(self._fd)

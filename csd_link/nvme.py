@@ -65,7 +65,7 @@ def parse_controller(page: bytes) -> dict[str, Any]:
 class PassthroughMedium:
     """Blocks of an NVMe namespace by read and write commands over its character device, as /dev/ng0n1."""
 
-    def __init__(self, path: Path, offset_bytes: int = 0, most_bytes: int = 1 << 17) -> None:
+    def __init__(self, path: Path, offset_bytes: int = 0, max_bytes: int = 1 << 17) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._nsid = fcntl.ioctl(self._fd, _ID)
         page = mmap.mmap(-1, 4096)
@@ -73,7 +73,7 @@ class PassthroughMedium:
         (size,) = struct.unpack_from("<Q", page)
         form = page[26] & 0xF
         self._lba_bytes = 1 << page[128 + 4 * form + 2]
-        self._offset, self._most = offset_bytes, most_bytes
+        self._offset, self._max_bytes = offset_bytes, max_bytes
         self.blocks = (size * self._lba_bytes - offset_bytes) // BLOCK_BYTES
 
     def read(self, block: int, count: int = 1) -> bytearray:
@@ -99,7 +99,7 @@ class PassthroughMedium:
 
     def _parts(self, block: int, size: int) -> list[tuple[int, int]]:
         first = self._offset + block * BLOCK_BYTES
-        return [(at, min(self._most, first + size - at)) for at in range(first, first + size, self._most)]
+        return [(at, min(self._max_bytes, first + size - at)) for at in range(first, first + size, self._max_bytes)]
 
     def close(self) -> None:
         os.close(self._fd)

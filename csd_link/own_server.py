@@ -15,7 +15,7 @@ from pathlib import Path
 from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
 from csd_link.host_end import Lost
-from csd_link.recovery import LastingDevice
+from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import drive_dir, private_dir, run_dir
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import Device
@@ -40,7 +40,7 @@ def connected(connects: Sequence[Connect]) -> Iterator[list[Device]]:
     with ExitStack() as undo:
         devices = list[Device]()
         for connect in connects:
-            devices.append(LastingDevice(connect))
+            devices.append(RecoveringDevice(connect))
             undo.callback(devices[-1].close)
         yield devices
 

@@ -51,7 +51,7 @@ class Held:
     flushed: bool = False  # whether the drive knows it after a restart
 
 
-class LastingDevice:
+class RecoveringDevice:
     """A `Device` whose drive may die and come back at any moment.
 
     Rows of K and V stay here until a flush acknowledges them. After a restart the drive is brought to where it was:
@@ -156,7 +156,7 @@ class LastingDevice:
 
     def _reconnect(self, reason: str) -> None:
         if not self._device.identity.restarts:
-            raise Lost(f"{self.name}: {reason}, and it is not started again")
+            raise Lost(f"{self.name}: {reason}, and it is not restarted")
         deadline = time.monotonic() + RESTART_S
         while True:
             try:

@@ -19,12 +19,12 @@ def drive_dir(name: str) -> Path:
 
 
 def window_path(name: str, tenant: str = DEFAULT) -> Path:
-    """A tenant's window, where it lies in shared memory; its doorbell has `.bell` behind."""
+    """A tenant's window, where it lies in shared memory."""
     return drive_dir(name) / f"window-{tenant}"
 
 
 def doorbell_path(window: Path) -> Path:
-    """The socket beside a window in shared memory."""
+    """The socket beside a window in shared memory; its suffix is what hosts of any age look for."""
     return window.with_name(f"{window.name}.bell")
 
 

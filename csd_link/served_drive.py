@@ -22,7 +22,7 @@ class ServedDrive:
     """path: a folder with its flash; None is memory. mount: a folder to mount it on.
 
     device, offset_bytes: a file or memory device in which its window lies for a host behind a block device; None is
-    shared memory. With several tenants their windows follow each other. restarts: whether it is begun again when it is
+    shared memory. With several tenants their windows follow each other. restarts: whether it is restarted when it is
     killed. methods: its operator's Python file with methods of attention, beside those that every drive knows.
     """
 

@@ -36,7 +36,7 @@ _HEAD = struct.Struct("<8sHHIQQQI")  # magic, version, kind, bytes of body, host
 BODY_BYTES = BLOCK_BYTES - _HEAD.size
 _BEFORE_CRC = _HEAD.size - 4
 _RINGS = 8  # first block of the rings
-MOST_DEPTH, MOST_SLOT_BLOCKS = 1024, 1 << 18
+MAX_DEPTH, MAX_SLOT_BLOCKS = 1024, 1 << 18
 
 
 class Medium(Protocol):
@@ -100,8 +100,8 @@ class WindowLayout:
 
     def __post_init__(self) -> None:
         at_least(1, depth=self.depth, slot_blocks=self.slot_blocks)
-        if self.depth > MOST_DEPTH or self.slot_blocks > MOST_SLOT_BLOCKS:
-            raise ValueError(f"depth = {self.depth}, slot_blocks = {self.slot_blocks}: at most {MOST_DEPTH}, 2^18")
+        if self.depth > MAX_DEPTH or self.slot_blocks > MAX_SLOT_BLOCKS:
+            raise ValueError(f"depth = {self.depth}, slot_blocks = {self.slot_blocks}: at most {MAX_DEPTH}, 2^18")
 
     @property
     def blocks(self) -> int:
@@ -131,7 +131,7 @@ DRIVE_HEADER, HOST_HEADER = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a drive's header says of it. restarts: whether it is begun again when it dies."""
+    """What a drive's header says of it. restarts: whether it is restarted when it dies."""
 
     name: str
     spec: DriveSpec

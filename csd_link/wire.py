@@ -25,8 +25,8 @@ from csd_spec.verbs import MAX_SEQUENCES, MAX_TOKENS, VERBS, Array, Kind, verb_o
 Buffer = bytes | bytearray | memoryview
 
 PARAMETERS = 10
-MOST_VALUES = 1 << 40  # of an array, its empty dimensions left out
-MOST_NS = 1 << 53  # of modelled time, a hundred days
+MAX_VALUES = 1 << 40  # of an array, its empty dimensions left out
+MAX_NS = 1 << 53  # of modelled time, a hundred days
 ENTRY = struct.Struct(
     f"<BBHIQII{PARAMETERS}I"
 )  # opcode, flags, id, namespace, time, payload bytes, its CRC, parameters
@@ -128,7 +128,7 @@ def _unpacked(array: Array, sizes: dict[str, int], payload: _Payload) -> Any:
 
 def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     """Bytes of an array; raises WireError for one that numpy could not even shape when it is empty."""
-    if prod(max(1, size) for size in shape) > MOST_VALUES:
+    if prod(max(1, size) for size in shape) > MAX_VALUES:
         raise WireError(f"an array of {' x '.join(map(str, shape))} values")
     return prod(shape) * dtype.itemsize
 

@@ -67,7 +67,8 @@ class NandTiming:
     """Times of one lane (ns) and rate of one channel (bytes/s).
 
     cache_read: a second register holds the data on its way out, so that the lane already senses the next page.
-    codeword_bytes: the least that crosses the channel of a page; None is the whole page.
+    codeword_bytes: the least that crosses the channel of a page; None is the whole page. model: of what happens where
+    several want a lane or a channel, by its name in `ftl.flash.timing`.
     """
 
     read_ns: int
@@ -76,6 +77,7 @@ class NandTiming:
     channel_bytes_per_s: int
     cache_read: bool = False
     codeword_bytes: int | None = None
+    model: str = "calendar"
 
     def __post_init__(self) -> None:
         at_least(0, read_ns=self.read_ns, program_ns=self.program_ns, erase_ns=self.erase_ns)

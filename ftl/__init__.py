@@ -6,15 +6,17 @@ What the groups are used for is not known here.
 
 from ftl.door import Ftl
 from ftl.errors import FtlError, NandRuleError, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
-from ftl.flash.calendar import Listener
 from ftl.flash.faults import FaultPlan
 from ftl.flash.nand import Nand
 from ftl.flash.plan import PagePlan
+from ftl.flash.timing import TIMINGS, FlashTiming, Listener
 from ftl.kv.layouts import LAYOUTS, Layout
 
 __all__ = [
     "LAYOUTS",
+    "TIMINGS",
     "FaultPlan",
+    "FlashTiming",
     "Ftl",
     "FtlError",
     "Layout",

@@ -11,7 +11,7 @@ from csd_link.finding import Finding
 
 MODULE = "nvmev"
 STORAGE_OFFSET_BYTES = 1 << 20  # from the start of the reservation; before it are the controller's registers
-MOST_CPUS = 1024
+MAX_CPUS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Reservation:
         if self.size_bytes < 2 << 20:
             raise ValueError(f"size_bytes = {self.size_bytes}: the first MiB is the controller's, more is needed")
         cpus = set(self.cpus)
-        if len(cpus) != len(self.cpus) or len(cpus) < 2 or not cpus < set(range(MOST_CPUS)):
+        if len(cpus) != len(self.cpus) or len(cpus) < 2 or not cpus < set(range(MAX_CPUS)):
             raise ValueError(f"cpus = {self.cpus}: a dispatcher and at least one worker, each once")
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.metadata import version
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from csd_firmware import InProcessDevice
+from csd_firmware.folder import Hold
 from csd_link.connect import connect, who_serves
 from csd_link.host_end import WindowDevice
 from csd_link.run_dir import window_path
@@ -40,6 +42,21 @@ def opened(drive: str, created: Created) -> Iterator[Device]:
     else:
         with closing(InProcessDevice.reopen(folder_of(drive, created), private=True)) as device:
             yield device
+
+
+def copy_drive(source: Path, target: Path) -> int:
+    """Copy a drive's data and map, as its last flush left them, to a new folder; how many sequences that are.
+
+    Raises ValueError where a process has the drive open.
+    """
+    with closing(Hold(source, shared=True)), closing(InProcessDevice.reopen(source, private=True)) as device:
+        return device.snapshot(target)
+
+
+def delete_drive(folder: Path) -> None:
+    """Delete a drive and all its data; raises ValueError where a process has it open."""
+    with closing(Hold(folder)):
+        shutil.rmtree(folder)
 
 
 def admin_window(drive: str) -> WindowDevice:

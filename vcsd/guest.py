@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from csd_link.own_server import Placed, own_server
 from csd_link.run_dir import private_dir, run_dir
 from csd_link.served_drive import ServedDrive
 from csd_link.window import BLOCK_BYTES, WindowLayout
-from csd_spec import DriveSpec
 from host_driver.driver import Driver
 from host_driver.exercise import SHIPPED_SHAPE, exercise
 from host_driver.in_guest import SAYS
@@ -35,20 +35,39 @@ KVM_S, KVM_SILENCE_S = 60.0, 20.0  # a machine that takes longer on hardware doe
 FIGURES = ("outputs", "step_ns", "link_bytes", "pages_read")
 
 
-def run_guest(
-    spec: DriveSpec,
-    drives: int,
-    prompt: int,
-    tokens: int,
-    module: Path | None,
-    accelerator: str,
-    timeout_s: float,
-    console: Path | None = None,
-) -> dict[str, Any]:
-    """Boot the guest machine on `drives` drives whose firmware runs outside of it; what it found and decoded.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestRun:
+    """A decode of `tokens` steps behind a prompt of made-up numbers, inside the guest machine.
 
-    module: NVMeVirt's, instead of QEMU's NVMe drive. console: a file for all that the guest says. accelerator: kvm,
-    tcg, or auto, which takes kvm where that works.
+    drives: how many, and which; their firmware runs outside. module: NVMeVirt's, instead of QEMU's NVMe drive.
+    accelerator: kvm, tcg, or auto, which takes kvm where that works. console: a file for all that the guest says.
+    """
+
+    drives: DriveSet
+    prompt: int
+    tokens: int
+    module: Path | None = None
+    accelerator: str = "auto"
+    timeout_s: float = 240
+    console: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.module and not self.module.is_file():
+            raise ValueError(f"{self.module}: no such module")
+
+    def words(self, reservation: Reservation) -> tuple[str, ...]:
+        """What the kernel's command line says to the guest's first program."""
+        numbers = (("drives", self.drives.count), ("prompt", self.prompt), ("tokens", self.tokens))
+        words = [f"vcsd.{key}={value}" for key, value in numbers]
+        words.append(f"vcsd.model={NVMEVIRT_MODEL if self.module else QEMU_MODEL}")
+        if self.module:
+            words.append(f"vcsd.module={'/'.join(reservation.module_options)}")
+        return tuple(words)
+
+
+def run_guest(run: GuestRun) -> dict[str, Any]:
+    """Boot the guest machine; what it found and decoded, beside the same in this process.
+
     Raises OSError where something is missing or the guest does not answer.
     """
     if not shutil.which(QEMU):
@@ -58,38 +77,34 @@ def run_guest(
         folder = Path(scratch)
         root = folder / "root.img"
         packages = [Path(package.__file__ or "").parent for package in (csd_spec, csd_link, host_driver)]
-        make_root(root, packages, module)
+        make_root(root, packages, run.module)
         reservation = Reservation()
-        size = drives * LAYOUT.blocks * BLOCK_BYTES
+        size = run.drives.count * LAYOUT.blocks * BLOCK_BYTES
         memory, disk = folder / "memory", folder / "drive.raw"
         MappedMedium.create(memory, reservation.end_bytes)
         MappedMedium.create(disk, size)
-        backing, at = (memory, reservation.storage_start_bytes) if module else (disk, 0)
-        words = [f"vcsd.{key}={value}" for key, value in (("drives", drives), ("prompt", prompt), ("tokens", tokens))]
-        words.append(f"vcsd.model={NVMEVIRT_MODEL if module else QEMU_MODEL}")
-        if module:
-            words.append(f"vcsd.module={'/'.join(reservation.module_options)}")
+        backing, at = (memory, reservation.storage_start_bytes) if run.module else (disk, 0)
         guest = Guest(
             kernel=kernel,
             root=root,
             memory=memory,
-            drive=None if module else disk,
-            words=tuple(words),
+            drive=None if run.module else disk,
+            words=run.words(reservation),
             reservation=reservation,
         )
-        with _firmware(spec, drives, backing, at, folder):
-            answer, used = _boot(guest, accelerator, timeout_s, console)
-    with open_drives(DriveSet(count=drives, spec=spec)) as devices:
+        with _firmware(run.drives, backing, at, folder):
+            answer, used = _boot(guest, run)
+    with open_drives(run.drives) as devices:
         driver = Driver(devices, SHIPPED_SHAPE)
-        expected = exercise(driver, prompt, tokens)
+        expected = exercise(driver, run.prompt, run.tokens)
         driver.close()
     decodes = answer["decodes"]
     return {
-        "drive": "nvmevirt" if module else "qemu",
+        "drive": "nvmevirt" if run.module else "qemu",
         "accelerator": used,
         "kernel": kernel.name.removeprefix("vmlinuz-"),
         "id_ctrl": answer["id_ctrl"],
-        "tokens": tokens,
+        "tokens": run.tokens,
         "decoded_over": sorted(decodes),
         "equal": all(decode[figure] == expected[figure] for decode in decodes.values() for figure in FIGURES),
         "decode_wall_s": {way: decode["wall_s"] for way, decode in decodes.items()},
@@ -97,31 +112,31 @@ def run_guest(
     }
 
 
-def _firmware(spec: DriveSpec, drives: int, backing: Path, at: int, folder: Path) -> Any:
+def _firmware(drives: DriveSet, backing: Path, at: int, folder: Path) -> Any:
     """Serve the drives on the memory behind the guest's device."""
     size = LAYOUT.blocks * BLOCK_BYTES
-    names = [f"{folder.name}-{number}" for number in range(drives)]
+    names = [f"{folder.name}-{number}" for number in range(drives.count)]
     served = [
-        ServedDrive(name=name, spec=spec, layout=LAYOUT, device=backing, offset_bytes=at + number * size)
+        ServedDrive(name=name, spec=drives.spec, layout=LAYOUT, device=backing, offset_bytes=at + number * size)
         for number, name in enumerate(names)
     ]
-    connects = [partial(open_window, backing, number, at) for number in range(drives)]
+    connects = [partial(open_window, backing, number, at) for number in range(drives.count)]
     return own_server(list(map(Placed, served, connects)), folder, FACTORY.server)
 
 
-def _boot(guest: Guest, accelerator: str, timeout_s: float, log: Path | None) -> tuple[dict[str, Any], str]:
+def _boot(guest: Guest, run: GuestRun) -> tuple[dict[str, Any], str]:
     """The guest's answer, and the accelerator that it ran on: hardware may be there and broken."""
-    names = ["kvm", "tcg"] if accelerator == "auto" else [accelerator]
+    names = ["kvm", "tcg"] if run.accelerator == "auto" else [run.accelerator]
     console = ["nothing"]
     for name in names:
         last = name == names[-1]
         if name == "kvm" and not os.access("/dev/kvm", os.R_OK | os.W_OK):
             continue
-        limits_s = (timeout_s, timeout_s) if last else (min(timeout_s, KVM_S), KVM_SILENCE_S)
+        limits_s = (run.timeout_s, run.timeout_s) if last else (min(run.timeout_s, KVM_S), KVM_SILENCE_S)
         with suppress(*(() if last else (TimeoutError,))):
             console = guest.run("tcg,thread=multi" if name == "tcg" else name, *limits_s, SAYS) or console
-        if log:
-            log.write_text("\n".join(console))
+        if run.console:
+            run.console.write_text("\n".join(console))
         said = [line for line in console if line.startswith(SAYS)]
         if said:
             answer = json.loads(said[0].removeprefix(SAYS))

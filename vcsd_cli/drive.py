@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,11 +106,10 @@ def format_drive(
     from vcsd.administer import folder_of
 
     folder = folder_of(drive, _created)
-    device = InProcessDevice.reopen(folder)
-    if not yes and not (sys.stdin.isatty() and typer.confirm(f"Erase all data of {folder}?", err=True)):
-        raise ValueError(f"{folder} was not formatted: say --yes")
-    freed, took_ns = device.format()
-    device.close()
+    with closing(InProcessDevice.reopen(folder)) as device:
+        if not yes and not (sys.stdin.isatty() and typer.confirm(f"Erase all data of {folder}?", err=True)):
+            raise ValueError(f"{folder} was not formatted: say --yes")
+        freed, took_ns = device.format()
     show(f"format, {drive}", {"sequences_freed": freed, "modelled_ns": took_ns}, output)
 
 
@@ -129,12 +129,10 @@ def restore(
 
 
 def _copy_drive(source: Path, target: Path) -> None:
-    from csd_firmware import InProcessDevice
+    from vcsd.administer import copy_drive
 
     with err.status(f"copying {source} to {target}"):
-        device = InProcessDevice.reopen(source, private=True)
-        sequences = device.snapshot(target)
-        device.close()
+        sequences = copy_drive(source, target)
     err.print(f"{target}: {sequences} sequences")
 
 
@@ -236,7 +234,7 @@ def _top_table(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]
 
 
 def doctor(output: OutputOption = Output.NORMAL) -> None:
-    """For each way to a drive: ready, or what is missing and the command that mends it."""
+    """For each way to a drive: ready, or what is missing and the command that fixes it."""
     from vcsd.doctor import examine
 
     findings = examine()
@@ -266,4 +264,4 @@ def config_validate(
         spec = load_drive(file)
         drives = {spec.name: spec}
     found = {name: f"{spec.name}, {spec.geometry.capacity_bytes / 1e9:,.1f} GB" for name, spec in drives.items()}
-    show(f"{file} is well", {"valid": True} | found, output)
+    show(f"{file} is valid", {"valid": True} | found, output)

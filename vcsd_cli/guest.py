@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from csd_link.driveset import DriveSet
 from csd_link.finding import Finding
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_drive
@@ -41,13 +42,20 @@ def guest_run(
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Boot a Linux whose NVMe driver finds the drives, decode inside, and compare with decoding in this process."""
-    from vcsd.guest import run_guest
+    from vcsd.guest import GuestRun, run_guest
 
-    if module and not module.is_file():
-        raise ValueError(f"{module}: no such module")
-    spec = load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH
+    wanted = DriveSet(count=drives, spec=load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH)
+    run = GuestRun(
+        drives=wanted,
+        prompt=prompt,
+        tokens=tokens,
+        module=module,
+        accelerator=accelerator.value,
+        timeout_s=timeout_s,
+        console=console,
+    )
     with err.status("guest machine"):
-        result = run_guest(spec, drives, prompt, tokens, module, accelerator.value, timeout_s, console)
+        result = run_guest(run)
     if output is Output.JSON:
         print_json(result)
     else:

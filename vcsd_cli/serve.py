@@ -13,7 +13,7 @@ import typer
 import yaml
 from rich.table import Table
 
-from csd_link.run_dir import drive_dir, private_dir, run_dir, window_path
+from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, window_path
 from csd_link.served_drive import ADMIN, ServedDrive, ServedDrives
 from nvmevirt_config import load_config
 from vcsd.options import MethodsFile
@@ -41,7 +41,7 @@ def find_created(name: str) -> Path:
 
 
 WHAT_HELP = "config file, or names of created drives (default: all of them)"
-RESTART_HELP = "begin a drive again that was killed (default: yes, or as the file says)"
+RESTART_HELP = "restart a drive that was killed (default: yes, or as the file says)"
 WINDOW_HELP = "file or device in which the windows lie, one after the other"
 
 
@@ -120,7 +120,7 @@ def create(
     tenant: Annotated[list[str] | None, typer.Option(help="who may use it, once for each (default: default)")] = None,
 ) -> None:
     """Make a drive whose flash lies in files; `vcsd serve` begins to serve it."""
-    from csd_firmware.inprocess import describe
+    from csd_firmware.folder import describe
 
     folder = home() / name
     entry: dict[str, Any] = {"name": name, "path": "."}
@@ -165,16 +165,18 @@ def list_drives(output: OutputOption = Output.NORMAL) -> None:
 
 
 def _window(folder: Path) -> str:
-    return str(min(path for path in folder.glob("window-[!_]*") if path.suffix != ".bell"))
+    windows = set(folder.glob("window-[!_]*"))
+    return str(min(windows - {doorbell_path(window) for window in windows}))
 
 
 def delete(name: Annotated[str, typer.Argument(help="name of the drive")]) -> None:
     """Delete a created drive and all its data."""
     from csd_link.connect import who_serves
+    from vcsd.administer import delete_drive
 
     folder = find_created(name).parent
     if who_serves(name):
         raise ValueError(f"drive {name} is served: stop vcsd serve first")
-    shutil.rmtree(folder)
+    delete_drive(folder)
     shutil.rmtree(drive_dir(name), ignore_errors=True)
     err.print(f"{folder}: deleted")

@@ -48,8 +48,8 @@ class Mount(pyfuse3.Operations):
         self.namespace = Namespace(firmware, lock)
         self._window: MappedMedium = window_medium(drive, drive.tenants[0])
         self._window_bytes = self._window.blocks * BLOCK_BYTES
-        self._bell = call(doorbell_path(window_path(drive.name, drive.tenants[0])))
-        self._bell.setblocking(False)
+        self._doorbell = call(doorbell_path(window_path(drive.name, drive.tenants[0])))
+        self._doorbell.setblocking(False)
         self._texts: list[Callable[[], dict[str, Any]]] = [
             lambda: (
                 {"name": drive.name, "tenants": drive.tenants, "namespace_bytes": self.namespace.size_bytes}
@@ -118,7 +118,7 @@ class Mount(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.ENOSPC)
         self._window.view[off : off + len(part)] = part
         with contextlib.suppress(OSError):
-            self._bell.send(b"!")
+            self._doorbell.send(b"!")
         return len(part)
 
     async def setattr(self, inode: int, attr: Any, fields: Any, fh: int | None, ctx: Any) -> pyfuse3.EntryAttributes:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from attention_engine import load_methods
-from csd_firmware.inprocess import describe
+from csd_firmware.folder import take
 from csd_firmware.step import Firmware
 from csd_firmware.tenants import Tenant, drive_secret
-from csd_link.doorbell import ListeningBell
+from csd_link.doorbell import ListeningDoorbell
 from csd_link.drive_end import DriveEnd, WindowServer
 from csd_link.medium import MappedMedium
 from csd_link.run_dir import doorbell_path, drive_dir, pid_path, private_dir, window_path
@@ -48,9 +48,6 @@ class SharedTenant:
 
 def open_firmware(drive: ServedDrive) -> Firmware:
     """The drive's firmware, as its last flush left it."""
-    if drive.path:
-        private_dir(drive.path)
-        describe(drive.spec, drive.path)
     return Firmware(drive.spec, Nand(drive.spec.geometry, path=drive.path), load_methods(drive.methods))
 
 
@@ -85,7 +82,7 @@ def open_windows(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -
             tenant = SharedTenant(Tenant(firmware, secret, name), lock)
             identity = Identity(drive.name, drive.spec, layout_of(drive, name), drive.restarts)
             end = DriveEnd(window_medium(drive, name), identity, tenant)
-            server = WindowServer(end, ListeningBell(doorbell_path(window_path(drive.name, name))))
+            server = WindowServer(end, ListeningDoorbell(doorbell_path(window_path(drive.name, name))))
             server.start()
             undo.callback(server.stop)
         yield
@@ -96,11 +93,14 @@ def serve(drive: ServedDrive, front: Front | None = None) -> None:
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     private_dir(drive_dir(drive.name).parent)
-    firmware, lock = open_firmware(drive), threading.Lock()
-    with open_windows(drive, firmware, lock):
-        if front:
-            front(drive, firmware, lock)
-        else:
-            signal.sigwait(signals)
-    if drive.path:
-        firmware.ftl.flush(firmware.free_ns)
+    with ExitStack() as undo:
+        if drive.path:
+            undo.callback(take(drive.spec, private_dir(drive.path)).close)
+        firmware, lock = open_firmware(drive), threading.Lock()
+        with open_windows(drive, firmware, lock):
+            if front:
+                front(drive, firmware, lock)
+            else:
+                signal.sigwait(signals)
+        if drive.path:
+            firmware.ftl.flush(firmware.free_ns)

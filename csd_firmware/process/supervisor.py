@@ -1,4 +1,4 @@
-"""A process for each drive, begun again when it dies."""
+"""A process for each drive, restarted when it dies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import Attend, Flush, KvAppend, SeqCreate
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
-AT_ONCE_S, MOST_IN_VAIN = 0.5, 20
+CRASH_LOOP_S, MAX_CRASH_LOOP = 0.5, 20  # how soon after its start a drive dies, and how often in a row
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
 
@@ -34,8 +34,8 @@ class Supervisor:
     def __init__(self, config: ServedDrives, say: Say) -> None:
         self._drives, self._say = config.drives, say
         self._children: dict[int, ServedDrive] = {}
-        self._begun: dict[str, float] = {}  # when each was begun last
-        self._in_vain: dict[str, int] = {}  # how often in a row it died at once
+        self._started: dict[str, float] = {}  # when each was started last
+        self._crash_loop: dict[str, int] = {}  # how often in a row it died at once
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT, or until no drive is left; returns an exit code."""
@@ -48,7 +48,7 @@ class Supervisor:
             if signal.sigwaitinfo(_SIGNALS).si_signo != signal.SIGCHLD:
                 self._stop()
                 break
-            failed |= self._bury()
+            failed |= self._reap()
         return int(failed)
 
     def _start(self, drive: ServedDrive) -> None:
@@ -57,10 +57,10 @@ class Supervisor:
         if not pid:
             os._exit(_child(drive, parent))
         self._children[pid] = drive
-        self._begun[drive.name] = time.monotonic()
+        self._started[drive.name] = time.monotonic()
 
-    def _bury(self) -> bool:
-        """Begin drives again that were killed; whether one has given up by itself."""
+    def _reap(self) -> bool:
+        """Restart drives that were killed; whether one has ended by itself with an error, or stays dead."""
         failed = False
         while self._children:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -70,9 +70,9 @@ class Supervisor:
             if drive is None:
                 continue
             if os.WIFSIGNALED(status):
-                again = drive.restarts and self._lasts(drive)
+                again = drive.restarts and not self._in_crash_loop(drive)
                 name = signal.Signals(os.WTERMSIG(status)).name
-                self._say(f"drive {drive.name} was killed ({name}); it is {'' if again else 'not '}started again")
+                self._say(f"drive {drive.name} was killed ({name}); it is {'' if again else 'not '}restarted")
                 if again:
                     self._start(drive)
                 else:
@@ -81,11 +81,11 @@ class Supervisor:
                 failed |= os.WEXITSTATUS(status) != 0  # it has said why
         return failed
 
-    def _lasts(self, drive: ServedDrive) -> bool:
-        """Whether there is a point in beginning it again."""
-        at_once = time.monotonic() - self._begun[drive.name] < AT_ONCE_S
-        self._in_vain[drive.name] = self._in_vain.get(drive.name, 0) + 1 if at_once else 0
-        return self._in_vain[drive.name] < MOST_IN_VAIN
+    def _in_crash_loop(self, drive: ServedDrive) -> bool:
+        """Whether a drive has died at once so often that there is no point in restarting it."""
+        at_once = time.monotonic() - self._started[drive.name] < CRASH_LOOP_S
+        self._crash_loop[drive.name] = self._crash_loop.get(drive.name, 0) + 1 if at_once else 0
+        return self._crash_loop[drive.name] >= MAX_CRASH_LOOP
 
     def _stop(self) -> None:
         for pid in self._children:

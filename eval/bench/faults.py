@@ -18,7 +18,7 @@ import torch
 import typer
 
 import vcsd
-from csd_link.recovery import LastingDevice
+from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import pid_path
 from csd_spec import Compression
 from eval.experiment import Outcome, flat
@@ -75,7 +75,7 @@ def bench_faults(kills: int, drives: int, tokens: int, flush_every: int, seed: i
     with tempfile.TemporaryDirectory() as scratch:
         keep = Path(scratch)
         with vcsd.attach(model, drives, transport="process", keep=keep, **how) as csd:
-            devices = [device for device in csd.driver.devices if isinstance(device, LastingDevice)]
+            devices = [device for device in csd.driver.devices if isinstance(device, RecoveringDevice)]
             killer = Killer([device.name for device in devices], kills, seed, tick)
             killer.start()
             while not killer.over.is_set():
@@ -99,7 +99,7 @@ def bench_faults(kills: int, drives: int, tokens: int, flush_every: int, seed: i
     }
 
 
-def _delays(devices: Sequence[LastingDevice], moments: dict[str, list[float]]) -> tuple[list[float], list[float]]:
+def _delays(devices: Sequence[RecoveringDevice], moments: dict[str, list[float]]) -> tuple[list[float], list[float]]:
     """For every recovery: seconds from the first kill that it answers until it began, and until it ended."""
     notices, recoveries = [], []
     for device in devices:

@@ -115,7 +115,7 @@ class World:
         self.host = HostEnd(self.medium)
         self.drive.beat()
         self.host.attach()
-        self.drive.greet()
+        self.drive.accept_host()
         if not self.host.attach():
             raise AssertionError("a host could not attach")
 
@@ -134,7 +134,7 @@ class World:
         lengths = tuple((handle, *seq.lengths) for handle, seq in ftl.sequences.items())
         return lengths, ftl.nand.writes, ftl.buffers.left, self.firmware.free_ns, ftl.calendar.idle_ns()
 
-    def victim_is_well(self) -> bool:
+    def victim_has_its_data(self) -> bool:
         """Whether the other tenant still has his data."""
         done = self.victim.step(KvRead((self.secret_handle,), 0), 0)
         return done.status is Status.SUCCESS and all(np.array_equal(part, self.rows) for part in done.data)
@@ -232,7 +232,7 @@ def bench_fuzz(inputs: int, seed: int, tick: Tick) -> dict[str, Any]:
 
 
 def _renewed(world: World, found: Findings, seed: int) -> World:
-    if not world.victim_is_well():
+    if not world.victim_has_its_data():
         found.note("leaks", "another tenant's data was changed")
     return World(seed)
 
@@ -302,9 +302,9 @@ def _image(world: World, draw: random.Random, found: Findings) -> None:
         else:
             world.medium.data[at + draw.randrange(160)] = draw.randrange(256)
         if draw.random() < 0.5:
-            _mend_crc(world.medium.data, at)
+            _fix_crc(world.medium.data, at)
     world.drive.serve()
-    world.drive.greet()
+    world.drive.accept_host()
     try:
         done = world.host.poll()
         world.host.look()
@@ -318,7 +318,7 @@ def _image(world: World, draw: random.Random, found: Findings) -> None:
     world.attach()
 
 
-def _mend_crc(data: bytearray, at: int) -> None:
+def _fix_crc(data: bytearray, at: int) -> None:
     """Make a damaged control block's checksum right, so that what it says is looked at."""
     size = int.from_bytes(data[at + 12 : at + 16], "little")
     if size <= BODY_BYTES:

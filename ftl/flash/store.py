@@ -12,11 +12,11 @@ from csd_spec.view import UNMAPPED
 from ftl.counters import Counters
 from ftl.errors import OutOfSpace, Uncorrectable
 from ftl.flash.cache import PageCache
-from ftl.flash.calendar import FlashCalendar
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Placement, Writer
 from ftl.flash.plan import PagePlan
 from ftl.flash.references import Referrer
+from ftl.flash.timing import TIMINGS
 
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
@@ -34,12 +34,17 @@ class Reclaim(Protocol):
 
 
 class FlashStore:
-    """NAND with its modelled time, the placement of pages, and what is known of who uses them."""
+    """NAND with its modelled time, the placement of pages, and what is known of who uses them.
+
+    Raises ValueError for a timing model that there is none of.
+    """
 
     def __init__(self, spec: DriveSpec, nand: Nand | None = None) -> None:
         self.spec, self.geometry = spec, spec.geometry
         self.nand = nand or Nand(spec.geometry)
-        self.calendar = FlashCalendar(spec.geometry, spec.channel_timing)
+        if spec.timing.model not in TIMINGS:
+            raise ValueError(f"timing.model = {spec.timing.model!r}: must be one of {', '.join(TIMINGS)}")
+        self.calendar = TIMINGS[spec.timing.model](spec.geometry, spec.channel_timing)
         self.placement = Placement(self.nand)
         self.cache = PageCache(spec.cache_bytes // spec.geometry.page_bytes, spec.geometry.pages)
         self.counters = Counters()

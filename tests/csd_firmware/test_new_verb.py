@@ -15,7 +15,7 @@ from csd_link.doorbell import Polling
 from csd_link.drive_end import DriveEnd, WindowServer
 from csd_link.host_end import WindowDevice
 from csd_link.medium import MappedMedium
-from csd_link.recovery import LastingDevice
+from csd_link.recovery import RecoveringDevice
 from csd_link.window import BLOCK_BYTES, Identity, WindowLayout
 from csd_link.wire import WireError, decode, encode
 from csd_spec import Completion, KvAppend, SeqCreate, Status
@@ -88,7 +88,7 @@ def device(request, small_drive, tmp_path):
     server = WindowServer(end, Polling())
     server.start()
     medium = MappedMedium(tmp_path / "window")
-    made = WindowDevice(medium) if request.param == "window" else LastingDevice(lambda: WindowDevice(medium))
+    made = WindowDevice(medium) if request.param == "window" else RecoveringDevice(lambda: WindowDevice(medium))
     yield made
     made.close()
     server.stop()

@@ -1,4 +1,4 @@
-"""Bells: heard at once, kept until someone listens, and silent ends are noticed."""
+"""Doorbells: heard at once, kept until someone listens, and silent ends are noticed."""
 
 import socket
 import threading
@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from csd_link.doorbell import ListeningBell, Polling, SocketBell, call
+from csd_link.doorbell import ListeningDoorbell, Polling, SocketDoorbell, call
 
 
 def connected(tmp_path):
-    path = tmp_path / ("long " * 30) / "bell"
+    path = tmp_path / ("long " * 30) / "doorbell"
     path.parent.mkdir()
-    drive = ListeningBell(path)
-    host = SocketBell(call(path))
+    drive = ListeningDoorbell(path)
+    host = SocketDoorbell(call(path))
     drive.wait(1)
     return drive, host
 
@@ -30,7 +30,7 @@ def test_a_bell_wakes_the_other_end(tmp_path):
     assert time.monotonic() - began < 3
     host.close()
     drive.wait(1)
-    drive.ring()  # nobody is there, and that is well
+    drive.ring()  # nobody is there, which is no error
     drive.close()
 
 
@@ -44,19 +44,19 @@ def test_an_end_that_closes_is_noticed(tmp_path):
 
 def test_a_full_bell_does_not_block():
     one, other = socket.socketpair()
-    bell = SocketBell(one)
+    doorbell = SocketDoorbell(one)
     for _ in range(100_000):
-        bell.ring()
-    bell.close(), other.close()
+        doorbell.ring()
+    doorbell.close(), other.close()
 
 
 def test_polling_sleeps_longer_and_longer():
-    bell, times = Polling(least_s=1e-3, most_s=4e-3), []
+    doorbell, times = Polling(min_s=1e-3, max_s=4e-3), []
     for _ in range(5):
         began = time.monotonic()
-        bell.wait(1)
+        doorbell.wait(1)
         times.append(time.monotonic() - began)
     assert times[0] >= 1e-3
     assert times[-1] >= 4e-3
-    bell.ring()
-    assert bell._next_s == 1e-3
+    doorbell.ring()
+    assert doorbell._next_s == 1e-3

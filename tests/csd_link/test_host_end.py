@@ -54,7 +54,7 @@ class Blocks:
 def attached(medium, service):
     drive, host = DriveEnd(medium, IDENTITY, service), HostEnd(medium)
     assert not host.attach()
-    assert drive.greet()
+    assert drive.accept_host()
     assert host.attach()
     return drive, host
 
@@ -124,7 +124,7 @@ def test_damage_on_the_way_is_a_transfer_error_or_unseen(where):
 
 def test_whatever_fails_in_the_firmware_is_a_status():
     class Broken(Tenant):
-        def step(self, command, submit_ns, most_bytes):
+        def step(self, command, submit_ns, max_bytes):
             raise MemoryError("no more")
 
     drive, host = attached(Blocks(), Broken(Firmware(DRIVE), b"k"))
@@ -146,12 +146,12 @@ def test_a_drive_that_begins_anew_is_lost_and_knows_no_old_request():
     again = DriveEnd(medium, IDENTITY, tenant())
     assert again.drive == drive.drive + 1
     assert not again.serve()
-    assert not again.greet()
+    assert not again.accept_host()
     with pytest.raises(Lost, match="anew"):
         host.look()
     other = HostEnd(medium)
     assert not other.attach()
-    assert again.greet()
+    assert again.accept_host()
     assert other.attach()
     assert ask(again, other, Flush()).status is Status.SUCCESS
 
@@ -161,7 +161,7 @@ def test_a_second_host_takes_the_window():
     drive, host = attached(medium, tenant())
     second = HostEnd(medium)
     second.attach()
-    drive.greet()
+    drive.accept_host()
     assert second.attach()
     with pytest.raises(Lost, match="another host"):
         host.look()
@@ -180,7 +180,7 @@ class World:
     def attach(self):
         pass
 
-    def step(self, command, submit_ns, most_bytes):
+    def step(self, command, submit_ns, max_bytes):
         self.runs.append(submit_ns)
         return Tenant(Firmware(DRIVE), b"k" * 16).step(KvFree((submit_ns,)), submit_ns)
 
@@ -198,7 +198,7 @@ class World:
         if self.drive is None:
             self.drive = DriveEnd(self.medium.dying(left), IDENTITY, self)
         self.drive.medium.left = left
-        if not self.drive.greet():
+        if not self.drive.accept_host():
             self.drive.serve()
 
     def lose_host(self):

@@ -12,7 +12,7 @@ def test_what_one_writes_the_other_reads(tmp_path):
     path = tmp_path / "file"
     MappedMedium.create(path, 10 * BLOCK_BYTES)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    mapped, file = MappedMedium(path, 2 * BLOCK_BYTES, 6), FileMedium(path, 2 * BLOCK_BYTES, most_bytes=2 * BLOCK_BYTES)
+    mapped, file = MappedMedium(path, 2 * BLOCK_BYTES, 6), FileMedium(path, 2 * BLOCK_BYTES, max_bytes=2 * BLOCK_BYTES)
     assert (mapped.blocks, file.blocks) == (6, 8)
     data = bytes(range(256)) * 16 * 5
     file.write(1, data)

@@ -42,7 +42,7 @@ def test_the_judge_sees_blocks_that_are_erased_too_early(monkeypatch):
         return original(self, start_ns, everything)
 
     monkeypatch.setattr(Collector, "reclaim", erase_first)
-    result = bench_crash(4000, 0)
+    result = bench_crash(1000, 3)
     assert result["lost"] + result["wrong"] > 0
 
 

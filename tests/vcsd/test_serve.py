@@ -14,7 +14,7 @@ import pytest
 from csd_link.connect import connect, open_window
 from csd_link.driveset import DriveSet
 from csd_link.host_end import Lost
-from csd_link.recovery import LastingDevice
+from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import drive_dir, run_dir
 from csd_spec import (
     Attention,
@@ -85,7 +85,7 @@ def test_drives_that_are_killed_come_back_and_decode_goes_on(tmp_path):
         _, _, step = decoder(devices)
         expected = [step() for _ in range(30)]
     with serving(tmp_path, "csd0", "csd1", flash=tmp_path):
-        devices = [LastingDevice(window_of(name)) for name in ("csd0", "csd1")]
+        devices = [RecoveringDevice(window_of(name)) for name in ("csd0", "csd1")]
         driver, batch, step = decoder(devices, flush_every=7)
         for number, outputs in enumerate(expected):
             if number % 4 == 1:
@@ -105,7 +105,7 @@ def test_drives_that_are_killed_come_back_and_decode_goes_on(tmp_path):
 def test_a_crop_and_a_free_are_not_undone_by_a_death(tmp_path):
     generator = np.random.default_rng(1)
     with serving(tmp_path, "csd0", flash=tmp_path):
-        device = LastingDevice(window_of("csd0"))
+        device = RecoveringDevice(window_of("csd0"))
 
         def do(command):
             done = device.submit(command, 0).result()
@@ -134,7 +134,7 @@ def test_a_crop_and_a_free_are_not_undone_by_a_death(tmp_path):
 
 def test_handles_stay_apart_when_a_drive_gives_numbers_again(tmp_path):
     with serving(tmp_path, "csd0", flash=tmp_path):
-        device = LastingDevice(window_of("csd0"))
+        device = RecoveringDevice(window_of("csd0"))
         create, seen = SeqCreate(1, 1, 1, 16, 64), {}
 
         def do(command):
@@ -159,7 +159,7 @@ def test_handles_stay_apart_when_a_drive_gives_numbers_again(tmp_path):
 
 def test_without_restart_the_error_names_drive_and_heads_and_others_go_on(tmp_path):
     with serving(tmp_path, "csd0", "csd1", flash=tmp_path, restarts=False):
-        devices = [LastingDevice(window_of(name)) for name in ("csd0", "csd1")]
+        devices = [RecoveringDevice(window_of(name)) for name in ("csd0", "csd1")]
         driver, batch, step = decoder(devices)
         step()
         kill("csd1")

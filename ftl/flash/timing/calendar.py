@@ -8,13 +8,12 @@ channel's last run of full slots nothing is booked: most transfers just prolong 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from csd_spec import Geometry, NandTiming
+from ftl.flash.timing.model import FlashTiming
 
 SLOT_NS = 4_000
 SLOTS = 1 << 16  # 262 ms ahead of the earliest request still open
@@ -22,7 +21,6 @@ USED_BITS = 20  # a cell is slot number << USED_BITS | bytes used
 _USED = (1 << USED_BITS) - 1
 
 I64 = NDArray[np.int64]
-Listener = Callable[[str, NDArray[np.uint32], int], None]  # "read" or "program", pages, when they were asked for
 
 
 @njit(inline="always")
@@ -74,8 +72,10 @@ def _occupy(ppns, nbytes, start, channels, before_ns, after_ns, cached, slot_byt
     return finish
 
 
-class FlashCalendar:
-    """When flash operations end. Time in, time out, in integer nanoseconds of modelled time."""
+class FlashCalendar(FlashTiming):
+    """A calendar for each channel, and for each lane when it is free."""
+
+    grain_ns = SLOT_NS
 
     def __init__(self, geometry: Geometry, timing: NandTiming) -> None:
         self.geometry, self.timing = geometry, timing
@@ -88,19 +88,12 @@ class FlashCalendar:
         # Of each channel's last run: its first slot, the slot it ends in, and the bytes used of that one. The cells
         # of a run are written when another begins.
         self._runs: I64 = np.zeros((geometry.channels, 3), np.int64)
-        self.listener: Listener | None = None
 
-    def read(self, ppns: NDArray[np.uint32], nbytes: I64, start_ns: int) -> int:
-        """Sense pages and bring nbytes (N,) of each over its channel; returns the last end."""
-        if self.listener:
-            self.listener("read", ppns, start_ns)
+    def read_ends(self, ppns: NDArray[np.uint32], nbytes: I64, start_ns: int) -> int:
         t = self.timing
         return self._occupy(ppns, nbytes, start_ns, t.read_ns, 0, t.cache_read)
 
-    def program(self, ppns: NDArray[np.uint32], start_ns: int) -> int:
-        """Load and program whole pages; returns the last end."""
-        if self.listener:
-            self.listener("program", ppns, start_ns)
+    def program_ends(self, ppns: NDArray[np.uint32], start_ns: int) -> int:
         nbytes = np.full(ppns.size, self.geometry.page_bytes)
         return self._occupy(ppns, nbytes, start_ns, 0, self.timing.program_ns, False)
 
@@ -109,10 +102,8 @@ class FlashCalendar:
         return int(_occupy(ppns, nbytes, start_ns, self.geometry.channels, *times, *channel))
 
     def erase(self, lane: int, start_ns: int) -> int:
-        """Erase one block of a lane; returns the end."""
         self.lane_free[lane] = max(start_ns, int(self.lane_free[lane])) + self.timing.erase_ns
         return int(self.lane_free[lane])
 
     def idle_ns(self) -> int:
-        """When every lane is idle."""
         return int(self.lane_free.max())

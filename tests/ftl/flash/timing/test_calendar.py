@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as DRIVE
-from ftl.flash.calendar import SLOT_NS, FlashCalendar
+from ftl.flash.timing.calendar import SLOT_NS, FlashCalendar
 
 
 def pages(count, lanes=DRIVE.geometry.lanes, first=0):

@@ -1,0 +1,45 @@
+"""The house stays in order: sizes, no circles of imports, a test for each module. `./dev lint` prints the figures."""
+
+import pytest
+
+from tests import house
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    assert house.circles() == []
+
+
+def test_functions_and_files_stay_small():
+    every = [function for file in house.modules() for function in house.functions(file)]
+    assert len(every) > 1000
+    assert [each for each in every if each.parameters > house.MAX_PARAMETERS] == []
+    assert [each for each in every if each.lines > house.MAX_FUNCTION_LINES] == []
+    sizes = {file: len((house.ROOT / file).read_text().splitlines()) for file in house.modules()}
+    assert {file: size for file, size in sizes.items() if size > house.MAX_FILE_LINES} == {}
+
+
+def test_every_module_has_a_test_of_its_name_or_one_that_names_it():
+    assert house.without_partner() == []
+    assert house.unknown_partners() == []
+
+
+@pytest.mark.parametrize("block", ["from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    ", "def later():\n    "])
+def test_a_circle_is_found_wherever_the_import_stands(tmp_path, monkeypatch, block):
+    package = tmp_path / "ours"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "a.py").write_text(f"{block}from ours.b import second\n")
+    (package / "b.py").write_text("from ours import c\nsecond = c\n")
+    (package / "c.py").write_text("import ours.a\n")
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    assert house.circles() == [["ours/a.py", "ours/b.py", "ours/c.py"]]
+
+
+def test_what_may_be_long_is_told_from_what_may_not(tmp_path, monkeypatch):
+    many = ", ".join(f"a{number}" for number in range(9))
+    (tmp_path / "file.py").write_text(
+        f"@njit\ndef kernel({many}): ...\n\n\ndef plain({many}): ...\n\n\nclass C:\n    def method(self, a): ...\n"
+    )
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    found = {each.place.split()[-1]: each.parameters for each in house.functions("file.py")}
+    assert found == {"kernel": 0, "plain": 9, "method": 1}
