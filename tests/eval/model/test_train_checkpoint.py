@@ -6,6 +6,7 @@ partner of: eval/model/corpus.py
 import ast
 import random
 
+import pytest
 import torch
 
 from eval.model.corpus import Overlap, docstrings, load_corpus
@@ -102,6 +103,7 @@ def test_overlap_with_evaluation_text_is_found():
     assert not Overlap("the quick brown fox jumps over the lazy dog").with_text(text)
 
 
+@pytest.mark.slow
 def test_no_evaluation_text_is_trained_on(data_dir):
     overlap = Overlap(load_corpus().decode(errors="replace"))
     files = [path for path in data_dir.iterdir() if path.suffix in (".json", ".txt")]

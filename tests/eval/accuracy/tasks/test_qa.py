@@ -1,4 +1,7 @@
-"""SQuAD and TriviaQA: layouts, prompts and measures."""
+"""SQuAD and TriviaQA: layouts, prompts and measures.
+
+partner of: eval/accuracy/tasks/json_record.py, eval/accuracy/tasks/task.py
+"""
 
 import copy
 import json
