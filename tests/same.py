@@ -121,7 +121,7 @@ def check_out(revision: str) -> Path:
     """A folder with the files of a revision, kept for another time; raises ValueError where git has none such."""
     done = subprocess.run(["git", "rev-parse", f"{revision}^{{commit}}"], cwd=ROOT, capture_output=True, check=False)
     if done.returncode:
-        raise ValueError(f"{revision}: no such revision: {done.stderr.decode().strip().splitlines()[-1]}")
+        raise ValueError(f"{revision}: no such revision")
     commit = done.stdout.decode().strip()
     folder = ROOT / "build" / "same" / commit
     if not folder.exists():
