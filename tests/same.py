@@ -15,15 +15,13 @@ import tarfile
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
 EMULATOR = re.compile(r"wall|rss|realtime")  # keys of figures that are the machine's, not the drive's
@@ -66,37 +64,74 @@ device.close()
 """
 
 
-@dataclass(frozen=True, slots=True)
+WORKER = """
+import contextlib, io, json, sys
+from importlib import import_module
+module, _, function = sys.argv[1].partition(":")
+main, commands, answers = getattr(import_module(module), function), sys.stdin, sys.stdout
+for line in commands:
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    sys.argv = ["vcsd", *json.loads(line)]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+    print(json.dumps([code, out.getvalue(), err.getvalue()]), file=answers, flush=True)
+"""
+
+
 class Tree:
-    """A checkout, and how its command line is called."""
+    """A checkout, and a process that runs its commands one after the other: what they import is loaded once."""
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        scripts = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["scripts"]
+        self._worker = self.start([sys.executable, "-c", WORKER, scripts["vcsd"]])
 
-    @property
-    def environment(self) -> dict[str, str]:
-        return os.environ | {"PYTHONPATH": str(self.folder)}
+    def begin(self, words: Sequence[str]) -> None:
+        """Run a command; `answer` gives what comes of it."""
+        assert self._worker.stdin
+        print(json.dumps(list(words)), file=self._worker.stdin, flush=True)
 
-    @property
-    def vcsd(self) -> list[str]:
-        """The command line that its pyproject.toml names."""
-        scripts = tomllib.loads((self.folder / "pyproject.toml").read_text())["project"]["scripts"]
-        module, _, function = scripts["vcsd"].partition(":")
-        return [sys.executable, "-c", f"from {module} import {function}; {function}()"]
+    def answer(self) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of the command that was begun."""
+        assert self._worker.stdout
+        line = self._worker.stdout.readline()
+        code, out, errors = json.loads(line) if line else (-1, "", "the process ended")
+        return code, out, errors
+
+    def has(self, option: str, command: Sequence[str]) -> bool:
+        """Whether a command has an option."""
+        self.begin([*command, "--help"])
+        return option in self.answer()[1]
+
+    def close(self) -> None:
+        self._worker.kill()
+        self._worker.communicate()
 
     def start(self, command: list[str]) -> subprocess.Popen[str]:
-        """Begin a command in this tree."""
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, cwd=self.folder, env=self.environment, **pipes)
+        """Begin a program in this tree."""
+        pipe, environment = subprocess.PIPE, os.environ | {"PYTHONPATH": str(self.folder)}
+        pipes: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": subprocess.DEVNULL, "text": True}
+        return subprocess.Popen(command, cwd=self.folder, env=environment, **pipes)
 
 
-def check_out(revision: str, folder: Path) -> Tree:
-    """The files of a revision; raises ValueError where git has none such."""
-    done = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=False)
+def check_out(revision: str) -> Path:
+    """A folder with the files of a revision, kept for another time; raises ValueError where git has none such."""
+    done = subprocess.run(["git", "rev-parse", f"{revision}^{{commit}}"], cwd=ROOT, capture_output=True, check=False)
     if done.returncode:
-        raise ValueError(f"{revision}: {done.stderr.decode().strip()}")
-    with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
-    return Tree(folder)
+        raise ValueError(f"{revision}: no such revision")
+    commit = done.stdout.decode().strip()
+    folder = ROOT / "build" / "same" / commit
+    if not folder.exists():
+        scratch = folder.with_suffix(".new")
+        shutil.rmtree(scratch, ignore_errors=True)
+        files = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=BytesIO(files)) as archive:
+            archive.extractall(scratch, filter="data")
+        scratch.rename(folder)
+    return folder
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
@@ -114,36 +149,29 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
 
 def compare(old: Tree, new: Tree, words: tuple[str, ...], scratch: Path) -> list[str]:
     """Run one command in both trees at the same time; returns what differs."""
-    started = []
-    for number, tree in enumerate((old, new)):
-        folder = scratch / str(number)
+    for tree in (old, new):
+        folder = scratch / ("old" if tree is old else "new")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         mine = [word.format(folder=folder) for word in words]
-        if "--all-layers" in mine and tree is old and not _has(old, "--all-layers", mine[:2]):
+        if "--all-layers" in mine and not tree.has("--all-layers", mine[:2]):
             mine.remove("--all-layers")  # it always took them all
-        started.append(tree.start([*tree.vcsd, *mine, "-o", "json"]))
-    answers = [process.communicate() for process in started]
-    for which, process, (_, errors) in zip(("before", "now"), started, answers, strict=True):
-        if process.returncode:
-            return [f"exit {process.returncode} {which}: {errors.strip().splitlines()[-1:]}"]
-    return list(differences(*(json.loads(out) for out, _ in answers)))
-
-
-def _has(tree: Tree, option: str, command: list[str]) -> bool:
-    out, _ = tree.start([*tree.vcsd, *command, "--help"]).communicate()
-    return option in out
+        tree.begin([*mine, "-o", "json"])
+    answers = [old.answer(), new.answer()]
+    for which, (code, _, errors) in zip(("before", "now"), answers, strict=True):
+        if code:
+            return [f"exit {code} {which}: {errors.strip().splitlines()[-1:]}"]
+    return list(differences(*(json.loads(out) for _, out, _ in answers)))
 
 
 def old_drive_opens(old: Tree, new: Tree, scratch: Path) -> list[str]:
     """A folder that the old tree has written is read by the new one."""
     folder = str(scratch / "drive")
-    answers = [
-        tree.start([sys.executable, "-c", DRIVE, verb, folder]).communicate()
+    wrote, read = (
+        tree.start([sys.executable, "-c", DRIVE, verb, folder]).communicate()[0]
         for tree, verb in ((old, "write"), (new, "read"))
-    ]
-    (wrote, _), (read, errors) = answers
-    return [] if wrote and wrote == read else [f"K and V differ: {errors.strip().splitlines()[-1:]}"]
+    )
+    return [] if wrote and wrote == read else ["K and V differ"]
 
 
 def main(
@@ -153,10 +181,13 @@ def main(
     output: Annotated[str, typer.Option("-o", help="normal or json")] = "normal",
 ) -> None:
     """Exit 1 where a figure differs."""
-    err, rows = Console(stderr=True), []
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        old, new = check_out(revision, scratch / "tree"), Tree(ROOT)
+        try:
+            trees = old, new = Tree(check_out(revision)), Tree(ROOT)
+        except ValueError as error:
+            sys.exit(f"same: {error}")
         runs = [
             ("run", *method, "--drives", str(drives), "--transport", transport, "--max-new-tokens", str(tokens))
             for transport, method, drives in product(TRANSPORTS, METHODS, (1, 2, 3, 4))
@@ -173,7 +204,9 @@ def main(
             found = job()
             rows.append({"command": name, "same": not found, "differences": found})
             verdict = "same" if not found else "; ".join(found[:3])
-            err.print(f"{number}/{len(jobs)} {name}: {verdict} ({time.monotonic() - began:.0f} s)", highlight=False)
+            print(f"{number}/{len(jobs)} {name}: {verdict} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
+        for tree in trees:
+            tree.close()
     same = sum(row["same"] for row in rows)
     result = {"revision": revision, "commands": len(rows), "same": same, "differing": len(rows) - same}
     print(json.dumps(result | {"rows": rows}) if output == "json" else f"{same} of {len(rows)} commands: the same")

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from csd_spec import LogPage
+from vcsd.progress import status
 from vcsd_cli.guest import as_dict, findings_table
 from vcsd_cli.serve import find_created, running
 from vcsd_cli.shared import Output, OutputOption, err, print_json, show, stdout
@@ -131,7 +132,7 @@ def restore(
 def _copy_drive(source: Path, target: Path) -> None:
     from vcsd.administer import copy_drive
 
-    with err.status(f"copying {source} to {target}"):
+    with status(f"copying {source} to {target}"):
         sequences = copy_drive(source, target)
     err.print(f"{target}: {sequences} sequences")
 

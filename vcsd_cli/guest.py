@@ -15,6 +15,7 @@ from csd_link.finding import Finding
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_drive
 from nvmevirt_config.module import Reservation, check, load, unload
+from vcsd.progress import status
 from vcsd_cli.shared import Output, OutputOption, err, print_json, show, stdout
 
 guest = typer.Typer(help="A virtual machine whose NVMe driver finds our drive.")
@@ -54,7 +55,7 @@ def guest_run(
         timeout_s=timeout_s,
         console=console,
     )
-    with err.status("guest machine"):
+    with status("guest machine"):
         result = run_guest(run)
     if output is Output.JSON:
         print_json(result)

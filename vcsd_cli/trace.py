@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, err, show
+from vcsd.progress import status
+from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, show
 
 trace = typer.Typer(help="Block traces in MQSim's text format.")
 
@@ -39,6 +40,6 @@ def trace_record(
     """Write down what a drive's flash is asked for while a sequence decodes."""
     from eval.bench.block_trace import record
 
-    with err.status("decoding"):
+    with status("decoding"):
         result = record(file, tokens, steps, attention, compression)
     show("record", result, output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,30 +19,44 @@ from vcsd.progress import progress, status
 from vcsd.tables import table
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked."""
+
+    task: Annotated[str, typer.Option(help="squad, sharegpt, wikitext, triviaqa, repetition or passkey")]
+    data: Annotated[Path | None, typer.Option(help="the task's file, as it is published (passkey needs none)")] = None
+    samples: Annotated[int, typer.Option(min=1, help="how many, if the file has as many")] = 8
+    max_context: Annotated[int | None, typer.Option(help="tokens at most (default: the model's, at most 4096)")] = None
+    seed: Annotated[int, typer.Option(help="of the samples and of the intervals")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Who takes part."""
+
+    method: Annotated[str, typer.Option(help="with commas; ours: scores from a 4-bit copy of K (ours-int4)")] = (
+        "dense,sparf,sparq,h2o,local,quest,ours"
+    )
+    compression: Annotated[str, typer.Option(help="C of 1/C of K and V, with commas")] = "1,2,4,8,16,32"
+    convention: Annotated[Convention, typer.Option(help="bytes: k = S/2C, for comparing methods; paper: k = S/C")] = (
+        "bytes"
+    )
+    methods: MethodsFile = None
+
+
 def experiment(
-    task: Annotated[str, typer.Option(help="squad, sharegpt, wikitext, triviaqa, repetition or passkey")],
-    data: Annotated[Path | None, typer.Option(help="the task's file, as it is published (passkey needs none)")] = None,
+    question: Question,
+    field: Field,
     model: ModelFolder = None,
-    method: Annotated[
-        str, typer.Option(help="with commas; ours: scores from a 4-bit copy of K (ours-int4)")
-    ] = "dense,sparf,sparq,h2o,local,quest,ours",
-    compression: Annotated[str, typer.Option(help="C of 1/C of K and V, with commas")] = "1,2,4,8,16,32",
-    convention: Annotated[
-        Convention, typer.Option(help="bytes: k = S/2C, for comparing methods; paper: k = S/C")
-    ] = "bytes",
-    samples: Annotated[int, typer.Option(min=1, help="how many, if the file has as many")] = 8,
     drives: Drives = 2,
-    max_context: Annotated[int | None, typer.Option(help="tokens at most (default: the model's, at most 4096)")] = None,
-    seed: Annotated[int, typer.Option(help="of the samples and of the intervals")] = 0,
     progress_dir: Annotated[Path, typer.Option(help="where a killed run leaves what it has measured")] = Path(
         "build/accuracy"
     ),
     plot: Picture = None,
-    methods: MethodsFile = None,
 ) -> Outcome:
     """A model's score with its decode attention in drives, by method and compression, with 95 % intervals."""
-    known = load_methods(methods)
-    compressions = numbers("compression", compression, float)
+    known = load_methods(field.methods)
+    compressions = numbers("compression", field.compression, float)
     check_picture(plot)
     with status("loading the model"):
         from eval.accuracy.measure import BATCH, measure_accuracy
@@ -50,23 +65,23 @@ def experiment(
         from host_driver.sharding import split_heads
         from vcsd.loading import CHECKPOINT, load
 
-        chosen = tuple(contenders(method.split(","), known))
+        chosen = tuple(contenders(field.method.split(","), known))
         loaded, tokenizer = load(model or CHECKPOINT)
         split_heads(model_shape(loaded).kv_heads, drives)
         limit = getattr(loaded.config.get_text_config(decoder=True), "max_position_embeddings", 4096)
         plan = Plan(
-            task=task,
-            data=data,
+            task=question.task,
+            data=question.data,
             methods=chosen,
             compressions=tuple(compressions),
-            convention=convention,
-            samples=samples,
+            convention=field.convention,
+            samples=question.samples,
             drives=drives,
-            max_context=min(4096, limit) if max_context is None else max_context,
-            seed=seed,
-            own_methods=methods,
+            max_context=min(4096, limit) if question.max_context is None else question.max_context,
+            seed=question.seed,
+            own_methods=field.methods,
         )
-    with progress("methods x compressions x batches", -(-samples // BATCH) * len(plan.turns())) as tick:
+    with progress("methods x compressions x batches", -(-question.samples // BATCH) * len(plan.turns())) as tick:
         result = measure_accuracy(loaded, tokenizer, plan, progress_dir, tick)
     if plot:
         save_figure(scores_over_compression(result), plot)

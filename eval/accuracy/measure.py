@@ -173,10 +173,10 @@ def _generate(prefilled: Prefilled, samples: list[Sample], tokenizer: PreTrained
     def choose(step: int, logits: torch.Tensor) -> torch.Tensor | None:
         best = logits.argmax(-1).cpu()
         for row, token in enumerate(best.tolist()):
-            if step < samples[row].most and token != tokenizer.eos_token_id:
+            if step < samples[row].max_tokens and token != tokenizer.eos_token_id:
                 ids[row].append(token)
                 texts[row] = tokenizer.decode(ids[row], skip_special_tokens=True)
-        over = (step + 1 >= s.most or TASKS[task].over(s, text) for s, text in zip(samples, texts, strict=True))
+        over = (step + 1 >= s.max_tokens or TASKS[task].over(s, text) for s, text in zip(samples, texts, strict=True))
         return None if all(over) else best
 
     prefilled.decode(max(sample.steps for sample in samples), choose)

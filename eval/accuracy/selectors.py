@@ -88,6 +88,34 @@ class Tally:
     ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SCHEDULES, 0))
 
 
+class _Layer:
+    """What is decoded of one layer: recorded behind a prompt of `tokens` tokens."""
+
+    def __init__(self, recorded: Recorded, tokens: int) -> None:
+        self.recorded, self.tokens, self.gathered = recorded, tokens, _gathered(recorded, tokens)
+        self._placed: Recorded | None = None
+
+    def placed(self, n: int) -> Recorded:
+        """The same with tokens that are alike in the same page of n."""
+        self._placed = self._placed or _placed(self.recorded, self.tokens, n)
+        return self._placed
+
+
+def _layers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, passages: Passages) -> list[_Layer]:
+    """All layers of passages that begin at equal distances in the text."""
+    ids = torch.tensor(tokenizer(text)["input_ids"])
+    tokens, sequences = passages.tokens, passages.sequences
+    length = tokens + passages.steps
+    if ids.numel() < length + sequences:
+        raise ValueError(f"the text has {ids.numel()} tokens: at least {length + sequences} are needed")
+    context = model.config.get_text_config(decoder=True).max_position_embeddings
+    if length > context:
+        raise ValueError(f"tokens + steps = {length}: the model's context is {context}")
+    starts = np.linspace(0, ids.numel() - length, sequences).astype(int)
+    recorded = record(model, torch.stack([ids[start : start + length] for start in starts]))
+    return [_Layer(each, tokens) for each in recorded]
+
+
 def bench_selectors(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -104,24 +132,14 @@ def bench_selectors(
     K and V; times are modelled, of one layer's step on one drive that holds all sequences. Rows of methods that
     use more than their budget, since scoring alone costs more or every query head fetches for itself, are set apart.
     """
-    ids = torch.tensor(tokenizer(text)["input_ids"])
-    tokens, steps, sequences = passages.tokens, passages.steps, passages.sequences
-    length = tokens + steps
-    if ids.numel() < length + sequences:
-        raise ValueError(f"the text has {ids.numel()} tokens: at least {length + sequences} are needed")
-    context = model.config.get_text_config(decoder=True).max_position_embeddings
-    if length > context:
-        raise ValueError(f"tokens + steps = {length}: the model's context is {context}")
-    starts = np.linspace(0, ids.numel() - length, sequences).astype(int)
-    layers = record(model, torch.stack([ids[start : start + length] for start in starts]))
-    gathered = [_gathered(recorded, tokens) for recorded in layers]
+    tokens, steps, layers = passages.tokens, passages.steps, _layers(model, tokenizer, text, passages)
     rows: list[dict[str, Any]] = []
     left_out: list[dict[str, Any]] = []
     for contender in contenders(methods):
         for c in compressions if contender.name != "dense" else [1.0]:
             tally = Tally()
-            for recorded, weights in zip(layers, gathered, strict=True):
-                _run(contender, methods[contender.method], c, recorded, weights, tally)
+            for layer in layers:
+                _run(contender, methods[contender.method], c, layer, tally)
                 tick(None)
             count = steps * len(layers)
             useful = tally.useful / tally.dense
@@ -138,15 +156,16 @@ def bench_selectors(
     return {
         "tokens": tokens,
         "steps": steps,
-        "sequences": sequences,
+        "sequences": passages.sequences,
         "layers": len(layers),
         "methods": rows,
         "beyond_budget": left_out,
     }
 
 
-def _run(contender: Contender, method: Method, c: float, recorded: Recorded, gathered: F32, tally: Tally) -> None:
-    """Decode one layer of all sequences in a drive, behind a prompt whose tokens have `gathered` (B, H, tokens)."""
+def _run(contender: Contender, method: Method, c: float, layer: _Layer, tally: Tally) -> None:
+    """Decode one layer of all sequences in a drive, behind its prompt."""
+    recorded, tokens = layer.recorded, layer.tokens
     B, Hq, length, d = recorded.q.shape
     H = recorded.k.shape[1]
     copy_bytes = B * H * length * d * contender.bits // 8
@@ -154,10 +173,9 @@ def _run(contender: Contender, method: Method, c: float, recorded: Recorded, gat
     units = Units(ftl, EngineClock(ftl.spec.engine))
     layout = KvLayout.for_context(ftl.spec.geometry.page_bytes, d, length, contender.bits)
     handles = ftl.create(B, 1, H, layout)
-    memory: list[Memory] = [{"h2o": weights} for weights in gathered]
-    tokens = gathered.shape[2]
+    memory: list[Memory] = [{"h2o": weights} for weights in layer.gathered]
     if contender.similar:
-        recorded = _placed(recorded, tokens, layout.n)
+        recorded = layer.placed(layout.n)
     k, v = (part.transpose(0, 2, 1, 3) for part in (recorded.k, recorded.v))
     _append(ftl, handles, k[:, :tokens], v[:, :tokens])
     for position in range(tokens, length):

@@ -14,9 +14,12 @@ import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 PACKAGES = ("numpy", "torch", "transformers", "numba", "sympy", "hypothesis", "networkx", "rich", "typer", "pytest")
 WITHHELD = ("that has no positive divisors other than",)  # stands in an article of SQuAD, word for word
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_BODIES = ("body", "handlers", "orelse", "finalbody", "cases")  # fields that hold statements, in the grammar's order
 _SKIP = {"test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "__pycache__"}
 
 
@@ -25,9 +28,17 @@ def docstrings(source: str) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
+    texts = [ast.get_docstring(node) for node in _statements(tree) if isinstance(node, _DOCUMENTED)]
     return [text for text in texts if text]
+
+
+def _statements(tree: ast.Module) -> Iterator[Any]:
+    """A module and the statements in it, level by level, as `ast.walk` orders them; no expression holds a docstring."""
+    level: list[Any] = [tree]
+    while level:
+        yield from level
+        parts = (getattr(node, name, None) for node in level for name in _BODIES)
+        level = [inner for part in parts if isinstance(part, list) for inner in part]
 
 
 def _sources() -> list[Path]:
@@ -65,16 +76,24 @@ def load_corpus(min_chars: int = 200) -> bytes:
 
 
 def _withheld(paragraph: str) -> bool:
-    words = " ".join(paragraph.split())
-    return any(each in words for each in WITHHELD)
+    return any(all(word in paragraph for word in each.split()) and each in _spaced(paragraph) for each in WITHHELD)
 
 
-def shared_ngrams(corpus: str, text: str, n: int = 13) -> list[str]:
-    """Runs of n words that two texts share, in lower case and without punctuation: what training must not have seen."""
-    known = set(_ngrams(corpus, n))
-    return [gram for gram in dict.fromkeys(_ngrams(text, n)) if gram in known]
+def _spaced(paragraph: str) -> str:
+    return " ".join(paragraph.split())
 
 
-def _ngrams(text: str, n: int) -> Iterator[str]:
-    words = re.findall(r"\w+", text.lower())
-    return (" ".join(words[at : at + n]) for at in range(len(words) - n + 1))
+class Overlap:
+    """What texts share with a corpus: runs of n words, in lower case and without punctuation."""
+
+    def __init__(self, corpus: str, n: int = 13) -> None:
+        self.n = n
+        self._known = set(self._grams(corpus))
+
+    def with_text(self, text: str) -> list[str]:
+        """Runs of words that a text has in common with the corpus: what training must not have seen."""
+        return [gram for gram in dict.fromkeys(self._grams(text)) if gram in self._known]
+
+    def _grams(self, text: str) -> Iterator[str]:
+        words = re.findall(r"\w+", text.lower())
+        return (" ".join(words[at : at + self.n]) for at in range(len(words) - self.n + 1))

@@ -36,7 +36,7 @@ PAPER = {
     "argtopk": (5_830, 3_870, 24, 0),
     "NFC": (58_332, 27_800, 96, 0),
 }
-MOST_LUTS, MOST_DSPS, MOST_TOPK_LUTS, LEAST_MHZ = 99_200 // 4, 768 // 8, 3_000, 100.0
+MAX_LUTS, MAX_DSPS, MAX_TOPK_LUTS, MIN_MHZ = 99_200 // 4, 768 // 8, 3_000, 100.0
 
 ENGINE = EngineShape(head_dim=128, q_heads=1, lanes=32, n_max=2048, page_bytes=4096, topk_ways=8)
 SMALL = EngineShape(head_dim=64, q_heads=2, lanes=8, n_max=512, page_bytes=2048, topk_ways=8)
@@ -193,14 +193,14 @@ def broken(found: dict[str, Measured]) -> list[str]:
     lut, _, _, dsp = kernels(found)
     topk = found["argtopk N = 32768"].lut
     wrong = [
-        f"attention kernels: {lut} LUTs, at most {MOST_LUTS}" if lut > MOST_LUTS else "",
-        f"attention kernels: {dsp} DSPs, at most {MOST_DSPS}" if dsp > MOST_DSPS else "",
-        f"argtopk: {topk} LUTs, at most {MOST_TOPK_LUTS}" if topk > MOST_TOPK_LUTS else "",
+        f"attention kernels: {lut} LUTs, at most {MAX_LUTS}" if lut > MAX_LUTS else "",
+        f"attention kernels: {dsp} DSPs, at most {MAX_DSPS}" if dsp > MAX_DSPS else "",
+        f"argtopk: {topk} LUTs, at most {MAX_TOPK_LUTS}" if topk > MAX_TOPK_LUTS else "",
     ]
     slow = [
-        f"{name}: {one.fmax_mhz:.0f} MHz, at least {LEAST_MHZ:.0f}"
+        f"{name}: {one.fmax_mhz:.0f} MHz, at least {MIN_MHZ:.0f}"
         for name, one in found.items()
-        if one.fmax_mhz < LEAST_MHZ
+        if one.fmax_mhz < MIN_MHZ
     ]
     return [line for line in wrong if line] + slow
 

@@ -33,12 +33,12 @@ class Record:
             raise ValueError(f"{self.where} field {name!r} is missing")
         return Record(self.value[name], f"{self.where}{'' if self.where.endswith(':') else '.'}{name}")
 
-    def items(self, least: int = 1) -> list[Record]:
-        """The elements of a list with at least `least` of them."""
+    def items(self, minimum: int = 1) -> list[Record]:
+        """The elements of a list with at least `minimum` of them."""
         if not isinstance(self.value, list):
             raise ValueError(f"{self.where} is {_kind(self.value)}, a list is needed")
-        if len(self.value) < least:
-            raise ValueError(f"{self.where} has {len(self.value)} elements, at least {least} are needed")
+        if len(self.value) < minimum:
+            raise ValueError(f"{self.where} has {len(self.value)} elements, at least {minimum} are needed")
         return [Record(each, f"{self.where}[{index}]") for index, each in enumerate(self.value)]
 
     def text(self) -> str:

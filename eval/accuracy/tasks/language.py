@@ -11,7 +11,7 @@ from eval.accuracy.tasks.json_record import Record, read_text
 from eval.accuracy.tasks.task import Room, Sample, Task, needs_file
 
 FORCED = 256  # tokens
-LEAST = 32  # tokens of a dialogue that can be used
+MIN_TOKENS = 32  # tokens of a dialogue that can be used
 
 
 def _wikitext(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
@@ -34,16 +34,16 @@ def _sharegpt(file: Path | None, room: Room, count: int, seed: int) -> tuple[lis
     dialogues = Record.read(path).items()
     samples: list[Sample] = []
     for dialogue in random.Random(seed).sample(dialogues, k=len(dialogues)):
-        turns = dialogue.field("conversations").items(least=0)
+        turns = dialogue.field("conversations").items(minimum=0)
         said = [f"{turn.field('from').text()}: {_said(turn)}" for turn in turns]
         ids = room.encode("\n\n".join(said))[: room.tokens]
-        if len(ids) < LEAST or len(samples) == count:
+        if len(ids) < MIN_TOKENS or len(samples) == count:
             continue  # all records are checked, also those that are not used
         forced = min(FORCED, len(ids) // 2)
         samples.append(Sample(ids[: len(ids) - forced], forced=tuple(ids[-forced:])))
     if not samples:
-        raise ValueError(f"{path}: no dialogue has {LEAST} tokens")
-    return samples, f"dialogues of {LEAST} to {room.tokens} tokens, the last half forced, at most {FORCED}"
+        raise ValueError(f"{path}: no dialogue has {MIN_TOKENS} tokens")
+    return samples, f"dialogues of {MIN_TOKENS} to {room.tokens} tokens, the last half forced, at most {FORCED}"
 
 
 def _said(turn: Record) -> str:

@@ -16,7 +16,7 @@ from eval.accuracy.tasks.json_record import Record
 from eval.accuracy.tasks.task import Room, Sample, Score, Task, needs_file
 
 CONFUSION = 7  # backgrounds beside the right one
-MOST = 64  # tokens of an answer
+MAX_TOKENS = 64  # tokens of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def _squad_questions(file: Record) -> list[Question]:
         title = article.value.get("title", "") if isinstance(article.value, dict) else ""
         for paragraph in article.field("paragraphs").items():
             background = _background(title, paragraph.field("context").text())
-            for asked in paragraph.field("qas").items(least=0):
+            for asked in paragraph.field("qas").items(minimum=0):
                 answers = tuple(answer.field("text").text() for answer in asked.field("answers").items())
                 questions.append(Question(asked.field("question").text(), answers, background))
     return questions
@@ -55,7 +55,7 @@ def _triviaqa_questions(file: Record) -> list[Question]:
     questions = []
     for asked in file.field("Data").items():
         answer = asked.field("Answer")
-        aliases = (alias.text() for alias in answer.field("Aliases").items(least=0))
+        aliases = (alias.text() for alias in answer.field("Aliases").items(minimum=0))
         answers = tuple(dict.fromkeys((answer.field("Value").text(), *aliases)))
         results = asked.value.get("SearchResults") or []
         found = [r for r in results if isinstance(r, dict) and r.get("Title") and r.get("Description")]
@@ -82,16 +82,16 @@ def _samples(questions: list[Question], path: Path, room: Room, count: int, seed
         place = draw.random()
         while True:
             prompt = room.encode(_prompt(asked, shot, backgrounds, place))
-            if len(prompt) + MOST <= room.tokens:
+            if len(prompt) + MAX_TOKENS <= room.tokens:
                 break
             if not backgrounds:
                 raise ValueError(
                     f"--max-context = {room.tokens}: question {number} of {path} has {len(prompt)} tokens without any "
-                    f"confusion context, and {MOST} more are generated"
+                    f"confusion context, and {MAX_TOKENS} more are generated"
                 )
             backgrounds.pop()
         confusions.append(len(backgrounds))
-        samples.append(Sample(prompt, asked.answers, MOST))
+        samples.append(Sample(prompt, asked.answers, MAX_TOKENS))
     fewest, most = min(confusions), max(confusions)
     return samples, f"1 shot, {CONFUSION} confusion contexts or as many as fit {room.tokens} tokens: {fewest} to {most}"
 

@@ -22,19 +22,19 @@ class Room:
 class Sample:
     """A prompt and what should follow it.
 
-    Tasks that generate have `answers`, the accepted texts, and `most`, the tokens to generate; tasks that force the
-    true tokens have `forced`. group: a part of the samples that is shown by itself too, such as a length.
+    Tasks that generate have `answers`, the accepted texts, and `max_tokens`, how many are generated; tasks that force
+    the true tokens have `forced`. group: a part of the samples that is shown by itself too, such as a length.
     """
 
     prompt: list[int]
     answers: tuple[str, ...] = ()
-    most: int = 0
+    max_tokens: int = 0
     forced: tuple[int, ...] = ()
     group: str = ""
 
     @property
     def steps(self) -> int:
-        return self.most or len(self.forced)
+        return self.max_tokens or len(self.forced)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,15 @@
-"""What the shipped checkpoint is trained on, and how it is stored."""
+"""What the shipped checkpoint is trained on, and how it is stored.
 
+partner of: eval/model/corpus.py
+"""
+
+import ast
 import random
 
+import pytest
 import torch
 
-from eval.model.corpus import docstrings, load_corpus, shared_ngrams
+from eval.model.corpus import Overlap, docstrings, load_corpus
 from eval.model.train_checkpoint import (
     HELD,
     LOST,
@@ -29,6 +34,29 @@ def test_docstrings_are_found_and_cleaned():
         "Module.",
         "First.\n\nSecond.",
     ]
+    nested = """
+try:
+    class A:
+        "A."
+        def f(self):
+            "A.f."
+            match self:
+                case 1:
+                    def g(): "g."
+except ValueError:
+    async def h(): "h."
+else:
+    if True:
+        def i(): "i."
+finally:
+    lambda: [1 for x in "no"]
+def j(): "j."
+"""
+    tree = ast.parse(nested)
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    expected = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
+    assert docstrings(nested) == [text for text in expected if text]
+    assert set(docstrings(nested)) == {"A.", "A.f.", "g.", "h.", "i.", "j."}
 
 
 def test_batches_depend_on_their_seed_alone():
@@ -71,16 +99,17 @@ def test_facts_are_told_before_they_are_asked_for():
 
 def test_overlap_with_evaluation_text_is_found():
     text = "He said: the quick brown fox jumps over the lazy dog, then it sleeps until noon."
-    assert shared_ngrams(f"So {text.upper()} Indeed.", text)[0].startswith("he said the quick")
-    assert not shared_ngrams("the quick brown fox jumps over the lazy dog", text)
+    assert Overlap(f"So {text.upper()} Indeed.").with_text(text)[0].startswith("he said the quick")
+    assert not Overlap("the quick brown fox jumps over the lazy dog").with_text(text)
 
 
+@pytest.mark.slow
 def test_no_evaluation_text_is_trained_on(data_dir):
-    corpus = load_corpus().decode(errors="replace")
+    overlap = Overlap(load_corpus().decode(errors="replace"))
     files = [path for path in data_dir.iterdir() if path.suffix in (".json", ".txt")]
     assert files
     for path in files:
-        assert shared_ngrams(corpus, path.read_text(encoding="utf-8")) == [], path
+        assert overlap.with_text(path.read_text(encoding="utf-8")) == [], path
 
 
 def test_the_rate_warms_up_and_cools_down():

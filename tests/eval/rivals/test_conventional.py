@@ -1,4 +1,7 @@
-"""The conventional SSD against NVMeVirt's times for the same requests, and against what flash allows."""
+"""The conventional SSD against NVMeVirt's times for the same requests, and against what flash allows.
+
+partner of: eval/rivals/_prefetch.py
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Real transformers models with their K and V in drives, against the same models with sdpa."""
+"""Real transformers models with their K and V in drives, against the same models with sdpa.
+
+partner of: host_driver/hf/attention.py, host_driver/hf/forward.py, host_driver/hf/shape.py, host_driver/hf/staging.py
+"""
 
 import gc
 import tracemalloc

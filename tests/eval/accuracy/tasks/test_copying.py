@@ -30,14 +30,14 @@ def test_a_repetition_asks_for_what_follows_in_its_own_context(book, encode, tok
         context, asked = text[:shown], text[shown + 2 :]
         assert len(asked) == 128
         assert asked + sample.answers[0] in context
-        assert len(sample.answers[0]) == sample.most == 256
-        assert len(sample.prompt) + sample.most <= tokens
+        assert len(sample.answers[0]) == sample.max_tokens == 256
+        assert len(sample.prompt) + sample.max_tokens <= tokens
 
 
 def test_a_coarser_tokenizer_keeps_more_characters(book):
     (sample,), _ = REPETITION.make(book, Room(in_words, 1400), 1, 1)
     assert len("".join(sample.prompt)) > 3500
-    assert len(sample.prompt) + sample.most <= 1400
+    assert len(sample.prompt) + sample.max_tokens <= 1400
 
 
 @pytest.mark.parametrize(("said", "matched"), [("", 0), ("abcX", 3), ("abcdefgh", 8), ("Xabc", 0)])
@@ -53,7 +53,7 @@ def test_pass_keys_stand_at_their_depth_in_every_length():
     for sample in samples:
         text = bytes(sample.prompt).decode()
         assert text.count(sample.answers[0]) == 2
-        assert 0 <= int(sample.group.split()[0]) - len(sample.prompt) - sample.most < 16
+        assert 0 <= int(sample.group.split()[0]) - len(sample.prompt) - sample.max_tokens < 16
         depths.setdefault(sample.group, set()).add(round(4 * text.index(sample.answers[0]) / len(text)))
     assert list(depths) == ["512 tokens", "1024 tokens", "2048 tokens"]
     assert depths["2048 tokens"] == {0, 1, 2, 3, 4}

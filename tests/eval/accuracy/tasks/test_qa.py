@@ -1,4 +1,7 @@
-"""SQuAD and TriviaQA: layouts, prompts and measures."""
+"""SQuAD and TriviaQA: layouts, prompts and measures.
+
+partner of: eval/accuracy/tasks/json_record.py, eval/accuracy/tasks/task.py
+"""
 
 import copy
 import json
@@ -69,7 +72,7 @@ def test_a_prompt_has_eight_backgrounds_an_example_and_the_question(write):
 def test_a_small_context_has_fewer_confusions(write):
     samples, rule = SQUAD.make(write(squad_file()), Room(ROOM.encode, 420), 3, 0)
     assert rule.endswith(("3 to 4", "4 to 4", "3 to 3"))
-    assert all(len(sample.prompt) + sample.most <= 420 for sample in samples)
+    assert all(len(sample.prompt) + sample.max_tokens <= 420 for sample in samples)
     with pytest.raises(ValueError, match="max-context = 150: question"):
         SQUAD.make(write(squad_file()), Room(ROOM.encode, 150), 3, 0)
 

@@ -1,0 +1,60 @@
+"""Recorded attention, and the kernels' choices of tokens on it beside the oracle's.
+
+partner of: eval/accuracy/recorded.py
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from eval.accuracy import choices
+from eval.accuracy.choices import compare_choices
+from eval.accuracy.recorded import TEXT, record
+from vcsd.loading import CHECKPOINT, load
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return load(CHECKPOINT)
+
+
+def test_kernels_and_oracle_choose_the_same_tokens(shipped):
+    ticks = []
+    result = compare_choices(*shipped, TEXT.read_text(), 200, 3, 8, ticks.append)
+    assert result["choices"] == 3 * 4 * 4  # steps, layers, KV heads
+    assert result["equal"] + result["differing"] == result["choices"]
+    assert result["differing_tokens_beyond_ties"] == 0
+    assert len(ticks) == result["layers"] == 4
+
+
+def test_a_choice_that_is_no_tie_is_counted(shipped, monkeypatch):
+    def shifted(*arguments):
+        return *sparf(*arguments)[:2], np.arange(arguments[4])
+
+    sparf = choices.sparf
+    monkeypatch.setattr(choices, "sparf", shifted)
+    result = compare_choices(*shipped, TEXT.read_text(), 200, 1, 8)
+    assert result["differing"] > 0
+    assert result["differing_tokens_beyond_ties"] > 0
+
+
+def test_what_is_too_short_or_too_long_is_refused(shipped):
+    with pytest.raises(ValueError, match=r"the text has 5 tokens: tokens \+ steps = 103 are needed"):
+        compare_choices(*shipped, "short", 100, 3, 8)
+    with pytest.raises(ValueError, match="context is 4096"):
+        compare_choices(*shipped, TEXT.read_text(), 4095, 3, 8)
+
+
+def test_q_k_and_v_are_what_the_attention_was_given(shipped):
+    """Causal attention of what the first layer was given, through its output projection and back into the model."""
+    model, tokenizer = shipped
+    ids = torch.tensor([tokenizer("A drive that can compute. " * 4)["input_ids"]])
+    seen = []
+    hook = model.model.layers[0].self_attn.o_proj.register_forward_hook(lambda _, given, out: seen.append(given[0]))
+    layers = record(model, ids)
+    hook.remove()
+    q, k, v = (torch.from_numpy(part).float() for part in (layers[0].q, layers[0].k, layers[0].v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    assert (out.transpose(1, 2).flatten(2) - seen[0]).abs().max() < 5e-3  # q, k and v were rounded to FP16
+    assert len(layers) == model.config.num_hidden_layers
+    assert model.config._attn_implementation == "sdpa"

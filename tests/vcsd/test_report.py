@@ -1,0 +1,50 @@
+"""The report adds up what the driver counted."""
+
+import json
+
+import numpy as np
+
+from csd_firmware import InProcessDevice
+from csd_spec import Attention, Compression, ModelShape
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from host_driver.driver import Driver
+from vcsd.report import Report
+
+SHAPE = ModelShape(name="small", layers=1, q_heads=2, kv_heads=2, head_dim=64)
+
+
+def driver_after(steps, tokens=600):
+    driver = Driver(
+        [InProcessDevice(INSTCSD_ZYNQ7045_8CH) for _ in range(2)], SHAPE, Attention("dense", Compression(1))
+    )
+    batch, rows = driver.create(1, 1024), np.ones((tokens, 2, 64), np.float16)
+    driver.append(batch, slice(None), 0, np.array([tokens]), lambda: (rows, rows))
+    driver.settle()
+    one = np.ones((1, 2, 64), np.float16)
+    for _ in range(steps):
+        with driver.step(1) as (part,):
+            driver.decode(batch, slice(None), part, 0, one, one, one)
+    return driver
+
+
+def test_figures_are_means_over_the_steps():
+    report = Report.of(driver_after(3))
+    assert report.steps == 3
+    assert report.plain_offload_bytes_per_step == 602 * SHAPE.kv_bytes_per_token  # of 601, 602 and 603 tokens
+    assert report.pages_read == 3 * 2 * 2 * (600 // 32)  # of two heads' K and V, 32 tokens a page
+    assert sum(report.breakdown_ns.values()) == report.step_ns
+    assert [drive["kv_heads"] for drive in report.drives] == [[0], [1]]
+    assert 0 < report.useful_byte_share <= 1
+
+
+def test_nothing_done_is_a_report_too():
+    report = Report.of(driver_after(0, tokens=1))
+    assert (report.steps, report.step_ns, report.useful_byte_share) == (0, 0, None)
+    assert "nothing read" in str(report)
+
+
+def test_for_programs_and_for_people():
+    report = Report.of(driver_after(1))
+    assert json.loads(json.dumps(report.to_dict()))["modelled"]["steps"] == 1
+    for title in ("Traffic (1 decode steps)", "Modelled time of a decode step", "Drives"):
+        assert title in str(report)

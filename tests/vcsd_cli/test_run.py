@@ -1,0 +1,102 @@
+"""`vcsd run`, as a program calls it and as a person gets it wrong."""
+
+import json
+
+import pytest
+
+from tests.vcsd_cli.test_main import PROMPT, vcsd
+
+
+def test_run_json_has_every_key(capsys, monkeypatch):
+    code, out, _ = vcsd(
+        capsys, monkeypatch, "run", "--prompt", PROMPT, "--max-new-tokens", "12", "--drives", "3", "-o", "json"
+    )
+    result = json.loads(out)
+    assert code == 0
+    assert result["model"] == {"name": "checkpoint", "layers": 4, "q_heads": 8, "kv_heads": 4, "head_dim": 64}
+    assert (result["attention"], result["convention"]) == ("sparf", "paper")
+    stored = len(PROMPT) + 11
+    k = -(-stored // 8)
+    assert (result["r"], result["k"], result["l"]) == (8, k, -(-k // 4))
+    assert len(result["tokens"]) == 12
+    assert bytes(result["tokens"]).decode() == result["text"]
+    assert set(result["agreement"]) == {"tokens_equal", "max_abs_logit_diff", "top1_rate"}
+    assert result["link_bytes"]["plain_offload_per_step"] > 100 * result["link_bytes"]["per_step"]
+    assert 0 < result["flash"]["useful_byte_share"] < 1
+    assert [drive["kv_heads"] for drive in result["drives"]] == [[0], [1], [2, 3]]
+    modelled = result["modelled"]
+    assert sum(modelled["breakdown_ns"].values()) == pytest.approx(modelled["step_ns"])
+    assert {"argtopk", "flash_embed", "logit0", "flash_token", "logit", "attend", "link"} <= set(
+        modelled["breakdown_ns"]
+    )
+    assert result["wall_s"] > 0
+
+
+def test_run_for_people(capsys, monkeypatch):
+    code, out, _ = vcsd(capsys, monkeypatch, "run", "--prompt", PROMPT, "--max-new-tokens", "8", "--batch", "3")
+    assert code == 0
+    assert out.startswith(PROMPT)
+    for title in ("Agreement with ordinary attention", "Traffic", "Modelled time", "Drives"):
+        assert title in out
+
+
+def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch):
+    results = []
+    for method in ("sparf", "sparq"):
+        args = ("run", "--prompt", PROMPT, "--r", "8", "--k", "64", "--l", "16", "--max-new-tokens", "30")
+        _, out, _ = vcsd(capsys, monkeypatch, *args, "--attention", method, "-o", "json")
+        results.append(json.loads(out))
+    sparf, sparq = results
+    assert sparf["tokens"] == sparq["tokens"]
+    assert sparf["agreement"] == sparq["agreement"]
+    assert sparq["flash"]["useful_byte_share"] == 1 > sparf["flash"]["useful_byte_share"]
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--model", "/nowhere"], "no model at /nowhere"),
+        (["--drives", "0"], "drives = 0"),
+        (["--drives", "5"], "4 KV heads"),
+        (["--compression", "0.5"], "compression = 0.5"),
+        (["--compression", "nan"], "compression = nan"),
+        (["--r", "65", "--k", "8"], "r = 65"),
+        (["--r", "8"], "--k"),
+        (["--r", "8", "--k", "8", "--l", "9"], "l = 9"),
+        (["--r", "8", "--k", "8", "--compression", "2"], "exclude"),
+        (["--prompt", "x" * 4000], "context of 4096"),
+        (["--prompt", ""], "empty"),
+        (["--prompt", "  \n"], "empty"),
+        (["--prompt", "x", "--prompt-file", "y"], "exclude"),
+        (["--prompt-file", "/nowhere.txt"], "/nowhere.txt"),
+        (["--max-new-tokens", "0"], "max_new_tokens = 0"),
+        (["--batch", "0"], "batch = 0"),
+        (["--attention", "magic"], "magic"),
+        (["--drives", "two"], "--drives"),
+        (["--embedding-bits", "5"], "--embedding-bits"),
+        (["--methods", "/nowhere.py"], "/nowhere.py"),
+        (["--device", "abacus"], "abacus"),
+        (["--colour"], "colour"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_on_stdout(capsys, monkeypatch, args, reason):
+    code, out, err = vcsd(capsys, monkeypatch, "run", *args)
+    assert code != 0
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert reason in err
+
+
+def test_a_prompt_that_is_no_text(capsys, monkeypatch, tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    code, out, err = vcsd(capsys, monkeypatch, "run", "--prompt-file", str(tmp_path / "binary"))
+    assert (code, out) == (1, "")
+    assert "not UTF-8" in err
+
+
+def test_a_broken_model_folder_is_one_line(capsys, monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    code, out, err = vcsd(capsys, monkeypatch, "run", "--model", str(tmp_path))
+    assert (code != 0, out) == (True, "")
+    assert len(err.strip().splitlines()) == 1
