@@ -6,14 +6,10 @@ from enum import IntEnum
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from attention_engine._parallel import over_streams
 from attention_engine._rows import LANES, exp, exponentials, largest
-
-F32 = NDArray[np.float32]
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
+from csd_spec.arrays import F32, I32, I64
 
 _SHIFT = np.uint32(20)
 BINS = 1 << 12  # sign, exponent and three bits of the mantissa

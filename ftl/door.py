@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-import numpy as np
-from numpy.typing import NDArray
-
 from csd_spec import DriveSpec, KvLayout, KvView
+from csd_spec.arrays import F16, I32, I64, U32
 from ftl.block import BlockNamespace
 from ftl.flash.collect import Collector
 from ftl.flash.nand import Nand
@@ -21,11 +19,6 @@ from ftl.kv.reading import Reader
 from ftl.kv.relayout import relayout
 from ftl.kv.sequence import Sequence
 from ftl.recovery import recover
-
-F16 = NDArray[np.float16]
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
-U32 = NDArray[np.uint32]
 
 
 class Ftl:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_engine import METHODS, Queries, Step
@@ -23,8 +22,6 @@ from vcsd.options import ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
 
 TIE = 1e-5  # relative to the k-th score, the sum of weights: tokens that are nearer to it may be chosen in any order
-
-F64 = NDArray[np.float64]
 
 
 def compare_choices(

@@ -11,17 +11,15 @@ import numpy as np
 import torch
 import typer
 from numba import njit
-from numpy.typing import NDArray
 
 from attention_engine import METHODS, Compute, Memory, Queries, Read, Step, add_rows, oracle
 from attention_engine._parallel import over_streams
 from csd_spec import KvLayout, KvView, SparFParams
+from csd_spec.arrays import F16, F32
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.rivals._prefetch import prefetch
 from ftl import Ftl, PagePlan
 
-F16 = NDArray[np.float16]
-F32 = NDArray[np.float32]
 CHUNK = 4096  # tokens of one append, as a prefill ships them
 AHEAD = 32  # rows asked for in advance
 RUN = 1 << 20  # words that are read in one loop

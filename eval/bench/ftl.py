@@ -13,17 +13,14 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from csd_spec import DriveSpec, Geometry, KvLayout
+from csd_spec.arrays import I32, I64
 from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
 from eval.rivals.conventional import ConventionalSsd
 from ftl import Ftl, Nand, OutOfSpace
 from vcsd.progress import Tick, no_tick, progress, status
-
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
 
 
 class Workload(StrEnum):

@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attention_engine import METHODS, Arithmetic, EngineClock, Queries, Step
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import DriveSpec, KvLayout, ModelShape, SparFParams
+from csd_spec.arrays import I32, I64
 from ftl import Ftl, Nand
-
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
 
 
 class Pattern(Arithmetic):

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ftl.errors import OutOfSpace
 from ftl.flash.placement import Writer
 from ftl.flash.references import remap, valid
 from ftl.flash.store import FlashStore
 from ftl.flash.wear import cold_blocks
-
-U32 = NDArray[np.uint32]
 
 
 class Journal(Protocol):

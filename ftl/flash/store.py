@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import DriveSpec
+from csd_spec.arrays import I64, U8, U16, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.counters import Counters
 from ftl.errors import OutOfSpace, Uncorrectable
@@ -17,12 +17,6 @@ from ftl.flash.placement import Placement, Writer
 from ftl.flash.plan import PagePlan
 from ftl.flash.references import Referrer
 from ftl.flash.timing import TIMINGS
-
-I64 = NDArray[np.int64]
-U8 = NDArray[np.uint8]
-U16 = NDArray[np.uint16]
-U32 = NDArray[np.uint32]
-U64 = NDArray[np.uint64]
 
 
 class Reclaim(Protocol):
