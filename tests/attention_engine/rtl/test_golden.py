@@ -13,7 +13,7 @@ from attention_engine.rtl.golden import sparf_engine
 from attention_engine.rtl.params import EngineRun, EngineShape
 from csd_spec import SparFParams
 
-MOST_ULPS = 1.5  # of FP16 at the largest |value| of V that is attended: half of it is the rounding of the output
+MAX_ULPS = 1.5  # of FP16 at the largest |value| of V that is attended: half of it is the rounding of the output
 
 
 def ulp(value):
@@ -36,7 +36,7 @@ def run_of(S, d, G, r, k, l):  # noqa: E741
 
 
 def close(data, run):
-    """Whether output and selection are the oracle's; returns the largest error in units of MOST_ULPS' measure."""
+    """Whether output and selection are the oracle's; returns the largest error in units of MAX_ULPS' measure."""
     q, K, V, _ = data
     got = sparf_engine(*(part.view(np.uint16) for part in data), run)
     want, channels, tokens = oracle.sparf(
@@ -51,13 +51,13 @@ def close(data, run):
 def test_output_within_ulps_of_algorithm_1(seed, S, d, G, data):
     k = data.draw(st.integers(1, S))
     run = run_of(S, d, G, data.draw(st.integers(1, d)), k, data.draw(st.integers(0, k)))
-    assert close(make(seed, S, d, G), run) <= MOST_ULPS
+    assert close(make(seed, S, d, G), run) <= MAX_ULPS
 
 
 @pytest.mark.parametrize("scale", [0.01, 1, 4])
 def test_dense_is_attention(scale):
     data = make(7, 50, 32, 2, scale)
-    assert close(data, run_of(50, 32, 2, 32, 50, 13)) <= MOST_ULPS
+    assert close(data, run_of(50, 32, 2, 32, 50, 13)) <= MAX_ULPS
 
 
 def test_scores_all_equal_take_the_first():
