@@ -38,7 +38,7 @@ class Ftl:
         self.reader = Reader(self.kv)
         self.store.referrers += [self.kv, self.blocks, self.journal]
         self.store.reclaim = self.collector
-        self.nand, self.calendar, self.placement = self.store.nand, self.store.calendar, self.store.placement
+        self.nand, self.timing, self.placement = self.store.nand, self.store.timing, self.store.placement
         self.counters, self.buffers, self.sequences = self.store.counters, self.kv.buffers, self.kv.sequences
         recover(self.journal)
 
@@ -81,7 +81,7 @@ class Ftl:
 
     def flush(self, start_ns: int) -> int:
         """Acknowledge: returns when everything that was done before is in flash."""
-        return max(self.collector.reclaim(start_ns, everything=True), self.calendar.idle_ns())
+        return max(self.collector.reclaim(start_ns, everything=True), self.timing.idle_ns())
 
     def format(self, start_ns: int) -> int:
         """Forget all sequences and blocks, and erase them; wear and counters stay. Returns when it is done."""

@@ -185,7 +185,7 @@ def _run(contender: Contender, method: Method, c: float, layer: _Layer, tally: T
         step = Step(ftl.view(handles, 0), ftl, Queries.alike(q, params, v_mean, memory))
         _count(tally, step, method(step), recorded, stored)
         for name, schedule in SCHEDULES.items():
-            watch = Stopwatch(ftl.calendar.idle_ns())
+            watch = Stopwatch(ftl.timing.idle_ns())
             schedule(step.work, units, watch)
             tally.ns[name] += sum(watch.breakdown_ns.values())
 
@@ -226,7 +226,7 @@ def _append(ftl: Ftl, handles: list[int], k: F16, v: F16) -> None:
     """Append rows (B, t, H, d) to every sequence."""
     lengths = np.full(len(handles), k.shape[1])
     flat_k, flat_v = (np.ascontiguousarray(part).reshape(-1, *part.shape[2:]) for part in (k, v))
-    ftl.append(handles, 0, lengths, flat_k, flat_v, ftl.calendar.idle_ns())
+    ftl.append(handles, 0, lengths, flat_k, flat_v, ftl.timing.idle_ns())
 
 
 def _count(tally: Tally, step: Step, out: F32, recorded: Recorded, stored: int) -> None:

@@ -122,7 +122,7 @@ def bench_attention(load: Reads, requests: int) -> dict[str, Any]:
             used += ftl.append([handle], layer, np.array([tokens]), None, None, 0)[0]
         handles.append(handle)
     counts, picks = np.full(heads, tokens // load.compression, np.int64), _selections(load)
-    now, pages, wall_s = ftl.calendar.idle_ns(), 0, 0.0
+    now, pages, wall_s = ftl.timing.idle_ns(), 0, 0.0
     began_ns, latencies = now, np.empty(requests, np.int64)
     for number in range(-2, requests):  # the first two compile
         selected, channels = picks[number % len(picks)]

@@ -75,7 +75,7 @@ class Bench:
         """Everything a refused command must not change."""
         ftl = self.firmware.ftl
         lengths = {handle: seq.lengths.tolist() for handle, seq in ftl.sequences.items()}
-        return lengths, ftl.nand.writes, ftl.buffers.left, self.firmware.free_ns, ftl.calendar.idle_ns()
+        return lengths, ftl.nand.writes, ftl.buffers.left, self.firmware.free_ns, ftl.timing.idle_ns()
 
 
 @pytest.mark.parametrize("method", ["dense", "sparf", "sparq"])
@@ -226,7 +226,7 @@ def test_only_the_codewords_that_are_needed_cross_the_channel(small_drive):
 
 def test_flush_waits_for_programs(small_drive):
     bench = Bench(small_drive, [300])
-    assert bench.do(Flush()).finish_ns >= bench.firmware.ftl.calendar.idle_ns()
+    assert bench.do(Flush()).finish_ns >= bench.firmware.ftl.timing.idle_ns()
 
 
 def bad_commands(bench):
