@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from attention_engine._parallel import over_streams
-from attention_engine._rows import LANES, exp, exponentials, largest
+from attention_engine._rows import WIDTH, exp, exponentials, largest
 from csd_spec.arrays import F32, I32, I64
 
 _SHIFT = np.uint32(20)
@@ -88,7 +88,7 @@ def _top_channels(begin, end, q, r, out):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True, error_model="numpy")
 def _softmax(row, size, below):  # type: ignore[no-untyped-def]
     """Replace logits row[:size] by their softmax; below[t] becomes at least what token t's logit is from the top."""
-    at, whole = np.uint64(row.ctypes.data), size // LANES * LANES
+    at, whole = np.uint64(row.ctypes.data), size // WIDTH * WIDTH
     top = largest(at, whole)
     for t in range(whole, size):
         top = max(top, row[t])

@@ -10,7 +10,7 @@ import typer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_engine import METHODS, Queries, Step
-from attention_engine.oracle import sparf, token_scores
+from attention_engine.reference import sparf, token_scores
 from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.accuracy.recorded import TEXT, Recorded, record

@@ -12,7 +12,7 @@ import torch
 import typer
 from numba import njit
 
-from attention_engine import METHODS, Compute, Memory, Queries, Read, Step, add_rows, oracle
+from attention_engine import METHODS, Compute, Memory, Queries, Read, Step, add_rows, reference
 from attention_engine._parallel import over_streams
 from csd_spec import KvLayout, KvView, SparFParams
 from csd_spec.arrays import F16, F32
@@ -184,10 +184,10 @@ class Contest:
             chosen = tokens[row, : counts[row]]
             if method == "sparf":
                 p = self.params
-                expected, _, wanted = oracle.sparf(q[row].astype(np.float64), K, V, p.r, p.k, p.l)
+                expected, _, wanted = reference.sparf(q[row].astype(np.float64), K, V, p.r, p.k, p.l)
                 others += np.setdiff1d(wanted, chosen).size
             else:
-                exact = oracle.dense(q[row].astype(np.float64), K[chosen], V[chosen])
+                exact = reference.dense(q[row].astype(np.float64), K[chosen], V[chosen])
                 expected = alpha[row] * exact + (1 - alpha[row].astype(np.float64)) * V.mean(0)
             largest = max(largest, np.abs(expected).max())
             difference = max(difference, np.abs(out[row] - expected).max())

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_engine import METHODS, oracle
+from attention_engine import METHODS, reference
 from csd_firmware import Firmware, InProcessDevice
 from csd_spec import (
     Attend,
@@ -66,9 +66,9 @@ class Bench:
             for h in range(H):
                 args = [x.astype(np.float64) for x in (q[b, h], self.K[b][:, h], self.V[b][:, h])]
                 if method == "dense":
-                    expected[b, h] = oracle.dense(*args)
+                    expected[b, h] = reference.dense(*args)
                 else:
-                    expected[b, h] = oracle.sparf(*args, r, int(top_k[b]), int(-(-top_k[b] // 4)))[0]
+                    expected[b, h] = reference.sparf(*args, r, int(top_k[b]), int(-(-top_k[b] // 4)))[0]
         return done, expected
 
     def state(self):

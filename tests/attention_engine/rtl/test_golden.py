@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_engine import oracle
+from attention_engine import reference
 from attention_engine.rtl.golden import sparf_engine
 from attention_engine.rtl.params import EngineRun, EngineShape
 from csd_spec import SparFParams
@@ -39,7 +39,7 @@ def close(data, run):
     """Whether output and selection are the oracle's; returns the largest error in units of MAX_ULPS' measure."""
     q, K, V, _ = data
     got = sparf_engine(*(part.view(np.uint16) for part in data), run)
-    want, channels, tokens = oracle.sparf(
+    want, channels, tokens = reference.sparf(
         *(part.astype(np.float64) for part in (q, K, V)), run.sparf.r, run.sparf.k, run.sparf.l
     )
     assert got.channels == channels.tolist() and got.tokens == tokens.tolist()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rtl_bench import BUILDS, simulate
 
-from attention_engine import approximate, attend, best_tokens, cover, oracle, top_channels, weigh
+from attention_engine import approximate, attend, best_tokens, cover, reference, top_channels, weigh
 from attention_engine.rtl.golden import sparf_engine
 from attention_engine.rtl.params import EngineRun, EngineShape
 from csd_spec import Compression, KvLayout, KvView
@@ -105,7 +105,7 @@ def test_output_within_ulps_of_algorithm_1(heads):
     for head in heads:
         got = golden(head, run)
         q, K, V = (part.astype(np.float64) for part in head[:3])
-        want, channels, tokens = oracle.sparf(q, K, V, run.sparf.r, run.sparf.k, run.sparf.l)
+        want, channels, tokens = reference.sparf(q, K, V, run.sparf.r, run.sparf.k, run.sparf.l)
         assert got.channels == channels.tolist() and got.tokens == tokens.tolist()
         assert ulps(got.out.view(np.float16), want, V) <= MAX_ULPS
 
