@@ -10,6 +10,8 @@ from csd_spec import DeviceError
 from vcsd_cli.experiments import BENCH, EVAL
 from vcsd_cli.lazy import LazyGroup
 
+INTERRUPTED = 130  # typer makes an interrupt an exit with this code
+
 app = LazyGroup(
     "vcsd",
     "Virtual computational storage drives for in-storage attention.",
@@ -48,10 +50,11 @@ def main() -> None:
         print(f"vcsd: {' '.join(error.format_message().split())}", file=sys.stderr)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
-        print("vcsd: interrupted", file=sys.stderr)
-        sys.exit(130)
+        code = INTERRUPTED
     except (ValueError, OSError, DeviceError) as error:
         says = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"vcsd: {' '.join(says.split())}", file=sys.stderr)
         sys.exit(1)
+    if code == INTERRUPTED:
+        print("vcsd: interrupted", file=sys.stderr)
     sys.exit(code or 0)

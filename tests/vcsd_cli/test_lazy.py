@@ -35,6 +35,8 @@ class Herd:
 
 def experiment(herd: Herd, jumps: Annotated[int, typer.Option(help="of each")] = 2) -> Outcome:
     """Sheep jump."""
+    if jumps < 0:
+        raise KeyboardInterrupt
     total = herd.sheep * jumps
     return Outcome({"name": herd.name, "jumps": total}, [table("Sheep", ("name",), [(herd.name,)])], failed=total > 9)
 '''
@@ -59,6 +61,7 @@ def test_an_experiment_is_one_file_and_one_line(capsys, monkeypatch):
     assert "--sheep" in err
     _, out, _ = vcsd(capsys, monkeypatch, "bench", "--help")
     assert "Sheep jump." in out
+    assert vcsd(capsys, monkeypatch, "bench", "sheep", "--jumps", "-1") == (130, "", "vcsd: interrupted\n")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["bench", "--help"], ["eval", "--help"], ["bench", "nothing"]])
