@@ -1,6 +1,6 @@
 """Vector arithmetic on rows of FP16 at an address: what the compiler would not do as well by itself.
 
-Rows are read LANES values at a time and widened to FP32, which is exact. A dot product adds lane by lane, then folds
+Rows are read WIDTH values at a time and widened to FP32, which is exact. A dot product adds lane by lane, then folds
 the lanes in halves; the values behind the last whole vector are added one by one. So its order of arithmetic depends on
 the head size alone, not on the machine.
 """
@@ -15,9 +15,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 16
+WIDTH = 16  # values of a vector register
 _WORD, _FLOAT, _HALF = ir.IntType(64), ir.FloatType(), ir.HalfType()
-_FLOATS, _HALVES = ir.VectorType(_FLOAT, LANES), ir.VectorType(_HALF, LANES)
+_FLOATS, _HALVES = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(_HALF, WIDTH)
 
 
 def _load(builder: Any, address: Any, index: Any, kind: Any, size: int) -> Any:
@@ -32,7 +32,7 @@ def _store(builder: Any, value: Any, address: Any, index: Any) -> None:
 
 
 def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    name = "llvm.fma.f32" if a.type == _FLOAT else f"llvm.fma.v{LANES}f32"
+    name = "llvm.fma.f32" if a.type == _FLOAT else f"llvm.fma.v{WIDTH}f32"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
     return builder.call(function, [a, b, c])
 
@@ -40,9 +40,9 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
 def _spread(builder: Any, value: Any) -> Any:
     """A vector of one value."""
     first = builder.insert_element(
-        ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined), value, ir.IntType(32)(0)
+        ir.Constant(ir.VectorType(value.type, WIDTH), ir.Undefined), value, ir.IntType(32)(0)
     )
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), [0] * WIDTH)
     return builder.shuffle_vector(first, first, zeros)
 
 
@@ -51,14 +51,14 @@ def _over_row(builder: Any, count: Any, following: list[Any], step: Callable[[An
 
     Of rows that come later, at the addresses `following`, each cache line is asked for in passing.
     """
-    line, vector = builder.and_(count, _WORD(-2 * LANES)), builder.and_(count, _WORD(-LANES))
+    line, vector = builder.and_(count, _WORD(-2 * WIDTH)), builder.and_(count, _WORD(-WIDTH))
     for address in following:
-        with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(2 * LANES), _WORD) as (index, _):
+        with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(2 * WIDTH), _WORD) as (index, _):
             _ask(builder, builder.add(address, builder.shl(index, _WORD(1))))
-    with cgutils.for_range_slice(builder, _WORD(0), line, _WORD(2 * LANES), _WORD) as (index, _):
+    with cgutils.for_range_slice(builder, _WORD(0), line, _WORD(2 * WIDTH), _WORD) as (index, _):
         step(index, _FLOATS)
-        step(builder.add(index, _WORD(LANES)), _FLOATS)
-    for start, end, width, kind in ((line, vector, LANES, _FLOATS), (vector, count, 1, _FLOAT)):
+        step(builder.add(index, _WORD(WIDTH)), _FLOATS)
+    for start, end, width, kind in ((line, vector, WIDTH, _FLOATS), (vector, count, 1, _FLOAT)):
         with cgutils.for_range_slice(builder, start, end, _WORD(width), _WORD) as (index, _):
             step(index, kind)
 
@@ -111,7 +111,7 @@ def dots(typing_context: Any, query: Any, rows: Any, following: Any, count: Any)
 
 def _fold(builder: Any, lanes: Any, join: Callable[[Any, Any], Any] | None = None) -> Any:
     """A vector's values joined, by default added: the upper half to the lower until one is left."""
-    width = LANES
+    width = WIDTH
     while width > 1:
         width //= 2
         halves = [
@@ -160,7 +160,7 @@ def add_codes(typing_context: Any, sums: Any, weight: Any, codes: Any, shift: An
         mask = builder.lshr(byte(255), builder.sub(byte(8), bits))
 
         def add(index: Any, kind: Any) -> None:
-            narrow = ir.VectorType(byte, LANES) if kind == _FLOATS else byte
+            narrow = ir.VectorType(byte, WIDTH) if kind == _FLOATS else byte
             spread = (lambda value: _spread(builder, value)) if kind == _FLOATS else (lambda value: value)
             some = builder.and_(builder.lshr(_load(builder, codes, index, narrow, 1), spread(shift)), spread(mask))
             total = _fma(builder, spread(weight), builder.uitofp(some, kind), _load(builder, sums, index, kind, 4))
@@ -174,7 +174,7 @@ def add_codes(typing_context: Any, sums: Any, weight: Any, codes: Any, shift: An
 
 def _all(value: float, kind: Any) -> Any:
     """A constant, in every lane where there are lanes."""
-    return ir.Constant(kind, [value] * LANES if isinstance(kind, ir.VectorType) else value)
+    return ir.Constant(kind, [value] * WIDTH if isinstance(kind, ir.VectorType) else value)
 
 
 def _exp(builder: Any, x: Any) -> Any:
@@ -183,7 +183,7 @@ def _exp(builder: Any, x: Any) -> Any:
     x = n ln 2 + f with |f| <= ln 2 / 2: e^f by the polynomial of Cephes' expf, 2^n by its bits.
     """
     kind = x.type
-    bits = ir.VectorType(ir.IntType(32), LANES) if kind == _FLOATS else ir.IntType(32)
+    bits = ir.VectorType(ir.IntType(32), WIDTH) if kind == _FLOATS else ir.IntType(32)
     shift = _all(12582912.0, kind)  # 1.5 * 2^23: adding it leaves no bits for a fraction
     n = builder.fsub(_fma(builder, x, _all(1.44269504, kind), shift), shift)
     f = _fma(builder, n, _all(-0.693359375, kind), x)
@@ -206,13 +206,13 @@ def exp(typing_context: Any, x: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def exponentials(typing_context: Any, values: Any, count: Any, top: Any) -> Any:
-    """Replace FP32 values at an address by e^(value - top); returns their sum. `count` is a multiple of LANES."""
+    """Replace FP32 values at an address by e^(value - top); returns their sum. `count` is a multiple of WIDTH."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, count, top = arguments
         tops, total = _spread(builder, top), cgutils.alloca_once(builder, _FLOATS)
         builder.store(_all(0.0, _FLOATS), total)
-        with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(LANES), _WORD) as (index, _):
+        with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(WIDTH), _WORD) as (index, _):
             power = _exp(builder, builder.fsub(_load(builder, values, index, _FLOATS, 4), tops))
             _store(builder, power, values, index)
             builder.store(builder.fadd(builder.load(total), power), total)
@@ -223,7 +223,7 @@ def exponentials(typing_context: Any, values: Any, count: Any, top: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def largest(typing_context: Any, values: Any, count: Any) -> Any:
-    """The largest of FP32 values at an address, NaN left out. `count` is a multiple of LANES."""
+    """The largest of FP32 values at an address, NaN left out. `count` is a multiple of WIDTH."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, count = arguments
@@ -233,7 +233,7 @@ def largest(typing_context: Any, values: Any, count: Any) -> Any:
         def larger(a: Any, b: Any) -> Any:
             return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
-        with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(LANES), _WORD) as (index, _):
+        with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(WIDTH), _WORD) as (index, _):
             builder.store(larger(_load(builder, values, index, _FLOATS, 4), builder.load(best)), best)
         return _fold(builder, builder.load(best), larger)
 

@@ -16,18 +16,13 @@ import math
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from attention_engine._half import half_to_float
 from attention_engine._parallel import over_streams
 from attention_engine._rows import add_codes, add_scaled, dots, exp, exponentials, largest
 from csd_spec import KvView
+from csd_spec.arrays import F32, I32, I64, U16
 from csd_spec.view import BANK_SHIFT, UNMAPPED
-
-F32 = NDArray[np.float32]
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
-U16 = NDArray[np.uint16]
 
 BLOCK = 16  # tokens of an online softmax step
 AHEAD = 32  # tokens whose rows are asked for in advance

@@ -6,14 +6,10 @@ from enum import IntEnum
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from attention_engine._parallel import over_streams
-from attention_engine._rows import LANES, exp, exponentials, largest
-
-F32 = NDArray[np.float32]
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
+from attention_engine._rows import WIDTH, exp, exponentials, largest
+from csd_spec.arrays import F32, I32, I64
 
 _SHIFT = np.uint32(20)
 BINS = 1 << 12  # sign, exponent and three bits of the mantissa
@@ -92,7 +88,7 @@ def _top_channels(begin, end, q, r, out):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True, error_model="numpy")
 def _softmax(row, size, below):  # type: ignore[no-untyped-def]
     """Replace logits row[:size] by their softmax; below[t] becomes at least what token t's logit is from the top."""
-    at, whole = np.uint64(row.ctypes.data), size // LANES * LANES
+    at, whole = np.uint64(row.ctypes.data), size // WIDTH * WIDTH
     top = largest(at, whole)
     for t in range(whole, size):
         top = max(top, row[t])

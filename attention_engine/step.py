@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from attention_engine.kernels import approximate, attend, exact
 from attention_engine.select import GroupScore, best_tokens, cover, top_channels, top_mass, top_pages, weigh
 from csd_spec import KvView, SparFParams
+from csd_spec.arrays import F32, I32, I64, U32
 from csd_spec.view import gather_rows
 
-F32 = NDArray[np.float32]
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
 Memory = dict[str, Any]
 
 
@@ -46,7 +44,7 @@ class Plan(Protocol):
 class Pages(Protocol):
     """Where a selection lies."""
 
-    def token_pages(self, view: KvView, slots: NDArray[np.uint32], tokens: I32, counts: I64) -> Plan:
+    def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> Plan:
         """Pages of K or V with tokens (N, k), of which counts (N,) are used."""
         ...
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attention_engine import Queries, Read, Step
 from csd_firmware.check import Refused, require
@@ -11,9 +10,8 @@ from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.state import DriveState, flash_read
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Attend, Completion, FlashCounters, KvView, Status
+from csd_spec.arrays import F32
 from ftl import FtlError
-
-F32 = NDArray[np.float32]
 
 
 def check_attend(state: DriveState, command: Attend) -> None:

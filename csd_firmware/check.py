@@ -88,7 +88,7 @@ def _array(array: Array, value: Any, sizes: dict[str, int]) -> None:
     require(value.dtype == dtype, f"{name}: must be {dtype.name}, is {value.dtype}")
     if value.ndim == len(array.symbols):
         for symbol, size in zip(array.symbols, value.shape, strict=True):
-            if symbol not in sizes:
+            if isinstance(symbol, str) and symbol not in sizes:
                 require(size > 0, f"{name}: has no {DIMENSIONS.get(symbol, symbol)}")
                 sizes[symbol] = size
     shape = array.sized(sizes)

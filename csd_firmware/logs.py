@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attention_engine import Methods
 from csd_spec import LogPage, Status
+from csd_spec.arrays import U8
 from ftl import Ftl
 
 NS_PER_MINUTE = 60_000_000_000
@@ -35,7 +35,7 @@ class History:
         each[0], each[1], each[2] = each[0] + 1, each[1] + ns, max(each[2], ns)
 
 
-def page_bytes(ftl: Ftl, history: History, methods: Methods, page: int) -> NDArray[np.uint8]:
+def page_bytes(ftl: Ftl, history: History, methods: Methods, page: int) -> U8:
     """A log page as JSON text."""
     pages: dict[int, Callable[[], dict[str, Any]]] = {
         LogPage.ERROR: lambda: {"errors": list(history.errors)},

@@ -6,11 +6,9 @@ import threading
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_firmware.step import Firmware
-
-I64 = NDArray[np.int64]
+from csd_spec.arrays import I64
 
 MAX_BYTES = 4 << 30  # of a namespace that nobody has sized
 LARGE_PAGES = 16

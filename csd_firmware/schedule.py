@@ -13,7 +13,7 @@ from csd_firmware.stopwatch import Stopwatch
 from ftl import Ftl
 
 Work = Sequence[Read | Compute]
-MOST_JOBS = 256
+MAX_JOBS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ def overlapped(work: Work, units: Units, watch: Stopwatch) -> None:
     """Every stream by itself: flash of one under the arithmetic of another, V under the logits of K.
 
     A read waits for the last argtopk before it, a unit for all that came before. Units take first what is ready first.
-    The nanoseconds are those of the chain of waits at whose end the last stream ends. More than MOST_JOBS streams go as
+    The nanoseconds are those of the chain of waits at whose end the last stream ends. More than MAX_JOBS streams go as
     bundles of neighbours.
     """
     start = _Done("", watch.now_ns, None)
     if not work:
         return
     streams = max(item.lines.size if isinstance(item, Compute) else item.plan.ends.size for item in work)
-    size = -(-streams // MOST_JOBS)
+    size = -(-streams // MAX_JOBS)
     before = [_waits_for(work, number) for number in range(len(work))]
     after = [[later for later in range(len(work)) if number in before[later]] for number in range(len(work))]
     last_use = {"argtopk": [start], "kernel": [start] * units.clock.spec.kernels}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attention_engine import EngineClock, Memory, Methods, add_rows
 from csd_firmware.logs import History
 from csd_spec import DriveSpec, FlashCounters
+from csd_spec.arrays import F16, F32
 from ftl import Ftl, Nand, PagePlan
-
-F32 = NDArray[np.float32]
 
 
 class DriveState:
@@ -42,7 +40,7 @@ class DriveState:
         for layer in range(self.v_sums.pop(handle).shape[0]):
             self.memory.pop((handle, layer), None)
 
-    def add_v(self, handle: int, layer: int, rows: NDArray[np.float16]) -> None:
+    def add_v(self, handle: int, layer: int, rows: F16) -> None:
         """Add rows (tokens, H, d) of V to a layer's sum, in token order."""
         add_rows(self.v_sums[handle][layer], rows.view(np.uint16))
 

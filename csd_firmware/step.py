@@ -80,7 +80,7 @@ class Firmware:
 
     def listen(self, listener: Listener) -> None:
         """Tell somebody of every page that the flash is asked for."""
-        self.ftl.calendar.listener = listener
+        self.ftl.timing.listener = listener
 
     def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
         """The completion of a command that changes nothing but the error log."""

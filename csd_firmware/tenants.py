@@ -60,7 +60,7 @@ class Tenant:
 
     def attach(self) -> None:
         """A host begins: its modelled time is 0 when the drive has done all that it was given before."""
-        timing = self._firmware.ftl.calendar
+        timing = self._firmware.ftl.timing
         busy_ns = max(self._firmware.free_ns, timing.idle_ns())
         self._epoch_ns = -(-busy_ns // timing.grain_ns) * timing.grain_ns
 

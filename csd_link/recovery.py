@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_link.host_end import Lost, WindowDevice
 from csd_spec import Command, Completion, DriveSpec, KvAppend, KvCrop, KvFree, SeqCreate, Status
+from csd_spec.arrays import F16, U64
 from csd_spec.verbs import VERBS, Creates, Crops, Frees, Names, Settles, Stores
-
-F16 = NDArray[np.float16]
 
 RESTART_S = 20.0  # how long a drive may take to come back
 
@@ -135,7 +133,7 @@ class RecoveringDevice:
                 self._freed.clear()
         return done
 
-    def _hold(self, create: SeqCreate, done: Completion) -> NDArray[np.uint64]:
+    def _hold(self, create: SeqCreate, done: Completion) -> U64:
         """Handles of our own for sequences that a drive has made."""
         ours = np.arange(self._created + 1, self._created + 1 + create.count, dtype=np.uint64)
         self._created += create.count

@@ -14,10 +14,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from csd_spec.arrays import F16, I64
 from csd_spec.status import Status
-
-F16 = NDArray[np.float16]
-I64 = NDArray[np.int64]
 
 METHOD_BYTES = 32  # of a method's name
 

@@ -74,14 +74,15 @@ class Array:
     kind: Kind
     shape: str
     example: Any = 1
+    symbols: tuple[str | int, ...] = field(init=False)
 
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        return tuple(self.shape.split())
+    def __post_init__(self) -> None:
+        symbols = tuple(int(each) if each.isdigit() else each for each in self.shape.split())
+        object.__setattr__(self, "symbols", symbols)
 
     def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Its shape where symbols have these sizes; what is not known yet is 1."""
-        return tuple(int(each) if each.isdigit() else sizes.get(each, 1) for each in self.symbols)
+        return tuple([each if isinstance(each, int) else sizes.get(each, 1) for each in self.symbols])
 
 
 class Names(Enum):
@@ -162,8 +163,9 @@ class Verb:
         for array in self.arrays:
             value = getattr(command, array.name)
             shape = value.shape if isinstance(value, np.ndarray) else (len(value),)
-            if len(shape) == len(array.symbols):
-                found = dict(zip(array.symbols, shape, strict=True)) | found
+            for symbol, size in zip(array.symbols, shape, strict=False):
+                if isinstance(symbol, str):
+                    found.setdefault(symbol, size)
         return found
 
     def reply_bytes(self, sizes: Mapping[str, int]) -> int:

@@ -12,13 +12,12 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from csd_spec.arrays import F16, I64, U16, U32
 from csd_spec.model import KvLayout
 
 BANK_SHIFT = 31
 UNMAPPED = np.uint32(0xFFFFFFFF)  # neither in flash nor in a buffer
 _DRAM = np.uint32(1 << BANK_SHIFT)
-
-U32 = NDArray[np.uint32]
 
 
 def in_flash(slots: U32) -> NDArray[np.bool_]:
@@ -26,7 +25,7 @@ def in_flash(slots: U32) -> NDArray[np.bool_]:
     return slots < _DRAM
 
 
-def dram_slots(buffers: NDArray[np.int64]) -> U32:
+def dram_slots(buffers: I64) -> U32:
     """Slots of group buffers."""
     slots: U32 = buffers.astype(np.uint32) | _DRAM
     return slots
@@ -47,17 +46,15 @@ class KvView:
     """
 
     layout: KvLayout
-    banks: tuple[NDArray[np.uint16], NDArray[np.uint16]]
-    seq_lens: NDArray[np.int64]  # (N,)
-    k_slots: NDArray[np.uint32]  # (N, token groups)
-    v_slots: NDArray[np.uint32]  # (N, token groups)
-    e_slots: NDArray[np.uint32]  # (N, embedding pages, embedding groups)
+    banks: tuple[U16, U16]
+    seq_lens: I64  # (N,)
+    k_slots: U32  # (N, token groups)
+    v_slots: U32  # (N, token groups)
+    e_slots: U32  # (N, embedding pages, embedding groups)
     planes: Mapping[str, U32] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def gather_rows(
-    banks: tuple[NDArray[np.uint16], NDArray[np.uint16]], slots: NDArray[np.uint32], length: int, layout: KvLayout
-) -> NDArray[np.float16]:
+def gather_rows(banks: tuple[U16, U16], slots: U32, length: int, layout: KvLayout) -> F16:
     """Rows (length, H, d) behind token slots (H, groups)."""
     values = layout.n * layout.head_dim
     pages = np.empty((*slots.shape, values), np.uint16)

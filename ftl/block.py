@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from csd_spec.arrays import I64, U8, U32, U64
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import FtlError
 from ftl.flash import tag
@@ -14,11 +14,6 @@ from ftl.flash.placement import Writer
 from ftl.flash.plan import PagePlan
 from ftl.flash.references import Reference
 from ftl.flash.store import FlashStore
-
-I64 = NDArray[np.int64]
-U8 = NDArray[np.uint8]
-U32 = NDArray[np.uint32]
-U64 = NDArray[np.uint64]
 
 
 class BlockNamespace:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-import numpy as np
-from numpy.typing import NDArray
-
 from csd_spec import DriveSpec, KvLayout, KvView
+from csd_spec.arrays import F16, I32, I64, U32
 from ftl.block import BlockNamespace
 from ftl.flash.collect import Collector
 from ftl.flash.nand import Nand
@@ -21,11 +19,6 @@ from ftl.kv.reading import Reader
 from ftl.kv.relayout import relayout
 from ftl.kv.sequence import Sequence
 from ftl.recovery import recover
-
-F16 = NDArray[np.float16]
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
-U32 = NDArray[np.uint32]
 
 
 class Ftl:
@@ -45,7 +38,7 @@ class Ftl:
         self.reader = Reader(self.kv)
         self.store.referrers += [self.kv, self.blocks, self.journal]
         self.store.reclaim = self.collector
-        self.nand, self.calendar, self.placement = self.store.nand, self.store.calendar, self.store.placement
+        self.nand, self.timing, self.placement = self.store.nand, self.store.timing, self.store.placement
         self.counters, self.buffers, self.sequences = self.store.counters, self.kv.buffers, self.kv.sequences
         recover(self.journal)
 
@@ -88,7 +81,7 @@ class Ftl:
 
     def flush(self, start_ns: int) -> int:
         """Acknowledge: returns when everything that was done before is in flash."""
-        return max(self.collector.reclaim(start_ns, everything=True), self.calendar.idle_ns())
+        return max(self.collector.reclaim(start_ns, everything=True), self.timing.idle_ns())
 
     def format(self, start_ns: int) -> int:
         """Forget all sequences and blocks, and erase them; wear and counters stay. Returns when it is done."""

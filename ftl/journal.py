@@ -14,8 +14,8 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from csd_spec.arrays import U32, U64
 from ftl.block import BlockNamespace
 from ftl.errors import FtlError, OutOfSpace
 from ftl.flash import tag
@@ -23,9 +23,6 @@ from ftl.flash.placement import Writer
 from ftl.flash.references import Reference
 from ftl.kv.map import KvMap
 from ftl.record import describe, pack, tail_rows
-
-U32 = NDArray[np.uint32]
-U64 = NDArray[np.uint64]
 
 BROKEN = 1 << 60  # pages since the last checkpoint, where the run of records has a gap: the next is a checkpoint
 

@@ -8,14 +8,12 @@ import zlib
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import KvLayout
+from csd_spec.arrays import U8
 from ftl.kv.layouts import layout_of
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Sequence
-
-U8 = NDArray[np.uint8]
 
 _HEAD = struct.Struct("<II")  # bytes of JSON, bytes in all
 

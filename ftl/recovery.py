@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from csd_spec.arrays import U16, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.flash import tag
 from ftl.flash.nand import Nand
@@ -23,10 +23,6 @@ from ftl.journal import BROKEN, Journal
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Sequence
 from ftl.record import form_of, tail_bytes, unpack
-
-U16 = NDArray[np.uint16]
-U32 = NDArray[np.uint32]
-U64 = NDArray[np.uint64]
 
 
 class Recovery:

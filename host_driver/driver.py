@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import (
     Attend,
@@ -32,12 +31,11 @@ from csd_spec import (
     SeqCreate,
     Status,
 )
+from csd_spec.arrays import F16, I64, U64
 from host_driver.sharding import split_heads
 from host_driver.traffic import StepRecord, Traffic
 from host_driver.turnstile import Turnstile
 
-F16 = NDArray[np.float16]
-I64 = NDArray[np.int64]
 Rows = slice | I64  # of a batch
 
 LAYERS_IN_FLIGHT = 2  # of prefill: one being written while the next is computed
@@ -47,7 +45,7 @@ LAYERS_IN_FLIGHT = 2  # of prefill: one being written while the next is computed
 class Batch:
     """Sequences that were opened together: their handles by drive, and what is stored of each, (B, layers)."""
 
-    handles: list[NDArray[np.uint64]]
+    handles: list[U64]
     lengths: I64
 
 

@@ -6,9 +6,9 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import ModelShape
+from csd_spec.arrays import F16
 from host_driver.driver import Driver
 
 SHIPPED_SHAPE = ModelShape(name="checkpoint", layers=4, q_heads=8, kv_heads=4, head_dim=64)
@@ -18,7 +18,7 @@ def exercise(driver: Driver, prompt: int, tokens: int, seed: int = 0) -> dict[st
     """Store a prompt, decode `tokens` steps of all layers; every output's digest, and what the steps cost."""
     shape, generator = driver.shape, np.random.default_rng(seed)
 
-    def half(*dimensions: int) -> NDArray[np.float16]:
+    def half(*dimensions: int) -> F16:
         return (generator.integers(-512, 512, dimensions) / 256).astype(np.float16)
 
     batch = driver.create(1, 2048)

@@ -3,11 +3,12 @@
 import os
 import signal
 import time
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 
-from csd_link.connect import connect
+from csd_link.connect import connect, who_serves
 from csd_link.own_server import Placed, own_server
 from csd_link.run_dir import pid_path, window_path
 from csd_link.served_drive import DEFAULT, ServedDrive
@@ -24,13 +25,18 @@ def window_of(name, tenant=DEFAULT):
     return partial(connect, window_path(name, tenant))
 
 
+@contextmanager
 def serving(folder, *names, flash=None, **fields):
     """Serve drives of these names for the time of a block; `folder` is for the server, `flash` for what they keep."""
     drives = [
         ServedDrive(name=name, path=flash / name if flash else None, **{"spec": INSTCSD_ZYNQ7045_8CH} | fields)
         for name in names
     ]
-    return own_server([Placed(each, window_of(each.name, each.tenants[0])) for each in drives], folder, FACTORY.server)
+    placed = [Placed(each, window_of(each.name, each.tenants[0])) for each in drives]
+    with own_server(placed, folder, FACTORY.server) as server:
+        for each in drives:
+            until(lambda name=each.name: who_serves(name))  # its administrator's window comes last
+        yield server
 
 
 HANG_S = 60  # a guard: nothing that tests wait for takes as long

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from attention_engine.step import F32, Step
+from attention_engine.step import Step
+from csd_spec.arrays import F32, I64
 
 LEVELS = 15
 
@@ -33,10 +33,10 @@ def double_sparsity(step: Step) -> F32:
     return step.attend(step.best_tokens(step.weigh(weights), counts, np.minimum(step.recent, counts)), counts)
 
 
-def in_four_bits(k: F32, channels: NDArray[np.int64], n: int) -> NDArray[np.float32]:
+def in_four_bits(k: F32, channels: I64, n: int) -> F32:
     """What codes of 4 bits, with a scale and a least value for each row, stand for: (H, n, r), padded with zeros."""
     rows = np.take_along_axis(k, channels[:, None, :], 2)
     least = rows.min(-1, keepdims=True)
     step = np.maximum((rows.max(-1, keepdims=True) - least) / LEVELS, 1e-12)
-    coded: NDArray[np.float32] = least + step * np.rint((rows - least) / step)
+    coded: F32 = least + step * np.rint((rows - least) / step)
     return np.pad(coded, ((0, 0), (0, n - coded.shape[1]), (0, 0)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_engine.step import F32, Step
+from attention_engine.step import Step
+from csd_spec.arrays import F32
 
 SINKS = 4
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attention_engine.step import F32, Step
+from attention_engine.step import Step
+from csd_spec.arrays import F32
 
 
 def top_k_oracle(step: Step) -> F32:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from attention_engine.select import GroupScore
-from attention_engine.step import F32, Step
+from attention_engine.step import Step
+from csd_spec.arrays import F32
 
 
 def sparf(step: Step, group_score: GroupScore = GroupScore.SOFTMAX) -> F32:

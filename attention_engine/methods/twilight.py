@@ -6,7 +6,8 @@ import numpy as np
 
 from attention_engine.methods.double_sparsity import in_four_bits
 from attention_engine.methods.quest import choose_pages
-from attention_engine.step import F32, Step
+from attention_engine.step import Step
+from csd_spec.arrays import F32
 
 P = 0.9
 

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attention_engine.rtl.params import EngineRun
 from attention_engine.rtl.tables import exp2_table
-
-U16 = NDArray[np.uint16]
+from csd_spec.arrays import U16
 
 LOGIT_FRAC = 20
 OUT_FRAC = 30

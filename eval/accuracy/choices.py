@@ -7,11 +7,10 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_engine import METHODS, Queries, Step
-from attention_engine.oracle import sparf, token_scores
+from attention_engine.reference import sparf, token_scores
 from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.accuracy.recorded import TEXT, Recorded, record
@@ -23,8 +22,6 @@ from vcsd.options import ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
 
 TIE = 1e-5  # relative to the k-th score, the sum of weights: tokens that are nearer to it may be chosen in any order
-
-F64 = NDArray[np.float64]
 
 
 def compare_choices(

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-F16 = NDArray[np.float16]
+from csd_spec.arrays import F16
+
 TEXT = Path(__file__).parent / "passage.txt"  # the beginning of Coriolanus
 
 

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Queries, Read, Step, load_methods
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Compression, KvLayout
+from csd_spec.arrays import F16, F32, F64, I64
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.accuracy.recorded import TEXT, Recorded, record
 from eval.experiment import Outcome
@@ -26,8 +26,6 @@ from vcsd.options import MethodsFile, ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
 from vcsd.tables import table
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 WINDOW = 256  # tokens among which pages are shared out
 TOLERANCE = 1.02  # of a budget: channels and tokens are whole
 
@@ -187,7 +185,7 @@ def _run(contender: Contender, method: Method, c: float, layer: _Layer, tally: T
         step = Step(ftl.view(handles, 0), ftl, Queries.alike(q, params, v_mean, memory))
         _count(tally, step, method(step), recorded, stored)
         for name, schedule in SCHEDULES.items():
-            watch = Stopwatch(ftl.calendar.idle_ns())
+            watch = Stopwatch(ftl.timing.idle_ns())
             schedule(step.work, units, watch)
             tally.ns[name] += sum(watch.breakdown_ns.values())
 
@@ -213,7 +211,7 @@ def _placed(recorded: Recorded, tokens: int, n: int) -> Recorded:
     return Recorded(recorded.q, k, v)
 
 
-def _alike(rows: F32, n: int) -> NDArray[np.int64]:
+def _alike(rows: F32, n: int) -> I64:
     """An order of rows (t, d) in which those of a run of n are alike: halves along the widest direction, again and
     again."""
     if len(rows) <= n:
@@ -224,11 +222,11 @@ def _alike(rows: F32, n: int) -> NDArray[np.int64]:
     return np.concatenate([part[_alike(rows[part], n)] for part in (order[:half], order[half:])])
 
 
-def _append(ftl: Ftl, handles: list[int], k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
+def _append(ftl: Ftl, handles: list[int], k: F16, v: F16) -> None:
     """Append rows (B, t, H, d) to every sequence."""
     lengths = np.full(len(handles), k.shape[1])
     flat_k, flat_v = (np.ascontiguousarray(part).reshape(-1, *part.shape[2:]) for part in (k, v))
-    ftl.append(handles, 0, lengths, flat_k, flat_v, ftl.calendar.idle_ns())
+    ftl.append(handles, 0, lengths, flat_k, flat_v, ftl.timing.idle_ns())
 
 
 def _count(tally: Tally, step: Step, out: F32, recorded: Recorded, stored: int) -> None:

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_firmware import Firmware
 from csd_spec import Attend, BlockSsdSpec, Command, Completion, Compression, DeviceError, KvAppend, SeqCreate, Status
+from csd_spec.arrays import F16, I64, U32
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.ftl import latency_keys
 from eval.rivals.conventional import READ, ConventionalSsd
 
 SECTOR_BYTES = 512
-I64 = NDArray[np.int64]
 
 
 def load_trace(path: Path) -> I64:
@@ -61,11 +60,11 @@ def record(path: Path, prompt: int, steps: int, method: str, compression: float)
     lines: list[str] = []
     sectors = firmware.spec.geometry.page_bytes // SECTOR_BYTES
 
-    def note(operation: str, ppns: NDArray[np.uint32], start_ns: int) -> None:
+    def note(operation: str, ppns: U32, start_ns: int) -> None:
         op = int(operation == "read")
         lines.extend(f"{start_ns} 0 {int(ppn) * sectors} {sectors} {op}" for ppn in ppns)
 
-    def half(*shape: int) -> NDArray[np.float16]:
+    def half(*shape: int) -> F16:
         return generator.standard_normal(size=shape).astype(np.float16)
 
     def done(command: Command, submit_ns: int) -> Completion:

@@ -11,17 +11,15 @@ import numpy as np
 import torch
 import typer
 from numba import njit
-from numpy.typing import NDArray
 
-from attention_engine import METHODS, Compute, Memory, Queries, Read, Step, add_rows, oracle
+from attention_engine import METHODS, Compute, Memory, Queries, Read, Step, add_rows, reference
 from attention_engine._parallel import over_streams
 from csd_spec import KvLayout, KvView, SparFParams
+from csd_spec.arrays import F16, F32
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.rivals._prefetch import prefetch
 from ftl import Ftl, PagePlan
 
-F16 = NDArray[np.float16]
-F32 = NDArray[np.float32]
 CHUNK = 4096  # tokens of one append, as a prefill ships them
 AHEAD = 32  # rows asked for in advance
 RUN = 1 << 20  # words that are read in one loop
@@ -186,10 +184,10 @@ class Contest:
             chosen = tokens[row, : counts[row]]
             if method == "sparf":
                 p = self.params
-                expected, _, wanted = oracle.sparf(q[row].astype(np.float64), K, V, p.r, p.k, p.l)
+                expected, _, wanted = reference.sparf(q[row].astype(np.float64), K, V, p.r, p.k, p.l)
                 others += np.setdiff1d(wanted, chosen).size
             else:
-                exact = oracle.dense(q[row].astype(np.float64), K[chosen], V[chosen])
+                exact = reference.dense(q[row].astype(np.float64), K[chosen], V[chosen])
                 expected = alpha[row] * exact + (1 - alpha[row].astype(np.float64)) * V.mean(0)
             largest = max(largest, np.abs(expected).max())
             difference = max(difference, np.abs(out[row] - expected).max())

@@ -13,6 +13,7 @@ import typer
 from numpy.typing import NDArray
 
 from csd_spec import DriveSpec, Geometry, KvLayout
+from csd_spec.arrays import F16, U8
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 from eval.experiment import Outcome, flat
@@ -21,7 +22,6 @@ from ftl.flash.nand import ERASED, Erase, Operation, Program
 from vcsd.progress import Tick, no_tick, progress
 
 HEADS, LAYERS, DIM = 2, 2, 16
-F16 = NDArray[np.float16]
 State = dict[int, list[tuple[F16, F16]]]  # handle -> (K, V) of each layer
 
 DRIVE: DriveSpec = replace(
@@ -39,7 +39,7 @@ class Trace:
     """What the array saw, and the state at each commit with the number of operations that had been done by then."""
 
     operations: list[Operation]
-    commits: list[tuple[int, State, NDArray[np.uint8]]]
+    commits: list[tuple[int, State, U8]]
 
 
 class _Host:
@@ -172,7 +172,7 @@ def _tear(nand: Nand, operation: Operation, generator: np.random.Generator) -> C
     return undo
 
 
-def _judge(nand: Nand, expected: State, blocks: NDArray[np.uint8], newer: set[bytes]) -> tuple[int, int]:
+def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes]) -> tuple[int, int]:
     """Recover, and count sequences or logical pages that are lost and that are wrong."""
     nand.power_on()
     try:
@@ -242,7 +242,7 @@ def _sweep(seed: int, operations: int, share: float, tick: Tick) -> Counter[str]
     trace, total = record(seed, operations), Counter[str]()
     generator = np.random.default_rng(seed)
     nand, commit = Nand(DRIVE.geometry), 0
-    empty: tuple[State, NDArray[np.uint8]] = ({}, np.zeros((24, DRIVE.geometry.page_bytes), np.uint8))
+    empty: tuple[State, U8] = ({}, np.zeros((24, DRIVE.geometry.page_bytes), np.uint8))
     for number in range(len(trace.operations) + 1):
         while commit < len(trace.commits) and trace.commits[commit][0] <= number:
             commit += 1

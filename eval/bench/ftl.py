@@ -13,17 +13,14 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from csd_spec import DriveSpec, Geometry, KvLayout
+from csd_spec.arrays import I32, I64
 from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
 from eval.rivals.conventional import ConventionalSsd
 from ftl import Ftl, Nand, OutOfSpace
 from vcsd.progress import Tick, no_tick, progress, status
-
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
 
 
 class Workload(StrEnum):
@@ -125,7 +122,7 @@ def bench_attention(load: Reads, requests: int) -> dict[str, Any]:
             used += ftl.append([handle], layer, np.array([tokens]), None, None, 0)[0]
         handles.append(handle)
     counts, picks = np.full(heads, tokens // load.compression, np.int64), _selections(load)
-    now, pages, wall_s = ftl.calendar.idle_ns(), 0, 0.0
+    now, pages, wall_s = ftl.timing.idle_ns(), 0, 0.0
     began_ns, latencies = now, np.empty(requests, np.int64)
     for number in range(-2, requests):  # the first two compile
         selected, channels = picks[number % len(picks)]

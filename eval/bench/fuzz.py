@@ -132,7 +132,7 @@ class World:
         """What a refused command must not change."""
         ftl = self.firmware.ftl
         lengths = tuple((handle, *seq.lengths) for handle, seq in ftl.sequences.items())
-        return lengths, ftl.nand.writes, ftl.buffers.left, self.firmware.free_ns, ftl.calendar.idle_ns()
+        return lengths, ftl.nand.writes, ftl.buffers.left, self.firmware.free_ns, ftl.timing.idle_ns()
 
     def victim_has_its_data(self) -> bool:
         """Whether the other tenant still has his data."""

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-F32 = NDArray[np.float32]
+from csd_spec.arrays import F32
+
 _HEADER = struct.Struct("<7i")
 
 

@@ -26,6 +26,7 @@ from rich.progress import Progress
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from csd_spec.arrays import F32
 from eval.model.circuits import THETA, WIDTH, make_louder, write_circuits
 from eval.model.corpus import load_corpus
 
@@ -166,7 +167,7 @@ def _recall(rng: random.Random, corpus: bytes, length: int) -> bytes:
     return (b"".join(parts) + asked)[-length:]
 
 
-def _weights(text: bytes) -> NDArray[np.float32]:
+def _weights(text: bytes) -> F32:
     """What each byte's loss weighs: TRUST where the MATCH bytes before it stood before and foretell it.
 
     Nothing where they foretell another: to learn that is to mistrust copies.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from attention_engine import oracle
+from attention_engine import reference
 from csd_spec import Compression
 from eval.accuracy.recorded import TEXT, Recorded, record
 from eval.paper.systems import Setup
@@ -25,7 +25,7 @@ def page_shares(layers: list[Recorded], compressions: Sequence[float], n: int) -
             for b, h in np.ndindex(B, H):
                 q = layer.q[b].reshape(H, -1, S, d)[h, :, -1].astype(np.float64)
                 K, V = (part[b, h].astype(np.float64) for part in (layer.k, layer.v))
-                _, _, tokens = oracle.sparf(q, K, V, params.r, params.k, params.l)
+                _, _, tokens = reference.sparf(q, K, V, params.r, params.k, params.l)
                 touched.append(np.unique(tokens // n).size / -(-S // n))
         shares[c] = float(np.mean(touched))
     return shares

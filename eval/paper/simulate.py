@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attention_engine import METHODS, Arithmetic, EngineClock, Queries, Step
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import DriveSpec, KvLayout, ModelShape, SparFParams
+from csd_spec.arrays import I32, I64
 from ftl import Ftl, Nand
-
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
 
 
 class Pattern(Arithmetic):
@@ -89,7 +86,7 @@ class SimulatedDrive:
 
     def grow(self, length: int) -> float:
         """Append tokens up to `length` to every layer; returns the seconds that programs take, one behind the other."""
-        start_ns = self.ftl.calendar.idle_ns()
+        start_ns = self.ftl.timing.idle_ns()
         lengths = np.full(self.batch, length - self.length)
         ends = [
             self.ftl.append(self.handles, layer, lengths, None, None, start_ns)[1] for layer in range(self.shape.layers)
@@ -115,7 +112,7 @@ class SimulatedDrive:
             queries = Queries.alike(q, params, v_mean, [{} for _ in self.handles])
             step = Step(self.ftl.view(self.handles, layer), self.ftl, queries, arithmetic=pattern)
             METHODS[method](step)
-            watch = Stopwatch(self.ftl.calendar.idle_ns())
+            watch = Stopwatch(self.ftl.timing.idle_ns())
             SCHEDULES[schedule](step.work, self.units, watch)
             units.update(watch.breakdown_ns)
         self.wall_s += time.perf_counter() - began

@@ -13,6 +13,7 @@ import numpy as np
 
 from csd_spec import Compression, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.units import ENGINE_UNITS
 from eval.paper.calibrated import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
 from eval.paper.profiles import Gpu, Host, Model, Ssd
 from eval.paper.simulate import SimulatedDrive, spread
@@ -20,7 +21,6 @@ from eval.paper.simulate import SimulatedDrive, spread
 GIB = 2**30
 SWAP_CLUSTER = 8 * 4096  # bytes that Linux swaps in at once (vm.page-cluster = 3)
 SAMPLED_LAYERS = 10
-ENGINE_UNITS = ("argtopk", "logit0", "logit", "attend", "softmax")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

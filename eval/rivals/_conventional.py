@@ -10,12 +10,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from csd_spec import BlockSsdSpec
+from csd_spec.arrays import I32, I64
 from eval.rivals._prefetch import prefetch
 
 SLOTS = 1 << 15  # of a calendar: 131 ms ahead of the earliest request
 USED_BITS = 12  # a calendar cell is slot number << USED_BITS | units used
 
-I64 = NDArray[np.int64]
 READ, WRITE = 1, 0
 AHEAD = 8  # requests drawn early, so that their mapping is in the cache when they are issued
 
@@ -60,11 +60,11 @@ class Params(NamedTuple):
 class State(NamedTuple):
     """Everything that requests change."""
 
-    l2p: NDArray[np.int32]  # (partitions, units): physical unit, -1 unmapped
-    p2l: NDArray[np.int32]  # (partitions, units): logical unit, -1 invalid
-    valid: NDArray[np.int32]  # (partitions, lines)
+    l2p: I32  # (partitions, units): physical unit, -1 unmapped
+    p2l: I32  # (partitions, units): logical unit, -1 invalid
+    valid: I32  # (partitions, lines)
     closed: NDArray[np.bool_]  # (partitions, lines): full, a candidate victim
-    free: NDArray[np.int32]  # (partitions, lines): ring of free lines
+    free: I32  # (partitions, lines): ring of free lines
     free_ends: I64  # (partitions, 2): head, count
     pointer: I64  # (partitions, 2 streams, 2): line, next unit in it; stream 0 host, 1 GC
     credits: I64  # (partitions, 2): writes left before GC is looked at, refill

@@ -6,14 +6,12 @@ With the preset `nvmevirt-970pro` it gives the times that NVMeVirt gives for the
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import BlockSsdSpec
+from csd_spec.arrays import I64
 from eval.rivals._conventional import READ, SLOTS, WRITE, Params, State, run_closed_loop, run_replay
 
 __all__ = ["READ", "WRITE", "ConventionalSsd"]
-
-I64 = NDArray[np.int64]
 
 
 class ConventionalSsd:

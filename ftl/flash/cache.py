@@ -6,12 +6,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from csd_spec.arrays import U32
 from ftl.flash.memory import lazy_zeros
 
 ROUNDS = 64  # of the hand over the cache, after which everything in it counts half
 _THERE, _MOST = 0x80, 0x7F
-
-U32 = NDArray[np.uint32]
 
 
 @njit(cache=True, nogil=True)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ftl.errors import OutOfSpace
 from ftl.flash.placement import Writer
 from ftl.flash.references import remap, valid
 from ftl.flash.store import FlashStore
 from ftl.flash.wear import cold_blocks
-
-U32 = NDArray[np.uint32]
 
 
 class Journal(Protocol):
@@ -107,7 +104,7 @@ class Collector:
             data = nand.content[kept] if nand.payload else None
             numbers = nand.write_numbers[kept] if nand.payload else None
             tags = nand.tags[kept].copy()
-            read_ns = store.calendar.read(kept, np.full(kept.size, store.geometry.page_bytes), start_ns)
+            read_ns = store.timing.read(kept, np.full(kept.size, store.geometry.page_bytes), start_ns)
             store.program(writer, targets, data, tags, read_ns, numbers)
             remap(store.referrers, kept, targets, tags)
             store.placement.invalidate(kept)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from csd_spec.arrays import I64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +37,9 @@ class FaultPlan:
         if not 0 <= self.ecc_bits <= self.retry_bits:
             raise ValueError(f"retry_bits = {self.retry_bits}: must be at least ecc_bits = {self.ecc_bits}")
 
-    def worst_codewords(
-        self, generator: np.random.Generator, erases: NDArray[np.int64], page_bytes: int
-    ) -> NDArray[np.int64]:
+    def worst_codewords(self, generator: np.random.Generator, erases: I64, page_bytes: int) -> I64:
         """Bit errors of the worst codeword of each page read, (N,), given its block's erase count."""
         words = max(1, page_bytes // self.codeword_bytes)
         mean = self.raw_bit_errors * 8 * self.codeword_bytes * (1 + erases / self.endurance)
-        worst: NDArray[np.int64] = generator.poisson(mean[:, None], (erases.size, words)).max(axis=1)
+        worst: I64 = generator.poisson(mean[:, None], (erases.size, words)).max(axis=1)
         return worst

@@ -13,16 +13,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from csd_spec import Geometry
+from csd_spec.arrays import I32, I64, U8, U32, U64
 from ftl.errors import NandRuleError
 from ftl.flash.faults import FaultPlan
 from ftl.flash.memory import data_ranges, lazy_zeros
 
 ERASED = 0xFF  # an erased cell reads as ones; as FP16 that is a NaN
-
-I64 = NDArray[np.int64]
-U8 = NDArray[np.uint8]
-U32 = NDArray[np.uint32]
-U64 = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +97,13 @@ class Nand:
         self.tags: U64 = array("tags", (pages,), np.uint64)
         self.write_numbers: U64 = array("write_numbers", (pages if payload else 1,), np.uint64)
         self.checksums: U32 = array("checksums", (pages if payload else 1,), np.uint32)
-        self.erase_count: NDArray[np.int32] = array("erase_count", (geometry.blocks,), np.int32)
+        self.erase_count: I32 = array("erase_count", (geometry.blocks,), np.int32)
         self.bad: U8 = array("bad_blocks", (geometry.blocks,), np.uint8)
         self.log: Callable[[Operation], None] | None = None  # told of everything that changes the array
         self._generator = np.random.default_rng(self.faults.seed)
         if self.faults.factory_bad and not self.bad.any():
             self.bad[self._generator.random(geometry.blocks) < self.faults.factory_bad] = 1
-        self.next_page: NDArray[np.int32] = lazy_zeros((geometry.blocks,), np.int32)
+        self.next_page: I32 = lazy_zeros((geometry.blocks,), np.int32)
         self.writes = 0
         if path is not None and (path / "content.bin").exists():
             self.power_on(self._written_superblocks(path))

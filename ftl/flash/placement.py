@@ -14,8 +14,8 @@ import math
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from csd_spec.arrays import I32, I64, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.errors import OutOfSpace, ReadOnly
 from ftl.flash.nand import Nand
@@ -23,9 +23,6 @@ from ftl.flash.nand import Nand
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: its multiples spread evenly over any range
 GROWTH = 32  # of sequences
 OPEN_SHARE = 16  # up to 1/16 of all blocks may be open, mostly empty, for the bandwidth of small sequences
-
-I64 = NDArray[np.int64]
-U32 = NDArray[np.uint32]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -66,8 +63,8 @@ class Placement:
     def __init__(self, nand: Nand) -> None:
         self.nand, self.geometry = nand, nand.geometry
         g = nand.geometry
-        self.valid: NDArray[np.int32] = np.zeros(g.blocks, np.int32)
-        self.claimed: NDArray[np.int32] = nand.next_page.copy()  # pages given out, programmed or about to be
+        self.valid: I32 = np.zeros(g.blocks, np.int32)
+        self.claimed: I32 = nand.next_page.copy()  # pages given out, programmed or about to be
         self.open: set[int] = set()
         # Of each lane: blocks that were erased, as (erases, block); and the first of those never used, which come first
         self._erased: list[list[tuple[int, int]]] = [[] for _ in range(g.lanes)]
@@ -101,7 +98,7 @@ class Placement:
                 return block
         return heapq.heappop(erased)[1]
 
-    def starts(self, streams: NDArray[np.uint64], groups: I64, scattered: bool) -> I64:
+    def starts(self, streams: U64, groups: I64, scattered: bool) -> I64:
         """Place of each stream's group before it is folded into an extent's width; the arguments broadcast.
 
         scattered: streams that are few begin far apart, wherever. Many take turns, so that they fill all lanes alike;

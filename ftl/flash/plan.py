@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-I64 = NDArray[np.int64]
-U32 = NDArray[np.uint32]
+from csd_spec.arrays import I64, U32
 
 
 @dataclass(frozen=True, slots=True)

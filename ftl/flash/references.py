@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-U32 = NDArray[np.uint32]
-U64 = NDArray[np.uint64]
+from csd_spec.arrays import I64, U32, U64
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class Reference:
     """
 
     table: U32
-    which: NDArray[np.int64]
+    which: I64
     place: Any
 
     def holds(self, pages: U32) -> NDArray[np.bool_]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import DriveSpec
+from csd_spec.arrays import I64, U8, U16, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.counters import Counters
 from ftl.errors import OutOfSpace, Uncorrectable
@@ -17,12 +17,6 @@ from ftl.flash.placement import Placement, Writer
 from ftl.flash.plan import PagePlan
 from ftl.flash.references import Referrer
 from ftl.flash.timing import TIMINGS
-
-I64 = NDArray[np.int64]
-U8 = NDArray[np.uint8]
-U16 = NDArray[np.uint16]
-U32 = NDArray[np.uint32]
-U64 = NDArray[np.uint64]
 
 
 class Reclaim(Protocol):
@@ -44,7 +38,7 @@ class FlashStore:
         self.nand = nand or Nand(spec.geometry)
         if spec.timing.model not in TIMINGS:
             raise ValueError(f"timing.model = {spec.timing.model!r}: must be one of {', '.join(TIMINGS)}")
-        self.calendar = TIMINGS[spec.timing.model](spec.geometry, spec.channel_timing)
+        self.timing = TIMINGS[spec.timing.model](spec.geometry, spec.channel_timing)
         self.placement = Placement(self.nand)
         self.cache = PageCache(spec.cache_bytes // spec.geometry.page_bytes, spec.geometry.pages)
         self.counters = Counters()
@@ -88,7 +82,7 @@ class FlashStore:
             page = None if data is None else data[left]
             numbers = None if write_numbers is None else write_numbers[left]
             good = self.nand.program(ppns[left], page, tags[left], numbers)
-            finish_ns = max(finish_ns, self.calendar.program(ppns[left[: good + 1]], start_ns))
+            finish_ns = max(finish_ns, self.timing.program(ppns[left[: good + 1]], start_ns))
             left = left[good:]
             if left.size:
                 self._place_elsewhere(writer, ppns, left)
@@ -123,12 +117,12 @@ class FlashStore:
         if plan.stored:
             self.nand.check_readable(plan.ppns)
         self.counters.read += plan.ppns.size
-        finish_ns = self.calendar.read(plan.ppns, plan.nbytes, start_ns)
+        finish_ns = self.timing.read(plan.ppns, plan.nbytes, start_ns)
         if self.nand.faults.raw_bit_errors and plan.stored:
             errors = self.nand.bit_errors(plan.ppns)
             again = errors > self.nand.faults.ecc_bits
             if again.any():
-                finish_ns = self.calendar.read(plan.ppns[again], plan.nbytes[again], finish_ns)
+                finish_ns = self.timing.read(plan.ppns[again], plan.nbytes[again], finish_ns)
             lost = plan.ppns[errors > self.nand.faults.retry_bits]
             if lost.size:
                 self.counters.unrecovered += lost.size
@@ -141,5 +135,5 @@ class FlashStore:
         assert self.placement.valid[block] == 0, f"block {block} still holds valid pages"
         self.nand.erase(block)
         self.cache.forget(self.nand.pages_of(block))
-        self.calendar.erase(block % self.geometry.lanes, start_ns)
+        self.timing.erase(block % self.geometry.lanes, start_ns)
         self.placement.release(block)

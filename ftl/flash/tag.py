@@ -17,8 +17,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-I64 = NDArray[np.int64]
-U64 = NDArray[np.uint64]
+from csd_spec.arrays import I64, U64
 
 KINDS, MAX_OWNERS, MAX_LAYERS, MAX_STREAMS, MAX_GROUPS = 1 << 5, 1 << 17, 1 << 8, 1 << 14, 1 << 20
 MAX_RECORDS, MAX_RECORD_PAGES, MAX_LOGICAL_PAGES = 1 << 29, 1 << 15, 1 << 32

@@ -8,20 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 import numpy as np
-from numpy.typing import NDArray
 
+from csd_spec.arrays import F16, I64, U8, U16, U32
 from csd_spec.view import in_flash
 from ftl.errors import OutOfSpace, Uncorrectable
 from ftl.flash.tag import MAX_GROUPS
 from ftl.kv.layouts import GroupMap
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Rows, Sequence
-
-F16 = NDArray[np.float16]
-I64 = NDArray[np.int64]
-U8 = NDArray[np.uint8]
-U16 = NDArray[np.uint16]
-U32 = NDArray[np.uint32]
 
 
 def append(

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import KvLayout
+from csd_spec.arrays import U16, U64
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import OutOfSpace, Uncorrectable, UnknownSequence
 from ftl.flash import tag
@@ -19,9 +19,6 @@ from ftl.kv.layouts import GroupMap
 from ftl.kv.owners import Owners
 from ftl.kv.sequence import Sequence
 from ftl.kv.tails import GroupBuffers, Tails
-
-U16 = NDArray[np.uint16]
-U64 = NDArray[np.uint64]
 
 
 @dataclass(slots=True)

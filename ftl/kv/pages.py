@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from csd_spec.arrays import U32
 from csd_spec.model import FP16_BYTES
 from csd_spec.view import BANK_SHIFT, UNMAPPED
-
-I64 = NDArray[np.int64]
-U32 = NDArray[np.uint32]
 
 
 @njit(inline="always")

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import KvView
+from csd_spec.arrays import F16, I32, I64, U32
 from csd_spec.model import FP16_BYTES
 from csd_spec.view import UNMAPPED
 from ftl.flash.plan import PagePlan
 from ftl.kv.map import KvMap
 from ftl.kv.pages import plan_channels, plan_tokens, stack
-
-F16 = NDArray[np.float16]
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
-U32 = NDArray[np.uint32]
 
 
 class Reader:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from csd_spec.arrays import U16, U32
 from ftl.errors import OutOfSpace
 from ftl.kv.append import full_pages
 from ftl.kv.layouts.dual import embedding_map
@@ -15,8 +15,6 @@ from ftl.kv.map import KvMap
 from ftl.kv.reading import Reader
 from ftl.kv.sequence import Sequence
 
-U16 = NDArray[np.uint16]
-U32 = NDArray[np.uint32]
 COPY = "embedding_k"
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import KvLayout
+from csd_spec.arrays import I64, U16
 from ftl.flash.placement import Writer
 from ftl.kv.layouts import GroupMap, PrimaryMap, layout_of
 
-I64 = NDArray[np.int64]
-U16 = NDArray[np.uint16]
 Rows = dict[str, U16 | None]  # "k" and "v", each (tokens, H, d) FP16 bits; None on a drive without payload
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from csd_spec.arrays import I64, U8, U16
 from csd_spec.view import UNMAPPED, dram_slots, in_flash
 from ftl.errors import OutOfSpace
 from ftl.flash.memory import lazy_zeros
@@ -13,16 +13,13 @@ from ftl.kv.sequence import Sequence
 
 ERASED = 0xFF  # a new buffer reads as erased flash does
 
-I64 = NDArray[np.int64]
-U16 = NDArray[np.uint16]
-
 
 class GroupBuffers:
     """A pool of page-sized buffers."""
 
     def __init__(self, dram_bytes: int, page_bytes: int) -> None:
         self.capacity = dram_bytes // page_bytes
-        self.content: NDArray[np.uint8] = lazy_zeros((self.capacity, page_bytes), np.uint8)
+        self.content: U8 = lazy_zeros((self.capacity, page_bytes), np.uint8)
         self._fresh = 0
         self._returned: list[int] = []
 

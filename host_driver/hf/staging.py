@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-F16 = NDArray[np.float16]
+from csd_spec.arrays import F16
 
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 

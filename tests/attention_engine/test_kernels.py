@@ -1,6 +1,6 @@
 """Kernels over scattered pages against Algorithm 1 in float64.
 
-partner of: attention_engine/_half.py, attention_engine/_parallel.py, attention_engine/oracle.py
+partner of: attention_engine/_half.py, attention_engine/_parallel.py, attention_engine/reference.py
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_engine import add_rows, approximate, attend, best_tokens, cover, oracle, top_channels, weigh
+from attention_engine import add_rows, approximate, attend, best_tokens, cover, reference, top_channels, weigh
 from csd_spec import KvLayout, KvView
 from csd_spec.view import UNMAPPED
 from ftl.kv.layouts.dual import embedding_map
@@ -102,7 +102,7 @@ def test_sparf_equals_the_oracle(seed, G, d, S, shape, data):
     out, channels, tokens = run_sparf(view_of(K, V, n, m, generator), q, K, V, r, k, l)
     for stream in range(2):
         args = [x[stream].astype(np.float64) for x in (q, K, V)]
-        expected, i, j = oracle.sparf(*args, r, k, l)
+        expected, i, j = reference.sparf(*args, r, k, l)
         np.testing.assert_array_equal(channels[stream], i)
         np.testing.assert_array_equal(tokens[stream], j)
         assert relative_error(out[stream], expected) < 1e-4
@@ -114,7 +114,7 @@ def test_everything_selected_is_dense(scale):
     q, K, V = make(generator, 3, 2, 200, 64, scale)
     out, _, _ = run_sparf(view_of(K, V, 32, 4, generator), q, K, V, 64, 200, 50)
     for stream in range(3):
-        expected = oracle.dense(*(x[stream].astype(np.float64) for x in (q, K, V)))
+        expected = reference.dense(*(x[stream].astype(np.float64) for x in (q, K, V)))
         assert relative_error(out[stream], expected) < 1e-4
 
 
@@ -146,7 +146,7 @@ def test_hard_inputs(change, S):
         out, _, tokens = run_sparf(view, q, K, V, r, k, k // 4)
         for stream in range(2):
             args = [x[stream].astype(np.float64) for x in (q, K, V)]
-            expected, _, j = oracle.sparf(*args, r, k, k // 4)
+            expected, _, j = reference.sparf(*args, r, k, k // 4)
             np.testing.assert_array_equal(tokens[stream], j)
             assert relative_error(out[stream], expected) < 1e-3
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from attention_engine._rows import LANES, add_scaled, dots, exp, exponentials, largest
+from attention_engine._rows import WIDTH, add_scaled, dots, exp, exponentials, largest
 
 
 @njit
@@ -37,7 +37,7 @@ def _add(sums, weights, rows):
 
 def test_exp_is_within_two_units_in_the_last_place():
     x = np.concatenate([-np.geomspace(1e-8, 86.9, 100_000), np.linspace(-86.9, 0, 100_000)]).astype(np.float32)
-    x = x[: x.size // LANES * LANES]
+    x = x[: x.size // WIDTH * WIDTH]
     expected, out = np.exp(x.astype(np.float64)), np.empty_like(x)
     _exp(x, out)
     assert (np.abs(out - expected) / np.spacing(expected.astype(np.float32))).max() <= 2
@@ -54,7 +54,7 @@ def test_exp_of_what_vanishes_is_zero():
 
 
 def test_largest_leaves_nan_out():
-    x = np.full(2 * LANES, np.nan, np.float32)
+    x = np.full(2 * WIDTH, np.nan, np.float32)
     x[[3, 20]] = -7, -5
     assert _largest(x) == -5
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from attention_engine import GroupScore, best_tokens, cover, top_channels, weigh
-from attention_engine.oracle import _argtopk
+from attention_engine.reference import _argtopk
 
 FEW_VALUES = st.sampled_from([-2.0, -0.0, 0.0, 0.5, 3.0])
 

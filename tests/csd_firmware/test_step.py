@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_engine import METHODS, oracle
+from attention_engine import METHODS, reference
 from csd_firmware import Firmware, InProcessDevice
 from csd_spec import (
     Attend,
@@ -66,16 +66,16 @@ class Bench:
             for h in range(H):
                 args = [x.astype(np.float64) for x in (q[b, h], self.K[b][:, h], self.V[b][:, h])]
                 if method == "dense":
-                    expected[b, h] = oracle.dense(*args)
+                    expected[b, h] = reference.dense(*args)
                 else:
-                    expected[b, h] = oracle.sparf(*args, r, int(top_k[b]), int(-(-top_k[b] // 4)))[0]
+                    expected[b, h] = reference.sparf(*args, r, int(top_k[b]), int(-(-top_k[b] // 4)))[0]
         return done, expected
 
     def state(self):
         """Everything a refused command must not change."""
         ftl = self.firmware.ftl
         lengths = {handle: seq.lengths.tolist() for handle, seq in ftl.sequences.items()}
-        return lengths, ftl.nand.writes, ftl.buffers.left, self.firmware.free_ns, ftl.calendar.idle_ns()
+        return lengths, ftl.nand.writes, ftl.buffers.left, self.firmware.free_ns, ftl.timing.idle_ns()
 
 
 @pytest.mark.parametrize("method", ["dense", "sparf", "sparq"])
@@ -226,7 +226,7 @@ def test_only_the_codewords_that_are_needed_cross_the_channel(small_drive):
 
 def test_flush_waits_for_programs(small_drive):
     bench = Bench(small_drive, [300])
-    assert bench.do(Flush()).finish_ns >= bench.firmware.ftl.calendar.idle_ns()
+    assert bench.do(Flush()).finish_ns >= bench.firmware.ftl.timing.idle_ns()
 
 
 def bad_commands(bench):

@@ -1,7 +1,7 @@
 """The vocabulary's values check themselves and derive what they should.
 
-partner of: csd_spec/_check.py, csd_spec/attention.py, csd_spec/commands.py, csd_spec/device.py, csd_spec/drive.py,
-csd_spec/model.py, csd_spec/presets.py, csd_spec/sparf.py, csd_spec/status.py
+partner of: csd_spec/_check.py, csd_spec/arrays.py, csd_spec/attention.py, csd_spec/commands.py, csd_spec/device.py,
+csd_spec/drive.py, csd_spec/model.py, csd_spec/presets.py, csd_spec/sparf.py, csd_spec/status.py
 """
 
 from dataclasses import asdict, replace

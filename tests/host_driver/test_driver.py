@@ -6,7 +6,7 @@ partner of: host_driver/traffic.py
 import numpy as np
 import pytest
 
-from attention_engine import oracle
+from attention_engine import reference
 from csd_firmware import InProcessDevice
 from csd_spec import Attention, Compression, DeviceError, ModelShape, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -61,7 +61,7 @@ def test_a_step_is_attention_over_all_rows(drives):
                     np.concatenate([stored[first:end, head], new[row, head][None]]).astype(np.float64)
                     for stored, new in zip(talk.rows[layer], (k, v), strict=True)
                 )
-                expected = oracle.dense(q[row, 2 * head : 2 * head + 2].astype(np.float64), K, V)
+                expected = reference.dense(q[row, 2 * head : 2 * head + 2].astype(np.float64), K, V)
                 assert abs(outs[layer, row, 2 * head : 2 * head + 2] - expected).max() < 5e-3
     k, v = talk.driver.read(talk.batch, slice(None), 0)
     assert np.array_equal(k[:30], talk.rows[0][0][:30])

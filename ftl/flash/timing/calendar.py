@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from csd_spec import Geometry, NandTiming
+from csd_spec.arrays import I64, U32
 from ftl.flash.timing.model import FlashTiming
 
 SLOT_NS = 4_000
 SLOTS = 1 << 16  # 262 ms ahead of the earliest request still open
 USED_BITS = 20  # a cell is slot number << USED_BITS | bytes used
 _USED = (1 << USED_BITS) - 1
-
-I64 = NDArray[np.int64]
 
 
 @njit(inline="always")
@@ -89,15 +87,15 @@ class FlashCalendar(FlashTiming):
         # of a run are written when another begins.
         self._runs: I64 = np.zeros((geometry.channels, 3), np.int64)
 
-    def read_ends(self, ppns: NDArray[np.uint32], nbytes: I64, start_ns: int) -> int:
+    def read_ends(self, ppns: U32, nbytes: I64, start_ns: int) -> int:
         t = self.timing
         return self._occupy(ppns, nbytes, start_ns, t.read_ns, 0, t.cache_read)
 
-    def program_ends(self, ppns: NDArray[np.uint32], start_ns: int) -> int:
+    def program_ends(self, ppns: U32, start_ns: int) -> int:
         nbytes = np.full(ppns.size, self.geometry.page_bytes)
         return self._occupy(ppns, nbytes, start_ns, 0, self.timing.program_ns, False)
 
-    def _occupy(self, ppns: NDArray[np.uint32], nbytes: I64, start_ns: int, *times: int) -> int:
+    def _occupy(self, ppns: U32, nbytes: I64, start_ns: int, *times: int) -> int:
         channel = self.slot_bytes, self._byte_ns, self.lane_free, self._cells, self._runs
         return int(_occupy(ppns, nbytes, start_ns, self.geometry.channels, *times, *channel))
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from csd_spec import Geometry, NandTiming
+from csd_spec.arrays import I64, U32
 
-I64 = NDArray[np.int64]
-U32 = NDArray[np.uint32]
 Listener = Callable[[str, U32, int], None]  # "read" or "program", pages, when they were asked for
 
 

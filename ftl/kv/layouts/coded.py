@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from csd_spec.arrays import U16
 from ftl.kv.layouts.embedding import EmbeddingMap
-
-U16 = NDArray[np.uint16]
 
 
 class CodedEmbeddingMap(EmbeddingMap):

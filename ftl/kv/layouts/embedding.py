@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import KvLayout
+from csd_spec.arrays import I64, U16
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.group_map import POISON, GroupMap
-
-I64 = NDArray[np.int64]
-U16 = NDArray[np.uint16]
 
 
 class EmbeddingMap(GroupMap):

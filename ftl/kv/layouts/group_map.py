@@ -9,18 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import KvLayout
+from csd_spec.arrays import I64, U16, U32, U64
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.flash import tag
 
 POISON = np.uint16(0xFFFF)  # a NaN in FP16, as erased flash reads
-
-I64 = NDArray[np.int64]
-U16 = NDArray[np.uint16]
-U32 = NDArray[np.uint32]
-U64 = NDArray[np.uint64]
 
 
 class GroupMap(ABC):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import KvLayout
+from csd_spec.arrays import I64, U16, U32
 from csd_spec.view import gather_rows
 from ftl.kv.layouts.group_map import POISON, PrimaryMap
-
-I64 = NDArray[np.int64]
-U16 = NDArray[np.uint16]
-U32 = NDArray[np.uint32]
 
 
 class TokenMap(PrimaryMap):

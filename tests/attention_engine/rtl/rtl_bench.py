@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 BUILDS = ROOT / ".rtl"
 SEED = 20261121
-LEAST_LINES = 0.95
+MIN_LINES = 0.95
 VERILATOR = ["--coverage-line", "-Wno-fatal", "-Wno-lint", "-O3", "--output-split", "0"]
 Beat = dict[str, int]
 
@@ -51,7 +51,7 @@ def simulate(
 ) -> None:
     """Run the cocotb tests of test_<module>.py on rtl/<module>.sv; all must pass.
 
-    test: another module of cocotb tests. covers: in Verilator they must reach LEAST_LINES of its lines too. VCSD_RTL
+    test: another module of cocotb tests. covers: in Verilator they must reach MIN_LINES of its lines too. VCSD_RTL
     names another folder of sources.
     """
     if simulator == "icarus" and not shutil.which("iverilog"):
@@ -97,7 +97,7 @@ def simulate(
     if simulator == "verilator" and covers and "VCSD_RTL" not in os.environ:
         lines, missed = line_coverage(folder / "coverage.dat", f"{module}.sv")
         print(f"{module}: line coverage {lines:.3f}")
-        assert lines >= LEAST_LINES, f"{module}: line coverage {lines:.3f}, never run: lines {missed}"
+        assert lines >= MIN_LINES, f"{module}: line coverage {lines:.3f}, never run: lines {missed}"
 
 
 @contextlib.contextmanager

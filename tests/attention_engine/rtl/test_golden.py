@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_engine import oracle
+from attention_engine import reference
 from attention_engine.rtl.golden import sparf_engine
 from attention_engine.rtl.params import EngineRun, EngineShape
 from csd_spec import SparFParams
 
-MOST_ULPS = 1.5  # of FP16 at the largest |value| of V that is attended: half of it is the rounding of the output
+MAX_ULPS = 1.5  # of FP16 at the largest |value| of V that is attended: half of it is the rounding of the output
 
 
 def ulp(value):
@@ -36,10 +36,10 @@ def run_of(S, d, G, r, k, l):  # noqa: E741
 
 
 def close(data, run):
-    """Whether output and selection are the oracle's; returns the largest error in units of MOST_ULPS' measure."""
+    """Whether output and selection are the oracle's; returns the largest error in units of MAX_ULPS' measure."""
     q, K, V, _ = data
     got = sparf_engine(*(part.view(np.uint16) for part in data), run)
-    want, channels, tokens = oracle.sparf(
+    want, channels, tokens = reference.sparf(
         *(part.astype(np.float64) for part in (q, K, V)), run.sparf.r, run.sparf.k, run.sparf.l
     )
     assert got.channels == channels.tolist() and got.tokens == tokens.tolist()
@@ -51,13 +51,13 @@ def close(data, run):
 def test_output_within_ulps_of_algorithm_1(seed, S, d, G, data):
     k = data.draw(st.integers(1, S))
     run = run_of(S, d, G, data.draw(st.integers(1, d)), k, data.draw(st.integers(0, k)))
-    assert close(make(seed, S, d, G), run) <= MOST_ULPS
+    assert close(make(seed, S, d, G), run) <= MAX_ULPS
 
 
 @pytest.mark.parametrize("scale", [0.01, 1, 4])
 def test_dense_is_attention(scale):
     data = make(7, 50, 32, 2, scale)
-    assert close(data, run_of(50, 32, 2, 32, 50, 13)) <= MOST_ULPS
+    assert close(data, run_of(50, 32, 2, 32, 50, 13)) <= MAX_ULPS
 
 
 def test_scores_all_equal_take_the_first():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rtl_bench import BUILDS, simulate
 
-from attention_engine import approximate, attend, best_tokens, cover, oracle, top_channels, weigh
+from attention_engine import approximate, attend, best_tokens, cover, reference, top_channels, weigh
 from attention_engine.rtl.golden import sparf_engine
 from attention_engine.rtl.params import EngineRun, EngineShape
 from csd_spec import Compression, KvLayout, KvView
@@ -20,7 +20,7 @@ TOKENS = 400
 COMPRESSION = 8
 SHAPE = EngineShape(head_dim=64, q_heads=2, lanes=32, n_max=1024, page_bytes=4096)
 TIE = 1e-5  # of the k-th score
-MOST_ULPS = 2.0  # of FP16 at the largest |value| of V that is attended
+MAX_ULPS = 2.0  # of FP16 at the largest |value| of V that is attended
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_tokens_are_the_software_kernels_but_for_ties(heads, m):
         assert (np.abs(scores[differ] - kth) <= TIE * kth).all()
         ties += len(differ) // 2
         if not len(differ):
-            assert ulps(got.out.view(np.float16), want, head[2]) <= MOST_ULPS
+            assert ulps(got.out.view(np.float16), want, head[2]) <= MAX_ULPS
         assert not got.bad
     print(f"m = {m}: {ties} ties among {len(heads) * run.sparf.k} tokens")
 
@@ -105,9 +105,9 @@ def test_output_within_ulps_of_algorithm_1(heads):
     for head in heads:
         got = golden(head, run)
         q, K, V = (part.astype(np.float64) for part in head[:3])
-        want, channels, tokens = oracle.sparf(q, K, V, run.sparf.r, run.sparf.k, run.sparf.l)
+        want, channels, tokens = reference.sparf(q, K, V, run.sparf.r, run.sparf.k, run.sparf.l)
         assert got.channels == channels.tolist() and got.tokens == tokens.tolist()
-        assert ulps(got.out.view(np.float16), want, V) <= MOST_ULPS
+        assert ulps(got.out.view(np.float16), want, V) <= MAX_ULPS
 
 
 @pytest.mark.rtl

@@ -120,8 +120,8 @@ def test_an_unmount_under_load_is_clean(mount):
     assert not any(thread.is_alive() for thread in threads)
     assert len(failures) == 4
     assert set(failures) <= GONE
+    until(lambda: not drive_dir("csd0").exists())  # its process unmounts and flushes, and ends
     assert not os.path.ismount(mount)
-    until(lambda: not drive_dir("csd0").exists())  # its process flushes, and ends
     device = InProcessDevice.reopen(mount.parent / "flash" / "csd0")
     kept = Namespace(device.firmware, threading.Lock())
     for number, count in enumerate(written):

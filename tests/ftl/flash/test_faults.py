@@ -67,7 +67,7 @@ def test_corrected_reads_cost_time_and_uncorrectable_ones_fail_the_sequence(smal
         (handle,) = ftl.create(1, 1, 2, layout)
         k = rows(np.random.default_rng(0), 200)
         ftl.append([handle], 0, np.array([200]), k, k, 0)
-        start = ftl.calendar.idle_ns()
+        start = ftl.timing.idle_ns()
         times[name] = ftl.read(ftl.read_back(handle, 0)[2], start) - start
     assert times["none"] == times["corrected"] < times["retried"]
 

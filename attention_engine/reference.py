@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
+from csd_spec.arrays import F64, I64
 
 
 def _softmax(x: F64) -> F64:
