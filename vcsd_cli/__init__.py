@@ -1,1 +1,2 @@
-"""The command line: one file for each group of commands. Experiments are files of eval, a line each in `experiments.py`."""
+"""The command line: one file for each group of commands. Experiments are files of eval, with a line in
+`experiments.py`."""
