@@ -7,11 +7,13 @@ but for the Python release's own standard library.
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import re
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -59,11 +61,13 @@ def load_corpus(min_chars: int = 200) -> bytes:
     from pydoc_data.topics import topics
 
     texts = [topics[name] for name in sorted(topics)]
-    for path in _sources():
-        try:
-            texts += docstrings(path.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError, ValueError):
-            continue
+    gc.disable()  # syntax trees are no garbage: looking through them again and again takes as long as making them
+    try:
+        for path in _sources():
+            with suppress(SyntaxError, UnicodeDecodeError, ValueError):
+                texts += docstrings(path.read_text(encoding="utf-8"))
+    finally:
+        gc.enable()
     seen: set[str] = set()
     kept = []
     for text in texts:

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -147,6 +148,7 @@ def line_coverage(data: Path, source: str) -> tuple[float, list[int]]:
 # Inside of it
 
 
+@cache
 def parameters() -> dict[str, int]:
     """The parameters that the module under test was built with."""
     return json.loads(os.environ["RTL_PARAMETERS"])
@@ -219,9 +221,11 @@ class Sink:
 
     async def _run(self) -> None:
         cycle, held, edge, reset = 0, None, RisingEdge(self.dut.clk), self.dut.rst
+        driven = None
         while True:
             ready = self.rng.random() >= self.busy
-            self.ready.value = int(ready)
+            if ready is not driven:
+                driven, self.ready.value = ready, int(ready)
             await edge
             cycle += 1
             if reset.value == 1:
