@@ -31,9 +31,19 @@ class MappedMedium:
 
     @staticmethod
     def create(path: Path, size_bytes: int) -> None:
-        """Make a sparse file that only its owner may open."""
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        os.truncate(path, size_bytes)
+        """Make a sparse file that only its owner may open; nobody sees it before it has its size.
+
+        Raises FileExistsError for one that is there.
+        """
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        os.close(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            os.truncate(aside, size_bytes)
+            if path.exists():
+                raise FileExistsError(f"{path} exists")
+            aside.rename(path)
+        finally:
+            aside.unlink(missing_ok=True)
 
     def read(self, block: int, count: int = 1) -> bytearray:
         return bytearray(self.view[block * BLOCK_BYTES : (block + count) * BLOCK_BYTES])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import hashlib
 import json
 import os
@@ -37,6 +38,7 @@ SEED = 20261121
 MIN_LINES = 0.95
 VERILATOR = ["--coverage-line", "-Wno-fatal", "-Wno-lint", "-O3", "--output-split", "0"]
 Beat = dict[str, int]
+gc.set_threshold(1_000_000)  # a simulation makes many objects and hardly a circle of them
 
 
 # Outside of the simulator
