@@ -38,7 +38,6 @@ SEED = 20261121
 MIN_LINES = 0.95
 VERILATOR = ["--coverage-line", "-Wno-fatal", "-Wno-lint", "-O3", "--output-split", "0"]
 Beat = dict[str, int]
-gc.set_threshold(1_000_000)  # a simulation makes many objects and hardly a circle of them
 
 
 # Outside of the simulator
@@ -267,6 +266,7 @@ class Sink:
 
 async def start(dut) -> random.Random:
     """Clock and reset; returns the test's random numbers."""
+    gc.set_threshold(1_000_000)  # a simulation makes many objects and hardly a circle of them
     cocotb.start_soon(Clock(dut.clk, 10, "ns").start())
     await reset(dut)
     return random.Random(cocotb.RANDOM_SEED)

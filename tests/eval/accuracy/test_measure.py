@@ -15,25 +15,16 @@ from eval.accuracy.measure import measure_accuracy
 from eval.accuracy.plan import Journal, Plan, contenders
 from eval.accuracy.prefilled import Prefilled
 from eval.accuracy.recorded import TEXT
-from eval.accuracy.tasks import language
+from eval.accuracy.tasks.language import FORCED
 from eval.plot import save_figure
 from vcsd.loading import CHECKPOINT, load
 
-FORCED = 64
 PROMPTS = [list(b"one, two, three, four, one, two, three,"), list(b"one, two, three, four, five, six, one, two,")]
 
 
 @pytest.fixture(scope="module")
 def model():
     return load(CHECKPOINT)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_forced_tokens():
-    """A quarter of the tokens that WikiText's samples force: each is a decode step for each method."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(language, "FORCED", FORCED)
-        yield
 
 
 def plan(task="wikitext", methods="dense,sparf", compressions=(8.0,), **changes):
