@@ -81,7 +81,9 @@ class Ftl:
 
     def flush(self, start_ns: int) -> int:
         """Acknowledge: returns when everything that was done before is in flash."""
-        return max(self.collector.reclaim(start_ns, everything=True), self.timing.idle_ns())
+        finish_ns = max(self.collector.reclaim(start_ns, everything=True), self.timing.idle_ns())
+        self.nand.sync()
+        return finish_ns
 
     def format(self, start_ns: int) -> int:
         """Forget all sequences and blocks, and erase them; wear and counters stay. Returns when it is done."""

@@ -27,5 +27,10 @@ class Uncorrectable(FtlError):
         self.handles = handles
 
 
+class MediumFailed(FtlError):
+    """The files under the flash cannot be written any more. Unlike after other errors the drive is to be opened anew:
+    it is then as its last flush left it."""
+
+
 class NandRuleError(AssertionError):
     """A rule of NAND was broken: always a defect of this layer."""

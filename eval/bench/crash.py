@@ -18,7 +18,8 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 from eval.experiment import Outcome, flat
 from ftl import Ftl, FtlError, Nand, OutOfSpace
-from ftl.flash.nand import ERASED, Erase, Operation, Program
+from ftl.flash.nand import Erase, Operation, Program
+from ftl.flash.spare import SPARE
 from vcsd.progress import Tick, no_tick, progress
 
 HEADS, LAYERS, DIM = 2, 2, 16
@@ -141,29 +142,28 @@ def record(seed: int, operations: int) -> Trace:
 def _apply(nand: Nand, operation: Operation) -> None:
     if isinstance(operation, Erase):
         pages = nand.pages_of(operation.block)
-        nand.content[pages], nand.write_numbers[pages], nand.tags[pages] = ERASED, 0, 0
+        nand.content[pages], nand.spare[pages] = 0, 0
         nand.erase_count[operation.block] += 1
         return
-    at = operation.ppn
-    nand.content[at], nand.tags[at] = operation.page, operation.tag
-    nand.write_numbers[at], nand.checksums[at] = operation.write_number, operation.checksum
+    nand.content[operation.ppn], nand.spare[operation.ppn] = operation.page, operation.spare
 
 
 def _tear(nand: Nand, operation: Operation, generator: np.random.Generator) -> Callable[[], None]:
     """Leave an operation half done, in one of the ways in which that can happen; returns what undoes it."""
     pages = np.array([operation.ppn]) if isinstance(operation, Program) else nand.pages_of(operation.block)
-    arrays: list[NDArray[Any]] = [nand.content, nand.tags, nand.write_numbers, nand.checksums]
+    arrays: list[NDArray[Any]] = [nand.content, nand.spare]
     before = [array[pages].copy() for array in arrays]
     if isinstance(operation, Program):
-        spare = generator.random() < 0.5  # the spare area may be whole while the data is not
-        cut = int(generator.integers(1, operation.page.size))
-        if spare:
+        cut, spare = int(generator.integers(1, operation.page.size)), generator.random()
+        if spare < 0.5:  # the spare area may be whole while the data is not
             _apply(nand, operation)
+        elif spare < 0.75:
+            nand.spare[operation.ppn : operation.ppn + 1].view(np.uint8)[:] = generator.integers(0, 255, SPARE.itemsize)
         nand.content[operation.ppn, :cut] = operation.page[:cut]
         nand.content[operation.ppn, cut:] = generator.integers(0, 255, operation.page.size - cut)
     else:
         gone = pages[generator.random(pages.size) < 0.5]
-        nand.content[gone], nand.write_numbers[gone], nand.tags[gone] = ERASED, 0, 0
+        nand.content[gone], nand.spare[gone] = 0, 0
 
     def undo() -> None:
         for array, old in zip(arrays, before, strict=True):

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from csd_firmware import Firmware
-from csd_firmware.tenants import Handles, Tenant, drive_secret
+from csd_firmware.folder import drive_secret
+from csd_firmware.tenants import Handles, Tenant
 from csd_spec import Flush, KvAppend, KvFree, KvRead, SeqCreate, Status
 
 CREATE = SeqCreate(3, 1, 2, 16, 64)
