@@ -40,7 +40,7 @@ class Ftl:
         self.store.reclaim = self.collector
         self.nand, self.timing, self.placement = self.store.nand, self.store.timing, self.store.placement
         self.counters, self.buffers, self.sequences = self.store.counters, self.kv.buffers, self.kv.sequences
-        recover(self.journal)
+        self.findings = recover(self.journal)  # what power-on has found lost
 
     def sequence(self, handle: int) -> Sequence:
         """The sequence of a handle; raises UnknownSequence, or Uncorrectable for one that lost data."""

@@ -22,8 +22,9 @@ class UnknownSequence(FtlError):
 class Uncorrectable(FtlError):
     """More bit errors than the ECC corrects; `handles` are the sequences that lost data and now only can be freed."""
 
-    def __init__(self, handles: list[int]) -> None:
-        super().__init__(f"sequences {', '.join(map(str, handles))}: flash data with more errors than the ECC corrects")
+    def __init__(self, handles: list[int], what: str = "") -> None:
+        what = what or f"sequences {', '.join(map(str, handles))}"
+        super().__init__(f"{what}: flash data with more errors than the ECC corrects")
         self.handles = handles
 
 
