@@ -18,6 +18,7 @@ from ftl.flash.upgrade import is_old, upgrade
 
 LOCK, DESCRIPTION, SECRET = "lock", "drive.json", "secret.bin"
 FORMAT = 2
+_WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # what text that is no description raises
 _SECRET_BYTES = 32
 
 
@@ -86,9 +87,23 @@ class DriveFolder:
 
 def described(path: Path) -> DriveSpec:
     """The drive that a folder holds; raises ValueError where it holds none."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[DriveSpec, bool]:
+    """The drive that a folder holds, and whether its description is as it has to be, or was before a bit of it was
+    corrected."""
     try:
-        return DriveSpec.from_dict(_unsealed(json.loads((path / DESCRIPTION).read_text())))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        text = (path / DESCRIPTION).read_bytes()
+        try:
+            values = json.loads(text)
+            return DriveSpec.from_dict(_unsealed(values)), "format" in values
+        except _WRONG:
+            fixed = mended(text)
+            if fixed is None:
+                raise
+            return DriveSpec.from_dict(_unsealed(json.loads(fixed))), False
+    except (OSError, *_WRONG) as error:
         raise ValueError(f"no drive in {path}: {DESCRIPTION}: {error}") from error
 
 
@@ -100,16 +115,15 @@ def describe(spec: DriveSpec, path: Path) -> None:
     """
     folder = DiskFolder(path)
     try:
-        there = described(path)
-    except ValueError:
-        if (path / DESCRIPTION).exists() and (path / DESCRIPTION).stat().st_size:
-            raise ValueError(f"{path / DESCRIPTION} is damaged: vcsd fsck {path} mends it") from None
-        there = None
-    if there:
+        there, whole = _read(path)
         _check_geometry(there.geometry, spec.geometry, path)
-    elif not is_old(folder):
-        NandFiles.make(folder, spec.geometry)
-    if there != spec or not _is_sealed(path):
+    except ValueError:
+        if folder.sizes().get(DESCRIPTION):
+            raise
+        there, whole = None, False
+        if not is_old(folder):
+            NandFiles.make(folder, spec.geometry)
+    if there != spec or not whole:
         folder.put(DESCRIPTION, sealed(spec))
     folder.close()
 
@@ -136,13 +150,6 @@ def _unsealed(values: Any) -> Any:
     return drive
 
 
-def _is_sealed(path: Path) -> bool:
-    try:
-        return "format" in json.loads((path / DESCRIPTION).read_text())
-    except (OSError, ValueError):
-        return False
-
-
 def mended(text: bytes) -> bytes | None:
     """A description with one flipped bit undone; None where that does not make it whole."""
     for bit in range(8 * len(text)):
@@ -153,7 +160,7 @@ def mended(text: bytes) -> bytes | None:
             if "format" in values:
                 DriveSpec.from_dict(_unsealed(values))
                 return bytes(flipped)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except _WRONG:
             continue
     return None
 
