@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from csd_io.crc import corrected
-from csd_io.folder import DiskFolder, Durability
+from csd_io.folder import DiskFolder, Durability, Folder
 from csd_spec import DriveSpec, Geometry
 from ftl.flash.files import NandFiles
 from ftl.flash.upgrade import is_old, upgrade
@@ -87,10 +87,10 @@ class DriveFolder:
 
 def described(path: Path) -> DriveSpec:
     """The drive that a folder holds; raises ValueError where it holds none."""
-    return _read(path)[0]
+    return read_description(path)[0]
 
 
-def _read(path: Path) -> tuple[DriveSpec, bool]:
+def read_description(path: Path) -> tuple[DriveSpec, bool]:
     """The drive that a folder holds, and whether its description is as it has to be, or was before a bit of it was
     corrected."""
     try:
@@ -115,7 +115,7 @@ def describe(spec: DriveSpec, path: Path) -> None:
     """
     folder = DiskFolder(path)
     try:
-        there, whole = _read(path)
+        there, whole = read_description(path)
         _check_geometry(there.geometry, spec.geometry, path)
     except ValueError:
         if folder.sizes().get(DESCRIPTION):
@@ -165,27 +165,38 @@ def mended(text: bytes) -> bytes | None:
     return None
 
 
-def drive_secret(path: Path | None) -> bytes:
+def secret_of(path: Path | None) -> bytes:
     """The key of a drive's handles: kept in its folder, for its owner only, or drawn for a drive in memory.
 
     Raises ValueError for one that is damaged: other handles would be as good as lost sequences.
     """
     if path is None:
         return os.urandom(_SECRET_BYTES)
-    folder = DiskFolder(path)
+    return mend_secret(DiskFolder(path))
+
+
+def read_secret(folder: Folder) -> tuple[bytes, bool]:
+    """The key that a folder holds, empty where there is none, and whether it is as it has to be, or was before a bit of
+    it was corrected. Raises ValueError for one that is damaged."""
     try:
         kept = folder.read(SECRET)
     except FileNotFoundError:
-        kept = b""
-    secret = kept[:_SECRET_BYTES] or os.urandom(_SECRET_BYTES)
-    if len(kept) > _SECRET_BYTES:
-        found = corrected(secret, int.from_bytes(kept[_SECRET_BYTES:], "little"))
-        if found is None:
-            raise ValueError(f"{path / SECRET} is damaged: restore a snapshot, or delete it and all handles are void")
-        secret = found[0]
-    whole = secret + zlib.crc32(secret).to_bytes(4, "little")
-    if whole != kept:
-        folder.put(SECRET, whole)
+        return b"", False
+    secret = kept[:_SECRET_BYTES]
+    if len(kept) == _SECRET_BYTES:
+        return secret, False  # of version 1
+    found = corrected(secret, int.from_bytes(kept[_SECRET_BYTES:], "little"))
+    if found is None or len(kept) != _SECRET_BYTES + 4:
+        raise ValueError(f"{folder.name}/{SECRET} is damaged: vcsd fsck {folder.name} puts another in its place")
+    return found[0], found == (secret, zlib.crc32(secret))
+
+
+def mend_secret(folder: Folder) -> bytes:
+    """The key that a folder holds, put there whole, or drawn where there is none."""
+    secret, whole = read_secret(folder)
+    secret = secret or os.urandom(_SECRET_BYTES)
+    if not whole:
+        folder.put(SECRET, secret + zlib.crc32(secret).to_bytes(4, "little"))
     return secret
 
 

@@ -125,6 +125,10 @@ class DiskFile:
             end = os.lseek(self._fd, first, os.SEEK_HOLE)
             yield first, end
 
+    def resize(self, size: int) -> None:
+        """Cut it, or let it end in zeros."""
+        os.ftruncate(self._fd, size)
+
     def sync(self) -> None:
         """Return when what was written is durable."""
         try:

@@ -20,6 +20,7 @@ import numpy as np
 from csd_spec.arrays import U16, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.flash import tag
+from ftl.flash.files import SPARES
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Writer
 from ftl.flash.tag import Kind
@@ -85,6 +86,7 @@ class Recovery:
         first = whole[-1] if whole else numbers[0] if numbers else self.newest
         if not whole and (self.newest > 0 or self.begun_twice >= 0):
             self._miss("no checkpoint can be read")
+            self._size_blocks_by_tags()
         last: Record | None = None
         for number in range(first, self.newest + 1):
             record = self.records.get(number)
@@ -102,6 +104,12 @@ class Recovery:
         self.journal.chain = last.digest if last else 0
         # The run of records is broken after a crash: the next one is a checkpoint
         self.journal.since_checkpoint = BROKEN
+
+    def _size_blocks_by_tags(self) -> None:
+        """Without a checkpoint the block namespace has the logical pages that were ever written."""
+        tags = self.index.tags[tag.kinds(self.index.tags) == Kind.BLOCK]
+        self.blocks.resize(int(tag.logical_pages(tags).max()) + 1 if tags.size else 0)
+        self.writes = self.store.nand.writes
 
     def _miss(self, what: str) -> None:
         """A record is lost: what it said of a sequence is not known, unless a later one says it."""
@@ -135,6 +143,8 @@ class Recovery:
 
     def restore_sequences(self) -> None:
         """Full groups by their tags, unfinished ones from the recorded rows."""
+        if any(SPARES in each for each in self.store.nand.damage.files):
+            self._miss("records may be missing with the spare areas")
         for described, raw in self.sequences.values():
             seq = self._sequence(described)
             self.kv.sequences[seq.handle] = seq
@@ -179,10 +189,11 @@ class Recovery:
         tags, ppns = self.index.newest(Kind.BLOCK)
         lpns, there = tag.logical_pages(tags), ppns != UNMAPPED
         numbers = np.where(there, self.store.nand.write_numbers[np.where(there, ppns, 0)], 0)
-        newer = self.index.damaged(tags, self.writes) > numbers
-        for lpn in lpns[newer].tolist():
+        known = np.isin(lpns, list(self.blocks.lost))
+        newer = (self.index.damaged(tags, self.writes) > numbers) & (lpns < self.blocks.pages)
+        for lpn in lpns[newer & ~known].tolist():
             self.findings.append(f"block namespace: logical page {lpn} cannot be read")
-        known = np.isin(lpns, list(self.blocks.lost)) & (numbers <= self.writes)
+        known &= numbers <= self.writes  # others were written again
         self.blocks.lost = set(lpns[newer | known].tolist())
         good = there & ~newer & ~known
         self.blocks.restore(tags[good], ppns[good])
@@ -190,8 +201,10 @@ class Recovery:
     def report(self) -> None:
         """Count what was lost, for the drive's health."""
         damaged = self.store.nand.damage.spares | self.store.nand.damage.blocks
+        self.findings += self.store.nand.damage.files
         self.findings += [f"flash: the spare area of page or block {each} cannot be read" for each in sorted(damaged)]
         self.store.counters.unrecovered += len(self.findings)
+        self.journal.recovered_at = -1 if self.findings else self.store.nand.writes
 
     def count_valid(self) -> None:
         """Pages that are in use, each once, however many sequences share it."""
@@ -220,7 +233,8 @@ STEPS: tuple[Callable[[Recovery], None], ...] = (
 
 def recover(journal: Journal) -> tuple[str, ...]:
     """Bring back the last commit on this Nand, if something was ever written to it; returns what was lost of it."""
-    if not (journal.store.nand.writes or journal.store.nand.damage.spares):
+    nand = journal.store.nand
+    if not (nand.writes or nand.damage.spares or nand.damage.files):
         return ()
     recovery = Recovery(journal)
     for step in STEPS:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from attention_engine import load_methods
-from csd_firmware.folder import DriveFolder, drive_secret
+from csd_firmware.folder import DriveFolder, secret_of
 from csd_firmware.step import Firmware
 from csd_firmware.tenants import Tenant
 from csd_link.doorbell import ListeningDoorbell
@@ -76,7 +76,7 @@ def open_windows(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -
     """Serve the windows of all tenants."""
     run = private_dir(drive_dir(drive.name))
     pid_path(drive.name).write_text(str(os.getpid()))
-    secret = drive_secret(drive.path)
+    secret = secret_of(drive.path)
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, run, ignore_errors=True)
         for name in (*drive.tenants, ADMIN):

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from csd_firmware import InProcessDevice
-from csd_firmware.folder import DriveFolder, drive_secret
+from csd_firmware.folder import DriveFolder, secret_of
 from csd_firmware.logs import smart
 from eval.bench.random_host import DRIVE, LAYERS, RandomHost
 from eval.experiment import Outcome, flat
@@ -38,7 +38,7 @@ class Kept:
         """Random verbs on a drive in files, the last of them a flush."""
         held = DriveFolder(DRIVE, folder)
         host = RandomHost(seed, Nand(DRIVE.geometry, folder=held.files))
-        secret = drive_secret(folder)
+        secret = secret_of(folder)
         for _ in range(VERBS):
             host.step()
         host.ftl.flush(0)
@@ -90,7 +90,7 @@ class Flipper:
 def judge(kept: Kept) -> str:
     """Open the damaged drive and compare: `harmless`, `corrected`, `reported` or `silent`."""
     try:
-        secret = drive_secret(kept.folder)
+        secret = secret_of(kept.folder)
         device = InProcessDevice.reopen(kept.folder)
     except ValueError:
         return "reported"

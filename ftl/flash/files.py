@@ -59,15 +59,50 @@ def touched(ranges: list[tuple[int, int]], size: int) -> list[int]:
     return sorted({part for first, end in ranges for part in range(first // size, -(-end // size))})
 
 
-class NandFiles:
-    """Reads and writes the files of an array."""
+class Remains:
+    """What is left of a file that is missing or has another size: the rest reads as zeros, and nothing is written."""
 
-    def __init__(self, folder: Folder, geometry: Geometry) -> None:
-        """Raises ValueError for files of another size."""
+    def __init__(self, file: File | None, size: int) -> None:
+        self._file, self._size = file, size
+
+    def read(self, offset: int, into: memoryview) -> None:
+        there = into[: max(0, self._size - offset)]
+        if self._file and there:
+            self._file.read(offset, there)
+
+    def written(self) -> list[tuple[int, int]]:
+        return self._file.written() if self._file else []
+
+    def write(self, offset: int, data: object) -> None:
+        raise NotImplementedError
+
+    discard = write
+
+
+class NandFiles:
+    """Reads and writes the files of an array.
+
+    remains: whether files that are missing or of another size are read as far as they go; `wrong` says which.
+    """
+
+    def __init__(self, folder: Folder, geometry: Geometry, remains: bool = False) -> None:
+        """Raises ValueError for files of another size, unless their remains will do."""
         self.folder, self.geometry = folder, geometry
-        wanted = sizes(geometry)
-        check_sizes(folder, wanted)
-        self.content, self.spares, self.blocks = (folder.open(name, size) for name, size in wanted.items())
+        self.wrong: list[str] = []
+        self.content, self.spares, self.blocks = (
+            self._open(name, size, remains) for name, size in sizes(geometry).items()
+        )
+
+    def _open(self, name: str, size: int, remains: bool) -> File:
+        try:
+            check_sizes(self.folder, {name: size})
+            return self.folder.open(name, size)
+        except ValueError as error:
+            if not remains:
+                raise
+            self.wrong.append(str(error))
+            have = self.folder.sizes().get(name)
+            return Remains(None if have is None else self.folder.open(name, size), min(have or 0, size))
 
     @staticmethod
     def make(folder: Folder, geometry: Geometry) -> None:
@@ -98,7 +133,7 @@ class NandFiles:
 
     @staticmethod
     def _read_written(file: File, into: U8) -> list[tuple[int, int]]:
-        ranges = file.written()
+        ranges = [(first, min(end, into.size)) for first, end in file.written() if first < into.size]
         for first, end in ranges:
             for at in range(first, end, _CHUNK):
                 file.read(at, into[at : min(end, at + _CHUNK)].data)

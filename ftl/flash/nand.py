@@ -68,12 +68,14 @@ class Damage:
     """What reading an array has found wrong.
 
     corrected: how many pages, spare areas and blocks' entries had one wrong bit. pages: those that are not what their
-    spare areas say. spares: pages with spare areas that say nothing any more; blocks: those with such entries.
+    spare areas say. spares: pages with spare areas that say nothing any more; blocks: those with such entries. files:
+    those that are missing or have another size.
     """
 
     corrected: int = 0
     pages: set[int] = field(default_factory=set)
     spares: set[int] = field(default_factory=set)
+    files: list[str] = field(default_factory=list)
     blocks: set[int] = field(default_factory=set)
 
 
@@ -85,7 +87,7 @@ class Nand:
 
     payload=False keeps tags only: time and wear of drives whose content would not fit this machine.
     folder: where the array's files are; they are read at once, and written as the array is. private: they are only
-    read, changes stay in memory.
+    read, as far as they are there, and changes stay in memory.
     """
 
     def __init__(
@@ -116,19 +118,19 @@ class Nand:
         self._generator = np.random.default_rng(self.faults.seed)
         self._files: NandFiles | None = None
         if folder is not None:
-            self._load(NandFiles(folder, geometry), private)
+            self._load(NandFiles(folder, geometry, remains=private), private)
         if self.faults.factory_bad and not self.bad.any():
             self.bad[self._generator.random(geometry.blocks) < self.faults.factory_bad] = 1
 
     def _load(self, files: NandFiles, private: bool) -> None:
+        self.damage.files += files.wrong
         entries = files.read_blocks()
         fixed, lost = correct_entries(entries)
         self.damage.blocks.update(lost)
         entries["bad"][lost] = 0
+        entries["erases"][lost] = 0
         superblocks = files.read_spares(self.spare)
         self.erase_count[:], self.bad[:] = entries["erases"], entries["bad"] != 0
-        for block in lost:  # its pages know in which of its lives they were programmed
-            self.erase_count[block] = self.spare["life"][self.pages_of(block)].max()
         areas = self._read_spares(superblocks)
         ppns = np.sort(self.programmed())
         files.read_content(self.content, ppns)
@@ -163,8 +165,9 @@ class Nand:
                     continue
                 fixed.append(first + i)
             lives = self.erase_count[superblock * g.lanes : (superblock + 1) * g.lanes]
-            written = (spare["write_number"] > 0).reshape(g.pages_per_block, g.lanes)
-            written &= spare["life"].reshape(g.pages_per_block, g.lanes) == lives
+            of_pages = spare["life"].reshape(g.pages_per_block, g.lanes)
+            lives[:] = np.maximum(lives, of_pages.max(0))  # where the count is lost, the last pages have it
+            written = (spare["write_number"] > 0).reshape(g.pages_per_block, g.lanes) & (of_pages == lives)
             spare[~written.reshape(-1)] = 0
             used = written.copy()
             for ppn in self.damage.spares:

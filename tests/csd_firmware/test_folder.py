@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from csd_firmware import InProcessDevice
-from csd_firmware.folder import describe, drive_secret
+from csd_firmware.folder import describe, secret_of
 from csd_link.connect import who_serves
 from csd_spec import Flush, KvRead, Status
 from nvmevirt_config import SHIPPED
@@ -176,7 +176,7 @@ def test_a_folder_of_format_1_is_brought_up_to_date_and_reads_back(tmp_path):
 
 def test_a_bit_of_a_description_or_of_a_key_is_mended(tmp_path, small_drive):
     describe(small_drive, tmp_path)
-    text, secret = (tmp_path / "drive.json").read_bytes(), drive_secret(tmp_path)
+    text, secret = (tmp_path / "drive.json").read_bytes(), secret_of(tmp_path)
     (tmp_path / "drive.json").write_bytes(text[:100] + bytes([text[100] ^ 1]) + text[101:])
     InProcessDevice(small_drive, tmp_path).close()
     assert (tmp_path / "drive.json").read_bytes() == text
@@ -185,7 +185,7 @@ def test_a_bit_of_a_description_or_of_a_key_is_mended(tmp_path, small_drive):
         InProcessDevice(small_drive, tmp_path)
     kept = (tmp_path / "secret.bin").read_bytes()
     (tmp_path / "secret.bin").write_bytes(bytes([kept[0] ^ 1]) + kept[1:])
-    assert drive_secret(tmp_path) == secret and (tmp_path / "secret.bin").read_bytes() == kept
+    assert secret_of(tmp_path) == secret and (tmp_path / "secret.bin").read_bytes() == kept
     (tmp_path / "secret.bin").write_bytes(bytes([kept[0] ^ 3]) + kept[1:])
     with pytest.raises(ValueError, match=r"secret.bin is damaged"):
-        drive_secret(tmp_path)
+        secret_of(tmp_path)

@@ -102,10 +102,11 @@ def test_a_page_that_is_worse_is_damaged_and_says_what_it_was(written, tmp_path)
 def test_a_missing_or_cut_file_is_named(written, tmp_path):
     (tmp_path / SPARES).write_bytes((tmp_path / SPARES).read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"spare.bin: has 16,383 bytes instead of 16,384: vcsd fsck"):
-        opened(written, tmp_path)
+        opened(written, tmp_path, private=False)
     (tmp_path / CONTENT).unlink()
+    assert len(opened(written, tmp_path).damage.files) == 2  # who only looks sees what is left
     with pytest.raises(ValueError, match=r"content.bin is missing"):
-        opened(written, tmp_path)
+        opened(written, tmp_path, private=False)
 
 
 def test_a_disk_that_fails_ends_all_writing(small_drive, tmp_path, folder):
