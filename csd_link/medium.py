@@ -39,11 +39,9 @@ class MappedMedium:
         os.close(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:
             os.truncate(aside, size_bytes)
-            if path.exists():
-                raise FileExistsError(f"{path} exists")
-            aside.rename(path)
+            os.link(aside, path)  # unlike a rename, it does not replace one that is there
         finally:
-            aside.unlink(missing_ok=True)
+            aside.unlink()
 
     def read(self, block: int, count: int = 1) -> bytearray:
         return bytearray(self.view[block * BLOCK_BYTES : (block + count) * BLOCK_BYTES])

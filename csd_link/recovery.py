@@ -104,7 +104,7 @@ class RecoveringDevice:
             return command
         seqs: Sequence[int] = command.seqs  # type: ignore[union-attr]  # those whose verb names sequences have them
         now = tuple(self._held[handle].handle if handle in self._held else 0 for handle in seqs)
-        return replace(command, seqs=now)  # type: ignore[arg-type]
+        return replace(command, seqs=now)  # type: ignore[arg-type]  # as above
 
     def _remember(self, command: Command, done: Completion) -> Completion:
         """Note what the drive now holds, and could lose; the completion with our handles."""

@@ -12,11 +12,11 @@ from ftl.errors import FtlError
 from ftl.flash import tag
 from ftl.flash.placement import Writer
 from ftl.flash.plan import PagePlan
-from ftl.flash.references import Reference
+from ftl.flash.references import Reference, Referrer
 from ftl.flash.store import FlashStore
 
 
-class BlockNamespace:
+class BlockNamespace(Referrer):
     """Logical pages of the drive's page size. What was never written reads as zeros."""
 
     def __init__(self, store: FlashStore) -> None:
@@ -87,18 +87,8 @@ class BlockNamespace:
         if lpns.size and not 0 <= int(lpns.min()) <= int(lpns.max()) < self.pages:
             raise FtlError(f"logical pages {lpns.min()} to {lpns.max()}: the namespace has {self.pages}")
 
-    # What the flash store asks of whoever refers to pages
-
     def references(self, tags: U64) -> Iterator[Reference]:
         """The map, for tags of logical pages."""
         which = np.flatnonzero(tag.kinds(tags) == tag.Kind.BLOCK)
         if which.size:
             yield Reference(self.map, which, tag.logical_pages(tags[which]))
-
-    def checkpoint_pages(self) -> int:
-        """Tags say everything."""
-        return 0
-
-    def lose(self, tags: U64) -> list[int]:
-        """A logical page that cannot be read is an error of that read alone."""
-        return []

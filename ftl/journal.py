@@ -20,14 +20,14 @@ from ftl.block import BlockNamespace
 from ftl.errors import FtlError, OutOfSpace
 from ftl.flash import tag
 from ftl.flash.placement import Writer
-from ftl.flash.references import Reference
+from ftl.flash.references import Reference, Referrer
 from ftl.kv.map import KvMap
 from ftl.record import describe, pack, tail_rows
 
 BROKEN = 1 << 60  # pages since the last checkpoint, where the run of records has a gap: the next is a checkpoint
 
 
-class Journal:
+class Journal(Referrer):
     """Writes commits. `pages` are the journal's valid pages.
 
     log: told after each record which sequences it holds that had changed, and which were freed.
@@ -107,18 +107,8 @@ class Journal:
         if self.log:
             self.log(*news)
 
-    # What the flash store asks of whoever refers to pages
-
     def references(self, tags: U64) -> Iterator[Reference]:
         """The journal's valid pages, for tags of records."""
         which = np.flatnonzero(tag.kinds(tags) == tag.Kind.JOURNAL)
         if which.size:
             yield Reference(self.pages, which, None)
-
-    def checkpoint_pages(self) -> int:
-        """A checkpoint replaces it."""
-        return 0
-
-    def lose(self, tags: U64) -> list[int]:
-        """Records are read at power-on alone."""
-        return []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MAX_PARAMETERS, MAX_FUNCTION_LINES, MAX_FILE_LINES = 7, 60, 400
-EXEMPT = ("njit", "intrinsic", "command", "callback", "experiment")  # decorators: kernels, and commands' declarations
+EXEMPT = ("njit", "intrinsic", "command")  # decorators: kernels, and commands' declarations
 ATTACH = ("vcsd/attached.py", "attach")
 
 
@@ -80,13 +80,18 @@ def _reachable(graph: dict[Path, set[Path]], start: Path) -> set[Path]:
     return seen
 
 
-def without_partner() -> list[str]:
-    """Modules that no test is named after, and none names in a line `partner of: a/b.py, a/c.py` of its docstring."""
-    named = set()
+def partners() -> Iterator[tuple[Path, str]]:
+    """Tests, and the modules that each names in a line `partner of: a/b.py, a/c.py` of its docstring."""
     for test in (ROOT / "tests").rglob("test_*.py"):
         text = ast.get_docstring(ast.parse(test.read_text())) or ""
         for line in re.findall(r"partner of:(.*?)(?:\n\n|\Z)", text, re.DOTALL):
-            named |= set(re.findall(r"[\w/]+\.py", line))
+            for name in re.findall(r"[\w/]+\.py", line):
+                yield test.relative_to(ROOT), name
+
+
+def without_partner() -> list[str]:
+    """Modules that no test is named after, and none names as its own."""
+    named = {name for _, name in partners()}
     lacking = []
     for file in modules():
         test = ROOT / "tests" / file.with_name(f"test_{file.name.lstrip('_')}")
@@ -97,14 +102,8 @@ def without_partner() -> list[str]:
 
 def unknown_partners() -> list[str]:
     """Files that a test names as its own and that are not there."""
-    known, unknown = {str(file) for file in modules()}, []
-    for test in (ROOT / "tests").rglob("test_*.py"):
-        text = ast.get_docstring(ast.parse(test.read_text())) or ""
-        for line in re.findall(r"partner of:(.*?)(?:\n\n|\Z)", text, re.DOTALL):
-            unknown += [
-                f"{test.relative_to(ROOT)}: {name}" for name in re.findall(r"[\w/]+\.py", line) if name not in known
-            ]
-    return unknown
+    known = {str(file) for file in modules()}
+    return [f"{test}: {name}" for test, name in partners() if name not in known]
 
 
 def main() -> int:

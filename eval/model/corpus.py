@@ -61,13 +61,15 @@ def load_corpus(min_chars: int = 200) -> bytes:
     from pydoc_data.topics import topics
 
     texts = [topics[name] for name in sorted(topics)]
+    collecting = gc.isenabled()
     gc.disable()  # syntax trees are no garbage: looking through them again and again takes as long as making them
     try:
         for path in _sources():
             with suppress(SyntaxError, UnicodeDecodeError, ValueError):
                 texts += docstrings(path.read_text(encoding="utf-8"))
     finally:
-        gc.enable()
+        if collecting:
+            gc.enable()
     seen: set[str] = set()
     kept = []
     for text in texts:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,20 +43,20 @@ class Reference:
             self.table[self.place] = np.where(there == old[self.which], new[self.which], there)
 
 
-class Referrer(Protocol):
+class Referrer(ABC):
     """A layer that keeps pages in use: the KV map, the block namespace, the journal."""
 
+    @abstractmethod
     def references(self, tags: U64) -> Iterator[Reference]:
         """Tables that may hold pages with these tags."""
-        ...
 
     def checkpoint_pages(self) -> int:
-        """Pages that a journal checkpoint of its state may take at most."""
-        ...
+        """Pages that a journal checkpoint of its state may take at most; none where tags say everything."""
+        return 0
 
     def lose(self, tags: U64) -> list[int]:
         """Pages with these tags cannot be read any more; returns the handles of sequences that lost data."""
-        ...
+        return []
 
 
 def valid(referrers: list[Referrer], pages: U32, tags: U64) -> NDArray[np.bool_]:

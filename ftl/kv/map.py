@@ -13,7 +13,7 @@ from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import OutOfSpace, Uncorrectable, UnknownSequence
 from ftl.flash import tag
 from ftl.flash.placement import GROWTH, Writer
-from ftl.flash.references import Reference
+from ftl.flash.references import Reference, Referrer
 from ftl.flash.store import FlashStore
 from ftl.kv.layouts import GroupMap
 from ftl.kv.owners import Owners
@@ -30,7 +30,7 @@ class Changes:
     freed: set[int] = field(default_factory=set)
 
 
-class KvMap:
+class KvMap(Referrer):
     """Sequences over a flash store. Groups change in `append` and `edit`, which see to it that the journal hears."""
 
     def __init__(self, store: FlashStore, dram_bytes: int) -> None:

@@ -54,7 +54,7 @@ class CsdLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys = key_states.view(key_states.shape)  # an object of its own, so that nobody else's tensor is marked
-        keys.csd_layer = self.cache.pending = self  # type: ignore[attr-defined]
+        keys.csd_layer = self.cache.pending = self  # type: ignore[attr-defined]  # a mark of ours, read back by attention
         return keys, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -109,7 +109,7 @@ class CsdCache(Cache):
         self.valid: NDArray[np.bool_] = np.zeros((0, 0), bool)
         self.pending: CsdLayer | None = None
         self._seen: tuple[torch.Tensor | None, NDArray[np.bool_]] | None = None
-        self._release: weakref.finalize | None = None  # type: ignore[type-arg]
+        self._release: weakref.finalize[..., Any] | None = None
 
     def open(self, count: int) -> None:
         """Create the sequences, once for all layers."""

@@ -21,6 +21,7 @@ from vcsd.guest import GuestRun
 from vcsd.transport import open_drives
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("guest_machine")
 def test_the_guest_decodes_over_the_window_as_in_process(tmp_path):
     command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "guest", "run", "-o", "json"]

@@ -216,6 +216,7 @@ SMALL = EngineShape(head_dim=64, q_heads=2, lanes=16, n_max=512, page_bytes=1024
 ONE_QUERY = EngineShape(head_dim=128, q_heads=1, lanes=32, n_max=512, page_bytes=4096, topk_ways=16)
 
 
+@pytest.mark.slow
 @pytest.mark.rtl
 @pytest.mark.parametrize("shape", [SMALL, ONE_QUERY], ids=["two queries", "one query"])
 def test_sparf_engine(shape):

@@ -62,6 +62,7 @@ def test_decoding_from_what_was_prefilled_gives_generates_tokens_and_can_be_repe
     assert not torch.equal(first, other)
 
 
+@pytest.mark.slow
 def test_sparf_and_sparq_agree_sample_by_sample_and_compression_one_is_dense(model):
     result = measure_accuracy(*model, plan(methods="dense,sparf,sparq,ours", compressions=(1.0, 4.0)))
     rows = {(row["method"], row["compression"], row["metric"]): row for row in result["rows"]}

@@ -11,12 +11,12 @@ from ftl.flash import tag
 from ftl.flash.collect import Collector
 from ftl.flash.placement import Writer
 from ftl.flash.plan import PagePlan
-from ftl.flash.references import Reference
+from ftl.flash.references import Reference, Referrer
 from ftl.flash.store import FlashStore
 from ftl.flash.wear import cold_blocks
 
 
-class Table:
+class Table(Referrer):
     """Logical pages in a plain array; a journal that needs no pages."""
 
     def __init__(self, store):
@@ -41,9 +41,6 @@ class Table:
 
     def references(self, tags):
         yield Reference(self.pages, np.arange(tags.size), tag.logical_pages(tags))
-
-    def checkpoint_pages(self):
-        return 0
 
     def lose(self, tags):
         self.lost += tag.logical_pages(tags).tolist()
