@@ -186,8 +186,8 @@ def _number(text: str) -> int:
 
 
 def top(
-    rounds: Annotated[int, typer.Option("-n", min=0, help="how often to look; 0: until interrupted")] = 0,
-    seconds: Annotated[float, typer.Option(min=0.1, help="between two looks")] = 1.0,
+    rounds: Annotated[int, typer.Option("-n", min=0, max=10**6, help="how often to look; 0: until interrupted")] = 0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="between two looks")] = 1.0,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Served drives at work, looked at again and again; once where the output is no terminal."""
@@ -237,7 +237,7 @@ def _top_table(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]
 
 
 def doctor(output: OutputOption = Output.NORMAL) -> None:
-    """For each way to a drive: ready, or what is missing and the command that fixes it."""
+    """For each way to a drive: ready, or what is missing and the command that fixes it. Exit code 1: not all are."""
     from vcsd.doctor import examine
 
     findings = examine()
@@ -245,6 +245,8 @@ def doctor(output: OutputOption = Output.NORMAL) -> None:
         print_json({"ways": [as_dict(each) for each in findings]})
     else:
         stdout().print(findings_table("Ways to a drive", findings))
+    if not all(each.ok for each in findings):
+        sys.exit(1)
 
 
 @config.command("validate")
