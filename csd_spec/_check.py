@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 
 def at_least(low: float, **fields: float) -> None:
-    """Raise ValueError naming the first field below `low`."""
+    """Raise ValueError naming the first field that is no number, or below `low`."""
     for name, value in fields.items():
-        if not value >= low:
-            raise ValueError(f"{name} = {value}: must be at least {low}")
+        if isinstance(value, bool) or not isinstance(value, Real) or not value >= low:
+            raise ValueError(f"{name} = {value!r}: must be a number, and at least {low}")

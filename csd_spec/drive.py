@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
-from csd_spec._check import at_least
+from pydantic import Field
+
+from csd_spec.checked import Count, from_values, value
+
+# Wide enough for any drive there is; what is outside was written in another unit
+Rate = Annotated[int, Field(ge=1_000_000, le=10**12)]
+Bytes = Annotated[int, Field(ge=1, le=1 << 48)]
+Time = Annotated[int, Field(ge=0, le=10**9)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Geometry:
     """NAND array. A *lane* is one plane: the unit that senses, programs and erases by itself.
 
@@ -17,27 +24,16 @@ class Geometry:
     (superblock * pages_per_block + page) * lanes + lane.
     """
 
-    channels: int
-    dies_per_channel: int
-    planes_per_die: int
-    blocks_per_plane: int
-    pages_per_block: int
-    page_bytes: int
+    channels: Annotated[int, Field(ge=1, le=1024)]
+    dies_per_channel: Annotated[int, Field(ge=1, le=1024)]
+    planes_per_die: Annotated[int, Field(ge=1, le=64)]
+    blocks_per_plane: Count
+    pages_per_block: Count
+    page_bytes: Annotated[int, Field(ge=256, le=1 << 20, multiple_of=16)]  # up to 8 FP16 channels share a page
 
     def __post_init__(self) -> None:
-        at_least(
-            1,
-            channels=self.channels,
-            dies_per_channel=self.dies_per_channel,
-            planes_per_die=self.planes_per_die,
-            blocks_per_plane=self.blocks_per_plane,
-            pages_per_block=self.pages_per_block,
-        )
-        at_least(256, page_bytes=self.page_bytes)
-        if self.page_bytes % 16:
-            raise ValueError(
-                f"page_bytes = {self.page_bytes}: must be a multiple of 16, up to 8 FP16 channels share a page"
-            )
+        if self.lanes > 1 << 16:
+            raise ValueError(f"{self.lanes} lanes: a drive has at most 2^16, take fewer channels, dies or planes")
         if self.pages > 2**31:
             raise ValueError(f"{self.pages} pages: a drive has at most 2^31, take larger pages or fewer blocks")
 
@@ -62,7 +58,7 @@ class Geometry:
         return self.pages * self.page_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class NandTiming:
     """Times of one lane (ns) and rate of one channel (bytes/s).
 
@@ -71,20 +67,16 @@ class NandTiming:
     several want a lane or a channel, by its name in `ftl.flash.timing`.
     """
 
-    read_ns: int
-    program_ns: int
-    erase_ns: int
-    channel_bytes_per_s: int
+    read_ns: Annotated[int, Field(ge=1_000, le=10_000_000)]
+    program_ns: Annotated[int, Field(ge=10_000, le=100_000_000)]
+    erase_ns: Annotated[int, Field(ge=100_000, le=1_000_000_000)]
+    channel_bytes_per_s: Rate
     cache_read: bool = False
-    codeword_bytes: int | None = None
+    codeword_bytes: Annotated[int, Field(ge=16, le=1 << 20)] | None = None
     model: str = "calendar"
 
-    def __post_init__(self) -> None:
-        at_least(0, read_ns=self.read_ns, program_ns=self.program_ns, erase_ns=self.erase_ns)
-        at_least(1, channel_bytes_per_s=self.channel_bytes_per_s)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class EngineSpec:
     """The attention engine beside the flash; `attention_engine.clock` has the formulas.
 
@@ -98,32 +90,17 @@ class EngineSpec:
     `overlapped`, every head as soon as its pages are there.
     """
 
-    clock_hz: int
-    kernels: int
-    lanes: int
-    kernel_efficiency: float
-    softmax_ways: int
-    topk_ways: int
-    nfc_bytes_per_cycle: int
+    clock_hz: Annotated[int, Field(ge=1_000_000, le=10**10)]
+    kernels: Count
+    lanes: Count
+    kernel_efficiency: Annotated[float, Field(gt=0, le=1)]
+    softmax_ways: Count
+    topk_ways: Count
+    nfc_bytes_per_cycle: Count
     schedule: Literal["serial", "overlapped"] = "serial"
 
-    def __post_init__(self) -> None:
-        at_least(
-            1,
-            clock_hz=self.clock_hz,
-            kernels=self.kernels,
-            lanes=self.lanes,
-            softmax_ways=self.softmax_ways,
-            topk_ways=self.topk_ways,
-            nfc_bytes_per_cycle=self.nfc_bytes_per_cycle,
-        )
-        if not 0 < self.kernel_efficiency <= 1:
-            raise ValueError(f"kernel_efficiency = {self.kernel_efficiency}: must lie above 0 and at most at 1")
-        if self.schedule not in ("serial", "overlapped"):
-            raise ValueError(f"schedule = {self.schedule!r}: must be serial or overlapped")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Link:
     """The way between the model's memory and the drive.
 
@@ -131,15 +108,9 @@ class Link:
     staging_bytes_per_s is None; when data is staged in host memory every byte crosses that copy too.
     """
 
-    bytes_per_s: int
-    command_ns: int
-    staging_bytes_per_s: int | None = None
-
-    def __post_init__(self) -> None:
-        at_least(1, bytes_per_s=self.bytes_per_s)
-        at_least(0, command_ns=self.command_ns)
-        if self.staging_bytes_per_s is not None:
-            at_least(1, staging_bytes_per_s=self.staging_bytes_per_s)
+    bytes_per_s: Rate
+    command_ns: Annotated[int, Field(ge=0, le=10_000_000)]
+    staging_bytes_per_s: Rate | None = None
 
     def transfer_ns(self, nbytes: int) -> int:
         """Time for `nbytes` to cross, without the command's fixed cost."""
@@ -149,7 +120,7 @@ class Link:
         return ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class DriveSpec:
     """One computational storage drive.
 
@@ -161,16 +132,18 @@ class DriveSpec:
     timing: NandTiming
     engine: EngineSpec
     link: Link
-    dram_bytes: int
-    cache_bytes: int = 0
+    dram_bytes: Annotated[int, Field(ge=256, le=1 << 44)]
+    cache_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = 0
 
     def __post_init__(self) -> None:
-        at_least(0, cache_bytes=self.cache_bytes)
+        if (self.timing.codeword_bytes or 0) > self.geometry.page_bytes:
+            raise ValueError(f"codeword_bytes = {self.timing.codeword_bytes}: a page has {self.geometry.page_bytes}")
         if self.cache_bytes and self.timing.codeword_bytes:
             raise ValueError(
                 f"cache_bytes = {self.cache_bytes}: pages are kept whole, so they need codeword_bytes = None"
             )
-        at_least(self.cache_bytes + self.geometry.page_bytes, dram_bytes=self.dram_bytes)
+        if self.dram_bytes < self.cache_bytes + self.geometry.page_bytes:
+            raise ValueError(f"dram_bytes = {self.dram_bytes}: must hold cache_bytes and a page")
 
     @property
     def channel_timing(self) -> NandTiming:
@@ -181,14 +154,10 @@ class DriveSpec:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> DriveSpec:
         """The drive that `dataclasses.asdict` turned into `values`; raises ValueError naming what is off."""
-        parts = {"geometry": Geometry, "timing": NandTiming, "engine": EngineSpec, "link": Link}
-        try:
-            return cls(**{key: parts[key](**value) if key in parts else value for key, value in values.items()})
-        except TypeError as error:
-            raise ValueError(f"drive description: {str(error).replace('.__init__()', '')}") from error
+        return from_values(values, cls)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class BlockSsdSpec:
     """A conventional page-mapped SSD as NVMeVirt models one: partitions of lanes, early write completion, lines.
 
@@ -197,36 +166,35 @@ class BlockSsdSpec:
     """
 
     name: str
-    capacity_bytes: int
-    channels: int
-    luns_per_channel: int
-    partitions: int
-    blocks_per_lun: int
-    mapping_bytes: int
-    flash_page_bytes: int
-    chunk_bytes: int
-    overprovision_percent: int
-    cell_levels: int
-    firmware_small_ns: int
-    firmware_large_ns: int
-    firmware_small_bytes: int
-    sense_one_unit_ns: int
-    sense_ns: int
-    sense_swing_ns: int
-    program_ns: int
-    write_base_ns: int
-    write_unit_ns: int
-    write_buffer_bytes: int
-    gc_free_lines: int
-    unit_bytes: int
-    slot_ns: int
-    channel_unit_ns: int
-    channel_credits: int
-    pcie_unit_ns: int
-    pcie_credits: int
+    capacity_bytes: Bytes
+    channels: Count
+    luns_per_channel: Count
+    partitions: Count
+    blocks_per_lun: Count
+    mapping_bytes: Count
+    flash_page_bytes: Count
+    chunk_bytes: Count
+    overprovision_percent: Annotated[int, Field(ge=0, le=100)]
+    cell_levels: Count
+    firmware_small_ns: Time
+    firmware_large_ns: Time
+    firmware_small_bytes: Count
+    sense_one_unit_ns: Time
+    sense_ns: Time
+    sense_swing_ns: Time
+    program_ns: Time
+    write_base_ns: Time
+    write_unit_ns: Time
+    write_buffer_bytes: Count
+    gc_free_lines: Count
+    unit_bytes: Count
+    slot_ns: Count
+    channel_unit_ns: Count
+    channel_credits: Count
+    pcie_unit_ns: Count
+    pcie_credits: Count
 
     def __post_init__(self) -> None:
-        at_least(1, channels=self.channels, partitions=self.partitions, blocks_per_lun=self.blocks_per_lun)
         if self.channels % self.partitions:
             raise ValueError(f"partitions = {self.partitions}: must divide the {self.channels} channels")
         if self.flash_page_bytes % self.mapping_bytes:

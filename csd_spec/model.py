@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from csd_spec._check import at_least
+from csd_spec.checked import Count, value
 
 FP16_BYTES = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ModelShape:
     """What a drive needs to know of a decoder: layers, heads, head size."""
 
     name: str
-    layers: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
+    layers: Count
+    q_heads: Count
+    kv_heads: Count
+    head_dim: Count
 
     def __post_init__(self) -> None:
-        at_least(1, layers=self.layers, q_heads=self.q_heads, kv_heads=self.kv_heads, head_dim=self.head_dim)
         if self.q_heads % self.kv_heads:
             raise ValueError(f"q_heads = {self.q_heads}: must be a multiple of kv_heads = {self.kv_heads}")
 

@@ -46,8 +46,9 @@ class Compression:
     convention: Convention = "paper"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.c) and self.c >= 1):
-            raise ValueError(f"compression = {self.c:g}: must be at least 1 (1 = dense)")
+        at_least(1, compression=self.c)
+        if math.isinf(self.c):
+            raise ValueError(f"compression = {self.c}: must be finite")
         if self.convention not in ("paper", "bytes"):
             raise ValueError(f"convention = {self.convention!r}: must be 'paper' or 'bytes'")
 

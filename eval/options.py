@@ -9,9 +9,10 @@ import typer
 
 from eval.plot import check_format
 
+MAX_NUMBER = 1 << 20  # of what several are asked for: batch sizes, drives, compressions
 TextFile = Annotated[Path | None, typer.Option(help="text to record q, k and v on (default: from Coriolanus)")]
 Picture = Annotated[Path | None, typer.Option(help="picture to draw: png, svg or pdf")]
-Drives = Annotated[int, typer.Option(min=1, help="virtual drives that share the KV heads")]
+Drives = Annotated[int, typer.Option(min=1, max=1024, help="virtual drives that share the KV heads")]
 
 
 def numbers(name: str, text: str, kind: type = int) -> list[Any]:
@@ -20,8 +21,8 @@ def numbers(name: str, text: str, kind: type = int) -> list[Any]:
         found = [kind(each) for each in text.split(",")]
     except ValueError as error:
         raise ValueError(f"{name} = {text!r}: needs numbers with commas between them") from error
-    if min(found) < 1:
-        raise ValueError(f"{name} = {text!r}: must be at least 1")
+    if not all(1 <= each <= MAX_NUMBER for each in found):
+        raise ValueError(f"{name} = {text!r}: each must be at least 1, and at most {MAX_NUMBER:,}")
     return found
 
 

@@ -15,6 +15,7 @@ import sysconfig
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from nvmevirt_config.module import Reservation
@@ -22,6 +23,8 @@ from nvmevirt_config.module import Reservation
 QEMU, MAKE_FS = "qemu-system-x86_64", "mke2fs"
 SERIAL = "vcsd"
 QEMU_MODEL, NVMEVIRT_MODEL = "QEMU", "CSL_Virt"
+
+_NEEDED = "numpy", "pydantic", "pydantic_core", "annotated_types", "typing_inspection", "typing_extensions"
 
 # Of the standard library what no program of ours needs
 _LEFT_OUT = (
@@ -116,18 +119,11 @@ def make_root(image: Path, packages: Iterable[Path], module: Path | None) -> Non
     stage = image.with_suffix(".root")
     python = Path(sys.executable).resolve()
     library = Path(sysconfig.get_paths()["stdlib"])
-    import numpy
-
-    site = Path(numpy.__file__).parent
-    wheels = [site, site.with_name("numpy.libs")]
     for name in ("proc", "sys", "dev", "tmp", "vcsd"):
         (stage / name).mkdir(parents=True)
     _copy_tree(library, stage / library.relative_to("/"))
-    for wheel in wheels:
-        if wheel.exists():
-            _copy_tree(wheel, stage / "vcsd" / wheel.name)
-    for package in packages:
-        _copy_tree(package, stage / "vcsd" / package.name)
+    for package in (*packages, *_wheels()):
+        (shutil.copyfile if package.is_file() else _copy_tree)(package, stage / "vcsd" / package.name)
     binaries = [python, *(path for path in stage.rglob("*.so*") if path.is_file())]
     for needed in _libraries(binaries):
         _copy_file(needed, stage)
@@ -146,6 +142,13 @@ def make_root(image: Path, packages: Iterable[Path], module: Path | None) -> Non
     if done.returncode:
         raise OSError(f"{MAKE_FS}: {done.stderr.strip()}")
     shutil.rmtree(stage)
+
+
+def _wheels() -> list[Path]:
+    """What our packages need of others."""
+    origins = [Path(find_spec(name).origin) for name in _NEEDED]  # type: ignore[union-attr, arg-type]  # installed
+    found = [path.parent if path.name == "__init__.py" else path for path in origins]
+    return [*found, *found[0].parent.glob("numpy.libs")]
 
 
 def _copy_tree(source: Path, target: Path) -> None:

@@ -3,64 +3,88 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import yaml
+from pydantic import Discriminator, Field, Tag
 
 from csd_link.served_drive import DEFAULT, ServedDrive, ServedDrives
-from csd_link.window import WindowLayout
+from csd_link.window import MAX_DEPTH, MAX_SLOT_BLOCKS, WindowLayout
 from csd_spec import DriveSpec
+from csd_spec.checked import value
 from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
-from nvmevirt_config.describe import check_plausible, load_drive
+from nvmevirt_config.describe import load_drive
+from nvmevirt_config.document import read_yaml
 
-_PATHS = ("path", "device", "mount", "methods")
-_FIELDS = {"name", "drive", "tenants", "layout", "offset_bytes", *_PATHS}
+NameOrDescription = Annotated[
+    Annotated[str, Tag("name")] | Annotated[DriveSpec, Tag("description")],
+    Discriminator(lambda given: "name" if isinstance(given, str) else "description"),
+]
+
+
+@value
+class Layout:
+    """A window's layout, as `csd_link.window.WindowLayout` has it."""
+
+    depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = WindowLayout().depth
+    slot_blocks: Annotated[int, Field(ge=1, le=MAX_SLOT_BLOCKS)] = WindowLayout().slot_blocks
+
+
+@value
+class Entry:
+    """A drive to serve. drive: a preset, a description file (relative to this one), or a description itself."""
+
+    name: str
+    drive: NameOrDescription | None = None
+    path: Path | None = None
+    tenants: tuple[str, ...] = (DEFAULT,)
+    mount: Path | None = None
+    methods: Path | None = None
+    device: Path | None = None
+    offset_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    layout: Layout = Layout()
+
+    def served(self, folder: Path, restarts: bool) -> ServedDrive:
+        """The drive; folder: what its paths begin at."""
+        path, mount, methods, device = (
+            each and folder / each for each in (self.path, self.mount, self.methods, self.device)
+        )
+        return ServedDrive(
+            name=self.name,
+            spec=_spec(self.drive, folder),
+            path=path,
+            tenants=self.tenants,
+            layout=WindowLayout(depth=self.layout.depth, slot_blocks=self.layout.slot_blocks),
+            device=device,
+            offset_bytes=self.offset_bytes,
+            mount=mount,
+            restarts=restarts,
+            methods=methods,
+        )
+
+
+@value
+class ServeFile:
+    """The drives of a file. restart: whether those that are killed are restarted."""
+
+    drives: tuple[Entry, ...]
+    restart: bool = True
 
 
 def load_config(path: Path) -> ServedDrives:
     """The drives that a YAML file lists; raises ValueError naming the file and what is off.
 
-    `drive` is the name of a preset, a description file (relative to this one), or a description itself; left out, the
-    paper's drive. docs/drives.md shows a whole file.
+    docs/drives.md shows a whole file.
     """
+    file = read_yaml(path, ServeFile)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict) or not isinstance(values.get("drives"), list):
-            raise ValueError("needs a list named drives, each with a name")
-        if unknown := set(values) - {"drives", "restart"}:
-            raise ValueError(f"{unknown.pop()}: no such field; there are drives and restart")
-        restarts = bool(values.get("restart", True))
-        return ServedDrives(tuple(_drive(entry, path.parent, restarts) for entry in values["drives"]))
-    except (ValueError, yaml.YAMLError) as error:
+        return ServedDrives(tuple(entry.served(path.parent, file.restart) for entry in file.drives))
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _drive(entry: Any, folder: Path, restarts: bool) -> ServedDrive:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise ValueError(f"a drive needs a name, as in '- name: csd0': {entry!r}")
-    if unknown := set(entry) - _FIELDS:
-        fields = ", ".join(sorted(_FIELDS))
-        raise ValueError(f"drive {entry['name']}: {unknown.pop()}: no such field; there are {fields}")
-    paths = {key: folder / entry[key] for key in _PATHS if entry.get(key)}
-    try:
-        return ServedDrive(
-            name=entry["name"],
-            spec=_spec(entry.get("drive"), folder),
-            tenants=tuple(entry.get("tenants", [DEFAULT])),
-            layout=WindowLayout(**entry.get("layout", {})),
-            offset_bytes=int(entry.get("offset_bytes", 0)),
-            restarts=restarts,
-            **paths,
-        )
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"drive {entry['name']}: {error}") from error
-
-
-def _spec(value: Any, folder: Path) -> DriveSpec:
-    if value is None:
-        return INSTCSD_ZYNQ7045_8CH
-    if isinstance(value, dict):
-        spec = DriveSpec.from_dict(value)
-        check_plausible(value)
-        return spec
-    return DRIVES[value] if value in DRIVES else load_drive(folder / str(value))
+def _spec(given: str | DriveSpec | None, folder: Path) -> DriveSpec:
+    if not isinstance(given, str):
+        return given or INSTCSD_ZYNQ7045_8CH
+    if given not in DRIVES and not (folder / given).is_file():
+        raise ValueError(f"drive: {given!r} is no file, and no preset: there are {', '.join(DRIVES)}")
+    return DRIVES[given] if given in DRIVES else load_drive(folder / given)

@@ -11,6 +11,7 @@ transformers with those that need them.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ __all__ = ["Attached", "attach", *(name for name in _PLACE if name not in ("Atta
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("vcsd")
     if name not in _PLACE:
         raise AttributeError(f"module 'vcsd' has no attribute {name!r}")
     if name == "presets":

@@ -47,8 +47,10 @@ def opened(drive: str, created: Created) -> Iterator[Device]:
 def copy_drive(source: Path, target: Path) -> int:
     """Copy a drive's data and map, as its last flush left them, to a new folder; how many sequences that are.
 
-    Raises ValueError where a process has the drive open.
+    Raises ValueError where a process has the drive open, or the new folder would lie in its own.
     """
+    if target.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"{target}: lies in {source}: name a folder outside of it")
     with closing(Hold(source, shared=True)), closing(InProcessDevice.reopen(source, private=True)) as device:
         return device.snapshot(target)
 

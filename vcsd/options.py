@@ -7,5 +7,8 @@ from typing import Annotated
 
 import typer
 
+MAX_SEED = (1 << 32) - 1  # what every generator of random numbers takes
+MAX_COMPRESSION = 1024.0
+
 ModelFolder = Annotated[Path | None, typer.Option(help="folder of a decoder (default: the shipped one)")]
 MethodsFile = Annotated[Path | None, typer.Option("--methods", help="Python file with methods of your own")]

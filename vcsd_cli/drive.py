@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from contextlib import closing
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -184,8 +186,8 @@ def _number(text: str) -> int:
 
 
 def top(
-    rounds: Annotated[int, typer.Option("-n", min=0, help="how often to look; 0: until interrupted")] = 0,
-    seconds: Annotated[float, typer.Option(min=0.1, help="between two looks")] = 1.0,
+    rounds: Annotated[int, typer.Option("-n", min=0, max=10**6, help="how often to look; 0: until interrupted")] = 0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="between two looks")] = 1.0,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Served drives at work, looked at again and again; once where the output is no terminal."""
@@ -235,7 +237,7 @@ def _top_table(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]
 
 
 def doctor(output: OutputOption = Output.NORMAL) -> None:
-    """For each way to a drive: ready, or what is missing and the command that fixes it."""
+    """For each way to a drive: ready, or what is missing and the command that fixes it. Exit code 1: not all are."""
     from vcsd.doctor import examine
 
     findings = examine()
@@ -243,6 +245,8 @@ def doctor(output: OutputOption = Output.NORMAL) -> None:
         print_json({"ways": [as_dict(each) for each in findings]})
     else:
         stdout().print(findings_table("Ways to a drive", findings))
+    if not all(each.ok for each in findings):
+        sys.exit(1)
 
 
 @config.command("validate")
@@ -251,18 +255,30 @@ def config_validate(
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Check a description file; says what is in it."""
-    import yaml
-
     from nvmevirt_config import load_config, load_drive
+    from nvmevirt_config.document import read_yaml
 
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: {error}") from error
-    if isinstance(values, dict) and "drives" in values:
+    if "drives" in read_yaml(file, dict[str, Any]):
         drives = {drive.name: drive.spec for drive in load_config(file).drives}
     else:
         spec = load_drive(file)
         drives = {spec.name: spec}
     found = {name: f"{spec.name}, {spec.geometry.capacity_bytes / 1e9:,.1f} GB" for name, spec in drives.items()}
     show(f"{file} is valid", {"valid": True} | found, output)
+
+
+class Described(StrEnum):
+    """What a file can describe."""
+
+    DRIVE = "drive"
+    DRIVES = "drives"
+
+
+@config.command("schema")
+def config_schema(what: Annotated[Described, typer.Argument(help="one drive, or drives to serve")]) -> None:
+    """The JSON schema of a description file: its fields, their types and ranges."""
+    from csd_spec import DriveSpec
+    from csd_spec.checked import adapter
+    from nvmevirt_config.serve_config import ServeFile
+
+    print(json.dumps(adapter(DriveSpec if what is Described.DRIVE else ServeFile).json_schema(), indent=1))

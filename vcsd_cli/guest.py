@@ -39,7 +39,7 @@ def guest_run(
     module: Annotated[Path | None, typer.Option(help="NVMeVirt's nvmev.ko, built for the guest's kernel")] = None,
     accelerator: Annotated[Accelerator, typer.Option(help="auto takes kvm where that works")] = Accelerator.AUTO,
     console: Annotated[Path | None, typer.Option(help="file for all that the guest says")] = None,
-    timeout_s: Annotated[float, typer.Option(min=1, help="for the guest machine")] = 240,
+    timeout_s: Annotated[float, typer.Option(min=1, max=86400, help="for the guest machine")] = 240,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Boot a Linux whose NVMe driver finds the drives, decode inside, and compare with decoding in this process."""
@@ -66,8 +66,13 @@ def guest_run(
         sys.exit(1)
 
 
-StartOption = Annotated[int, typer.Option("--start", help="MiB of physical memory at which the reservation begins")]
-SizeOption = Annotated[int, typer.Option("--size", help="MiB reserved, the first one for the controller itself")]
+MAX_MIB = 1 << 26  # 64 TiB, of any machine's memory
+StartOption = Annotated[
+    int, typer.Option("--start", min=1, max=MAX_MIB, help="MiB of memory at which the reservation begins")
+]
+SizeOption = Annotated[
+    int, typer.Option("--size", min=2, max=MAX_MIB, help="MiB reserved, the first is the controller's")
+]
 CpusOption = Annotated[str, typer.Option("--cpus", help="cores of NVMeVirt: dispatcher, then workers")]
 
 

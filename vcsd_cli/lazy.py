@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from eval.experiment import Outcome
 from vcsd.progress import err
 from vcsd_cli.shared import Output, OutputLetterOption, OutputOption, print_json, stdout
+from vcsd_cli.strict import StrictCommand
 
 EXPERIMENT = "experiment"  # the function of a module that is one
 
@@ -27,8 +28,9 @@ class LazyGroup(TyperGroup):
     An attribute is a function or a `typer.Typer`.
     """
 
-    def __init__(self, name: str, text: str, places: Mapping[str, str | TyperGroup]) -> None:
-        super().__init__(name=name, help=text, commands={name: TyperCommand(name) for name in places})
+    def __init__(self, name: str, text: str, places: Mapping[str, str | TyperGroup], options: Any = ()) -> None:
+        commands: dict[str, Any] = {name: TyperCommand(name) for name in places}
+        super().__init__(name=name, help=text, commands=commands, params=list(options))
         self.places = places
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -40,9 +42,24 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=_help(*_parse(place))) if isinstance(place, str) else place
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        place = self.places.get(name or "")
-        return name, _load(name, place) if isinstance(place, str) else command, rest
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, self.load(name or ""), rest
+
+    def load(self, name: str) -> Any:
+        """A command of this group, imported."""
+        place = self.places[name]
+        return _load(name, place) if isinstance(place, str) else place
+
+    def leaves(self) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Every command below this group, imported, with the words that name it."""
+        for name in self.places:
+            command = self.load(name)
+            if isinstance(command, LazyGroup):
+                yield from (((name, *words), leaf) for words, leaf in command.leaves())
+            elif isinstance(command, TyperGroup):
+                yield from (((name, word), leaf) for word, leaf in command.commands.items())
+            else:
+                yield (name,), command
 
 
 def _parse(place: str) -> tuple[str, str]:
@@ -55,9 +72,11 @@ def _load(name: str | None, place: str) -> Any:
     module, attribute = _parse(place)
     found = getattr(importlib.import_module(module), attribute)
     if isinstance(found, typer.Typer):
+        for each in found.registered_commands:
+            each.cls = StrictCommand
         return typer.main.get_group(found)
     app = typer.Typer(add_completion=False)
-    app.command(name)(as_command(found))
+    app.command(name, cls=StrictCommand)(as_command(found))
     return typer.main.get_command(app)
 
 

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+import vcsd
 from csd_spec import DeviceError
 from vcsd_cli.experiments import BENCH, EVAL
 from vcsd_cli.lazy import LazyGroup
 
 INTERRUPTED = 130  # typer makes an interrupt an exit with this code
+
+root = typer.Typer(add_completion=False)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"vcsd {vcsd.__version__}")
+        raise typer.Exit
+
+
+@root.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="say which")
+    ] = False,
+) -> None:
+    """Options of all commands."""
+
 
 app = LazyGroup(
     "vcsd",
@@ -40,6 +60,7 @@ app = LazyGroup(
         "nvmevirt": "vcsd_cli.guest:nvmevirt",
         "trace": "vcsd_cli.trace:trace",
     },
+    typer.main.get_group(root).params,
 )
 
 

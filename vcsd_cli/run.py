@@ -16,7 +16,7 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from ftl import LAYOUTS
 from nvmevirt_config import load_drive
-from vcsd.options import MethodsFile, ModelFolder
+from vcsd.options import MAX_COMPRESSION, MAX_SEED, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
 from vcsd.tables import table
 from vcsd.transport import TRANSPORT_HELP, check_method, methods_of
@@ -44,9 +44,9 @@ class Text:
 
     prompt: Annotated[str | None, typer.Option(help="text to continue (default: a text about drives)")] = None
     prompt_file: Annotated[Path | None, typer.Option(help="file with the text to continue")] = None
-    max_new_tokens: Annotated[int, typer.Option(help="length of the continuation")] = 128
-    batch: Annotated[int, typer.Option(help="rows; those after the first begin inside the prompt")] = 1
-    seed: Annotated[int, typer.Option(help="of the places where those rows begin")] = 0
+    max_new_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="length of the continuation")] = 128
+    batch: Annotated[int, typer.Option(min=1, max=1024, help="rows; those after the first begin inside the prompt")] = 1
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the places where those rows begin")] = 0
 
     def read(self) -> str:
         """The text."""
@@ -66,11 +66,17 @@ class What:
     """What attends."""
 
     attention: Annotated[str, typer.Option(help=ATTENTION_HELP)] = "sparf"
-    compression: Annotated[float | None, typer.Option(help="use 1/C of K and V (default: 8; 1 is dense)")] = None
+    compression: Annotated[
+        float | None, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of K and V (default: 8; 1 is dense)")
+    ] = None
     convention: Annotated[Convention, typer.Option(help="paper: k = S/C; bytes: k = S/2C")] = "paper"
-    r: Annotated[int | None, typer.Option("--r", help="channels of q and K, instead of --compression")] = None
-    k: Annotated[int | None, typer.Option("--k", help="tokens, instead of --compression")] = None
-    recent: Annotated[int | None, typer.Option("--l", help="most recent tokens among them (default: k / 4)")] = None
+    r: Annotated[
+        int | None, typer.Option("--r", min=1, max=1 << 20, help="channels of q and K, instead of --compression")
+    ] = None
+    k: Annotated[int | None, typer.Option("--k", min=1, max=1 << 20, help="tokens, instead of --compression")] = None
+    recent: Annotated[
+        int | None, typer.Option("--l", min=0, max=1 << 20, help="most recent tokens among them (default: k / 4)")
+    ] = None
     embedding_bits: Annotated[
         int, typer.Option(parser=_layout, metavar="|".join(map(str, LAYOUTS)), help="of K's embedding-indexed copy")
     ] = 16
@@ -97,7 +103,7 @@ class What:
 class Where:
     """What it runs on."""
 
-    drives: Annotated[int, typer.Option(help="virtual drives that share the KV heads")] = 2
+    drives: Annotated[int, typer.Option(min=1, max=1024, help="virtual drives that share the KV heads")] = 2
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None
     keep: Annotated[Path | None, typer.Option(help="folder to keep the drives in, for vcsd log")] = None
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc"
@@ -122,7 +128,9 @@ def run(
     what: What,
     where: Where,
     model: ModelFolder = None,
-    flush_every: Annotated[int, typer.Option(min=0, help="flush drives after so many steps; 0: never")] = 0,
+    flush_every: Annotated[
+        int, typer.Option(min=0, max=1 << 20, help="flush drives after so many steps; 0: never")
+    ] = 0,
     device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
     output: OutputOption = Output.NORMAL,
 ) -> None:

@@ -7,15 +7,17 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
 from rich.table import Table
 
 from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, window_path
-from csd_link.served_drive import ADMIN, ServedDrive, ServedDrives
+from csd_link.served_drive import ADMIN, DEFAULT, ServedDrive, ServedDrives
+from csd_spec.checked import adapter
 from nvmevirt_config import load_config
+from nvmevirt_config.serve_config import Entry, ServeFile
 from vcsd.options import MethodsFile
 from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
@@ -123,24 +125,24 @@ def create(
     from csd_firmware.folder import describe
 
     folder = home() / name
-    entry: dict[str, Any] = {"name": name, "path": "."}
-    if drive:
-        is_file = drive.endswith((".yaml", ".yml"))
-        entry["drive"] = str(Path(drive).absolute()) if is_file else drive
-    if tenant:
-        entry["tenants"] = tenant
+    is_file = drive is not None and drive.endswith((".yaml", ".yml"))
+    entry = Entry(
+        name=name,
+        path=Path("."),
+        drive=str(Path(drive).absolute()) if drive and is_file else drive,
+        tenants=tuple(tenant or (DEFAULT,)),
+    )
+    made = entry.served(folder, restarts=True)
     if folder.exists():
         raise ValueError(f"drive {name} exists: vcsd delete {name} first, or take another name")
     private_dir(home())
-    scratch = home() / f".{os.getpid()}.yaml"
-    try:
-        scratch.write_text(yaml.safe_dump({"drives": [entry]}))
-        made = load_config(scratch).drives[0]
-        private_dir(folder)
-        describe(made.spec, folder)
-        scratch.rename(folder / "served.yaml")
-    finally:
-        scratch.unlink(missing_ok=True)
+    private_dir(folder)
+    describe(made.spec, folder)
+    aside = folder / "served.yaml.new"
+    aside.write_text(
+        yaml.safe_dump(adapter(ServeFile).dump_python(ServeFile(drives=(entry,)), mode="json", exclude_defaults=True))
+    )
+    aside.rename(folder / "served.yaml")
     err.print(f"{folder}: made; vcsd serve {name} serves it")
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vcsd.options import MAX_COMPRESSION
 from vcsd.progress import status
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, show
 
@@ -34,7 +35,7 @@ def trace_record(
     tokens: Annotated[int, typer.Option(min=1, max=1 << 16, help="prompt length")] = 1024,
     steps: Annotated[int, typer.Option(min=0, max=4096, help="decode steps")] = 16,
     attention: Annotated[str, typer.Option(help=ATTENTION_HELP)] = "sparf",
-    compression: Annotated[float, typer.Option(help="use 1/C of K and V")] = 8,
+    compression: Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of K and V")] = 8,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Write down what a drive's flash is asked for while a sequence decodes."""

@@ -28,7 +28,7 @@ class Fuse(Transport):
         if not shutil.which("fusermount3"):
             return Missing("fusermount3 is missing", "apt-get install fuse3")
         if importlib.util.find_spec("pyfuse3") is None:
-            fix = "apt-get install fuse3 libfuse3-dev pkg-config, then ./dev setup"
+            fix = "apt-get install fuse3 libfuse3-dev pkg-config, then pip install pyfuse3"
             return Missing("pyfuse3 is missing", fix)
         if not os.path.exists("/dev/fuse"):
             return Missing("/dev/fuse is missing", "modprobe fuse")

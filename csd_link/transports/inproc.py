@@ -18,7 +18,7 @@ class InProcess(Transport):
     name = form = "inproc"
 
     def missing(self) -> Missing | None:
-        return None if importlib.util.find_spec("numba") else Missing("numba is missing", "./dev setup")
+        return None if importlib.util.find_spec("numba") else Missing("numba is missing", "pip install numba")
 
     @contextmanager
     def open(self, drives: DriveSet, factory: DriveFactory) -> Iterator[list[Device]]:

@@ -14,7 +14,7 @@ from csd_spec.sparf import Convention
 from eval.experiment import Outcome
 from eval.options import Drives, Picture, check_picture, numbers
 from eval.plot import new_figure, save_figure
-from vcsd.options import MethodsFile, ModelFolder
+from vcsd.options import MAX_SEED, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
 from vcsd.tables import table
 
@@ -25,9 +25,11 @@ class Question:
 
     task: Annotated[str, typer.Option(help="squad, sharegpt, wikitext, triviaqa, repetition or passkey")]
     data: Annotated[Path | None, typer.Option(help="the task's file, as it is published (passkey needs none)")] = None
-    samples: Annotated[int, typer.Option(min=1, help="how many, if the file has as many")] = 8
-    max_context: Annotated[int | None, typer.Option(help="tokens at most (default: the model's, at most 4096)")] = None
-    seed: Annotated[int, typer.Option(help="of the samples and of the intervals")] = 0
+    samples: Annotated[int, typer.Option(min=1, max=1 << 20, help="how many, if the file has as many")] = 8
+    max_context: Annotated[
+        int | None, typer.Option(min=1, max=1 << 20, help="tokens at most (default: the model's, at most 4096)")
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the samples and of the intervals")] = 0
 
 
 @dataclass(frozen=True, slots=True)

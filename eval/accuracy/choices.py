@@ -18,7 +18,7 @@ from eval.experiment import Outcome, flat
 from eval.options import TextFile
 from ftl import Ftl
 from vcsd.loading import CHECKPOINT, load
-from vcsd.options import ModelFolder
+from vcsd.options import MAX_COMPRESSION, ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
 
 TIE = 1e-5  # relative to the k-th score, the sum of weights: tokens that are nearer to it may be chosen in any order
@@ -96,9 +96,9 @@ def _choices(recorded: Recorded, tokens: int, compression: float) -> Any:
 def experiment(
     text: TextFile = None,
     model: ModelFolder = None,
-    tokens: Annotated[int, typer.Option(min=64, help="tokens before the first step")] = 1024,
-    steps: Annotated[int, typer.Option(min=1, help="decode steps")] = 1000,
-    compression: Annotated[float, typer.Option(help="C of 1/C of K and V")] = 8,
+    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="tokens before the first step")] = 1024,
+    steps: Annotated[int, typer.Option(min=1, max=1 << 17, help="decode steps")] = 1000,
+    compression: Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="C of 1/C of K and V")] = 8,
 ) -> Outcome:
     """SparF's choice of tokens in every layer and head of recorded decode steps, against float64 Algorithm 1."""
     Compression(compression)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attention_engine import METHODS, Methods
 from csd_spec import Compression
+from csd_spec.checked import from_json, value
 from csd_spec.sparf import Convention
 from eval.accuracy.selectors import OURS, Contender
 from eval.accuracy.tasks import TASKS
@@ -58,7 +59,7 @@ class Plan:
         return sorted(turns, key=lambda turn: -turn[0].bits)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Turn:
     """One method at one compression on one batch: counts of each sample, and bytes by the drives' account."""
 
@@ -83,8 +84,8 @@ class Journal:
         if self.path and self.path.exists():
             for line in self.path.read_text(encoding="utf-8").splitlines():
                 try:
-                    self.done.append(Turn(**json.loads(line)))
-                except (ValueError, TypeError):
+                    self.done.append(from_json(line, Turn))
+                except ValueError:
                     break  # the line during which the run was killed
             self.path.write_text("".join(json.dumps(asdict(turn)) + "\n" for turn in self.done), encoding="utf-8")
 

@@ -69,9 +69,9 @@ def contenders(methods: Methods = METHODS) -> list[Contender]:
 class Passages:
     """What is recorded of a text."""
 
-    tokens: Annotated[int, typer.Option(min=64, help="prompt length")] = 1536
-    steps: Annotated[int, typer.Option(min=1, help="decode steps")] = 8
-    sequences: Annotated[int, typer.Option(min=1, help="passages of the text")] = 4
+    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="prompt length")] = 1536
+    steps: Annotated[int, typer.Option(min=1, max=1 << 17, help="decode steps")] = 8
+    sequences: Annotated[int, typer.Option(min=1, max=1024, help="passages of the text")] = 4
 
 
 @dataclass(slots=True)

@@ -15,12 +15,13 @@ from eval.bench.ftl import latency_keys
 from eval.rivals.conventional import READ, ConventionalSsd
 
 SECTOR_BYTES = 512
+MAX_NS, MAX_LBA, MAX_SECTORS = 1 << 61, 1 << 48, 1 << 22  # 73 years, 128 PiB, 2 GiB
 
 
 def load_trace(path: Path) -> I64:
     """Requests (N, 5) in order of time; raises ValueError naming the line that is malformed."""
     rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -29,8 +30,12 @@ def load_trace(path: Path) -> I64:
             raise ValueError(
                 f"{path}, line {number}: needs five whole numbers: time_ns device lba sectors op"
             ) from error
-        if time_ns < 0 or lba < 0 or sectors < 1 or op not in (0, 1):
-            raise ValueError(f"{path}, line {number}: time and lba from 0, sectors from 1, op 0 or 1")
+        if not (0 <= time_ns < MAX_NS and 0 <= lba < MAX_LBA and 1 <= sectors < MAX_SECTORS and op in (0, 1)):
+            raise ValueError(
+                f"{path}, line {number}: time from 0 to 2^61 ns, lba from 0 to 2^48, sectors from 1 to 2^22, op 0 or 1"
+            )
+        if not 0 <= device < 1 << 32:
+            raise ValueError(f"{path}, line {number}: device from 0 to 2^32")
         rows.append((time_ns, device, lba, sectors, op))
     if not rows:
         raise ValueError(f"{path}: no request in it")

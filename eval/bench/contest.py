@@ -54,7 +54,9 @@ class Size:
     tokens: Annotated[int, typer.Option(min=16, max=1 << 18, help="length of the sequence")] = 32768
     heads: Annotated[int, typer.Option(min=1, max=256, help="query heads")] = 40
     head_dim: Annotated[int, typer.Option(min=8, max=256, help="channels of a head")] = 128
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="KV heads (default: as many as query heads)")] = None
+    kv_heads: Annotated[int | None, typer.Option(min=1, max=256, help="KV heads (default: as many as query heads)")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         if self.heads % self.streams:

@@ -18,6 +18,7 @@ from eval.experiment import Outcome, flat
 from ftl import Ftl, FtlError, Nand
 from ftl.flash.nand import Erase, Operation, Program
 from ftl.flash.spare import SPARE
+from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 
 
@@ -183,8 +184,8 @@ def _sweep(seed: int, operations: int, share: float, tick: Tick) -> Counter[str]
 
 
 def experiment(
-    cuts: Annotated[int, typer.Option(min=2, help="cut points at the least")] = 10_000,
-    seed: Annotated[int, typer.Option(help="of the trace")] = 0,
+    cuts: Annotated[int, typer.Option(min=2, max=10**9, help="cut points at the least")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the trace")] = 0,
 ) -> Outcome:
     """Cut the power at every moment of a trace of all verbs, and at random in longer ones; then compare every byte."""
     with progress("power cuts", cuts + cuts // 10) as tick:

@@ -26,11 +26,11 @@ ATTENTIONS = ("sdpa", "dense", "sparf")
 class Load:
     """What is decoded, and how often."""
 
-    tokens: Annotated[int, typer.Option(min=1, help="prompt length")] = 1024
-    steps: Annotated[int, typer.Option(min=1, help="decode steps a run")] = 16
-    drives: Annotated[int, typer.Option(help="virtual drives")] = 2
-    batch: Annotated[int, typer.Option(min=1, help="sequences")] = 4
-    repeats: Annotated[int, typer.Option(min=1, help="runs that count")] = 5
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="prompt length")] = 1024
+    steps: Annotated[int, typer.Option(min=1, max=1 << 20, help="decode steps a run")] = 16
+    drives: Annotated[int, typer.Option(min=1, max=1024, help="virtual drives")] = 2
+    batch: Annotated[int, typer.Option(min=1, max=1024, help="sequences")] = 4
+    repeats: Annotated[int, typer.Option(min=1, max=10_000, help="runs that count")] = 5
 
 
 @torch.inference_mode()

@@ -24,6 +24,7 @@ from csd_spec import Compression
 from eval.experiment import Outcome, flat
 from vcsd.generate import generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
+from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 
 MAX_PAUSE_S = 0.4  # between two kills
@@ -114,11 +115,11 @@ def _delays(devices: Sequence[RecoveringDevice], moments: dict[str, list[float]]
 
 
 def experiment(
-    kills: Annotated[int, typer.Option(min=1, help="drives to kill")] = 100,
+    kills: Annotated[int, typer.Option(min=1, max=10**6, help="drives to kill")] = 100,
     drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, a process each")] = 2,
     tokens: Annotated[int, typer.Option(min=1, max=512, help="length of a decode; as many as it takes")] = 128,
-    flush_every: Annotated[int, typer.Option(min=0, help="decode steps between flushes; 0: never")] = 8,
-    seed: Annotated[int, typer.Option(help="of the moments")] = 0,
+    flush_every: Annotated[int, typer.Option(min=0, max=512, help="decode steps between flushes; 0: never")] = 8,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the moments")] = 0,
 ) -> Outcome:
     """Kill drives (SIGKILL) at random moments of a decode; they come back and the tokens stay the same."""
     with progress("kills", kills) as tick:

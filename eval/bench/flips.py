@@ -18,6 +18,7 @@ from csd_firmware.logs import smart
 from eval.bench.random_host import DRIVE, LAYERS, RandomHost
 from eval.experiment import Outcome, flat
 from ftl import Ftl, Nand, Uncorrectable
+from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 
 VERBS = 80  # before the flush whose state is compared
@@ -159,7 +160,7 @@ def bench_flips(flips: int, seed: int, tick: Tick = no_tick) -> dict[str, Any]:
 
 def experiment(
     flips: Annotated[int, typer.Option(min=1, max=10_000_000, help="places to damage")] = 10_000,
-    seed: Annotated[int, typer.Option(min=0, help="of the drives and the places")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the drives and the places")] = 0,
 ) -> Outcome:
     """Flip bits of all files of a drive, one place at a time: what is lost must be reported."""
     with progress("flips", flips) as tick:

@@ -20,6 +20,7 @@ from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
 from eval.rivals.conventional import ConventionalSsd
 from ftl import Ftl, Nand, OutOfSpace
+from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress, status
 
 
@@ -36,10 +37,12 @@ class Requests:
     """Load `randread`: a closed loop on a conventional SSD."""
 
     preset: Annotated[str, typer.Option(help="randread: which conventional SSD")] = "nvmevirt-970pro"
-    block_bytes: Annotated[int, typer.Option(help="randread: size of a request")] = 4096
+    block_bytes: Annotated[int, typer.Option(min=512, max=1 << 24, help="randread: size of a request")] = 4096
     qd: Annotated[int, typer.Option(min=1, max=65536, help="randread: requests under way")] = 16
     read_percent: Annotated[int, typer.Option(min=0, max=100, help="randread: share of reads")] = 100
-    requests: Annotated[int, typer.Option(min=1, help="randread: requests; attention: layers read")] = 1_000_000
+    requests: Annotated[int, typer.Option(min=1, max=10**9, help="randread: requests; attention: layers read")] = (
+        1_000_000
+    )
 
     def __post_init__(self) -> None:
         if self.preset not in BLOCK_SSDS:
@@ -50,7 +53,7 @@ class Requests:
 class Reads:
     """Load `attention`: heads' pages, on a drive that prefilled sequences have filled to a share."""
 
-    capacity_gb: Annotated[int, typer.Option(min=1, help="attention: capacity of the drive, 10^9 bytes")] = 64
+    capacity_gb: Annotated[int, typer.Option(min=1, max=4096, help="attention: capacity of the drive, 10^9 bytes")] = 64
     fill: Annotated[float, typer.Option(min=0.01, max=0.9, help="attention: share that is filled first")] = 0.5
     heads: Annotated[int, typer.Option(min=1, max=128, help="attention: KV heads")] = 40
     tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="attention: tokens of a sequence")] = 1536
@@ -63,7 +66,9 @@ class Churn:
 
     trace: Annotated[Path | None, typer.Option(help="churn: CSV with lengths of requests")] = None
     full: Annotated[float, typer.Option(min=0.1, max=0.85, help="churn: share of the drive in use")] = 0.8
-    erase_mean: Annotated[float, typer.Option(min=0.1, help="churn: run until blocks are worn this much")] = 50.0
+    erase_mean: Annotated[
+        float, typer.Option(min=0.1, max=100_000, help="churn: run until blocks are worn this much")
+    ] = 50.0
 
 
 def peak_rss_bytes() -> int:
@@ -286,7 +291,7 @@ def experiment(
     reads: Reads,
     churn: Churn,
     workload: Annotated[Workload, typer.Option(help="load on the drive")] = Workload.ATTENTION,
-    seed: Annotated[int, typer.Option(help="of all that is random")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of all that is random")] = 0,
 ) -> Outcome:
     """Flash under load: modelled times, wear, and how fast the emulator is."""
     if workload is Workload.RANDREAD:

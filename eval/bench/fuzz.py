@@ -49,6 +49,7 @@ from csd_spec import (
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.verbs import VERBS, Names, verb_of
 from eval.experiment import Outcome, flat
+from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 
 DECODING = csd_link.wire, csd_link.window, csd_link.drive_end, csd_link.host_end
@@ -356,8 +357,8 @@ def _mutated(corpus: list[Request], handles: list[int], draw: random.Random) -> 
 
 
 def experiment(
-    inputs: Annotated[int, typer.Option(min=1, help="mutated commands and window images")] = 100_000,
-    seed: Annotated[int, typer.Option(help="of the mutations")] = 0,
+    inputs: Annotated[int, typer.Option(min=1, max=10**9, help="mutated commands and window images")] = 100_000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the mutations")] = 0,
 ) -> Outcome:
     """Put mutated commands and damaged windows on a drive that two tenants share."""
     with progress("inputs, 10,000 each", inputs // 10_000) as tick:

@@ -18,16 +18,17 @@ from eval.paper.profiles import Gpu, Host, Model, Ssd
 from eval.paper.runs import Case, Runs, count_ticks, default_workers, simulate
 from eval.paper.systems import SAMPLED_LAYERS, Setup
 from nvmevirt_config import load_drive
+from vcsd.options import MAX_COMPRESSION
 from vcsd.progress import progress
 from vcsd.tables import table
 
 Rows = list[dict[str, Any]]
 _BEGAN = time.perf_counter()
 
-DriveCount = Annotated[int, typer.Option(min=1, help="drives that share the KV heads")]
+DriveCount = Annotated[int, typer.Option(min=1, max=1024, help="drives that share the KV heads")]
 DriveCounts = Annotated[str, typer.Option(help="numbers of drives, with commas")]
 BatchSizes = Annotated[str, typer.Option(help="batch sizes, with commas")]
-CompressionFactor = Annotated[float, typer.Option(help="C of SparF's and SparQ's 1/C")]
+CompressionFactor = Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="C of SparF's and SparQ's 1/C")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Simulated:
     all_layers: Annotated[
         bool, typer.Option("--all-layers", help=f"simulate steps of all layers, not of {SAMPLED_LAYERS}")
     ] = False
-    workers: Annotated[int | None, typer.Option(min=1, help="processes (default: a core each)")] = None
+    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="processes (default: a core each)")] = None
 
     def run(self, setup: Setup, cases: Sequence[Case]) -> Runs:
         """Simulate cases, and show how far that is."""
@@ -69,8 +70,10 @@ class Work:
     """What is stored where."""
 
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None
-    prompt: Annotated[int, typer.Option("--input", min=1, help="tokens of a prompt")] = 1024
-    new: Annotated[int, typer.Option("--output-tokens", "--output", min=2, help="new tokens of a sequence")] = 1024
+    prompt: Annotated[int, typer.Option("--input", min=1, max=1 << 20, help="tokens of a prompt")] = 1024
+    new: Annotated[
+        int, typer.Option("--output-tokens", "--output", min=2, max=1 << 20, help="new tokens of a sequence")
+    ] = 1024
 
     def setup(self, machine: Machine, simulated: Simulated, compression: float = 8) -> Setup:
         """The machine with this work."""

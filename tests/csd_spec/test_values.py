@@ -34,7 +34,7 @@ def test_the_papers_drive():
 
 @pytest.mark.parametrize("field", ["channels", "pages_per_block", "page_bytes"])
 def test_geometry_names_the_bad_field(field):
-    with pytest.raises(ValueError, match=f"{field} = 0"):
+    with pytest.raises(ValueError, match=f"^{field}: must be .*, got 0 "):
         replace(INSTCSD_ZYNQ7045_8CH.geometry, **{field: 0})
 
 
@@ -79,7 +79,7 @@ def test_compression_stays_in_range(c, convention, seq_len, head_dim):
 
 @pytest.mark.parametrize("c", [0.5, 0, -1, float("nan"), float("inf")])
 def test_compression_below_one_is_refused(c):
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match=r"at least 1|finite"):
         Compression(c)
 
 
@@ -107,7 +107,7 @@ def test_presets_are_known_by_their_names_and_survive_their_text():
         assert drive.name == name
         assert DriveSpec.from_dict(asdict(drive)) == drive
     assert all(ssd.name == name for name, ssd in BLOCK_SSDS.items())
-    with pytest.raises(ValueError, match=r"drive description: .*'wheels'"):
+    with pytest.raises(ValueError, match=r"^wheels: no such field"):
         DriveSpec.from_dict(asdict(INSTCSD_ZYNQ7045_8CH) | {"wheels": 4})
 
 

@@ -36,11 +36,17 @@ def test_no_drive_of_a_file_is_restarted_where_it_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "a list named drives"),
+        ("", "must be an object, got None"),
         ("drives: []", "there is none"),
-        ("drives: [5]", "a drive needs a name"),
-        ("drives: [{name: a, restart: false}]", "restart: no such field"),
-        ("drives: [{name: a, drive: {name: x}}]", "drive a: drive description"),
+        ("drives: [5]", "drives.0.: must be an object, got 5"),
+        ("drives: [{name: a, restart: false}]", "drives.0..restart: no such field"),
+        ("drives: [{name: a, drive: {name: x}}]", "drives.0..drive.description.geometry: is missing"),
+        ("drives: [{name: a, drive: nowhere}]", "'nowhere' is no file, and no preset"),
+        ("drives: [{name: 7}]", "drives.0..name: must be a valid string, got 7"),
+        ("drives: [{name: a, path: 5}]", "drives.0..path: must be a valid string, got 5"),
+        ("drives: [{name: a, layout: {depth: 8.5}}]", "drives.0..layout.depth: must be a valid integer, got 8.5"),
+        ("drives: [{name: a, tenants: alice}]", "drives.0..tenants: must be a valid array, got 'alice'"),
+        ("drives: [{name: a}]\nrestart: 'no'", "restart: must be a valid boolean, got 'no'"),
     ],
 )
 def test_what_is_off_is_named_with_its_file(tmp_path, text, reason):

@@ -6,6 +6,7 @@ partner of: vcsd_cli/drive.py
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tests.served import serving, window_of
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.administer import read_log
 
+DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 
@@ -113,6 +115,13 @@ def test_a_drive_that_was_never_served_is_copied_empty(capsys, monkeypatch, tmp_
     assert say(capsys, monkeypatch, "log", "smart", str(tmp_path / "copy"))["sequences"] == 0
 
 
+def test_a_copy_into_the_drives_own_folder_is_refused(capsys, monkeypatch, kept):
+    for target in (kept / "copy", kept):
+        code, _, err = vcsd(capsys, monkeypatch, "snapshot", str(kept), str(target))
+        assert (code, "a folder outside of it" in err) == (1, True)
+    assert not (kept / "copy").exists()
+
+
 def test_a_dry_run_sends_nothing(capsys, monkeypatch):
     shown = say(capsys, monkeypatch, "io-passthru", "nowhere", "--opcode", "0x00", "--dry-run")
     assert shown["reads_as"] == "Flush"
@@ -123,7 +132,7 @@ def test_a_dry_run_sends_nothing(capsys, monkeypatch):
     ("text", "reason"),
     [
         ("drives: []", "there is none"),
-        ("drives: 5", "a list named drives"),
+        ("drives: 5", "drives: must be a valid array"),
         ("drives: [{name: a}, {name: a}]", "twice"),
         ("drives: [{name: a/b}]", "letters"),
         ("drives: [{name: a, colour: red}]", "colour"),
@@ -142,6 +151,12 @@ def test_a_bad_config_is_refused_with_its_reason(capsys, monkeypatch, tmp_path, 
     assert (code != 0, out) == (True, "")
     assert len(err.strip().splitlines()) == 1
     assert reason in err
+
+
+@pytest.mark.parametrize("what", ["drive", "drives"])
+def test_the_documented_schema_is_what_files_are_checked_against(capsys, monkeypatch, what):
+    code, out, _ = vcsd(capsys, monkeypatch, "config", "schema", what)
+    assert (code, out) == (0, (DOCS / f"{what}.schema.json").read_text())
 
 
 def test_a_good_config_says_what_is_in_it(capsys, monkeypatch, tmp_path):

@@ -76,7 +76,7 @@ def test_bench_crash_prints_its_keys(capsys, monkeypatch):
         (["snapshot", "/nowhere", "/tmp/x"], "no drive in /nowhere"),
         (["trace", "replay", "/nowhere"], "/nowhere"),
         (["bench", "ftl", "--workload", "randread", "--preset", "x"], "preset = 'x'"),
-        (["bench", "ftl", "--workload", "randread", "--block-bytes", "100"], "block_bytes = 100"),
+        (["bench", "ftl", "--workload", "randread", "--block-bytes", "100"], "--block-bytes"),
         (["bench", "ftl", "--workload", "churn", "--trace", "/nowhere"], "/nowhere"),
         (["bench", "ftl", "--qd", "0"], "--qd"),
         (["bench", "decode", "--tokens", "5000"], "tokens = 5000"),

@@ -19,6 +19,8 @@ def vcsd(*words):
 def test_create_list_serve_delete(tmp_path):
     assert vcsd("create", "one").returncode == 0
     assert "exists" in vcsd("create", "one").stderr
+    for name in ("", ".", ".."):
+        assert "letters" in vcsd("create", name).stderr
     assert "letters" in vcsd("create", "a/b").stderr
     assert "nowhere.yaml" in vcsd("create", "two", "--drive", "/nowhere.yaml").stderr
     server = subprocess.Popen([sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", "--quiet"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from eval.accuracy.tasks.json_record import read_text
+from eval.accuracy.tasks.files import read_text
 from eval.accuracy.tasks.task import Room, Sample, Score, Task, needs_file
 
 CONTEXT, PROMPT, NEXT = 6000, 128, 256  # characters

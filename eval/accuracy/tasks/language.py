@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
-from eval.accuracy.tasks.json_record import Record, read_text
+from csd_spec.checked import record
+from eval.accuracy.tasks.files import read_json, read_text
 from eval.accuracy.tasks.task import Room, Sample, Task, needs_file
 
 FORCED = 256  # tokens
@@ -28,28 +31,32 @@ def _wikitext(file: Path | None, room: Room, count: int, seed: int) -> tuple[lis
     return samples, f"prefix of {cut} tokens, the next {FORCED} forced"
 
 
+@record
+class _Turn:
+    sender: Annotated[str, Field(alias="from")]
+    value: str
+
+
+@record
+class _Dialogue:
+    conversations: tuple[_Turn, ...]
+
+
 def _sharegpt(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
     """Dialogues in a drawn order: the first half is the prefix."""
     path = needs_file(file, "a file in the layout of ShareGPT_V3")
-    dialogues = Record.read(path).items()
+    dialogues = read_json(path, tuple[_Dialogue, ...])
     samples: list[Sample] = []
     for dialogue in random.Random(seed).sample(dialogues, k=len(dialogues)):
-        turns = dialogue.field("conversations").items(minimum=0)
-        said = [f"{turn.field('from').text()}: {_said(turn)}" for turn in turns]
+        said = [f"{turn.sender}: {turn.value}" for turn in dialogue.conversations]
         ids = room.encode("\n\n".join(said))[: room.tokens]
         if len(ids) < MIN_TOKENS or len(samples) == count:
-            continue  # all records are checked, also those that are not used
+            continue
         forced = min(FORCED, len(ids) // 2)
         samples.append(Sample(ids[: len(ids) - forced], forced=tuple(ids[-forced:])))
     if not samples:
         raise ValueError(f"{path}: no dialogue has {MIN_TOKENS} tokens")
     return samples, f"dialogues of {MIN_TOKENS} to {room.tokens} tokens, the last half forced, at most {FORCED}"
-
-
-def _said(turn: Record) -> str:
-    """A turn's text, which may be empty."""
-    value = turn.field("value")
-    return value.value if value.value == "" else value.text()
 
 
 WIKITEXT = Task(_wikitext)

@@ -11,8 +11,12 @@ import string
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from eval.accuracy.tasks.json_record import Record
+from pydantic import Field
+
+from csd_spec.checked import record
+from eval.accuracy.tasks.files import Text, read_json
 from eval.accuracy.tasks.task import Room, Sample, Score, Task, needs_file
 
 CONFUSION = 7  # backgrounds beside the right one
@@ -28,40 +32,81 @@ class Question:
     background: str
 
 
+@record
+class _Answer:
+    text: Text
+
+
+@record
+class _Asked:
+    question: Text
+    answers: Annotated[tuple[_Answer, ...], Field(min_length=1)]
+
+
+@record
+class _Paragraph:
+    context: Text
+    qas: tuple[_Asked, ...]
+
+
+@record
+class _Article:
+    paragraphs: Annotated[tuple[_Paragraph, ...], Field(min_length=1)]
+    title: str = ""
+
+
+@record
+class _Squad:
+    data: Annotated[tuple[_Article, ...], Field(min_length=1)]
+
+
 def _squad(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
     path = needs_file(file, "a file in the layout of SQuAD v1.1")
-    return _samples(_squad_questions(Record.read(path)), path, room, count, seed)
+    questions = [
+        Question(
+            asked.question, tuple(answer.text for answer in asked.answers), _background(article.title, part.context)
+        )
+        for article in read_json(path, _Squad).data
+        for part in article.paragraphs
+        for asked in part.qas
+    ]
+    return _samples(questions, path, room, count, seed)
 
 
-def _squad_questions(file: Record) -> list[Question]:
-    questions = []
-    for article in file.field("data").items():
-        title = article.value.get("title", "") if isinstance(article.value, dict) else ""
-        for paragraph in article.field("paragraphs").items():
-            background = _background(title, paragraph.field("context").text())
-            for asked in paragraph.field("qas").items(minimum=0):
-                answers = tuple(answer.field("text").text() for answer in asked.field("answers").items())
-                questions.append(Question(asked.field("question").text(), answers, background))
-    return questions
+@record
+class _Result:
+    Title: str | None = None
+    Description: str | None = None
+
+
+@record
+class _Answers:
+    Value: Text
+    Aliases: tuple[Text, ...]
+
+
+@record
+class _Trivia:
+    Question: Text
+    Answer: _Answers
+    SearchResults: tuple[_Result, ...] | None = None
+
+
+@record
+class _TriviaQa:
+    Data: Annotated[tuple[_Trivia, ...], Field(min_length=1)]
 
 
 def _triviaqa(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
-    path = needs_file(file, "a file in the layout of TriviaQA")
-    return _samples(_triviaqa_questions(Record.read(path)), path, room, count, seed)
-
-
-def _triviaqa_questions(file: Record) -> list[Question]:
     """Backgrounds are the search results' descriptions: the documents themselves are files of their own."""
+    path = needs_file(file, "a file in the layout of TriviaQA")
     questions = []
-    for asked in file.field("Data").items():
-        answer = asked.field("Answer")
-        aliases = (alias.text() for alias in answer.field("Aliases").items(minimum=0))
-        answers = tuple(dict.fromkeys((answer.field("Value").text(), *aliases)))
-        results = asked.value.get("SearchResults") or []
-        found = [r for r in results if isinstance(r, dict) and r.get("Title") and r.get("Description")]
-        background = "\n".join(_background(r["Title"], r["Description"]) for r in found)
-        questions.append(Question(asked.field("Question").text(), answers, background))
-    return questions
+    for asked in read_json(path, _TriviaQa).Data:
+        answers = tuple(dict.fromkeys((asked.Answer.Value, *asked.Answer.Aliases)))
+        found = [(each.Title, each.Description) for each in asked.SearchResults or ()]
+        background = "\n".join(_background(title, text) for title, text in found if title and text)
+        questions.append(Question(asked.Question, answers, background))
+    return _samples(questions, path, room, count, seed)
 
 
 def _background(title: str, text: str) -> str:

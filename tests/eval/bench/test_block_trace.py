@@ -29,7 +29,15 @@ def test_a_recorded_trace_replays(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("1 0 0 8 1\n1 0 x 8 1", 2), ("1 0 0 8", 1), ("1 0 0 0 1", 1), ("1 0 0 8 7", 1)]
+    ("text", "line"),
+    [
+        ("1 0 0 8 1\n1 0 x 8 1", 2),
+        ("1 0 0 8", 1),
+        ("1 0 0 0 1", 1),
+        ("1 0 0 8 7", 1),
+        (f"{10**23} 0 0 8 1", 1),
+        (f"0 {9**99} 0 8 1", 1),
+    ],
 )
 def test_malformed_block_traces_name_the_line(tmp_path, text, line):
     (tmp_path / "trace").write_text(text)

@@ -41,7 +41,7 @@ def test_every_record_is_checked_also_those_that_are_not_used(tmp_path):
     path = tmp_path / "sharegpt.json"
     good, bad = dialogue("x" * 100), {"id": "y", "conversations": [{"from": "gpt"}]}
     path.write_text(json.dumps([good, bad, good]))
-    with pytest.raises(ValueError, match=r"\[1\]\.conversations\[0\] field 'value' is missing"):
+    with pytest.raises(ValueError, match=r"\[1\]\.conversations\[0\]\.value: is missing"):
         SHAREGPT.make(path, ROOM, 1, 0)
     path.write_text(json.dumps([dialogue("short")]))
     with pytest.raises(ValueError, match="no dialogue has 32 tokens"):

@@ -1,6 +1,6 @@
 """SQuAD and TriviaQA: layouts, prompts and measures.
 
-partner of: eval/accuracy/tasks/json_record.py, eval/accuracy/tasks/task.py
+partner of: eval/accuracy/tasks/files.py, eval/accuracy/tasks/task.py
 """
 
 import copy
@@ -108,13 +108,13 @@ def test_an_answer_ends_with_its_line():
 @pytest.mark.parametrize(
     ("task", "path", "reason"),
     [
-        (SQUAD, ("data",), r"file\.json: field 'data' is missing"),
-        (SQUAD, ("data", 2, "paragraphs"), r"data\[2\] field 'paragraphs' is missing"),
-        (SQUAD, ("data", 0, "paragraphs", 0, "context"), r"data\[0\]\.paragraphs\[0\] field 'context' is missing"),
-        (SQUAD, ("data", 1, "paragraphs", 0, "qas", 0, "answers"), r"qas\[0\] field 'answers' is missing"),
-        (SQUAD, ("data", 1, "paragraphs", 0, "qas", 0, "answers", 0, "text"), r"answers\[0\] field 'text' is missing"),
-        (TRIVIAQA, ("Data", 0, "Answer"), r"Data\[0\] field 'Answer' is missing"),
-        (TRIVIAQA, ("Data", 0, "Answer", "Value"), r"Answer field 'Value' is missing"),
+        (SQUAD, ("data",), r"file\.json: data: is missing"),
+        (SQUAD, ("data", 2, "paragraphs"), r"data\[2\]\.paragraphs: is missing"),
+        (SQUAD, ("data", 0, "paragraphs", 0, "context"), r"data\[0\]\.paragraphs\[0\]\.context: is missing"),
+        (SQUAD, ("data", 1, "paragraphs", 0, "qas", 0, "answers"), r"qas\[0\]\.answers: is missing"),
+        (SQUAD, ("data", 1, "paragraphs", 0, "qas", 0, "answers", 0, "text"), r"answers\[0\]\.text: is missing"),
+        (TRIVIAQA, ("Data", 0, "Answer"), r"Data\[0\]\.Answer: is missing"),
+        (TRIVIAQA, ("Data", 0, "Answer", "Value"), r"Answer\.Value: is missing"),
     ],
 )
 def test_a_missing_field_is_named_with_its_record(write, task, path, reason):
@@ -128,13 +128,17 @@ def test_a_missing_field_is_named_with_its_record(write, task, path, reason):
 
 
 def test_other_files_are_refused(write):
-    with pytest.raises(ValueError, match=r"file\.json: not JSON, or cut off: .* line 1, column"):
+    with pytest.raises(ValueError, match=r"file\.json: not JSON, or cut off: .* line 1 column"):
         SQUAD.make(write(json.dumps(squad_file())[:-20]), ROOM, 1, 0)
-    with pytest.raises(ValueError, match=r"file\.json: is a list, an object with field 'data'"):
+    with pytest.raises(ValueError, match=r"file\.json: must be an object, got \[\]"):
         SQUAD.make(write("[]"), ROOM, 1, 0)
-    with pytest.raises(ValueError, match=r"data has 0 elements"):
+    with pytest.raises(ValueError, match=r"data: .* at least 1 item"):
         SQUAD.make(write({"data": []}), ROOM, 1, 0)
+    with pytest.raises(ValueError, match="recursion limit"):
+        SQUAD.make(write("[" * 100_000), ROOM, 1, 0)
+    with pytest.raises(ValueError, match=r"Data\[0\]\.SearchResults: must be a valid array, got 5"):
+        TRIVIAQA.make(write({"Data": [TRIVIA["Data"][0] | {"SearchResults": 5}]}), ROOM, 1, 0)
     empty = squad_file()
     empty["data"][3]["paragraphs"][0]["qas"][0]["question"] = "  "
-    with pytest.raises(ValueError, match=r"data\[3\]\.paragraphs\[0\]\.qas\[0\]\.question is an empty text"):
+    with pytest.raises(ValueError, match=r"data\[3\]\.paragraphs\[0\]\.qas\[0\]\.question: is an empty text"):
         SQUAD.make(write(empty), ROOM, 1, 0)

@@ -1,0 +1,88 @@
+"""Values that are checked when they are made, by a caller and from a text alike."""
+
+import copy
+import pickle
+from dataclasses import asdict, replace
+from typing import Annotated
+
+import pytest
+from pydantic import Field
+
+from csd_spec import DriveSpec
+from csd_spec.checked import adapter, from_json, from_values, record, value
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+
+
+@value
+class Wheel:
+    """A part."""
+
+    spokes: Annotated[int, Field(ge=3, le=99)]
+
+    def __post_init__(self):
+        if self.spokes == 13:
+            raise ValueError("spokes = 13: not here")
+
+
+@value
+class Cart:
+    """A whole."""
+
+    wheels: tuple[Wheel, ...]
+    load_kg: float = 0.0
+
+
+@record
+class Ticket:
+    """Somebody else's."""
+
+    to: str
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"spokes": 2}, "^spokes: must be greater than or equal to 3, got 2 .int.$"),
+        ({"spokes": 8.0}, "^spokes: must be a valid integer"),
+        ({"spokes": "8"}, "^spokes: must be a valid integer, got '8' .a text.$"),
+        ({"spokes": True}, "^spokes: must be a valid integer, got True"),
+        ({"spokes": 10**400}, r"^spokes: must be less than or equal to 99, got 10+\.\.\.0+ .int.$"),
+        ({"spokes": 13}, "^spokes = 13: not here$"),
+        ({"spoke": 8}, "^spoke: no such field: did you mean spokes?"),
+        ({}, "^spokes: is missing$"),
+    ],
+)
+def test_what_is_off_is_one_line_wherever_it_comes_from(given, reason):
+    with pytest.raises(ValueError, match=reason):
+        Wheel(**given)
+    with pytest.raises(ValueError, match=reason.replace("8.0", "8")):
+        from_values(given, Wheel)
+
+
+def test_a_text_is_read_with_the_place_of_what_is_off():
+    assert from_json('{"wheels": [{"spokes": 8}], "load_kg": 5}', Cart) == Cart(wheels=(Wheel(spokes=8),), load_kg=5)
+    for text, reason in (
+        ('{"wheels": [{"spokes": 8}, {"spokes": 13}]}', r"^wheels\[1\]: spokes = 13: not here$"),
+        ('{"wheels": [], "load_kg": NaN}', "^load_kg: must be a finite number"),
+        ("[]", "^must be an object, got "),
+        ("[" * 100_000, "^not JSON, or cut off: recursion limit"),
+        ('{"wheels":', "^not JSON, or cut off: EOF"),
+    ):
+        with pytest.raises(ValueError, match=reason) as error:
+            from_json(text, Cart)
+        assert len(str(error.value)) < 200
+    assert from_json('{"to": "Delft", "price": 5}', Ticket).to == "Delft"
+
+
+def test_they_are_dataclasses_like_any_others():
+    cart = Cart(wheels=(Wheel(spokes=8),))
+    assert from_values(asdict(cart), Cart) == cart == pickle.loads(pickle.dumps(cart)) == copy.deepcopy(cart)
+    with pytest.raises(ValueError, match="spokes: must"):
+        replace(cart.wheels[0], spokes=100)
+
+
+def test_a_drives_schema_has_its_ranges():
+    schema = adapter(DriveSpec).json_schema()
+    channels = schema["$defs"]["Geometry"]["properties"]["channels"]
+    assert (channels["minimum"], channels["maximum"]) == (1, 1024)
+    assert from_values(asdict(INSTCSD_ZYNQ7045_8CH), DriveSpec) == INSTCSD_ZYNQ7045_8CH

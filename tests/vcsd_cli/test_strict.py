@@ -1,0 +1,53 @@
+"""Options are taken once, and every number has a range that is declared."""
+
+import pytest
+from typer.core import TyperOption
+
+import vcsd as public
+from tests.vcsd_cli.test_main import vcsd
+from vcsd_cli.main import app
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "accuracy", "--task", "squad", "--method", "dense", "--method", "sparf"],
+        ["run", "--restart", "--no-restart"],
+        ["log", "smart", "x", "-o", "json", "--output", "json"],
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused(capsys, monkeypatch, words):
+    code, out, err = vcsd(capsys, monkeypatch, *words)
+    assert (code, out) == (2, "")
+    assert "is given twice: which is meant?" in err
+
+
+def test_an_option_for_a_list_is_taken_more_than_once(capsys, monkeypatch):
+    words = ["io-passthru", "x", "--opcode", "0xca", "-p", "2", "-p", "3", "--dry-run"]
+    assert vcsd(capsys, monkeypatch, *words)[0] == 0
+
+
+def test_every_number_has_a_range():
+    commands = dict(app.leaves())
+    assert {("run",), ("bench", "ftl"), ("nvmevirt", "check")} <= set(commands)
+    numbers = [
+        (path, option)
+        for path, command in commands.items()
+        for option in command.params
+        if isinstance(option, TyperOption)
+        and option.type_descriptor.annotation in (int, float)
+        and not option.type_descriptor.parameter_info.parser
+    ]
+    assert len(numbers) > 80
+    assert [(*path, each.opts) for path, each in numbers if each.max is None or each.min is None] == []
+
+
+def test_what_is_out_of_range_is_refused_before_anything_is_done(capsys, monkeypatch):
+    for words in (["--batch", "1000000"], ["--compression", "nan"], ["--seed", "9" * 400], ["--drives", "-1"]):
+        code, out, err = vcsd(capsys, monkeypatch, "run", *words)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert words[0] in err
+
+
+def test_the_version_is_said(capsys, monkeypatch):
+    assert vcsd(capsys, monkeypatch, "--version") == (0, f"vcsd {public.__version__}\n", "")
