@@ -134,11 +134,6 @@ class Journal(Referrer):
         changes.dirty -= recorded
         changes.trimmed.clear()
         changes.freed.clear()
-<<<<<<< HEAD
-=======
-        if self.log:
-            self.log(*news)
->>>>>>> attach
 
     def references(self, tags: U64) -> Iterator[Reference]:
         """The journal's valid pages, for tags of records."""
