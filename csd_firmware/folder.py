@@ -18,6 +18,7 @@ from ftl.flash.upgrade import is_old, upgrade
 
 LOCK, DESCRIPTION, SECRET = "lock", "drive.json", "secret.bin"
 FORMAT = 2
+MAX_DESCRIPTION_BYTES = 8192  # ours have a quarter of that
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # what text that is no description raises
 _SECRET_BYTES = 32
 
@@ -152,6 +153,8 @@ def _unsealed(values: Any) -> Any:
 
 def mended(text: bytes) -> bytes | None:
     """A description with one flipped bit undone; None where that does not make it whole."""
+    if len(text) > MAX_DESCRIPTION_BYTES:
+        return None
     for bit in range(8 * len(text)):
         flipped = bytearray(text)
         flipped[bit // 8] ^= 1 << bit % 8

@@ -211,13 +211,13 @@ _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
-def allocate(fd: int, offset: int, size: int) -> None:
+def allocate(fd: int, offset: int, size: int, name: str) -> None:
     """Have the disk keep room for bytes of a file; raises OSError where it has not, nothing where it cannot say."""
     disk = os.fstatvfs(fd)
     if size > disk.f_bavail * disk.f_frsize:  # asked in vain, a disk would be full afterwards
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
     try:
         os.posix_fallocate(fd, offset, size)
     except OSError as error:
         if error.errno not in (*_NO_HOLES, errno.EINVAL, errno.ESPIPE, errno.ENODEV):
-            raise
+            raise OSError(error.errno, error.strerror, name) from error

@@ -88,7 +88,12 @@ class DriveEnd:
         if len(body) + len(data) <= BODY_BYTES:
             body += data
         else:
-            self.medium.write(self.layout.to_host(self.sequence), data)
+            try:
+                self.medium.write(self.layout.to_host(self.sequence), data)
+            except OSError as error:  # the window's memory or disk is full: say so in the block that is there
+                reason = f"window: {error.strerror}: {len(data):,} bytes do not fit"
+                refused = self.service.refuse("data", Status.TRANSFER_ERROR, reason, done.submit_ns)
+                body, _ = encode_completion(refused, zlib.crc32)
         answer = Block(Kind.COMPLETION, self.host, self.drive, self.sequence, body)
         self.medium.write(self.layout.completion(self.sequence), answer.pack())
         self.sequence += 1

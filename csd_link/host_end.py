@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from csd_link.doorbell import Doorbell, Polling
+from csd_link.liveness import Liveness
 from csd_link.window import (
     BLOCK_BYTES,
     BODY_BYTES,
@@ -28,11 +30,17 @@ from csd_spec import Command, Completion, DriveSpec, Status
 
 LOOK_S = 0.05  # at the drive's header, while waiting
 SPIN_S = 200e-6  # look again without a pause for so long, and give way to whoever else wants the processor
-PATIENCE_S = 0.8  # a drive whose beat stands still for so long is dead
+PATIENCE_S = 0.8  # a drive whose beat stands still for so long may have ended
+SILENCE_S = 60.0  # one of which no more is known is given up after so long
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Lost(ConnectionError):
     """The drive's firmware went away or began anew, or another host took the window."""
+
+
+class Silent(Lost):
+    """Nothing is known of the drive: it may have ended, or stand still and go on later."""
 
 
 class HostEnd:
@@ -163,13 +171,17 @@ class WindowDevice:
         self._turn, self._reaping = threading.Condition(), False
         self._submitting = threading.Lock()
         self._waiting: deque[Future[Completion]] = deque()
-        self._lost: Lost | None = None
-        deadline = time.monotonic() + PATIENCE_S
+        self.lost: Lost | None = None
+        began, liveness = time.monotonic(), None
         while not self._end.attach():
-            if time.monotonic() > deadline:
+            liveness = liveness or (self._end.identity and Liveness(self._end.identity.name))
+            waited = time.monotonic() - began
+            stands_still = liveness and liveness.known and not liveness.ended() and waited < SILENCE_S
+            if waited > PATIENCE_S and not stands_still:
                 raise Lost("no drive answers at its window")
             self._doorbell.ring()
             self._doorbell.wait(1e-3)
+        self._liveness = Liveness(self.name)
 
     @property
     def identity(self) -> Identity:
@@ -191,10 +203,10 @@ class WindowDevice:
         """The same for a request that is encoded already, whatever it says."""
         future = Pending(self._reap)
         with self._submitting:
-            while not self._lost and not self._end.room:
+            while not self.lost and not self._end.room:
                 self._reap(self._waiting[0])
-            if self._lost:
-                future.set_result(_path_lost(self._lost))
+            if self.lost:
+                future.set_result(_path_lost(self.lost))
                 return future
             self._waiting.append(future)
             try:
@@ -204,6 +216,9 @@ class WindowDevice:
                 self._waiting.pop()
                 raise
             except OSError as error:
+                if error.errno in _FULL:  # of the window; nothing was begun
+                    self._waiting.pop()
+                    raise
                 self._fail(error)
         return future
 
@@ -233,7 +248,8 @@ class WindowDevice:
                     self._turn.notify_all()
 
     def _next(self) -> Completion:
-        """The next completion; raises Lost when the drive's beat stands still."""
+        """The next completion; raises Lost when the drive has ended. One that stands still is waited for: it goes on
+        where it was, and to give it anything again would cost modelled time."""
         began = looked = moved = time.perf_counter()
         beat = -1
         while (done := self._end.poll()) is None:
@@ -246,15 +262,17 @@ class WindowDevice:
                 looked, before, beat = now, beat, self._end.look()
                 if beat != before:
                     moved = now
-                elif now - moved > PATIENCE_S:
-                    raise Lost(f"its firmware has not been heard of for {PATIENCE_S:g} s")
+                elif now - moved > PATIENCE_S and self._liveness.ended():
+                    raise Lost("its process has ended")
+                elif now - moved > SILENCE_S:
+                    raise Silent(f"its firmware has not been heard of for {SILENCE_S:g} s")
         return done
 
     def _fail(self, error: OSError) -> None:
         """The drive is gone: end everything that is under way."""
-        self._lost = error if isinstance(error, Lost) else Lost(f"its firmware is gone ({error})")
+        self.lost = error if isinstance(error, Lost) else Lost(f"its firmware is gone ({error})")
         while self._waiting:
-            self._waiting.popleft().set_result(_path_lost(self._lost))
+            self._waiting.popleft().set_result(_path_lost(self.lost))
 
 
 def _path_lost(lost: Lost) -> Completion:

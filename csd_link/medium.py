@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
+import weakref
 from pathlib import Path
 
+from csd_io.folder import allocate
 from csd_link.window import BLOCK_BYTES, MAGIC
 
 Buffer = bytes | bytearray | memoryview
+_PART = 256  # blocks for which room is kept at once
 
 
 class MappedMedium:
@@ -27,6 +31,9 @@ class MappedMedium:
             if self.blocks < 1 or offset_bytes % BLOCK_BYTES or offset_bytes + self.blocks * BLOCK_BYTES > size:
                 raise ValueError(f"{path}: {size} bytes have no room for {self.blocks} blocks at {offset_bytes}")
             self._map = mmap.mmap(file.fileno(), self.blocks * BLOCK_BYTES, offset=offset_bytes)
+            self._fd = os.dup(file.fileno()) if path.is_file() else None
+        self._name, self._offset, self._kept = str(path), offset_bytes, set[int]()
+        weakref.finalize(self, os.close, self._fd) if self._fd is not None else None
         self.view = memoryview(self._map)
 
     @staticmethod
@@ -43,10 +50,20 @@ class MappedMedium:
         finally:
             aside.unlink()
 
+    def _keep(self, block: int, count: int) -> None:
+        """Have room for blocks before they are touched; raises OSError where the disk or the memory is full."""
+        for part in range(block // _PART, (block + count - 1) // _PART + 1):
+            if self._fd is not None and part not in self._kept:
+                size = min(_PART, self.blocks - part * _PART) * BLOCK_BYTES
+                allocate(self._fd, self._offset + part * _PART * BLOCK_BYTES, size, self._name)
+                self._kept.add(part)
+
     def read(self, block: int, count: int = 1) -> bytearray:
+        self._keep(block, count)
         return bytearray(self.view[block * BLOCK_BYTES : (block + count) * BLOCK_BYTES])
 
     def write(self, block: int, data: Buffer) -> None:
+        self._keep(block, -(-len(data) // BLOCK_BYTES))
         at = block * BLOCK_BYTES
         self.view[at : at + len(data)] = data
 
@@ -61,7 +78,7 @@ class FileMedium:
     def __init__(self, path: Path, offset_bytes: int = 0, max_bytes: int = 1 << 20) -> None:
         direct = os.O_DIRECT if stat.S_ISBLK(path.stat().st_mode) else 0
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | direct)
-        self._offset = offset_bytes
+        self._name, self._offset = str(path), offset_bytes
         self.blocks = (os.lseek(self._fd, 0, os.SEEK_END) - offset_bytes) // BLOCK_BYTES
         self._max_bytes = max_bytes
 
@@ -80,8 +97,12 @@ class FileMedium:
             buffer = mmap.mmap(-1, size)
             part = view[done : done + size]
             buffer[: len(part)] = part
-            if os.pwrite(self._fd, buffer, at) != size:
-                raise OSError(f"window: short write at byte {at}")
+            try:
+                written = os.pwrite(self._fd, buffer, at)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self._name) from error
+            if written != size:
+                raise OSError(errno.ENOSPC, f"short write at byte {at}", self._name)
             done += size
 
     def _parts(self, block: int, size: int) -> list[tuple[int, int]]:

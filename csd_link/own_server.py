@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -73,13 +74,14 @@ def own_drives(drives: DriveSet, server: Sequence[str], place: Place) -> Iterato
 def own_server(placed: Sequence[Placed], scratch: Path, server: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """A server process for the time of the block; it has begun when every drive answers.
 
-    server: the command; the file that says what it serves is put behind it, into `scratch`.
+    server: the command; the file that says what it serves is put behind it, into `scratch`. Our number
+    comes behind that: when this process has ended, however that was, it stops and removes `scratch`.
     """
     drives = ServedDrives(tuple(each.drive for each in placed))
     file, log = scratch / "serve.json", scratch / "serve.log"
     file.write_text(drives.to_json())
     with log.open("w") as errors:
-        process = subprocess.Popen([*server, str(file)], stderr=errors, text=True)
+        process = subprocess.Popen([*server, str(file), str(os.getpid())], stderr=errors, text=True)
     try:
         for each in placed:
             _await(each.connect, process, log)

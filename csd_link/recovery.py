@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from csd_link.host_end import Lost, WindowDevice
+from csd_link.host_end import Lost, Silent, WindowDevice
 from csd_spec import Command, Completion, DriveSpec, KvAppend, KvCrop, KvFree, SeqCreate, Status
 from csd_spec.arrays import F16, U64
 from csd_spec.verbs import VERBS, Creates, Crops, Frees, Names, Settles, Stores
@@ -93,6 +93,8 @@ class RecoveringDevice:
                 done = self._device.submit(self._translated(command), submit_ns).result()
                 if done.status is not Status.PATH_LOST:
                     return self._remember(command, done)
+                if isinstance(self._device.lost, Silent):  # should it go on later, it has what it had
+                    raise self._device.lost
                 self._recover(done.reason, submit_ns)
         except Lost as lost:
             self._gone = lost

@@ -1,7 +1,8 @@
-"""`python -m csd_firmware.process FILE`: serve the drives of a file that `ServedDrives.to_json` has made."""
+"""`python -m csd_firmware.process FILE PID`: serve the drives of a file, as `ServedDrives.to_json` has made it, for PID."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,9 +11,14 @@ from csd_link.served_drive import ServedDrives
 
 
 def main() -> None:
-    """The process that a run starts for drives of its own."""
-    drives = ServedDrives.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    sys.exit(Supervisor(drives, print_to_stderr).run())
+    """The process that a run starts for drives of its own; it ends, and clears up, when that run has ended."""
+    file = Path(sys.argv[1])
+    drives = ServedDrives.from_json(file.read_text(encoding="utf-8"))
+    supervisor = Supervisor(drives, print_to_stderr, owner=int(sys.argv[2]))
+    code = supervisor.run()
+    if supervisor.orphaned:
+        shutil.rmtree(file.parent, ignore_errors=True)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

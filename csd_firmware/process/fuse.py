@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
@@ -23,6 +22,7 @@ import trio
 
 from csd_firmware.logs import smart
 from csd_firmware.namespace import Namespace
+from csd_firmware.process.mounts import unmount
 from csd_firmware.process.serve import window_medium
 from csd_firmware.step import Firmware
 from csd_link.doorbell import call
@@ -187,7 +187,5 @@ async def _stop_on_signal() -> None:
 
 def _clear(mount: Path) -> None:
     """Make the folder; unmount what a drive that was killed has left there."""
-    mounted_at = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
-    if str(mount.absolute()).replace(" ", "\\040") in mounted_at:
-        subprocess.run(["fusermount3", "-u", "-z", str(mount)], check=True, capture_output=True)
+    unmount(mount)
     mount.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
 import time
@@ -12,8 +13,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from csd_firmware.process.mounts import unmount
 from csd_firmware.process.serve import Front, serve
 from csd_firmware.step import Firmware
+from csd_link.liveness import running
+from csd_link.run_dir import drive_dir
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import Attend, Flush, KvAppend, SeqCreate
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -21,6 +25,8 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 CRASH_LOOP_S, MAX_CRASH_LOOP = 0.5, 20  # how soon after its start a drive dies, and how often in a row
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+_LOOK_S = 0.5  # at the owner
+_GRACE_S = 3.0  # how long drives of a run that has ended may take to stop
 
 Say = Callable[[str], None]
 
@@ -31,8 +37,10 @@ class Supervisor:
     It has no threads, so that it may fork.
     """
 
-    def __init__(self, config: ServedDrives, say: Say) -> None:
-        self._drives, self._say = config.drives, say
+    def __init__(self, config: ServedDrives, say: Say, owner: int | None = None) -> None:
+        """owner: number of the process without which nobody wants the drives; None: they serve whoever comes."""
+        self._drives, self._say, self._owner = config.drives, say, owner
+        self.orphaned = False
         self._children: dict[int, ServedDrive] = {}
         self._started: dict[str, float] = {}  # when each was started last
         self._crash_loop: dict[str, int] = {}  # how often in a row it died at once
@@ -45,7 +53,12 @@ class Supervisor:
             self._start(drive)
         failed = False
         while self._children:
-            if signal.sigwaitinfo(_SIGNALS).si_signo != signal.SIGCHLD:
+            got = signal.sigtimedwait(_SIGNALS, _LOOK_S) if self._owner else signal.sigwaitinfo(_SIGNALS)
+            if self._owner and not running(self._owner):
+                self.orphaned = True
+                self._stop_now()
+                break
+            if got and got.si_signo != signal.SIGCHLD:
                 self._stop()
                 break
             failed |= self._reap()
@@ -86,6 +99,22 @@ class Supervisor:
         at_once = time.monotonic() - self._started[drive.name] < CRASH_LOOP_S
         self._crash_loop[drive.name] = self._crash_loop.get(drive.name, 0) + 1 if at_once else 0
         return self._crash_loop[drive.name] >= MAX_CRASH_LOOP
+
+    def _stop_now(self) -> None:
+        """Stop all drives, those that stand still too, and take their mounts away."""
+        for pid in self._children:
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGCONT)
+        deadline = time.monotonic() + _GRACE_S
+        for pid, drive in self._children.items():
+            while not (ended := os.waitpid(pid, os.WNOHANG)[0]) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if not ended:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            if drive.mount:
+                unmount(drive.mount)
+            shutil.rmtree(drive_dir(drive.name), ignore_errors=True)
 
     def _stop(self) -> None:
         for pid in self._children:

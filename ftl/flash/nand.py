@@ -20,6 +20,8 @@ from ftl.flash.files import NandFiles, correct_entries, one_bit, runs
 from ftl.flash.memory import as_array, lazy_memory, lazy_zeros, release
 from ftl.flash.spare import SPARE, Spare, correct_page, correct_spare, made, matches, rows, unsealed
 
+MARGIN_BYTES = 16 << 20  # of a disk: what the journal and small files may take when nothing else may
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -234,6 +236,17 @@ class Nand:
             self.failed = f"{error.filename or 'the drive'}: {error.strerror or error}; what was flushed is safe"
             raise MediumFailed(self.failed) from error
 
+    @property
+    def name(self) -> str:
+        """Where the files are."""
+        return self._files.folder.name if self._files else "memory"
+
+    def has_room(self, pages: int) -> bool:
+        """Whether the disk under the files has room for pages and `MARGIN_BYTES` besides."""
+        if not self._files:
+            return True
+        return self._files.folder.free_bytes() >= MARGIN_BYTES + pages * (self.geometry.page_bytes + SPARE.itemsize)
+
     def sync(self) -> None:
         """Return when everything that was programmed and erased is durable; raises MediumFailed."""
         if self._files and self._unsynced:
@@ -283,7 +296,7 @@ class Nand:
             assert data is not None
             if write_numbers is None:
                 write_numbers = np.arange(self.writes + 1, self.writes + 1 + good, dtype=np.uint64)
-            self._give_back()
+            self.give_back()
             spare = made(data, tags, write_numbers, self.erase_count[self.block_of(ppns)])
             self.content[ppns], self.spare[ppns] = data, spare
             self._write(ppns, data)
@@ -335,7 +348,7 @@ class Nand:
         self._write_block(block)
         return not self.bad[block]
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
         """Give back the memory and the disk space of erased blocks, of neighbours at once."""
         if not self._erased:
             return

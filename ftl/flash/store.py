@@ -60,6 +60,7 @@ class FlashStore:
     def allocate(self, jobs: list[tuple[Writer, I64]], start_ns: int) -> list[U32]:
         """Pages for writers; room is made where there is none. Raises OutOfSpace, ReadOnly."""
         self.placement.check_alive()
+        self._check_room(sum(starts.size for _, starts in jobs), start_ns)
         reserve = self.reserve
         while True:
             try:
@@ -67,6 +68,18 @@ class FlashStore:
             except OutOfSpace:
                 if self.reclaim is None or not self.reclaim.make_room(start_ns):
                     raise
+
+    def _check_room(self, pages: int, start_ns: int) -> None:
+        """Raise OutOfSpace where the disk under the flash has no room for pages, and some for the journal."""
+        if not pages or self.nand.has_room(pages):
+            return
+        if self.reclaim and self.placement.erasable_blocks():
+            self.reclaim.make_room(start_ns)
+            self.nand.give_back()
+        if not self.nand.has_room(pages):
+            raise OutOfSpace(
+                f"{pages} pages wanted, and the disk under {self.nand.name} is nearly full: free some of it"
+            )
 
     def program(
         self, writer: Writer, ppns: U32, data: U8 | None, tags: U64, start_ns: int, write_numbers: U64 | None = None

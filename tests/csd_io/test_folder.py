@@ -79,8 +79,8 @@ def test_a_write_that_has_no_room_names_its_file(folder, tmp_path, full_disk):
 
 def test_room_is_kept_or_refused(tmp_path):
     fd = os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT)
-    allocate(fd, 0, 1 << 20)
+    allocate(fd, 0, 1 << 20, "a")
     assert os.fstat(fd).st_blocks * 512 >= 1 << 20
     with pytest.raises(OSError):
-        allocate(fd, 0, os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize * 2)
+        allocate(fd, 0, os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize * 2, "a")
     os.close(fd)

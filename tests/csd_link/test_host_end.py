@@ -4,6 +4,8 @@ partner of: csd_link/drive_end.py
 """
 
 import os
+import signal
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 from csd_firmware import Firmware
 from csd_firmware.tenants import Tenant
 from csd_link.drive_end import DriveEnd
-from csd_link.host_end import PATIENCE_S, HostEnd, Lost, WindowDevice
+from csd_link.host_end import PATIENCE_S, SILENCE_S, HostEnd, Lost, Silent, WindowDevice
+from csd_link.run_dir import drive_dir, pid_path
 from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, Identity, WindowLayout
 from csd_link.wire import ENTRY, Request, encode
 from csd_spec import Flush, Geometry, KvAppend, KvFree, KvRead, SeqCreate, Status
@@ -285,17 +288,38 @@ class Clock:
             self.drive.serve()
 
 
-def test_a_drive_whose_beat_stands_still_is_lost_within_a_second(monkeypatch):
+def test_a_drive_of_which_nothing_is_known_is_given_up_after_long_silence(monkeypatch):
     clock, medium = Clock(monkeypatch), Blocks()
     drive = clock.drive = DriveEnd(medium, IDENTITY, tenant())
     device = WindowDevice(medium, clock)
     assert device.submit(Flush(), 0).result().status is Status.SUCCESS
     clock.drive, began = None, clock.now
     done = device.submit(Flush(), 0).result()
-    assert (done.status, f"{PATIENCE_S:g} s" in done.reason) == (Status.PATH_LOST, True)
-    assert PATIENCE_S < clock.now - began < 1
+    assert (done.status, f"{SILENCE_S:g} s" in done.reason) == (Status.PATH_LOST, True)
+    assert SILENCE_S < clock.now - began < SILENCE_S + 1 and isinstance(device.lost, Silent)
     clock.drive = drive
     assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
+
+
+@pytest.mark.usefixtures("own_run_dir")
+@pytest.mark.parametrize(("state", "within"), [("ended", 1), ("stopped", SILENCE_S + 1)])
+def test_a_drive_whose_process_has_ended_is_lost_within_a_second_and_one_that_stands_still_is_not(
+    monkeypatch, state, within
+):
+    clock, medium = Clock(monkeypatch), Blocks()
+    process = subprocess.Popen(["sleep", "60"])
+    drive_dir(IDENTITY.name).mkdir()
+    pid_path(IDENTITY.name).write_text(str(process.pid))
+    clock.drive = DriveEnd(medium, IDENTITY, tenant())
+    device = WindowDevice(medium, clock)
+    process.send_signal(signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
+    if state == "ended":
+        process.wait()
+    clock.drive, began = None, clock.now
+    assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
+    assert within - 1 <= clock.now - began <= within and isinstance(device.lost, Silent) == (state == "stopped")
+    process.kill()
+    process.wait()
 
 
 def test_a_slow_drive_that_beats_is_waited_for(monkeypatch):

@@ -1,9 +1,17 @@
 """Server processes of a run's own."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
-from csd_link.run_dir import drive_dir
-from tests.served import serving
+from csd_link.liveness import running
+from csd_link.run_dir import drive_dir, run_dir
+from tests.served import serving, until
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
@@ -20,3 +28,35 @@ def test_a_folder_that_others_may_open_is_refused(tmp_path):
     (tmp_path / "csd0").mkdir(mode=0o755)
     with pytest.raises(ConnectionError, match="nobody else"), serving(tmp_path, "csd0", flash=tmp_path):
         raise AssertionError("it was served")
+
+
+HOST = """
+import sys, time
+from pathlib import Path
+from csd_link.driveset import DriveSet
+from vcsd.transport import open_drives
+with open_drives(DriveSet(count=2, transport=sys.argv[1])):
+    print("open", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("state", ["serves", "stands still"])
+@pytest.mark.parametrize("transport", ["process", "fuse"])
+def test_when_a_host_is_killed_all_that_it_started_goes(transport, state, request):
+    if transport == "fuse":
+        request.getfixturevalue("fuse")
+    host = subprocess.Popen([sys.executable, "-c", HOST, transport], stdout=subprocess.PIPE)
+    assert host.stdout.readline() == b"open\n"
+    pids = [int(file.read_text()) for file in run_dir().glob("*/pid")]
+    mounts = list(run_dir().glob("run-*/mount*"))
+    assert len(pids) == 2 and len(mounts) == (2 if transport == "fuse" else 0)
+    if state == "stands still":
+        os.kill(pids[0], signal.SIGSTOP)
+    host.kill()
+    host.wait()
+    host.stdout.close()
+    began = time.monotonic()
+    until(lambda: not any(map(running, pids)) and not list(run_dir().iterdir()))
+    assert time.monotonic() - began < 5
+    assert not any(str(mount) in Path("/proc/self/mounts").read_text() for mount in mounts)

@@ -5,12 +5,19 @@ csd_link/transports/process.py, csd_link/transports/fuse.py, csd_link/transports
 """
 
 import json
+import os
+import signal
+from threading import Timer
 
+import numpy as np
 import pytest
 
 from csd_link.driveset import DriveSet
+from csd_link.run_dir import run_dir
 from csd_link.transports import OURS, transport_of, transports
+from tests.served import decoder
 from tests.vcsd_cli.test_main import PROMPT, vcsd
+from vcsd.transport import open_drives
 
 PIGEON = '''
 """Drives that are reached by pigeon."""
@@ -87,3 +94,34 @@ def test_one_of_ones_own_is_a_class_and_an_entry_point(pigeon, capsys, monkeypat
         "there is no pigeon",
         "buy one",
     )
+
+
+@pytest.mark.usefixtures("own_run_dir")
+@pytest.mark.parametrize("stalled_s", [1.5, 4.0])
+@pytest.mark.parametrize("transport", ["process", "fuse", "window:{}/windows"])
+def test_modelled_time_does_not_know_how_long_a_process_stands_still(transport, stalled_s, tmp_path, request):
+    if transport == "fuse":
+        request.getfixturevalue("fuse")
+
+    def decode(name, stall):
+        with open_drives(DriveSet(count=2, transport=name)) as devices:
+            driver, batch, step = decoder(devices, flush_every=3)
+            outputs = []
+            for number in range(6):
+                if number == 2:
+                    stall()
+                outputs.append(step())
+            driver.free(batch)
+            return np.stack(outputs), driver.traffic
+
+    def stall():
+        pids = [int(file.read_text()) for file in run_dir().glob("*/pid")]
+        assert len(pids) == 2
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+            Timer(stalled_s, os.kill, (pid, signal.SIGCONT)).start()
+
+    expected, traffic = decode("inproc", lambda: None)
+    found, stalled = decode(transport.format(tmp_path), stall)
+    np.testing.assert_array_equal(found, expected)
+    assert stalled == traffic

@@ -1,0 +1,34 @@
+"""Whether the process of a drive that is silent has ended, or only stands still."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from csd_link.run_dir import pid_path
+
+
+class Liveness:
+    """Knows a served drive by its process, where that is one of this machine and this user."""
+
+    def __init__(self, name: str) -> None:
+        self._file = pid_path(name)
+        self.known = self._pid() is not None
+
+    def _pid(self) -> int | None:
+        try:
+            return int(self._file.read_text())
+        except (OSError, ValueError):
+            return None
+
+    def ended(self) -> bool:
+        """Whether it is known that the process is no more. One that is stopped has not ended."""
+        pid = self._pid()
+        return self.known and (pid is None or not running(pid))
+
+
+def running(pid: int) -> bool:
+    """Whether there is a process of this number that has not ended, nor is about to, waiting for its files to close."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False

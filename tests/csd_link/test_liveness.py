@@ -1,0 +1,37 @@
+"""A process that is stopped has not ended; one that nobody knows may have."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from csd_link.liveness import Liveness, running
+from csd_link.run_dir import drive_dir, pid_path
+from tests.served import until
+
+pytestmark = pytest.mark.usefixtures("own_run_dir")
+
+
+def test_a_process_runs_until_it_has_ended():
+    process = subprocess.Popen(["sleep", "60"])
+    drive_dir("csd0").mkdir()
+    assert not Liveness("csd0").known and not Liveness("csd0").ended()
+    pid_path("csd0").write_text(str(process.pid))
+    drive = Liveness("csd0")
+    process.send_signal(signal.SIGSTOP)
+    assert running(process.pid) and drive.known and not drive.ended()
+    process.kill()
+    until(lambda: not running(process.pid))  # a zombie has ended too
+    assert drive.ended()
+    process.wait()
+    assert running(os.getpid()) and drive.ended()
+
+
+def test_a_drive_that_took_its_number_away_has_ended():
+    drive_dir("csd0").mkdir()
+    pid_path("csd0").write_text(str(os.getpid()))
+    drive = Liveness("csd0")
+    assert not drive.ended()
+    pid_path("csd0").unlink()
+    assert drive.ended()
