@@ -7,6 +7,7 @@ BENCH = {
     "crash": "eval.bench.crash",
     "faults": "eval.bench.faults",
     "fuzz": "eval.bench.fuzz",
+    "cli-fuzz": "eval.bench.cli_fuzz",
     "transport": "eval.bench.transport",
 }
 EVAL = {
