@@ -196,8 +196,9 @@ def _approximate(begin, end, place, e_slots, k_slots, seq_lens, form, q, channel
     """Logits of streams [begin, end) from the chosen channels; arguments as in `approximate`.
 
     form: m, T, n, bits, bytes of scales and of a run of the layout. A query's weights are its chosen channels over
-    sqrt(d x the share of |q| that they are), so that logits have the scale of exact ones. A group is scored by what it
-    has: runs of FP16, codes with scales, or, without embedding pages, the rows of K.
+    sqrt(d x the share of |q| that they are), so that logits have the scale of exact ones; a query without any of that
+    share has logits of 0. A group is scored by what it has: runs of FP16, codes with scales, or, without embedding
+    pages, the rows of K.
     """
     _, queries, d = q.shape
     m, T, n, bits, _, run_bytes = form
@@ -212,7 +213,7 @@ def _approximate(begin, end, place, e_slots, k_slots, seq_lens, form, q, channel
                 whole += abs(q[stream, query, channel])
             for i in range(r):
                 kept += abs(q[stream, query, channels[stream, i]])
-            scale = np.float32(1 / math.sqrt(d * (kept / whole if whole > 0 else np.float32(1))))
+            scale = np.float32(1 / math.sqrt(d * (kept / whole if kept > 0 else np.float32(1))))
             for i in range(r):
                 weights[i] = q[stream, query, channels[stream, i]] * scale
             out[stream, query, :length] = 0

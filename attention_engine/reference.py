@@ -40,7 +40,13 @@ def _top_channels(q: F64, r: int) -> I64:
 
 
 def _approximate_logits(q: F64, K: F64, i: I64) -> F64:
-    share = np.abs(q[:, i]).sum(axis=1) / np.abs(q).sum(axis=1)
+    """SparQ divides by sqrt(d x the share of |q| in the chosen channels).
+
+    As that share goes to 0, q's chosen channels do so with it and faster than its root: logits go to 0. SparQ's
+    published code has 0 / 0 there.
+    """
+    kept = np.abs(q[:, i]).sum(axis=1)
+    share = np.divide(kept, np.abs(q).sum(axis=1), out=np.ones_like(kept), where=kept > 0)
     logits: F64 = q[:, i] @ K[:, i].T / np.sqrt(q.shape[1] * share)[:, None]
     return logits
 

@@ -10,7 +10,7 @@ from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.state import DriveState, flash_read
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Attend, Completion, FlashCounters, KvView, Status
-from csd_spec.arrays import F32
+from csd_spec.arrays import F16, F32
 from ftl import FtlError
 
 
@@ -40,10 +40,10 @@ def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
             raise
         raise Refused(f"method {command.method}: {type(error).__name__}: {error}") from error
     flash += FlashCounters(pages_programmed=programmed)
-    return Completion(status=Status.SUCCESS, data=(output.astype(np.float16),), flash=flash)
+    return Completion(status=Status.SUCCESS, data=(output,), flash=flash)
 
 
-def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[F32, FlashCounters]:
+def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[F16, FlashCounters]:
     view = state.ftl.view(command.seqs, command.layer)
     B, H, G, d = command.q.shape
     queries = Queries(
@@ -55,10 +55,14 @@ def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[F32, 
         [state.memory.setdefault((handle, command.layer), {}) for handle in command.seqs],
     )
     step = Step(view, state.ftl, queries)
-    output = state.methods[command.method](step)
+    exact = state.methods[command.method](step).reshape(B, H, G, d)
+    with np.errstate(over="ignore"):  # it is found below
+        output = exact.astype(np.float16)
+    if not np.isfinite(output).all():
+        raise FloatingPointError("its output holds NaN or values beyond FP16's range")
     SCHEDULES[state.spec.engine.schedule](step.work, Units(state.ftl, state.engine), watch)
     fetched = [flash_read(item.plan) for item in step.work if isinstance(item, Read)]
-    return output.reshape(B, H, G, d), sum(fetched, FlashCounters())
+    return output, sum(fetched, FlashCounters())
 
 
 def _take_back(state: DriveState, command: Attend, v_sums: dict[int, F32], now_ns: int) -> None:

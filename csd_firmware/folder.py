@@ -1,17 +1,25 @@
-"""A drive's folder: who has it, and what drive it holds."""
+"""A drive's folder: who has it, what drive it holds, and whether all of it is there."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import zlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from csd_io.crc import corrected
+from csd_io.folder import DiskFolder, Durability, Folder
 from csd_spec import DriveSpec, Geometry
+from ftl.flash.files import NandFiles
+from ftl.flash.upgrade import is_old, upgrade
 
-LOCK, DESCRIPTION, CONTENT = "lock", "drive.json", "content.bin"
+LOCK, DESCRIPTION, SECRET = "lock", "drive.json", "secret.bin"
+FORMAT = 2
+_WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # what text that is no description raises
+_SECRET_BYTES = 32
 
 
 class Hold:
@@ -44,52 +52,152 @@ class Hold:
             self._file.close()
 
 
-def take(spec: DriveSpec, path: Path) -> Hold:
-    """A folder for a drive, made where it is not there: held, and described as that drive's.
+class DriveFolder:
+    """A drive's folder in use: held, described as that drive's, with all files of its flash.
 
-    Raises ValueError where another process has it, or where it holds a drive of another geometry.
+    private: it is only read, and has to be there; who wants nobody to write it meanwhile holds it.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    held = Hold(path)
-    try:
-        describe(spec, path)
-    except BaseException:
-        held.close()
-        raise
-    return held
+
+    def __init__(self, spec: DriveSpec, path: Path, private: bool = False, durability: Durability = "process") -> None:
+        """Raises ValueError where another process has it, where it holds a drive of another geometry, or where
+        something is missing."""
+        if not private:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._hold = None if private else Hold(path)
+        self.files = DiskFolder(path, durability, writable=not private)
+        try:
+            if private:
+                described(path)
+            else:
+                describe(spec, path)
+            if is_old(self.files):
+                if private:
+                    raise ValueError(f"{path}: was made by an earlier version: vcsd fsck {path} brings it up to date")
+                upgrade(self.files, spec.geometry)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.files.close()
+        if self._hold:
+            self._hold.close()
 
 
 def described(path: Path) -> DriveSpec:
     """The drive that a folder holds; raises ValueError where it holds none."""
+    return read_description(path)[0]
+
+
+def read_description(path: Path) -> tuple[DriveSpec, bool]:
+    """The drive that a folder holds, and whether its description is as it has to be, or was before a bit of it was
+    corrected."""
     try:
-        return DriveSpec.from_dict(json.loads((path / DESCRIPTION).read_text()))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"no drive in {path}: {error}") from error
+        text = (path / DESCRIPTION).read_bytes()
+        try:
+            values = json.loads(text)
+            return DriveSpec.from_dict(_unsealed(values)), "format" in values
+        except _WRONG:
+            fixed = mended(text)
+            if fixed is None:
+                raise
+            return DriveSpec.from_dict(_unsealed(json.loads(fixed))), False
+    except (OSError, *_WRONG) as error:
+        raise ValueError(f"no drive in {path}: {DESCRIPTION}: {error}") from error
 
 
 def describe(spec: DriveSpec, path: Path) -> None:
-    """Write down what a folder holds, where that is not written there yet; raises ValueError for another geometry.
+    """Make the files of a drive in a folder that holds none, and write down what it holds; raises ValueError for
+    another geometry.
 
-    The description is written aside and put in place whole, so that there is one at every moment.
+    The description comes last, and is put in place whole: where there is one, everything is there.
     """
+    folder = DiskFolder(path)
     try:
-        there = described(path)
-    except ValueError:
-        there = None
-    if there == spec:
-        return
-    if there:
+        there, whole = read_description(path)
         _check_geometry(there.geometry, spec.geometry, path)
-    content = path / CONTENT
-    if content.exists() and content.stat().st_size != spec.geometry.capacity_bytes:
-        size = content.stat().st_size
-        raise ValueError(f"{content}: has {size:,} bytes, the drive that is asked for {spec.geometry.capacity_bytes:,}")
-    aside = path / f"{DESCRIPTION}.new"
-    with aside.open("w") as file:
-        file.write(json.dumps(asdict(spec), indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path / DESCRIPTION)
+    except ValueError:
+        if folder.sizes().get(DESCRIPTION):
+            raise
+        there, whole = None, False
+        if not is_old(folder):
+            NandFiles.make(folder, spec.geometry)
+    if there != spec or not whole:
+        folder.put(DESCRIPTION, sealed(spec))
+    folder.close()
+
+
+def sealed(spec: DriveSpec) -> bytes:
+    """A drive as the text of its description, with a CRC-32 of what it says."""
+    values = asdict(spec)
+    return json.dumps(values | {"format": FORMAT, "crc32": _crc(values)}, indent=1).encode()
+
+
+def _crc(values: Any) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+
+
+def _unsealed(values: Any) -> Any:
+    """What a description says of the drive; raises ValueError where that is not what was written."""
+    if "format" not in values:
+        return values  # version 1
+    if values["format"] != FORMAT:
+        raise ValueError(f"format {values['format']}: this version knows {FORMAT}: use the one that made it")
+    drive = {name: value for name, value in values.items() if name not in ("format", "crc32")}
+    if _crc(drive) != values["crc32"]:
+        raise ValueError("does not match its checksum")
+    return drive
+
+
+def mended(text: bytes) -> bytes | None:
+    """A description with one flipped bit undone; None where that does not make it whole."""
+    for bit in range(8 * len(text)):
+        flipped = bytearray(text)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            values = json.loads(flipped)
+            if "format" in values:
+                DriveSpec.from_dict(_unsealed(values))
+                return bytes(flipped)
+        except _WRONG:
+            continue
+    return None
+
+
+def secret_of(path: Path | None) -> bytes:
+    """The key of a drive's handles: kept in its folder, for its owner only, or drawn for a drive in memory.
+
+    Raises ValueError for one that is damaged: other handles would be as good as lost sequences.
+    """
+    if path is None:
+        return os.urandom(_SECRET_BYTES)
+    return mend_secret(DiskFolder(path))
+
+
+def read_secret(folder: Folder) -> tuple[bytes, bool]:
+    """The key that a folder holds, empty where there is none, and whether it is as it has to be, or was before a bit of
+    it was corrected. Raises ValueError for one that is damaged."""
+    try:
+        kept = folder.read(SECRET)
+    except FileNotFoundError:
+        return b"", False
+    secret = kept[:_SECRET_BYTES]
+    if len(kept) == _SECRET_BYTES:
+        return secret, False  # of version 1
+    found = corrected(secret, int.from_bytes(kept[_SECRET_BYTES:], "little"))
+    if found is None or len(kept) != _SECRET_BYTES + 4:
+        raise ValueError(f"{folder.name}/{SECRET} is damaged: vcsd fsck {folder.name} puts another in its place")
+    return found[0], found == (secret, zlib.crc32(secret))
+
+
+def mend_secret(folder: Folder) -> bytes:
+    """The key that a folder holds, put there whole, or drawn where there is none."""
+    secret, whole = read_secret(folder)
+    secret = secret or os.urandom(_SECRET_BYTES)
+    if not whole:
+        folder.put(SECRET, secret + zlib.crc32(secret).to_bytes(4, "little"))
+    return secret
 
 
 def _check_geometry(there: Geometry, asked: Geometry, path: Path) -> None:

@@ -6,8 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from attention_engine import METHODS, Methods
-from csd_firmware.folder import describe, described, take
+from csd_firmware.folder import DriveFolder, describe, described
 from csd_firmware.step import Firmware
+from csd_io.folder import DiskFolder, Durability
 from csd_spec import Command, Completion, DeviceError, DriveSpec, Flush, Status
 from ftl import Nand
 
@@ -17,15 +18,25 @@ class InProcessDevice:
 
     path: a folder that holds the flash, and what a flush acknowledged, beyond this process; it is this device's alone
     until it is closed. private: the folder is only read, changes stay in memory. methods: what its firmware knows of
-    attention.
+    attention. durability: what a flush outlives, see `csd_io.folder.DiskFolder`.
     """
 
     def __init__(
-        self, spec: DriveSpec, path: Path | None = None, private: bool = False, methods: Methods = METHODS
+        self,
+        spec: DriveSpec,
+        path: Path | None = None,
+        private: bool = False,
+        methods: Methods = METHODS,
+        durability: Durability = "process",
     ) -> None:
-        self._folder = take(spec, path) if path is not None and not private else None
+        self._folder = None if path is None else DriveFolder(spec, path, private, durability)
         self.name = str(path or spec.name)
-        self.firmware = Firmware(spec, Nand(spec.geometry, path=path, private=private), methods)
+        try:
+            files = self._folder.files if self._folder else None
+            self.firmware = Firmware(spec, Nand(spec.geometry, folder=files, private=private), methods)
+        except BaseException:
+            self._let_go()
+            raise
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.name)
 
     @classmethod
@@ -42,7 +53,12 @@ class InProcessDevice:
         done = self.submit(Flush(), self.firmware.free_ns).result()
         if done.status is not Status.SUCCESS:
             raise DeviceError(self.name, done.status, done.reason)
-        self.firmware.ftl.nand.copy(path)
+        if path.exists() and any(path.iterdir()):
+            raise FileExistsError(f"{path} is not empty")
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target = DiskFolder(path, "host")
+        self.firmware.ftl.nand.copy(target)
+        target.close()
         describe(self.spec, path)
         return len(self.firmware.ftl.sequences)
 
@@ -64,5 +80,8 @@ class InProcessDevice:
 
     def close(self) -> None:
         self._worker.shutdown()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._folder:
             self._folder.close()

@@ -80,14 +80,15 @@ def namespace(ftl: Ftl) -> dict[str, Any]:
 def smart(ftl: Ftl) -> dict[str, Any]:
     """SMART / health information (NVMe Base Specification 2.0, figure 207).
 
-    Data units are 1000 x 512 bytes; controller_busy_time is in minutes of modelled time. What has no page there, as
-    sequences and write amplification, is ours.
+    critical_warning: bit 0, few spare blocks are left; 2, power-on has found data lost (the error log says which); 3,
+    nothing can be written any more. Data units are 1000 x 512 bytes; controller_busy_time is in minutes of modelled
+    time. What has no page there, as sequences and write amplification, is ours.
     """
     c, nand, page = ftl.counters, ftl.nand, ftl.spec.geometry.page_bytes
     usable = ftl.spec.geometry.blocks - int(nand.bad.sum())
     spare = ftl.spec.geometry.blocks // 2
     return {
-        "critical_warning": int(usable <= spare),
+        "critical_warning": int(usable <= spare) | bool(ftl.findings) << 2 | bool(nand.failed) << 3,
         "avail_spare": max(0, min(100, 100 * (usable - spare) // max(1, ftl.spec.geometry.blocks - spare))),
         "spare_thresh": 10,
         "percent_used": int(100 * nand.erase_count.mean() / nand.faults.endurance),

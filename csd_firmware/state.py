@@ -6,7 +6,7 @@ import numpy as np
 
 from attention_engine import EngineClock, Memory, Methods, add_rows
 from csd_firmware.logs import History
-from csd_spec import DriveSpec, FlashCounters
+from csd_spec import DriveSpec, FlashCounters, Status
 from csd_spec.arrays import F16, F32
 from ftl import Ftl, Nand, PagePlan
 
@@ -22,6 +22,8 @@ class DriveState:
         self.ftl = Ftl(spec, nand)
         self.engine = EngineClock(spec.engine)
         self.history = History()
+        for finding in self.ftl.findings:
+            self.history.refuse("power-on", Status.UNRECOVERED_READ_ERROR, finding)
         self.ftl.counters.power_cycles += 1
         self.v_sums: dict[int, F32] = {}
         self.memory: dict[tuple[int, int], Memory] = {}

@@ -9,15 +9,16 @@ from csd_firmware.acts import ACTS
 from csd_firmware.check import NO_LIMIT, Refused, check, nbytes_in
 from csd_firmware.state import DriveState
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import Command, Completion, DriveSpec, Status
+from csd_spec import Command, Completion, DriveSpec, GetLog, Status
 from csd_spec.verbs import Creates, Verb
-from ftl import FtlError, Listener, Nand, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
+from ftl import FtlError, Listener, MediumFailed, Nand, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
 
 STATUS_OF = (
     (Refused, Status.INVALID_FIELD),
     (UnknownSequence, Status.UNKNOWN_SEQUENCE),
     (OutOfSpace, Status.CAPACITY_EXCEEDED),
     (ReadOnly, Status.READ_ONLY),
+    (MediumFailed, Status.WRITE_FAULT),
     (Uncorrectable, Status.UNRECOVERED_READ_ERROR),
     (FtlError, Status.INTERNAL_ERROR),
 )
@@ -42,6 +43,8 @@ class Firmware:
         """
         watch = Stopwatch(submit_ns)
         try:
+            if self.ftl.nand.failed and not isinstance(command, GetLog):
+                raise MediumFailed(self.ftl.nand.failed)
             verb = check(self.state, command, max_bytes)
             act = ACTS[verb.command]
             act.check(self.state, command)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from hashlib import blake2s
-from pathlib import Path
 
 import numpy as np
 
@@ -102,16 +100,3 @@ class Tenant:
                 raise UnknownSequence(f"no sequence {handle:#x} of this tenant on this drive")
             self._numbers[handle] = number
         return number
-
-
-def drive_secret(path: Path | None) -> bytes:
-    """The key of a drive's handles: kept in its folder, for its owner only, or drawn for a drive in memory."""
-    if path is None:
-        return os.urandom(32)
-    file = path / "secret.bin"
-    try:
-        return file.read_bytes()
-    except FileNotFoundError:
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-            out.write(secret := os.urandom(32))
-        return secret

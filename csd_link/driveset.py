@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from csd_io.folder import DURABILITIES, Durability
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
@@ -17,6 +18,7 @@ class DriveSet:
     keep: a folder in which drives that are made for this outlive it, one folder each; None is memory.
     restart: whether a drive with a process of its own is restarted when it dies.
     methods: a Python file with methods of attention for drives that are made for this (docs/methods.md).
+    durability: what a flush to `keep` outlives: `process`, the drive's own; `host`, a power cut of this machine.
     """
 
     count: int = 1
@@ -25,8 +27,11 @@ class DriveSet:
     keep: Path | None = None
     restart: bool = True
     methods: Path | None = None
+    durability: Durability = "process"
 
     def __post_init__(self) -> None:
+        if self.durability not in DURABILITIES:
+            raise ValueError(f"durability = {self.durability!r}: must be one of {', '.join(DURABILITIES)}")
         if self.count < 1:
             raise ValueError(f"drives = {self.count}: at least 1 is needed")
         if self.methods and not self.methods.is_file():

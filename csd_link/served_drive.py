@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from csd_io.folder import Durability
 from csd_link.window import WindowLayout
 from csd_spec.drive import DriveSpec
 
@@ -24,6 +25,7 @@ class ServedDrive:
     device, offset_bytes: a file or memory device in which its window lies for a host behind a block device; None is
     shared memory. With several tenants their windows follow each other. restarts: whether it is restarted when it is
     killed. methods: its operator's Python file with methods of attention, beside those that every drive knows.
+    durability: what a flush outlives, `process`: the drive's process, `host`: a power cut of the machine.
     """
 
     name: str
@@ -36,6 +38,7 @@ class ServedDrive:
     mount: Path | None = None
     restarts: bool = True
     methods: Path | None = None
+    durability: Durability = "process"
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.tenants):

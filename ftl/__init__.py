@@ -5,7 +5,7 @@ What the groups are used for is not known here.
 """
 
 from ftl.door import Ftl
-from ftl.errors import FtlError, NandRuleError, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
+from ftl.errors import FtlError, MediumFailed, NandRuleError, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
 from ftl.flash.faults import FaultPlan
 from ftl.flash.nand import Nand
 from ftl.flash.plan import PagePlan
@@ -21,6 +21,7 @@ __all__ = [
     "FtlError",
     "Layout",
     "Listener",
+    "MediumFailed",
     "Nand",
     "NandRuleError",
     "OutOfSpace",

@@ -8,7 +8,7 @@ import numpy as np
 
 from csd_spec.arrays import I64, U8, U32, U64
 from csd_spec.view import UNMAPPED, in_flash
-from ftl.errors import FtlError
+from ftl.errors import FtlError, Uncorrectable
 from ftl.flash import tag
 from ftl.flash.placement import Writer
 from ftl.flash.plan import PagePlan
@@ -22,6 +22,7 @@ class BlockNamespace(Referrer):
     def __init__(self, store: FlashStore) -> None:
         self.store = store
         self.map: U32 = np.zeros(0, np.uint32)
+        self.lost: set[int] = set()  # logical pages whose content cannot be read any more
         self.writer = Writer(store.geometry.channels, growth=1)
         page = np.array([store.geometry.page_bytes])
         self._one_page = page, page, np.array([1])  # useful bytes, bytes moved, ends of a plan
@@ -39,6 +40,7 @@ class BlockNamespace(Referrer):
         """Forget everything; what was written may come back after a loss of power before blocks are erased."""
         self.store.placement.invalidate(self.map[in_flash(self.map)])
         self.map[:] = UNMAPPED
+        self.lost.clear()
 
     def resize(self, pages: int) -> None:
         """Set the namespace's size; it only grows, and starts at nothing."""
@@ -54,6 +56,7 @@ class BlockNamespace(Referrer):
         finish_ns = store.program(self.writer, ppns, data, tag.block_tags(lpns), start_ns)
         old = self.map[lpns]
         self.map[lpns] = ppns
+        self.lost.difference_update(lpns.tolist())
         store.placement.invalidate(old[in_flash(old)])
         store.counters.blocks += ppns.size
         return finish_ns
@@ -61,6 +64,7 @@ class BlockNamespace(Referrer):
     def read(self, lpns: I64, start_ns: int) -> tuple[U8, int]:
         """Content (N, page_bytes) of logical pages, and when it has arrived."""
         self._check(lpns)
+        self._check_lost(lpns.tolist())
         ppns = self.map[lpns]
         mapped = in_flash(ppns)
         finish_ns = self.store.read(self.store.all_of(ppns[mapped]), start_ns)
@@ -72,6 +76,7 @@ class BlockNamespace(Referrer):
         """One page, as `read` gives it, in a fraction of the emulator's time."""
         ppn = self.map[lpn : lpn + 1]
         if not in_flash(ppn)[0]:
+            self._check_lost([lpn])
             return bytes(self.store.geometry.page_bytes), start_ns
         finish_ns = self.store.read(PagePlan(ppn, *self._one_page), start_ns)
         return self.store.nand.content[ppn[0]].tobytes(), finish_ns
@@ -82,6 +87,10 @@ class BlockNamespace(Referrer):
         known = lpns < self.pages
         self.map[lpns[known]] = ppns[known]
         np.add.at(self.store.placement.valid, self.store.nand.block_of(ppns[known]), 1)
+
+    def _check_lost(self, lpns: list[int]) -> None:
+        if self.lost and (gone := sorted(self.lost.intersection(lpns))):
+            raise Uncorrectable([], f"logical page {gone[0]}")
 
     def _check(self, lpns: I64) -> None:
         if lpns.size and not 0 <= int(lpns.min()) <= int(lpns.max()) < self.pages:

@@ -40,7 +40,7 @@ class Ftl:
         self.store.reclaim = self.collector
         self.nand, self.timing, self.placement = self.store.nand, self.store.timing, self.store.placement
         self.counters, self.buffers, self.sequences = self.store.counters, self.kv.buffers, self.kv.sequences
-        recover(self.journal)
+        self.findings = recover(self.journal)  # what power-on has found lost
 
     def sequence(self, handle: int) -> Sequence:
         """The sequence of a handle; raises UnknownSequence, or Uncorrectable for one that lost data."""
@@ -81,7 +81,9 @@ class Ftl:
 
     def flush(self, start_ns: int) -> int:
         """Acknowledge: returns when everything that was done before is in flash."""
-        return max(self.collector.reclaim(start_ns, everything=True), self.timing.idle_ns())
+        finish_ns = max(self.collector.reclaim(start_ns, everything=True), self.timing.idle_ns())
+        self.nand.sync()
+        return finish_ns
 
     def format(self, start_ns: int) -> int:
         """Forget all sequences and blocks, and erase them; wear and counters stay. Returns when it is done."""

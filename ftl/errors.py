@@ -22,9 +22,15 @@ class UnknownSequence(FtlError):
 class Uncorrectable(FtlError):
     """More bit errors than the ECC corrects; `handles` are the sequences that lost data and now only can be freed."""
 
-    def __init__(self, handles: list[int]) -> None:
-        super().__init__(f"sequences {', '.join(map(str, handles))}: flash data with more errors than the ECC corrects")
+    def __init__(self, handles: list[int], what: str = "") -> None:
+        what = what or f"sequences {', '.join(map(str, handles))}"
+        super().__init__(f"{what}: flash data with more errors than the ECC corrects")
         self.handles = handles
+
+
+class MediumFailed(FtlError):
+    """The files under the flash cannot be written any more. Unlike after other errors the drive is to be opened anew:
+    it is then as its last flush left it."""
 
 
 class NandRuleError(AssertionError):

@@ -4,13 +4,16 @@ A commit is one record (`ftl.record`) over as many pages as it needs: sequences 
 (lengths, owners, and the rows that wait in DRAM), and those that were freed. Where their full groups lie is not
 recorded, since tags say it. A flush records every sequence that changed; before blocks are erased it is enough to
 record those that invalidated pages. A checkpoint records all sequences; what came before it is not needed any more.
-`ftl.recovery` reads it all again.
+
+Every record is in two places, one written behind the other: a checkpoint whole, changes without their rows. So a record
+that cannot be read is missed, and what it said is known but for rows that waited in DRAM. `ftl.recovery` reads it all
+again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from ftl.flash import tag
 from ftl.flash.placement import Writer
 from ftl.flash.references import Reference, Referrer
 from ftl.kv.map import KvMap
-from ftl.record import describe, pack, tail_rows
+from ftl.record import Record, Type, describe, tail_rows
 
 BROKEN = 1 << 60  # pages since the last checkpoint, where the run of records has a gap: the next is a checkpoint
 
@@ -30,18 +33,20 @@ BROKEN = 1 << 60  # pages since the last checkpoint, where the run of records ha
 class Journal(Referrer):
     """Writes commits. `pages` are the journal's valid pages.
 
-    log: told after each record which sequences it holds that had changed, and which were freed.
+    log: told of each record, as soon as it counts, which sequences it holds that had changed, and which were freed.
     """
 
     def __init__(self, kv: KvMap, blocks: BlockNamespace) -> None:
         self.kv, self.store, self.blocks = kv, kv.store, blocks
-        self.writer = Writer(kv.store.geometry.channels)
+        self.writers = tuple(Writer(kv.store.geometry.channels) for _ in range(2))  # of either place
         self.number = 0  # of the next record
+        self.chain = 0  # digest of the last one
         self.pages: U32 = np.zeros(0, np.uint32)
         self.since_checkpoint = 0  # pages
         self.log: Callable[[set[int], set[int]], None] | None = None
         self._checkpoint_pages = 0
-        self._namespace_pages = 0  # as recorded
+        self._said_of_blocks: object = (0, [])  # as recorded
+        self.recovered_at = -1  # writes at power-on, where nothing was found lost
 
     def record(self, start_ns: int, everything: bool) -> int:
         """Record all that changed, or only what invalidated pages; every so often a checkpoint, to keep it short.
@@ -51,8 +56,11 @@ class Journal(Referrer):
         changes = self.kv.changes
         full = self.number == 0 or self.since_checkpoint > 2 * self._checkpoint_pages + 64
         changed = changes.dirty if everything else changes.dirty & changes.trimmed
-        if not (full or changed or changes.freed or self.blocks.pages != self._namespace_pages):
+        of_blocks = self.blocks.pages, sorted(self.blocks.lost)
+        if not (full or changed or changes.freed or of_blocks != self._said_of_blocks):
             return start_ns
+        if self.recovered_at == self.store.nand.writes:
+            self.make_room(start_ns)
         ppns, finish_ns = self._write(full, sorted(self.kv.sequences if full else changed), start_ns)
         if full:
             self.store.placement.invalidate(self.pages)
@@ -60,37 +68,60 @@ class Journal(Referrer):
         else:
             self.pages = np.concatenate([self.pages, ppns])
             self.since_checkpoint += ppns.size
-        self._namespace_pages = self.blocks.pages
+        self._said_of_blocks = of_blocks
         self.store.counters.journal += ppns.size
         self._forget_changes(set(self.kv.sequences) if full else changed)
         return finish_ns
 
+    def make_room(self, start_ns: int) -> None:
+        """Erase blocks that the last record does not count on, where power was lost so often that too few are left.
+
+        Only before anything else is programmed: from then on a record has to come first.
+        """
+        if self.store.placement.free_blocks <= self.store.reserve:
+            for block in self.store.placement.erasable_blocks():
+                self.store.erase(block, start_ns)
+
     def _write(self, full: bool, handles: list[int], start_ns: int) -> tuple[U32, int]:
-        """Program the next record; returns its pages and when they are in flash."""
-        data = pack(self._head(full, handles), self._rows(handles), self.store.geometry.page_bytes)
+        """Program the next record in both places; returns its pages and when they are in flash."""
+        kind = Type.CHECKPOINT if full else Type.CHANGES
+        record = Record.of(kind, self.number, self.chain, self._head(handles), b"".join(self._rows(handles)))
+        places = record, record if full else replace(record, rows=None)
+        ppns = list[U32]()
+        self.number += 1
+        try:
+            for place, each in enumerate(places):
+                self.store.nand.sync()  # whoever finds a place finds the one before it, and all that is counted on
+                written, start_ns = self._write_place(place, each, start_ns)
+                ppns.append(written)
+                if self.log and not place:
+                    self.log(self.kv.changes.dirty & set(handles), set(self.kv.changes.freed))
+        except OutOfSpace:
+            self.since_checkpoint = BROKEN
+            self.store.placement.invalidate(np.concatenate([*ppns, np.zeros(0, np.uint32)]))
+            raise
+        self.chain = record.digest
+        return np.concatenate(ppns), start_ns
+
+    def _write_place(self, place: int, record: Record, start_ns: int) -> tuple[U32, int]:
+        data, writer = record.pack(self.store.geometry.page_bytes), self.writers[place]
         count = data.shape[0]
         if count >= tag.MAX_RECORD_PAGES:
             raise FtlError(f"a journal record of {count} pages: at most {tag.MAX_RECORD_PAGES - 1}")
-        index = np.arange(count)
-        (ppns,) = self.store.placement.allocate([(self.writer, index + self.number)], 0)
-        tags = tag.record_tags(self.number, index, count)
-        self.number += 1
-        try:
-            return ppns, self.store.program(self.writer, ppns, data, tags, start_ns)
-        except OutOfSpace:
-            self.since_checkpoint = BROKEN
-            raise
+        (ppns,) = self.store.placement.allocate([(writer, np.arange(count) + record.number + place)], 0)
+        tags = tag.record_tags(record.number, place, count)
+        return ppns, self.store.program(writer, ppns, data, tags, start_ns)
 
-    def _head(self, full: bool, handles: list[int]) -> dict[str, Any]:
+    def _head(self, handles: list[int]) -> dict[str, Any]:
         kv = self.kv
         return {
-            "number": self.number,
-            "full": full,
+            "writes": self.store.nand.writes,
             "next_handle": kv.next_handle,
             "next_owner": kv.owners.next,
             "gone": sorted(kv.changes.freed),
             "sequences": [describe(kv, kv.sequences[handle]) for handle in handles],
             "namespace_pages": self.blocks.pages,
+            "lost_pages": sorted(self.blocks.lost),
             "counters": asdict(self.store.counters),
         }
 
@@ -100,12 +131,9 @@ class Journal(Referrer):
 
     def _forget_changes(self, recorded: set[int]) -> None:
         changes = self.kv.changes
-        news = changes.dirty & recorded, set(changes.freed)
         changes.dirty -= recorded
         changes.trimmed.clear()
         changes.freed.clear()
-        if self.log:
-            self.log(*news)
 
     def references(self, tags: U64) -> Iterator[Reference]:
         """The journal's valid pages, for tags of records."""

@@ -1,38 +1,108 @@
-"""A journal record: what a commit says of sequences, as JSON and raw rows."""
+"""A journal record: what a commit says of sequences, as JSON and raw rows.
+
+| bytes | what |
+|---|---|
+| 4, 2, 2, 8 | magic "vjrn", version, type, number |
+| 4 | chain: the digest of the record before |
+| 4, 4 | bytes of the text, bytes of the rows (2^32 - 1: there are none in this place) |
+| | text: JSON, deflated; rows of all sequences it describes, FP16 |
+"""
 
 from __future__ import annotations
 
 import json
 import struct
 import zlib
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from csd_spec import KvLayout
 from csd_spec.arrays import U8
+from ftl.errors import FtlError
 from ftl.kv.layouts import layout_of
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Sequence
 
-_HEAD = struct.Struct("<II")  # bytes of JSON, bytes in all
+MAGIC, VERSION = b"vjrn", 2
+_HEAD = struct.Struct("<4sHHQIII")  # magic, version, type, number, chain, bytes of text, bytes of rows
+_NO_ROWS = (1 << 32) - 1
+_HEAD_1 = struct.Struct("<II")  # of version 1: bytes of text, bytes in all
 
 
-def pack(head: dict[str, Any], rows: list[bytes], page_bytes: int) -> U8:
-    """A record as pages (count, page_bytes)."""
-    text, raw = zlib.compress(json.dumps(head).encode(), 1), b"".join(rows)
-    record = _HEAD.pack(len(text), _HEAD.size + len(text) + len(raw)) + text + raw
-    pages = np.zeros((-(-len(record) // page_bytes), page_bytes), np.uint8)
-    pages.reshape(-1)[: len(record)] = np.frombuffer(record, np.uint8)
-    return pages
+class Type(IntEnum):
+    """What a record says."""
+
+    CHECKPOINT = 1  # all sequences: nothing that was recorded before is needed
+    CHANGES = 2  # those that changed, and those that were freed
 
 
-def unpack(pages: U8) -> tuple[dict[str, Any], bytes]:
-    """What `pack` has written."""
-    record = pages.tobytes()
-    text, size = _HEAD.unpack_from(record)
-    head: dict[str, Any] = json.loads(zlib.decompress(record[_HEAD.size : _HEAD.size + text]))
-    return head, record[_HEAD.size + text : size]
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A commit. chain: the digest of the record before it, so that none can be missing between two unnoticed; None in
+    version 1, which had none.
+
+    text: what it says of sequences, deflated JSON. rows: those that wait in DRAM, of all its sequences; None where only
+    the text is left.
+    """
+
+    type: Type
+    number: int
+    chain: int | None
+    text: bytes
+    rows: bytes | None
+
+    @classmethod
+    def of(cls, type_: Type, number: int, chain: int, head: dict[str, Any], rows: bytes) -> Record:
+        """A record that says `head`."""
+        return cls(type_, number, chain, zlib.compress(json.dumps(head).encode(), 1), rows)
+
+    def head(self) -> dict[str, Any]:
+        """What it says."""
+        values: dict[str, Any] = json.loads(zlib.decompress(self.text))
+        return values
+
+    @property
+    def digest(self) -> int:
+        """CRC-32 of what the record says and follows."""
+        return zlib.crc32(self.text, zlib.crc32(self._numbers(0)))
+
+    def follows(self, other: Record) -> bool:
+        """Whether it is the one behind another."""
+        return self.number == other.number + 1 and self.chain in (None, other.digest)
+
+    def _numbers(self, rows: int) -> bytes:
+        return _HEAD.pack(MAGIC, VERSION, self.type, self.number, self.chain or 0, len(self.text), rows)
+
+    def pack(self, page_bytes: int) -> U8:
+        """As pages (count, page_bytes)."""
+        rows = self.rows or b""
+        record = self._numbers(_NO_ROWS if self.rows is None else len(rows)) + self.text + rows
+        pages = np.zeros((-(-len(record) // page_bytes), page_bytes), np.uint8)
+        pages.reshape(-1)[: len(record)] = np.frombuffer(record, np.uint8)
+        return pages
+
+    @classmethod
+    def unpack(cls, pages: U8) -> Record:
+        """What `pack` has written, or version 1; raises FtlError for what this version does not know."""
+        raw = pages.tobytes()
+        if not raw.startswith(MAGIC):
+            return cls._of_version_1(raw)
+        _, version, kind, number, chain, size, rows = _HEAD.unpack_from(raw)
+        if version != VERSION or kind not in set(Type):
+            raise FtlError(f"journal record {number} of version {version}, type {kind}: use the vcsd that wrote it")
+        text, rest = raw[_HEAD.size : _HEAD.size + size], raw[_HEAD.size + size :]
+        return cls(Type(kind), number, chain, text, None if rows == _NO_ROWS else rest[:rows])
+
+    @classmethod
+    def _of_version_1(cls, raw: bytes) -> Record:
+        size, end = _HEAD_1.unpack_from(raw)
+        text = raw[_HEAD_1.size : _HEAD_1.size + size]
+        head = json.loads(zlib.decompress(text))
+        type_ = Type.CHECKPOINT if head["full"] else Type.CHANGES
+        return cls(type_, head["number"], None, text, raw[_HEAD_1.size + size : end])
 
 
 def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:

@@ -1,9 +1,13 @@
 """Power-on: the drive is again as its last commit has it.
 
-Recovery takes the last complete checkpoint and the unbroken run of commits behind it. Every sequence is then as its
-last commit has it, exactly, and no flush is lost: pages programmed later are ignored, and no block is erased that a
-commit still counts on. Between two flushes sequences are independent of each other: one that was freed may stay freed
-though tokens that another got before that are gone.
+Recovery takes the last complete checkpoint and the run of commits behind it. Every sequence is then as its last commit
+has it, exactly, and no flush is lost: pages programmed later are ignored, and no block is erased that a commit still
+counts on. Between two flushes sequences are independent of each other: one that was freed may stay freed though tokens
+that another got before that are gone.
+
+What cannot be read is told from what was under way when power failed: the second place of a record is begun when the
+first is whole, the next record when both are, and a record counts the writes before it. What a lost record said is
+taken from later ones; sequences of which none speaks later have failed. Nothing is older than it was without a finding.
 """
 
 from __future__ import annotations
@@ -16,13 +20,14 @@ import numpy as np
 from csd_spec.arrays import U16, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.flash import tag
+from ftl.flash.files import SPARES
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Writer
 from ftl.flash.tag import Kind
 from ftl.journal import BROKEN, Journal
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Sequence
-from ftl.record import form_of, tail_bytes, unpack
+from ftl.record import Record, Type, form_of, tail_bytes
 
 
 class Recovery:
@@ -35,58 +40,117 @@ class Recovery:
         ours = tag.kinds(tags) == Kind.JOURNAL
         self.journal_pages, self.journal_tags = programmed[ours], tags[ours]
         self.index = TagIndex(self.store.nand, programmed[~ours], tags[~ours])
-        self.records: dict[int, tuple[dict[str, Any], bytes, U32]] = {}  # by number: JSON, rows, pages
+        self.records: dict[int, Record] = {}
+        self.pages: dict[int, U32] = {}  # of records, in all places where they can be read
+        self.newest = self.begun_twice = -1  # the last record of which there is a page, and one in its second place
         self.sequences: dict[int, tuple[dict[str, Any], bytes]] = {}  # by handle: JSON, rows
+        self.unsure: set[int] = set()  # handles of which a lost record may have said something else
+        self.writes = 0  # those that the last record counts on
+        self.findings = list[str]()  # what was lost
 
     def find_records(self) -> None:
-        """Every record that is complete."""
-        nand, found = self.store.nand, dict[int, dict[int, int]]()
-        counts: dict[int, int] = {}
+        """Every record that is whole in one of its places, or of which at least the text is left."""
+        places: dict[tuple[int, int], dict[int, int]] = {}
+        counts: dict[tuple[int, int], int] = {}
         fields = (each.tolist() for each in tag.record_fields(self.journal_tags))
-        for ppn, number, index, count in zip(self.journal_pages, *fields, strict=True):
-            if nand.intact(np.array([ppn], np.uint32))[0]:
-                found.setdefault(number, {})[index] = int(ppn)
-                counts.setdefault(number, count)
-        for number, parts in found.items():
-            if len(parts) == counts[number]:
-                pages = np.array([parts[index] for index in range(counts[number])], np.uint32)
-                self.records[number] = *unpack(nand.content[pages]), pages
-        if self.journal_tags.size:
-            self.journal.number = int(tag.record_fields(self.journal_tags)[0].max()) + 1
+        good = self.store.nand.intact(self.journal_pages)
+        for ppn, fine, number, place, index, count in zip(self.journal_pages.tolist(), good, *fields, strict=True):
+            self.newest = max(self.newest, number)
+            if place:
+                self.begun_twice = max(self.begun_twice, number)
+            if fine:
+                places.setdefault((number, place), {})[index] = ppn
+                counts.setdefault((number, place), count)
+        for (number, place), parts in sorted(places.items()):
+            if len(parts) == (count := counts[number, place]):
+                pages = np.array([parts[index] for index in range(count)], np.uint32)
+                self._add(number, Record.unpack(self.store.nand.content[pages]), pages)
+        self.journal.number = self.newest + 1
+
+    def _add(self, number: int, record: Record, pages: U32) -> None:
+        if record.number == number:
+            mine = self.pages.get(number, np.zeros(0, np.uint32))
+            self.pages[number] = np.concatenate([mine, pages])
+            known = self.records.get(number)
+            if known is None or known.rows is None:
+                self.records[number] = record
 
     def replay_records(self) -> None:
-        """From the last checkpoint on, until one is missing."""
-        number = max((number for number, (head, _, _) in self.records.items() if head["full"]), default=-1)
-        pages = [self.journal.pages]
-        while number in self.records:
-            head, raw, mine = self.records[number]
-            self._replay(head, raw)
-            pages.append(mine)
-            number += 1
-        self.journal.pages = np.concatenate(pages)
+        """From the last checkpoint on, as long as each follows the one before.
+
+        The run of records ends with the last one that was begun. Before that none may be missing: what was begun later
+        says that it was there.
+        """
+        numbers = sorted(self.records)
+        whole = [n for n in numbers if self.records[n].type is Type.CHECKPOINT]
+        first = whole[-1] if whole else numbers[0] if numbers else self.newest
+        if not whole and (self.newest > 0 or self.begun_twice >= 0):
+            self._miss("no checkpoint can be read")
+            self._size_blocks_by_tags()
+        last: Record | None = None
+        for number in range(first, self.newest + 1):
+            record = self.records.get(number)
+            if record is None or (last and last.number == number - 1 and not record.follows(last)):
+                if number > max(self.begun_twice, numbers[-1] if numbers else -1):
+                    break  # a record that was under way when power failed
+                if last:
+                    self._miss(f"record {number} cannot be read")
+                if record is None:
+                    continue
+            self._replay(record)
+            last = record
+        mine = [self.pages[number] for number in range(first, self.newest + 1) if number in self.pages]
+        self.journal.pages = np.concatenate([self.journal.pages, *mine])
+        self.journal.chain = last.digest if last else 0
         # The run of records is broken after a crash: the next one is a checkpoint
         self.journal.since_checkpoint = BROKEN
 
-    def _replay(self, head: dict[str, Any], raw: bytes) -> None:
-        if head["full"]:
+    def _size_blocks_by_tags(self) -> None:
+        """Without a checkpoint the block namespace has the logical pages that were ever written."""
+        tags = self.index.tags[tag.kinds(self.index.tags) == Kind.BLOCK]
+        self.blocks.resize(int(tag.logical_pages(tags).max()) + 1 if tags.size else 0)
+        self.writes = self.store.nand.writes
+
+    def _miss(self, what: str) -> None:
+        """A record is lost: what it said of a sequence is not known, unless a later one says it."""
+        self.findings.append(f"journal: {what}")
+        self.unsure |= set(self.sequences)
+
+    def _replay(self, record: Record) -> None:
+        head = record.head()
+        if record.type is Type.CHECKPOINT:
             self.sequences.clear()
+            self.unsure.clear()
         for handle in head["gone"]:
             self.sequences.pop(handle, None)
         at = 0
         for described in head["sequences"]:
             size = tail_bytes(described, form_of(described, self.store.geometry.page_bytes))
-            self.sequences[described["handle"]] = described, raw[at : at + size]
+            handle = described["handle"]
+            self.unsure.discard(handle)
+            raw = bytes(size) if record.rows is None else record.rows[at : at + size]
+            if size and record.rows is None:
+                self.findings.append(f"journal: record {record.number}: rows of sequence {handle} cannot be read")
+                described["failed"] = True
+            self.sequences[handle] = described, raw
             at += size
         self.kv.next_handle, self.kv.owners.next = head["next_handle"], head["next_owner"]
         self.blocks.resize(head["namespace_pages"])
+        self.blocks.lost = set(head.get("lost_pages", ()))
+        self.writes = head.get("writes", 0)
         for name, count in head["counters"].items():
             setattr(self.store.counters, name, count)
 
     def restore_sequences(self) -> None:
         """Full groups by their tags, unfinished ones from the recorded rows."""
+        if any(SPARES in each for each in self.store.nand.damage.files):
+            self._miss("records may be missing with the spare areas")
         for described, raw in self.sequences.values():
             seq = self._sequence(described)
             self.kv.sequences[seq.handle] = seq
+            if seq.handle in self.unsure and not seq.failed:
+                seq.failed = True
+                self.findings.append(f"sequence {seq.handle}: may lack what a lost record said of it")
             at = 0
             for layer in np.flatnonzero(seq.lengths).tolist():
                 self._find_groups(seq, layer)
@@ -116,11 +180,31 @@ class Recovery:
                 which = np.flatnonzero(owners == owner)
                 found = self.index.find(mapped.tags(owner, layer, which), self.kv.owners.first_write[owner])
                 mapped.slots[layer][:, which] = found
-                seq.failed |= bool((found == UNMAPPED).any())
+                if (found == UNMAPPED).any() and not seq.failed:
+                    seq.failed = True
+                    self.findings.append(f"sequence {seq.handle}: pages of layer {layer} cannot be read")
 
     def restore_blocks(self) -> None:
-        """Logical pages by their tags, the newest of each."""
-        self.blocks.restore(*self.index.newest(Kind.BLOCK))
+        """Logical pages by their tags, the newest of each; lost where that was recorded and cannot be read."""
+        tags, ppns = self.index.newest(Kind.BLOCK)
+        lpns, there = tag.logical_pages(tags), ppns != UNMAPPED
+        numbers = np.where(there, self.store.nand.write_numbers[np.where(there, ppns, 0)], 0)
+        known = np.isin(lpns, list(self.blocks.lost))
+        newer = (self.index.damaged(tags, self.writes) > numbers) & (lpns < self.blocks.pages)
+        for lpn in lpns[newer & ~known].tolist():
+            self.findings.append(f"block namespace: logical page {lpn} cannot be read")
+        known &= numbers <= self.writes  # others were written again
+        self.blocks.lost = set(lpns[newer | known].tolist())
+        good = there & ~newer & ~known
+        self.blocks.restore(tags[good], ppns[good])
+
+    def report(self) -> None:
+        """Count what was lost, for the drive's health."""
+        damaged = self.store.nand.damage.spares | self.store.nand.damage.blocks
+        self.findings += self.store.nand.damage.files
+        self.findings += [f"flash: the spare area of page or block {each} cannot be read" for each in sorted(damaged)]
+        self.store.counters.unrecovered += len(self.findings)
+        self.journal.recovered_at = -1 if self.findings else self.store.nand.writes
 
     def count_valid(self) -> None:
         """Pages that are in use, each once, however many sequences share it."""
@@ -143,15 +227,19 @@ STEPS: tuple[Callable[[Recovery], None], ...] = (
     Recovery.restore_blocks,
     Recovery.count_valid,
     Recovery.change_owners,
+    Recovery.report,
 )
 
 
-def recover(journal: Journal) -> None:
-    """Bring back the last commit on this Nand, if something was ever written to it."""
-    if journal.store.nand.writes:
-        recovery = Recovery(journal)
-        for step in STEPS:
-            step(recovery)
+def recover(journal: Journal) -> tuple[str, ...]:
+    """Bring back the last commit on this Nand, if something was ever written to it; returns what was lost of it."""
+    nand = journal.store.nand
+    if not (nand.writes or nand.damage.spares or nand.damage.files):
+        return ()
+    recovery = Recovery(journal)
+    for step in STEPS:
+        step(recovery)
+    return tuple(recovery.findings)
 
 
 def _buffer_rows(kv: KvMap, seq: Sequence, layer: int, raw: bytes, at: int) -> int:
@@ -195,7 +283,14 @@ class TagIndex:
         return found
 
     def newest(self, kind: Kind) -> tuple[U64, U32]:
-        """Tags of a kind, each once, and the newest intact page of each."""
+        """Tags of a kind, each once, and the newest intact page of each; UNMAPPED where there is none."""
         tags = np.unique(self.tags[tag.kinds(self.tags) == kind])
-        ppns = self.find(tags, 0)
-        return tags[ppns != UNMAPPED], ppns[ppns != UNMAPPED]
+        return tags, self.find(tags, 0)
+
+    def damaged(self, wanted: U64, writes: int) -> U64:
+        """Of each tag, the number of the newest write up to `writes` whose page is damaged; 0 where none is."""
+        numbers = self.nand.write_numbers[self.ppns]
+        lost = ~self.nand.intact(self.ppns) & (numbers <= writes) & np.isin(self.tags, wanted)
+        newest: U64 = np.zeros(wanted.size, np.uint64)
+        np.maximum.at(newest, np.searchsorted(wanted, self.tags[lost]), numbers[lost])
+        return newest

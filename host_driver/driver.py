@@ -33,7 +33,7 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, I64, U64
 from host_driver.sharding import split_heads
-from host_driver.traffic import StepRecord, Traffic
+from host_driver.traffic import Traffic
 from host_driver.turnstile import Turnstile
 
 Rows = slice | I64  # of a batch
@@ -187,19 +187,14 @@ class Driver:
     def step(self, count: int) -> Iterator[list[MiniBatch]]:
         """One decode step in `count` mini-batches, which begin together in modelled time."""
         self.settle()
-        record = StepRecord()
-        self.traffic.steps.append(record)
+        self.traffic.begin_step()
         turnstile = Turnstile(count) if count > 1 else None
         each = [MiniBatch(self.now_ns, turnstile=turnstile, number=number) for number in range(count)]
-        try:
-            yield each
-        except BaseException:
-            self.traffic.steps.pop()
-            raise
+        yield each
         last = max(each, key=lambda mini_batch: mini_batch.now_ns)
-        record.ns, record.breakdown_ns = last.now_ns - self.now_ns, last.breakdown_ns
+        self.traffic.end_step(last.now_ns - self.now_ns, last.breakdown_ns)
         self.now_ns = last.now_ns
-        if self.flush_every and len(self.traffic.steps) % self.flush_every == 0:
+        if self.flush_every and self.traffic.step_count % self.flush_every == 0:
             self.flush()
 
     def _account(self, mini_batch: MiniBatch, done: list[Completion], lengths: I64) -> None:

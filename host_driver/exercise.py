@@ -26,7 +26,7 @@ def exercise(driver: Driver, prompt: int, tokens: int, seed: int = 0) -> dict[st
         rows = half(prompt, shape.kv_heads, shape.head_dim), half(prompt, shape.kv_heads, shape.head_dim)
         driver.append(batch, slice(None), layer, np.array([prompt]), lambda rows=rows: rows)  # type: ignore[misc]  # mypy cannot type the default
     driver.settle()
-    digests = []
+    digests, steps = [], []
     for _ in range(tokens):
         outputs = sha256()
         with driver.step(1) as (mini_batch,):
@@ -34,8 +34,8 @@ def exercise(driver: Driver, prompt: int, tokens: int, seed: int = 0) -> dict[st
                 q, k, v = (half(1, heads, shape.head_dim) for heads in (shape.q_heads, shape.kv_heads, shape.kv_heads))
                 outputs.update(driver.decode(batch, slice(None), mini_batch, layer, q, k, v).tobytes())
         digests.append(outputs.hexdigest())
+        steps.append(driver.traffic.steps[-1])
     driver.free(batch)
-    steps = driver.traffic.steps
     return {
         "outputs": digests,
         "step_ns": [step.ns for step in steps],

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from threading import Lock
 
 from csd_spec import Completion, FlashCounters
 
+KEPT_STEPS = 256
+
 
 @dataclass(slots=True)
 class StepRecord:
-    """One decode step over all layers."""
+    """One decode step over all layers, or the sum of several."""
 
     ns: int = 0
     breakdown_ns: Counter[str] = field(default_factory=Counter)  # of the mini-batch that ended last
@@ -22,14 +24,33 @@ class StepRecord:
 
 @dataclass(slots=True)
 class Traffic:
-    """Everything since the drives were attached."""
+    """Everything since the drives were attached. steps: the last ones; step_count and total: of all."""
 
-    steps: list[StepRecord] = field(default_factory=list)
+    steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    step_count: int = 0
+    total: StepRecord = field(default_factory=StepRecord)
+    current: StepRecord = field(default_factory=StepRecord)
     prefill_ns: int = 0
     flash: FlashCounters = FlashCounters()
     link_bytes: int = 0
     busy_ns: list[int] = field(default_factory=list)  # by drive: modelled time spent on commands
     _lock: Lock = field(default_factory=Lock)
+
+    def begin_step(self) -> None:
+        """Of one that was begun before and has not ended nothing is kept."""
+        self.current = StepRecord()
+
+    def end_step(self, ns: int, breakdown_ns: Counter[str]) -> None:
+        """Keep the current step."""
+        step, total = self.current, self.total
+        step.ns, step.breakdown_ns = ns, breakdown_ns
+        self.steps.append(step)
+        self.step_count += 1
+        total.ns += ns
+        total.breakdown_ns.update(breakdown_ns)
+        total.link_bytes += step.link_bytes
+        total.plain_offload_bytes += step.plain_offload_bytes
+        total.flash += step.flash
 
     def count(self, done: list[Completion]) -> None:
         """Add one completion of every drive."""
@@ -42,7 +63,7 @@ class Traffic:
     def count_decode(self, done: list[Completion], plain_offload_bytes: int) -> None:
         """Add one layer of a mini-batch to the current decode step."""
         with self._lock:
-            step = self.steps[-1]
+            step = self.current
             step.plain_offload_bytes += plain_offload_bytes
             step.link_bytes += sum(c.link_bytes for c in done)
             for c in done:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -21,6 +23,30 @@ from host_driver.hf.shape import model_shape
 from host_driver.sharding import split_heads
 from vcsd.report import Report
 from vcsd.transport import check_method, methods_of, open_drives
+
+_TEXT, _NUMBER, _PATH = (str, "text"), (Integral, "a whole number"), (Path | None, "a pathlib.Path")
+_KINDS: dict[str, tuple[Any, str]] = {  # of what `attach` is given
+    "drives": (Integral | Sequence, "a whole number, or devices"),
+    "attention": _TEXT,
+    "compression": (Real, "a number"),
+    "convention": _TEXT,
+    "spec": (DriveSpec, "a DriveSpec"),
+    "embedding_bits": _NUMBER,
+    "mini_batches": _NUMBER,
+    "keep": _PATH,
+    "transport": _TEXT,
+    "flush_every": _NUMBER,
+    "restart": (bool, "True or False"),
+    "methods": _PATH,
+}
+
+
+def _check_kinds(given: dict[str, Any]) -> None:
+    """Raise ValueError for an argument of another kind; in Python True is a whole number, and text a sequence."""
+    for name, (kind, words) in _KINDS.items():
+        value, whole = given[name], isinstance(given[name], bool)
+        if not isinstance(value, kind) or (whole and kind is not bool) or (name == "drives" and isinstance(value, str)):
+            raise ValueError(f"{name} = {value!r}: must be {words}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +68,10 @@ class Setting:
             raise ValueError(f"mini_batches = {self.mini_batches}: at least 1 is needed")
         if self.flush_every < 0:
             raise ValueError(f"flush_every = {self.flush_every}: must be at least 0")
+        if not isinstance(self.drives, DriveSet):
+            for device in self.drives:
+                if not callable(getattr(device, "submit", None)):
+                    raise ValueError(f"drives: {device!r} is no device, it takes no commands")
 
     @property
     def count(self) -> int:
@@ -108,6 +138,7 @@ def attach(
     Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
     is changed; DeviceError when a drive refuses a command.
     """
+    _check_kinds(locals())
     what = Attention(attention, budget or Compression(compression, convention), embedding_bits)
     where: DriveSet | Sequence[Device] = (
         DriveSet(count=drives, spec=spec, transport=transport, keep=keep, restart=restart, methods=methods)
@@ -120,6 +151,7 @@ def attach(
 @contextmanager
 def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
     """The same as `attach`, from values."""
+    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
     shape, what = model_shape(model), setting.attention
     what.at(1, shape.head_dim)
     split_heads(shape.kv_heads, setting.count)

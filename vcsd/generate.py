@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -118,7 +119,7 @@ def _force(model: PreTrainedModel, inputs: Inputs, tokens: torch.Tensor) -> torc
     """Logits (steps, B, vocabulary) when `tokens` (B, steps) are forced one after the other."""
     mask = inputs["attention_mask"]
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    takes_positions = "position_ids" in model.forward.__wrapped__.__code__.co_varnames
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     ids, cache, logits = inputs["input_ids"], None, []
     for step in range(tokens.shape[1]):
         extra = {"position_ids": positions[:, -ids.shape[1] :]} if takes_positions else {}

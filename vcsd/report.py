@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from statistics import mean
 from typing import Any
 
 from rich.console import Console, Group
@@ -32,22 +31,20 @@ class Report:
     @classmethod
     def of(cls, driver: Driver) -> Report:
         """Sum up a driver's traffic."""
-        traffic, steps = driver.traffic, driver.traffic.steps
-        units: Counter[str] = Counter(dict.fromkeys(STEP_UNITS, 0))
-        for step in steps:
-            units.update(step.breakdown_ns)
-        fetched = sum(step.flash.fetched_bytes for step in steps)
-        useful = sum(step.flash.useful_bytes for step in steps)
+        traffic, total, steps = driver.traffic, driver.traffic.total, max(1, driver.traffic.step_count)
+        flash = total.flash
+        units = Counter(dict.fromkeys(STEP_UNITS, 0))
+        units.update(total.breakdown_ns)
         return cls(
-            steps=len(steps),
-            link_bytes_per_step=mean([step.link_bytes for step in steps] or [0]),
-            plain_offload_bytes_per_step=mean([step.plain_offload_bytes for step in steps] or [0]),
+            steps=traffic.step_count,
+            link_bytes_per_step=total.link_bytes / steps,
+            plain_offload_bytes_per_step=total.plain_offload_bytes / steps,
             pages_read=traffic.flash.pages_read,
             pages_programmed=traffic.flash.pages_programmed,
-            useful_byte_share=useful / fetched if fetched else None,
+            useful_byte_share=flash.useful_bytes / flash.fetched_bytes if flash.fetched_bytes else None,
             prefill_ns=traffic.prefill_ns,
-            step_ns=mean([step.ns for step in steps] or [0]),
-            breakdown_ns={unit: ns / max(1, len(steps)) for unit, ns in units.items()},
+            step_ns=total.ns / steps,
+            breakdown_ns={unit: ns / steps for unit, ns in units.items()},
             drives=[
                 {"id": number, "kv_heads": list(heads), "modelled_busy_ns": busy}
                 for number, (heads, busy) in enumerate(zip(driver.heads, traffic.busy_ns, strict=True))

@@ -5,6 +5,7 @@ BENCH = {
     "attention": "eval.bench.attention",
     "ftl": "eval.bench.ftl",
     "crash": "eval.bench.crash",
+    "flips": "eval.bench.flips",
     "faults": "eval.bench.faults",
     "fuzz": "eval.bench.fuzz",
     "cli-fuzz": "eval.bench.cli_fuzz",

@@ -40,6 +40,7 @@ app = LazyGroup(
         "report": "eval.paper.report:report",
         "id-ctrl": "vcsd_cli.drive:id_ctrl",
         "id-ns": "vcsd_cli.drive:id_ns",
+        "fsck": "vcsd_cli.fsck:fsck",
         "format": "vcsd_cli.drive:format_drive",
         "io-passthru": "vcsd_cli.drive:io_passthru",
         "top": "vcsd_cli.drive:top",

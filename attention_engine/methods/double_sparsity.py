@@ -27,7 +27,8 @@ def double_sparsity(step: Step) -> F32:
     step.compute("logit0", "kernel", r * step.each, step.seq_lens, step.seq_lens)
     q = np.take_along_axis(step.q, channels[:, None, :], 2)
     weights = np.einsum("ngr,ntr->ngt", q, labels.reshape(step.streams, -1, r)[:, : int(step.seq_lens.max())])
-    share = np.abs(q).sum(-1, keepdims=True) / np.maximum(np.abs(step.q).sum(-1, keepdims=True), 1e-30)
+    kept, whole = (np.abs(each).sum(-1, keepdims=True) for each in (q, step.q))
+    share = np.divide(kept, whole, out=np.ones_like(kept), where=kept > 0)  # without any, logits are 0, as SparF's are
     weights = np.ascontiguousarray(weights / np.sqrt(step.head_dim * share), np.float32)
     counts = step.rows_for(step.budget_bytes - label_bytes)
     return step.attend(step.best_tokens(step.weigh(weights), counts, np.minimum(step.recent, counts)), counts)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from attention_engine import load_methods
-from csd_firmware.folder import take
+from csd_firmware.folder import DriveFolder, secret_of
 from csd_firmware.step import Firmware
-from csd_firmware.tenants import Tenant, drive_secret
+from csd_firmware.tenants import Tenant
 from csd_link.doorbell import ListeningDoorbell
 from csd_link.drive_end import DriveEnd, WindowServer
 from csd_link.medium import MappedMedium
@@ -46,9 +46,10 @@ class SharedTenant:
             return self._tenant.step(command, submit_ns, max_bytes)
 
 
-def open_firmware(drive: ServedDrive) -> Firmware:
+def open_firmware(drive: ServedDrive, folder: DriveFolder | None) -> Firmware:
     """The drive's firmware, as its last flush left it."""
-    return Firmware(drive.spec, Nand(drive.spec.geometry, path=drive.path), load_methods(drive.methods))
+    nand = Nand(drive.spec.geometry, folder=folder.files if folder else None)
+    return Firmware(drive.spec, nand, load_methods(drive.methods))
 
 
 def window_medium(drive: ServedDrive, tenant: str) -> MappedMedium:
@@ -75,7 +76,7 @@ def open_windows(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -
     """Serve the windows of all tenants."""
     run = private_dir(drive_dir(drive.name))
     pid_path(drive.name).write_text(str(os.getpid()))
-    secret = drive_secret(drive.path)
+    secret = secret_of(drive.path)
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, run, ignore_errors=True)
         for name in (*drive.tenants, ADMIN):
@@ -94,9 +95,11 @@ def serve(drive: ServedDrive, front: Front | None = None) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     private_dir(drive_dir(drive.name).parent)
     with ExitStack() as undo:
+        folder = None
         if drive.path:
-            undo.callback(take(drive.spec, private_dir(drive.path)).close)
-        firmware, lock = open_firmware(drive), threading.Lock()
+            folder = DriveFolder(drive.spec, private_dir(drive.path), durability=drive.durability)
+            undo.callback(folder.close)
+        firmware, lock = open_firmware(drive, folder), threading.Lock()
         with open_windows(drive, firmware, lock):
             if front:
                 front(drive, firmware, lock)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,21 +112,21 @@ class Subject:
         dense: torch.Tensor | None,
     ) -> Turn:
         csd.use(contender.method, Compression(c, self.plan.convention))
-        before = len(csd.driver.traffic.steps)
+        total = csd.driver.traffic.total
+        before = replace(total)
         if dense is not None:
             counts = _likelihoods(_force(prefilled, samples), dense, samples, self.tokenizer)
         else:
             counts = _scores(_generate(prefilled, samples, self.tokenizer, self.plan.task), samples, self.plan.task)
-        steps = csd.driver.traffic.steps[before:]
         return Turn(
             batch=number,
             method=contender.name,
             compression=c,
             samples=counts,
             groups=[sample.group for sample in samples],
-            useful_bytes=sum(step.flash.useful_bytes for step in steps),
-            fetched_bytes=sum(step.flash.fetched_bytes for step in steps),
-            dense_bytes=sum(step.plain_offload_bytes for step in steps),
+            useful_bytes=total.flash.useful_bytes - before.flash.useful_bytes,
+            fetched_bytes=total.flash.fetched_bytes - before.flash.fetched_bytes,
+            dense_bytes=total.plain_offload_bytes - before.plain_offload_bytes,
         )
 
 

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from csd_spec import DriveSpec, Geometry, KvLayout
 from csd_spec.arrays import F16, U8
-from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.view import BANK_SHIFT, UNMAPPED
+from eval.bench.random_host import DRIVE, LOGICAL_PAGES, RandomHost, State
 from eval.experiment import Outcome, flat
-from ftl import Ftl, FtlError, Nand, OutOfSpace
-from ftl.flash.nand import ERASED, Erase, Operation, Program
+from ftl import Ftl, FtlError, Nand
+from ftl.flash.nand import Erase, Operation, Program
+from ftl.flash.spare import SPARE
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
-
-HEADS, LAYERS, DIM = 2, 2, 16
-State = dict[int, list[tuple[F16, F16]]]  # handle -> (K, V) of each layer
-
-DRIVE: DriveSpec = replace(
-    INSTCSD_ZYNQ7045_8CH,
-    name="crash",
-    dram_bytes=48 << 10,
-    geometry=Geometry(
-        channels=2, dies_per_channel=2, planes_per_die=1, blocks_per_plane=16, pages_per_block=8, page_bytes=512
-    ),
-)
 
 
 @dataclass(slots=True)
@@ -43,18 +30,13 @@ class Trace:
     commits: list[tuple[int, State, U8]]
 
 
-class _Host:
-    """Random verbs on a drive, and the same on arrays."""
+class _Host(RandomHost):
+    """Keeps what each commit holds."""
 
     def __init__(self, seed: int) -> None:
-        self.draw, self.generator = random.Random(seed), np.random.default_rng(seed)
-        self.nand = Nand(DRIVE.geometry)
-        self.trace = Trace([], [])
-        self.nand.log = self.trace.operations.append
-        self.ftl = Ftl(DRIVE, self.nand)
-        self.ftl.blocks.resize(24)
-        self.model: State = {}
-        self.blocks = np.zeros((24, DRIVE.geometry.page_bytes), np.uint8)
+        nand, self.trace = Nand(DRIVE.geometry), Trace([], [])
+        nand.log = self.trace.operations.append
+        super().__init__(seed, nand)
         self.kept: State = {}
         self.ftl.journal.log = self._commit
 
@@ -63,72 +45,6 @@ class _Host:
         self.kept = {handle: layers for handle, layers in self.kept.items() if handle not in freed}
         self.kept |= {handle: list(self.model[handle]) for handle in recorded if handle in self.model}
         self.trace.commits.append((len(self.trace.operations), self.kept, self.blocks.copy()))
-
-    def rows(self, tokens: int) -> F16:
-        return self.generator.standard_normal((tokens, HEADS, DIM)).astype(np.float16)
-
-    def step(self) -> None:
-        """One verb; one that the full drive refuses changes nothing."""
-        verbs = ("create", "append", "append", "append", "decode", "fork", "crop", "free", "relayout", "flush", "write")
-        verb = self.draw.choice(verbs) if self.model else "create"
-        if len(self.model) >= 6:
-            verb = "free"
-        try:
-            getattr(self, f"_{verb}")()
-        except OutOfSpace:
-            if self.model:
-                self._free()
-
-    def _any(self) -> int:
-        return self.draw.choice(sorted(self.model))
-
-    def _create(self) -> None:
-        m, bits = self.draw.choice([(2, 16), (4, 16), (8, 16), (8, 8), (DIM, 4)])
-        layout = KvLayout(page_bytes=DRIVE.geometry.page_bytes, head_dim=DIM, m=m, bits=bits)
-        (handle,) = self.ftl.create(1, LAYERS, HEADS, layout)
-        self.model[handle] = [(self.rows(0), self.rows(0)) for _ in range(LAYERS)]
-
-    def _append(self, tokens: int | None = None) -> None:
-        handle, tokens = self._any(), tokens or self.draw.choice([7, 40, 90])
-        for layer in range(LAYERS):
-            k, v = self.rows(tokens), self.rows(tokens)
-            self.ftl.append([handle], layer, np.array([tokens]), k, v, 0)
-            old = self.model[handle][layer]
-            self.model[handle][layer] = np.concatenate([old[0], k]), np.concatenate([old[1], v])
-
-    def _decode(self) -> None:
-        for _ in range(20):
-            self._append(1)
-
-    def _fork(self) -> None:
-        handle = self._any()
-        child = self.ftl.fork(handle)
-        self.model[child] = list(self.model[handle])
-
-    def _crop(self) -> None:
-        handle = self._any()
-        for layer in range(LAYERS):
-            length = int(len(self.model[handle][layer][0]) * self.draw.random())
-            self.ftl.crop(handle, layer, length, 0)
-            k, v = self.model[handle][layer]
-            self.model[handle][layer] = k[:length], v[:length]
-
-    def _free(self) -> None:
-        handle = self._any()
-        self.ftl.free([handle], 0)
-        del self.model[handle]
-
-    def _relayout(self) -> None:
-        self.ftl.relayout(self._any(), self.draw.choice([2, 4, 8]), 0)
-
-    def _flush(self) -> None:
-        self.ftl.flush(0)
-
-    def _write(self) -> None:
-        lpns = np.array(self.draw.sample(range(24), 3))
-        data = self.generator.integers(0, 255, (3, DRIVE.geometry.page_bytes), dtype=np.uint8)
-        self.ftl.blocks.write(lpns, data, 0)
-        self.blocks[lpns] = data
 
 
 def record(seed: int, operations: int) -> Trace:
@@ -142,29 +58,28 @@ def record(seed: int, operations: int) -> Trace:
 def _apply(nand: Nand, operation: Operation) -> None:
     if isinstance(operation, Erase):
         pages = nand.pages_of(operation.block)
-        nand.content[pages], nand.write_numbers[pages], nand.tags[pages] = ERASED, 0, 0
+        nand.content[pages], nand.spare[pages] = 0, 0
         nand.erase_count[operation.block] += 1
         return
-    at = operation.ppn
-    nand.content[at], nand.tags[at] = operation.page, operation.tag
-    nand.write_numbers[at], nand.checksums[at] = operation.write_number, operation.checksum
+    nand.content[operation.ppn], nand.spare[operation.ppn] = operation.page, operation.spare
 
 
 def _tear(nand: Nand, operation: Operation, generator: np.random.Generator) -> Callable[[], None]:
     """Leave an operation half done, in one of the ways in which that can happen; returns what undoes it."""
     pages = np.array([operation.ppn]) if isinstance(operation, Program) else nand.pages_of(operation.block)
-    arrays: list[NDArray[Any]] = [nand.content, nand.tags, nand.write_numbers, nand.checksums]
+    arrays: list[NDArray[Any]] = [nand.content, nand.spare]
     before = [array[pages].copy() for array in arrays]
     if isinstance(operation, Program):
-        spare = generator.random() < 0.5  # the spare area may be whole while the data is not
-        cut = int(generator.integers(1, operation.page.size))
-        if spare:
+        cut, spare = int(generator.integers(1, operation.page.size)), generator.random()
+        if spare < 0.5:  # the spare area may be whole while the data is not
             _apply(nand, operation)
+        elif spare < 0.75:
+            nand.spare[operation.ppn : operation.ppn + 1].view(np.uint8)[:] = generator.integers(0, 255, SPARE.itemsize)
         nand.content[operation.ppn, :cut] = operation.page[:cut]
         nand.content[operation.ppn, cut:] = generator.integers(0, 255, operation.page.size - cut)
     else:
         gone = pages[generator.random(pages.size) < 0.5]
-        nand.content[gone], nand.write_numbers[gone], nand.tags[gone] = ERASED, 0, 0
+        nand.content[gone], nand.spare[gone] = 0, 0
 
     def undo() -> None:
         for array, old in zip(arrays, before, strict=True):
@@ -243,7 +158,7 @@ def _sweep(seed: int, operations: int, share: float, tick: Tick) -> Counter[str]
     trace, total = record(seed, operations), Counter[str]()
     generator = np.random.default_rng(seed)
     nand, commit = Nand(DRIVE.geometry), 0
-    empty: tuple[State, U8] = ({}, np.zeros((24, DRIVE.geometry.page_bytes), np.uint8))
+    empty: tuple[State, U8] = ({}, np.zeros((LOGICAL_PAGES, DRIVE.geometry.page_bytes), np.uint8))
     for number in range(len(trace.operations) + 1):
         while commit < len(trace.commits) and trace.commits[commit][0] <= number:
             commit += 1

@@ -16,7 +16,7 @@ from ftl.flash.wear import cold_blocks
 class Journal(Protocol):
     """What must be known before a block is erased."""
 
-    writer: Writer
+    writers: tuple[Writer, ...]
 
     def record(self, start_ns: int, everything: bool) -> int:
         """Record all that changed, or only what invalidated pages; returns when that is in flash."""
@@ -78,7 +78,7 @@ class Collector:
     def _level(self, block: int, start_ns: int) -> bool:
         """Move the data out of a block that is worn too little; False where there is no room for it."""
         placement = self.store.placement
-        for writer in (self.journal.writer, self.writer, self.cold_writer):
+        for writer in (*self.journal.writers, self.writer, self.cold_writer):
             if block in writer.blocks:
                 placement.close(writer)
         if block not in placement.open:

@@ -1,11 +1,9 @@
-"""Large arrays that cost memory only where they are written, on anonymous memory or on a file."""
+"""Large arrays that cost memory only where they are written."""
 
 from __future__ import annotations
 
 import math
 import mmap
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,38 +12,29 @@ from numpy.typing import DTypeLike, NDArray
 _MAP_NORESERVE = 0x4000  # Linux; Python's mmap module names it from 3.13
 
 
-def lazy_zeros(
-    shape: tuple[int, ...], dtype: DTypeLike, path: Path | None = None, private: bool = False
-) -> NDArray[Any]:
-    """A zeroed array on pages that the kernel supplies at first touch: a 2 TB drive fits a laptop.
+def lazy_memory(size: int) -> mmap.mmap:
+    """Zeroed memory on pages that the kernel supplies at first touch: a 2 TB drive fits a laptop."""
+    memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    memory.madvise(mmap.MADV_HUGEPAGE)  # what is read page by page would wait for a page walk each time
+    return memory
 
-    With `path` the array is that (sparse) file's content, zeroed only where the file is new; `private`: what is
-    written to it stays in memory, and no file is made.
-    """
-    size = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
-    if path is None or (private and not path.exists()):
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-        memory.madvise(mmap.MADV_HUGEPAGE)  # what is read page by page would wait for a page walk each time
-    else:
-        mode = "rb" if private else "r+b" if path.exists() else "w+b"
-        with path.open(mode) as file:
-            if not private:
-                file.truncate(size)
-            flags = mmap.MAP_PRIVATE | _MAP_NORESERVE if private else mmap.MAP_SHARED
-            memory = mmap.mmap(file.fileno(), size, flags=flags)
+
+def as_array(memory: mmap.mmap, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Memory as an array."""
     return np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape)
 
 
-def data_ranges(path: Path) -> list[tuple[int, int]]:
-    """Byte ranges [first, end) of a sparse file that were ever written; the holes between them read as zeros."""
-    ranges, end = [], 0
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        while end < size:
-            try:
-                first = os.lseek(file.fileno(), end, os.SEEK_DATA)
-            except OSError:  # nothing but a hole up to the end
-                break
-            end = os.lseek(file.fileno(), first, os.SEEK_HOLE)
-            ranges.append((first, end))
-    return ranges
+def lazy_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """A zeroed array on such memory."""
+    return as_array(lazy_memory(math.prod(shape) * np.dtype(dtype).itemsize), shape, dtype)
+
+
+def release(memory: mmap.mmap, first: int, size: int) -> None:
+    """Let bytes read as zeros, and give back the kernel's pages that lie in them whole."""
+    begin, end = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, (first + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin >= end:
+        memory[first : first + size] = bytes(size)
+        return
+    memory[first:begin] = bytes(begin - first)
+    memory[end : first + size] = bytes(first + size - end)
+    memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from csd_io.folder import Folder
 from csd_spec import Geometry
 from csd_spec.arrays import I32, I64, U8, U32, U64
-from ftl.errors import NandRuleError
+from ftl.errors import MediumFailed, NandRuleError
 from ftl.flash.faults import FaultPlan
-from ftl.flash.memory import data_ranges, lazy_zeros
-
-ERASED = 0xFF  # an erased cell reads as ones; as FP16 that is a NaN
+from ftl.flash.files import NandFiles, correct_entries, one_bit, runs
+from ftl.flash.memory import as_array, lazy_memory, lazy_zeros, release
+from ftl.flash.spare import SPARE, Spare, correct_page, correct_spare, made, matches, rows, unsealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,7 @@ class Program:
 
     ppn: int
     page: U8
-    tag: int
-    write_number: int
-    checksum: int
+    spare: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +63,31 @@ def _first_unwritten(ppns, next_page, lanes, pages_per_block):  # type: ignore[n
     return -1
 
 
+@dataclass(slots=True)
+class Damage:
+    """What reading an array has found wrong.
+
+    corrected: how many pages, spare areas and blocks' entries had one wrong bit. pages: those that are not what their
+    spare areas say. spares: pages with spare areas that say nothing any more; blocks: those with such entries. files:
+    those that are missing or have another size.
+    """
+
+    corrected: int = 0
+    pages: set[int] = field(default_factory=set)
+    spares: set[int] = field(default_factory=set)
+    files: list[str] = field(default_factory=list)
+    blocks: set[int] = field(default_factory=set)
+
+
 class Nand:
     """Pages that are programmed once and in order within their block, and erased by block.
 
-    The spare area of a page holds a logical tag, the number of the write that filled it (from 1; 0 is erased) and a
-    CRC-32 of its content; a block's erase count survives in its spare areas too. Everything else is the
-    controller's knowledge and lost with its power.
+    The spare area of a page holds a logical tag, the number of the write that filled it (from 1; 0 is erased) and
+    what its bits must be (`ftl.flash.spare`). Everything else is the controller's knowledge and lost with its power.
 
     payload=False keeps tags only: time and wear of drives whose content would not fit this machine.
-    path: a folder whose files hold the array; one that exists is opened as it was left. private: the files are
-    only read, changes stay in memory.
+    folder: where the array's files are; they are read at once, and written as the array is. private: they are only
+    read, as far as they are there, and changes stay in memory.
     """
 
     def __init__(
@@ -82,67 +95,151 @@ class Nand:
         geometry: Geometry,
         faults: FaultPlan | None = None,
         payload: bool = True,
-        path: Path | None = None,
+        folder: Folder | None = None,
         private: bool = False,
     ) -> None:
+        """Raises ValueError for files of another size, OSError for what cannot be read."""
         self.geometry, self.faults, self.payload = geometry, faults or FaultPlan(), payload
-        if path is not None:
-            path.mkdir(parents=True, exist_ok=True)
-
-        def array(name: str, shape: tuple[int, ...], dtype: type) -> Any:
-            return lazy_zeros(shape, dtype, path / f"{name}.bin" if path else None, private)
-
         pages = geometry.pages
-        self.content: U8 = array("content", (pages if payload else 1, geometry.page_bytes), np.uint8)
-        self.tags: U64 = array("tags", (pages,), np.uint64)
-        self.write_numbers: U64 = array("write_numbers", (pages if payload else 1,), np.uint64)
-        self.checksums: U32 = array("checksums", (pages if payload else 1,), np.uint32)
-        self.erase_count: I32 = array("erase_count", (geometry.blocks,), np.int32)
-        self.bad: U8 = array("bad_blocks", (geometry.blocks,), np.uint8)
+        stored = pages if payload else 1
+        self._memory = lazy_memory(stored * geometry.page_bytes)
+        self.content: U8 = as_array(self._memory, (stored, geometry.page_bytes), np.uint8)
+        self.spare: Spare = lazy_zeros((pages if payload else 0,), SPARE)
+        self.tags: U64 = self.spare["tag"] if payload else lazy_zeros((pages,), np.uint64)
+        self.write_numbers: U64 = self.spare["write_number"]
+        self.erase_count: I32 = lazy_zeros((geometry.blocks,), np.int32)
+        self.bad: U8 = lazy_zeros((geometry.blocks,), np.uint8)
+        self.next_page: I32 = lazy_zeros((geometry.blocks,), np.int32)
         self.log: Callable[[Operation], None] | None = None  # told of everything that changes the array
+        self.damage, self.writes = Damage(), 0
+        self.failed = ""  # why nothing can be written any more
+        self._erased: list[int] = []  # blocks whose memory is still to be given back
+        self._unsynced = False
         self._generator = np.random.default_rng(self.faults.seed)
+        self._files: NandFiles | None = None
+        if folder is not None:
+            self._load(NandFiles(folder, geometry, remains=private), private)
         if self.faults.factory_bad and not self.bad.any():
             self.bad[self._generator.random(geometry.blocks) < self.faults.factory_bad] = 1
-        self.next_page: I32 = lazy_zeros((geometry.blocks,), np.int32)
+
+    def _load(self, files: NandFiles, private: bool) -> None:
+        self.damage.files += files.wrong
+        entries = files.read_blocks()
+        fixed, lost = correct_entries(entries)
+        self.damage.blocks.update(lost)
+        entries["bad"][lost] = 0
+        entries["erases"][lost] = 0
+        superblocks = files.read_spares(self.spare)
+        self.erase_count[:], self.bad[:] = entries["erases"], entries["bad"] != 0
+        areas = self._read_spares(superblocks)
+        ppns = np.sort(self.programmed())
+        files.read_content(self.content, ppns)
+        wrong = self._check_content(ppns)
+        self.damage.corrected = len(fixed) + areas.size + wrong.size
+        if not private:
+            self._files = files
+            for block in (*fixed, *lost):
+                self._write_block(block)
+            for some in (areas, wrong):
+                self._write(some, self.content[some])
+
+    def power_on(self) -> None:
+        """Learn from the spare areas what a controller knows: what is programmed, and which of it is damaged."""
+        self.damage = Damage(corrected=self._read_spares(range(self.geometry.blocks_per_plane)).size)
+        self.damage.corrected += self._check_content(self.programmed()).size
+
+    def _read_spares(self, superblocks: Iterable[int]) -> U32:
+        """Learn what is programmed in these superblocks; returns pages whose spare areas were corrected."""
+        g, fixed = self.geometry, list[int]()
         self.writes = 0
-        if path is not None and (path / "content.bin").exists():
-            self.power_on(self._written_superblocks(path))
+        for superblock in superblocks:
+            first = superblock * g.superblock_pages
+            spare = self.spare[first : first + g.superblock_pages]
+            there = np.flatnonzero(rows(spare).any(axis=1))
+            for i in there[unsealed(spare[there])].tolist() if there.size else ():
+                if one_bit(rows(spare)[i]):
+                    rows(spare)[i] = 0
+                elif not correct_spare(spare, i):
+                    spare[i] = 0
+                    self.damage.spares.add(first + i)
+                    continue
+                fixed.append(first + i)
+            lives = self.erase_count[superblock * g.lanes : (superblock + 1) * g.lanes]
+            of_pages = spare["life"].reshape(g.pages_per_block, g.lanes)
+            lives[:] = np.maximum(lives, of_pages.max(0))  # where the count is lost, the last pages have it
+            written = (spare["write_number"] > 0).reshape(g.pages_per_block, g.lanes) & (of_pages == lives)
+            spare[~written.reshape(-1)] = 0
+            used = written.copy()
+            for ppn in self.damage.spares:
+                if first <= ppn < first + g.superblock_pages:
+                    used.reshape(-1)[ppn - first] = True
+            count = np.where(used.any(0), g.pages_per_block - used[::-1].argmax(0), 0)
+            self.next_page[superblock * g.lanes : (superblock + 1) * g.lanes] = count
+            self.writes = max(self.writes, int(spare["write_number"].max()))
+        return np.array(sorted(fixed), np.uint32)
 
-    def _written_superblocks(self, path: Path) -> list[int]:
-        """Those that some page was ever written to: of a large drive's file most is a hole."""
-        size = self.geometry.superblock_pages * self.geometry.page_bytes
-        found = {sb for first, end in data_ranges(path / "content.bin") for sb in range(first // size, -(-end // size))}
-        return sorted(found)
+    def _check_content(self, ppns: U32) -> U32:
+        """Find damaged ones of programmed pages; returns those that were corrected."""
+        fixed = []
+        for ppn in ppns.tolist():
+            page, spare = self.content[ppn], self.spare[ppn]
+            if not spare["write_number"]:
+                self.damage.pages.add(ppn)
+            elif not matches(page, spare):
+                if correct_page(page, spare):
+                    fixed.append(ppn)
+                else:
+                    self.damage.pages.add(ppn)
+        return np.array(fixed, np.uint32)
 
-    def power_on(self, superblocks: Iterable[int] | None = None) -> None:
-        """Learn from the spare areas, of these superblocks or of all, what a controller knows: what is programmed."""
-        g = self.geometry
-        self.writes = 0
-        for superblock in range(g.blocks_per_plane) if superblocks is None else superblocks:
-            rows = slice(superblock * g.superblock_pages, (superblock + 1) * g.superblock_pages)
-            numbers = self.write_numbers[rows].reshape(g.pages_per_block, g.lanes)
-            content = self.content[rows].reshape(g.pages_per_block, g.lanes, -1)
-            written = numbers > 0
-            used = np.where(written.any(0), g.pages_per_block - written[::-1].argmax(0), 0)
-            # A program that was cut short may have left data but no spare area: that page is used up too
-            open_ = np.flatnonzero(used < g.pages_per_block)
-            after = content[used[open_], open_]
-            used[open_] += ((after != 0) & (after != ERASED)).any(axis=1)
-            self.next_page[superblock * g.lanes : (superblock + 1) * g.lanes] = used
-            self.writes = max(self.writes, int(numbers.max()))
-
-    def copy(self, path: Path | None = None) -> Nand:
+    def copy(self, folder: Folder | None = None) -> Nand:
         """An array of its own with the same content and wear, in memory or in a new folder."""
-        if path is not None and path.exists() and any(path.iterdir()):
-            raise FileExistsError(f"{path} is not empty")
-        other, pages = Nand(self.geometry, self.faults, self.payload, path), self.programmed()
-        for name in ("content", "tags", "write_numbers", "checksums") if self.payload else ("tags",):
-            for some in np.array_split(pages, 1 + pages.size // 4096):
-                getattr(other, name)[some] = getattr(self, name)[some]
+        if folder is not None:
+            NandFiles.make(folder, self.geometry)
+        other, pages = Nand(self.geometry, self.faults, self.payload, folder), self.programmed()
         for name in ("erase_count", "bad", "next_page"):
             getattr(other, name)[:] = getattr(self, name)
+        for block in np.flatnonzero((self.erase_count > 0) | (self.bad > 0)).tolist():
+            other._write_block(block)
+        for some in np.array_split(pages, 1 + pages.size // 4096):
+            if self.payload:
+                other.content[some], other.spare[some] = self.content[some], self.spare[some]
+                other._write(some, self.content[some])
+            else:
+                other.tags[some] = self.tags[some]
         other.writes = self.writes
+        other.sync()
         return other
+
+    def _write(self, ppns: U32, pages: U8) -> None:
+        """Write pages and their spare areas to the files, if there are any."""
+        if self._files:
+            with self._medium():
+                self._files.write_pages(ppns, pages, self.spare[ppns])
+
+    def _write_block(self, block: int) -> None:
+        if self._files:
+            with self._medium():
+                self._files.write_block(block, int(self.erase_count[block]), int(self.bad[block]))
+
+    @contextmanager
+    def _medium(self) -> Iterator[None]:
+        """What fails in the block is the end of all writing; raises MediumFailed."""
+        if self.failed:
+            raise MediumFailed(self.failed)
+        self._unsynced = True
+        try:
+            yield
+        except OSError as error:
+            self.failed = f"{error.filename or 'the drive'}: {error.strerror or error}; what was flushed is safe"
+            raise MediumFailed(self.failed) from error
+
+    def sync(self) -> None:
+        """Return when everything that was programmed and erased is durable; raises MediumFailed."""
+        if self._files and self._unsynced:
+            with self._medium():
+                self._files.folder.sync()
+            self._unsynced = False
 
     def block_of(self, ppns: U32) -> I64:
         """Block numbers (superblock * lanes + lane) of pages."""
@@ -178,20 +275,23 @@ class Nand:
             raise NandRuleError(f"page {ppns[bad]} programmed twice or out of order")
         if good < ppns.size:
             self.bad[self.block_of(ppns[good : good + 1])] = 1
+            self._write_block(int(self.block_of(ppns[good : good + 1])[0]))
             ppns, tags = ppns[:good], tags[:good]
             data = None if data is None else data[:good]
             write_numbers = None if write_numbers is None else write_numbers[:good]
-        self.tags[ppns] = tags
         if self.payload:
             assert data is not None
             if write_numbers is None:
                 write_numbers = np.arange(self.writes + 1, self.writes + 1 + good, dtype=np.uint64)
-            sums = np.array([zlib.crc32(page) for page in data], np.uint32)
-            self.content[ppns], self.write_numbers[ppns], self.checksums[ppns] = data, write_numbers, sums
+            self._give_back()
+            spare = made(data, tags, write_numbers, self.erase_count[self.block_of(ppns)])
+            self.content[ppns], self.spare[ppns] = data, spare
+            self._write(ppns, data)
             if self.log:
                 for i in range(good):
-                    spare = int(tags[i]), int(write_numbers[i]), int(sums[i])
-                    self.log(Program(int(ppns[i]), data[i].copy(), *spare))
+                    self.log(Program(int(ppns[i]), data[i].copy(), spare[i].copy()))
+        else:
+            self.tags[ppns] = tags
         self.writes += good
         return good
 
@@ -203,9 +303,10 @@ class Nand:
             raise NandRuleError(f"page {ppns[bad]} read before it was programmed")
 
     def intact(self, ppns: U32) -> NDArray[np.bool_]:
-        """Where the content of a page matches the checksum in its spare area, (N,)."""
-        sums = np.array([zlib.crc32(self.content[ppn]) for ppn in ppns], np.uint32)
-        good: NDArray[np.bool_] = (sums == self.checksums[ppns]) & (self.write_numbers[ppns] > 0)
+        """Where the content of a page was found to be what its spare area says, (N,)."""
+        good: NDArray[np.bool_] = self.write_numbers[ppns] > 0
+        if self.damage.pages:
+            good &= ~np.isin(ppns, list(self.damage.pages))
         return good
 
     def bit_errors(self, ppns: U32) -> I64:
@@ -216,16 +317,42 @@ class Nand:
         return self.faults.worst_codewords(self._generator, erases, self.geometry.page_bytes)
 
     def erase(self, block: int) -> bool:
-        """Erase a block; False when that failed and the block is bad from now on."""
+        """Erase a block; False when that failed and the block is bad from now on. It never overtakes a program."""
+        self.sync()
         if self.log:
             self.log(Erase(block))
         pages = self.pages_of(block)[: self.next_page[block]]
-        if self.payload:
-            self.content[pages] = ERASED
-            self.write_numbers[pages] = 0
         self.tags[pages] = 0
+        if self.payload:
+            self.spare[pages] = 0
+            self._erased.append(block)
+            self.damage.pages.difference_update(pages.tolist())
+            self.damage.spares.difference_update(pages.tolist())
         self.next_page[block] = 0
         self.erase_count[block] += 1
         if self.faults.erase_fail and self._generator.random() < self.faults.erase_fail:
             self.bad[block] = 1
+        self._write_block(block)
         return not self.bad[block]
+
+    def _give_back(self) -> None:
+        """Give back the memory and the disk space of erased blocks, of neighbours at once."""
+        if not self._erased:
+            return
+        self.sync()  # where a block was not erased after all, its pages are there
+        g, blocks = self.geometry, np.array(sorted(self._erased))
+        self._erased.clear()
+        for run in runs(blocks):
+            for superblock in np.unique(blocks[run] // g.lanes).tolist():
+                lanes = blocks[run][blocks[run] // g.lanes == superblock] % g.lanes
+                whole = lanes.size == g.lanes
+                for page in range(1 if whole else g.pages_per_block):
+                    first = (superblock * g.pages_per_block + page) * g.lanes + int(lanes[0])
+                    self._discard(first, g.superblock_pages if whole else lanes.size)
+
+    def _discard(self, first: int, count: int) -> None:
+        size = self.geometry.page_bytes
+        release(self._memory, first * size, count * size)
+        if self._files:
+            with self._medium():
+                self._files.discard(first, count)

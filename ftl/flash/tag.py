@@ -3,7 +3,7 @@
 | kind (5 bits) | the other 59 |
 |---|---|
 | groups of K and V: every kind but the next two | owner 17, layer 8, stream 14, group 20 |
-| JOURNAL | record 29, page of it 15, pages of it 15 |
+| JOURNAL | second place 1, record 28, page of it 15, pages of it 15 |
 | BLOCK | logical page 32 |
 
 A tag of a group is written once: an owner never programs the same group of a layer twice, so every intact page with a
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from csd_spec.arrays import I64, U64
 
 KINDS, MAX_OWNERS, MAX_LAYERS, MAX_STREAMS, MAX_GROUPS = 1 << 5, 1 << 17, 1 << 8, 1 << 14, 1 << 20
-MAX_RECORDS, MAX_RECORD_PAGES, MAX_LOGICAL_PAGES = 1 << 29, 1 << 15, 1 << 32
+MAX_RECORDS, MAX_RECORD_PAGES, MAX_LOGICAL_PAGES = 1 << 28, 1 << 15, 1 << 32
 _KIND, _OWNER, _LAYER, _STREAM, _GROUP = 59, 42, 34, 20, 0  # first bit of each
-_RECORD, _RECORD_PAGE = 30, 15
+_PLACE, _RECORD, _RECORD_PAGE = 58, 30, 15
 
 
 class Kind(IntEnum):
@@ -73,17 +73,18 @@ def is_group(tags: U64) -> NDArray[np.bool_]:
     return groups
 
 
-def record_tags(number: int, index: I64, count: int) -> U64:
-    """Tags of pages `index` of a journal record of `count` pages; record numbers go round."""
-    head = np.uint64(int(Kind.JOURNAL) << _KIND | number % MAX_RECORDS << _RECORD | count)
+def record_tags(number: int, place: int, count: int) -> U64:
+    """Tags of the `count` pages of a journal record in one of its two places; record numbers go round."""
+    index = np.arange(count)
+    head = np.uint64(int(Kind.JOURNAL) << _KIND | place << _PLACE | number % MAX_RECORDS << _RECORD | count)
     tags: U64 = head | index.astype(np.uint64) << np.uint64(_RECORD_PAGE)
     return tags
 
 
-def record_fields(tags: U64) -> tuple[I64, I64, I64]:
-    """Record number, page of it, and pages of it."""
-    pages = MAX_RECORD_PAGES
-    return _field(tags, _RECORD, MAX_RECORDS), _field(tags, _RECORD_PAGE, pages), _field(tags, 0, pages)
+def record_fields(tags: U64) -> tuple[I64, I64, I64, I64]:
+    """Record number, place, page of it, and pages of it."""
+    number, pages = _field(tags, _RECORD, MAX_RECORDS), MAX_RECORD_PAGES
+    return number, _field(tags, _PLACE, 2), _field(tags, _RECORD_PAGE, pages), _field(tags, 0, pages)
 
 
 def block_tags(lpns: I64) -> U64:

@@ -124,9 +124,9 @@ class KvMap(Referrer):
         return [mapped for handle in handles for mapped in self.sequences[handle].maps.values()]
 
     def checkpoint_pages(self) -> int:
-        """Of each unfinished group of K and V at most a page is recorded."""
+        """Of each unfinished group of K and V at most a page is recorded, in two places."""
         rows = sum(2 * seq.heads * int((seq.lengths > 0).sum()) for seq in self.sequences.values())
-        return -(-rows * 3 // 4)
+        return 2 * -(-rows * 3 // 4)
 
     def lose(self, tags: U64) -> list[int]:
         """Mark the sequences that hold these pages as failed."""

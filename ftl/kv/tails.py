@@ -8,7 +8,6 @@ from csd_spec.arrays import I64, U8, U16
 from csd_spec.view import UNMAPPED, dram_slots, in_flash
 from ftl.errors import OutOfSpace
 from ftl.flash.memory import lazy_zeros
-from ftl.flash.nand import ERASED
 from ftl.kv.layouts import GroupMap
 from ftl.kv.sequence import Sequence
 
@@ -107,6 +106,6 @@ class Tails:
         if rows is not None:
             position, buffers = (length + tokens) % mapped.per_group, mapped.buffers[layer]
             if begins:
-                self.buffers.content[buffers] = ERASED  # what flash would read
+                self.buffers.content[buffers] = 0xFF  # as FP16 a NaN: nobody reads it by mistake
                 rows = rows[rows.shape[0] - position :]
             mapped.fill(self.content, buffers, position - rows.shape[0], rows)

@@ -69,8 +69,12 @@ def _attend(
 ) -> torch.Tensor:
     """Attention output (B, new tokens, q_heads, d); the new k and v end up in the drives."""
     cache, (batch, _, new, _) = layer.cache, key.shape
+    if cache.pending is not layer:
+        raise Unsupported(f"{type(module).__name__} attends twice to what it caches once, which drives do not do")
     cache.pending = None
     past = layer.length
+    if mask is not None and mask.shape[-1] > past + new:
+        mask = mask[..., : past + new]  # of a cache of fixed size it is as long as that
     admitted = cache.admit(mask, batch, past, new)
     if past and new == 1:
         d = query.shape[-1]

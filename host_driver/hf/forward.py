@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 
 from host_driver.driver import Driver
 from host_driver.hf.attention import register
-from host_driver.hf.cache import IMPLEMENTATION, CsdCache
+from host_driver.hf.cache import IMPLEMENTATION, CsdCache, behind
 from host_driver.hf.shape import Unsupported
 from host_driver.turnstile import TurnBroken
 
@@ -25,7 +25,14 @@ from host_driver.turnstile import TurnBroken
 def check_free(model: PreTrainedModel) -> None:
     """Raise Unsupported for a model that attends in drives already."""
     if model.config._attn_implementation == IMPLEMENTATION:
-        raise Unsupported("this model is attached to drives already")
+        if "forward" in vars(model):
+            raise Unsupported("this model is attached to drives already")
+        raise Unsupported(
+            "this model shares its config with one that is attached to drives: load it with a config of its own"
+        )
+    for name, part in model.named_modules():
+        if name and (hasattr(part, "_orig_mod") or part._compiled_call_impl is not None):
+            raise Unsupported(f"{name} is compiled by itself: attach the model before its parts are compiled")
 
 
 @contextmanager
@@ -34,6 +41,7 @@ def in_drives(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Iter
     check_free(model)
     register()
     before, own = model.config._attn_implementation, model.__dict__.get("forward")
+    compiled, model._compiled_call_impl = model._compiled_call_impl, None
     model.set_attn_implementation(IMPLEMENTATION)
     try:
         model.forward = csd_forward(model, driver, mini_batches)
@@ -42,34 +50,44 @@ def in_drives(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Iter
         model.__dict__.pop("forward", None)
         if own is not None:
             model.forward = own
+        model._compiled_call_impl = compiled
         model.set_attn_implementation(before)
 
 
 def csd_forward(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Callable[..., Any]:
-    """`model.forward`, with a `CsdCache` in place of an empty cache; the signature stays as it was."""
-    forward = model.forward
-    signature = inspect.signature(forward)
+    """`model.forward`, with a `CsdCache` in place of an empty cache; the signature stays as it was.
+
+    It is never compiled: what a compiler traces once cannot wait for drives.
+    """
+    signature = inspect.signature(model.forward)
+    forward = torch.compiler.disable(model.forward)
     config = model.config.get_text_config(decoder=True)
     max_tokens = getattr(config, "max_position_embeddings", None) or 4096
+    if any(hasattr(module, "rope_deltas") for module in model.modules()):
+        mini_batches = 1  # the model itself keeps a row for each sequence between forwards
 
-    @functools.wraps(forward)
+    @functools.wraps(model.forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind_partial(*args, **kwargs).arguments
         given |= given.pop("kwargs", {})
-        cache = given.get("past_key_values")
-        use_cache = given.get("use_cache")
-        if cache is None and (config.use_cache if use_cache is None else use_cache):
-            cache = CsdCache(driver, config, max_tokens)
-        elif isinstance(cache, Cache) and not isinstance(cache, CsdCache):
-            if cache.get_seq_length():
-                raise Unsupported("a cache that was filled outside of vcsd.attach cannot move into drives")
-            cache = CsdCache(driver, config, max_tokens)
-        if cache is None:
+        own, use_cache = given.get("past_key_values"), given.get("use_cache")
+        if own is None and not (config.use_cache if use_cache is None else use_cache):
             return forward(**given)
-        given["past_key_values"] = cache
-        return _run(forward, driver, mini_batches, cache, given)
+        cache = behind(own, driver, config, max_tokens)
+        with cache.forward():
+            out = _run(forward, driver, mini_batches, cache, given | {"past_key_values": cache})
+        return _with_cache(out, cache if own is None else own, given)
 
-    return wrapped
+    uncompiled: Callable[..., Any] = torch.compiler.disable(wrapped)
+    return uncompiled
+
+
+def _with_cache(out: Any, cache: Cache, given: dict[str, Any]) -> Any:
+    """A forward's output with the caller's cache in it."""
+    if isinstance(out, tuple):
+        return tuple(cache if isinstance(each, CsdCache) else each for each in out)
+    out["past_key_values"] = cache
+    return out.to_tuple() if given.get("return_dict") is False else out
 
 
 def _run(forward: Callable[..., Any], driver: Driver, mini_batches: int, cache: CsdCache, given: dict[str, Any]) -> Any:
@@ -88,9 +106,7 @@ def _run(forward: Callable[..., Any], driver: Driver, mini_batches: int, cache: 
         parts = [cache.part(mine, mini_batch) for mine, mini_batch in zip(rows, each, strict=True)]
         outs = _side_by_side(forward, given, parts, batch)
         cache.merge(parts)
-    joined = outs[0] if count == 1 else _concatenate(outs)
-    joined["past_key_values"] = cache
-    return joined.to_tuple() if given.get("return_dict") is False else joined
+    return outs[0] if count == 1 else _concatenate(outs)
 
 
 def _side_by_side(
@@ -104,7 +120,7 @@ def _side_by_side(
         failed = True
         try:
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                mine = {name: _rows(value, part.rows, batch) for name, value in given.items()}
+                mine = {name: _rows(name, value, part.rows, batch) for name, value in given.items()}
                 out = forward(**(mine | {"past_key_values": part, "return_dict": True}))
             failed = False
             return out
@@ -121,11 +137,16 @@ def _side_by_side(
     return [future.result() for future in futures]
 
 
-def _rows(value: Any, rows: slice, batch: int) -> Any:
-    """A mini-batch's part of an argument: tensors that begin with the batch dimension are cut, the rest is shared."""
-    if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[0] == batch:
-        return value[rows]
-    return value
+def _rows(name: str, value: Any, rows: slice, batch: int) -> Any:
+    """A mini-batch's part of an argument: tensors that have the batch dimension are cut, the rest is shared.
+
+    That is the first one, but for positions along several axes, (axes, B, S).
+    """
+    if not isinstance(value, torch.Tensor) or value.dim() < 2:
+        return value
+    if name == "position_ids" and value.dim() == 3:
+        return value[:, rows]
+    return value[rows] if value.shape[0] == batch else value
 
 
 def _concatenate(outs: list[ModelOutput]) -> ModelOutput:

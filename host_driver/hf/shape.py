@@ -13,8 +13,10 @@ class Unsupported(ValueError):
 
 def model_shape(model: PreTrainedModel) -> ModelShape:
     """The attention shape of a decoder; raises Unsupported, with the reason, for what drives cannot serve."""
-    config = model.config.get_text_config(decoder=True)
     name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise Unsupported(f"{name} is no model of transformers: give attach a PreTrainedModel")
+    config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
         raise Unsupported(f"{name} is an encoder-decoder: only decoders are served")
     if not model._supports_sdpa or not model._can_set_attn_implementation():

@@ -135,7 +135,13 @@ def subnormal(generator, q, K):
     q *= np.float32(1e-30)
 
 
-@pytest.mark.parametrize("change", [peaked, wide, constant, subnormal])
+def unchosen(generator, q, K):
+    """The second query has nothing in the channels that the first chooses."""
+    q[:, 0, 16:], q[:, 1, :16] = 0, 0
+    q[:, 1] /= 64
+
+
+@pytest.mark.parametrize("change", [peaked, wide, constant, subnormal, unchosen])
 @pytest.mark.parametrize("S", [333, 2048])
 def test_hard_inputs(change, S):
     generator = np.random.default_rng(0)

@@ -5,11 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
+from contextlib import closing
+from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from csd_firmware import InProcessDevice
+from csd_firmware.folder import describe, secret_of
 from csd_link.connect import who_serves
+from csd_spec import Flush, KvRead, Status
 from nvmevirt_config import SHIPPED
 from tests.served import until
 from tests.vcsd_cli.test_main import PROMPT, vcsd
@@ -141,3 +148,44 @@ def test_a_new_description_is_put_in_place_whole(kept, capsys, monkeypatch, tmp_
     monkeypatch.setattr(os, "replace", replace)
     assert vcsd(capsys, monkeypatch, *words)[0] == 0
     assert json.loads((kept / "drive.json").read_text())["timing"]["read_ns"] == 40_000
+
+
+def test_a_folder_of_format_1_is_brought_up_to_date_and_reads_back(tmp_path):
+    """Made by version 1: three sequences, the first cropped, the second freed, the third appended to."""
+    with tarfile.open(Path(__file__).with_name("drive_of_format_1.tar.xz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    draw = np.random.default_rng(25)
+    wanted = {1: [], 2: [], 3: []}
+    for seq, tokens in ((1, 75), (2, 20), (3, 33)):
+        for _ in range(2):
+            wanted[seq].append([draw.integers(-3, 4, (tokens, 2, 16)).astype(np.float16) for _ in range(2)])
+    wanted[1] = [[rows[:61] for rows in layer] for layer in wanted[1]]
+    for layer in wanted[3]:
+        layer[:] = [np.concatenate([rows, draw.integers(-3, 4, (9, 2, 16)).astype(np.float16)]) for rows in layer]
+    for _ in range(2):  # by today's journal too
+        with closing(InProcessDevice.reopen(tmp_path / "drive0")) as device:
+            for seq in (1, 3):
+                for layer in range(2):
+                    done = device.submit(KvRead((seq,), layer), 0).result()
+                    assert done.status is Status.SUCCESS, done.reason
+                    for found, rows in zip(done.data, wanted[seq][layer], strict=True):
+                        np.testing.assert_array_equal(found, rows)
+            assert device.submit(KvRead((2,), 0), 0).result().status is Status.UNKNOWN_SEQUENCE
+            assert device.submit(Flush(), 0).result().status is Status.SUCCESS
+
+
+def test_a_bit_of_a_description_or_of_a_key_is_mended(tmp_path, small_drive):
+    describe(small_drive, tmp_path)
+    text, secret = (tmp_path / "drive.json").read_bytes(), secret_of(tmp_path)
+    (tmp_path / "drive.json").write_bytes(text[:100] + bytes([text[100] ^ 1]) + text[101:])
+    InProcessDevice(small_drive, tmp_path).close()
+    assert (tmp_path / "drive.json").read_bytes() == text
+    (tmp_path / "drive.json").write_bytes(text[:100] + bytes([text[100] ^ 3]) + text[101:])
+    with pytest.raises(ValueError, match=r"no drive in .* drive.json"):
+        InProcessDevice(small_drive, tmp_path)
+    kept = (tmp_path / "secret.bin").read_bytes()
+    (tmp_path / "secret.bin").write_bytes(bytes([kept[0] ^ 1]) + kept[1:])
+    assert secret_of(tmp_path) == secret and (tmp_path / "secret.bin").read_bytes() == kept
+    (tmp_path / "secret.bin").write_bytes(bytes([kept[0] ^ 3]) + kept[1:])
+    with pytest.raises(ValueError, match=r"secret.bin is damaged"):
+        secret_of(tmp_path)

@@ -152,6 +152,44 @@ def test_a_method_that_fails_leaves_nothing_behind(small_drive):
         np.testing.assert_array_equal(bench.attend()[0].data[0], same.attend()[0].data[0])
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e6])
+def test_what_is_no_number_does_not_leave_a_drive(small_drive, bad):
+    def spoiled(step):
+        out = METHODS["dense"](step)
+        out[-1, -1, -1] = bad
+        return out
+
+    bench = Bench(small_drive, [200], methods=METHODS | {"spoiled": spoiled})
+    q, k = half(bench.generator, 1, H, G, D), half(bench.generator, 1, H, D)
+    one = np.array([1])
+    done = bench.firmware.step(Attend(bench.seqs, 1, q, k, k, "spoiled", 4, one, one), 0)
+    assert done.status is Status.INVALID_FIELD
+    assert done.reason.startswith("method spoiled: FloatingPointError: its output holds NaN")
+    assert bench.firmware.ftl.sequence(bench.seqs[0]).lengths.tolist() == [0, 200]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("bits", [16, 4])
+def test_a_query_without_any_of_the_chosen_channels_is_attended(small_drive, method, bits):
+    """The first query of a group chooses all channels; the second has others, the last none at all."""
+    firmware = Firmware(small_drive)
+    generator = np.random.default_rng(0)
+    seqs = tuple(firmware.step(SeqCreate(1, 1, H, D, 2048, bits), 0).data[0].tolist())
+    k, v = half(generator, 300, H, D), half(generator, 300, H, D)
+    assert firmware.step(KvAppend(seqs, 0, np.array([300]), k, v), 0).status is Status.SUCCESS
+    q = np.zeros((1, H, 3, D), np.float16)
+    q[:, :, 0, :4], q[:, :, 1, 4:] = 4, half(generator, 1, H, D - 4) / 16
+    new = half(generator, 2, 1, H, D)
+    done = firmware.step(Attend(seqs, 0, q, *new, method, 4, np.array([40]), np.array([10])), 0)
+    assert done.status is Status.SUCCESS, done.reason
+    assert np.isfinite(done.data[0]).all()
+    if method in ("sparf", "sparq") and bits == 16:
+        for head in range(H):
+            K, V = (np.concatenate([a[:, head], b[:, head]]) for a, b in ((k, new[0]), (v, new[1])))
+            args = [x.astype(np.float64) for x in (q[0, head], K, V)]
+            np.testing.assert_allclose(done.data[0][0, head], reference.sparf(*args, 4, 40, 10)[0], atol=2e-3)
+
+
 def test_a_step_that_loses_data_of_one_sequence_takes_back_the_others_token(small_drive, monkeypatch):
     bench = Bench(small_drive, [200, 100])
     ftl = bench.firmware.ftl

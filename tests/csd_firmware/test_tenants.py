@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from csd_firmware import Firmware
-from csd_firmware.tenants import Handles, Tenant, drive_secret
+from csd_firmware.folder import secret_of
+from csd_firmware.tenants import Handles, Tenant
 from csd_spec import Flush, KvAppend, KvFree, KvRead, SeqCreate, Status
 
 CREATE = SeqCreate(3, 1, 2, 16, 64)
@@ -43,12 +44,12 @@ def test_a_handle_of_another_tenant_is_unknown(small_drive):
 
 def test_handles_outlive_the_process_with_the_secret(small_drive, tmp_path):
     firmware = Firmware(small_drive)
-    handle = Tenant(firmware, drive_secret(tmp_path)).step(CREATE, 0).data[0].tolist()[1]
+    handle = Tenant(firmware, secret_of(tmp_path)).step(CREATE, 0).data[0].tolist()[1]
     firmware.step(Flush(), 0)
-    again = Tenant(Firmware(small_drive, firmware.ftl.nand), drive_secret(tmp_path))
+    again = Tenant(Firmware(small_drive, firmware.ftl.nand), secret_of(tmp_path))
     assert again.step(KvRead((handle,), 0), 0).status is Status.SUCCESS
     assert (tmp_path / "secret.bin").stat().st_mode & 0o777 == 0o600
-    assert drive_secret(None) != drive_secret(None)
+    assert secret_of(None) != secret_of(None)
 
 
 def test_a_number_that_power_loss_took_back_is_not_its_old_tenants(small_drive):

@@ -8,10 +8,12 @@ import zlib
 import numpy as np
 import pytest
 
+from csd_io.folder import DiskFolder
 from csd_spec import KvLayout
 from eval.bench.crash import DRIVE, bench_crash
 from ftl import Ftl, Nand
 from ftl.flash.collect import Collector
+from ftl.flash.files import NandFiles
 
 LAYOUT = KvLayout(page_bytes=512, head_dim=16, m=4)
 
@@ -103,13 +105,15 @@ def test_tokens_lost_with_the_power_never_come_back():
 
 def test_a_drive_on_files_survives_its_process(tmp_path):
     generator = np.random.default_rng(0)
-    ftl = Ftl(DRIVE, Nand(DRIVE.geometry, path=tmp_path))
+    folder = DiskFolder(tmp_path)
+    NandFiles.make(folder, DRIVE.geometry)
+    ftl = Ftl(DRIVE, Nand(DRIVE.geometry, folder=folder))
     (handle,) = ftl.create(1, 1, 2, LAYOUT)
     k = rows(generator, 75)
     ftl.append([handle], 0, np.array([75]), k, k, 0)
     ftl.flush(0)
     del ftl
-    again = Ftl(DRIVE, Nand(DRIVE.geometry, path=tmp_path))
+    again = Ftl(DRIVE, Nand(DRIVE.geometry, folder=DiskFolder(tmp_path)))
     np.testing.assert_array_equal(again.read_back(handle, 0)[0], k)
 
 

@@ -1,8 +1,10 @@
-"""Arrays that cost memory where they are written, in memory and on files."""
+"""Arrays that cost memory where they are written."""
+
+import mmap
 
 import numpy as np
 
-from ftl.flash.memory import data_ranges, lazy_zeros
+from ftl.flash.memory import as_array, lazy_memory, lazy_zeros, release
 
 
 def test_a_large_array_costs_nothing():
@@ -11,20 +13,12 @@ def test_a_large_array_costs_nothing():
     assert array[1 << 39] == 3 and array[0] == 0
 
 
-def test_a_file_keeps_what_was_written(tmp_path):
-    file = tmp_path / "array.bin"
-    lazy_zeros((1 << 20,), np.uint16, file)[70_000] = 5
-    assert file.stat().st_size == 2 << 20
-    assert lazy_zeros((1 << 20,), np.uint16, file)[70_000] == 5
-    (first, end), *others = data_ranges(file)
-    assert not others and first <= 140_000 < end and end - first < 1 << 20
-
-
-def test_a_private_array_leaves_the_file_alone(tmp_path):
-    file = tmp_path / "array.bin"
-    lazy_zeros((100,), np.uint8, file)[:] = 7
-    private = lazy_zeros((100,), np.uint8, file, private=True)
-    private[3] = 1
-    assert lazy_zeros((100,), np.uint8, file)[3] == 7
-    assert not lazy_zeros((10,), np.uint8, tmp_path / "none.bin", private=True).any()
-    assert not (tmp_path / "none.bin").exists()
+def test_what_is_released_reads_as_zeros_and_nothing_else_does():
+    page = mmap.PAGESIZE
+    memory = lazy_memory(8 * page)
+    array = as_array(memory, (8 * page,), np.uint8)
+    for first, size in ((page, 3 * page), (100, 3 * page), (5 * page + 7, 20)):
+        array[:] = 9
+        release(memory, first, size)
+        assert not array[first : first + size].any()
+        assert (array == 0).sum() == size

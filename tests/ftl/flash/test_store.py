@@ -22,6 +22,7 @@ class Table(Referrer):
     def __init__(self, store):
         self.store, self.pages = store, np.full(200, 0xFFFFFFFF, np.uint32)
         self.writer = Writer(store.geometry.channels)
+        self.writers = (self.writer,)
         self.records, self.lost = 0, []
         store.referrers.append(self)
         store.reclaim = Collector(store, self)

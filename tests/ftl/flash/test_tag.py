@@ -27,13 +27,13 @@ def test_groups(kind, owner, layer, streams, groups):
     assert (found_streams == np.arange(streams)[:, None]).all() and (found_groups == np.array(groups)).all()
 
 
-@given(st.integers(0, 1 << 40), st.integers(1, tag.MAX_RECORD_PAGES - 1))
-def test_records(number, count):
-    index = np.array([0, count - 1])
-    tags = tag.record_tags(number, index, count)
-    numbers, pages, counts = tag.record_fields(tags)
+@given(st.integers(0, 1 << 40), st.integers(0, 1), st.integers(1, tag.MAX_RECORD_PAGES - 1))
+def test_records(number, place, count):
+    tags = tag.record_tags(number, place, count)
+    numbers, places, pages, counts = tag.record_fields(tags)
+    assert (places == place).all()
     assert (tag.kinds(tags) == Kind.JOURNAL).all() and not tag.is_group(tags).any()
-    assert (numbers == number % tag.MAX_RECORDS).all() and (pages == index).all() and (counts == count).all()
+    assert (numbers == number % tag.MAX_RECORDS).all() and (pages == np.arange(count)).all() and (counts == count).all()
 
 
 @given(st.integers(0, tag.MAX_LOGICAL_PAGES - 1))

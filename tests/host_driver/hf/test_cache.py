@@ -1,6 +1,6 @@
 """Real transformers models with their K and V in drives, against the same models with sdpa.
 
-partner of: host_driver/hf/attention.py, host_driver/hf/forward.py, host_driver/hf/shape.py, host_driver/hf/staging.py
+partner of: host_driver/hf/attention.py, host_driver/hf/shape.py, host_driver/hf/staging.py
 """
 
 import gc
@@ -218,6 +218,14 @@ def test_models_that_cannot_be_served_are_refused_before_anything_changes(make, 
         ({"convention": "bits"}, "convention"),
         ({"mini_batches": 0}, "mini_batches"),
         ({"budget": Fixed(SparFParams(64, 8, 2))}, "r = 64"),
+        ({"drives": "2"}, "drives = '2': must be a whole number, or devices"),
+        ({"drives": True}, "drives = True"),
+        ({"drives": [2]}, "2 is no device"),
+        ({"compression": "8"}, "compression = '8': must be a number"),
+        ({"mini_batches": 1.5}, "mini_batches = 1.5: must be a whole number"),
+        ({"keep": "folder"}, r"keep = 'folder': must be a pathlib\.Path"),
+        ({"restart": "no"}, "restart = 'no': must be True or False"),
+        ({"attention": None}, "attention = None: must be text"),
     ],
 )
 def test_bad_settings_are_refused(options, reason):
@@ -225,6 +233,11 @@ def test_bad_settings_are_refused(options, reason):
     with pytest.raises(ValueError, match=reason), vcsd.attach(model, **options):
         pass
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(Unsupported, match=r"str is no model of transformers"), vcsd.attach("gpt2"):
+        pass
 
 
 def test_beam_search_and_training_are_refused():

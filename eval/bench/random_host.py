@@ -1,0 +1,102 @@
+"""A host that gives a drive random verbs, and does the same to plain arrays."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+
+from csd_spec import DriveSpec, Geometry, KvLayout
+from csd_spec.arrays import F16
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from ftl import Ftl, Nand, OutOfSpace
+
+HEADS, LAYERS, DIM, LOGICAL_PAGES = 2, 2, 16, 24
+State = dict[int, list[tuple[F16, F16]]]  # handle -> (K, V) of each layer
+
+DRIVE: DriveSpec = replace(
+    INSTCSD_ZYNQ7045_8CH,
+    name="crash",
+    dram_bytes=48 << 10,
+    geometry=Geometry(
+        channels=2, dies_per_channel=2, planes_per_die=1, blocks_per_plane=16, pages_per_block=8, page_bytes=512
+    ),
+)
+
+
+class RandomHost:
+    """Random verbs on a drive; `model` and `blocks` are what it has to hold."""
+
+    def __init__(self, seed: int, nand: Nand) -> None:
+        self.draw, self.generator = random.Random(seed), np.random.default_rng(seed)
+        self.ftl = Ftl(DRIVE, nand)
+        self.ftl.blocks.resize(LOGICAL_PAGES)
+        self.model: State = {}
+        self.blocks = np.zeros((LOGICAL_PAGES, DRIVE.geometry.page_bytes), np.uint8)
+
+    def rows(self, tokens: int) -> F16:
+        return self.generator.standard_normal((tokens, HEADS, DIM)).astype(np.float16)
+
+    def step(self) -> None:
+        """One verb; one that the full drive refuses changes nothing."""
+        verbs = ("create", "append", "append", "append", "decode", "fork", "crop", "free", "relayout", "flush", "write")
+        verb = self.draw.choice(verbs) if self.model else "create"
+        if len(self.model) >= 6:
+            verb = "free"
+        try:
+            getattr(self, f"_{verb}")()
+        except OutOfSpace:
+            if self.model:
+                self._free()
+
+    def _any(self) -> int:
+        return self.draw.choice(sorted(self.model))
+
+    def _create(self) -> None:
+        m, bits = self.draw.choice([(2, 16), (4, 16), (8, 16), (8, 8), (DIM, 4)])
+        layout = KvLayout(page_bytes=DRIVE.geometry.page_bytes, head_dim=DIM, m=m, bits=bits)
+        (handle,) = self.ftl.create(1, LAYERS, HEADS, layout)
+        self.model[handle] = [(self.rows(0), self.rows(0)) for _ in range(LAYERS)]
+
+    def _append(self, tokens: int | None = None) -> None:
+        handle, tokens = self._any(), tokens or self.draw.choice([7, 40, 90])
+        for layer in range(LAYERS):
+            k, v = self.rows(tokens), self.rows(tokens)
+            self.ftl.append([handle], layer, np.array([tokens]), k, v, 0)
+            old = self.model[handle][layer]
+            self.model[handle][layer] = np.concatenate([old[0], k]), np.concatenate([old[1], v])
+
+    def _decode(self) -> None:
+        for _ in range(20):
+            self._append(1)
+
+    def _fork(self) -> None:
+        handle = self._any()
+        child = self.ftl.fork(handle)
+        self.model[child] = list(self.model[handle])
+
+    def _crop(self) -> None:
+        handle = self._any()
+        for layer in range(LAYERS):
+            length = int(len(self.model[handle][layer][0]) * self.draw.random())
+            self.ftl.crop(handle, layer, length, 0)
+            k, v = self.model[handle][layer]
+            self.model[handle][layer] = k[:length], v[:length]
+
+    def _free(self) -> None:
+        handle = self._any()
+        self.ftl.free([handle], 0)
+        del self.model[handle]
+
+    def _relayout(self) -> None:
+        self.ftl.relayout(self._any(), self.draw.choice([2, 4, 8]), 0)
+
+    def _flush(self) -> None:
+        self.ftl.flush(0)
+
+    def _write(self) -> None:
+        lpns = np.array(self.draw.sample(range(LOGICAL_PAGES), 3))
+        data = self.generator.integers(0, 255, (3, DRIVE.geometry.page_bytes), dtype=np.uint8)
+        self.ftl.blocks.write(lpns, data, 0)
+        self.blocks[lpns] = data

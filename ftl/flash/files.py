@@ -1,0 +1,189 @@
+"""The files of a NAND array: content, spare areas, and of each block how often it was erased and whether it is bad.
+
+| file | of each | bytes |
+|---|---|---|
+| content.bin | page | page_bytes |
+| spare.bin | page | 32, see `ftl.flash.spare` |
+| blocks.bin | block | 12: erases, bad, a CRC-32 of both |
+
+A page's spare area is written before its content, so that a page of which only a part was written is known by that. A
+block is erased by one write of its entry: pages of an earlier life count no more.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_io.crc import corrected
+from csd_io.folder import File, Folder
+from csd_spec import Geometry
+from csd_spec.arrays import I64, U8, U32
+from ftl.flash.spare import SPARE, Spare, rows
+
+BLOCK = np.dtype([("erases", "<u4"), ("bad", "<u4"), ("seal", "<u4")])
+CONTENT, SPARES, BLOCKS = "content.bin", "spare.bin", "blocks.bin"
+_CHUNK = 1 << 22  # bytes that are read at once
+
+
+def sizes(geometry: Geometry) -> dict[str, int]:
+    """The files of an array, and how many bytes each has."""
+    pages, blocks = geometry.pages, geometry.blocks
+    return {CONTENT: pages * geometry.page_bytes, SPARES: pages * SPARE.itemsize, BLOCKS: blocks * BLOCK.itemsize}
+
+
+def check_sizes(folder: Folder, wanted: dict[str, int]) -> None:
+    """Raise ValueError, with the name, for a file that is missing or has another size."""
+    found = folder.sizes()
+    for name, size in wanted.items():
+        if name not in found:
+            raise ValueError(f"{folder.name}/{name} is missing: vcsd fsck {folder.name} says what is left")
+        if found[name] != size:
+            raise ValueError(
+                f"{folder.name}/{name}: has {found[name]:,} bytes instead of {size:,}: "
+                f"vcsd fsck {folder.name} says what is left"
+            )
+
+
+def runs(numbers: I64) -> list[slice]:
+    """Positions of numbers that follow each other without a gap."""
+    ends = [*(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), numbers.size]
+    return [slice(first, end) for first, end in zip([0, *ends], ends, strict=False) if first < end]
+
+
+def touched(ranges: list[tuple[int, int]], size: int) -> list[int]:
+    """Numbers of the parts of `size` bytes that ranges touch."""
+    return sorted({part for first, end in ranges for part in range(first // size, -(-end // size))})
+
+
+class Remains:
+    """What is left of a file that is missing or has another size: the rest reads as zeros, and nothing is written."""
+
+    def __init__(self, file: File | None, size: int) -> None:
+        self._file, self._size = file, size
+
+    def read(self, offset: int, into: memoryview) -> None:
+        there = into[: max(0, self._size - offset)]
+        if self._file and there:
+            self._file.read(offset, there)
+
+    def written(self) -> list[tuple[int, int]]:
+        return self._file.written() if self._file else []
+
+    def write(self, offset: int, data: object) -> None:
+        raise NotImplementedError
+
+    discard = write
+
+
+class NandFiles:
+    """Reads and writes the files of an array.
+
+    remains: whether files that are missing or of another size are read as far as they go; `wrong` says which.
+    """
+
+    def __init__(self, folder: Folder, geometry: Geometry, remains: bool = False) -> None:
+        """Raises ValueError for files of another size, unless their remains will do."""
+        self.folder, self.geometry = folder, geometry
+        self.wrong: list[str] = []
+        self.content, self.spares, self.blocks = (
+            self._open(name, size, remains) for name, size in sizes(geometry).items()
+        )
+
+    def _open(self, name: str, size: int, remains: bool) -> File:
+        try:
+            check_sizes(self.folder, {name: size})
+            return self.folder.open(name, size)
+        except ValueError as error:
+            if not remains:
+                raise
+            self.wrong.append(str(error))
+            have = self.folder.sizes().get(name)
+            return Remains(None if have is None else self.folder.open(name, size), min(have or 0, size))
+
+    @staticmethod
+    def make(folder: Folder, geometry: Geometry) -> None:
+        """Make the files of an array that was never written to; raises ValueError where there are others."""
+        found, wanted = folder.sizes(), sizes(geometry)
+        check_sizes(folder, {name: size for name, size in wanted.items() if found.get(name)})
+        for name, size in wanted.items():
+            folder.open(name, size)
+
+    def read_blocks(self) -> NDArray[Any]:
+        """Entries of all blocks."""
+        entries = np.zeros(self.geometry.blocks, BLOCK)
+        self._read_written(self.blocks, entries.view(np.uint8))
+        return entries
+
+    def read_spares(self, spare: Spare) -> list[int]:
+        """Fill spare areas (pages,); returns the superblocks that some page was ever written to."""
+        size = self.geometry.superblock_pages * SPARE.itemsize
+        ranges = self._read_written(self.spares, spare.view(np.uint8))
+        return touched(ranges, size)
+
+    def read_content(self, content: U8, ppns: U32) -> None:
+        """Fill pages `ppns`, ascending, of content (pages, page_bytes)."""
+        page = self.geometry.page_bytes
+        for run in runs(ppns.astype(np.int64)):
+            first, end = int(ppns[run][0]), int(ppns[run][-1]) + 1
+            self.content.read(first * page, content[first:end].reshape(-1).data)
+
+    @staticmethod
+    def _read_written(file: File, into: U8) -> list[tuple[int, int]]:
+        ranges = [(first, min(end, into.size)) for first, end in file.written() if first < into.size]
+        for first, end in ranges:
+            for at in range(first, end, _CHUNK):
+                file.read(at, into[at : min(end, at + _CHUNK)].data)
+        return ranges
+
+    def write_pages(self, ppns: U32, pages: U8, spare: Spare) -> None:
+        """Write spare areas (N,) and content (N, page_bytes)."""
+        size, raw = self.geometry.page_bytes, rows(spare)
+        each = runs(ppns.astype(np.int64))
+        for run in each:
+            self.spares.write(int(ppns[run][0]) * SPARE.itemsize, raw[run].reshape(-1).data)
+        for run in each:
+            self.content.write(int(ppns[run][0]) * size, np.ascontiguousarray(pages[run]).reshape(-1).data)
+
+    def write_block(self, block: int, erases: int, bad: int) -> None:
+        """Write a block's entry."""
+        self.blocks.write(block * BLOCK.itemsize, entry(erases, bad).tobytes())
+
+    def discard(self, first: int, count: int) -> None:
+        """Give back the space of pages of erased blocks."""
+        size = self.geometry.page_bytes
+        self.content.discard(first * size, count * size)
+
+
+def one_bit(raw: U8) -> bool:
+    """Whether bytes would all be zero but for one bit."""
+    return int(np.unpackbits(raw).sum()) == 1
+
+
+def entry(erases: int, bad: int) -> NDArray[Any]:
+    """A block's entry."""
+    made = np.zeros(1, BLOCK)
+    made["erases"], made["bad"] = erases, bad
+    made["seal"] = zlib.crc32(made.tobytes()[:8])
+    return made
+
+
+def correct_entries(entries: NDArray[Any]) -> tuple[list[int], list[int]]:
+    """Undo single flipped bits of blocks' entries; returns which were corrected, and which cannot be."""
+    fixed, lost = list[int](), list[int]()
+    raw = entries.view(np.uint8).reshape(-1, BLOCK.itemsize)
+    for i in np.flatnonzero(raw.any(axis=1)).tolist():  # all zero: a block that was never erased
+        seal = int(entries["seal"][i])
+        found = corrected(raw[i, :8].tobytes(), seal)
+        if one_bit(raw[i]):
+            raw[i] = 0
+            fixed.append(i)
+        elif found is None:
+            lost.append(i)
+        elif found != (raw[i, :8].tobytes(), seal):
+            raw[i, :8], entries["seal"][i] = np.frombuffer(found[0], np.uint8), found[1]
+            fixed.append(i)
+    return fixed, lost

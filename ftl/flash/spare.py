@@ -1,0 +1,65 @@
+"""A page's spare area: its tag, which write filled it and in which life of its block, and what its bits must be.
+
+The content has a CRC-32, by which one flipped bit is corrected, and an Adler-32, by which a wrong correction is found
+out. The spare area has a CRC-32 of its own, so that a page says what it was though its content is gone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_io.crc import corrected
+from csd_spec.arrays import U8, U64
+
+Spare = NDArray[Any]
+SPARE = np.dtype(
+    [("tag", "<u8"), ("write_number", "<u8"), ("life", "<u4"), ("crc", "<u4"), ("adler", "<u4"), ("seal", "<u4")]
+)
+_SEALED = SPARE.itemsize - 4
+
+
+def made(pages: U8, tags: U64, write_numbers: U64, lives: NDArray[Any]) -> Spare:
+    """Spare areas (N,) of pages (N, page_bytes). lives: erases of their blocks."""
+    spare = np.zeros(tags.size, SPARE)
+    spare["tag"], spare["write_number"], spare["life"] = tags, write_numbers, lives
+    spare["crc"] = [zlib.crc32(page) for page in pages]
+    spare["adler"] = [zlib.adler32(page) for page in pages]
+    spare["seal"] = [zlib.crc32(row[:_SEALED]) for row in rows(spare)]
+    return spare
+
+
+def rows(spare: Spare) -> U8:
+    """Spare areas as bytes, (N, 32)."""
+    return spare.view(np.uint8).reshape(-1, SPARE.itemsize)
+
+
+def unsealed(spare: Spare) -> list[int]:
+    """Which spare areas do not match their seal."""
+    seals = spare["seal"].tolist()
+    return [i for i, row in enumerate(rows(spare)) if zlib.crc32(row[:_SEALED]) != seals[i]]
+
+
+def correct_spare(spare: Spare, i: int) -> bool:
+    """Undo one flipped bit of spare area i; whether it matches its seal now."""
+    found = corrected(rows(spare)[i, :_SEALED].tobytes(), int(spare["seal"][i]))
+    if found:
+        rows(spare)[i, :_SEALED], spare["seal"][i] = np.frombuffer(found[0], np.uint8), found[1]
+    return found is not None
+
+
+def matches(page: U8, spare: Any) -> bool:
+    """Whether a page (page_bytes,) is what its spare area says."""
+    return zlib.crc32(page.data) == int(spare["crc"])
+
+
+def correct_page(page: U8, spare: Any) -> bool:
+    """Undo one flipped bit of a page; whether it is what its (good) spare area says now."""
+    found = corrected(page.tobytes(), int(spare["crc"]))
+    if found is None or zlib.adler32(found[0]) != spare["adler"]:
+        return False
+    page[:] = np.frombuffer(found[0], np.uint8)
+    return True

@@ -1,0 +1,151 @@
+"""A damaged folder: what is wrong is said, what can be mended is, what is lost is reported once and for all.
+
+partner of: vcsd_cli/fsck.py, csd_io/keeping.py
+"""
+
+import json
+import tarfile
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from csd_firmware import InProcessDevice
+from csd_firmware.fsck import fsck
+from csd_io.keeping import INDEX, OLD
+from csd_spec import KvRead, Status
+from eval.bench.flips import Kept, judge
+from tests.vcsd_cli.test_main import vcsd
+
+pytestmark = pytest.mark.usefixtures("own_run_dir")
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return Kept.make(tmp_path / "drive", 3)
+
+
+@pytest.fixture
+def say(capsys, monkeypatch, kept):
+    """`vcsd fsck -o json` of the folder."""
+
+    def run(*words):
+        code, out, err = vcsd(capsys, monkeypatch, "fsck", str(kept.folder), *words, "-o", "json")
+        assert err == ""
+        return code, json.loads(out)
+
+    return run
+
+
+def change(file, at, data):
+    raw = bytearray(file.read_bytes())
+    raw[at : at + len(data)] = data
+    file.write_bytes(raw)
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name != "lock"}
+
+
+def undone(folder):
+    """The files as they were before the last run."""
+    files, kept = contents(folder), max(folder.glob("fsck-*"))
+    old = (kept / OLD).read_bytes()
+    for line in reversed((kept / INDEX).read_text().splitlines()):
+        entry = json.loads(line)
+        size = entry["bytes"] or 0
+        data, old = old[len(old) - size :], old[: len(old) - size]
+        if entry["bytes"] is None:
+            del files[entry["file"]]
+        elif entry["offset"] is None:
+            files[entry["file"]] = data
+        else:
+            raw = bytearray(files[entry["file"]])
+            raw[entry["offset"] : entry["offset"] + size] = data
+            files[entry["file"]] = bytes(raw)
+    return files
+
+
+@pytest.fixture
+def before(kept):
+    return contents(kept.folder)
+
+
+def test_a_whole_drive_is_clean(say, kept, before):
+    clean = {"clean": True, "lost": 0, "findings": [], "kept": None}
+    assert say() == (0, {"folder": str(kept.folder), "dry_run": False} | clean)
+    assert contents(kept.folder) == before
+
+
+def test_a_wrong_bit_is_mended_and_the_old_one_kept(say, kept, before):
+    programmed = 32 * int(kept.host.ftl.nand.programmed()[0])
+    for name, at in (("spare.bin", programmed), ("secret.bin", 7), ("drive.json", 40)):
+        change(kept.folder / name, at, bytes([before[name][at] ^ 4]))
+    damaged = contents(kept.folder)
+    code, found = say("--dry-run")
+    assert (code, [each["where"] for each in found["findings"]]) == (1, ["drive.json", "secret.bin", "flash"])
+    assert contents(kept.folder) == damaged
+    code, found = say()
+    assert (code, found["lost"], len(found["findings"])) == (1, 0, 3)
+    assert contents(kept.folder) == before
+    assert undone(kept.folder) == damaged
+    assert say()[1]["clean"] and judge(kept) == "harmless"
+
+
+@pytest.mark.parametrize("name", ["content.bin", "spare.bin", "blocks.bin"])
+def test_a_missing_file_opens_for_those_who_only_look_and_is_reported_once(say, kept, name, capsys, monkeypatch):
+    (kept.folder / name).unlink()
+    code, out, err = vcsd(capsys, monkeypatch, "format", str(kept.folder), "--yes")
+    assert (code, out, f"{name} is missing: vcsd fsck" in err) == (1, "", True)
+    code, out, _ = vcsd(capsys, monkeypatch, "log", "smart", str(kept.folder), "-o", "json")
+    smart = json.loads(out)
+    assert code == 0 and smart["critical_warning"] & 4 and smart["media_errors"] > 0
+    code, found = say()
+    assert code == 4 and found["findings"][0]["what"] == "is missing"
+    assert name not in undone(kept.folder)
+    assert say()[0] == 0
+    with closing(InProcessDevice.reopen(kept.folder)) as device:
+        for handle, layers in kept.host.model.items():
+            done = device.submit(KvRead((handle,), 0), 0).result()
+            if name == "blocks.bin":  # what it says is known from the spare areas
+                np.testing.assert_array_equal(done.data[0], layers[0][0])
+            else:
+                assert done.status in (Status.UNRECOVERED_READ_ERROR, Status.UNKNOWN_SEQUENCE)
+
+
+def test_a_cut_file_keeps_what_is_left(say, kept, before):
+    size = len(before["spare.bin"])
+    (kept.folder / "spare.bin").write_bytes(before["spare.bin"][: size // 2])
+    code, found = say()
+    assert code == 4 and f"has {size // 2:,} bytes instead of {size:,}" in found["findings"][0]["what"]
+    with closing(InProcessDevice.reopen(kept.folder)) as device:
+        assert all(seq.failed for seq in device.firmware.ftl.sequences.values())
+
+
+def test_lost_data_is_reported_once(say, kept, before):
+    change(kept.folder / "content.bin", 0, bytes(len(before["content.bin"])))
+    assert judge(kept) == "reported"
+    code, found = say()
+    assert code == 4 and any("checkpoint" in each["what"] for each in found["findings"])
+    assert say()[0] == 0
+
+
+def test_a_lost_description_is_made_again_by_who_knows_it(kept, before, capsys, monkeypatch):
+    (kept.folder / "drive.json").unlink()
+    code, _, err = vcsd(capsys, monkeypatch, "fsck", str(kept.folder))
+    assert (code, "say what drive it was (--drive FILE)" in err, len(err.splitlines())) == (1, True, 1)
+    report = fsck(kept.folder, False, kept.host.ftl.spec)
+    assert report.lost == 0 and contents(kept.folder) == before
+
+
+def test_a_folder_of_format_1_is_brought_up_to_date(tmp_path, capsys, monkeypatch):
+    with tarfile.open(Path(__file__).with_name("drive_of_format_1.tar.xz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = str(tmp_path / "drive0")
+    code, _, err = vcsd(capsys, monkeypatch, "log", "smart", folder)
+    assert (code, "an earlier version: vcsd fsck" in err) == (1, True)
+    assert vcsd(capsys, monkeypatch, "fsck", folder)[0] == 1
+    code, out, _ = vcsd(capsys, monkeypatch, "log", "smart", folder, "-o", "json")
+    assert (code, json.loads(out)["sequences"]) == (0, 2)
+    assert vcsd(capsys, monkeypatch, "fsck", folder)[:2] == (0, f"{folder}: clean\n")

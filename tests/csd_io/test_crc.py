@@ -1,0 +1,28 @@
+"""A CRC-32 names a single flipped bit, and never one where there are two."""
+
+import os
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from csd_io.crc import corrected
+
+
+@given(st.binary(min_size=1, max_size=600), st.data())
+def test_one_flipped_bit_is_undone(data, draw):
+    crc, bit = zlib.crc32(data), draw.draw(st.integers(0, 8 * len(data) + 31))
+    whole = int.from_bytes(data, "little") | crc << 8 * len(data)
+    flipped = (whole ^ 1 << bit).to_bytes(len(data) + 4, "little")
+    assert corrected(flipped[:-4], int.from_bytes(flipped[-4:], "little")) == (data, crc)
+
+
+@pytest.mark.parametrize("size", [28, 512, 4096])
+def test_two_flipped_bits_are_not(size):
+    data = os.urandom(size)
+    for second in range(1, 8 * size, 97):
+        flipped = bytearray(data)
+        flipped[0] ^= 1
+        flipped[second // 8] ^= 1 << second % 8
+        assert corrected(flipped, zlib.crc32(data)) is None

@@ -1,0 +1,150 @@
+"""The files of an array: they are the array, whatever happens to a bit of them, and an older format becomes today's.
+
+partner of: ftl/flash/spare.py, ftl/flash/upgrade.py
+"""
+
+import errno
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from csd_io.folder import DiskFolder
+from ftl.errors import MediumFailed
+from ftl.flash.files import BLOCKS, CONTENT, SPARES, NandFiles, sizes
+from ftl.flash.nand import Nand
+from ftl.flash.upgrade import is_old, upgrade
+
+OLD = Path(__file__).parents[2] / "csd_firmware" / "drive_of_format_1.tar.xz"
+
+
+@pytest.fixture
+def folder(small_drive, tmp_path):
+    folder = DiskFolder(tmp_path)
+    NandFiles.make(folder, small_drive.geometry)
+    return folder
+
+
+@pytest.fixture
+def written(small_drive, folder):
+    """An array with a block that was erased, one in its second life, and pages of others."""
+    nand, lanes = Nand(small_drive.geometry, folder=folder), small_drive.geometry.lanes
+    for ppns in ([0, 1, 2, lanes, 2 * lanes], [3]):
+        program(nand, *ppns)
+    nand.erase(0)
+    nand.erase(1)
+    program(nand, 1, 3 + lanes)
+    return nand
+
+
+def program(nand, *ppns):
+    ppns = np.array(ppns, np.uint32)
+    data = np.random.default_rng(ppns[0]).integers(0, 255, (ppns.size, nand.geometry.page_bytes), dtype=np.uint8)
+    nand.program(ppns, data, ppns.astype(np.uint64) + 7)
+
+
+def opened(nand, tmp_path, private=True):
+    return Nand(nand.geometry, folder=DiskFolder(tmp_path, writable=not private), private=private)
+
+
+def same(one, other):
+    pages = one.programmed()
+    np.testing.assert_array_equal(pages, other.programmed())
+    for name in ("tags", "write_numbers", "content"):
+        np.testing.assert_array_equal(getattr(one, name)[pages], getattr(other, name)[pages], err_msg=name)
+    np.testing.assert_array_equal(one.erase_count, other.erase_count)
+    np.testing.assert_array_equal(one.bad, other.bad)
+    return other.intact(pages).all()
+
+
+def test_files_are_the_array(written, tmp_path):
+    again = opened(written, tmp_path)
+    assert same(written, again)
+    assert again.writes == written.writes and not again.damage.corrected
+
+
+@pytest.mark.parametrize("name", [CONTENT, SPARES, BLOCKS])
+def test_every_flipped_bit_is_corrected_or_harmless(written, tmp_path, name):
+    file, size = tmp_path / name, sizes(written.geometry)[name]
+    found = set()
+    for bit in np.random.default_rng(0).integers(0, 8 * size, 150).tolist():
+        raw = file.read_bytes()
+        file.write_bytes(raw[: bit // 8] + bytes([raw[bit // 8] ^ 1 << bit % 8]) + raw[bit // 8 + 1 :])
+        again = opened(written, tmp_path)
+        assert same(written, again)
+        found.add(again.damage.corrected)
+        file.write_bytes(raw)
+    assert 1 in found and found <= {0, 1}
+
+
+def test_what_is_corrected_is_written_back(written, tmp_path):
+    raw = (tmp_path / SPARES).read_bytes()
+    (tmp_path / SPARES).write_bytes(raw[:40] + bytes([raw[40] ^ 8]) + raw[41:])
+    assert opened(written, tmp_path, private=False).damage.corrected == 1
+    assert (tmp_path / SPARES).read_bytes() == raw
+
+
+def test_a_page_that_is_worse_is_damaged_and_says_what_it_was(written, tmp_path):
+    with (tmp_path / CONTENT).open("r+b") as file:
+        file.seek(2 * written.geometry.page_bytes)
+        file.write(b"garbage")
+    again = opened(written, tmp_path)
+    assert (again.damage.pages, again.tags[2]) == ({2}, 9)
+    with (tmp_path / SPARES).open("r+b") as file:
+        file.seek(3 * 32)
+        file.write(b"garbage")
+    again = opened(written, tmp_path)
+    assert again.damage.spares == {3}
+    assert again.next_page[3] == 2  # it is not programmed again
+
+
+def test_a_missing_or_cut_file_is_named(written, tmp_path):
+    (tmp_path / SPARES).write_bytes((tmp_path / SPARES).read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"spare.bin: has 16,383 bytes instead of 16,384: vcsd fsck"):
+        opened(written, tmp_path, private=False)
+    (tmp_path / CONTENT).unlink()
+    assert len(opened(written, tmp_path).damage.files) == 2  # who only looks sees what is left
+    with pytest.raises(ValueError, match=r"content.bin is missing"):
+        opened(written, tmp_path, private=False)
+
+
+def test_a_disk_that_fails_ends_all_writing(small_drive, tmp_path, folder):
+    nand = Nand(small_drive.geometry, folder=folder)
+    program(nand, 0)
+
+    def full(offset, data):
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / CONTENT))
+
+    nand._files.content.write = full
+    with pytest.raises(MediumFailed, match=r"content.bin: No space left on device; what was flushed is safe"):
+        program(nand, 1)
+    with pytest.raises(MediumFailed):
+        nand.erase(0)
+
+
+def test_space_of_erased_blocks_comes_back(small_drive, tmp_path, folder):
+    nand, g = Nand(small_drive.geometry, folder=folder), small_drive.geometry
+    for superblock in range(12):
+        program(nand, *(superblock * g.superblock_pages + np.arange(g.superblock_pages)))
+    before = (tmp_path / CONTENT).stat().st_blocks
+    for block in range(11 * g.lanes):
+        nand.erase(block)
+    program(nand, 0)
+    assert (tmp_path / CONTENT).stat().st_blocks < before / 3
+
+
+def test_files_of_format_1_become_todays(small_drive, tmp_path):
+    with tarfile.open(OLD) as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = DiskFolder(tmp_path / "drive0")
+    numbers = np.frombuffer(folder.read("write_numbers.bin"), np.uint64)
+    tags = np.frombuffer(folder.read("tags.bin"), np.uint64)
+    assert is_old(folder)
+    upgrade(folder, small_drive.geometry)
+    nand = Nand(small_drive.geometry, folder=folder)
+    pages = np.sort(nand.programmed())
+    np.testing.assert_array_equal(pages, np.flatnonzero(numbers))
+    np.testing.assert_array_equal(nand.tags[pages], tags[pages])
+    assert nand.intact(pages).all() and not is_old(folder)
+    assert "checksums.bin" not in folder.sizes()
