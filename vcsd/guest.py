@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import csd_io
 import csd_link
 import csd_spec
 import host_driver
@@ -83,7 +84,7 @@ def run_guest(run: GuestRun) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="guest-", dir=private_dir(run_dir())) as scratch:
         folder = Path(scratch)
         root = folder / "root.img"
-        packages = [Path(package.__file__ or "").parent for package in (csd_spec, csd_link, host_driver)]
+        packages = [Path(package.__file__ or "").parent for package in (csd_spec, csd_io, csd_link, host_driver)]
         make_root(root, packages, run.module)
         reservation = Reservation()
         size = WAYS * run.drives.count * LAYOUT.blocks * BLOCK_BYTES

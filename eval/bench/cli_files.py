@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from csd_firmware import InProcessDevice
+from csd_firmware.folder import sealed
 from csd_spec import DriveSpec, Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.paper.profiles import FOLDER
@@ -45,7 +46,7 @@ DOCUMENTS: dict[str, tuple[str, bool]] = {
     "requests.csv": ("prompt,output\n100,20\n200,30\n", False),
     "text.txt": ("In the drives lie keys and values. " * 60, False),
     "methods.py": (_METHODS, False),
-    "kept/drive.json": (json.dumps(asdict(DRIVE), indent=1), True),
+    "kept/drive.json": (sealed(DRIVE).decode(), True),
     "home/one/served.yaml": (yaml.safe_dump(_CREATED), True),
 }
 READ = {"kept": "kept/drive.json", "one": "home/one/served.yaml"}  # what is read for a word that names no document
