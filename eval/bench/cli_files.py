@@ -34,7 +34,8 @@ _ASKED = {"question": "Who sings?", "answers": [{"text": "Ann", "answer_start": 
 _SQUAD = {"data": [{"title": "Songs", "paragraphs": [{"context": "Ann sings.", "qas": [_ASKED]}] * 3}] * 3}
 _METHODS = "from attention_engine import METHODS\n\nMETHODS['mine'] = METHODS['dense']\n"
 
-# Text of each document, and whether what is in it is all that may be: the other ones are in layouts of others
+# Text of each document, and whether every command that takes it must refuse what is not in its layout: some layouts
+# are of others, a bit of drive.json may be mended, and a drive can be deleted whatever its file says
 DOCUMENTS: dict[str, tuple[str, bool]] = {
     "drive.yaml": (yaml.safe_dump(asdict(DRIVE)), True),
     "drives.yaml": (yaml.safe_dump(_SERVED), True),
@@ -46,8 +47,8 @@ DOCUMENTS: dict[str, tuple[str, bool]] = {
     "requests.csv": ("prompt,output\n100,20\n200,30\n", False),
     "text.txt": ("In the drives lie keys and values. " * 60, False),
     "methods.py": (_METHODS, False),
-    "kept/drive.json": (sealed(DRIVE).decode(), True),
-    "home/one/served.yaml": (yaml.safe_dump(_CREATED), True),
+    "kept/drive.json": (sealed(DRIVE).decode(), False),
+    "home/one/served.yaml": (yaml.safe_dump(_CREATED), False),
 }
 READ = {"kept": "kept/drive.json", "one": "home/one/served.yaml"}  # what is read for a word that names no document
 
