@@ -14,6 +14,7 @@ from csd_spec import LogPage, Status
 from csd_spec.arrays import U8
 from ftl import Ftl
 
+UNSIZED_BYTES = 4 << 30  # of a namespace that nobody has sized, at most
 NS_PER_MINUTE = 60_000_000_000
 
 
@@ -63,10 +64,17 @@ def programs(methods: Methods) -> dict[str, Any]:
     return {"programs": [{"pind": number, "name": name, "does": text} for number, (name, text) in described]}
 
 
+def namespace_pages(ftl: Ftl) -> int:
+    """Pages of the block namespace: its size, or the one that it is going to have where nobody has sized it."""
+    geometry = ftl.spec.geometry
+    return ftl.blocks.pages or min(UNSIZED_BYTES, geometry.capacity_bytes // 4) // geometry.page_bytes
+
+
 def namespace(ftl: Ftl) -> dict[str, Any]:
     """Identify Namespace (NVMe Base Specification 2.0, figure 97) of the block namespace, in its own pages."""
     blocks, size = ftl.blocks, ftl.spec.geometry.page_bytes
-    return {"nsze": blocks.pages, "ncap": blocks.pages, "nuse": blocks.mapped, "lba_bytes": size}
+    pages = namespace_pages(ftl)
+    return {"nsze": pages, "ncap": pages, "nuse": blocks.mapped, "lba_bytes": size}
 
 
 def smart(ftl: Ftl) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from csd_firmware.logs import namespace_pages
 from csd_firmware.step import Firmware
 from csd_spec.arrays import I64
 
-MAX_BYTES = 4 << 30  # of a namespace that nobody has sized
 LARGE_PAGES = 16
 BUFFER_PAGES = 512  # that wait in drive DRAM until they are programmed together
 
@@ -44,10 +44,9 @@ class Namespace:
 
     def __init__(self, firmware: Firmware, lock: threading.Lock) -> None:
         self._firmware, self._lock = firmware, lock
-        geometry, blocks = firmware.spec.geometry, firmware.ftl.blocks
-        self.page_bytes = geometry.page_bytes
-        if not blocks.pages:
-            blocks.resize(min(MAX_BYTES, geometry.capacity_bytes // 4) // self.page_bytes)
+        blocks = firmware.ftl.blocks
+        self.page_bytes = firmware.spec.geometry.page_bytes
+        blocks.resize(namespace_pages(firmware.ftl))
         self.size_bytes = blocks.pages * self.page_bytes
         self._buffer: dict[int, bytes] = {}  # by logical page
         self._now_ns = 0
@@ -59,9 +58,11 @@ class Namespace:
         if not size:
             return b""
         with self._lock:
-            page, end = self.page_bytes, offset + size
+            page, end, start_ns = self.page_bytes, offset + size, self._now_ns
             first, last = offset // page, -(-end // page)
-            data = self._pages(first, last, size)
+            data = self._pages(first, last)
+            self._now_ns += self._link_ns(size)
+            self._done("read", size, start_ns)
         return data if len(data) == size else data[offset - first * page : end - first * page]
 
     def write(self, offset: int, data: bytes) -> int:
@@ -75,7 +76,7 @@ class Namespace:
                 self._program(np.arange(offset // page, (offset + len(data)) // page), data)
             else:
                 self._keep(offset, data)
-            self.latency["write"].add(len(data), self._now_ns - start_ns)
+            self._done("write", len(data), start_ns)
         return len(data)
 
     def _program(self, numbers: I64, data: bytes) -> None:
@@ -91,7 +92,7 @@ class Namespace:
             number, inside = divmod(offset + done, page)
             part = data[done : done + page - inside]
             if len(part) < page:
-                whole = self._pages(number, number + 1, 0)
+                whole = self._pages(number, number + 1)
                 part = whole[:inside] + part + whole[inside + len(part) :]
             self._buffer[number] = part
             done += page - inside
@@ -104,10 +105,18 @@ class Namespace:
             start_ns = self._now_ns
             self._destage()
             self._now_ns = self._firmware.ftl.flush(self._now_ns)
-            self.latency["flush"].add(0, self._now_ns - start_ns)
+            self._done("flush", 0, start_ns)
 
-    def _pages(self, first: int, last: int, size: int) -> bytes:
-        """Pages as they are at present; size: bytes of them that go to the host."""
+    def _done(self, kind: str, nbytes: int, start_ns: int) -> None:
+        """A request has been carried out: for the latencies, and for the health of the drive."""
+        took_ns, counters = self._now_ns - start_ns, self._firmware.ftl.counters
+        self.latency[kind].add(nbytes, took_ns)
+        counters.host_reads += kind == "read"
+        counters.host_writes += kind == "write"
+        counters.busy_ns += took_ns
+
+    def _pages(self, first: int, last: int) -> bytes:
+        """Pages as they are at present."""
         start_ns, buffer, blocks = self._now_ns, self._buffer, self._firmware.ftl.blocks
         if last == first + 1:
             content = buffer.get(first)
@@ -121,9 +130,6 @@ class Namespace:
             else:
                 found = dict(zip(flash, rows, strict=True))
                 content = b"".join(buffer.get(number) or found[number].tobytes() for number in range(first, last))
-        if size:
-            self._now_ns += self._link_ns(size)
-            self.latency["read"].add(size, self._now_ns - start_ns)
         return content
 
     def _destage(self) -> None:

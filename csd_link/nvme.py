@@ -47,7 +47,7 @@ def parse_controller(page: bytes) -> dict[str, Any]:
     vid, ssvid = struct.unpack_from("<HH", page)
     mdts, cntlid, ver = page[77], *struct.unpack_from("<HI", page, 78)
     (nn,) = struct.unpack_from("<I", page, 516)
-    texts = (page[at:end].decode("ascii", "replace").strip() for at, end in ((4, 24), (24, 64), (64, 72)))
+    texts = (page[at:end].decode("ascii", "replace").strip("\0 ") for at, end in ((4, 24), (24, 64), (64, 72)))
     serial, model, firmware = texts
     return {
         "vid": vid,

@@ -20,7 +20,7 @@ Count = Annotated[int, Field(ge=1, le=1 << 31)]
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _FOREIGN = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "unexpected_property")
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

@@ -51,9 +51,10 @@ def work(given: dict[str, str], libc: Any) -> dict[str, Any]:
     controller = identify_controller(Path(f"/dev/{name}"))
     drives = int(given["drives"])
     block, char = Path(f"/dev/{name}"), Path(f"/dev/{name.replace('nvme', 'ng', 1)}")
+    # Each way has drives of its own: on used ones K and V come to lie on other pages, and times differ
     ways: dict[str, Callable[[int], Any]] = {
         block.name: lambda number: open_window(block, number),
-        char.name: lambda number: open_window(char, number),
+        char.name: lambda number: open_window(char, drives + number),
     }
     return {"id_ctrl": controller, "decodes": {way: _decode(connect, drives, given) for way, connect in ways.items()}}
 

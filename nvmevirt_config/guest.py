@@ -49,19 +49,25 @@ class Guest:
     cpus: int = 3
 
     def command(self, accelerator: str) -> list[str]:
-        """QEMU's command line. One controller has both namespaces: the drive is nvme0n1, the root nvme0n2."""
+        """QEMU's command line. All namespaces are one controller's, the root's last; Linux counts those there."""
         total = self.reservation.end_bytes
-        line = ["console=ttyS0", "root=/dev/nvme0n2", "ro", "init=/init", "edd=off", "panic=-1", "loglevel=4"]
+        files = [file for file in (self.drive, self.root) if file]
+        line = [
+            "console=ttyS0",
+            f"root=/dev/nvme0n{len(files)}",
+            "ro",
+            "init=/init",
+            "edd=off",
+            "panic=-1",
+            "loglevel=4",
+        ]
         line += [self.reservation.kernel_argument, *self.words]
         devices = ["-device", f"nvme,serial={SERIAL},id=nvme"]
-        for number, file in enumerate((self.drive, self.root), 1):
-            if file:
-                form = f"file={file},format=raw,if=none,id=disk{number},cache=writeback"
-                devices += ["-drive", form + (",readonly=on" if file == self.root else "")]
-                devices += [
-                    "-device",
-                    f"nvme-ns,drive=disk{number},bus=nvme,nsid={number},logical_block_size=4096,physical_block_size=4096",
-                ]
+        for number, file in enumerate(files, 1):
+            form = f"file={file},format=raw,if=none,id=disk{number},cache=writeback"
+            devices += ["-drive", form + (",readonly=on" if file == self.root else "")]
+            blocks = "logical_block_size=4096,physical_block_size=4096"
+            devices += ["-device", f"nvme-ns,drive=disk{number},bus=nvme,nsid={number},{blocks}"]
         return [
             QEMU,
             *("-machine", "q35,memory-backend=ram", "-accel", accelerator, "-cpu", "max", "-smp", str(self.cpus)),

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from csd_link.finding import Finding
+from csd_spec.checked import value
 
 MODULE = "nvmev"
 STORAGE_OFFSET_BYTES = 1 << 20  # from the start of the reservation; before it are the controller's registers
 MAX_CPUS = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Reservation:
     """Physical memory and cores that are NVMeVirt's alone.
 
     cpus: the first one dispatches commands, the others move data.
     """
 
-    start_bytes: int = 1024 << 20
-    size_bytes: int = 256 << 20
+    start_bytes: Annotated[int, Field(gt=0, multiple_of=1 << 20)] = 1024 << 20
+    size_bytes: Annotated[int, Field(ge=2 << 20, multiple_of=1 << 20)] = 256 << 20  # the first MiB is the controller's
     cpus: tuple[int, ...] = (1, 2)
 
     def __post_init__(self) -> None:
-        for name, value in (("start_bytes", self.start_bytes), ("size_bytes", self.size_bytes)):
-            if value % (1 << 20) or value <= 0:
-                raise ValueError(f"{name} = {value}: must be whole MiB")
-        if self.size_bytes < 2 << 20:
-            raise ValueError(f"size_bytes = {self.size_bytes}: the first MiB is the controller's, more is needed")
         cpus = set(self.cpus)
         if len(cpus) != len(self.cpus) or len(cpus) < 2 or not cpus < set(range(MAX_CPUS)):
             raise ValueError(f"cpus = {self.cpus}: a dispatcher and at least one worker, each once")

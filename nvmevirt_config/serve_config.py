@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag
 
+from csd_io.folder import Durability
 from csd_link.served_drive import DEFAULT, ServedDrive, ServedDrives
 from csd_link.window import MAX_DEPTH, MAX_SLOT_BLOCKS, WindowLayout
 from csd_spec import DriveSpec
@@ -42,6 +43,7 @@ class Entry:
     device: Path | None = None
     offset_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     layout: Layout = Layout()
+    durability: Durability = "process"
 
     def served(self, folder: Path, restarts: bool) -> ServedDrive:
         """The drive; folder: what its paths begin at."""
@@ -59,6 +61,7 @@ class Entry:
             mount=mount,
             restarts=restarts,
             methods=methods,
+            durability=self.durability,
         )
 
 

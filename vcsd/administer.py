@@ -17,7 +17,7 @@ from csd_link.host_end import WindowDevice
 from csd_link.run_dir import window_path
 from csd_link.served_drive import ADMIN
 from csd_link.wire import ENTRY, PARAMETERS, Request, WireError, decode
-from csd_spec import Device, DeviceError, DriveSpec, GetLog, LogPage, Status
+from csd_spec import Device, DeviceError, DriveSpec, Flush, GetLog, LogPage, Status
 
 
 class Created(Protocol):
@@ -53,6 +53,20 @@ def copy_drive(source: Path, target: Path) -> int:
         raise ValueError(f"{target}: lies in {source}: name a folder outside of it")
     with closing(Hold(source, shared=True)), closing(InProcessDevice.reopen(source, private=True)) as device:
         return device.snapshot(target)
+
+
+def size_namespace(folder: Path, nbytes: int) -> None:
+    """Give a drive's block namespace a size, in whole pages; raises ValueError for one that it cannot have."""
+    with closing(InProcessDevice.reopen(folder)) as device:
+        geometry, blocks = device.spec.geometry, device.firmware.ftl.blocks
+        pages = nbytes // geometry.page_bytes
+        if not blocks.pages <= pages <= geometry.pages // 2:
+            least, most = blocks.pages * geometry.page_bytes, geometry.capacity_bytes // 2
+            raise ValueError(f"a namespace of {nbytes:,} bytes: this drive can have one of {least:,} to {most:,}")
+        blocks.resize(pages)
+        done = device.submit(Flush(), 0).result()
+        if done.status is not Status.SUCCESS:
+            raise DeviceError(device.name, done.status, done.reason)
 
 
 def delete_drive(folder: Path) -> None:

@@ -8,6 +8,7 @@ BENCH = {
     "flips": "eval.bench.flips",
     "faults": "eval.bench.faults",
     "fuzz": "eval.bench.fuzz",
+    "cli-fuzz": "eval.bench.cli_fuzz",
     "transport": "eval.bench.transport",
 }
 EVAL = {

@@ -39,7 +39,7 @@ def guest_run(
     module: Annotated[Path | None, typer.Option(help="NVMeVirt's nvmev.ko, built for the guest's kernel")] = None,
     accelerator: Annotated[Accelerator, typer.Option(help="auto takes kvm where that works")] = Accelerator.AUTO,
     console: Annotated[Path | None, typer.Option(help="file for all that the guest says")] = None,
-    timeout_s: Annotated[float, typer.Option(min=1, max=86400, help="for the guest machine")] = 240,
+    timeout_s: Annotated[float | None, typer.Option(min=1, max=86400, help="for it (default: by the work)")] = None,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Boot a Linux whose NVMe driver finds the drives, decode inside, and compare with decoding in this process."""

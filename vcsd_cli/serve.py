@@ -29,7 +29,7 @@ def home() -> Path:
 
 def created() -> dict[str, Path]:
     """Description files of created drives, by name."""
-    return {file.parent.name: file for file in sorted(home().glob("*/served.yaml"))}
+    return {file.parent.name: file for file in sorted(home().glob("[!.]*/served.yaml"))}
 
 
 def find_created(name: str) -> Path:
@@ -120,9 +120,13 @@ def create(
     name: Annotated[str, typer.Argument(help="name of the drive")],
     drive: Annotated[str | None, typer.Option(help="preset, or YAML description (default: the paper's drive)")] = None,
     tenant: Annotated[list[str] | None, typer.Option(help="who may use it, once for each (default: default)")] = None,
+    namespace_mib: Annotated[
+        int | None, typer.Option(min=1, max=1 << 24, help="size of its block namespace (default: a quarter, or 4096)")
+    ] = None,
 ) -> None:
     """Make a drive whose flash lies in files; `vcsd serve` begins to serve it."""
     from csd_firmware.folder import describe
+    from vcsd.administer import size_namespace
 
     folder = home() / name
     is_file = drive is not None and drive.endswith((".yaml", ".yml"))
@@ -136,13 +140,16 @@ def create(
     if folder.exists():
         raise ValueError(f"drive {name} exists: vcsd delete {name} first, or take another name")
     private_dir(home())
-    private_dir(folder)
-    describe(made.spec, folder)
-    aside = folder / "served.yaml.new"
-    aside.write_text(
-        yaml.safe_dump(adapter(ServeFile).dump_python(ServeFile(drives=(entry,)), mode="json", exclude_defaults=True))
-    )
-    aside.rename(folder / "served.yaml")
+    aside = private_dir(home() / f".{os.getpid()}")
+    try:
+        describe(made.spec, aside)
+        if namespace_mib:
+            size_namespace(aside, namespace_mib << 20)
+        listed = adapter(ServeFile).dump_python(ServeFile(drives=(entry,)), mode="json", exclude_defaults=True)
+        (aside / "served.yaml").write_text(yaml.safe_dump(listed))
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     err.print(f"{folder}: made; vcsd serve {name} serves it")
 
 

@@ -1,10 +1,12 @@
 """Log pages: what they count, by hand."""
 
 import json
+import threading
 
 import numpy as np
 
 from csd_firmware import Firmware
+from csd_firmware.namespace import Namespace
 from csd_spec import Flush, GetLog, KvAppend, KvFree, LogPage, SeqCreate, Status
 
 
@@ -48,9 +50,25 @@ def test_wear_is_that_of_the_array(small_drive):
     assert wear["pages_journal"] > 0
 
 
-def test_a_namespace_has_no_size_until_it_is_used(small_drive):
-    found = read(Firmware(small_drive), LogPage.NAMESPACE)
-    assert found == {"nsze": 0, "ncap": 0, "nuse": 0, "lba_bytes": small_drive.geometry.page_bytes}
+def test_a_namespace_says_its_size_before_it_is_used(small_drive):
+    firmware = Firmware(small_drive)
+    found = read(firmware, LogPage.NAMESPACE)
+    pages = small_drive.geometry.pages // 4
+    assert found == {"nsze": pages, "ncap": pages, "nuse": 0, "lba_bytes": small_drive.geometry.page_bytes}
+    assert Namespace(firmware, threading.Lock()).size_bytes == pages * small_drive.geometry.page_bytes
+    assert read(firmware, LogPage.NAMESPACE) == found
+
+
+def test_health_counts_block_requests_too(small_drive):
+    firmware = Firmware(small_drive)
+    namespace = Namespace(firmware, threading.Lock())
+    for at in range(20):
+        namespace.write(at * 512, bytes(512))
+    assert len(namespace.read(0, 5120)) == 5120
+    namespace.flush()
+    assert firmware.ftl.counters.busy_ns == sum(each.total_ns for each in namespace.latency.values()) > 0
+    smart = read(firmware, LogPage.SMART)
+    assert (smart["host_write_commands"], smart["host_read_commands"]) == (20, 1)
 
 
 def test_programs_are_described(small_drive):

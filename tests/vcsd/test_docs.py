@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,13 @@ def test_the_readme_names_the_public_face_and_no_others():
 @pytest.mark.parametrize("name", vcsd.__all__)
 def test_every_public_name_imports(name):
     assert getattr(vcsd, name) is not None
+
+
+def test_who_imports_it_has_its_types_and_its_version():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert (ROOT / "vcsd" / "py.typed").is_file()
+    assert "py.typed" in settings["tool"]["setuptools"]["package-data"]["vcsd"]
+    assert vcsd.__version__ == settings["project"]["version"]
 
 
 def test_what_needs_no_torch_loads_without_it():

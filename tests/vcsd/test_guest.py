@@ -24,17 +24,19 @@ from vcsd.transport import open_drives
 @pytest.mark.slow
 @pytest.mark.usefixtures("guest_machine")
 def test_the_guest_decodes_over_the_window_as_in_process(tmp_path):
-    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "guest", "run", "-o", "json"]
+    words = ["guest", "run", "--drives", "1", "--prompt", "100", "--tokens", "64", "-o", "json"]
+    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", *words]
     console = tmp_path / "console"
     done = subprocess.run([*command, "--console", str(console)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["equal"]
-    assert (result["tokens"], result["decoded_over"]) == (16, ["ng0n1", "nvme0n1"])
+    assert result["differ"] == []
+    assert (result["tokens"], result["decoded_over"]) == (64, ["ng0n1", "nvme0n1"])
     assert (result["id_ctrl"]["sn"], result["id_ctrl"]["vid"]) == ("vcsd", 0x1B36)
     assert result["id_ctrl"]["mn"].startswith("QEMU NVMe Ctrl")
     answer = [line for line in console.read_text().splitlines() if line.startswith("vcsd-guest: ")]
-    assert len(json.loads(answer[0].removeprefix("vcsd-guest: "))["decodes"]["nvme0n1"]["outputs"]) == 16
+    assert len(json.loads(answer[0].removeprefix("vcsd-guest: "))["decodes"]["nvme0n1"]["outputs"]) == 64
 
 
 def test_a_module_that_is_none_is_refused():
@@ -66,6 +68,22 @@ def test_what_the_kernels_command_line_says_reaches_the_first_program(tmp_path):
         assert options == (list(reservation.module_options) if run.module else [])
 
 
+def test_a_longer_work_may_take_longer():
+    small, large = (GuestRun(drives=DriveSet(count=drives), prompt=5, tokens=500).limit_s(240) for drives in (1, 4))
+    assert 240 < small < large
+    assert GuestRun(drives=DriveSet(count=4), prompt=5, tokens=500, timeout_s=7).limit_s(240) == 7
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("guest_machine")
+def test_a_machine_with_a_module_finds_its_root(tmp_path):
+    (tmp_path / "nvmev.ko").write_bytes(b"no module")
+    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "guest", "run", "--module"]
+    done = subprocess.run([*command, str(tmp_path / "nvmev.ko")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "module.ko" in done.stderr  # the first program ran, and could not insert it
+
+
 @pytest.mark.parametrize("drive", [None, Path("drive.raw")])
 def test_the_machine_has_its_root_its_memory_and_the_drive(drive):
     guest = Guest(
@@ -83,6 +101,8 @@ def test_the_machine_has_its_root_its_memory_and_the_drive(drive):
     disks = [word for word in command if word.startswith("file=")]
     assert [disk.partition(",")[0] for disk in disks] == (["file=drive.raw", "file=root"] if drive else ["file=root"])
     assert disks[-1].endswith("readonly=on")
+    assert [f"nsid={number}," in " ".join(command) for number in (1, 2)] == [True, bool(drive)]
+    assert f"root=/dev/nvme0n{len(disks)} " in line  # Linux counts the namespaces that are there
     assert f"size={Reservation().end_bytes}" in " ".join(command)
 
 

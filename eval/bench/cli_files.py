@@ -1,0 +1,120 @@
+"""The folder in which mutated invocations are tried: valid files of every kind, a drive that was kept, one created."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import yaml
+
+from csd_firmware import InProcessDevice
+from csd_firmware.folder import sealed
+from csd_spec import DriveSpec, Geometry
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.paper.profiles import FOLDER
+
+DRIVE: DriveSpec = replace(
+    INSTCSD_ZYNQ7045_8CH,
+    name="small",
+    dram_bytes=64 << 20,
+    geometry=Geometry(
+        channels=2, dies_per_channel=1, planes_per_die=1, blocks_per_plane=32, pages_per_block=16, page_bytes=4096
+    ),
+)
+_SERVED = {
+    "drives": [
+        {"name": "one", "drive": "drive.yaml", "path": "flash", "tenants": ["alice", "bob"]},
+        {"name": "two", "device": "ram", "offset_bytes": 4096, "layout": {"depth": 2, "slot_blocks": 4}},
+    ],
+    "restart": False,
+}
+_CREATED = {"drives": [{"name": "one", "path": ".", "drive": "../../drive.yaml"}]}
+_ASKED = {"question": "Who sings?", "answers": [{"text": "Ann", "answer_start": 0}]}
+_SQUAD = {"data": [{"title": "Songs", "paragraphs": [{"context": "Ann sings.", "qas": [_ASKED]}] * 3}] * 3}
+_METHODS = "from attention_engine import METHODS\n\nMETHODS['mine'] = METHODS['dense']\n"
+
+# Text of each document, and whether every command that takes it must refuse what is not in its layout: some layouts
+# are of others, a bit of drive.json may be mended, and a drive can be deleted whatever its file says
+DOCUMENTS: dict[str, tuple[str, bool]] = {
+    "drive.yaml": (yaml.safe_dump(asdict(DRIVE)), True),
+    "drives.yaml": (yaml.safe_dump(_SERVED), True),
+    "model.yaml": ((FOLDER / "model" / "opt-6.7b.yaml").read_text(), True),
+    "gpu.yaml": ((FOLDER / "gpu" / "a6000.yaml").read_text(), True),
+    "host.yaml": ((FOLDER / "host" / "pcie4.yaml").read_text(), True),
+    "squad.json": (json.dumps(_SQUAD), False),
+    "trace.txt": ("0 0 0 8 1\n1000 0 8 8 0\n2000 0 16 8 1\n", False),
+    "requests.csv": ("prompt,output\n100,20\n200,30\n", False),
+    "text.txt": ("In the drives lie keys and values. " * 60, False),
+    "methods.py": (_METHODS, False),
+    "kept/drive.json": (sealed(DRIVE).decode(), False),
+    "home/one/served.yaml": (yaml.safe_dump(_CREATED), False),
+}
+READ = {"kept": "kept/drive.json", "one": "home/one/served.yaml"}  # what is read for a word that names no document
+
+# Valid values of arguments and options: those of a command, and those of all that have one of this name
+NAMES: dict[tuple[str, str], str] = {
+    ("", "drive"): "kept",
+    ("run", "drive"): "drive.yaml",
+    ("create", "drive"): "drive.yaml",
+    ("throughput", "drive"): "drive.yaml",
+    ("breakdown", "drive"): "drive.yaml",
+    ("engine-breakdown", "drive"): "drive.yaml",
+    ("scaling", "drive"): "drive.yaml",
+    ("sensitivity", "drive"): "drive.yaml",
+    ("restore", "drive"): "restored",
+    ("restore", "snapshot"): "kept",
+    ("io-passthru", "drive"): "one",
+    ("io-passthru", "opcode"): "0xca",
+    ("io-passthru", "parameter"): "2",
+    ("", "name"): "one",
+    ("create", "name"): "new",
+    ("", "folder"): "copy",
+    ("", "what"): "drives.yaml",
+    ("", "tenant"): "alice",
+    ("replay", "file"): "trace.txt",
+    ("record", "file"): "made.txt",
+    ("", "task"): "squad",
+    ("", "data"): "squad.json",
+    ("", "text"): "text.txt",
+    ("", "prompt"): "keys and values",
+    ("", "prompt_file"): "text.txt",
+    ("", "methods"): "methods.py",
+    ("", "trace"): "requests.csv",
+    ("", "plot"): "picture.png",
+    ("throughput", "model"): "model.yaml",
+    ("claims", "model"): "model.yaml",
+    ("report", "model"): "model.yaml",
+    ("", "gpu"): "gpu.yaml",
+    ("", "host"): "host.yaml",
+    ("", "keep"): "kept-here",
+    ("", "out"): "out",
+    ("", "module"): "binary",
+    ("", "console"): "console",
+    ("", "output_file"): "data",
+    ("", "input_file"): "binary",
+    ("", "window"): "window",
+    ("", "mount"): "mounts",
+    ("", "progress_dir"): "progress",
+    ("llama2c", "model"): "binary",
+    ("llama2c", "tokenizer"): "binary",
+}
+
+# What makes a command short that would take minutes
+SHORT: dict[tuple[str, str], str] = {
+    ("top", "rounds"): "1",
+    ("run", "max_new_tokens"): "2",
+    ("accuracy", "method"): "dense",
+    ("accuracy", "compression"): "1",
+    ("selectors", "compression"): "8",
+}
+
+
+def make_folder(folder: Path) -> None:
+    """Write all of it into a folder that is there."""
+    (folder / "home").mkdir(mode=0o700)
+    for where in (folder / "kept", folder / "home" / "one"):
+        InProcessDevice(DRIVE, where).close()
+    for name, (text, _) in DOCUMENTS.items():
+        (folder / name).write_text(text)
+    (folder / "binary").write_bytes(bytes(range(256)) * 64)
