@@ -1,6 +1,6 @@
 """Real transformers models with their K and V in drives, against the same models with sdpa.
 
-partner of: host_driver/hf/attention.py, host_driver/hf/shape.py, host_driver/hf/staging.py
+partner of: host_driver/hf/attention.py, host_driver/hf/staging.py
 """
 
 import gc
