@@ -127,7 +127,8 @@ def attach(
     drives: how many to make, each a `spec`; or devices of your own, which stay open.
     transport: where: `inproc`, `process`, `fuse` or `window:PATH`, see docs/drives.md. Elsewhere than in this process a
     drive may die and come back; K and V that it has not acknowledged as flushed are kept here meanwhile.
-    flush_every: decode steps after which drives are flushed; 0 is never.
+    flush_every: decode steps after which drives are flushed; 0 is never, and then all K and V of drives that may come
+    back are here as well, in host memory.
     restart: whether a drive with a process of its own is restarted when it dies.
     attention: a name of `attention_engine.METHODS`, or another method that the drives know.
     methods: a Python file with methods of your own, for drives that are made here (docs/methods.md).

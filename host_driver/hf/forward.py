@@ -80,6 +80,8 @@ def csd_forward(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Ca
         cache = behind(own, driver, config, max_tokens)
         with cache.forward():
             out = _run(forward, driver, mini_batches, cache, given | {"past_key_values": cache})
+        if own is not None:
+            cache.stand_behind(own)
         return _with_cache(out, cache if own is None else own, given)
 
     uncompiled: Callable[..., Any] = torch.compiler.disable(wrapped)
