@@ -56,8 +56,11 @@ def sweep(names: Sequence[str], workers: int, limit_s: float, tick: Tick = no_ti
         tick(None)
         return row
 
-    with ThreadPoolExecutor(workers) as pool:
+    pool = ThreadPoolExecutor(workers)
+    try:
         return list(pool.map(one, names))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _apart(context: Any, name: str, limit_s: float) -> Row:

@@ -133,7 +133,7 @@ def _other_shapes(model: PreTrainedModel, ids: torch.Tensor) -> bool:
 
 
 def _crosses(model: PreTrainedModel, ids: torch.Tensor) -> bool:
-    return any("cross" in type(part).__name__.lower() for part in model.modules())
+    return any("cross" in f"{name} {type(part).__name__}".lower() for name, part in model.named_modules())
 
 
 def _capped(model: PreTrainedModel, ids: torch.Tensor) -> bool:

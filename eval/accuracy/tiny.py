@@ -35,6 +35,7 @@ SIZES = (
     ("n_group topk_group n_shared_experts num_shared_experts first_k_dense_replace", 1),
 )
 LAYERS = SIZES[2][0].split()  # a decoder has as many as its encoder would
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 # also where the default is None
 NEEDED = ("head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed_experts")
 TABLE = {name: size for names, size in SIZES for name in names.split()}
@@ -89,7 +90,7 @@ def shrink(config: PreTrainedConfig, sees: bool = False) -> PreTrainedConfig:
             changed[name] = TABLE[name]
         elif isinstance(value, dict) and ("mrope_section" in value or (sees and "rope_type" in value)):
             changed[name] = value | {"mrope_section": _sections(int(8 * value.get("partial_rotary_factor", 1)))}
-    heads = next((config.__dict__[name] for name in TABLE if "heads" in name and name in config.__dict__), None)
+    heads = next((config.__dict__[name] for name in HEADS if name in config.__dict__), None)
     for name in ("num_key_value_heads", "num_kv_heads", "n_head_kv"):
         if kept := config.__dict__.get(name):
             changed[name] = 4 if kept == heads else min(kept, 2)

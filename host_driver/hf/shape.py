@@ -27,9 +27,7 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
         name=getattr(config, "name_or_path", "") or name,
         layers=getattr(config, "decoder_layers", None) or config.num_hidden_layers,
         q_heads=q_heads,
-        kv_heads=1
-        if getattr(config, "multi_query", False)
-        else getattr(config, "num_key_value_heads", None) or q_heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or q_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // q_heads,
     )
 
