@@ -136,6 +136,12 @@ def _crosses(model: PreTrainedModel, ids: torch.Tensor) -> bool:
     return any("cross" in f"{name} {type(part).__name__}".lower() for name, part in model.named_modules())
 
 
+def _unnamed(model: PreTrainedModel, ids: torch.Tensor, name: str) -> bool:
+    """Neither the config of the decoder nor what its names are mapped to has this."""
+    config = model.config.get_text_config(decoder=True)
+    return config.attribute_map.get(name, name) not in config.to_dict()
+
+
 def _capped(model: PreTrainedModel, ids: torch.Tensor) -> bool:
     """Attention is given a cap."""
     return any(call.get("softcap") is not None for call in _noted(model, ids))
@@ -144,6 +150,7 @@ def _capped(model: PreTrainedModel, ids: torch.Tensor) -> bool:
 CHECKS: tuple[tuple[str, Callable[..., bool]], ...] = (
     (r"layers of kind ([\w, ]+):", _kinds),
     (r"layer (\d+) caches \w+s of (\d+) heads x (\d+) channels", _cached_otherwise),
+    (r"has no (\w+)[\w ]* in its config", _unnamed),
     (r"encoder-decoder", lambda model, ids: "decoder_input_ids" in inspect.signature(model.forward).parameters),
     (r"does not let its attention be replaced", _fixed),
     (r"cannot attend by sdpa", lambda model, ids: model.config._attn_implementation != "sdpa"),

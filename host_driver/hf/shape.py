@@ -54,4 +54,7 @@ def _reason(model: PreTrainedModel, config: PreTrainedConfig) -> str:
         return "cannot attend by sdpa, which attends to the prompt on the model's device"
     if "past_key_values" not in inspect.signature(model.forward).parameters:
         return "takes no past_key_values: it generates without a cache"
+    needed = "num_hidden_layers", "num_attention_heads"
+    if lacking := [name for name in needed if not hasattr(config, name)]:
+        return f"has no {' and no '.join(lacking)} in its config: its attention's shape is not known"
     return ""

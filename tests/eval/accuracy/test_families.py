@@ -38,6 +38,7 @@ def test_right(name):
         ("diffllama", "twice"),
         ("deepseek_v3", "1 heads x 16 channels"),
         ("gemma4", "per_layer_config"),
+        ("pi0", "has no num_hidden_layers and no num_attention_heads in its config"),
     ],
 )
 def test_refused_for_what_the_model_has(name, reason):
@@ -62,6 +63,7 @@ def test_refused_for_what_the_model_has(name, reason):
         "layer 0 caches keys of 1 heads x 16 channels; drives serve 4 x 16",
         "an attention mask of torch.float32: only padding masks are served",
         "the model did not pass the cached keys of layer 0 on to its attention as they were",
+        "LlamaForCausalLM has no num_hidden_layers and no num_attention_heads in its config",
         "it is Tuesday",
     ],
 )
