@@ -15,6 +15,7 @@ EVAL = {
     "selectors": "eval.accuracy.selectors",
     "accuracy": "eval.accuracy.accuracy",
     "oracle": "eval.accuracy.choices",
+    "families": "eval.accuracy.families",
     "throughput": "eval.paper.throughput",
     "breakdown": "eval.paper.breakdown",
     "engine-breakdown": "eval.paper.engine_breakdown",
