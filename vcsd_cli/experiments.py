@@ -10,6 +10,7 @@ BENCH = {
     "fuzz": "eval.bench.fuzz",
     "cli-fuzz": "eval.bench.cli_fuzz",
     "transport": "eval.bench.transport",
+    "simulate": "eval.simulation.simulate",
 }
 EVAL = {
     "selectors": "eval.accuracy.selectors",
