@@ -57,11 +57,16 @@ class FlashStore:
         checkpoint = -(-sum(each.checkpoint_pages() for each in self.referrers) // g.pages_per_block)
         return min(2 * g.channels + checkpoint, g.blocks // 8)
 
-    def allocate(self, jobs: list[tuple[Writer, I64]], start_ns: int) -> list[U32]:
-        """Pages for writers; room is made where there is none. Raises OutOfSpace, ReadOnly."""
+    def allocate(self, jobs: list[tuple[Writer, I64]], start_ns: int, overwrites: bool = False) -> list[U32]:
+        """Pages for writers; room is made where there is none. Raises OutOfSpace, ReadOnly.
+
+        overwrites: each takes the place of a page that is invalid then, so blocks are used that are kept for that.
+        """
         self.placement.check_alive()
         self._check_room(sum(starts.size for _, starts in jobs), start_ns)
         reserve = self.reserve
+        if not overwrites:
+            reserve += sum(each.overwrite_blocks() for each in self.referrers)
         while True:
             try:
                 return self.placement.allocate(jobs, reserve)
