@@ -134,6 +134,6 @@ def _check_flash(folder: Folder, spec: DriveSpec, report: Report, mended: str) -
         where, _, what = finding.rpartition(": ") if ": " in finding else ("flash", "", finding)
         report.add(where, what, "lost", lost=True)
     if ftl.findings and not dry_run:
-        ftl.journal.make_room(0)
+        ftl.store.garbage = ftl.placement.erasable_blocks()  # what shows the losses may go: they are reported
         ftl.journal.record(0, everything=True)
         nand.sync()

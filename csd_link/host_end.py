@@ -172,6 +172,15 @@ class WindowDevice:
         self._submitting = threading.Lock()
         self._waiting: deque[Future[Completion]] = deque()
         self.lost: Lost | None = None
+        try:
+            self._attach()
+        except OSError as error:
+            if isinstance(error, Lost) or error.errno in _FULL:
+                raise
+            raise Lost(f"its firmware is gone ({error})") from error
+        self._liveness = Liveness(self.name)
+
+    def _attach(self) -> None:
         began, liveness = time.monotonic(), None
         while not self._end.attach():
             liveness = liveness or (self._end.identity and Liveness(self._end.identity.name))
@@ -181,7 +190,6 @@ class WindowDevice:
                 raise Lost("no drive answers at its window")
             self._doorbell.ring()
             self._doorbell.wait(1e-3)
-        self._liveness = Liveness(self.name)
 
     @property
     def identity(self) -> Identity:

@@ -95,6 +95,8 @@ class RecoveringDevice:
                     return self._remember(command, done)
                 if isinstance(self._device.lost, Silent):  # should it go on later, it has what it had
                     raise self._device.lost
+                if isinstance(VERBS[type(command)].effect, Frees):
+                    return self._free_anew(command, done.reason, submit_ns)
                 self._recover(done.reason, submit_ns)
         except Lost as lost:
             self._gone = lost
@@ -143,6 +145,13 @@ class RecoveringDevice:
         for handle, theirs in zip(ours.tolist(), done.data[0].tolist(), strict=True):
             self._held[handle] = Held(single, theirs, [Layer() for _ in range(create.layers)])
         return ours
+
+    def _free_anew(self, command: Command, reason: str, submit_ns: int) -> Completion:
+        """Sequences were being freed when the drive died: whether it knows them yet or not, they are freed with it."""
+        seqs: Sequence[int] = command.seqs  # type: ignore[union-attr]  # those whose verb frees sequences name them
+        self._freed += [self._held.pop(handle).handle for handle in seqs if handle in self._held]
+        self._recover(reason, submit_ns)
+        return Completion(status=Status.SUCCESS, submit_ns=submit_ns, finish_ns=submit_ns)
 
     def _recover(self, reason: str, submit_ns: int) -> None:
         """Wait for the drive and bring it to where it was, however often it dies meanwhile; raises Lost."""
@@ -195,6 +204,8 @@ class RecoveringDevice:
         done = self._device.submit(command, submit_ns).result()
         if done.status is Status.PATH_LOST:
             raise _DiedAgain
+        if done.status in (Status.WRITE_FAULT, Status.CAPACITY_EXCEEDED):
+            raise Lost(f"{self.name} came back and cannot take what it has lost again: {done.reason}")
         if done.status not in (Status.SUCCESS, also):
             raise Lost(f"{self.name} came back without what it had acknowledged: {done.reason}")
         return done

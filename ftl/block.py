@@ -24,6 +24,7 @@ class BlockNamespace(Referrer):
         self.map: U32 = np.zeros(0, np.uint32)
         self.mapped = 0  # pages that hold something
         self.lost: set[int] = set()  # logical pages whose content cannot be read any more
+        self.torn: set[int] = set()  # numbers of writes that were under way when power failed
         self.writer = Writer(store.geometry.channels, growth=1)
         page = np.array([store.geometry.page_bytes])
         self._one_page = page, page, np.array([1])  # useful bytes, bytes moved, ends of a plan

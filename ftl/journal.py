@@ -50,7 +50,6 @@ class Journal(Referrer):
         self._blocks_recorded = 0  # in the counters
         g = kv.store.geometry
         self._counted_pages = min(COUNTED_PAGES, g.channels * g.pages_per_block)  # none of them is erased before
-        self.recovered_at = -1  # writes at power-on, where nothing was found lost
 
     def record(self, start_ns: int, everything: bool) -> int:
         """Record all that changed, or only what invalidated pages; every so often a checkpoint, to keep it short.
@@ -64,8 +63,7 @@ class Journal(Referrer):
         counts = everything and self.store.counters.blocks - self._blocks_recorded >= self._counted_pages
         if not (full or changed or changes.freed or counts or of_blocks != self._said_of_blocks):
             return start_ns
-        if self.recovered_at == self.store.nand.writes:
-            self.make_room(start_ns)
+        self.store.begin(start_ns)
         ppns, finish_ns = self._write(full, sorted(self.kv.sequences if full else changed), start_ns)
         if full:
             self.store.placement.invalidate(self.pages)
@@ -77,15 +75,6 @@ class Journal(Referrer):
         self.store.counters.journal += ppns.size
         self._forget_changes(set(self.kv.sequences) if full else changed)
         return finish_ns
-
-    def make_room(self, start_ns: int) -> None:
-        """Erase blocks that the last record does not count on, where power was lost so often that too few are left.
-
-        Only before anything else is programmed: from then on a record has to come first.
-        """
-        if self.store.placement.free_blocks <= self.store.reserve:
-            for block in self.store.placement.erasable_blocks():
-                self.store.erase(block, start_ns)
 
     def _write(self, full: bool, handles: list[int], start_ns: int) -> tuple[U32, int]:
         """Program the next record in both places; returns its pages and when they are in flash."""
@@ -127,6 +116,7 @@ class Journal(Referrer):
             "sequences": [describe(kv, kv.sequences[handle]) for handle in handles],
             "namespace_pages": self.blocks.pages,
             "lost_pages": sorted(self.blocks.lost),
+            "torn_writes": sorted(self.blocks.torn),
             "counters": asdict(self.store.counters),
         }
 

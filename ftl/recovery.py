@@ -136,7 +136,7 @@ class Recovery:
             at += size
         self.kv.next_handle, self.kv.owners.next = head["next_handle"], head["next_owner"]
         self.blocks.resize(head["namespace_pages"])
-        self.blocks.lost = set(head.get("lost_pages", ()))
+        self.blocks.lost, self.blocks.torn = set(head.get("lost_pages", ())), set(head.get("torn_writes", ()))
         self.writes = head.get("writes", 0)
         for name, count in head["counters"].items():
             setattr(self.store.counters, name, count)
@@ -193,7 +193,7 @@ class Recovery:
         lpns, there = tag.logical_pages(tags), ppns != UNMAPPED
         numbers = np.where(there, self.store.nand.write_numbers[np.where(there, ppns, 0)], 0)
         known = np.isin(lpns, list(self.blocks.lost))
-        newer = (self.index.damaged(tags, self.writes) > numbers) & (lpns < self.blocks.pages)
+        newer = (self._lost_writes(tags) > numbers) & (lpns < self.blocks.pages)
         for lpn in lpns[newer & ~known].tolist():
             self.findings.append(f"block namespace: logical page {lpn} cannot be read")
         known &= numbers <= self.writes  # others were written again
@@ -203,13 +203,25 @@ class Recovery:
         since = self.store.nand.write_numbers[self.index.ppns] > self.writes
         self.store.counters.blocks += int(np.count_nonzero(since & (tag.kinds(self.index.tags) == Kind.BLOCK)))
 
+    def _lost_writes(self, tags: U64) -> U64:
+        """Of each tag the number of the newest write that the last record counts on and that cannot be read, or 0.
+
+        Those that were under way when power failed are remembered: later records count writes with higher numbers.
+        """
+        damaged, numbers = self.index.damaged(Kind.BLOCK)
+        lost = (numbers <= self.writes) & ~np.isin(numbers, list(self.blocks.torn))
+        self.blocks.torn = set(numbers[~lost].tolist())
+        newest: U64 = np.zeros(tags.size, np.uint64)
+        np.maximum.at(newest, np.searchsorted(tags, damaged[lost]), numbers[lost])
+        return newest
+
     def report(self) -> None:
         """Count what was lost, for the drive's health."""
         damaged = self.store.nand.damage.spares | self.store.nand.damage.blocks
         self.findings += self.store.nand.damage.files
         self.findings += [f"flash: the spare area of page or block {each} cannot be read" for each in sorted(damaged)]
         self.store.counters.unrecovered += len(self.findings)
-        self.journal.recovered_at = -1 if self.findings else self.store.nand.writes
+        self.store.garbage = [] if self.findings else self.store.placement.erasable_blocks()
 
     def count_valid(self) -> None:
         """Pages that are in use, each once, however many sequences share it."""
@@ -292,10 +304,7 @@ class TagIndex:
         tags = np.unique(self.tags[tag.kinds(self.tags) == kind])
         return tags, self.find(tags, 0)
 
-    def damaged(self, wanted: U64, writes: int) -> U64:
-        """Of each tag, the number of the newest write up to `writes` whose page is damaged; 0 where none is."""
-        numbers = self.nand.write_numbers[self.ppns]
-        lost = ~self.nand.intact(self.ppns) & (numbers <= writes) & np.isin(self.tags, wanted)
-        newest: U64 = np.zeros(wanted.size, np.uint64)
-        np.maximum.at(newest, np.searchsorted(wanted, self.tags[lost]), numbers[lost])
-        return newest
+    def damaged(self, kind: Kind) -> tuple[U64, U64]:
+        """Tags and write numbers of the damaged pages of a kind."""
+        which = ~self.nand.intact(self.ppns) & (tag.kinds(self.tags) == kind)
+        return self.tags[which], self.nand.write_numbers[self.ppns[which]]

@@ -47,6 +47,8 @@ def _check_kinds(given: dict[str, Any]) -> None:
         value, whole = given[name], isinstance(given[name], bool)
         if not isinstance(value, kind) or (whole and kind is not bool) or (name == "drives" and isinstance(value, str)):
             raise ValueError(f"{name} = {value!r}: must be {words}")
+    if given["budget"] is not None and not callable(getattr(given["budget"], "at", None)):
+        raise ValueError(f"budget = {given['budget']!r}: must be a Compression, a Fixed or another Budget")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,8 @@ def attach(
     drives: how many to make, each a `spec`; or devices of your own, which stay open.
     transport: where: `inproc`, `process`, `fuse` or `window:PATH`, see docs/drives.md. Elsewhere than in this process a
     drive may die and come back; K and V that it has not acknowledged as flushed are kept here meanwhile.
-    flush_every: decode steps after which drives are flushed; 0 is never.
+    flush_every: decode steps after which drives are flushed; 0 is never, and then all K and V of drives that may come
+    back are here as well, in host memory.
     restart: whether a drive with a process of its own is restarted when it dies.
     attention: a name of `attention_engine.METHODS`, or another method that the drives know.
     methods: a Python file with methods of your own, for drives that are made here (docs/methods.md).
@@ -141,9 +144,9 @@ def attach(
     _check_kinds(locals())
     what = Attention(attention, budget or Compression(compression, convention), embedding_bits)
     where: DriveSet | Sequence[Device] = (
-        DriveSet(count=drives, spec=spec, transport=transport, keep=keep, restart=restart, methods=methods)
-        if isinstance(drives, int)
-        else drives
+        drives
+        if isinstance(drives, Sequence)
+        else DriveSet(count=int(drives), spec=spec, transport=transport, keep=keep, restart=restart, methods=methods)
     )
     return attached(model, Setting(attention=what, drives=where, mini_batches=mini_batches, flush_every=flush_every))
 

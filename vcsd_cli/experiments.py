@@ -11,11 +11,13 @@ BENCH = {
     "fuzz": "eval.bench.fuzz",
     "cli-fuzz": "eval.bench.cli_fuzz",
     "transport": "eval.bench.transport",
+    "simulate": "eval.simulation.simulate",
 }
 EVAL = {
     "selectors": "eval.accuracy.selectors",
     "accuracy": "eval.accuracy.accuracy",
     "oracle": "eval.accuracy.choices",
+    "families": "eval.accuracy.families",
     "throughput": "eval.paper.throughput",
     "breakdown": "eval.paper.breakdown",
     "engine-breakdown": "eval.paper.engine_breakdown",

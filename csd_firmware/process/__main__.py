@@ -1,4 +1,4 @@
-"""`python -m csd_firmware.process FILE PID`: serve the drives of a file, as `ServedDrives.to_json` has made it, for PID."""
+"""`python -m csd_firmware.process FILE PID`: serve the drives of a file of `ServedDrives.to_json` for a process."""
 
 from __future__ import annotations
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,7 +17,9 @@ from csd_spec.arrays import F16, U8
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 from eval.bench.random_host import DRIVE, LOGICAL_PAGES, RandomHost, State
 from eval.experiment import Outcome, flat
+from eval.simulation.disk import Killed, SimDisk
 from ftl import Ftl, FtlError, Nand
+from ftl.flash.files import NandFiles
 from ftl.flash.nand import Erase, Operation, Program
 from ftl.flash.spare import SPARE
 from vcsd.options import MAX_SEED
@@ -88,8 +92,11 @@ def _tear(nand: Nand, operation: Operation, generator: np.random.Generator) -> C
     return undo
 
 
-def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes]) -> tuple[int, int]:
-    """Recover, and count sequences or logical pages that are lost and that are wrong."""
+def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) -> tuple[int, int]:
+    """Recover, and count sequences or logical pages that are lost and that are wrong.
+
+    newer: what logical pages may hold besides; None leaves them out.
+    """
     nand.power_on()
     try:
         ftl = Ftl(DRIVE, nand)
@@ -109,7 +116,7 @@ def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes]) -> tuple[
                 good = nand.intact(plan.ppns).all() and np.array_equal(stored_k, k) and np.array_equal(stored_v, v)
                 wrong += not (good and np.array_equal(embedding_rows(ftl, handle, layer), k))
     wrong += len(set(ftl.sequences) - set(expected))
-    if expected:
+    if expected and newer is not None:
         for lpn in range(ftl.blocks.pages):
             found = ftl.blocks.read(np.array([lpn]), 0)[0][0].tobytes()
             wrong += found != blocks[lpn].tobytes() and found not in newer
@@ -140,17 +147,21 @@ def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
 def bench_crash(cuts: int, seed: int, tick: Tick = no_tick) -> dict[str, Any]:
     """Cut the power before, in the middle of and after every operation of a trace; `cuts` is the least number.
 
-    Three traces of other seeds, four times as long, are cut at random moments, a tenth as often in all. lost:
+    Three traces of other seeds, four times as long, are cut at random moments, a tenth as often in all; and a twentieth
+    as often the machine under a drive's files loses its power, with writes that were not synced. lost:
     sequences that a commit had and recovery did not find. wrong: sequences, tokens or logical pages that are not those
     of the last commit, byte for byte. recovered: cuts after which all was right.
     """
     operations = -(-cuts // 2)
     total = _sweep(seed, operations, 1.0, tick)
     every = total["cuts"]
+    reordered = _host_cuts(seed, max(1, cuts // 20), tick)
     for longer in range(1, 4):
         total += _sweep(seed + 1000 * longer, 4 * operations, 0.1 / 12, tick)
+    at_random, total = total["cuts"] - every, total + reordered
     counts = {key: total[key] for key in ("cuts", "lost", "wrong", "recovered", "commits")}
-    return counts | {"cuts_of_every_moment": every, "cuts_at_random": total["cuts"] - every, "seed": seed}
+    kinds = {"cuts_of_every_moment": every, "cuts_at_random": at_random, "cuts_of_the_host": reordered["cuts"]}
+    return counts | kinds | {"writes_lost": reordered["writes_lost"], "seed": seed}
 
 
 def _sweep(seed: int, operations: int, share: float, tick: Tick) -> Counter[str]:
@@ -180,6 +191,44 @@ def _sweep(seed: int, operations: int, share: float, tick: Tick) -> Counter[str]
         if number < len(trace.operations):
             _apply(nand, trace.operations[number])
     total["commits"] = len(trace.commits)
+    return total
+
+
+class _Life(RandomHost):
+    """From one power-on to the next. commits: states that may come back; a sync leaves the last alone."""
+
+    def __init__(self, seed: int, nand: Nand, state: State) -> None:
+        super().__init__(seed, nand)
+        self.model, self.commits = {handle: list(layers) for handle, layers in state.items()}, [state]
+        self.ftl.journal.log = self._commit
+
+    def _commit(self, recorded: set[int], freed: set[int]) -> None:
+        kept = {handle: layers for handle, layers in self.commits[-1].items() if handle not in freed}
+        self.commits.append(kept | {handle: list(self.model[handle]) for handle in recorded if handle in self.model})
+
+    def synced(self) -> None:
+        """The last commit cannot be lost any more."""
+        del self.commits[:-1]
+
+
+def _host_cuts(seed: int, cuts: int, tick: Tick) -> Counter[str]:
+    """Cut the power of the machine under a drive's files: of writes after the last sync any may be lost or torn."""
+    draw, state, total = random.Random(seed), State(), Counter[str]()
+    disk = SimDisk("crash", "host", draw)
+    NandFiles.make(disk, DRIVE.geometry)
+    for number in range(cuts):
+        life = _Life(seed + number, Nand(DRIVE.geometry, folder=disk), state)
+        disk.synced, disk.deaths = life.synced, draw.randrange(1, 120)
+        with suppress(Killed):
+            while True:
+                life.step()
+        total["writes_lost"] += disk.lose_power()[0]
+        nand = Nand(DRIVE.geometry, folder=disk, private=True)
+        found = [_judge(nand, each, life.blocks, None) for each in life.commits]
+        best = min(range(len(found)), key=lambda i: sum(found[i]))
+        (missing, bad), state = found[best], life.commits[best]
+        total.update(cuts=1, lost=missing, wrong=bad, recovered=int(not (missing or bad)))
+        tick(None)
     return total
 
 

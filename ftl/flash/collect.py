@@ -38,7 +38,7 @@ class Collector:
         """
         empty = self.store.placement.erasable_blocks()
         finish_ns = self.journal.record(start_ns, everything)
-        for block in empty:
+        for block in sorted(set(empty) & set(self.store.placement.erasable_blocks())):  # a record may have needed one
             self.store.erase(block, finish_ns)
         for block in cold_blocks(self.store):
             if not self._level(block, finish_ns):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,10 +140,11 @@ class Nand:
         self.damage.corrected = len(fixed) + areas.size + wrong.size
         if not private:
             self._files = files
-            for block in (*fixed, *lost):
-                self._write_block(block)
-            for some in (areas, wrong):
-                self._write(some, self.content[some])
+            with suppress(MediumFailed):  # what is in memory is right; `failed` refuses whatever would change it
+                for block in (*fixed, *lost):
+                    self._write_block(block)
+                for some in (areas, wrong):
+                    self._write(some, self.content[some])
 
     def power_on(self) -> None:
         """Learn from the spare areas what a controller knows: what is programmed, and which of it is damaged."""

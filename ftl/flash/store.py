@@ -44,6 +44,7 @@ class FlashStore:
         self.counters = Counters()
         self.referrers: list[Referrer] = []
         self.reclaim: Reclaim | None = None
+        self.garbage: list[int] = []  # blocks on which no record counts, as power-on has found them with nothing lost
 
     @property
     def content(self) -> U16:
@@ -52,10 +53,19 @@ class FlashStore:
 
     @property
     def reserve(self) -> int:
-        """Blocks that only collection and the journal may use: an extent for each, and room for a checkpoint."""
+        """Blocks that only collection and both places of the journal may use: an extent for each, and room for a
+        checkpoint."""
         g = self.geometry
         checkpoint = -(-sum(each.checkpoint_pages() for each in self.referrers) // g.pages_per_block)
-        return min(2 * g.channels + checkpoint, g.blocks // 8)
+        return min(3 * g.channels + checkpoint, g.blocks // 6)
+
+    def begin(self, start_ns: int) -> None:
+        """Before the first program after power-on: where power was lost so often that few blocks are left, erase those
+        that held nothing then. Later a record would have to come first, and that needs blocks."""
+        garbage, self.garbage = self.garbage, []
+        if self.placement.free_blocks <= 2 * self.reserve:
+            for block in garbage:
+                self.erase(block, start_ns)
 
     def allocate(self, jobs: list[tuple[Writer, I64]], start_ns: int, overwrites: bool = False) -> list[U32]:
         """Pages for writers; room is made where there is none. Raises OutOfSpace, ReadOnly.
@@ -63,6 +73,7 @@ class FlashStore:
         overwrites: each takes the place of a page that is invalid then, so blocks are used that are kept for that.
         """
         self.placement.check_alive()
+        self.begin(start_ns)
         self._check_room(sum(starts.size for _, starts in jobs), start_ns)
         reserve = self.reserve
         if not overwrites:

@@ -162,6 +162,11 @@ class CsdCache(_InDrives, Cache):
             raise Unsupported(f"layers {', '.join(map(str, lacking))} cache no K and V: only attention is served")
         self._torn = False
 
+    def stand_behind(self, given: Cache) -> None:
+        """Let a user's cache have these layers in place of its own: it is filled with this one."""
+        if given is not self:
+            given.layers, given.csd_cache = self.layers, self
+
     def check_use(self, layer: int) -> None:
         """Raise where the attention that follows is not ours, or where ours was not called last time."""
         implementation = self.config._attn_implementation
@@ -223,7 +228,7 @@ class CsdCache(_InDrives, Cache):
 def behind(given: Any, driver: Driver, config: Any, max_tokens: int) -> CsdCache:
     """The cache in drives that stands behind what a forward of the attached model was given.
 
-    A user's empty cache gets the layers of a new one, so that it is filled. Raises Unsupported for a cache that is
+    Raises Unsupported for a cache that is
     filled or in the drives of another attach, and for kinds that do something else than keep K and V.
     """
     cache: CsdCache | None = given if isinstance(given, CsdCache) else getattr(given, "csd_cache", None)
@@ -240,5 +245,4 @@ def behind(given: Any, driver: Driver, config: Any, max_tokens: int) -> CsdCache
         raise Unsupported(f"a cache of type {type(given).__name__} cannot move into drives: use DynamicCache()")
     if given.get_seq_length():
         raise Unsupported("a cache that was filled outside of vcsd.attach cannot move into drives: fill it inside")
-    given.layers, given.csd_cache = cache.layers, cache
     return cache

@@ -21,6 +21,8 @@ from host_driver.hf.cache import IMPLEMENTATION, CsdCache, behind
 from host_driver.hf.shape import Unsupported
 from host_driver.turnstile import TurnBroken
 
+_OTHERS = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")  # what cross-attention attends to
+
 
 def check_free(model: PreTrainedModel) -> None:
     """Raise Unsupported for a model that attends in drives already."""
@@ -73,9 +75,13 @@ def csd_forward(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Ca
         own, use_cache = given.get("past_key_values"), given.get("use_cache")
         if own is None and not (config.use_cache if use_cache is None else use_cache):
             return forward(**given)
+        if other := [name for name in _OTHERS if given.get(name) is not None]:
+            raise Unsupported(f"{other[0]}: only attention to a model's own tokens is served")
         cache = behind(own, driver, config, max_tokens)
         with cache.forward():
             out = _run(forward, driver, mini_batches, cache, given | {"past_key_values": cache})
+        if own is not None:
+            cache.stand_behind(own)
         return _with_cache(out, cache if own is None else own, given)
 
     uncompiled: Callable[..., Any] = torch.compiler.disable(wrapped)

@@ -18,6 +18,7 @@ from csd_link.run_dir import run_dir
 from csd_link.transports import OURS, transport_of, transports
 from tests.served import decoder
 from tests.vcsd_cli.test_main import PROMPT, vcsd
+from vcsd.report import Report
 from vcsd.transport import open_drives
 
 PIGEON = '''
@@ -113,7 +114,7 @@ def test_modelled_time_does_not_know_how_long_a_process_stands_still(transport, 
                     stall()
                 outputs.append(step())
             driver.free(batch)
-            return np.stack(outputs), driver.traffic
+            return np.stack(outputs), Report.of(driver).to_dict(), driver.now_ns
 
     def stall():
         pids = [int(file.read_text()) for file in run_dir().glob("*/pid")]
@@ -122,10 +123,10 @@ def test_modelled_time_does_not_know_how_long_a_process_stands_still(transport, 
             os.kill(pid, signal.SIGSTOP)
             Timer(stalled_s, os.kill, (pid, signal.SIGCONT)).start()
 
-    expected, traffic = decode("inproc", lambda: None)
-    found, stalled = decode(transport.format(tmp_path), stall)
+    expected, *figures = decode("inproc", lambda: None)
+    found, *stalled = decode(transport.format(tmp_path), stall)
     np.testing.assert_array_equal(found, expected)
-    assert stalled == traffic
+    assert stalled == figures
 
 
 @pytest.mark.usefixtures("own_run_dir", "fuse")

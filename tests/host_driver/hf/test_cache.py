@@ -1,6 +1,6 @@
 """Real transformers models with their K and V in drives, against the same models with sdpa.
 
-partner of: host_driver/hf/attention.py, host_driver/hf/shape.py, host_driver/hf/staging.py
+partner of: host_driver/hf/attention.py, host_driver/hf/staging.py
 """
 
 import gc
@@ -225,6 +225,7 @@ def test_models_that_cannot_be_served_are_refused_before_anything_changes(make, 
         ({"mini_batches": 1.5}, "mini_batches = 1.5: must be a whole number"),
         ({"keep": "folder"}, r"keep = 'folder': must be a pathlib\.Path"),
         ({"restart": "no"}, "restart = 'no': must be True or False"),
+        ({"budget": 8}, "budget = 8: must be a Compression"),
         ({"attention": None}, "attention = None: must be text"),
     ],
 )

@@ -149,8 +149,10 @@ def test_a_model_with_compiled_parts_is_refused(model):
 
 def test_attention_twice_for_one_update_is_refused(ids):
     model = make(DiffLlamaForCausalLM, DiffLlamaConfig(**LLAMA))
+    cache = DynamicCache()
     with vcsd.attach(model), pytest.raises(Unsupported, match="twice"):
-        model(ids)
+        model(ids, past_key_values=cache)
+    assert model(ids, past_key_values=cache).past_key_values.get_seq_length() == 40  # it was left as it was
 
 
 def test_positions_along_several_axes_are_cut_by_the_batch():

@@ -1,0 +1,129 @@
+"""Every decoder architecture that transformers has, tiny and with random weights: served right, or refused truly."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated, Any
+
+import transformers
+import typer
+
+from eval.accuracy.family import Row, try_family
+from eval.accuracy.tiny import architectures
+from eval.experiment import Outcome
+from vcsd.progress import Tick, no_tick, progress
+from vcsd.tables import table
+
+PRELOADED = ["eval.accuracy.family"]  # imported once, then forked
+COLUMNS = ("model type", "outcome", "logits", "control", "reason")
+PAGE = """# Which architectures are served
+
+`vcsd eval families --page docs/families.md`, transformers {version}: {found}.
+
+Every decoder that transformers has for causal language models, and those for text from images, is built tiny with
+random weights from its own default config, and generates: a prompt alone, and a batch of two of which one is padded
+on the left; with the model's own attention, and with dense attention in two drives (one where there is one KV head).
+In drives it is given the tokens of its own decoding, so that the logits of every step can be compared, and nearly
+tied tokens do not matter. What attach refuses at once does not generate. All experts take part, since rounding
+decides between nearly tied ones.
+
+- **right**: all steps were in drives, and no logit differs by more than 2^-7 of the largest, nor by more than a quarter
+  of what another first token of the prompt makes of them (*control*, which reaches those steps by attention alone).
+  Storage and link are FP16, 11 bits, and each layer rounds q, k, v and the output.
+- **refused** with a reason, before the first token; the reason was then found in the model by another way: its own
+  cache, its modules, or what its layers give to an attention that only takes notes.
+- **not_built**: default sizes that do not go together when they are shrunk, packages that are not installed, models
+  that need an image.
+
+"""
+OUTCOMES = ("right", "refused", "not_built", "wrong", "crashed")
+
+
+def sweep(names: Sequence[str], workers: int, limit_s: float, tick: Tick = no_tick) -> list[Row]:
+    """Try architectures, each in a process of its own, which may die or be late without harm to the others."""
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+
+    def one(name: str) -> Row:
+        row = _apart(context, name, limit_s)
+        tick(None)
+        return row
+
+    pool = ThreadPoolExecutor(workers)
+    try:
+        return list(pool.map(one, names))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _apart(context: Any, name: str, limit_s: float) -> Row:
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_work, args=(name, sender))
+    child.start()
+    sender.close()
+    try:
+        if receiver.poll(limit_s):
+            row: Row = receiver.recv()
+            return row
+        return Row(name, "crashed", f"did not end within {limit_s:g} s")
+    except EOFError:
+        child.join()
+        return Row(name, "crashed", f"its process ended with {child.exitcode}")
+    finally:
+        child.kill()
+        child.join()
+        receiver.close()
+
+
+def _work(name: str, sender: Connection) -> None:
+    transformers.logging.set_verbosity_error()
+    sender.send(try_family(name))
+
+
+def experiment(
+    names: Annotated[str, typer.Option(help="model types, with commas (default: all that transformers has)")] = "",
+    workers: Annotated[int | None, typer.Option(min=1, help="processes (default: a core each)")] = None,
+    limit: Annotated[float, typer.Option(min=1, help="seconds for each")] = 90.0,
+    page: Annotated[Path | None, typer.Option(help="Markdown file to write the table to")] = None,
+) -> Outcome:
+    """Try every decoder architecture of transformers in drives, beside its own attention."""
+    known = architectures()
+    wanted = [name.strip() for name in names.split(",")] if names else known
+    if unknown := [name for name in wanted if name not in known]:
+        raise ValueError(f"names = {', '.join(unknown)}: transformers {transformers.__version__} has no such decoder")
+    with progress("architectures", len(wanted)) as tick:
+        rows = sweep(wanted, workers or len(os.sched_getaffinity(0)), limit, tick)
+    counts = Counter(row.outcome for row in rows)
+    rows.sort(key=lambda row: (OUTCOMES.index(row.outcome), row.reason, row.name))
+    cells = [(row.name, row.outcome, _share(row.difference), _share(row.control), row.reason) for row in rows]
+    if page:
+        page.write_text(_markdown(counts, cells), encoding="utf-8")
+    unchecked = [row.name for row in rows if row.outcome == "refused" and not row.reason_checked]
+    notes = [f"refused for a reason that was not found by another way: {', '.join(unchecked)}"] if unchecked else []
+    summary = table("architectures", OUTCOMES, [[str(counts[name]) for name in OUTCOMES]], left=("",))
+    return Outcome(
+        {name: counts[name] for name in OUTCOMES} | {"rows": [asdict(row) for row in rows]},
+        [table("decoder architectures", COLUMNS, cells, left=("model type", "outcome", "reason")), summary],
+        notes,
+        failed=bool(counts["wrong"] or counts["crashed"] or unchecked),
+    )
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"
+
+
+def _markdown(counts: Counter[str], cells: Sequence[Sequence[str]]) -> str:
+    """The page: what was done, the counts, a line for each architecture."""
+    found = ", ".join(f"{name} {counts[name]}" for name in OUTCOMES)
+    head = PAGE.format(version=transformers.__version__, found=found)
+    table_lines = ["| " + " | ".join(each) + " |" for each in (COLUMNS, ["---"] * len(COLUMNS))]
+    table_lines += ["| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in cells]
+    return head + "\n".join(table_lines) + "\n"

@@ -1,0 +1,163 @@
+"""One architecture, tiny and with random weights: its attention in drives beside its own."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+import vcsd
+from eval.accuracy.refusals import confirmed
+from eval.accuracy.tiny import VOCABULARY, build
+from host_driver.hf.shape import model_shape
+
+PROMPT, PADDED, NEW = 40, 13, 8  # tokens
+SPREAD = 3.0  # of the weights: with less attention is flat, and what is wrong with it does not show
+
+# Rounding to FP16 errs by 2^-11 at most: of q, k, v and the output in each of 4 layers
+TOLERANCE = 2.0**-7  # of the largest logit
+SHOWS = 0.25  # of what another first token makes of the logits
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of an architecture: right, refused, not_built, wrong or crashed, and why.
+
+    reason_checked: whether the model has what a refusal says, looked for in another way. difference: the largest of all
+    logits, as a share of the largest logit. control: the same for another first token of the prompt, with the model's
+    own attention. tokens_equal: share of the steps whose best token is the same.
+    """
+
+    name: str
+    outcome: str
+    reason: str = ""
+    model_class: str = ""
+    reason_checked: bool | None = None
+    difference: float | None = None
+    control: float | None = None
+    tokens_equal: float | None = None
+    seconds: float = 0.0
+
+
+class Forced(LogitsProcessor):
+    """Makes greedy decoding take given tokens (B, steps) after a prompt."""
+
+    def __init__(self, tokens: torch.Tensor | None) -> None:
+        self.tokens, self.begun = tokens, False
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.begun = True
+        if self.tokens is None:
+            return scores
+        wanted = self.tokens[:, input_ids.shape[1] - PROMPT, None]
+        return torch.full_like(scores, -torch.inf).scatter_(1, wanted, 0.0)
+
+
+def try_family(name: str) -> Row:
+    """Build a tiny model, decode with its own attention and in drives, compare.
+
+    A prompt alone, and one in a batch with another that is padded on the left. In drives the model is given the tokens
+    of its own decoding, so that every step's logits can be compared, and best tokens that are nearly tied may change.
+    """
+    began = time.monotonic()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        row = _try_family(name)
+    return replace(row, seconds=round(time.monotonic() - began, 2))
+
+
+def _try_family(name: str) -> Row:
+    try:
+        model = build(name, SPREAD)
+    except Exception as error:  # a config of defaults and small sizes fails in as many ways as there are
+        return Row(name, "not_built", _line(error))
+    made = Row(name, "wrong", model_class=type(model).__name__)
+    refusal = None
+    try:
+        model_shape(model)
+    except vcsd.Unsupported as error:
+        refusal = error
+    except Exception as error:  # whatever it is, it is a defect
+        return replace(made, outcome="crashed", reason=_line(error))
+    try:
+        if refusal:
+            return _refused(made, model, refusal)
+        own, other = _by_itself(model)
+    except Exception as error:  # a model that cannot attend to a prompt by itself
+        return replace(made, outcome="not_built", reason=_line(error))
+    largest = max(float(logits.abs().max()) for _, logits in own)
+    control = float((other - own[0][1]).abs().max()) / largest
+    if not 0 < control < torch.inf:
+        return replace(made, outcome="not_built", reason="its own logits are not finite, or alike for all prompts")
+    return _compare(replace(made, control=control), model, largest, own)
+
+
+def _by_itself(model: PreTrainedModel) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
+    """Tokens and logits of both inputs, and the first one's logits after another first token."""
+    model.generation_config.eos_token_id = None
+    inputs = _inputs()
+    own = [_decode(model, each, Forced(None)) for each in inputs]
+    exchanged = inputs[0] | {"input_ids": inputs[0]["input_ids"].index_fill(1, torch.tensor([0]), 5)}
+    return own, _decode(model, exchanged, Forced(own[0][0]))[1]
+
+
+def _compare(made: Row, model: PreTrainedModel, largest: float, own: list[tuple[torch.Tensor, torch.Tensor]]) -> Row:
+    """The row with what drives make of it."""
+    forced = [Forced(tokens) for tokens, _ in own]
+    try:
+        with vcsd.attach(model, drives=min(2, model_shape(model).kv_heads), attention="dense") as csd:
+            got = [_decode(model, *each)[1] for each in zip(_inputs(), forced, strict=True)]
+            steps = csd.report().steps
+    except vcsd.Unsupported as error:
+        if forced[0].begun:
+            return replace(made, outcome="crashed", reason=f"refused after the first token: {error}")
+        return _refused(made, model, error)
+    except Exception as error:  # a defect, as in model_shape
+        return replace(made, outcome="crashed", reason=_line(error))
+    pairs = [(logits, wanted) for logits, (_, wanted) in zip(got, own, strict=True)]
+    difference = max(float((logits - wanted).abs().max()) for logits, wanted in pairs) / largest
+    equal = torch.cat([(logits.argmax(-1) == wanted.argmax(-1)).flatten() for logits, wanted in pairs])
+    made = replace(made, difference=difference, tokens_equal=float(equal.float().mean()))
+    if steps != len(own) * (NEW - 1):
+        return replace(made, reason=f"{steps} steps were in drives")
+    assert made.control is not None
+    if not difference <= min(TOLERANCE, SHOWS * made.control):
+        return replace(made, reason=f"logits differ by {difference:.2g} of the largest")
+    return replace(made, outcome="right")
+
+
+def _refused(made: Row, model: PreTrainedModel, error: vcsd.Unsupported) -> Row:
+    checked = confirmed(str(error), model, _inputs()[0]["input_ids"])
+    return replace(made, outcome="refused", reason=str(error), reason_checked=checked)
+
+
+def _inputs() -> list[dict[str, torch.Tensor]]:
+    """A prompt, and a batch of it and one that is padded on the left."""
+    ids = torch.randint(10, VOCABULARY, (2, PROMPT), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, :PADDED], ids[1, :PADDED] = 0, 0
+    return [{"input_ids": ids[:rows], "attention_mask": mask[:rows]} for rows in (1, 2)]
+
+
+def _decode(
+    model: PreTrainedModel, inputs: dict[str, torch.Tensor], forced: Forced
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Greedy decoding: tokens (B, steps) and logits (steps, B, vocabulary)."""
+    out = model.generate(
+        **inputs,
+        max_new_tokens=NEW,
+        do_sample=False,
+        pad_token_id=0,
+        logits_processor=LogitsProcessorList([forced]),
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    return out.sequences[:, PROMPT:], torch.stack(out.logits).float()
+
+
+def _line(error: Exception) -> str:
+    """An error of whatever kind in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}"

@@ -1,0 +1,154 @@
+"""A host that gives drives random work by way of the real driver, and knows what the answers must be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from csd_link.host_end import WindowDevice
+from csd_link.recovery import RecoveringDevice
+from csd_spec import Attention, Compression, DeviceError, ModelShape
+from csd_spec.arrays import F16
+from eval.bench.random_host import DIM
+from host_driver.driver import Batch, Driver
+
+LAYERS, HEADS_A_DRIVE, GROUP = 2, 2, 2
+VERBS = ("create", "append", "append", "decode", "decode", "read", "crop", "free", "flush")
+TOLERANCE = 4e-3  # of attention in FP16
+
+
+class Wrong(Exception):
+    """An answer that must not be."""
+
+
+class Inline:
+    """An executor that has no threads."""
+
+    def __init__(self, *args: Any, **given: Any) -> None: ...
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Do it now."""
+        future = Future[Any]()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Held:
+    """Sequences of a batch, and their rows: of each layer k and v, (B, S, H, d)."""
+
+    batch: Batch
+    layers: list[tuple[F16, F16]]
+
+
+class SimHost:
+    """One tenant's host. connects: how to reach each drive."""
+
+    def __init__(self, connects: list[Callable[[], WindowDevice]], draw: random.Random) -> None:
+        """Raises Lost where a drive does not answer."""
+        self.draw, self.generator = draw, np.random.default_rng(draw.randrange(1 << 30))
+        self.heads = HEADS_A_DRIVE * len(connects)
+        shape = ModelShape(name="sim", layers=LAYERS, q_heads=GROUP * self.heads, kv_heads=self.heads, head_dim=DIM)
+        self.devices = [RecoveringDevice(connect) for connect in connects]
+        attention = Attention("dense", Compression(1))
+        self.driver = Driver(self.devices, shape, attention, flush_every=draw.choice([0, 2, 5]))
+        self.held: list[Held] = []
+
+    def rows(self, *shape: int) -> F16:
+        return self.generator.standard_normal((*shape, DIM)).astype(np.float16)
+
+    def work(self) -> None:
+        """One verb. Raises Wrong for an answer that is not right, DeviceError where a drive refuses it."""
+        verb = self.draw.choice(VERBS) if self.held else "create"
+        if len(self.held) >= 4:
+            verb = "free"
+        held = self.draw.choice(self.held) if self.held else None
+        try:
+            getattr(self, f"_{verb}")(held)
+        except DeviceError:
+            if held in self.held:
+                self.held.remove(held)
+                self.driver.free(held.batch)
+            raise
+
+    def _create(self, _: Held | None) -> None:
+        count = self.draw.choice([1, 2])
+        empty = self.rows(count, 0, self.heads)
+        self.held.append(Held(self.driver.create(count, 64), [(empty, empty)] * LAYERS))
+
+    def _append(self, held: Held) -> None:
+        lengths = np.full(len(held.layers[0][0]), self.draw.choice([3, 17, 40]))
+        for layer in range(LAYERS):
+            k, v = (self.rows(int(lengths[0]) * lengths.size, self.heads) for _ in range(2))
+            self.driver.append(held.batch, slice(None), layer, lengths, partial(_both, k, v))
+            self.driver.settle()
+            self._grow(held, layer, *(x.reshape(lengths.size, -1, self.heads, DIM) for x in (k, v)))
+
+    def _grow(self, held: Held, layer: int, k: F16, v: F16) -> None:
+        old_k, old_v = held.layers[layer]
+        held.layers[layer] = np.concatenate([old_k, k], axis=1), np.concatenate([old_v, v], axis=1)
+
+    def _decode(self, held: Held) -> None:
+        count = len(held.layers[0][0])
+        for _ in range(self.draw.choice([1, 3])):
+            with self.driver.step(1) as (part,):
+                for layer in range(LAYERS):
+                    q, k, v = (self.rows(count, heads) for heads in (GROUP * self.heads, self.heads, self.heads))
+                    found = self.driver.decode(held.batch, slice(None), part, layer, q, k, v)
+                    self._grow(held, layer, k[:, None], v[:, None])
+                    if not np.allclose(found.astype(np.float32), _attention(q, *held.layers[layer]), atol=TOLERANCE):
+                        raise Wrong(f"attention of layer {layer} over {held.layers[layer][0].shape[1]} tokens")
+
+    def _read(self, held: Held) -> None:
+        for layer, rows in enumerate(held.layers):
+            found = self.driver.read(held.batch, slice(None), layer)
+            for each, kept in zip(found, rows, strict=True):
+                if not np.array_equal(each.reshape(kept.shape), kept):
+                    raise Wrong(f"layer {layer} reads back otherwise")
+
+    def _crop(self, held: Held) -> None:
+        for layer, (k, v) in enumerate(held.layers):
+            length = self.draw.randrange(k.shape[1] + 1)
+            self.driver.crop(held.batch, layer, np.full(len(k), length))
+            held.layers[layer] = k[:, :length], v[:, :length]
+
+    def _free(self, held: Held) -> None:
+        self.held.remove(held)
+        self.driver.free(held.batch)
+
+    def _flush(self, held: Held) -> None:
+        self.driver.flush()
+
+    def check(self) -> None:
+        """Read all that is held."""
+        for held in self.held:
+            self._read(held)
+
+    def leave(self) -> None:
+        """Free all and go."""
+        while self.held:
+            self._free(self.held[0])
+        self.driver.close()
+
+
+def _both(k: F16, v: F16) -> tuple[F16, F16]:
+    return k, v
+
+
+def _attention(q: F16, k: F16, v: F16) -> Any:
+    """Dense attention in float32: q (B, q_heads, d), k and v (B, S, H, d)."""
+    keys, values = (np.repeat(x.astype(np.float32), GROUP, axis=2) for x in (k, v))
+    logits = np.einsum("bhd,bshd->bhs", q.astype(np.float32), keys) / np.sqrt(DIM)
+    weights = np.exp(logits - logits.max(axis=2, keepdims=True))
+    return np.einsum("bhs,bshd->bhd", weights / weights.sum(axis=2, keepdims=True), values)

@@ -1,0 +1,62 @@
+"""Bugs that can be planted, to see that the simulation finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+from unittest.mock import patch
+
+from csd_link.wire import encode_completion
+from ftl.kv.owners import Owners
+from ftl.recovery import Recovery
+
+Plant = Callable[[], AbstractContextManager[Any]]
+
+
+def lock_left_out() -> AbstractContextManager[Any]:
+    """Two servers may open one folder."""
+    return patch("csd_firmware.folder.fcntl.flock")
+
+
+def record_not_chained() -> AbstractContextManager[Any]:
+    """A record that is missing is passed over."""
+    return patch.object(Recovery, "_miss")
+
+
+def generation_not_checked() -> AbstractContextManager[Any]:
+    """Blocks of an earlier life of either end are taken for those of this one."""
+    both = ExitStack()
+    for end in ("host_end", "drive_end"):
+        both.enter_context(patch(f"csd_link.{end}.next_generation", lambda *used: 1))
+    return both
+
+
+def owner_reused() -> AbstractContextManager[Any]:
+    """A sequence goes on under its owner after a crop, and after a loss of power."""
+    original = Owners.new
+
+    def new(self: Owners, handle: int, writes: int) -> int:
+        mine = [owner for owner, sharers in self.sharers.items() if sharers == {handle}]
+        return mine[-1] if mine else original(self, handle, writes)
+
+    return patch.object(Owners, "new", new)
+
+
+def completion_cut() -> AbstractContextManager[Any]:
+    """The last bytes of a completion's data are left out."""
+
+    def cut(done: Any, crc: Callable[[bytes], int]) -> tuple[bytes, bytes]:
+        head, data = encode_completion(done, crc)
+        return head, data[:-2]
+
+    return patch("csd_link.drive_end.encode_completion", cut)
+
+
+PLANTS: dict[str, Plant] = {
+    "lock": lock_left_out,
+    "chain": record_not_chained,
+    "generation": generation_not_checked,
+    "owner": owner_reused,
+    "completion": completion_cut,
+}

@@ -1,0 +1,139 @@
+"""A sample of the architectures: outcomes, reasons that are looked for in the model, and processes that die.
+
+partner of: eval/accuracy/tiny.py, eval/accuracy/refusals.py, eval/accuracy/family.py
+"""
+
+import os
+import time
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from eval.accuracy import families, family
+from eval.accuracy.families import experiment, sweep
+from eval.accuracy.family import Row, try_family
+from eval.accuracy.refusals import confirmed
+from eval.accuracy.tiny import architectures, build
+from host_driver.hf import attention
+
+SERVED = ("llama", "gpt2", "opt", "bart", "roberta", "mixtral", "phi3", "gpt_bigcode", "qwen2_vl")
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_right(name):
+    row = try_family(name)
+    assert (row.outcome, row.reason) == ("right", "")
+    assert 0 < row.difference < row.control / 4
+    assert row.tokens_equal > 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("mistral", "sliding_attention"),
+        ("gemma2", "attn_logit_softcapping"),
+        ("falcon", "AttentionInterface"),
+        ("mllama", "cross-attention"),
+        ("diffllama", "twice"),
+        ("deepseek_v3", "1 heads x 16 channels"),
+        ("gemma4", "per_layer_config"),
+        ("pi0", "has no num_hidden_layers and no num_attention_heads in its config"),
+    ],
+)
+def test_refused_for_what_the_model_has(name, reason):
+    row = try_family(name)
+    assert row.outcome == "refused" and reason in row.reason
+    assert row.reason_checked
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "LlamaForCausalLM has layers of kind sliding_attention: only full attention is served",
+        "LlamaForCausalLM does not let its attention be replaced (it does not call AttentionInterface)",
+        "LlamaForCausalLM cannot attend by sdpa, which attends to the prompt on the model's device",
+        "LlamaForCausalLM is an encoder-decoder: only decoders are served",
+        "LlamaForCausalLM caps its attention logits (attn_logit_softcapping), which drives do not do",
+        "LlamaForCausalLM has cross-attention, to what is not in its cache",
+        "LlamaForCausalLM has layers of several shapes (per_layer_config)",
+        "LlamaForCausalLM takes no past_key_values: it generates without a cache",
+        "LlamaAttention attends to later tokens, which drives do not do",
+        "LlamaAttention attends twice to what it caches once, which drives do not do",
+        "layer 0 caches keys of 1 heads x 16 channels; drives serve 4 x 16",
+        "an attention mask of torch.float32: only padding masks are served",
+        "the model did not pass the cached keys of layer 0 on to its attention as they were",
+        "LlamaForCausalLM has no num_hidden_layers and no num_attention_heads in its config",
+        "it is Tuesday",
+    ],
+)
+def test_no_reason_is_found_in_a_model_that_is_served(reason):
+    ids = torch.arange(10, 30)[None]
+    with torch.inference_mode():
+        assert not confirmed(reason, build("llama", 1.0), ids)
+
+
+def test_attention_that_is_slightly_wrong_is_seen(monkeypatch):
+    decode = attention._decode
+
+    def scaled(layer, q, k, v, admitted):
+        return decode(layer, 0.9 * q, k, v, admitted)
+
+    monkeypatch.setattr(attention, "_decode", scaled)
+    row = try_family("llama")
+    assert row.outcome == "wrong" and "logits differ" in row.reason
+
+
+def test_whatever_attach_fails_with_is_a_crash(monkeypatch):
+    for place in ("model_shape", "vcsd.attach"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"eval.accuracy.family.{place}", lambda *_, **__: 1 / 0)
+            assert try_family("llama").outcome == "crashed"
+
+
+def test_what_cannot_be_built_says_why():
+    row = try_family("blip")
+    assert row.outcome == "not_built" and "pixel_values" in row.reason
+
+
+def _die(name, sender):
+    if name == "late":
+        time.sleep(60)
+    if name == "dead":
+        os.abort()
+    sender.send(Row(name, "right"))
+
+
+def test_an_architecture_that_dies_or_is_late_does_not_end_the_sweep(monkeypatch):
+    monkeypatch.setattr(families, "_work", _die)
+    dead, good = sweep(["dead", "good"], workers=2, limit_s=60)
+    assert (dead.outcome, dead.reason) == ("crashed", "its process ended with -6")
+    assert good.outcome == "right"
+    (late,) = sweep(["late"], workers=1, limit_s=2)
+    assert (late.outcome, late.reason) == ("crashed", "did not end within 2 s")
+
+
+def test_for_programs_and_as_a_page(monkeypatch, tmp_path):
+    rows = [Row("llama", "right", difference=1e-4, control=0.5), Row("bert", "refused", "it is Tuesday", "Bert", False)]
+    monkeypatch.setattr(families, "sweep", lambda *_: rows)
+    outcome = experiment(names="llama,bert", page=tmp_path / "page.md")
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    assert lines[-2:] == ["| llama | right | 1.0e-04 | 5.0e-01 |  |", "| bert | refused |  |  | it is Tuesday |"]
+    assert outcome.result == {
+        "right": 1,
+        "refused": 1,
+        "not_built": 0,
+        "wrong": 0,
+        "crashed": 0,
+        "rows": [asdict(row) for row in rows],
+    }
+    assert outcome.failed and "bert" in outcome.notes[0]
+    with pytest.raises(ValueError, match="names = nonsense"):
+        experiment(names="nonsense")
+
+
+def test_the_list_has_text_and_image_models_once_each():
+    names = architectures()
+    assert len(names) == len(set(names))
+    assert {"llama", "qwen2_vl"} <= set(names)
+    assert family.PADDED < family.PROMPT
