@@ -52,6 +52,11 @@ class Namespace:
         self._now_ns = 0
         self.latency = {"read": Latency(), "write": Latency(), "flush": Latency()}
 
+    @property
+    def free_bytes(self) -> int:
+        """Of pages that hold nothing in flash."""
+        return self.size_bytes - self._firmware.ftl.blocks.mapped * self.page_bytes
+
     def read(self, offset: int, size: int) -> bytes:
         """At most `size` bytes; fewer at the end of the namespace."""
         size = max(0, min(size, self.size_bytes - offset))

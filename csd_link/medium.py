@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -111,7 +112,9 @@ class FileMedium:
         return [(at, min(self._max_bytes, end - at)) for at in range(first, end, self._max_bytes)]
 
     def close(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        with contextlib.suppress(OSError):  # of a mount whose drive has died; the descriptor is gone all the same
+            os.close(fd)
 
 
 def make_window_file(path: Path, size_bytes: int) -> None:

@@ -171,7 +171,7 @@ class RecoveringDevice:
             try:
                 self._device = self._connect()
                 return
-            except Lost:
+            except OSError:  # Lost, or what lies in a mount that is not back yet
                 if time.monotonic() > deadline:
                     raise Lost(f"{self.name}: {reason}, and it did not come back in {RESTART_S:g} s") from None
                 time.sleep(0.01)

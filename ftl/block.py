@@ -22,6 +22,7 @@ class BlockNamespace(Referrer):
     def __init__(self, store: FlashStore) -> None:
         self.store = store
         self.map: U32 = np.zeros(0, np.uint32)
+        self.mapped = 0  # pages that hold something
         self.lost: set[int] = set()  # logical pages whose content cannot be read any more
         self.torn: set[int] = set()  # numbers of writes that were under way when power failed
         self.writer = Writer(store.geometry.channels, growth=1)
@@ -32,15 +33,11 @@ class BlockNamespace(Referrer):
     def pages(self) -> int:
         return self.map.size
 
-    @property
-    def mapped(self) -> int:
-        """Pages that hold something."""
-        return int(np.count_nonzero(in_flash(self.map)))
-
     def discard(self) -> None:
         """Forget everything; what was written may come back after a loss of power before blocks are erased."""
         self.store.placement.invalidate(self.map[in_flash(self.map)])
         self.map[:] = UNMAPPED
+        self.mapped = 0
         self.lost.clear()
 
     def resize(self, pages: int) -> None:
@@ -52,11 +49,13 @@ class BlockNamespace(Referrer):
     def write(self, lpns: I64, data: U8, start_ns: int) -> int:
         """Write logical pages (N,), each once, with data (N, page_bytes); returns when the last program ends."""
         self._check(lpns)
-        store = self.store
-        (ppns,) = store.allocate([(self.writer, lpns)], start_ns)
+        store, there = self.store, int(np.count_nonzero(in_flash(self.map[lpns])))
+        turns = self.writer.written + np.arange(lpns.size)  # by turns, so that channels fill alike whatever is written
+        (ppns,) = store.allocate([(self.writer, turns)], start_ns, overwrites=there == lpns.size)
         finish_ns = store.program(self.writer, ppns, data, tag.block_tags(lpns), start_ns)
         old = self.map[lpns]
         self.map[lpns] = ppns
+        self.mapped += lpns.size - there
         self.lost.difference_update(lpns.tolist())
         store.placement.invalidate(old[in_flash(old)])
         store.counters.blocks += ppns.size
@@ -87,6 +86,7 @@ class BlockNamespace(Referrer):
         lpns = tag.logical_pages(tags)
         known = lpns < self.pages
         self.map[lpns[known]] = ppns[known]
+        self.mapped = int(np.count_nonzero(known))
         np.add.at(self.store.placement.valid, self.store.nand.block_of(ppns[known]), 1)
 
     def _check_lost(self, lpns: list[int]) -> None:
@@ -96,6 +96,11 @@ class BlockNamespace(Referrer):
     def _check(self, lpns: I64) -> None:
         if lpns.size and not 0 <= int(lpns.min()) <= int(lpns.max()) < self.pages:
             raise FtlError(f"logical pages {lpns.min()} to {lpns.max()}: the namespace has {self.pages}")
+
+    def overwrite_blocks(self) -> int:
+        """An extent, and so much that blocks with the most garbage have one block of it when all that is written."""
+        g = self.store.geometry
+        return 4 * g.channels + self.mapped // (2 * g.channels * g.pages_per_block) if self.mapped else 0
 
     def references(self, tags: U64) -> Iterator[Reference]:
         """The map, for tags of logical pages."""

@@ -83,6 +83,7 @@ class Ftl:
         """Acknowledge: returns when everything that was done before is in flash."""
         finish_ns = max(self.collector.reclaim(start_ns, everything=True), self.timing.idle_ns())
         self.nand.sync()
+        self.nand.give_back()
         return finish_ns
 
     def format(self, start_ns: int) -> int:

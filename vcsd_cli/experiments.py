@@ -7,6 +7,7 @@ BENCH = {
     "crash": "eval.bench.crash",
     "flips": "eval.bench.flips",
     "faults": "eval.bench.faults",
+    "soak": "eval.bench.soak",
     "fuzz": "eval.bench.fuzz",
     "cli-fuzz": "eval.bench.cli_fuzz",
     "transport": "eval.bench.transport",

@@ -16,7 +16,7 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from ftl import LAYOUTS
 from nvmevirt_config import load_drive
-from vcsd.options import MAX_COMPRESSION, MAX_SEED, MethodsFile, ModelFolder
+from vcsd.options import MAX_COMPRESSION, MAX_SEED, DurabilityOption, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
 from vcsd.tables import table
 from vcsd.transport import TRANSPORT_HELP, check_method, methods_of
@@ -109,6 +109,7 @@ class Where:
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc"
     restart: Annotated[bool, typer.Option(help="restart a drive that dies, where it has its own process")] = True
     methods: MethodsFile = None
+    durability: DurabilityOption = "process"
 
     def value(self) -> DriveSet:
         """The options as one value."""
@@ -120,6 +121,7 @@ class Where:
             keep=self.keep,
             restart=self.restart,
             methods=self.methods,
+            durability=self.durability,
         )
 
 

@@ -7,18 +7,19 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
 from rich.table import Table
 
+from csd_io.folder import Durability
 from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, window_path
 from csd_link.served_drive import ADMIN, DEFAULT, ServedDrive, ServedDrives
 from csd_spec.checked import adapter
 from nvmevirt_config import load_config
 from nvmevirt_config.serve_config import Entry, ServeFile
-from vcsd.options import MethodsFile
+from vcsd.options import DURABILITY_HELP, DurabilityOption, MethodsFile
 from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
 
@@ -53,6 +54,9 @@ def serve(
     window: Annotated[Path | None, typer.Option(help=WINDOW_HELP)] = None,
     mount: Annotated[Path | None, typer.Option(help="folder in which each drive is mounted under its name")] = None,
     methods: MethodsFile = None,
+    durability: Annotated[
+        Durability | None, typer.Option(help=f"{DURABILITY_HELP} (default: as the file says)")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but what went wrong")] = False,
 ) -> None:
     """Serve drives, each in a process of its own, until interrupted."""
@@ -61,7 +65,8 @@ def serve(
     from csd_link.connect import who_serves
 
     load_methods(methods)  # what is wrong with it is said here, not by every drive
-    drives = _placed(_config(what or []), restart, methods, window, mount)
+    asked = {"restarts": restart, "methods": methods and methods.absolute(), "durability": durability}
+    drives = _placed(_config(what or []), asked, window, mount)
     for drive in drives:
         if who_serves(drive.name):
             raise ValueError(f"drive {drive.name} is served already")
@@ -85,18 +90,15 @@ def _config(what: list[str]) -> ServedDrives:
 
 
 def _placed(
-    config: ServedDrives, restart: bool | None, methods: Path | None, window: Path | None, mount: Path | None
+    config: ServedDrives, asked: dict[str, Any], window: Path | None, mount: Path | None
 ) -> tuple[ServedDrive, ...]:
-    """The drives with what the options ask for."""
+    """The drives with what the options ask for; asked: fields of a drive, None where the file decides."""
     from csd_link.medium import make_window_file
     from csd_link.window import BLOCK_BYTES
 
     placed, at = [], 0
     for drive in config.drives:
-        if restart is not None:
-            drive = replace(drive, restarts=restart)
-        if methods:
-            drive = replace(drive, methods=methods.absolute())
+        drive = replace(drive, **{name: value for name, value in asked.items() if value is not None})
         if window:
             drive = replace(drive, device=window, offset_bytes=at)
             at += len(drive.tenants) * drive.layout.blocks * BLOCK_BYTES
@@ -123,6 +125,7 @@ def create(
     namespace_mib: Annotated[
         int | None, typer.Option(min=1, max=1 << 24, help="size of its block namespace (default: a quarter, or 4096)")
     ] = None,
+    durability: DurabilityOption = "process",
 ) -> None:
     """Make a drive whose flash lies in files; `vcsd serve` begins to serve it."""
     from csd_firmware.folder import describe
@@ -135,6 +138,7 @@ def create(
         path=Path("."),
         drive=str(Path(drive).absolute()) if drive and is_file else drive,
         tenants=tuple(tenant or (DEFAULT,)),
+        durability=durability,
     )
     made = entry.served(folder, restarts=True)
     if folder.exists():

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pyfuse3
 import trio
@@ -142,8 +142,15 @@ class Mount(pyfuse3.Operations):
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = BLOCK_BYTES
         data.f_blocks = self.namespace.size_bytes // BLOCK_BYTES
+        data.f_bfree = data.f_bavail = self.namespace.free_bytes // BLOCK_BYTES
         data.f_files, data.f_namemax = len(NAMES), 255
         return data
+
+    async def _refuse(self, *args: Any) -> NoReturn:
+        """A drive has the files that it has."""
+        raise pyfuse3.FUSEError(errno.EPERM)
+
+    create = link = mkdir = mknod = rename = rmdir = symlink = unlink = _refuse  # type: ignore[assignment]  # whatever it is given
 
 
 def _checked(action: Callable[[], T]) -> T:

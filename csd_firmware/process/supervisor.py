@@ -119,8 +119,10 @@ class Supervisor:
     def _stop(self) -> None:
         for pid in self._children:
             os.kill(pid, signal.SIGTERM)
-        for pid in self._children:
+        for pid, drive in self._children.items():
             os.waitpid(pid, 0)
+            if drive.mount:
+                unmount(drive.mount)  # what one that was killed just now has left
 
 
 def print_to_stderr(text: str) -> None:

@@ -63,17 +63,16 @@ class Collector:
                 break
         if gained < g.pages_per_block:
             return False
-        before = placement.free_blocks
         self.journal.record(start_ns, everything=False)
         try:
             for block in victims:
                 self._move(block, self.writer, start_ns)
         except OutOfSpace:
             pass
-        for block in victims:
-            if placement.valid[block] == 0:
-                self.store.erase(block, start_ns)
-        return placement.free_blocks > before
+        empty = [block for block in victims if placement.valid[block] == 0]
+        for block in empty:
+            self.store.erase(block, start_ns)
+        return bool(empty)  # what that gains may first be room where the next pages are moved
 
     def _level(self, block: int, start_ns: int) -> bool:
         """Move the data out of a block that is worn too little; False where there is no room for it."""

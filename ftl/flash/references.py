@@ -54,6 +54,10 @@ class Referrer(ABC):
         """Pages that a journal checkpoint of its state may take at most; none where tags say everything."""
         return 0
 
+    def overwrite_blocks(self) -> int:
+        """Blocks that must stay free for what takes another page's place to be programmed before that one is erased."""
+        return 0
+
     def lose(self, tags: U64) -> list[int]:
         """Pages with these tags cannot be read any more; returns the handles of sequences that lost data."""
         return []

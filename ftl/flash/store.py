@@ -67,12 +67,17 @@ class FlashStore:
             for block in garbage:
                 self.erase(block, start_ns)
 
-    def allocate(self, jobs: list[tuple[Writer, I64]], start_ns: int) -> list[U32]:
-        """Pages for writers; room is made where there is none. Raises OutOfSpace, ReadOnly."""
+    def allocate(self, jobs: list[tuple[Writer, I64]], start_ns: int, overwrites: bool = False) -> list[U32]:
+        """Pages for writers; room is made where there is none. Raises OutOfSpace, ReadOnly.
+
+        overwrites: each takes the place of a page that is invalid then, so blocks are used that are kept for that.
+        """
         self.placement.check_alive()
         self.begin(start_ns)
         self._check_room(sum(starts.size for _, starts in jobs), start_ns)
         reserve = self.reserve
+        if not overwrites:
+            reserve += sum(each.overwrite_blocks() for each in self.referrers)
         while True:
             try:
                 return self.placement.allocate(jobs, reserve)

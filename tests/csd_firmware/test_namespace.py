@@ -53,3 +53,19 @@ def test_what_was_flushed_is_there_after_a_loss_of_power():
     again = Namespace(Firmware(SMALL, firmware.ftl.nand), threading.Lock())
     assert again.size_bytes == namespace.size_bytes
     assert again.read(100, 7000) == b"flushed" * 1000
+
+
+def test_counters_of_what_was_flushed_do_not_go_back_with_a_loss_of_power():
+    firmware = Firmware(SMALL)
+    namespace = Namespace(firmware, threading.Lock())
+    for number in range(700):
+        namespace.write(512 * (number % 50), b"x" * 512)
+        namespace.flush()
+    before, journal = firmware.ftl.counters, firmware.ftl.counters.journal
+    namespace.flush()
+    assert before.journal == journal, "an idle flush writes nothing"
+    assert journal < 700 // 10, "and one in many others"
+    firmware.ftl.nand.power_on()
+    after = Firmware(SMALL, firmware.ftl.nand).ftl.counters
+    assert after.blocks == before.blocks == 700
+    assert after.host_writes > 600  # as of the last record

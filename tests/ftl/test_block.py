@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from ftl import Ftl, FtlError
+from csd_spec import KvLayout
+from ftl import Ftl, FtlError, OutOfSpace
 
 
 def test_random_overwrites_read_back_also_after_a_restart(small_drive):
@@ -20,6 +21,37 @@ def test_random_overwrites_read_back_also_after_a_restart(small_drive):
     ftl.flush(0)
     ftl.nand.power_on()
     np.testing.assert_array_equal(Ftl(small_drive, ftl.nand).blocks.read(np.arange(60), 0)[0], content)
+
+
+def test_overwrites_go_on_where_sequences_have_filled_the_drive(small_drive):
+    ftl, generator, page = Ftl(small_drive), np.random.default_rng(1), small_drive.geometry.page_bytes
+    ftl.blocks.resize(100)
+    content = generator.integers(0, 256, (60, page), dtype=np.uint8)
+    ftl.blocks.write(np.arange(60), content, 0)
+    (handle,) = ftl.create(1, 1, 1, KvLayout(page_bytes=page, head_dim=16, m=8))
+    kv = generator.standard_normal((64, 1, 16)).astype(np.float16)
+    with pytest.raises(OutOfSpace):
+        while True:
+            ftl.append([handle], 0, np.array([64]), kv, kv, 0)
+    for _ in range(1000):
+        lpns = generator.choice(60, 3, replace=False)
+        content[lpns] = generator.integers(0, 256, (3, page), dtype=np.uint8)
+        ftl.blocks.write(lpns, content[lpns], 0)
+    with pytest.raises(OutOfSpace):
+        for lpn in range(60, 100):
+            ftl.blocks.write(np.array([lpn]), content[:1], 0)
+    assert ftl.nand.erase_count.sum() > 0
+    np.testing.assert_array_equal(ftl.blocks.read(np.arange(60), 0)[0], content)
+    stored, _, _ = ftl.read_back(handle, 0)
+    np.testing.assert_array_equal(stored, np.tile(kv, (len(stored) // 64, 1, 1)))
+
+
+def test_one_page_written_over_and_over_takes_no_more_room(small_drive):
+    ftl, data = Ftl(small_drive), np.ones((1, small_drive.geometry.page_bytes), np.uint8)
+    ftl.blocks.resize(10)
+    for _ in range(2000):
+        ftl.blocks.write(np.array([3]), data, 0)
+    assert len(ftl.placement.open) <= 2 * small_drive.geometry.lanes
 
 
 def test_a_namespace_that_grew_later_survives(small_drive):

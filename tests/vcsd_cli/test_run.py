@@ -1,6 +1,7 @@
 """`vcsd run`, as a program calls it and as a person gets it wrong."""
 
 import json
+import os
 
 import pytest
 
@@ -100,3 +101,19 @@ def test_a_broken_model_folder_is_one_line(capsys, monkeypatch, tmp_path):
     code, out, err = vcsd(capsys, monkeypatch, "run", "--model", str(tmp_path))
     assert (code != 0, out) == (True, "")
     assert len(err.strip().splitlines()) == 1
+
+
+def test_kept_drives_outlive_a_power_cut_where_that_is_asked_for(capsys, monkeypatch, tmp_path):
+    synced, original = [], os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), original(fd)))
+    counts = []
+    for durability in ("process", "host"):
+        words = ("--prompt", PROMPT, "--max-new-tokens", "2", "--keep", str(tmp_path / durability))
+        assert vcsd(capsys, monkeypatch, "run", *words, "--durability", durability, "-o", "json")[0] == 0
+        counts.append(len(synced))
+    assert counts[1] > 2 * counts[0]  # `process` has those of the description alone
+
+
+def test_another_durability_is_refused(capsys, monkeypatch):
+    code, _, err = vcsd(capsys, monkeypatch, "run", "--durability", "ever")
+    assert (code, "'process', 'host'" in err) == (2, True)

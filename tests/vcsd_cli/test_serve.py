@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from nvmevirt_config import load_config
 from tests.served import until
+from vcsd_cli.serve import _placed, find_created
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
@@ -36,3 +38,13 @@ def test_create_list_serve_delete(tmp_path):
     assert vcsd("delete", "one").returncode == 0
     assert json.loads(vcsd("list", "-o", "json").stdout) == {"drives": []}
     assert "no drive 'one'" in vcsd("delete", "one").stderr
+
+
+def test_how_durable_a_drive_is_stays_with_it_and_may_be_asked_for():
+    assert vcsd("create", "one", "--durability", "host").returncode == 0
+    config = load_config(find_created("one"))
+    assert config.drives[0].durability == "host"
+    nothing = dict.fromkeys(("restarts", "methods", "durability"))
+    assert _placed(config, nothing, None, None) == config.drives
+    (drive,) = _placed(config, nothing | {"durability": "process", "restarts": False}, None, None)
+    assert (drive.durability, drive.restarts) == ("process", False)

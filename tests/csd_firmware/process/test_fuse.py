@@ -48,10 +48,32 @@ def test_a_drive_says_what_it_is(mount):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
     with pytest.raises(FileNotFoundError):
         (mount / "other").read_bytes()
-    with pytest.raises(OSError, match="new"):
-        (mount / "new").write_bytes(b"x")
-    with pytest.raises(OSError, match="namespace"):
-        (mount / "namespace").unlink()
+
+
+def test_files_of_a_drive_are_neither_made_nor_removed(mount):
+    file, new = mount / "namespace", mount / "new"
+    for action in (
+        lambda: new.write_bytes(b"x"),
+        lambda: new.mkdir(),
+        lambda: new.symlink_to(file),
+        lambda: new.hardlink_to(file),
+        lambda: os.mkfifo(new),
+        lambda: file.rename(new),
+        lambda: file.unlink(),
+    ):
+        with pytest.raises(PermissionError):
+            action()
+    with pytest.raises(NotADirectoryError):
+        file.rmdir()
+
+
+def test_room_is_what_was_not_written(mount):
+    empty = shutil.disk_usage(mount)
+    assert (empty.used, empty.free, empty.total) == (0, empty.total, (mount / "namespace").stat().st_size)
+    with (mount / "namespace").open("r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), bytes(1 << 20), 0)
+        os.fsync(file.fileno())
+    assert shutil.disk_usage(mount).used == 1 << 20
 
 
 def test_bytes_at_any_place_are_kept(mount):

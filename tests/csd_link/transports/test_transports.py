@@ -7,6 +7,7 @@ csd_link/transports/process.py, csd_link/transports/fuse.py, csd_link/transports
 import json
 import os
 import signal
+from pathlib import Path
 from threading import Timer
 
 import numpy as np
@@ -126,3 +127,22 @@ def test_modelled_time_does_not_know_how_long_a_process_stands_still(transport, 
     found, *stalled = decode(transport.format(tmp_path), stall)
     np.testing.assert_array_equal(found, expected)
     assert stalled == figures
+
+
+@pytest.mark.usefixtures("own_run_dir", "fuse")
+def test_a_mounted_drive_may_be_killed_in_a_decode_and_at_its_end(tmp_path):
+    def pid():
+        return int(next(run_dir().glob("*/pid")).read_text())
+
+    with open_drives(DriveSet()) as devices:
+        _, _, step = decoder(devices)
+        expected = [step() for _ in range(12)]
+    with open_drives(DriveSet(transport="fuse", keep=tmp_path / "kept")) as devices:
+        _, _, step = decoder(devices, flush_every=2)
+        for number, output in enumerate(expected):
+            if number % 4 == 1:
+                os.kill(pid(), signal.SIGKILL)
+            np.testing.assert_array_equal(step(), output)
+        os.kill(pid(), signal.SIGKILL)
+    assert str(run_dir()) not in Path("/proc/self/mounts").read_text()
+    assert not list(run_dir().glob("run-*"))

@@ -1,0 +1,361 @@
+"""Everything at once, again and again: decodes beside churn and administration, drives that are killed and snapshots.
+
+No token may be wrong, and nothing may grow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from statistics import median
+from threading import Event
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from csd_firmware import InProcessDevice
+from csd_link.driveset import DriveSet
+from csd_link.run_dir import private_dir, run_dir
+from csd_link.transports import transports
+from csd_spec import (
+    Attention,
+    Command,
+    Completion,
+    Compression,
+    Device,
+    DeviceError,
+    Flush,
+    Geometry,
+    KvAppend,
+    KvCrop,
+    KvFree,
+    KvRead,
+    LogPage,
+    SeqCreate,
+    Status,
+)
+from csd_spec.arrays import F16
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.experiment import Outcome, flat
+from vcsd.administer import admin_window, copy_drive, read_log
+from vcsd.attached import Setting, attached
+from vcsd.generate import Inputs, OnToken, generate
+from vcsd.loading import CHECKPOINT, PROMPT, encode, load
+from vcsd.options import MAX_SEED
+from vcsd.progress import Tick, progress
+from vcsd.transport import open_drives
+
+WAYS = "inproc", "process", "fuse"
+# So small that all of its flash is used over and over: 128 MiB
+_FLASH = Geometry(
+    channels=8, dies_per_channel=2, planes_per_die=1, blocks_per_plane=32, pages_per_block=64, page_bytes=4096
+)
+SPEC = replace(INSTCSD_ZYNQ7045_8CH, name="soak", geometry=_FLASH, dram_bytes=64 << 20)
+LEAST_ROUNDS = 3  # two of them to warm up
+MAX_ANONYMOUS_BYTES = 1 << 20  # what the allocator's own noise may come to
+HEADS, HEAD_DIM, MAX_ROWS = 2, 64, 2048  # of the sequences that come and go beside the decodes
+CHUNK_BYTES, CHUNKS = 64 << 10, 8  # written to and read from a mounted drive at once; places where
+_PR_SET_THP_DISABLE, _M_ARENA_MAX = 41, -8  # prctl(2), mallopt(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What this process and all that it started hold."""
+
+    anonymous: int  # bytes
+    descriptor: int
+    thread: int
+    mount: int
+    run_folder: int
+
+    @classmethod
+    def now(cls, run: Path) -> Usage:
+        """Without what waits to be collected or lies free in the allocator. run: where run folders are."""
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        processes = list(_family(os.getpid()))
+        status = [_status(process) for process in processes]
+        return cls(
+            anonymous=sum(each["RssAnon"] for each in status) << 10,
+            descriptor=sum(len(os.listdir(f"/proc/{process}/fd")) for process in processes),
+            thread=sum(each["Threads"] for each in status),
+            mount=sum(str(run) in line for line in Path("/proc/self/mounts").read_text().splitlines()),
+            run_folder=len(os.listdir(run)),
+        )
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and its descendants."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield from _family(int(child))
+
+
+def _status(pid: int) -> dict[str, int]:
+    """Numbers of /proc/PID/status, memory in KiB."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+def growth(rounds: Sequence[Sequence[Usage]]) -> dict[str, int]:
+    """The median of the last round's samples less that of the last one of the warm-up, the first third of all."""
+    warm = rounds[max(2, len(rounds) // 3) - 1]
+    return {
+        f"{each.name}_growth{'_bytes' * (each.name == 'anonymous')}": int(
+            median(getattr(usage, each.name) for usage in rounds[-1])
+            - median(getattr(usage, each.name) for usage in warm)
+        )
+        for each in fields(Usage)
+    }
+
+
+def _done(device: Device, command: Command) -> Completion:
+    done = device.submit(command, 0).result()
+    if done.status is not Status.SUCCESS:
+        raise DeviceError(device.name, done.status, done.reason)
+    return done
+
+
+def _store(device: Device, rows: F16) -> tuple[int, ...]:
+    """A sequence with rows (tokens, H, d) as K and V."""
+    seqs = tuple(_done(device, SeqCreate(1, 1, HEADS, HEAD_DIM, MAX_ROWS)).data[0].tolist())
+    _done(device, KvAppend(seqs, 0, np.array([len(rows)]), rows, rows))
+    return seqs
+
+
+def _holds(device: Device, seqs: tuple[int, ...], rows: F16) -> bool:
+    k, v = _done(device, KvRead(seqs, 0)).data
+    return np.array_equal(k, rows) and np.array_equal(v, rows)
+
+
+def _rows(draw: random.Random) -> F16:
+    generator = np.random.default_rng(draw.randrange(1 << 32))
+    return generator.standard_normal((draw.randrange(1, MAX_ROWS), HEADS, HEAD_DIM)).astype(np.float16)
+
+
+def churn(device: Device, draw: random.Random) -> int:
+    """Create, append, crop, read and free a sequence; 1 where it did not hold what it was given."""
+    rows = _rows(draw)
+    seqs, left = _store(device, rows), draw.randrange(len(rows) + 1)
+    _done(device, KvCrop(seqs, 0, np.array([left])))
+    right = _holds(device, seqs, rows[:left])
+    _done(device, KvFree(seqs))
+    return not right
+
+
+def administer(device: Device, draw: random.Random) -> int:
+    """Read log pages, through the administrator's window where there is one."""
+    pages = LogPage.ERROR, LogPage.SMART, LogPage.WEAR, LogPage.LATENCY, LogPage.PROGRAMS, LogPage.NAMESPACE
+    with ExitStack() as undo:
+        if not isinstance(device, InProcessDevice):
+            device = undo.enter_context(closing(admin_window(device.name)))
+        for page in pages:
+            read_log(device, page)
+    return 0
+
+
+def use_namespace(file: Path, draw: random.Random) -> int:
+    """Write, flush and read a part of a mounted drive's blocks; 1 where that is not what was written."""
+    data = draw.randbytes(CHUNK_BYTES)
+    with file.open("r+b", buffering=0) as blocks:
+        at = draw.randrange(CHUNKS) * CHUNK_BYTES
+        os.pwrite(blocks.fileno(), data, at)
+        os.fsync(blocks.fileno())
+        return os.pread(blocks.fileno(), CHUNK_BYTES, at) != data
+
+
+class Soak:
+    """Rounds of everything on drives that stand all the time, and on kept ones that are killed.
+
+    tokens: decoded so far. wrong_tokens, wrong_reads: unlike what an undisturbed decode gives, or what was stored.
+    """
+
+    def __init__(self, count: int, length: int, seed: int) -> None:
+        """count: drives of each way; length: tokens of a decode."""
+        self._count, self._length, self._draw = count, length, random.Random(seed)
+        self._model, tokenizer = load(CHECKPOINT)
+        self._inputs: Inputs = encode(self._model, tokenizer, PROMPT.read_text(encoding="utf-8"), 2, length, seed)
+        self.ways = [way for way in WAYS if not transports()[way].missing()]
+        self.tokens = self.wrong_tokens = self.wrong_reads = self.kills = self.snapshots = 0
+        with open_drives(self._drives("inproc")) as devices:
+            self._expected = self._generate(devices)
+
+    @contextmanager
+    def standing(self) -> Iterator[list[list[Device]]]:
+        """Drives of every way, for as long as the block."""
+        with ExitStack() as undo:
+            yield [undo.enter_context(open_drives(self._drives(way))) for way in self.ways]
+
+    def round(self, standing: Sequence[Sequence[Device]], sample: Callable[[], None]) -> None:
+        """All ways once; sample: called when nothing is under way."""
+        for way, devices in zip(self.ways, standing, strict=True):
+            self._side_by_side(devices)
+            sample()
+            self._kept(way)
+            sample()
+
+    def _drives(self, way: str, keep: Path | None = None) -> DriveSet:
+        return DriveSet(count=self._count, spec=SPEC, transport=way, keep=keep)
+
+    def _generate(self, devices: Sequence[Device], on_token: OnToken | None = None) -> torch.Tensor:
+        setting = Setting(attention=Attention("sparf", Compression(8)), drives=devices, flush_every=4)
+        with attached(self._model, setting):
+            return generate(self._model, self._inputs, self._length, on_token)[0]
+
+    def _decode(self, devices: Sequence[Device], on_token: OnToken | None = None) -> None:
+        got = self._generate(devices, on_token)
+        self.tokens += got.numel()
+        self.wrong_tokens += self._expected.numel() - int((got == self._expected).sum())
+
+    def _side_by_side(self, devices: Sequence[Device]) -> None:
+        """A decode while sequences come and go, logs are read and blocks are written."""
+        files = [] if isinstance(devices[0], InProcessDevice) else sorted(run_dir().glob("run-*/mount*/namespace"))
+        loads: list[tuple[Any, Any]] = [(act, each) for act in (churn, administer) for each in devices]
+        loads += [(use_namespace, each) for each in files]
+        over = Event()
+
+        def repeat(act: Any, where: Any, seed: int) -> int:
+            draw, wrong = random.Random(seed), 0
+            while not over.is_set():
+                wrong += act(where, draw)
+            return wrong
+
+        with ThreadPoolExecutor(len(loads)) as pool:
+            futures = [pool.submit(repeat, *load, self._draw.randrange(1 << 32)) for load in loads]
+            try:
+                self._decode(devices)
+            finally:
+                over.set()
+        self.wrong_reads += sum(future.result() for future in futures)
+        for device in devices:
+            _done(device, Flush())
+
+    def _kept(self, way: str) -> None:
+        """Drives in files, killed in a decode, reached again, killed again, copied: is there what was flushed?"""
+        rows, others = _rows(self._draw), set(run_dir().glob("*/pid"))
+        with tempfile.TemporaryDirectory() as scratch:
+            keep, copy = Path(scratch, "drives"), Path(scratch, "copy")
+            for first in (True, False):
+                with open_drives(self._drives(way, keep)) as devices:
+                    if first:
+                        _store(devices[0], rows)
+                    own = sorted(set(run_dir().glob("*/pid")) - others)
+                    self._decode(devices, self._killer(own) if own else None)
+                    _done(devices[0], Flush())
+            copy_drive(keep / "drive0", copy)
+            with closing(InProcessDevice.reopen(copy)) as device:
+                self.wrong_reads += not _holds(device, tuple(device.firmware.ftl.sequences), rows)
+            self.snapshots += 1
+
+    def _killer(self, own: Sequence[Path]) -> OnToken:
+        """Kills a drive at a random token."""
+        steps, at = iter(range(self._length)), self._draw.randrange(self._length)
+
+        def kill(_: torch.Tensor) -> None:
+            if next(steps) == at:
+                os.kill(int(self._draw.choice(own).read_text()), signal.SIGKILL)
+                self.kills += 1
+
+        return kill
+
+
+@contextmanager
+def steady_memory() -> Iterator[None]:
+    """For the block, let this process and those that it starts have as much memory as is in use, by and large.
+
+    The kernel supplies single pages, not huge ones. glibc keeps one heap, not one for each of many threads, and gives
+    back what is free at its end. Otherwise tens of MiB would come and go.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    libc.mallopt(_M_ARENA_MAX, 1)
+    try:
+        with _environment(MALLOC_ARENA_MAX="1", MALLOC_TRIM_THRESHOLD_="131072"):
+            yield
+    finally:
+        libc.prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
+        libc.mallopt(_M_ARENA_MAX, 0)
+
+
+@contextmanager
+def own_run_dir() -> Iterator[Path]:
+    """Run folders of this process alone for the block, so that others' are not counted."""
+    folder = tempfile.TemporaryDirectory(prefix="soak-", dir=private_dir(run_dir()))
+    with folder as run, _environment(VCSD_RUN_DIR=run):
+        yield Path(run)
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({name: value} if value is not None else {})
+
+
+@torch.inference_mode()
+def bench_soak(minutes: float, drives: int, tokens: int, seed: int, tick: Tick) -> dict[str, Any]:
+    """Rounds until the time is over, at least three; tick: called for every minute.
+
+    kills: of drives' processes in a decode; snapshots: copies of kept drives that were read; anonymous_growth_bytes and
+    so on: of this process and the standing drives' together, see `growth`.
+    """
+    began, shown, rounds = time.monotonic(), 0, list[list[Usage]]()
+    with steady_memory(), own_run_dir() as run:
+        soak = Soak(drives, tokens, seed)
+        with soak.standing() as standing:
+            while len(rounds) < LEAST_ROUNDS or time.monotonic() < began + 60 * minutes:
+                rounds.append([])
+                soak.round(standing, lambda: rounds[-1].append(Usage.now(run)))
+                while shown < (time.monotonic() - began) // 60:
+                    shown += 1
+                    tick(shown)
+    return {
+        "minutes": minutes,
+        "ways": ", ".join(soak.ways),
+        "rounds": len(rounds),
+        "tokens": soak.tokens,
+        "wrong_tokens": soak.wrong_tokens,
+        "wrong_reads": soak.wrong_reads,
+        "kills": soak.kills,
+        "snapshots": soak.snapshots,
+        **growth(rounds),
+    }
+
+
+def failed(result: dict[str, Any]) -> bool:
+    """Whether something was wrong or grew."""
+    grown = {name: value for name, value in result.items() if "_growth" in name}
+    anonymous = grown.pop("anonymous_growth_bytes")
+    wrong = result["wrong_tokens"] or result["wrong_reads"]
+    return bool(wrong or anonymous >= MAX_ANONYMOUS_BYTES or any(value > 0 for value in grown.values()))
+
+
+def experiment(
+    minutes: Annotated[float, typer.Option(min=0.01, max=10**5, help="how long; at least three rounds")] = 5,
+    drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, of each way to them")] = 2,
+    tokens: Annotated[int, typer.Option(min=2, max=512, help="length of a decode")] = 16,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of all that is random")] = 0,
+) -> Outcome:
+    """Decode, churn, administer, kill and snapshot drives at full load; tokens stay the same and nothing grows."""
+    with progress("minutes", math.ceil(minutes)) as tick:
+        result = bench_soak(minutes, drives, tokens, seed, tick)
+    return flat("soak", result, failed=failed(result))

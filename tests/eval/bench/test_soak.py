@@ -1,0 +1,46 @@
+"""Everything at once for some seconds; and that what grows, or is wrong, is seen."""
+
+from dataclasses import replace
+
+import pytest
+
+from eval.bench import soak
+from eval.bench.soak import MAX_ANONYMOUS_BYTES, Usage, bench_soak, failed, growth
+from vcsd.progress import no_tick
+
+USAGE = Usage(anonymous=1 << 30, descriptor=80, thread=30, mount=2, run_folder=6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_run_dir")
+def test_nothing_is_wrong_and_nothing_stays_behind(monkeypatch):
+    monkeypatch.setattr(soak, "MAX_ROWS", 256)
+    monkeypatch.setattr(soak, "WAYS", ("inproc", "process"))
+    found = bench_soak(0.01, drives=1, tokens=6, seed=1, tick=no_tick)
+    assert found["rounds"] == soak.LEAST_ROUNDS
+    assert (found["wrong_tokens"], found["wrong_reads"]) == (0, 0)
+    assert found["ways"] == "inproc, process"
+    assert found["tokens"] == 3 * 2 * 3 * 2 * 6  # rounds, ways, decodes, rows, tokens
+    assert (found["kills"], found["snapshots"]) == (3 * 2, 3 * 2)
+    assert (found["descriptor_growth"], found["mount_growth"], found["run_folder_growth"]) == (0, 0, 0)
+
+
+def test_growth_is_the_last_round_s_median_less_the_warm_one_s():
+    grown = replace(USAGE, anonymous=USAGE.anonymous + 5, descriptor=81)
+    noise = replace(USAGE, anonymous=0, thread=500)
+    rounds = [[noise] * 3, [USAGE, noise, USAGE], [noise] * 3, [grown, noise, grown]]
+    assert growth(rounds) == {
+        "anonymous_growth_bytes": 5,
+        "descriptor_growth": 1,
+        "thread_growth": 0,
+        "mount_growth": 0,
+        "run_folder_growth": 0,
+    }
+
+
+@pytest.mark.parametrize("name", ["descriptor_growth", "thread_growth", "wrong_tokens", "wrong_reads"])
+def test_what_is_wrong_or_grows_fails(name):
+    well = {"wrong_tokens": 0, "wrong_reads": 0, **growth([[USAGE]] * 3)}
+    assert not failed(well | {"anonymous_growth_bytes": MAX_ANONYMOUS_BYTES - 1})
+    assert failed(well | {"anonymous_growth_bytes": MAX_ANONYMOUS_BYTES})
+    assert failed(well | {name: 1})
