@@ -7,7 +7,8 @@
 | blocks.bin | block | 12: erases, bad, a CRC-32 of both |
 
 A page's spare area is written before its content, so that a page of which only a part was written is known by that, and
-once more behind it: without what it says an older page of the same tag would be taken for the newest. A block is erased by one write of its entry: pages of an earlier life count no more.
+once more behind it: without what it says an older page of the same tag would be taken for the newest. A block is erased
+by one write of its entry: pages of an earlier life count no more.
 """
 
 from __future__ import annotations

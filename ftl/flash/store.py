@@ -93,9 +93,7 @@ class FlashStore:
             self.reclaim.make_room(start_ns)
             self.nand.give_back()
         if not self.nand.has_room(pages):
-            raise OutOfSpace(
-                f"{pages} pages wanted, and the disk under {self.nand.name} is nearly full: free some of it"
-            )
+            raise OutOfSpace(f"{pages} pages: the disk under {self.nand.name} has no room for them: free some")
 
     def program(
         self, writer: Writer, ppns: U32, data: U8 | None, tags: U64, start_ns: int, write_numbers: U64 | None = None

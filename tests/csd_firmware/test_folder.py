@@ -1,5 +1,7 @@
 """A drive's folder belongs to one process at a time, and to one drive for good."""
 
+import errno
+import itertools
 import json
 import os
 import signal
@@ -15,6 +17,7 @@ import yaml
 
 from csd_firmware import InProcessDevice
 from csd_firmware.folder import describe, secret_of
+from csd_io.folder import DiskFile
 from csd_link.connect import who_serves
 from csd_spec import Flush, KvRead, Status
 from nvmevirt_config import SHIPPED
@@ -189,3 +192,30 @@ def test_a_bit_of_a_description_or_of_a_key_is_mended(tmp_path, small_drive):
     (tmp_path / "secret.bin").write_bytes(bytes([kept[0] ^ 3]) + kept[1:])
     with pytest.raises(ValueError, match=r"secret.bin is damaged"):
         secret_of(tmp_path)
+
+
+def test_a_disk_without_room_refuses_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ftl.flash.nand.MARGIN_BYTES", 1 << 62)  # of the disk under the folder
+    err = refused(capsys, monkeypatch, *RUN, "--keep", str(tmp_path / "kept"))
+    assert "capacity exceeded" in err and "drive0 has no room for them" in err
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_is_one_line_and_what_was_flushed_is_there(kept, error, capsys, monkeypatch):
+    before, write, count = say_smart(capsys, monkeypatch, kept), DiskFile.write, itertools.count()
+
+    def failing(self, offset, data):
+        if next(count) > 40:
+            raise OSError(error, os.strerror(error), str(self.path))
+        write(self, offset, data)
+
+    monkeypatch.setattr(DiskFile, "write", failing)
+    err = refused(capsys, monkeypatch, *RUN, "--keep", str(kept.parent))
+    assert f"{os.strerror(error)}; what was flushed is safe" in err
+    monkeypatch.undo()
+    assert say_smart(capsys, monkeypatch, kept)["sequences"] == before["sequences"]
+    assert vcsd(capsys, monkeypatch, "fsck", str(kept), "--dry-run")[0] == 0
+
+
+def say_smart(capsys, monkeypatch, folder):
+    return json.loads(vcsd(capsys, monkeypatch, "log", "smart", str(folder), "-o", "json")[1])
