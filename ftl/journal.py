@@ -46,6 +46,7 @@ class Journal(Referrer):
         self.since_checkpoint = 0  # pages
         self.log: Callable[[set[int], set[int]], None] | None = None
         self._checkpoint_pages = 0
+        self._slack = min(64, self.store.geometry.pages // 32)  # pages that records may take at any rate
         self._said_of_blocks: object = (0, [])  # as recorded
         self._blocks_recorded = 0  # in the counters
         g = kv.store.geometry
@@ -57,7 +58,7 @@ class Journal(Referrer):
         Returns when the record is in flash.
         """
         changes = self.kv.changes
-        full = self.number == 0 or self.since_checkpoint > 2 * self._checkpoint_pages + 64
+        full = self.number == 0 or self.since_checkpoint > 2 * self._checkpoint_pages + self._slack
         changed = changes.dirty if everything else changes.dirty & changes.trimmed
         of_blocks = self.blocks.pages, sorted(self.blocks.lost)
         counts = everything and self.store.counters.blocks - self._blocks_recorded >= self._counted_pages

@@ -228,6 +228,8 @@ def _host_cuts(seed: int, cuts: int, tick: Tick) -> Counter[str]:
         best = min(range(len(found)), key=lambda i: sum(found[i]))
         (missing, bad), state = found[best], life.commits[best]
         total.update(cuts=1, lost=missing, wrong=bad, recovered=int(not (missing or bad)))
+        if missing or bad:
+            break
         tick(None)
     return total
 

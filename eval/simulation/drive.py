@@ -106,6 +106,10 @@ class SimDrive:
             link.deaths["drive"] = -1
         self.up_at = self.clock.now + self.draw.random() * 2
 
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._hold.close()
+
     def serve_twice(self) -> bool:
         """Somebody starts another server on the same folder; whether it was refused."""
         try:

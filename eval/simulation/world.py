@@ -253,6 +253,7 @@ def simulate(seed: int, steps: int = STEPS, allowed: frozenset[str] = frozenset(
             verdict.wrong += 1
             verdict.what = f"{type(error).__name__}: {error}"
         for drive in world.drives:
+            drive.close()
             verdict.lost += drive.lost
             verdict.wrong += drive.wrong
             if (drive.lost or drive.wrong) and not verdict.what:

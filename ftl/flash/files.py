@@ -3,11 +3,11 @@
 | file | of each | bytes |
 |---|---|---|
 | content.bin | page | page_bytes |
-| spare.bin | page | 32, see `ftl.flash.spare` |
+| spare.bin, spare_copy.bin | page | 32, see `ftl.flash.spare` |
 | blocks.bin | block | 12: erases, bad, a CRC-32 of both |
 
-A page's spare area is written before its content, so that a page of which only a part was written is known by that. A
-block is erased by one write of its entry: pages of an earlier life count no more.
+A page's spare area is written before its content, so that a page of which only a part was written is known by that, and
+once more behind it: without what it says an older page of the same tag would be taken for the newest. A block is erased by one write of its entry: pages of an earlier life count no more.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from csd_io.crc import corrected
 from csd_io.folder import File, Folder
 from csd_spec import Geometry
 from csd_spec.arrays import I64, U8, U32
-from ftl.flash.spare import SPARE, Spare, rows
+from ftl.flash.memory import lazy_zeros
+from ftl.flash.spare import SPARE, Spare, rows, take_copies
 
 BLOCK = np.dtype([("erases", "<u4"), ("bad", "<u4"), ("seal", "<u4")])
-CONTENT, SPARES, BLOCKS = "content.bin", "spare.bin", "blocks.bin"
+CONTENT, SPARES, COPY, BLOCKS = "content.bin", "spare.bin", "spare_copy.bin", "blocks.bin"
 _CHUNK = 1 << 22  # bytes that are read at once
 
 
 def sizes(geometry: Geometry) -> dict[str, int]:
     """The files of an array, and how many bytes each has."""
     pages, blocks = geometry.pages, geometry.blocks
-    return {CONTENT: pages * geometry.page_bytes, SPARES: pages * SPARE.itemsize, BLOCKS: blocks * BLOCK.itemsize}
+    spares = dict.fromkeys((SPARES, COPY), pages * SPARE.itemsize)
+    return {CONTENT: pages * geometry.page_bytes, **spares, BLOCKS: blocks * BLOCK.itemsize}
 
 
 def check_sizes(folder: Folder, wanted: dict[str, int]) -> None:
@@ -89,7 +91,7 @@ class NandFiles:
         """Raises ValueError for files of another size, unless their remains will do."""
         self.folder, self.geometry = folder, geometry
         self.wrong: list[str] = []
-        self.content, self.spares, self.blocks = (
+        self.content, self.spares, self.copy, self.blocks = (
             self._open(name, size, remains) for name, size in sizes(geometry).items()
         )
 
@@ -118,11 +120,17 @@ class NandFiles:
         self._read_written(self.blocks, entries.view(np.uint8))
         return entries
 
-    def read_spares(self, spare: Spare) -> list[int]:
-        """Fill spare areas (pages,); returns the superblocks that some page was ever written to."""
-        size = self.geometry.superblock_pages * SPARE.itemsize
+    def read_spares(self, spare: Spare) -> tuple[list[int], I64]:
+        """Fill spare areas (pages,), from their copies where they are lost; returns the superblocks that some page was
+        ever written to, and the pages whose spare areas were lost."""
+        size, copy = self.geometry.superblock_pages * SPARE.itemsize, lazy_zeros(spare.shape, SPARE)
         ranges = self._read_written(self.spares, spare.view(np.uint8))
-        return touched(ranges, size)
+        ranges += self._read_written(self.copy, copy.view(np.uint8))
+        superblocks, lost = touched(ranges, size), [np.zeros(0, np.int64)]
+        for superblock in superblocks:
+            first, end = (each * self.geometry.superblock_pages for each in (superblock, superblock + 1))
+            lost.append(first + take_copies(spare[first:end], copy[first:end]))
+        return superblocks, np.concatenate(lost)
 
     def read_content(self, content: U8, ppns: U32) -> None:
         """Fill pages `ppns`, ascending, of content (pages, page_bytes)."""
@@ -147,6 +155,8 @@ class NandFiles:
             self.spares.write(int(ppns[run][0]) * SPARE.itemsize, raw[run].reshape(-1).data)
         for run in each:
             self.content.write(int(ppns[run][0]) * size, np.ascontiguousarray(pages[run]).reshape(-1).data)
+        for run in each:
+            self.copy.write(int(ppns[run][0]) * SPARE.itemsize, raw[run].reshape(-1).data)
 
     def write_block(self, block: int, erases: int, bad: int) -> None:
         """Write a block's entry."""

@@ -131,9 +131,9 @@ class Nand:
         self.damage.blocks.update(lost)
         entries["bad"][lost] = 0
         entries["erases"][lost] = 0
-        superblocks = files.read_spares(self.spare)
+        superblocks, taken = files.read_spares(self.spare)
         self.erase_count[:], self.bad[:] = entries["erases"], entries["bad"] != 0
-        areas = self._read_spares(superblocks)
+        areas = np.union1d(self._read_spares(superblocks), taken).astype(np.uint32)
         ppns = np.sort(self.programmed())
         files.read_content(self.content, ppns)
         wrong = self._check_content(ppns)

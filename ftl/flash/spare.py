@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_io.crc import corrected
-from csd_spec.arrays import U8, U64
+from csd_spec.arrays import I64, U8, U64
 
 Spare = NDArray[Any]
 SPARE = np.dtype(
@@ -49,6 +49,20 @@ def correct_spare(spare: Spare, i: int) -> bool:
     if found:
         rows(spare)[i, :_SEALED], spare["seal"][i] = np.frombuffer(found[0], np.uint8), found[1]
     return found is not None
+
+
+def take_copies(spare: Spare, copy: Spare) -> I64:
+    """Where a spare area is lost and its copy is not, take the copy; returns which those are."""
+    differ = np.flatnonzero((rows(spare) != rows(copy)).any(axis=1))
+    sealed = np.setdiff1d(differ, differ[unsealed(copy[differ])])
+    lost = np.array([i for i in sealed.tolist() if not _readable(spare, i)], np.int64)
+    spare[lost] = copy[lost]
+    return lost
+
+
+def _readable(spare: Spare, i: int) -> bool:
+    """Whether a spare area is not erased, and sealed but for one bit at the most."""
+    return bool(spare[i]["seal"]) and (not unsealed(spare[i : i + 1]) or correct_spare(spare[i : i + 1].copy(), 0))
 
 
 def matches(page: U8, spare: Any) -> bool:

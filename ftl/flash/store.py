@@ -57,7 +57,7 @@ class FlashStore:
         checkpoint."""
         g = self.geometry
         checkpoint = -(-sum(each.checkpoint_pages() for each in self.referrers) // g.pages_per_block)
-        return min(3 * g.channels + checkpoint, g.blocks // 6)
+        return min(3 * g.channels + checkpoint, g.blocks // 8)
 
     def begin(self, start_ns: int) -> None:
         """Before the first program after power-on: where power was lost so often that few blocks are left, erase those

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from csd_io.folder import Folder
 from csd_spec import Geometry
 from csd_spec.arrays import U8
-from ftl.flash.files import BLOCK, BLOCKS, CONTENT, SPARES, check_sizes, entry, sizes, touched
+from ftl.flash.files import BLOCK, BLOCKS, CONTENT, COPY, SPARES, check_sizes, entry, sizes, touched
 from ftl.flash.spare import SPARE, made, rows
 
 _PER_PAGE = {"tags.bin": np.uint64, "write_numbers.bin": np.uint64, "checksums.bin": np.uint32}
@@ -42,13 +42,13 @@ def upgrade(folder: Folder, geometry: Geometry) -> None:
         files[name].read(first * dtype.itemsize, raw.data)
         return raw.view(dtype)
 
-    for name in (SPARES, BLOCKS):
+    for name in (SPARES, COPY, BLOCKS):
         folder.remove(f"{name}.new")
     erases, bad = read("erase_count.bin", 0, blocks), read("bad_blocks.bin", 0, blocks)
     entries = folder.open(f"{BLOCKS}.new", blocks * BLOCK.itemsize)
     for block in np.flatnonzero((erases != 0) | (bad != 0)).tolist():
         entries.write(block * BLOCK.itemsize, entry(int(erases[block]), int(bad[block])).tobytes())
-    spares = folder.open(f"{SPARES}.new", pages * SPARE.itemsize)
+    spares = [folder.open(f"{name}.new", pages * SPARE.itemsize) for name in (SPARES, COPY)]
     size = geometry.superblock_pages
     for superblock in touched(files["write_numbers.bin"].written(), 8 * size):
         numbers = read("write_numbers.bin", superblock * size, size)
@@ -64,9 +64,11 @@ def upgrade(folder: Folder, geometry: Geometry) -> None:
                 spare["crc"][i] = sums[i]
                 spare["seal"][i] = zlib.crc32(rows(spare)[i, :-4].data)
             all_spares[which] = spare
-            spares.write(superblock * size * SPARE.itemsize, all_spares.tobytes())
+            for file in spares:
+                file.write(superblock * size * SPARE.itemsize, all_spares.tobytes())
     folder.sync()
     folder.rename(f"{BLOCKS}.new", BLOCKS)
+    folder.rename(f"{COPY}.new", COPY)
     folder.rename(f"{SPARES}.new", SPARES)
     for name in old:
         folder.remove(name)

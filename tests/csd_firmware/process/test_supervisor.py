@@ -1,6 +1,6 @@
 """Drives with a process of their own: killed, restarted, lost; and who may use them.
 
-partner of: csd_firmware/process/serve.py
+partner of: csd_firmware/process/serve.py, csd_firmware/process/mounts.py
 """
 
 import os
