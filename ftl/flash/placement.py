@@ -232,7 +232,8 @@ class Placement:
 
     def erasable_blocks(self) -> list[int]:
         """Blocks that were written, hold nothing valid any more and are not being filled."""
-        blocks = np.flatnonzero((self.valid == 0) & (self.nand.next_page > 0)).tolist()
+        used = int(self._unused.max()) * self.geometry.lanes  # those behind were never written
+        blocks = np.flatnonzero((self.valid[:used] == 0) & (self.nand.next_page[:used] > 0)).tolist()
         return [block for block in blocks if block not in self.open]
 
     def release(self, block: int) -> None:

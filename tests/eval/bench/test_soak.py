@@ -8,7 +8,7 @@ from eval.bench import soak
 from eval.bench.soak import MAX_ANONYMOUS_BYTES, Usage, bench_soak, failed, growth
 from vcsd.progress import no_tick
 
-USAGE = Usage(anonymous=1 << 30, descriptor=80, thread=30, mount=2, run_folder=6)
+USAGE = Usage(anonymous_bytes=1 << 30, flash_bytes=1 << 25, descriptor=80, thread=30, mount=2, run_folder=6)
 
 
 @pytest.mark.slow
@@ -26,11 +26,12 @@ def test_nothing_is_wrong_and_nothing_stays_behind(monkeypatch):
 
 
 def test_growth_is_the_last_round_s_median_less_the_warm_one_s():
-    grown = replace(USAGE, anonymous=USAGE.anonymous + 5, descriptor=81)
-    noise = replace(USAGE, anonymous=0, thread=500)
+    grown = replace(USAGE, anonymous_bytes=USAGE.anonymous_bytes + 5, descriptor=81)
+    noise = replace(USAGE, anonymous_bytes=0, thread=500)
     rounds = [[noise] * 3, [USAGE, noise, USAGE], [noise] * 3, [grown, noise, grown]]
     assert growth(rounds) == {
         "anonymous_growth_bytes": 5,
+        "flash_growth_bytes": 0,
         "descriptor_growth": 1,
         "thread_growth": 0,
         "mount_growth": 0,
