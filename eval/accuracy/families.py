@@ -89,8 +89,8 @@ def _work(name: str, sender: Connection) -> None:
 
 def experiment(
     names: Annotated[str, typer.Option(help="model types, with commas (default: all that transformers has)")] = "",
-    workers: Annotated[int | None, typer.Option(min=1, help="processes (default: a core each)")] = None,
-    limit: Annotated[float, typer.Option(min=1, help="seconds for each")] = 90.0,
+    workers: Annotated[int | None, typer.Option(min=1, max=256, help="processes (default: a core each)")] = None,
+    limit: Annotated[float, typer.Option(min=1, max=86_400, help="seconds for each")] = 90.0,
     page: Annotated[Path | None, typer.Option(help="Markdown file to write the table to")] = None,
 ) -> Outcome:
     """Try every decoder architecture of transformers in drives, beside its own attention."""
