@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from ftl import Ftl, Nand, Uncorrectable
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 
+FLIPS_A_DRIVE = 250
 VERBS = 80  # before the flush whose state is compared
 KINDS = {"bit": 0.8, "burst": 0.15, "page": 0.05}  # one bit, up to 64 bits in a row, a page of garbage
 
@@ -135,24 +137,34 @@ def _compare(ftl: Ftl, host: RandomHost) -> tuple[int, int]:
     return wrong, missed + (ftl.blocks.pages != host.blocks.shape[0])
 
 
-def bench_flips(flips: int, seed: int, tick: Tick = no_tick) -> dict[str, Any]:
-    """Flip bits, bursts and pages, one place at a time, on several drives.
+def damage_drive(seed: int, turns: range) -> Counter[str]:
+    """Damage one drive once for each turn; counts outcomes, and outcomes by kind."""
+    found = Counter[str]()
+    with tempfile.TemporaryDirectory(prefix="vcsd-flips-") as scratch:
+        kept = Kept.make(Path(scratch) / "drive", seed)
+        flipper = Flipper(kept, seed)
+        for turn in turns:
+            kind = flipper.flip(turn)
+            outcome = judge(kept)
+            found.update((outcome, f"{outcome}_{kind}"))
+            kept.restore()
+    return found
+
+
+def bench_flips(flips: int, seed: int, workers: int = 2, tick: Tick = no_tick) -> dict[str, Any]:
+    """Flip bits, bursts and pages, one place at a time, on drives of several seeds.
 
     corrected: all data was as before though a bit that matters was not. reported: what was lost is refused, and the
     drive's health says so. silent: something was older, other or missing, and nothing said so.
     """
-    found, drives = Counter[str](), 4
-    for number in range(drives):
-        with tempfile.TemporaryDirectory(prefix="vcsd-flips-") as scratch:
-            kept = Kept.make(Path(scratch) / "drive", seed + number)
-            flipper = Flipper(kept, seed + number)
-            for turn in range(flips * number // drives, flips * (number + 1) // drives):
-                kind = flipper.flip(turn)
-                outcome = judge(kept)
-                found.update((outcome, f"{outcome}_{kind}"))
-                kept.restore()
+    found, drives = Counter[str](), -(-flips // FLIPS_A_DRIVE)
+    parts = [range(flips * number // drives, flips * (number + 1) // drives) for number in range(drives)]
+    with ProcessPoolExecutor(workers, mp_context=get_context("forkserver")) as pool:
+        under_way = [pool.submit(damage_drive, seed + number, part) for number, part in enumerate(parts)]
+        for done in as_completed(under_way):
+            found.update(done.result())
+            for _ in range(FLIPS_A_DRIVE):
                 tick(None)
-            shutil.rmtree(kept.folder)
     outcomes = ("reported", "corrected", "harmless", "silent")
     by_kind = {kind: {each: found[f"{each}_{kind}"] for each in outcomes} for kind in KINDS}
     return {"flips": flips} | {each: found[each] for each in outcomes} | {"by_kind": by_kind, "seed": seed}
@@ -161,8 +173,9 @@ def bench_flips(flips: int, seed: int, tick: Tick = no_tick) -> dict[str, Any]:
 def experiment(
     flips: Annotated[int, typer.Option(min=1, max=10_000_000, help="places to damage")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the drives and the places")] = 0,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="processes")] = 2,
 ) -> Outcome:
     """Flip bits of all files of a drive, one place at a time: what is lost must be reported."""
     with progress("flips", flips) as tick:
-        result = bench_flips(flips, seed, tick)
+        result = bench_flips(flips, seed, workers, tick)
     return flat("flips", result, failed=bool(result["silent"]))
