@@ -362,7 +362,7 @@ def failed(result: dict[str, Any]) -> bool:
 
 
 def experiment(
-    minutes: Annotated[float, typer.Option(min=0.01, max=10**5, help="how long; at least three rounds")] = 5,
+    minutes: Annotated[float, typer.Option(min=0.01, max=10**5, help="how long; in less than 10 not all is warm")] = 15,
     drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, of each way to them")] = 2,
     tokens: Annotated[int, typer.Option(min=2, max=512, help="length of a decode")] = 16,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of all that is random")] = 0,
