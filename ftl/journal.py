@@ -34,7 +34,8 @@ BROKEN = 1 << 60  # pages since the last checkpoint, where the run of records ha
 class Journal(Referrer):
     """Writes commits. `pages` are the journal's valid pages.
 
-    log: told of each record, as soon as it counts, which sequences it holds that had changed, and which were freed.
+    log: told of each record, as soon as it counts, which sequences it holds that had changed, and which were freed;
+    begins: the same before it is written.
     """
 
     def __init__(self, kv: KvMap, blocks: BlockNamespace) -> None:
@@ -45,6 +46,7 @@ class Journal(Referrer):
         self.pages: U32 = np.zeros(0, np.uint32)
         self.since_checkpoint = 0  # pages
         self.log: Callable[[set[int], set[int]], None] | None = None
+        self.begins: Callable[[set[int], set[int]], None] | None = None
         self._checkpoint_pages = 0
         self._slack = min(64, self.store.geometry.pages // 32)  # pages that records may take at any rate
         self._said_of_blocks: object = (0, [])  # as recorded
@@ -81,6 +83,9 @@ class Journal(Referrer):
         """Program the next record in both places; returns its pages and when they are in flash."""
         kind = Type.CHECKPOINT if full else Type.CHANGES
         record = Record.of(kind, self.number, self.chain, self._head(handles), b"".join(self._rows(handles)))
+        news = self.kv.changes.dirty & set(handles), set(self.kv.changes.freed)
+        if self.begins:
+            self.begins(*news)
         places = record, record if full else replace(record, rows=None)
         ppns = list[U32]()
         self.number += 1
@@ -90,7 +95,7 @@ class Journal(Referrer):
                 written, start_ns = self._write_place(place, each, start_ns)
                 ppns.append(written)
                 if self.log and not place:
-                    self.log(self.kv.changes.dirty & set(handles), set(self.kv.changes.freed))
+                    self.log(*news)
         except OutOfSpace:
             self.since_checkpoint = BROKEN
             self.store.placement.invalidate(np.concatenate([*ppns, np.zeros(0, np.uint32)]))

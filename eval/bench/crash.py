@@ -200,11 +200,17 @@ class _Life(RandomHost):
     def __init__(self, seed: int, nand: Nand, state: State) -> None:
         super().__init__(seed, nand)
         self.model, self.commits = {handle: list(layers) for handle, layers in state.items()}, [state]
-        self.ftl.journal.log = self._commit
+        self.coming: list[State] = []
+        self.ftl.journal.begins, self.ftl.journal.log = self._begin, self._commit
+
+    def _begin(self, recorded: set[int], freed: set[int]) -> None:
+        """Power may be lost when the commit counts already."""
+        kept = {handle: layers for handle, layers in self.commits[-1].items() if handle not in freed}
+        self.coming = [kept | {handle: list(self.model[handle]) for handle in recorded if handle in self.model}]
 
     def _commit(self, recorded: set[int], freed: set[int]) -> None:
-        kept = {handle: layers for handle, layers in self.commits[-1].items() if handle not in freed}
-        self.commits.append(kept | {handle: list(self.model[handle]) for handle in recorded if handle in self.model})
+        self.commits += self.coming
+        self.coming = []
 
     def synced(self) -> None:
         """The last commit cannot be lost any more."""
@@ -223,6 +229,7 @@ def _host_cuts(seed: int, cuts: int, tick: Tick) -> Counter[str]:
             while True:
                 life.step()
         total["writes_lost"] += disk.lose_power()[0]
+        life.commits += life.coming
         nand = Nand(DRIVE.geometry, folder=disk, private=True)
         found = [_judge(nand, each, life.blocks, None) for each in life.commits]
         best = min(range(len(found)), key=lambda i: sum(found[i]))

@@ -65,6 +65,7 @@ _FLASH = Geometry(
 )
 SPEC = replace(INSTCSD_ZYNQ7045_8CH, name="soak", geometry=_FLASH, dram_bytes=64 << 20)
 LEAST_ROUNDS = 3  # two of them to warm up
+WARM_ROUNDS = 24
 MAX_ANONYMOUS_BYTES, MAX_FLASH_BYTES = 1 << 20, 16 << 20  # growth: noise of the allocator; an eighth of a drive's flash
 HEADS, HEAD_DIM, MAX_ROWS = 2, 64, 2048  # of the sequences that come and go beside the decodes
 CHUNK_BYTES, CHUNKS = 64 << 10, 8  # written to and read from a mounted drive at once; places where
@@ -127,8 +128,9 @@ def _flash_bytes(pid: int) -> int:
 
 
 def growth(rounds: Sequence[Sequence[Usage]]) -> dict[str, int]:
-    """The median of the last round's samples less that of the last one of the warm-up, the first third of all."""
-    warm = rounds[max(2, len(rounds) // 3) - 1]
+    """The median of the last round's samples less that of the last one of the warm-up: two thirds of the rounds, but not
+    more than `WARM_ROUNDS`."""
+    warm = rounds[max(2, min(2 * len(rounds) // 3, WARM_ROUNDS)) - 1]
     grown = dict[str, int]()
     for name in (each.name for each in fields(Usage)):
         before, after = (median(getattr(usage, name) for usage in samples) for samples in (warm, rounds[-1]))
@@ -362,7 +364,7 @@ def failed(result: dict[str, Any]) -> bool:
 
 
 def experiment(
-    minutes: Annotated[float, typer.Option(min=0.01, max=10**5, help="how long; in less than 10 not all is warm")] = 15,
+    minutes: Annotated[float, typer.Option(min=0.01, max=10**5, help="how long")] = 5,
     drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, of each way to them")] = 2,
     tokens: Annotated[int, typer.Option(min=2, max=512, help="length of a decode")] = 16,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of all that is random")] = 0,

@@ -41,6 +41,7 @@ class SimDrive:
         NandFiles.make(self.disk, DRIVE.geometry)
         self.model: State = {}
         self.commits: list[State] = [{}]
+        self.coming: list[State] = []
         self.lives = self.lost = self.wrong = self.reported = 0
         self.rotten = False  # whether more was damaged than can be corrected
         self.up_at: float | None = None
@@ -58,7 +59,7 @@ class SimDrive:
         try:
             self.firmware = self._firmware()
             self.judge()
-            self.firmware.ftl.journal.log = self._commit
+            self.firmware.ftl.journal.begins, self.firmware.ftl.journal.log = self._begin, self._commit
             step = self.firmware.step
             self.firmware.step = lambda command, *rest: self._noted(command, step(command, *rest))  # type: ignore[method-assign]  # watched from outside
             identity = Identity(self.name, DRIVE, LAYOUT, True)
@@ -101,6 +102,7 @@ class SimDrive:
 
     def _down(self) -> None:
         self.ends = []
+        self.commits, self.coming = self.commits + self.coming, []
         self._hold.close()
         for link in self.links.values():
             link.deaths["drive"] = -1
@@ -174,11 +176,14 @@ class SimDrive:
         layers[layer] = k, v
         self.model[seq] = layers
 
-    def _commit(self, recorded: set[int], freed: set[int]) -> None:
-        """A commit in the middle of a verb keeps the state before it."""
+    def _begin(self, recorded: set[int], freed: set[int]) -> None:
+        """A commit in the middle of a verb keeps the state before it. Death may come when it counts already."""
         kept = {seq: layers for seq, layers in self.commits[-1].items() if seq not in freed}
-        kept |= {seq: self.model[seq] for seq in recorded if seq in self.model}
-        self.commits.append(kept)
+        self.coming = [kept | {seq: self.model[seq] for seq in recorded if seq in self.model}]
+
+    def _commit(self, recorded: set[int], freed: set[int]) -> None:
+        self.commits += self.coming
+        self.coming = []
         if self.disk.durability == "process":
             self._synced()
 
