@@ -129,7 +129,7 @@ def _compare(ftl: Ftl, host: RandomHost) -> tuple[int, int]:
             k, v, _ = ftl.read_back(handle, layer)
             kept_k, kept_v = host.model[handle][layer]
             wrong += not (np.array_equal(k, kept_k) and np.array_equal(v, kept_v))
-    for lpn in range(host.blocks.shape[0] if ftl.blocks.pages else 0):
+    for lpn in range(min(host.blocks.shape[0], ftl.blocks.pages)):
         try:
             wrong += not np.array_equal(ftl.blocks.read(np.array([lpn]), 0)[0][0], host.blocks[lpn])
         except Uncorrectable:

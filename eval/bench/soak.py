@@ -128,8 +128,8 @@ def _flash_bytes(pid: int) -> int:
 
 
 def growth(rounds: Sequence[Sequence[Usage]]) -> dict[str, int]:
-    """The median of the last round's samples less that of the last one of the warm-up: two thirds of the rounds, but not
-    more than `WARM_ROUNDS`."""
+    """The median of the last round's samples less that of the last one of the warm-up: two thirds of the rounds, and
+    `WARM_ROUNDS` at the most."""
     warm = rounds[max(2, min(2 * len(rounds) // 3, WARM_ROUNDS)) - 1]
     grown = dict[str, int]()
     for name in (each.name for each in fields(Usage)):

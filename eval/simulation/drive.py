@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +119,12 @@ class SimDrive:
             other = Hold(self.folder)
         except ValueError:
             return True
-        intruder = self._firmware()
-        done = intruder.step(SeqCreate(1, 1, 2, DIM, 64), 0)
-        seqs, rows = tuple(done.data[0].tolist()), np.ones((60, 2, DIM), np.float16)
-        intruder.step(KvAppend(seqs, 0, np.array([60]), rows, rows), 0)
-        intruder.ftl.flush(0)
-        other.close()
+        with closing(other):
+            intruder = self._firmware()
+            done = intruder.step(SeqCreate(1, 1, 2, DIM, 64), 0)
+            seqs, rows = tuple(done.data[0].tolist()), np.ones((60, 2, DIM), np.float16)
+            intruder.step(KvAppend(seqs, 0, np.array([60]), rows, rows), 0)
+            intruder.ftl.flush(0)
         return False
 
     def rot_record(self) -> bool:

@@ -18,6 +18,7 @@ def test_a_process_runs_until_it_has_ended():
     drive_dir("csd0").mkdir()
     assert not Liveness("csd0").known and not Liveness("csd0").ended()
     pid_path("csd0").write_text(str(process.pid))
+    until(lambda: running(process.pid))
     drive = Liveness("csd0")
     process.send_signal(signal.SIGSTOP)
     assert running(process.pid) and drive.known and not drive.ended()

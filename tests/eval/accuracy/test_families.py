@@ -6,6 +6,7 @@ partner of: eval/accuracy/tiny.py, eval/accuracy/refusals.py, eval/accuracy/fami
 import os
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -105,6 +106,7 @@ def _die(name, sender):
 
 
 def test_an_architecture_that_dies_or_is_late_does_not_end_the_sweep(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))  # the processes look there for this module
     monkeypatch.setattr(families, "_work", _die)
     dead, good = sweep(["dead", "good"], workers=2, limit_s=60)
     assert (dead.outcome, dead.reason) == ("crashed", "its process ended with -6")
