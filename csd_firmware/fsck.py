@@ -43,6 +43,8 @@ def fsck(path: Path, dry_run: bool, spec: DriveSpec | None = None) -> Report:
     """
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder")
+    if spec is None and not (path / DESCRIPTION).exists():
+        raise ValueError(f"no drive in {path}: where its {DESCRIPTION} is lost, say what drive it was (--drive FILE)")
     report, mended = Report(), "would be mended" if dry_run else "mended"
     with _changing(path, dry_run) as folder:
         spec = _check_description(path, folder, report, mended, spec)
