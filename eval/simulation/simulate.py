@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import nullcontext
 from enum import StrEnum
-from itertools import count
 from multiprocessing import get_context
 from typing import Annotated, Any
 
@@ -66,7 +65,7 @@ def verdicts(seeds: range, steps: int, plant: str, workers: int, until: float) -
     with ProcessPoolExecutor(workers, mp_context=get_context("forkserver")) as pool:
         under_way = set[Future[Verdict]]()
         waiting = iter(seeds)
-        for number in count():
+        while True:
             while len(under_way) < 2 * workers and time.monotonic() < until:
                 if (seed := next(waiting, None)) is None:
                     break
@@ -75,7 +74,6 @@ def verdicts(seeds: range, steps: int, plant: str, workers: int, until: float) -
                 return
             done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
-            assert number <= len(seeds)
 
 
 def bench_simulate(
