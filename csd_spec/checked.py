@@ -31,13 +31,13 @@ def value(kind: type[T]) -> type[T]:
     """
     made: Any = dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)(kind)
     made.__init__ = _in_one_line(made.__init__, made)
-    return made  # type: ignore[no-any-return]
+    return made  # type: ignore[no-any-return]  # still the class, as far as types go
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(kind: type[T]) -> type[T]:
     """The same of somebody else's layout: fields that are not known are passed over."""
-    return dataclass(frozen=True, slots=True, kw_only=True, config=_FOREIGN)(kind)  # type: ignore[return-value]
+    return dataclass(frozen=True, slots=True, kw_only=True, config=_FOREIGN)(kind)  # type: ignore[return-value]  # as above
 
 
 def _in_one_line(init: Callable[..., None], made: type) -> Callable[..., None]:
@@ -54,7 +54,7 @@ def _in_one_line(init: Callable[..., None], made: type) -> Callable[..., None]:
 def from_json(text: str | bytes, kind: type[T]) -> T:
     """The value that a JSON text describes; raises ValueError naming the field that is off."""
     try:
-        return adapter(kind).validate_json(text)  # type: ignore[no-any-return, arg-type]
+        return adapter(kind).validate_json(text)  # type: ignore[no-any-return, arg-type]  # a T, which an adapter of any kind cannot say
     except ValidationError as error:
         raise ValueError(says(error, kind)) from None
 

@@ -22,7 +22,7 @@ class BlockNamespace(Referrer):
     def __init__(self, store: FlashStore) -> None:
         self.store = store
         self.map: U32 = np.zeros(0, np.uint32)
-        self.mapped = 0  # pages that hold something
+        self.mapped = 0  # pages that hold something: asked for at every allocation, so not counted again each time
         self.lost: set[int] = set()  # logical pages whose content cannot be read any more
         self.torn: set[int] = set()  # numbers of writes that were under way when power failed
         self.writer = Writer(store.geometry.channels, growth=1)

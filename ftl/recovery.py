@@ -200,7 +200,9 @@ class Recovery:
         self.blocks.lost = set(lpns[newer | known].tolist())
         good = there & ~newer & ~known
         self.blocks.restore(tags[good], ppns[good])
-        since = self.store.nand.write_numbers[self.index.ppns] > self.writes
+        since = (self.store.nand.write_numbers[self.index.ppns] > self.writes) & (
+            self.writes > 0
+        )  # version 1 says none
         self.store.counters.blocks += int(np.count_nonzero(since & (tag.kinds(self.index.tags) == Kind.BLOCK)))
 
     def _lost_writes(self, tags: U64) -> U64:

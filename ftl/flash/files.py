@@ -77,7 +77,7 @@ class Remains:
         return self._file.written() if self._file else []
 
     def write(self, offset: int, data: object) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # who opens remains keeps all changes in memory
 
     discard = write
 
