@@ -27,7 +27,6 @@ from ftl.flash.references import Reference, Referrer
 from ftl.kv.map import KvMap
 from ftl.record import Record, Type, describe, tail_rows
 
-COUNTED_PAGES = 256  # of the block namespace, after so many a flush records for the counters' sake
 BROKEN = 1 << 60  # pages since the last checkpoint, where the run of records has a gap: the next is a checkpoint
 
 
@@ -50,9 +49,7 @@ class Journal(Referrer):
         self._checkpoint_pages = 0
         self._slack = min(64, self.store.geometry.pages // 32)  # pages that records may take at any rate
         self._said_of_blocks: object = (0, [])  # as recorded
-        self._blocks_recorded = 0  # in the counters
-        g = kv.store.geometry
-        self._counted_pages = min(COUNTED_PAGES, g.channels * g.pages_per_block)  # none of them is erased before
+        self._blocks_recorded = 0  # pages of the block namespace that the last record counts on
 
     def record(self, start_ns: int, everything: bool) -> int:
         """Record all that changed, or only what invalidated pages; every so often a checkpoint, to keep it short.
@@ -63,8 +60,8 @@ class Journal(Referrer):
         full = self.number == 0 or self.since_checkpoint > 2 * self._checkpoint_pages + self._slack
         changed = changes.dirty if everything else changes.dirty & changes.trimmed
         of_blocks = self.blocks.pages, sorted(self.blocks.lost)
-        counts = everything and self.store.counters.blocks - self._blocks_recorded >= self._counted_pages
-        if not (full or changed or changes.freed or counts or of_blocks != self._said_of_blocks):
+        written = everything and self.store.counters.blocks != self._blocks_recorded
+        if not (full or changed or changes.freed or written or of_blocks != self._said_of_blocks):
             return start_ns
         self.store.begin(start_ns)
         ppns, finish_ns = self._write(full, sorted(self.kv.sequences if full else changed), start_ns)

@@ -185,10 +185,7 @@ class Recovery:
                     self.findings.append(f"sequence {seq.handle}: pages of layer {layer} cannot be read")
 
     def restore_blocks(self) -> None:
-        """Logical pages by their tags, the newest of each; lost where that was recorded and cannot be read.
-
-        Those that were programmed after the last record are counted: it has the counters as they were before.
-        """
+        """Logical pages by their tags, the newest of each; lost where that was recorded and cannot be read."""
         tags, ppns = self.index.newest(Kind.BLOCK)
         lpns, there = tag.logical_pages(tags), ppns != UNMAPPED
         numbers = np.where(there, self.store.nand.write_numbers[np.where(there, ppns, 0)], 0)
@@ -200,10 +197,6 @@ class Recovery:
         self.blocks.lost = set(lpns[newer | known].tolist())
         good = there & ~newer & ~known
         self.blocks.restore(tags[good], ppns[good])
-        since = (self.store.nand.write_numbers[self.index.ppns] > self.writes) & (
-            self.writes > 0
-        )  # version 1 says none
-        self.store.counters.blocks += int(np.count_nonzero(since & (tag.kinds(self.index.tags) == Kind.BLOCK)))
 
     def _lost_writes(self, tags: U64) -> U64:
         """Of each tag the number of the newest write that the last record counts on and that cannot be read, or 0.

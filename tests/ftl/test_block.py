@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from csd_spec import KvLayout
-from ftl import Ftl, FtlError, OutOfSpace
+from ftl import Ftl, FtlError, OutOfSpace, Uncorrectable
 
 
 def test_random_overwrites_read_back_also_after_a_restart(small_drive):
@@ -80,3 +80,19 @@ def test_addresses_beyond_the_namespace_are_refused(small_drive):
         ftl.blocks.read(np.array([10]), 0)
     with pytest.raises(FtlError, match="only grow"):
         ftl.blocks.resize(5)
+
+
+def test_an_overwrite_that_a_flush_acknowledged_is_never_older_in_silence(small_drive):
+    ftl, page = Ftl(small_drive), np.ones((1, small_drive.geometry.page_bytes), np.uint8)
+    ftl.blocks.resize(8)
+    for value in (1, 2):
+        ftl.blocks.write(np.array([3]), page * value, 0)
+        ftl.flush(0)
+    ftl.nand.content[ftl.blocks.map[3], :9] ^= 3  # beyond correction
+    ftl.nand.power_on()
+    again = Ftl(small_drive, ftl.nand)
+    assert again.findings == ("block namespace: logical page 3 cannot be read",)
+    with pytest.raises(Uncorrectable, match="logical page 3"):
+        again.blocks.read(np.array([3]), 0)
+    again.blocks.write(np.array([3]), page * 4, 0)
+    assert (again.blocks.read(np.array([3]), 0)[0] == 4).all()
