@@ -82,6 +82,7 @@ NAMES: dict[tuple[str, str], str] = {
     ("", "methods"): "methods.py",
     ("", "trace"): "requests.csv",
     ("", "plot"): "picture.png",
+    ("", "page"): "page.md",
     ("throughput", "model"): "model.yaml",
     ("claims", "model"): "model.yaml",
     ("report", "model"): "model.yaml",

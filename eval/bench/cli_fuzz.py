@@ -39,6 +39,10 @@ CUT = (
     "csd_firmware.process.supervisor:Supervisor.run",  # serves until interrupted
     "eval.bench.cli_fuzz:bench_cli_fuzz",  # all of this again
     "eval.bench.transport:bench_transport",  # mounts, and minutes of fio
+    "eval.bench.flips:bench_flips",  # this and the next: minutes, in processes of their own
+    "eval.bench.soak:bench_soak",
+    "eval.simulation.simulate:bench_simulate",
+    "eval.accuracy.families:sweep",
 )
 PRELOADED = ("vcsd.attached", "vcsd.generate", "vcsd.loading", "eval.accuracy.measure", "eval.model.llama2c")
 HANG_S = 60.0
