@@ -186,7 +186,9 @@ def correct_entries(entries: NDArray[Any]) -> tuple[list[int], list[int]]:
     """Undo single flipped bits of blocks' entries; returns which were corrected, and which cannot be."""
     fixed, lost = list[int](), list[int]()
     raw = entries.view(np.uint8).reshape(-1, BLOCK.itemsize)
-    for i in np.flatnonzero(raw.any(axis=1)).tolist():  # all zero: a block that was never erased
+    for i in np.flatnonzero(
+        entries["erases"] | entries["bad"] | entries["seal"]
+    ).tolist():  # all zero: a block that was never erased
         seal = int(entries["seal"][i])
         found = corrected(raw[i, :8].tobytes(), seal)
         if one_bit(raw[i]):

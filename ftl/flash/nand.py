@@ -18,7 +18,7 @@ from ftl.errors import MediumFailed, NandRuleError
 from ftl.flash.faults import FaultPlan
 from ftl.flash.files import NandFiles, correct_entries, one_bit, runs
 from ftl.flash.memory import as_array, lazy_memory, lazy_zeros, release
-from ftl.flash.spare import SPARE, Spare, correct_page, correct_spare, made, matches, rows, unsealed
+from ftl.flash.spare import SPARE, Spare, correct_page, correct_spare, made, matches, rows, unsealed, words
 
 MARGIN_BYTES = 16 << 20  # of a disk: what the journal and small files may take when nothing else may
 
@@ -158,7 +158,7 @@ class Nand:
         for superblock in superblocks:
             first = superblock * g.superblock_pages
             spare = self.spare[first : first + g.superblock_pages]
-            there = np.flatnonzero(rows(spare).any(axis=1))
+            there = np.flatnonzero(words(spare).any(axis=1))
             for i in there[unsealed(spare[there])].tolist() if there.size else ():
                 if one_bit(rows(spare)[i]):
                     rows(spare)[i] = 0

@@ -37,6 +37,11 @@ def rows(spare: Spare) -> U8:
     return spare.view(np.uint8).reshape(-1, SPARE.itemsize)
 
 
+def words(spare: Spare) -> U64:
+    """Spare areas as numbers, (N, 4): what is looked through as a whole is looked through faster."""
+    return spare.view(np.uint64).reshape(-1, SPARE.itemsize // 8)
+
+
 def unsealed(spare: Spare) -> list[int]:
     """Which spare areas do not match their seal."""
     seals = spare["seal"].tolist()
@@ -53,7 +58,7 @@ def correct_spare(spare: Spare, i: int) -> bool:
 
 def take_copies(spare: Spare, copy: Spare) -> I64:
     """Where a spare area is lost and its copy is not, take the copy; returns which those are."""
-    differ = np.flatnonzero((rows(spare) != rows(copy)).any(axis=1))
+    differ = np.flatnonzero((words(spare) != words(copy)).any(axis=1))
     sealed = np.setdiff1d(differ, differ[unsealed(copy[differ])])
     lost = np.array([i for i in sealed.tolist() if not _readable(spare, i)], np.int64)
     spare[lost] = copy[lost]
