@@ -37,7 +37,7 @@ app = LazyGroup(
     "Virtual computational storage drives for in-storage attention.",
     {
         "run": "vcsd_cli.run:run",
-        "report": "eval.paper.report:report",
+        "report": "eval.papers.report:report",
         "id-ctrl": "vcsd_cli.drive:id_ctrl",
         "id-ns": "vcsd_cli.drive:id_ns",
         "fsck": "vcsd_cli.fsck:fsck",

@@ -12,7 +12,7 @@ from csd_firmware import InProcessDevice
 from csd_firmware.folder import sealed
 from csd_spec import DriveSpec, Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.paper.profiles import FOLDER
+from eval.papers.profiles import FOLDER
 
 DRIVE: DriveSpec = replace(
     INSTCSD_ZYNQ7045_8CH,

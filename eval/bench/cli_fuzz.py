@@ -33,7 +33,7 @@ from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 
 CUT = (
-    "eval.paper.options:simulate",  # steps at full scale
+    "eval.papers.instinfer.options:simulate",  # steps at full scale
     "vcsd.guest:run_guest",  # a machine boots
     "nvmevirt_config.module:_run",  # insmod and rmmod
     "csd_firmware.process.supervisor:Supervisor.run",  # serves until interrupted

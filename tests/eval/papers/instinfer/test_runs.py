@@ -5,9 +5,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.paper.runs import Case, count_ticks, default_workers, plan, simulate
-from eval.paper.systems import DENSE, OURS, OURS_DENSE, SPARF
-from tests.eval.paper.setups import in_storage, setup_of, small_setup
+from eval.papers.instinfer.runs import Case, count_ticks, default_workers, plan, simulate
+from eval.papers.instinfer.systems import DENSE, OURS, OURS_DENSE, SPARF
+from tests.eval.papers.instinfer.setups import in_storage, setup_of, small_setup
 
 CASES = [Case((DENSE, SPARF, OURS), 2, 1), Case((OURS, OURS_DENSE, SPARF), 2, 1), Case((DENSE,), 2, 5)]
 

@@ -1,16 +1,16 @@
 """Claims on a small model: a row for each, and what is judged how.
 
-partner of: eval/paper/calibrated.py
+partner of: eval/papers/instinfer/calibrated.py
 """
 
 import json
 
 import pytest
 
-from eval.paper.calibrated import ALL
-from eval.paper.claims import CLAIMS, cases, evaluate_claims
-from eval.paper.runs import simulate
-from tests.eval.paper.setups import small_setup
+from eval.papers.instinfer.calibrated import ALL
+from eval.papers.instinfer.claims import CLAIMS, cases, evaluate_claims
+from eval.papers.instinfer.runs import simulate
+from tests.eval.papers.instinfer.setups import small_setup
 
 
 @pytest.fixture(scope="module")

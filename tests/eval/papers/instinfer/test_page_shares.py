@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from eval.accuracy.recorded import Recorded
-from eval.paper.page_shares import page_shares, scaled
-from tests.eval.paper.setups import setup_of
+from eval.papers.instinfer.page_shares import page_shares, scaled
+from tests.eval.papers.instinfer.setups import setup_of
 
 
 def test_page_shares_are_those_of_the_selection():

@@ -5,10 +5,10 @@ import subprocess
 
 import pytest
 
-from eval.paper import report
-from eval.paper.claims import CLAIMS
-from eval.paper.options import Simulated
-from tests.eval.paper.setups import small_setup
+from eval.papers import report
+from eval.papers.instinfer.claims import CLAIMS
+from eval.papers.instinfer.options import Simulated
+from tests.eval.papers.instinfer.setups import small_setup
 
 
 @pytest.fixture(scope="module")

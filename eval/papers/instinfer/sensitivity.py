@@ -10,9 +10,9 @@ import typer
 
 from eval.experiment import Outcome
 from eval.options import Picture, check_picture, number, numbers
-from eval.paper.options import BatchSizes, DriveCount, Machine, Rows, Simulated, Work, rows_outcome
-from eval.paper.runs import Case, Runs
-from eval.paper.systems import DENSE, SPARF, InStorage
+from eval.papers.instinfer.options import BatchSizes, DriveCount, Machine, Rows, Simulated, Work, rows_outcome
+from eval.papers.instinfer.runs import Case, Runs
+from eval.papers.instinfer.systems import DENSE, SPARF, InStorage
 from eval.plot import lines, save_figure
 from vcsd.progress import status
 
@@ -63,7 +63,7 @@ def experiment(
     compressions: Sequence[float] = numbers("compression", compression, float)
     setup, batch = work.setup(machine, simulated), number("batch_sizes", batch_sizes)
     with status("recording attention"):
-        from eval.paper.page_shares import recorded_shares, scaled
+        from eval.papers.instinfer.page_shares import recorded_shares, scaled
 
         shares = scaled(setup, recorded_shares(setup, [*compressions, 8.0]))
     runs = simulated.run(setup, cases(batch, drives, compressions, shares))

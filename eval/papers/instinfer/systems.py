@@ -14,9 +14,9 @@ import numpy as np
 from csd_spec import Compression, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.units import ENGINE_UNITS
-from eval.paper.calibrated import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
-from eval.paper.profiles import Gpu, Host, Model, Ssd
-from eval.paper.simulate import SimulatedDrive, spread
+from eval.papers.instinfer.calibrated import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
+from eval.papers.instinfer.simulate import SimulatedDrive, spread
+from eval.papers.profiles import Gpu, Host, Model, Ssd
 
 GIB = 2**30
 SWAP_CLUSTER = 8 * 4096  # bytes that Linux swaps in at once (vm.page-cluster = 3)
@@ -25,7 +25,7 @@ SAMPLED_LAYERS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What `eval.paper.calibrated` fixed, so that it can be varied."""
+    """What `eval.papers.instinfer.calibrated` fixed, so that it can be varied."""
 
     sequence_layer_s: float = RUNTIME.value * 1e-6
     token_page_share: float = PAGES.value

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.paper.profiles import FOLDER, Gpu, Host, Model, Ssd
+from eval.papers.profiles import FOLDER, Gpu, Host, Model, Ssd
 
 KINDS = {"gpu": Gpu, "host": Host, "ssd": Ssd, "model": Model}
 SHIPPED = sorted(FOLDER.glob("*/*.yaml"))

@@ -7,8 +7,8 @@ import pytest
 
 from csd_spec import Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.paper.profiles import Model
-from eval.paper.simulate import Pattern, SimulatedDrive, spread
+from eval.papers.instinfer.simulate import Pattern, SimulatedDrive, spread
+from eval.papers.profiles import Model
 
 
 def test_a_pattern_touches_as_many_pages_as_it_says():

@@ -1,15 +1,16 @@
 """The figures' rows, and what a row must add up to.
 
-partner of: eval/paper/throughput.py, eval/paper/breakdown.py, eval/paper/engine_breakdown.py, eval/paper/scaling.py,
-eval/paper/sensitivity.py, eval/paper/options.py
+partner of: eval/papers/instinfer/throughput.py, eval/papers/instinfer/breakdown.py,
+eval/papers/instinfer/engine_breakdown.py, eval/papers/instinfer/scaling.py, eval/papers/instinfer/sensitivity.py,
+eval/papers/instinfer/options.py
 """
 
 import pytest
 
-from eval.paper import breakdown, engine_breakdown, scaling, sensitivity, throughput
-from eval.paper.options import Machine, Simulated, Work, extent
-from eval.paper.runs import simulate
-from tests.eval.paper.setups import setup_of, small_setup
+from eval.papers.instinfer import breakdown, engine_breakdown, scaling, sensitivity, throughput
+from eval.papers.instinfer.options import Machine, Simulated, Work, extent
+from eval.papers.instinfer.runs import simulate
+from tests.eval.papers.instinfer.setups import setup_of, small_setup
 
 
 def test_parts_of_a_step_add_up_to_it_and_shares_to_one():

@@ -14,9 +14,9 @@ import typer
 from csd_spec import Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome
-from eval.paper.profiles import Gpu, Host, Model, Ssd
-from eval.paper.runs import Case, Runs, count_ticks, default_workers, simulate
-from eval.paper.systems import SAMPLED_LAYERS, Setup
+from eval.papers.instinfer.runs import Case, Runs, count_ticks, default_workers, simulate
+from eval.papers.instinfer.systems import SAMPLED_LAYERS, Setup
+from eval.papers.profiles import Gpu, Host, Model, Ssd
 from nvmevirt_config import load_drive
 from vcsd.options import MAX_COMPRESSION
 from vcsd.progress import progress

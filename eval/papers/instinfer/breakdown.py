@@ -10,9 +10,18 @@ from collections.abc import Sequence
 
 from eval.experiment import Outcome
 from eval.options import Picture, check_picture, numbers
-from eval.paper.options import BatchSizes, CompressionFactor, DriveCount, Machine, Rows, Simulated, Work, rows_outcome
-from eval.paper.runs import Case, Runs
-from eval.paper.systems import DENSE, OURS, SPARF, Result
+from eval.papers.instinfer.options import (
+    BatchSizes,
+    CompressionFactor,
+    DriveCount,
+    Machine,
+    Rows,
+    Simulated,
+    Work,
+    rows_outcome,
+)
+from eval.papers.instinfer.runs import Case, Runs
+from eval.papers.instinfer.systems import DENSE, OURS, SPARF, Result
 from eval.plot import save_figure, stack
 
 HOSTS = ("FlexGen", "FlexGen-SparQ")

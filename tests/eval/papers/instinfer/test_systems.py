@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.paper.profiles import FOLDER, Gpu, Host, Model
-from eval.paper.systems import DENSE, OURS, OURS_DENSE, SPARF, Breakdown, deepspeed, flexgen
+from eval.papers.instinfer.systems import DENSE, OURS, OURS_DENSE, SPARF, Breakdown, deepspeed, flexgen
+from eval.papers.profiles import FOLDER, Gpu, Host, Model
 from nvmevirt_config.describe import SHIPPED, load_drive
-from tests.eval.paper.setups import in_storage, setup_of
+from tests.eval.papers.instinfer.setups import in_storage, setup_of
 
 
 def test_a_dense_step_is_flash_and_engine_and_the_rest():

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.paper.simulate import SimulatedDrive
-from eval.paper.systems import Breakdown, Constants, InStorage, Result, Setup, deepspeed, finish, flexgen
+from eval.papers.instinfer.simulate import SimulatedDrive
+from eval.papers.instinfer.systems import Breakdown, Constants, InStorage, Result, Setup, deepspeed, finish, flexgen
 from ftl import OutOfSpace
 from vcsd.progress import Tick, no_tick
 

@@ -1,8 +1,8 @@
 """Setups of the paper's evaluation, and systems on them."""
 
-from eval.paper.profiles import Gpu, Host, Model, Ssd
-from eval.paper.runs import Case, simulate
-from eval.paper.systems import Setup
+from eval.papers.instinfer.runs import Case, simulate
+from eval.papers.instinfer.systems import Setup
+from eval.papers.profiles import Gpu, Host, Model, Ssd
 
 
 def setup_of(model="opt-13b", gpu="a6000", **more):

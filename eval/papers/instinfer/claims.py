@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from eval.experiment import Outcome
-from eval.paper.calibrated import ALL
-from eval.paper.options import Machine, Simulated, cell, extent
-from eval.paper.runs import Case, Runs
-from eval.paper.systems import DENSE, OURS, OURS_DENSE, SPARF, Constants, InStorage, Result, Setup, flexgen
+from eval.papers.instinfer.calibrated import ALL
+from eval.papers.instinfer.options import Machine, Simulated, cell, extent
+from eval.papers.instinfer.runs import Case, Runs
+from eval.papers.instinfer.systems import DENSE, OURS, OURS_DENSE, SPARF, Constants, InStorage, Result, Setup, flexgen
 from vcsd.progress import status
 from vcsd.tables import table
 
@@ -300,7 +300,7 @@ def experiment(machine: Machine, simulated: Simulated) -> Outcome:
     """The paper's printed figures beside ours: calibrated, predicted, held out."""
     setup = machine.setup(simulated)
     with status("recording attention"):
-        from eval.paper.page_shares import recorded_shares
+        from eval.papers.instinfer.page_shares import recorded_shares
 
         share = recorded_shares(setup, [8.0])[8.0]
     runs = simulated.run(setup, cases(share))

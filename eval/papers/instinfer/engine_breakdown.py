@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from eval.experiment import Outcome
 from eval.options import Picture, check_picture, number
-from eval.paper.options import BatchSizes, CompressionFactor, DriveCount, Machine, Rows, Simulated, Work, rows_outcome
-from eval.paper.runs import Case, Runs
-from eval.paper.systems import DENSE, OURS, SPARF
+from eval.papers.instinfer.options import (
+    BatchSizes,
+    CompressionFactor,
+    DriveCount,
+    Machine,
+    Rows,
+    Simulated,
+    Work,
+    rows_outcome,
+)
+from eval.papers.instinfer.runs import Case, Runs
+from eval.papers.instinfer.systems import DENSE, OURS, SPARF
 from eval.plot import lines, save_figure
 
 IN_DRIVES = (DENSE, SPARF, OURS)

@@ -10,7 +10,7 @@ import torch
 from attention_engine import reference
 from csd_spec import Compression
 from eval.accuracy.recorded import TEXT, Recorded, record
-from eval.paper.systems import Setup
+from eval.papers.instinfer.systems import Setup
 from vcsd.loading import CHECKPOINT, load
 
 

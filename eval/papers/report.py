@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.paper import breakdown, claims, engine_breakdown, scaling, sensitivity, throughput
-from eval.paper.options import Machine, Simulated, extent
-from eval.paper.systems import Setup
+from eval.papers.instinfer import breakdown, claims, engine_breakdown, scaling, sensitivity, throughput
+from eval.papers.instinfer.options import Machine, Simulated, extent
+from eval.papers.instinfer.systems import Setup
 from eval.plot import as_svg, lines, stack
 from vcsd.progress import err, status
 
@@ -59,7 +59,7 @@ def write_report(setup: Setup, simulated: Simulated, folder: Path) -> Path:
 
 def _sections(setup: Setup, simulated: Simulated) -> list[Section]:
     with status("recording attention"):
-        from eval.paper.page_shares import recorded_shares, scaled
+        from eval.papers.instinfer.page_shares import recorded_shares, scaled
 
         touched = recorded_shares(setup, [*COMPRESSIONS, 8.0])
     recorded, shares = touched[8.0], scaled(setup, touched)

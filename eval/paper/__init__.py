@@ -1,1 +1,0 @@
-"""The paper's systems, claims and figures at full scale."""

@@ -1,0 +1,1 @@
+"""InstInfer's systems, claims and figures at full scale."""
