@@ -23,5 +23,5 @@ EVAL = {
     "engine-breakdown": "eval.papers.instinfer.engine_breakdown",
     "scaling": "eval.papers.instinfer.scaling",
     "sensitivity": "eval.papers.instinfer.sensitivity",
-    "claims": "eval.papers.instinfer.claims",
+    "claims": "eval.papers.claims",
 }

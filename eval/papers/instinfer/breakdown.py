@@ -14,18 +14,18 @@ from eval.papers.instinfer.options import (
     BatchSizes,
     CompressionFactor,
     DriveCount,
-    Machine,
     Rows,
-    Simulated,
     Work,
     rows_outcome,
+    run,
 )
 from eval.papers.instinfer.runs import Case, Runs
-from eval.papers.instinfer.systems import DENSE, OURS, SPARF, Result
+from eval.papers.instinfer.systems import DENSE, PAGED, SPARF, Result
+from eval.papers.options import Machine, Simulated
 from eval.plot import save_figure, stack
 
 HOSTS = ("FlexGen", "FlexGen-SparQ")
-IN_DRIVES = (DENSE, SPARF, OURS)
+IN_DRIVES = (DENSE, SPARF, PAGED)
 SHARES = ("kv_share", "engine_share", "other_share")
 COLUMNS = ("system", "batch", "step_s", *SHARES, "hidden_s", "reason")
 
@@ -71,8 +71,8 @@ def experiment(
     """What a decode step's time goes to (figures 5, 14, 15)."""
     check_picture(plot)
     setup, batches = work.setup(machine, simulated, compression), numbers("batch_sizes", batch_sizes)
-    runs = simulated.run(setup, cases(batches, drives))
+    runs = run(simulated, setup, cases(batches, drives))
     found = rows(runs, batches, drives)
     if plot:
         save_figure(stack(found, "system", SHARES), plot)
-    return rows_outcome(f"Decode step, {machine.model}, {drives} drives", found, COLUMNS, runs)
+    return rows_outcome(f"Decode step, {setup.model.name}, {drives} drives", found, COLUMNS, runs)

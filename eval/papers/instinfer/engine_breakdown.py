@@ -8,17 +8,17 @@ from eval.papers.instinfer.options import (
     BatchSizes,
     CompressionFactor,
     DriveCount,
-    Machine,
     Rows,
-    Simulated,
     Work,
     rows_outcome,
+    run,
 )
 from eval.papers.instinfer.runs import Case, Runs
-from eval.papers.instinfer.systems import DENSE, OURS, SPARF
+from eval.papers.instinfer.systems import DENSE, PAGED, SPARF
+from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
 
-IN_DRIVES = (DENSE, SPARF, OURS)
+IN_DRIVES = (DENSE, SPARF, PAGED)
 COLUMNS = ("system", "unit", "s", "share")
 
 
@@ -49,7 +49,7 @@ def experiment(
     """Seconds of each unit of a drive in the middle decode step (figure 16)."""
     check_picture(plot)
     setup, batch = work.setup(machine, simulated, compression), number("batch_sizes", batch_sizes)
-    runs = simulated.run(setup, cases(batch, drives))
+    runs = run(simulated, setup, cases(batch, drives))
     found = rows(runs, batch, drives)
     if plot:
         save_figure(lines(found, "unit", "s", "system"), plot)

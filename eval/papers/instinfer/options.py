@@ -1,4 +1,4 @@
-"""Options of the paper's evaluation, and the setup that they name."""
+"""Options of InstInfer's figures, and the setup that they name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from csd_spec import Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome
 from eval.papers.instinfer.runs import Case, Runs, count_ticks, default_workers, simulate
-from eval.papers.instinfer.systems import SAMPLED_LAYERS, Setup
-from eval.papers.profiles import Gpu, Host, Model, Ssd
+from eval.papers.instinfer.systems import Setup
+from eval.papers.options import Machine, Simulated, cell
+from eval.papers.profiles import Ssd
 from nvmevirt_config import load_drive
 from vcsd.options import MAX_COMPRESSION
 from vcsd.progress import progress
@@ -31,38 +32,17 @@ BatchSizes = Annotated[str, typer.Option(help="batch sizes, with commas")]
 CompressionFactor = Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="C of SparF's and SparQ's 1/C")]
 
 
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """How much of what is wanted is simulated, and by how many."""
-
-    all_layers: Annotated[
-        bool, typer.Option("--all-layers", help=f"simulate steps of all layers, not of {SAMPLED_LAYERS}")
-    ] = False
-    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="processes (default: a core each)")] = None
-
-    def run(self, setup: Setup, cases: Sequence[Case]) -> Runs:
-        """Simulate cases, and show how far that is."""
-        with progress("steps, page by page", count_ticks(setup, cases)) as tick:
-            return simulate(setup, cases, self.workers or default_workers(), tick)
-
-    @property
-    def sampled_layers(self) -> int | None:
-        return None if self.all_layers else SAMPLED_LAYERS
+def setup_of(machine: Machine, simulated: Simulated, **more: Any) -> Setup:
+    """The setup that these options name, the paper's where they do not; more: its other fields."""
+    model, gpu, host = machine.profiles("opt-13b", "a6000", "pcie4")
+    ssd = Ssd.load("980pro")
+    return Setup(model=model, gpu=gpu, host=host, ssd=ssd, sampled_layers=simulated.sampled_layers, **more)
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A model on a GPU and a host."""
-
-    model: Annotated[str, typer.Option(help="model profile: a name or a YAML file")] = "opt-13b"
-    gpu: Annotated[str, typer.Option(help="GPU profile: a name or a YAML file")] = "a6000"
-    host: Annotated[str, typer.Option(help="host profile: a name or a YAML file")] = "pcie4"
-
-    def setup(self, simulated: Simulated, **more: Any) -> Setup:
-        """The setup that these options name; more: its other fields."""
-        model, gpu = Model.load(self.model), Gpu.load(self.gpu)
-        host, ssd = Host.load(self.host), Ssd.load("980pro")
-        return Setup(model=model, gpu=gpu, host=host, ssd=ssd, sampled_layers=simulated.sampled_layers, **more)
+def run(simulated: Simulated, setup: Setup, cases: Sequence[Case]) -> Runs:
+    """Simulate cases, and show how far that is."""
+    with progress("steps, page by page", count_ticks(setup, cases)) as tick:
+        return simulate(setup, cases, simulated.workers or default_workers(), tick)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +59,7 @@ class Work:
         """The machine with this work."""
         Compression(compression)
         spec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH
-        return machine.setup(simulated, drive=spec, input=self.prompt, output=self.new, compression=compression)
+        return setup_of(machine, simulated, drive=spec, input=self.prompt, output=self.new, compression=compression)
 
 
 def rows_outcome(title: str, rows: Rows, columns: Sequence[str], runs: Runs) -> Outcome:
@@ -95,10 +75,3 @@ def extent(runs: Runs) -> str:
     """What the figures are: modelled, and from how many layers."""
     layers = runs.sampled.get("layers")
     return f"modelled, {layers['simulated']} of {layers['of']} layers simulated" if layers else "modelled"
-
-
-def cell(value: Any) -> str:
-    """A figure for people."""
-    if value is None:
-        return "-"
-    return f"{value:,.3f}" if isinstance(value, float) else str(value)

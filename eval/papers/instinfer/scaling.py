@@ -10,17 +10,17 @@ from eval.papers.instinfer.options import (
     BatchSizes,
     CompressionFactor,
     DriveCounts,
-    Machine,
     Rows,
-    Simulated,
     Work,
     rows_outcome,
+    run,
 )
 from eval.papers.instinfer.runs import Case, Runs
-from eval.papers.instinfer.systems import DENSE, OURS, OURS_DENSE, SPARF, Result
+from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF, Result
+from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
 
-IN_DRIVES = (DENSE, SPARF, OURS_DENSE, OURS)
+IN_DRIVES = (DENSE, SPARF, BATCHED_DENSE, PAGED)
 COLUMNS = ("system", "drives", "tokens_per_s", "speedup", "step_s", "kv_s", "other_s", "reason")
 
 
@@ -64,8 +64,8 @@ def experiment(
     check_picture(plot)
     setup, counts = work.setup(machine, simulated, compression), numbers("drives", drives)
     batch = number("batch_sizes", batch_sizes)
-    runs = simulated.run(setup, cases(batch, counts))
+    runs = run(simulated, setup, cases(batch, counts))
     found = rows(runs, batch, counts)
     if plot:
         save_figure(lines(found, "drives", "speedup", "system"), plot)
-    return rows_outcome(f"Scaling, {machine.model}, batch {batch}", found, COLUMNS, runs)
+    return rows_outcome(f"Scaling, {setup.model.name}, batch {batch}", found, COLUMNS, runs)

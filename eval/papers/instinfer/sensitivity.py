@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -10,28 +10,31 @@ import typer
 
 from eval.experiment import Outcome
 from eval.options import Picture, check_picture, number, numbers
-from eval.papers.instinfer.options import BatchSizes, DriveCount, Machine, Rows, Simulated, Work, rows_outcome
+from eval.papers.instinfer.options import BatchSizes, DriveCount, Rows, Work, rows_outcome, run
 from eval.papers.instinfer.runs import Case, Runs
 from eval.papers.instinfer.systems import DENSE, SPARF, InStorage
+from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
 from vcsd.progress import status
 
 COLUMNS = ("compression", "token_page_share", "tokens_per_s", "step_s", "reason")
 
 
-def _system(compression: float, page_shares: dict[float, float]) -> InStorage:
+def _system(compression: float, page_shares: Mapping[float, float]) -> InStorage:
     if compression == 1:
         return DENSE
     share = page_shares[compression]
     return replace(SPARF, name=f"1/{compression:g}", compression=compression, page_share=share)
 
 
-def cases(batch: int, drives: int, compressions: Sequence[float], page_shares: dict[float, float]) -> list[Case]:
+def cases(batch: int, drives: int, compressions: Sequence[float], page_shares: Mapping[float, float]) -> list[Case]:
     """What `rows` needs. page_shares: of token pages, by compression."""
     return [Case(tuple(_system(c, page_shares) for c in compressions), batch, drives)]
 
 
-def rows(runs: Runs, batch: int, drives: int, compressions: Sequence[float], page_shares: dict[float, float]) -> Rows:
+def rows(
+    runs: Runs, batch: int, drives: int, compressions: Sequence[float], page_shares: Mapping[float, float]
+) -> Rows:
     """A row for each compression."""
     made: Rows = []
     for c in compressions:
@@ -66,8 +69,8 @@ def experiment(
         from eval.papers.instinfer.page_shares import recorded_shares, scaled
 
         shares = scaled(setup, recorded_shares(setup, [*compressions, 8.0]))
-    runs = simulated.run(setup, cases(batch, drives, compressions, shares))
+    runs = run(simulated, setup, cases(batch, drives, compressions, shares))
     found = rows(runs, batch, drives, compressions, shares)
     if plot:
         save_figure(lines(found, "compression", "tokens_per_s", "drives"), plot)
-    return rows_outcome(f"SparF, {machine.model}, batch {batch}, {drives} drives", found, COLUMNS, runs)
+    return rows_outcome(f"SparF, {setup.model.name}, batch {batch}, {drives} drives", found, COLUMNS, runs)

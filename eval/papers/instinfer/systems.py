@@ -1,4 +1,4 @@
-"""The paper's five systems and ours, each a few lines over shared parts: GPU roofline, host link, page cache, drive.
+"""The paper's five systems and two of ours, each a few lines over shared parts: GPU roofline, link, page cache, drive.
 
 Seconds of a decode step fall into three: access to K and V, the drive's engine, and the rest (the GPU's roofline, the
 link, and what the runtime spends for each sequence and layer).
@@ -14,18 +14,18 @@ import numpy as np
 from csd_spec import Compression, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.units import ENGINE_UNITS
-from eval.papers.instinfer.calibrated import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
 from eval.papers.instinfer.simulate import SimulatedDrive, spread
+from eval.papers.instinfer.values import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
+from eval.papers.options import SAMPLED_LAYERS
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 
 GIB = 2**30
 SWAP_CLUSTER = 8 * 4096  # bytes that Linux swaps in at once (vm.page-cluster = 3)
-SAMPLED_LAYERS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What `eval.papers.instinfer.calibrated` fixed, so that it can be varied."""
+    """What `eval.papers.instinfer.values` fixes, so that it can be varied."""
 
     sequence_layer_s: float = RUNTIME.value * 1e-6
     token_page_share: float = PAGES.value
@@ -230,7 +230,7 @@ class InStorage:
 
 DENSE = InStorage(name="InstI-Dense")
 SPARF = InStorage(name="InstI-SparF", method="sparf")
-OURS_DENSE = InStorage(name="Ours-Dense", schedule="overlapped", batched=True)
-OURS = InStorage(
-    name="Ours", method="paged", convention="bytes", compression=4, bits=4, schedule="overlapped", batched=True
+BATCHED_DENSE = InStorage(name="Batched-Dense", schedule="overlapped", batched=True)
+PAGED = InStorage(
+    name="Paged", method="paged", convention="bytes", compression=4, bits=4, schedule="overlapped", batched=True
 )

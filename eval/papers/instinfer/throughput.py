@@ -1,4 +1,4 @@
-"""Figures 4, 12 and 13: tokens a second of the paper's five systems and of ours."""
+"""Figures 4, 12 and 13: tokens a second of the paper's five systems and of our paged method."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from eval.papers.instinfer.options import (
     BatchSizes,
     CompressionFactor,
     DriveCount,
-    Machine,
     Rows,
-    Simulated,
     Work,
     rows_outcome,
+    run,
 )
 from eval.papers.instinfer.runs import Case, Runs
-from eval.papers.instinfer.systems import DENSE, OURS, SPARF
+from eval.papers.instinfer.systems import DENSE, PAGED, SPARF
+from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
 
 HOSTS = ("DeepSpeed", "FlexGen", "FlexGen-SparQ")
-IN_DRIVES = (DENSE, SPARF, OURS)
+IN_DRIVES = (DENSE, SPARF, PAGED)
 COLUMNS = ("system", "batch", "tokens_per_s", "prefill_s", "step_s", "realtime_factor", "reason")
 
 
@@ -60,11 +60,11 @@ def experiment(
     compression: CompressionFactor = 8,
     plot: Picture = None,
 ) -> Outcome:
-    """Tokens a second of the paper's five systems and of ours (figures 4, 12, 13)."""
+    """Tokens a second of the paper's five systems and of our paged method (figures 4, 12, 13)."""
     check_picture(plot)
     setup, batches = work.setup(machine, simulated, compression), numbers("batch_sizes", batch_sizes)
-    runs = simulated.run(setup, cases(batches, drives))
+    runs = run(simulated, setup, cases(batches, drives))
     found = rows(runs, batches, drives)
     if plot:
         save_figure(lines(found, "batch", "tokens_per_s", "system"), plot)
-    return rows_outcome(f"Throughput, {machine.model}, {drives} drives", found, COLUMNS, runs)
+    return rows_outcome(f"Throughput, {setup.model.name}, {drives} drives", found, COLUMNS, runs)

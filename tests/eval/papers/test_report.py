@@ -6,37 +6,42 @@ import subprocess
 import pytest
 
 from eval.papers import report
-from eval.papers.instinfer.claims import CLAIMS
-from eval.papers.instinfer.options import Simulated
+from eval.papers.instinfer import figures
+from eval.papers.instinfer.ours import PAPER, find_on
+from eval.papers.options import Simulated
 from tests.eval.papers.instinfer.setups import small_setup
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def found():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("BATCHES", (2, 4)), ("BROKEN_DOWN", (2,)), ("COUNTS", (1, 2)), ("COMPRESSIONS", (1, 8))):
-            patch.setattr(report, name, value)
-        return report.write_report(
-            small_setup(2, sampled_layers=1), Simulated(workers=1), tmp_path_factory.mktemp("report") / "out"
-        )
+            patch.setattr(figures, name, value)
+        return find_on(small_setup(2, sampled_layers=1), Simulated(workers=1), True)
+
+
+@pytest.fixture(scope="module")
+def page(found, tmp_path_factory):
+    return report.write_report([(PAPER, found)], tmp_path_factory.mktemp("report") / "out")
 
 
 def test_the_page_holds_everything(page):
     text = page.read_text()
     assert not re.search(r"(src|href)=.https?:|url\(.?https?:|@import", text)
     assert text.count("<svg") == 4
-    assert all(f">{claim.id}<" in text for claim in CLAIMS)
+    assert text.count("<h1>InstInfer</h1>") == 1
+    assert all(f">{claim.id}<" in text for claim in PAPER.claims)
+    assert all(f">{each.name}<" in text for each in (*PAPER.calibrated, *PAPER.assumed))
     assert "1 of 2 layers simulated" in text
+    assert "held_out" in text
     assert [path.name for path in page.parent.iterdir()] == ["index.html"]
 
 
-def test_a_report_that_fails_leaves_the_last_one(page, monkeypatch):
+def test_a_report_that_fails_leaves_the_last_one(page, found, monkeypatch):
     before = page.read_bytes()
     monkeypatch.setattr(report, "as_svg", lambda figure: 1 / 0)
-    monkeypatch.setattr(report, "BATCHES", (2,))
-    monkeypatch.setattr(report, "_sections", lambda *arguments: [("", report.as_svg(None))])
     with pytest.raises(ZeroDivisionError):
-        report.write_report(small_setup(), Simulated(workers=1), page.parent)
+        report.write_report([(PAPER, found)], page.parent)
     assert page.read_bytes() == before
 
 

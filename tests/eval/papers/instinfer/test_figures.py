@@ -8,15 +8,17 @@ eval/papers/instinfer/options.py
 import pytest
 
 from eval.papers.instinfer import breakdown, engine_breakdown, scaling, sensitivity, throughput
-from eval.papers.instinfer.options import Machine, Simulated, Work, extent
+from eval.papers.instinfer.options import Work, extent, setup_of
 from eval.papers.instinfer.runs import simulate
-from tests.eval.papers.instinfer.setups import setup_of, small_setup
+from eval.papers.options import Machine, Simulated
+from tests.eval.papers.instinfer.setups import setup_of as paper_setup
+from tests.eval.papers.instinfer.setups import small_setup
 
 
 def test_parts_of_a_step_add_up_to_it_and_shares_to_one():
-    setup = setup_of(input=64, output=64)
+    setup = paper_setup(input=64, output=64)
     rows = breakdown.rows(simulate(setup, breakdown.cases((4,), 1)), (4,), 1)
-    assert [row["system"] for row in rows] == ["FlexGen", "FlexGen-SparQ", "InstI-Dense", "InstI-SparF", "Ours"]
+    assert [row["system"] for row in rows] == ["FlexGen", "FlexGen-SparQ", "InstI-Dense", "InstI-SparF", "Paged"]
     for row in rows:
         assert row["kv_s"] + row["engine_s"] + row["other_s"] - row["hidden_s"] == pytest.approx(row["step_s"])
         assert sum(row[share] for share in breakdown.SHARES) == pytest.approx(1)
@@ -26,7 +28,7 @@ def test_parts_of_a_step_add_up_to_it_and_shares_to_one():
 def test_throughput_has_a_row_for_each_system():
     rows = throughput.rows(simulate(small_setup(), throughput.cases((2, 4), 1)), (2, 4), 1)
     assert [(row["batch"], row["system"]) for row in rows[:6]] == [
-        (2, name) for name in ("DeepSpeed", "FlexGen", "FlexGen-SparQ", "InstI-Dense", "InstI-SparF", "Ours")
+        (2, name) for name in ("DeepSpeed", "FlexGen", "FlexGen-SparQ", "InstI-Dense", "InstI-SparF", "Paged")
     ]
     assert len(rows) == 12
     assert all(row["tokens_per_s"] > 0 for row in rows)
@@ -34,7 +36,7 @@ def test_throughput_has_a_row_for_each_system():
 
 def test_units_of_a_drive_add_up():
     rows = engine_breakdown.rows(simulate(small_setup(), engine_breakdown.cases(2, 1)), 2, 1)
-    for system in ("InstI-Dense", "InstI-SparF", "Ours"):
+    for system in ("InstI-Dense", "InstI-SparF", "Paged"):
         assert sum(row["share"] for row in rows if row["system"] == system) == pytest.approx(1)
 
 
@@ -47,8 +49,8 @@ def test_speedup_is_over_the_first_number_of_drives():
 
 
 def test_sensitivity_falls_with_compression():
-    shares = {4: 0.4, 16: 0.2}
-    rows = sensitivity.rows(simulate(setup_of(), sensitivity.cases(2, 1, [1, 4, 16], shares)), 2, 1, [1, 4, 16], shares)
+    shares, each = {4: 0.4, 16: 0.2}, [1, 4, 16]
+    rows = sensitivity.rows(simulate(paper_setup(), sensitivity.cases(2, 1, each, shares)), 2, 1, each, shares)
     assert [row["compression"] for row in rows] == [1, 4, 16]
     assert [row["step_s"] for row in rows] == sorted((row["step_s"] for row in rows), reverse=True)
 
@@ -60,7 +62,7 @@ def test_options_name_a_setup():
     assert (setup.input, setup.output, setup.compression, len(setup.layers)) == (100, 20, 4, 10)
     assert simulate(setup, []).sampled == {"layers": {"simulated": 10, "of": 32}}
     assert extent(simulate(setup, [])) == "modelled, 10 of 32 layers simulated"
-    every = machine.setup(Simulated(all_layers=True))
+    every = setup_of(machine, Simulated(all_layers=True))
     assert len(every.layers) == 32
     assert extent(simulate(every, [])) == "modelled"
     with pytest.raises(ValueError, match=r"compression = 0\.5"):

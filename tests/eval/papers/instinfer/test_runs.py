@@ -6,10 +6,10 @@ import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
 from eval.papers.instinfer.runs import Case, count_ticks, default_workers, plan, simulate
-from eval.papers.instinfer.systems import DENSE, OURS, OURS_DENSE, SPARF
+from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF
 from tests.eval.papers.instinfer.setups import in_storage, setup_of, small_setup
 
-CASES = [Case((DENSE, SPARF, OURS), 2, 1), Case((OURS, OURS_DENSE, SPARF), 2, 1), Case((DENSE,), 2, 5)]
+CASES = [Case((DENSE, SPARF, PAGED), 2, 1), Case((PAGED, BATCHED_DENSE, SPARF), 2, 1), Case((DENSE,), 2, 5)]
 
 
 def results(runs):
@@ -19,7 +19,7 @@ def results(runs):
 
 def test_each_is_simulated_once_with_those_that_find_the_same_on_their_drives():
     fills = [(fill.systems, fill.drives) for fill in plan(small_setup(), CASES)]
-    assert fills == [((DENSE, SPARF), 1), ((OURS,), 1), ((OURS_DENSE,), 1), ((DENSE,), 5)]
+    assert fills == [((DENSE, SPARF), 1), ((PAGED,), 1), ((BATCHED_DENSE,), 1), ((DENSE,), 5)]
 
 
 def test_results_are_the_same_in_any_number_of_processes():
@@ -40,19 +40,21 @@ def test_there_is_a_worker_at_least():
 
 def test_sampled_layers_stand_for_all():
     """Of 40 layers 10, for the paper's systems and for ours."""
-    sampled = setup_of()
-    both = [in_storage(setup, (DENSE, SPARF, OURS), 4, 4) for setup in (sampled, replace(sampled, sampled_layers=None))]
-    for some, every in zip(*both, strict=True):
-        assert some.step.total_s == pytest.approx(every.step.total_s, rel=0.01 if some.system == "Ours" else 0.005)
-        assert some.step.total_s != every.step.total_s
-        assert some.prefill_s == every.prefill_s  # all layers are stored
+    sampled, every = setup_of(), setup_of(sampled_layers=None)
+    both = [in_storage(setup, (DENSE, SPARF, PAGED), 4, 4) for setup in (sampled, every)]
+    for some, all_of_them in zip(*both, strict=True):
+        assert some.step.total_s == pytest.approx(
+            all_of_them.step.total_s, rel=0.01 if some.system == "Paged" else 0.005
+        )
+        assert some.step.total_s != all_of_them.step.total_s
+        assert some.prefill_s == all_of_them.prefill_s  # all layers are stored
 
 
 def test_what_does_not_fit_is_judged_by_all_layers():
     """The layers that are sampled would fit."""
     tight = replace(PAPER, geometry=replace(PAPER.geometry, blocks_per_plane=16))
     runs = simulate(
-        small_setup(40, drive=tight, input=1024, output=1024), [Case((DENSE, OURS), 16, 1)], tick=(ticks := []).append
+        small_setup(40, drive=tight, input=1024, output=1024), [Case((DENSE, PAGED), 16, 1)], tick=(ticks := []).append
     )
     assert "batch = 16 is too much for 1 drives of 0.0086 TB" in runs.drive(DENSE, 16).reason
     assert len(ticks) == 6

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.papers.instinfer.systems import DENSE, OURS, OURS_DENSE, SPARF, Breakdown, deepspeed, flexgen
+from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF, Breakdown, deepspeed, flexgen
 from eval.papers.profiles import FOLDER, Gpu, Host, Model
 from nvmevirt_config.describe import SHIPPED, load_drive
 from tests.eval.papers.instinfer.setups import in_storage, setup_of
@@ -33,7 +33,7 @@ def test_two_drives_halve_flash_and_engine_and_nothing_else():
 
 def test_ours_is_faster_at_more_accuracy_than_instinfer():
     setup = setup_of()
-    sparf, dense, ours, ours_dense = in_storage(setup, (SPARF, DENSE, OURS, OURS_DENSE), 8, 1)
+    sparf, dense, ours, ours_dense = in_storage(setup, (SPARF, DENSE, PAGED, BATCHED_DENSE), 8, 1)
     assert ours.tokens_per_s > 1.5 * sparf.tokens_per_s
     assert ours_dense.tokens_per_s > dense.tokens_per_s
 
@@ -46,7 +46,7 @@ def test_every_model_on_every_gpu_runs_or_does_not_fit(model, gpu):
             setup_of(model, gpu)
         return
     setup = replace(setup_of(model, gpu), input=64, output=64)
-    for result in [deepspeed(setup, 1, 1), flexgen(setup, 1, 1), *in_storage(setup, (DENSE, SPARF, OURS), 1, 1)]:
+    for result in [deepspeed(setup, 1, 1), flexgen(setup, 1, 1), *in_storage(setup, (DENSE, SPARF, PAGED), 1, 1)]:
         assert result.tokens_per_s > 0
         assert not result.reason
 

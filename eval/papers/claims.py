@@ -1,0 +1,75 @@
+"""The door to all papers: their printed values beside ours, what was calibrated, what is predicted, and how far off."""
+
+from __future__ import annotations
+
+import importlib
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from eval.experiment import Outcome
+from eval.papers.options import Machine, Simulated, cell
+from eval.papers.paper import Found, Paper, judge
+from vcsd.tables import table
+
+PAPERS = {  # a line for each paper: a module with a `PAPER`, imported when it is asked for
+    "instinfer": "eval.papers.instinfer.ours",
+}
+ALL = "all"
+Name = StrEnum("Name", [(name, name) for name in (*PAPERS, ALL)])  # type: ignore[misc]
+
+
+def load(name: str) -> Paper:
+    """A paper of the table."""
+    paper: Paper = importlib.import_module(PAPERS[name]).PAPER
+    return paper
+
+
+def experiment(
+    machine: Machine,
+    simulated: Simulated,
+    paper: Annotated[Name, typer.Option(help="whose claims")] = Name("instinfer"),
+) -> Outcome:
+    """Papers' printed figures beside ours: input, calibrated, predicted, or in contradiction."""
+    results: dict[str, Any] = {}
+    shown: list[Any] = []
+    for name in PAPERS if paper == ALL else [str(paper)]:
+        each = load(name)
+        found = each.find(machine, simulated, False)
+        results[name] = judge(each, found)
+        shown += _shown(each, found, results[name])
+    return Outcome(results if paper == ALL else results[str(paper)], shown)
+
+
+def _shown(paper: Paper, found: Found, result: dict[str, Any]) -> list[Any]:
+    """Tables and lines for people."""
+    columns = ("id", "text", "paper", "ours", "kind", "error %", *found.columns)
+    rows = [
+        (
+            row["id"],
+            row["text"],
+            cell(float(row["paper"])),
+            cell(row["ours"]),
+            row["kind"],
+            "-" if row["error_percent"] is None else f"{row['error_percent']:+.1f}",
+            *(cell(row[column]) for column in found.columns),
+        )
+        for row in result["rows"]
+    ]
+    names = ("name", "value", "unit", "why")
+    median, worst = result["median_error_percent"], result["worst_error_percent"]
+    return [
+        table(f"Claims of {paper.title} ({found.extent})", columns, rows, left=("id", "text", "kind")),
+        _constants("Calibrated", result["calibrated"], (*names, "fixed_by")),
+        _constants("Assumed", result["assumed"], names),
+        *(f"contradiction {row['id']}: {row['reason']}" for row in result["rows"] if "reason" in row),
+        *(f"exception {each['id']}: {each['reason']}" for each in result["exceptions"]),
+        f"predicted rows: median error {median:.1f} %, worst {worst:.1f} %",
+        *found.notes,
+    ]
+
+
+def _constants(title: str, constants: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:
+    rows = [[f"{each[name]:g}" if name == "value" else each[name] for name in columns] for each in constants]
+    return table(title, columns, rows, left=columns)

@@ -1,0 +1,52 @@
+"""InstInfer's claims on a small model: a value of ours for each, and what fixed what.
+
+partner of: eval/papers/instinfer/values.py, eval/papers/instinfer/figures.py
+"""
+
+import json
+
+import pytest
+
+from eval.papers.instinfer.ours import PAPER, VALUES, cases, claimed
+from eval.papers.instinfer.runs import simulate
+from eval.papers.paper import judge
+from tests.eval.papers.instinfer.setups import small_setup
+
+
+@pytest.fixture(scope="module")
+def result():
+    return judge(PAPER, claimed(simulate(small_setup(), cases(0.4)), 0.4))
+
+
+def test_every_claim_has_a_row(result):
+    json.dumps(result)
+    assert [row["id"] for row in result["rows"]] == [*VALUES, "c13"]
+    fixed = {row["id"] for row in result["rows"] if row["kind"] == "calibrated"}
+    assert len(result["calibrated"]) == 7
+    assert {each["fixed_by"] for each in result["calibrated"]} - {"c5"} == fixed  # c5: only that swapping begins
+    assert result["methods"]["paged"]["over_instinfer_sparf"] > 1
+    assert "layers" not in result  # all were simulated
+
+
+def test_only_what_was_not_fitted_can_be_an_exception(result):
+    """On such a model most claims are off, c5 by far: nothing is swapped at batch 32."""
+    exceptions = {each["id"] for each in result["exceptions"]}
+    assert {"c5", "c12"} <= exceptions
+    assert not exceptions & {each["fixed_by"] for each in result["calibrated"]} - {"c5"}
+
+
+@pytest.mark.parametrize(
+    ("claim", "near", "far"),
+    [("c6", 10.5 * 1.14, 10.5 * 1.16), ("c7", 3.11 * 0.86, 3.11 * 0.84), ("c8a", 96.0, 95.8), ("c9c", 76.9, 77.1)],
+)
+def test_shares_are_judged_in_points_and_the_rest_in_percent(claim, near, far):
+    (claim,) = (each for each in PAPER.claims if each.id == claim)
+    assert not claim.is_off(near)
+    assert claim.is_off(far)
+
+
+def test_pcie_volume_is_counted_from_the_shape(result):
+    """c13 at s = 95.5: K and V of all tokens over q, k, v and outputs of one, 64 bytes of command a layer."""
+    kv, vectors = 95.5 * 2 * 20 * 128 * 2, 64 + 4 * 20 * 128 * 2
+    (row,) = (row for row in result["rows"] if row["id"] == "c13")
+    assert row["ours"] == pytest.approx(kv / vectors)
