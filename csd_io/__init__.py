@@ -1,1 +1,1 @@
-"""Files behind one interface: whatever must outlive a process is read and written through `csd_io.folder`."""
+"""Files and blocks: what must outlive a process by `csd_io.folder`, blocks past the page cache by `csd_io.direct`."""

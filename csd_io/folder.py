@@ -106,10 +106,11 @@ class DiskFile:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def discard(self, offset: int, size: int) -> None:
-        if _fallocate(self._fd, _KEEP_SIZE | _PUNCH_HOLE, offset, size):
-            code = ctypes.get_errno()
-            if code not in _NO_HOLES:
-                raise OSError(code, os.strerror(code), str(self.path))
+        try:
+            punch(self._fd, offset, size, str(self.path))
+        except OSError as error:
+            if error.errno not in _NO_HOLES:
+                raise
             self.write(offset, bytes(size))
 
     def written(self) -> list[tuple[int, int]]:
@@ -209,6 +210,13 @@ class DiskFolder:
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def punch(fd: int, offset: int, size: int, name: str) -> None:
+    """Let bytes of a file read as zeros and take no room; raises OSError, EOPNOTSUPP or ENOSYS where it cannot."""
+    if _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, size):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), name)
 
 
 def allocate(fd: int, offset: int, size: int, name: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from csd_spec.arrays import I64, U8, U32, U64
 from csd_spec.view import UNMAPPED, in_flash
+from ftl.discards import Discards
 from ftl.errors import FtlError, Uncorrectable
 from ftl.flash import tag
 from ftl.flash.placement import Writer
@@ -17,13 +18,14 @@ from ftl.flash.store import FlashStore
 
 
 class BlockNamespace(Referrer):
-    """Logical pages of the drive's page size. What was never written reads as zeros."""
+    """Logical pages of the drive's page size. What was never written, or was discarded, reads as zeros."""
 
     def __init__(self, store: FlashStore) -> None:
         self.store = store
         self.map: U32 = np.zeros(0, np.uint32)
         self.mapped = 0  # pages that hold something: asked for at every allocation, so not counted again each time
         self.lost: set[int] = set()  # logical pages whose content cannot be read any more
+        self.discards = Discards()
         self.torn: set[int] = set()  # numbers of writes that were under way when power failed
         self.writer = Writer(store.geometry.channels, growth=1)
         page = np.array([store.geometry.page_bytes])
@@ -33,12 +35,24 @@ class BlockNamespace(Referrer):
     def pages(self) -> int:
         return self.map.size
 
-    def discard(self) -> None:
-        """Forget everything; what was written may come back after a loss of power before blocks are erased."""
-        self.store.placement.invalidate(self.map[in_flash(self.map)])
-        self.map[:] = UNMAPPED
-        self.mapped = 0
-        self.lost.clear()
+    def discard(self, first: int, count: int) -> None:
+        """Let logical pages read as zeros, and give their flash back.
+
+        Until the next flush a loss of power may bring back what they held, some of them or all.
+        """
+        if not 0 <= first <= first + count <= self.pages:
+            raise FtlError(f"logical pages {first} to {first + count - 1}: the namespace has {self.pages}")
+        old = self.map[first : first + count]
+        mapped = old[in_flash(old)]
+        self.store.placement.invalidate(mapped)
+        self.map[first : first + count] = UNMAPPED
+        self.mapped -= mapped.size
+        self.lost = {lpn for lpn in self.lost if not first <= lpn < first + count}
+        if count:
+            self.discards.add(first, first + count, self.store.nand.writes, self._empty)
+
+    def _empty(self, first: int, end: int) -> bool:
+        return not in_flash(self.map[first:end]).any()
 
     def resize(self, pages: int) -> None:
         """Set the namespace's size; it only grows, and starts at nothing."""

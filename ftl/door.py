@@ -89,7 +89,7 @@ class Ftl:
     def format(self, start_ns: int) -> int:
         """Forget all sequences and blocks, and erase them; wear and counters stay. Returns when it is done."""
         self.free(list(self.sequences), start_ns)
-        self.blocks.discard()
+        self.blocks.discard(0, self.blocks.pages)
         return self.flush(self.collector.reclaim(start_ns, everything=True))
 
     def view(self, handles: Seq[int], layer: int) -> KvView:

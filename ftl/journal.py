@@ -49,6 +49,7 @@ class Journal(Referrer):
         self._checkpoint_pages = 0
         self._slack = min(64, self.store.geometry.pages // 32)  # pages that records may take at any rate
         self._said_of_blocks: object = (0, [])  # as recorded
+        self._discards_recorded = blocks.discards.ranges
         self._blocks_recorded = 0  # pages of the block namespace that the last record counts on
 
     def record(self, start_ns: int, everything: bool) -> int:
@@ -61,7 +62,8 @@ class Journal(Referrer):
         changed = changes.dirty if everything else changes.dirty & changes.trimmed
         of_blocks = self.blocks.pages, sorted(self.blocks.lost)
         written = everything and self.store.counters.blocks != self._blocks_recorded
-        if not (full or changed or changes.freed or written or of_blocks != self._said_of_blocks):
+        written |= self._new_discards or of_blocks != self._said_of_blocks
+        if not (full or changed or changes.freed or written):
             return start_ns
         self.store.begin(start_ns)
         ppns, finish_ns = self._write(full, sorted(self.kv.sequences if full else changed), start_ns)
@@ -71,15 +73,24 @@ class Journal(Referrer):
         else:
             self.pages = np.concatenate([self.pages, ppns])
             self.since_checkpoint += ppns.size
+        self._discards_recorded = self.blocks.discards.ranges
         self._said_of_blocks, self._blocks_recorded = of_blocks, self.store.counters.blocks
         self.store.counters.journal += ppns.size
         self._forget_changes(set(self.kv.sequences) if full else changed)
         return finish_ns
 
+    @property
+    def _new_discards(self) -> bool:
+        """Whether there are others than the records have; there may be many, so not every record has them."""
+        return self.blocks.discards.ranges is not self._discards_recorded
+
     def _write(self, full: bool, handles: list[int], start_ns: int) -> tuple[U32, int]:
         """Program the next record in both places; returns its pages and when they are in flash."""
         kind = Type.CHECKPOINT if full else Type.CHANGES
-        record = Record.of(kind, self.number, self.chain, self._head(handles), b"".join(self._rows(handles)))
+        head = self._head(handles)
+        if full or self._new_discards:
+            head["discarded"] = self.blocks.discards.ranges
+        record = Record.of(kind, self.number, self.chain, head, b"".join(self._rows(handles)))
         news = self.kv.changes.dirty & set(handles), set(self.kv.changes.freed)
         if self.begins:
             self.begins(*news)

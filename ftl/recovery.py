@@ -19,6 +19,7 @@ import numpy as np
 
 from csd_spec.arrays import U16, U32, U64
 from csd_spec.view import UNMAPPED
+from ftl.discards import Discards
 from ftl.flash import tag
 from ftl.flash.files import SPARES
 from ftl.flash.nand import Nand
@@ -137,6 +138,8 @@ class Recovery:
         self.kv.next_handle, self.kv.owners.next = head["next_handle"], head["next_owner"]
         self.blocks.resize(head["namespace_pages"])
         self.blocks.lost, self.blocks.torn = set(head.get("lost_pages", ())), set(head.get("torn_writes", ()))
+        if "discarded" in head or record.type is Type.CHECKPOINT:
+            self.blocks.discards = Discards(head.get("discarded", ()))
         self.writes = head.get("writes", 0)
         for name, count in head["counters"].items():
             setattr(self.store.counters, name, count)
@@ -185,17 +188,19 @@ class Recovery:
                     self.findings.append(f"sequence {seq.handle}: pages of layer {layer} cannot be read")
 
     def restore_blocks(self) -> None:
-        """Logical pages by their tags, the newest of each; lost where that was recorded and cannot be read."""
+        """Logical pages by their tags, the newest of each; lost where that was recorded and cannot be read, none where
+        it was discarded."""
         tags, ppns = self.index.newest(Kind.BLOCK)
         lpns, there = tag.logical_pages(tags), ppns != UNMAPPED
         numbers = np.where(there, self.store.nand.write_numbers[np.where(there, ppns, 0)], 0)
         known = np.isin(lpns, list(self.blocks.lost))
-        newer = (self._lost_writes(tags) > numbers) & (lpns < self.blocks.pages)
+        undone = self.blocks.discards.undone(lpns)
+        newer = (self._lost_writes(tags) > np.maximum(numbers, undone)) & (lpns < self.blocks.pages)
         for lpn in lpns[newer & ~known].tolist():
             self.findings.append(f"block namespace: logical page {lpn} cannot be read")
         known &= numbers <= self.writes  # others were written again
         self.blocks.lost = set(lpns[newer | known].tolist())
-        good = there & ~newer & ~known
+        good = there & ~newer & ~known & (numbers > undone)
         self.blocks.restore(tags[good], ppns[good])
 
     def _lost_writes(self, tags: U64) -> U64:

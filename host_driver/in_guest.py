@@ -42,8 +42,8 @@ def arguments(command_line: str) -> dict[str, str]:
 
 def work(given: dict[str, str], libc: Any) -> dict[str, Any]:
     """Load a module where one is given, find the drive, decode over its block and its character device."""
+    from csd_io.nvme import identify_controller
     from csd_link.connect import open_window
-    from csd_link.nvme import identify_controller
 
     if given.get("module"):
         _insert(libc, Path("/module.ko"), given["module"].replace("/", " "))

@@ -14,6 +14,10 @@ from ftl import Ftl, Nand, OutOfSpace
 
 HEADS, LAYERS, DIM, LOGICAL_PAGES = 2, 2, 16, 24
 State = dict[int, list[tuple[F16, F16]]]  # handle -> (K, V) of each layer
+VERBS = (
+    *("create", "append", "append", "append", "decode", "fork", "crop", "free", "relayout", "flush"),
+    *("write", "write", "discard"),
+)
 
 DRIVE: DriveSpec = replace(
     INSTCSD_ZYNQ7045_8CH,
@@ -40,8 +44,7 @@ class RandomHost:
 
     def step(self) -> None:
         """One verb; one that the full drive refuses changes nothing."""
-        verbs = ("create", "append", "append", "append", "decode", "fork", "crop", "free", "relayout", "flush", "write")
-        verb = self.draw.choice(verbs) if self.model else "create"
+        verb = self.draw.choice(VERBS) if self.model else "create"
         if len(self.model) >= 6:
             verb = "free"
         try:
@@ -100,3 +103,9 @@ class RandomHost:
         data = self.generator.integers(0, 255, (3, DRIVE.geometry.page_bytes), dtype=np.uint8)
         self.ftl.blocks.write(lpns, data, 0)
         self.blocks[lpns] = data
+
+    def _discard(self) -> None:
+        first = self.draw.randrange(LOGICAL_PAGES)
+        count = self.draw.randint(1, LOGICAL_PAGES - first)
+        self.ftl.blocks.discard(first, count)
+        self.blocks[first : first + count] = 0

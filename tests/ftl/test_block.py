@@ -96,3 +96,88 @@ def test_an_overwrite_that_a_flush_acknowledged_is_never_older_in_silence(small_
         again.blocks.read(np.array([3]), 0)
     again.blocks.write(np.array([3]), page * 4, 0)
     assert (again.blocks.read(np.array([3]), 0)[0] == 4).all()
+
+
+def numbered(drive, *values):
+    """Pages that are full of a value each."""
+    return np.repeat(np.array(values, np.uint8)[:, None], drive.geometry.page_bytes, axis=1)
+
+
+def firsts(ftl):
+    """The first byte of each logical page."""
+    return ftl.blocks.read(np.arange(ftl.blocks.pages), 0)[0][:, 0].tolist()
+
+
+def test_what_is_discarded_reads_as_zeros_at_once_and_after_a_flush_for_ever(small_drive):
+    ftl = Ftl(small_drive)
+    ftl.blocks.resize(6)
+    ftl.blocks.write(np.arange(6), numbered(small_drive, 1, 2, 3, 4, 5, 6), 0)
+    ftl.flush(0)
+    ftl.blocks.discard(1, 3)
+    assert firsts(ftl) == [1, 0, 0, 0, 5, 6] and ftl.blocks.mapped == 3
+    ftl.flush(0)
+    ftl.blocks.write(np.array([2]), numbered(small_drive, 7), 0)
+    ftl.flush(0)
+    for _ in range(2):  # a power-on more: what the first has recorded must say the same
+        ftl.nand.power_on()
+        ftl = Ftl(small_drive, ftl.nand)
+        assert firsts(ftl) == [1, 0, 7, 0, 5, 6] and ftl.findings == ()
+        assert ftl.blocks.mapped == 4
+        ftl.flush(0)
+
+
+def test_a_discard_that_was_not_flushed_may_be_undone_but_nothing_else(small_drive):
+    ftl = Ftl(small_drive)
+    ftl.blocks.resize(4)
+    for value in (1, 2):
+        ftl.blocks.write(np.arange(4), numbered(small_drive, *[value] * 4), 0)
+        ftl.flush(0)
+    ftl.blocks.discard(0, 4)
+    ftl.nand.power_on()
+    assert firsts(Ftl(small_drive, ftl.nand)) == [2] * 4
+
+
+def test_a_torn_write_does_not_bring_back_what_was_discarded_before_it(small_drive):
+    ftl = Ftl(small_drive)
+    ftl.blocks.resize(4)
+    ftl.blocks.write(np.arange(4), numbered(small_drive, 1, 1, 1, 1), 0)
+    ftl.blocks.discard(0, 4)
+    ftl.flush(0)
+    ftl.blocks.write(np.array([2]), numbered(small_drive, 9), 0)
+    ftl.nand.content[ftl.blocks.map[2], 100:] ^= 0xFF
+    ftl.nand.power_on()
+    assert firsts(Ftl(small_drive, ftl.nand)) == [0] * 4
+
+
+def test_discarded_pages_make_room(small_drive):
+    ftl, count = Ftl(small_drive), 300
+    ftl.blocks.resize(count)
+    for value in range(1, 8):
+        ftl.blocks.write(np.arange(count), numbered(small_drive, *[value] * count), 0)
+        ftl.blocks.discard(0, count)
+    assert ftl.counters.moved == ftl.counters.levelled, "garbage in whole blocks"
+    assert not any(firsts(ftl))
+
+
+def test_a_discard_recovers_what_was_lost(small_drive):
+    ftl = Ftl(small_drive)
+    ftl.blocks.resize(4)
+    ftl.blocks.write(np.array([3]), numbered(small_drive, 1), 0)
+    ftl.flush(0)
+    ftl.nand.content[ftl.blocks.map[3], :9] ^= 3
+    ftl.nand.power_on()
+    again = Ftl(small_drive, ftl.nand)
+    assert again.blocks.lost == {3}
+    again.blocks.discard(0, 4)
+    assert firsts(again) == [0] * 4
+    again.flush(0)
+    again.nand.power_on()
+    last = Ftl(small_drive, again.nand)
+    assert firsts(last) == [0] * 4 and last.findings == ()
+
+
+def test_a_discard_beyond_the_namespace_is_refused(small_drive):
+    ftl = Ftl(small_drive)
+    ftl.blocks.resize(4)
+    with pytest.raises(FtlError, match="has 4"):
+        ftl.blocks.discard(2, 3)

@@ -16,6 +16,8 @@ import pytest
 
 from csd_firmware import InProcessDevice
 from csd_firmware.namespace import Namespace
+from csd_io.direct import open_queue
+from csd_io.queue import Request, aligned, carry_out, pieces
 from csd_link.run_dir import drive_dir
 from tests.conftest import missing
 from tests.served import HANG_S, kill, pid, serving, until
@@ -48,6 +50,23 @@ def test_a_drive_says_what_it_is(mount):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
     with pytest.raises(FileNotFoundError):
         (mount / "other").read_bytes()
+
+
+def test_a_namespace_has_many_requests_in_flight(mount):
+    data, back = aligned(4 << 20), aligned(4 << 20)
+    data[:] = random.Random(0).randbytes(len(data))
+    queue = open_queue(mount / "namespace", 8 << 20)
+    with contextlib.closing(queue):
+        for op, buffer in (("write", data), ("read", back)):
+            carry_out(queue, [Request(op, n << 18, part) for n, part in enumerate(pieces(buffer, 1 << 18))])
+            queue.sync()
+        assert back == data
+        with pytest.raises(OSError) as raised:
+            queue.discard(0, 1 << 20)
+        assert raised.value.errno == errno.EOPNOTSUPP
+    assert json.loads((mount / "latency.json").read_text())["write"]["bytes"] == len(data)
+    with pytest.raises(OSError, match="by force"):
+        open_queue(mount / "namespace")
 
 
 def test_files_of_a_drive_are_neither_made_nor_removed(mount):

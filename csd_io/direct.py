@@ -1,0 +1,153 @@
+"""Queues past the page cache: a file of ours on a disk, a block device, an NVMe namespace, a mounted drive's."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import struct
+import tempfile
+from pathlib import Path
+
+from csd_io.blocks import BlockQueue
+from csd_io.folder import allocate, punch
+from csd_io.nvme import NvmeTarget
+from csd_io.queue import Ended, Queue, Request, address, aligned, carry_out, outcome, usable
+from csd_io.ring import READ, READ_FIXED, WRITE, WRITE_FIXED, Ring
+from csd_io.signatures import LOOK_BYTES, blkid, held
+
+DEPTH = 32
+FILE_BLOCK_BYTES = 4096  # what every disk's direct I/O is content with
+MAX_BYTES = 1 << 20  # of a request to a file or a block device, which the kernel cuts as the device wants it
+_BLOCK_BYTES, _DISCARD = 0x1268, 0x1277  # BLKSSZGET, BLKDISCARD, linux/fs.h
+_IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}  # statfs(2); their O_DIRECT is the page cache
+_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def open_queue(path: Path, size_bytes: int | None = None, depth: int = DEPTH, force: bool = False) -> Queue:
+    """A queue over a folder's disk, a file, a block device or an NVMe character device (/dev/ng0n1).
+
+    path: a folder gets a file of `size_bytes` that has no name, with all its room kept from the start; so nothing is
+    left of it however this process ends. size_bytes: None is all of a file or device. force: even where something lies
+    there: a file system or the like on a device, anything but zeros at the beginning of a file.
+
+    Raises OSError: no room (ENOSPC), in use or not empty (EBUSY), no direct I/O there (EINVAL).
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        if not size_bytes:
+            raise ValueError(f"{path}: how many bytes of this disk?")
+        return BlockQueue(FileTarget(_nameless(path), str(path), size_bytes, True), depth)
+    if stat.S_ISCHR(mode):
+        queue = BlockQueue(NvmeTarget(path, size_bytes), depth)
+    elif stat.S_ISBLK(mode) or stat.S_ISREG(mode):
+        held_alone = os.O_EXCL if stat.S_ISBLK(mode) else 0  # refused by the kernel while it is mounted
+        queue = BlockQueue(FileTarget(_open(path, held_alone), str(path), size_bytes, False), depth)
+    else:
+        raise OSError(errno.EINVAL, "neither a folder, a file nor a device", str(path))
+    if not force and (what := _found(path, queue)):
+        queue.close()
+        raise OSError(errno.EBUSY, f"holds {what}; it is only written to by force", str(path))
+    return queue
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC | flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise OSError(errno.EINVAL, "no direct I/O on this file system", str(path)) from error
+        raise
+
+
+def _nameless(folder: Path) -> int:
+    """A new file without a name."""
+    try:
+        return _open(folder, os.O_TMPFILE)
+    except OSError as error:
+        if error.errno not in _NO_NAMELESS:
+            raise
+    fd, name = tempfile.mkstemp(dir=folder, prefix=".vcsd-")
+    try:
+        return _open(Path(name), 0)
+    finally:
+        os.unlink(name)
+        os.close(fd)
+
+
+def _found(path: Path, queue: Queue) -> str | None:
+    """What lies there already."""
+    begins = aligned(min(LOOK_BYTES, queue.size_bytes) // queue.block_bytes * queue.block_bytes)
+    parts = range(0, begins.nbytes, queue.max_bytes)
+    carry_out(queue, [Request("read", at, begins[at : at + queue.max_bytes]) for at in parts])
+    if path.is_file():
+        return "something else than zeros" if any(begins) else None
+    return held(begins) or blkid(path.with_name(path.name.replace("ng", "nvme", 1)))
+
+
+class FileTarget:
+    """A file or block device that is open for direct I/O."""
+
+    wide = False
+
+    def __init__(self, fd: int, name: str, size_bytes: int | None, new: bool) -> None:
+        """new: a file that gets its size and its room; else size_bytes may be None for all that is there."""
+        self._fd, self.name, self.max_bytes = fd, name, MAX_BYTES
+        self._device = stat.S_ISBLK(os.fstat(fd).st_mode)
+        try:
+            if not self._device and (kind := _in_memory(fd)):
+                raise OSError(errno.EINVAL, f"{kind} keeps its files in memory: no direct I/O", name)
+            self.block_bytes = _logical_block_bytes(fd) if self._device else FILE_BLOCK_BYTES
+            if new and size_bytes:
+                os.ftruncate(fd, -(-size_bytes // self.block_bytes) * self.block_bytes)
+                allocate(fd, 0, os.fstat(fd).st_size, name)
+            there = os.lseek(fd, 0, os.SEEK_END)
+            self.size_bytes = usable(name, there // self.block_bytes * self.block_bytes, size_bytes)
+        except OSError:
+            os.close(fd)
+            raise
+
+    def prepare(self, ring: Ring, number: int, request: Request, fixed: int | None) -> None:
+        read, where = request.op == "read", address(request.buffer)
+        plain, registered = (READ, READ_FIXED) if read else (WRITE, WRITE_FIXED)
+        op = plain if fixed is None else registered
+        ring.move(op, self._fd, request.offset, (where, request.buffer.nbytes, fixed or 0), number)
+
+    def move(self, request: Request) -> int:
+        move = os.preadv if request.op == "read" else os.pwritev
+        return move(self._fd, [request.buffer], request.offset)
+
+    def outcome(self, request: Request, result: int) -> Ended:
+        return outcome(self.name, request, result)
+
+    def discard(self, offset: int, size: int) -> None:
+        if self._device:
+            fcntl.ioctl(self._fd, _DISCARD, struct.pack("<QQ", offset, size))
+        else:
+            punch(self._fd, offset, size, self.name)
+
+    def sync(self) -> None:
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.name) from error
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _in_memory(fd: int) -> str | None:
+    """The file system that has no disk, where a file is on one; the type is the first word of `struct statfs`."""
+    found = ctypes.create_string_buffer(256)
+    _libc.fstatfs(fd, found)
+    return _IN_MEMORY.get(struct.unpack_from("<l", found)[0])
+
+
+def _logical_block_bytes(fd: int) -> int:
+    found = bytearray(4)
+    fcntl.ioctl(fd, _BLOCK_BYTES, found)
+    return int(struct.unpack("<i", found)[0])

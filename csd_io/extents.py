@@ -1,0 +1,99 @@
+"""Tensors bound to extents of blocks, and their parts as requests (Dual-Blade, arXiv 2604.26557, Algorithm 2)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+from csd_io.queue import Op, Queue, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Blocks that follow each other."""
+
+    first_block: int
+    blocks: int
+
+    @property
+    def end_block(self) -> int:
+        """The first block behind it."""
+        return self.first_block + self.blocks
+
+
+def translate(
+    extent: Extent, block_bytes: int, at_bytes: int, nbytes: int, max_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """The requests for `nbytes` from byte `at_bytes` of an extent on.
+
+    Each has as many whole blocks as `max_bytes` holds, the last those that are left. Raises ValueError for what is not
+    aligned to blocks or not within the extent.
+    """
+    chunk = max_bytes // block_bytes * block_bytes
+    if (at_bytes | nbytes) % block_bytes or not 0 <= at_bytes <= extent.blocks * block_bytes - nbytes:
+        raise ValueError(f"{nbytes} bytes at {at_bytes} of {extent.blocks} blocks of {block_bytes}")
+    first = extent.first_block * block_bytes + at_bytes
+    return ((at, min(chunk, first + nbytes - at)) for at in range(first, first + nbytes, chunk))
+
+
+class Extents:
+    """Which blocks of a queue hold which tensor: disjoint, each from the first free place that is large enough."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self._free = [Extent(0, queue.size_bytes // queue.block_bytes)]  # by first block, never side by side
+        self._bound: dict[Hashable, Extent] = {}
+
+    def __getitem__(self, key: Hashable) -> Extent:
+        return self._bound[key]
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._bound
+
+    def bind(self, key: Hashable, nbytes: int) -> Extent:
+        """Blocks for a tensor of so many bytes.
+
+        Raises ValueError for a key that is bound, OSError (ENOSPC) where no free place is large enough.
+        """
+        if key in self._bound or nbytes < 1:
+            raise ValueError(f"{key}: {'is bound' if key in self._bound else f'{nbytes} bytes'}")
+        blocks = -(-nbytes // self.queue.block_bytes)
+        for place, free in enumerate(self._free):
+            if free.blocks >= blocks:
+                rest = Extent(free.first_block + blocks, free.blocks - blocks)
+                self._free[place : place + 1] = [rest] if rest.blocks else []
+                self._bound[key] = Extent(free.first_block, blocks)
+                return self._bound[key]
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {nbytes} bytes of {key}", self.queue.name)
+
+    def release(self, key: Hashable, discard: bool = True) -> None:
+        """Unbind a tensor. discard: and tell the device that nothing is needed of it, where it can be told."""
+        extent = self._bound.pop(key)
+        self._free = _joined([*self._free, extent])
+        if discard:
+            size = self.queue.block_bytes
+            try:
+                self.queue.discard(extent.first_block * size, extent.blocks * size)
+            except OSError as error:
+                if error.errno != errno.EOPNOTSUPP:
+                    raise
+
+    def requests(self, op: Op, key: Hashable, at_bytes: int, buffer: memoryview) -> Iterator[Request]:
+        """Requests that move a buffer from or to byte `at_bytes` of a tensor on; raises ValueError as `translate`."""
+        queue, done = self.queue, 0
+        parts = translate(self._bound[key], queue.block_bytes, at_bytes, buffer.nbytes, queue.max_bytes)
+        for offset, size in parts:
+            yield Request(op, offset, buffer[done : done + size])
+            done += size
+
+
+def _joined(free: list[Extent]) -> list[Extent]:
+    """Free places, those side by side as one."""
+    found: list[Extent] = []
+    for each in sorted(free, key=lambda extent: extent.first_block):
+        if found and found[-1].end_block == each.first_block:
+            each = Extent(found[-1].first_block, found.pop().blocks + each.blocks)
+        found.append(each)
+    return found

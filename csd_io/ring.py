@@ -1,0 +1,130 @@
+"""io_uring by its syscalls: entries in memory shared with the kernel, one call to begin many and wait for some.
+
+Layouts are those of linux/io_uring.h. Both rings are looked at right behind a syscall of ours, which orders memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+
+from csd_io.queue import address
+
+READ_FIXED, WRITE_FIXED, READ, WRITE, URING_CMD = 4, 5, 22, 23, 46  # enum io_uring_op
+CMD_FIXED = 1  # IORING_URING_CMD_FIXED: the command's buffer is a registered one
+
+_SETUP, _ENTER, _REGISTER = 425, 426, 427  # on every architecture
+_WIDE_SUBMISSIONS, _WIDE_COMPLETIONS = 1 << 10, 1 << 11  # IORING_SETUP_SQE128, IORING_SETUP_CQE32
+_SINGLE_MMAP = 1  # IORING_FEAT_SINGLE_MMAP
+_GET_EVENTS, _REGISTER_BUFFERS, _ENTRIES_AT = 1, 0, 0x10000000
+_PARAMS = struct.Struct("<10I 8IQ 8IQ")  # sizes, flags and features; offsets in the ring of submissions, of completions
+# opcode, flags, ioprio, fd, offset or command, address, length, flags, user data, buffer index, personality, splice fd;
+# a driver's command begins behind that
+_ENTRY = struct.Struct("<BBHiQQIIQHHi")
+_ENTRY_BYTES, _WIDE_BYTES = 64, 128
+_COMPLETION = struct.Struct("<Qi")  # user data, result
+_MASK = 0xFFFFFFFF
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+class Ring:
+    """Submissions and completions of one thread.
+
+    entries: a submission for each; twice as many completions wait. wide: with room for commands of drivers. Raises
+    OSError where the kernel has no io_uring, or allows none.
+    """
+
+    def __init__(self, entries: int, wide: bool = False) -> None:
+        flags = _WIDE_SUBMISSIONS | _WIDE_COMPLETIONS if wide else 0
+        given = ctypes.create_string_buffer(_PARAMS.pack(0, 0, flags, *(0,) * 25), _PARAMS.size)
+        self._fd = _call(_SETUP, entries, given)
+        values = _PARAMS.unpack(given.raw)
+        self.entries, completions, features = values[0], values[1], values[5]
+        if not features & _SINGLE_MMAP:
+            os.close(self._fd)
+            raise OSError(errno.ENOSYS, "io_uring of a kernel before 5.4")
+        submission, completion = values[10:19], values[19:28]
+        self._entry_bytes, self._completion_bytes = (_WIDE_BYTES, 32) if wide else (_ENTRY_BYTES, 16)
+        array, self._completions_at = submission[6], completion[5]
+        size = max(array + 4 * self.entries, self._completions_at + completions * self._completion_bytes)
+        self._map = mmap.mmap(self._fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        entry_map = self.entries * self._entry_bytes
+        self._entry_map = mmap.mmap(self._fd, entry_map, mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=_ENTRIES_AT)
+        self._words = memoryview(self._map)[: size & ~3].cast("I")
+        self._tail = submission[1] // 4
+        self._head_of_completions, self._tail_of_completions = completion[0] // 4, completion[1] // 4
+        self._completions = completions
+        for number in range(self.entries):
+            self._words[array // 4 + number] = number
+        self._prepared = 0  # entries that the kernel has not taken yet
+
+    def move(self, op: int, fd: int, offset: int, buffer: tuple[int, int, int], user: int) -> None:
+        """Prepare a read or a write; buffer: its address, bytes, and number among those registered."""
+        where, size, index = buffer
+        self._prepare(_ENTRY.pack(op, 0, 0, fd, offset, where, size, 0, user, index, 0, 0))
+
+    def command(self, fd: int, code: int, command: bytes, fixed: int | None, user: int) -> None:
+        """Prepare a driver's command, at most 80 bytes; fixed: number of its buffer among those registered."""
+        flags, index = (0, 0) if fixed is None else (CMD_FIXED, fixed)
+        entry = _ENTRY.pack(URING_CMD, 0, 0, fd, code, 0, 0, flags, user, index, 0, 0)
+        self._prepare(entry + command)
+
+    def _prepare(self, entry: bytes) -> None:
+        if self._prepared == self.entries:
+            self.enter(0)
+        tail = self._words[self._tail]
+        at = (tail & self.entries - 1) * self._entry_bytes
+        self._entry_map[at : at + self._entry_bytes] = entry.ljust(self._entry_bytes, b"\0")
+        self._words[self._tail] = tail + 1 & _MASK
+        self._prepared += 1
+
+    def enter(self, wait: int) -> None:
+        """Hand over what was prepared, and wait for so many completions, those that are there already counted."""
+        while True:
+            try:
+                self._prepared -= _call(_ENTER, self._fd, self._prepared, wait, _GET_EVENTS, None, 0)
+            except InterruptedError:
+                continue
+            except OSError as error:
+                if error.errno != errno.EAGAIN:  # the kernel was short of memory
+                    raise
+            if not self._prepared:
+                return
+
+    def completions(self) -> list[tuple[int, int]]:
+        """User data and result of all that has ended since the last time."""
+        found = []
+        head, tail = self._words[self._head_of_completions], self._words[self._tail_of_completions]
+        while head != tail:
+            at = self._completions_at + (head & self._completions - 1) * self._completion_bytes
+            found.append(_COMPLETION.unpack_from(self._map, at))
+            head = head + 1 & _MASK
+        self._words[self._head_of_completions] = head
+        return found
+
+    def register(self, buffers: Sequence[memoryview]) -> None:
+        """Pin buffers, numbered in this order; each a piece of its own, as one large one fails on Linux 6.1."""
+        vectors = (ctypes.c_uint64 * (2 * len(buffers)))(*(x for b in buffers for x in (address(b), b.nbytes)))
+        _call(_REGISTER, self._fd, _REGISTER_BUFFERS, vectors, len(buffers))
+
+    def close(self) -> None:
+        """Let go; what is in flight goes on until it has ended."""
+        self._words.release()
+        self._map.close()
+        self._entry_map.close()
+        os.close(self._fd)
+
+
+def _call(number: int, *arguments: object) -> int:
+    words = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
+    result: int = _libc.syscall(ctypes.c_long(number), *words)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"io_uring: {os.strerror(code)}")
+    return result

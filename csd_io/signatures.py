@@ -1,0 +1,48 @@
+"""What a device holds, as far as its first bytes say: to be asked before anything is written there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+LOOK_BYTES = 1 << 17  # that hold every place below
+
+# offset, bytes, what they say: the places that blkid(8) looks at
+_KNOWN = (
+    (0, b"XFSB", "an XFS file system"),
+    (0, b"hsqs", "a squashfs file system"),
+    (0, b"LUKS\xba\xbe", "LUKS"),
+    (3, b"NTFS    ", "an NTFS file system"),
+    (3, b"EXFAT   ", "an exFAT file system"),
+    (54, b"FAT", "a FAT file system"),
+    (82, b"FAT32", "a FAT file system"),
+    (510, b"\x55\xaa", "a partition table"),
+    (512, b"EFI PART", "a partition table"),
+    (512, b"LABELONE", "an LVM volume"),
+    (1024, b"\x10\x20\xf5\xf2", "an F2FS file system"),
+    (1080, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
+    (4096, b"\xfc\x4e\x2b\xa9", "a member of a RAID"),
+    (4096, b"EFI PART", "a partition table"),
+    (4086, b"SWAPSPACE2", "swap space"),
+    (0x8001, b"CD001", "an ISO 9660 file system"),
+    (0x10040, b"_BHRfS_M", "a Btrfs file system"),
+)
+
+
+def held(begins: memoryview) -> str | None:
+    """What the first bytes of a device say that it holds; None where nothing is known."""
+    found = (what for at, mark, what in _KNOWN if begins[at : at + len(mark)] == mark)
+    return next(found, None)
+
+
+def blkid(path: Path) -> str | None:
+    """What `blkid -p` says that a block device holds; None where it finds nothing, or is not there."""
+    if not (program := shutil.which("blkid") or shutil.which("blkid", path="/usr/sbin:/sbin")):
+        return None
+    asked = subprocess.run([program, "-p", "-o", "export", path], capture_output=True, text=True, check=False)
+    values = dict(line.split("=", 1) for line in asked.stdout.splitlines() if "=" in line)
+    kind = values.get("TYPE") or values.get("PTTYPE")
+    if asked.returncode == 8:  # several
+        return "more than one file system"
+    return f"{kind} (blkid)" if kind else None

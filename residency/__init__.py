@@ -1,0 +1,28 @@
+"""Where KV lives, when it moves, and where it is attended: one table, policies, and executors of time and of bytes."""
+
+from __future__ import annotations
+
+from residency.machine import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Path, Place
+from residency.policies import POLICIES
+from residency.table import Extent, Refused, Table, Ticket
+from residency.turn import Policy, Residency, Turn
+
+__all__ = [
+    "CSD",
+    "DEVICE",
+    "DIRECT",
+    "HOST",
+    "PAGE_CACHE",
+    "POLICIES",
+    "Extent",
+    "Link",
+    "Machine",
+    "Path",
+    "Place",
+    "Policy",
+    "Refused",
+    "Residency",
+    "Table",
+    "Ticket",
+    "Turn",
+]

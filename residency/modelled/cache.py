@@ -1,0 +1,39 @@
+"""The kernel's page cache: what was read or written last, up to a limit."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+
+class PageCache:
+    """Least recently used first out, by pieces of files.
+
+    read_bytes, hit_bytes: asked for so far, and found.
+    """
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self.limit_bytes = limit_bytes
+        self.held = self.hit_bytes = self.read_bytes = 0
+        self._pieces: OrderedDict[Hashable, int] = OrderedDict()
+
+    def read(self, piece: Hashable, held: int, nbytes: int) -> bool:
+        """Whether the first `held` bytes of a piece are there, of which `nbytes` are read; they are afterwards."""
+        hit = self._pieces.get(piece, 0) >= held
+        self.read_bytes += nbytes
+        self.hit_bytes += nbytes if hit else 0
+        self.put(piece, held)
+        return hit
+
+    def put(self, piece: Hashable, held: int) -> None:
+        """The first `held` bytes of a piece are there now, and the youngest."""
+        before = self._pieces.pop(piece, 0)
+        self._pieces[piece] = max(held, before)
+        self.held += self._pieces[piece] - before
+        while self.limit_bytes is not None and self.held > self.limit_bytes:
+            self.held -= self._pieces.popitem(last=False)[1]
+
+    @property
+    def hit_share(self) -> float | None:
+        """Of the bytes that were read; None where none were."""
+        return self.hit_bytes / self.read_bytes if self.read_bytes else None

@@ -1,0 +1,309 @@
+"""What a policy is a function of: one iteration of a batch, written down as a short program.
+
+`attend` stands in the order of the model's layers; a copy starts at once beside it; its ticket joins them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from residency.machine import DEVICE, Machine, Path
+from residency.table import Extent, Refused, Table, Ticket, Transfer
+
+Policy = Callable[["Turn"], None]
+Plan = Callable[[int], Sequence[Hashable]]
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One thing that a policy asked for."""
+
+    kind: str  # copy, drop, attend, wait
+    extents: tuple[Extent, ...] = ()
+    source: str = ""
+    target: str = ""
+    layer: int = 0
+    rows: tuple[Hashable, ...] = ()
+    method: str = ""
+    in_turn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention of one layer: of which requests, where, and who must have ended before."""
+
+    layer: int
+    rows: tuple[Hashable, ...]
+    place: str
+    method: str
+    extents: tuple[Extent, ...]
+    waits: tuple[Ticket, ...]
+
+
+class Executor(Protocol):
+    """What carries a turn out: in modelled time, or with bytes."""
+
+    def begin(self, transfer: Transfer, path: Path, in_turn: bool, urgency: float) -> Ticket:
+        """Start a copy beside everything else.
+
+        in_turn: it enters its first link when the copy before it on this path has left that.
+        """
+        ...
+
+    def attend(self, attention: Attention) -> None:
+        """Compute a layer and attend; returns when that has been done, or, in drives, has been asked for."""
+        ...
+
+    def wait(self, tickets: Iterable[Ticket]) -> None:
+        """Let the model wait for copies."""
+        ...
+
+    def end(self) -> None:
+        """The turn is over when all that was asked for has been computed; copies may go on."""
+        ...
+
+    def queued_s(self, path: Path) -> float:
+        """Time for what is under way on a path."""
+        ...
+
+    def transfer_s(self, path: Path, nbytes: int) -> float:
+        """Time of a copy that has the path for itself."""
+        ...
+
+    def layer_s(self) -> float:
+        """Time of a layer without waiting: a moving average."""
+        ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """Traffic on a path. bytes in whole blocks."""
+
+    copies: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Residency:
+    """Where the KV of a run of turns lives, and who decides it.
+
+    parts: what each layer of a request has: K and V apart, or together. plan: who is due in k iterations.
+    """
+
+    machine: Machine
+    layers: range
+    policy: Policy
+    executor: Executor
+    parts: tuple[str, ...] = ("k", "v")
+    plan: Plan | None = None
+    final_tokens: int = 0
+    table: Table = field(init=False)
+    memory: dict[str, Any] = field(default_factory=dict)
+    traffic: dict[str, Counts] = field(default_factory=dict)
+    recorded: list[list[Act]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.table = Table(self.machine.places)
+
+    def turn(self, new: Mapping[Hashable, int], row_bytes: Mapping[Hashable, int]) -> None:
+        """Run the policy for an iteration in which each request gets so many new tokens.
+
+        row_bytes: of one token of one part of a request. Raises Refused for what the table forbids, and where not
+        every layer of every request was attended.
+        """
+        turn = Turn(self, len(self.recorded), dict(new), dict(row_bytes))
+        self.recorded.append(turn.acts)
+        self.policy(turn)
+        turn.end()
+        self.executor.end()
+
+    def path(self, source: str, target: str) -> Path:
+        """The path between two places; raises Refused."""
+        try:
+            return self.machine.paths[source, target]
+        except KeyError:
+            raise Refused(f"there is no path from {source} to {target}") from None
+
+
+class Turn:
+    """One iteration, as a policy sees it: it asks, copies, drops, attends.
+
+    batch: the requests that are computed. new: how many tokens each gets, 1 in decode, more in prefill. memory: the
+    policy's own, kept between turns.
+    """
+
+    def __init__(self, run: Residency, number: int, new: dict[Hashable, int], row_bytes: dict[Hashable, int]) -> None:
+        self._run, self.number, self.new, self._row_bytes = run, number, new, row_bytes
+        self.batch, self.layers, self.memory = tuple(new), run.layers, run.memory
+        self.acts: list[Act] = []
+        self._next = dict.fromkeys(self.batch, self.layers.start)
+
+    # What a policy may ask
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What a layer of a request consists of, in the order in which it should come."""
+        return self._run.parts
+
+    @property
+    def prefill(self) -> bool:
+        """Whether some request gets more than one token."""
+        return any(count > 1 for count in self.new.values())
+
+    @property
+    def final_tokens(self) -> int:
+        """How long a request is going to be, as far as is known: 0 where it is not."""
+        return self._run.final_tokens
+
+    def plan(self, k: int) -> Sequence[Hashable]:
+        """The requests that are due in k iterations."""
+        return self.batch if self._run.plan is None else self._run.plan(self.number + k)
+
+    def next_use(self, extent: Extent, horizon: int = 64) -> int | None:
+        """In how many iterations an extent is due; None: not in so many."""
+        return next((k for k in range(horizon) if extent.request in self.plan(k)), None)
+
+    def extents(self, layer: int, requests: Iterable[Hashable] | None = None) -> list[Extent]:
+        """What there is of a layer of the batch, or of other requests: parts first, then requests."""
+        wanted = self.batch if requests is None else list(requests)
+        every = (Extent(request, layer, part) for part in self.parts for request in wanted)
+        return [extent for extent in every if extent in self._run.table.entries]
+
+    def tokens(self, extent: Extent) -> int:
+        """Tokens of an extent."""
+        return self._run.table[extent].tokens
+
+    def nbytes(self, extent: Extent, tokens: int | None = None) -> int:
+        """Bytes of an extent now, or with so many tokens."""
+        entry = self._run.table[extent]
+        return (entry.tokens if tokens is None else tokens) * entry.row_bytes
+
+    def layer_bytes(self, tokens: int | None = None) -> int:
+        """Bytes of all parts of one layer of the batch; tokens: of each request, None is after this turn."""
+
+        def length(request: Hashable) -> int:
+            extent = Extent(request, self.layers.start, self.parts[0])
+            entry = self._run.table.entries.get(extent)
+            return (entry.tokens if entry else 0) + self.new[request]
+
+        rows = ((length(r) if tokens is None else tokens) * self._row_bytes[r] for r in self.batch)
+        return len(self.parts) * sum(rows)
+
+    def where(self, extent: Extent) -> tuple[str, ...]:
+        """Places that hold all of an extent, or are going to."""
+        return self._run.table.where(extent)
+
+    def last_use(self, extent: Extent) -> int:
+        """The turn that attended an extent last."""
+        return self._run.table[extent].used
+
+    def held(self, place: str) -> list[Extent]:
+        """Extents that a place holds, the least recently attended first; of those layers that are due later first."""
+        entries = self._run.table.entries
+        here = [extent for extent, entry in entries.items() if place in entry.copies]
+        return sorted(here, key=lambda extent: (entries[extent].used, -extent.layer))
+
+    def room(self, place: str) -> float:
+        """Bytes that a place has left."""
+        return self._run.table.room(place)
+
+    def capacity(self, place: str) -> float:
+        """Bytes that a place keeps: its limit, or what the kernel keeps in memory of its files."""
+        spec = self._run.machine.places[place]
+        sizes = [size for size in (spec.limit_bytes, spec.cache_bytes) if size is not None]
+        return min(sizes) if sizes else float("inf")
+
+    def has_path(self, source: str, target: str) -> bool:
+        """Whether bytes may move from one place to another."""
+        return (source, target) in self._run.machine.paths
+
+    def queued_s(self, source: str, target: str) -> float:
+        """Seconds of what is under way on a path."""
+        return self._run.executor.queued_s(self._run.path(source, target))
+
+    def transfer_s(self, source: str, target: str, nbytes: int) -> float:
+        """Seconds of a copy that has the path for itself."""
+        return self._run.executor.transfer_s(self._run.path(source, target), nbytes)
+
+    def layer_s(self) -> float:
+        """Seconds of a layer without waiting, lately."""
+        return self._run.executor.layer_s()
+
+    # What a policy may do
+
+    def copy(self, extent: Extent, to: str, *, urgency: float = 0.0, in_turn: bool = False) -> Ticket | None:
+        """Let a place have all of an extent too; None where it has.
+
+        Of several sources the fastest is taken. Tokens that the place has are not moved again.
+        """
+        run = self._run
+        where = run.table.where(extent)
+        if to in where:
+            return None
+        sources = [place for place in where if self.has_path(place, to)]
+        if not sources:
+            raise Refused(f"{extent}: there is no path from {' or '.join(where)} to {to}")
+        size = self.nbytes(extent)
+        source = min(sources, key=lambda place: self.transfer_s(place, to, size)) if len(sources) > 1 else sources[0]
+        transfer, path = run.table.copy(extent, source, to), run.path(source, to)
+        ticket = run.executor.begin(transfer, path, in_turn, urgency)
+        run.table.begun(transfer, ticket)
+        self.acts.append(Act("copy", (extent,), source, to, in_turn=in_turn))
+        first, end = path.blocks(transfer.first * transfer.row_bytes, self.nbytes(extent))
+        counts = run.traffic.setdefault(path.name, Counts())
+        counts.copies += 1
+        counts.bytes += end - first
+        return ticket
+
+    def drop(self, extent: Extent, at: str) -> None:
+        """Give up a copy that is not the last whole one."""
+        self._run.table.drop(extent, at)
+        self.acts.append(Act("drop", (extent,), at))
+
+    def move(self, extent: Extent, to: str, *, urgency: float = 0.0, in_turn: bool = False) -> Ticket | None:
+        """Copy an extent to a place, and give up all its copies elsewhere."""
+        ticket = self.copy(extent, to, urgency=urgency, in_turn=in_turn)
+        for place in list(self._run.table[extent].copies):
+            if place != to:
+                self.drop(extent, place)
+        return ticket
+
+    def wait(self, *tickets: Ticket | None) -> None:
+        """Let the model wait for copies."""
+        self._run.executor.wait([ticket for ticket in tickets if ticket is not None])
+
+    def attend(
+        self, layer: int, rows: Iterable[Hashable] | None = None, at: str = DEVICE, method: str = "dense"
+    ) -> None:
+        """Compute a layer of the batch, or of some of it; its K and V must be at that place, or on their way.
+
+        The new tokens' K and V are born there.
+        """
+        table, wanted = self._run.table, self.batch if rows is None else tuple(rows)
+        for row in wanted:
+            if self._next.get(row) != layer:
+                due = f"layer {self._next[row]} is due" if row in self._next else "it is not in this turn"
+                raise Refused(f"attend(layer {layer}) of request {row}: {due}")
+            self._next[row] = layer + 1
+        extents, waits = [], []
+        for row in wanted:
+            for part in self.parts:
+                extent = Extent(row, layer, part)
+                if extent not in table.entries:
+                    table.add(extent, self._row_bytes[row], at)
+                waits += table.grow(extent, at, self.new[row])
+                extents.append(extent)
+        waits += table.attend(extents, at, self.number)
+        self.acts.append(Act("attend", tuple(extents), at, layer=layer, rows=wanted, method=method))
+        try:
+            self._run.executor.attend(Attention(layer, wanted, at, method, tuple(extents), tuple(waits)))
+        finally:
+            table.attended(extents)
+
+    def end(self) -> None:
+        """Raise Refused where the policy left a layer out."""
+        for row, layer in self._next.items():
+            if layer != self.layers.stop:
+                raise Refused(f"the policy ended its turn before layer {layer} of request {row} was attended")

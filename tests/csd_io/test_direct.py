@@ -1,0 +1,258 @@
+"""Queues over files and devices of this machine.
+
+partner of: csd_io/direct.py, csd_io/blocks.py, csd_io/signatures.py
+"""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from csd_io import blocks
+from csd_io.direct import open_queue
+from csd_io.queue import Pool, Request, aligned, carry_out, pieces
+from csd_io.signatures import LOOK_BYTES, held
+from tests.conftest import missing
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["io_uring", "threads"])
+def way(request, monkeypatch):
+    """Both ways of having requests in flight."""
+    if request.param == "threads":
+
+        def none(*_):
+            raise OSError(errno.ENOSYS, "no such thing")
+
+        monkeypatch.setattr(blocks, "Ring", none)
+    return request.param
+
+
+@contextmanager
+def opened(path, *args, **options):
+    queue = open_queue(Path(path), *args, **options)
+    try:
+        yield queue
+    finally:
+        queue.close()
+
+
+@contextmanager
+def loop(file):
+    """A loop device over a file, with direct I/O of its own."""
+    if os.geteuid() or not Path("/dev/loop-control").exists():
+        missing("loop", "loop devices are root's")
+    made = subprocess.run(["losetup", "--find", "--show", file], capture_output=True, text=True, check=False)
+    if made.returncode:
+        missing("loop", made.stderr.strip())
+    device = made.stdout.strip()
+    try:
+        yield device
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def make(program, disk):
+    """Let something lie on a disk."""
+    if not (found := shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")):
+        missing("mkfs", f"there is no {program}")
+    subprocess.run([found, disk], check=True, capture_output=True)
+
+
+def there_and_back(queue, size=4 * MIB, request=MIB // 4):
+    """Write all of it from some buffers and read it into others; whether they are equal."""
+    pool = Pool(2 * size // request, request)
+    sources, sinks = [pool.take() for _ in range(size // request)], [pool.take() for _ in range(size // request)]
+    queue.register(pool.buffers)
+    for number, buffer in enumerate(sources):
+        buffer[:] = np.random.default_rng(number).bytes(request)
+    at = [number * request for number in range(size // request)]
+    carry_out(queue, [Request("write", *each) for each in zip(at, sources, strict=True)])
+    queue.sync()
+    carry_out(queue, [Request("read", *each) for each in zip(at, sinks, strict=True)][::-1])
+    return sinks == sources
+
+
+def test_a_folders_disk_holds_what_was_written_and_no_name_of_it(tmp_path, way):
+    with opened(tmp_path, 4 * MIB) as queue:
+        assert queue.how.startswith(way) and queue.name == str(tmp_path)
+        assert queue.size_bytes == 4 * MIB
+        assert there_and_back(queue)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_requests_outside_registered_buffers_are_right_too(tmp_path):
+    with opened(tmp_path, MIB) as queue:
+        pool, other = Pool(1, 8192), aligned(8192)
+        queue.register(pool.buffers)
+        pool.buffers[0][:], other[:] = b"a" * 8192, b"b" * 8192
+        part = pool.buffers[0][4096:]  # within one that is registered, but not its beginning
+        carry_out(queue, [Request("write", 0, part), Request("write", 4096, other[:4096])])
+        back = aligned(8192)
+        carry_out(queue, [Request("read", 0, back)])
+        assert bytes(back) == b"a" * 4096 + b"b" * 4096
+
+
+def test_room_is_kept_from_the_start_or_refused(tmp_path):
+    before = os.statvfs(tmp_path)
+    with opened(tmp_path, 64 * MIB):
+        during = os.statvfs(tmp_path)
+        assert (before.f_bfree - during.f_bfree) * before.f_frsize > 32 * MIB
+    with pytest.raises(OSError) as raised:
+        open_queue(tmp_path, 2 * before.f_blocks * before.f_frsize)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path))
+
+
+def test_nothing_is_left_after_a_kill(tmp_path):
+    program = (
+        "import sys, time; from pathlib import Path; from csd_io.direct import open_queue\n"
+        "queue = open_queue(Path(sys.argv[1]), 1 << 20); print('open', flush=True); time.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "open\n"
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    child.stdout.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_nameless_files_keeps_no_name_either(tmp_path, monkeypatch):
+    really = os.open
+
+    def refuse(path, flags, *rest, **options):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "not here", str(path))
+        return really(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with opened(tmp_path, 4 * MIB) as queue:
+        assert list(tmp_path.iterdir()) == []
+        assert there_and_back(queue)
+
+
+def test_a_file_system_in_memory_is_refused():
+    if not Path("/dev/shm").is_dir():
+        missing("shm", "there is no /dev/shm")
+    with pytest.raises(OSError, match="no direct I/O") as raised:
+        open_queue(Path("/dev/shm"), MIB)
+    assert raised.value.errno == errno.EINVAL
+
+
+def test_a_file_is_used_where_it_begins_with_zeros_or_by_force(tmp_path, way):
+    file = tmp_path / "blocks"
+    file.write_bytes(bytes(4 * MIB))
+    with opened(file) as queue:
+        assert there_and_back(queue)
+    before = file.read_bytes()
+    with pytest.raises(OSError, match="by force") as raised:
+        open_queue(file)
+    assert raised.value.errno == errno.EBUSY and file.read_bytes() == before
+    with opened(file, force=True) as queue:
+        assert there_and_back(queue)
+
+
+def test_a_file_is_not_larger_than_it_is(tmp_path):
+    file = tmp_path / "blocks"
+    file.write_bytes(bytes(MIB))
+    with pytest.raises(OSError) as raised:
+        open_queue(file, 2 * MIB)
+    assert raised.value.errno == errno.ENOSPC and file.stat().st_size == MIB
+    with opened(file, MIB // 2) as queue, pytest.raises(ValueError):
+        queue.submit([Request("read", MIB // 2, aligned(4096))])
+
+
+def test_a_read_that_ends_early_is_an_error(tmp_path, way):
+    file = tmp_path / "blocks"
+    file.write_bytes(bytes(MIB))
+    with opened(file) as queue:
+        os.truncate(file, MIB // 2 + 4096)
+        with pytest.raises(OSError, match="ended after 4096") as raised:
+            carry_out(queue, [Request("read", MIB // 2, aligned(8192))])
+    assert raised.value.filename == str(file)
+
+
+def test_what_is_discarded_takes_no_room(tmp_path):
+    file = tmp_path / "blocks"
+    file.write_bytes(bytes(4 * MIB))
+    with opened(file) as queue:
+        assert there_and_back(queue)
+        queue.discard(MIB, 2 * MIB)
+        back = aligned(4 * MIB)
+        carry_out(queue, [Request("read", at, back[at : at + MIB]) for at in range(0, 4 * MIB, MIB)])
+        assert not any(back[MIB : 3 * MIB]) and any(back[:4096])
+        assert file.stat().st_blocks * 512 < 3 * MIB
+        with pytest.raises(ValueError):
+            queue.discard(4 * MIB, 4096)
+        with pytest.raises(ValueError):
+            queue.discard(1, 4096)
+
+
+def test_a_device_without_a_file_system_is_used(tmp_path, way):
+    disk = tmp_path / "disk"
+    disk.write_bytes(bytes(8 * MIB))
+    with loop(disk) as device:
+        with opened(device) as queue:
+            assert there_and_back(queue)
+            queue.discard(0, 4 * MIB)
+            back = aligned(MIB)
+            carry_out(queue, [Request("read", 0, back)])
+            assert not any(back)
+        with opened(device) as queue:
+            assert queue.size_bytes == 8 * MIB and queue.block_bytes in (512, 4096)
+
+
+@pytest.mark.parametrize("maker", ["mkfs.ext4", "mkswap"])
+def test_a_device_that_holds_something_is_refused_without_force(tmp_path, maker):
+    disk = tmp_path / "disk"
+    disk.write_bytes(bytes(8 * MIB))
+    make(maker, disk)
+    with loop(disk) as device:
+        with pytest.raises(OSError, match="by force") as raised:
+            open_queue(Path(device))
+        assert (raised.value.errno, raised.value.filename) == (errno.EBUSY, device)
+        with opened(device, force=True) as queue:
+            assert there_and_back(queue)
+
+
+def test_a_mounted_device_is_refused_even_by_force(tmp_path):
+    disk, mount = tmp_path / "disk", tmp_path / "mount"
+    disk.write_bytes(bytes(8 * MIB))
+    mount.mkdir()
+    make("mkfs.ext4", disk)
+    with loop(disk) as device:
+        subprocess.run(["mount", device, mount], check=True)
+        try:
+            with pytest.raises(OSError) as raised:
+                open_queue(Path(device), force=True)
+        finally:
+            subprocess.run(["umount", mount], check=True)
+    assert raised.value.errno == errno.EBUSY
+
+
+def test_what_is_neither_file_nor_device_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="neither"):
+        open_queue(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="how many bytes"):
+        open_queue(tmp_path)
+
+
+def test_known_beginnings_are_told_by_name():
+    begins = bytearray(LOOK_BYTES)
+    assert held(memoryview(begins)) is None
+    begins[1080:1082] = b"\x53\xef"
+    assert held(memoryview(begins)) == "an ext2, ext3 or ext4 file system"
+    assert held(memoryview(bytes(512))) is None  # one that ends before most of the places
+
+
+def test_pieces_are_all_of_a_buffer():
+    buffer = aligned(10 * 4096)
+    assert [piece.nbytes for piece in pieces(buffer, 4 * 4096)] == [4 * 4096, 4 * 4096, 2 * 4096]

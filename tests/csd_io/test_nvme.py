@@ -1,0 +1,51 @@
+"""What a controller and a namespace say of themselves. partner of: csd_link/nvme.py"""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from csd_io.nvme import NvmeTarget, most_bytes, parse_controller, parse_namespace
+
+
+def test_an_identify_page_has_nvme_clis_names():
+    page = bytearray(4096)
+    struct.pack_into(
+        "<HH20s40s8s", page, 0, 0x1B36, 0x1AF4, b"serial".ljust(20), b"A Model".ljust(40, b"\0"), b"1.0".ljust(8)
+    )
+    page[77] = 7
+    struct.pack_into("<HI", page, 78, 3, 0x10400)
+    struct.pack_into("<I", page, 516, 256)
+    assert parse_controller(bytes(page)) == {
+        "vid": 0x1B36,
+        "ssvid": 0x1AF4,
+        "sn": "serial",
+        "mn": "A Model",
+        "fr": "1.0",
+        "mdts": 7,
+        "cntlid": 3,
+        "ver": 0x10400,
+        "nn": 256,
+    }
+
+
+def test_a_namespace_page_says_its_lbas():
+    page = bytearray(4096)
+    struct.pack_into("<Q", page, 0, 12345)
+    page[26] = 0x12  # format 2, and a bit of metadata's
+    page[128 + 4 * 2 + 2] = 12
+    assert parse_namespace(bytes(page)) == (12345, 4096)
+
+
+@pytest.mark.parametrize(("mdts", "lba", "limit"), [(6, 4096, 256 << 10), (9, 512, 2 << 20), (0, 512, 1 << 20)])
+def test_a_command_moves_at_most_what_mdts_allows(mdts, lba, limit):
+    assert most_bytes(mdts, lba) == limit
+
+
+def test_a_command_counts_its_blocks_in_16_bits():
+    assert most_bytes(20, 512) == 512 << 16
+
+
+def test_what_is_no_namespace_is_refused():
+    with pytest.raises(OSError):
+        NvmeTarget(Path("/dev/zero"), None)

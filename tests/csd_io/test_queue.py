@@ -1,0 +1,99 @@
+"""Many requests at once: all bytes are right, or there is one error and nothing in flight.
+
+partner of: csd_io/queue.py, eval/simulation/queue.py
+"""
+
+import errno
+import random
+
+import numpy as np
+import pytest
+
+from csd_io.queue import Pool, Request, aligned, carry_out, check, pieces
+from eval.simulation.disk import SECTOR, SimDisk
+from eval.simulation.queue import SimQueue
+
+SIZE = 256 * SECTOR
+
+
+@pytest.fixture(params=range(5))
+def queue(request):
+    draw = random.Random(request.param)
+    return SimQueue(SimDisk("disk", "process", draw), "blocks", SIZE, draw)
+
+
+def requests(op, buffer, size=SECTOR):
+    return [Request(op, number * size, part) for number, part in enumerate(pieces(buffer, size))]
+
+
+def filled(seed=0):
+    buffer = aligned(SIZE)
+    buffer[:] = np.random.default_rng(seed).bytes(SIZE)
+    return buffer
+
+
+def test_what_was_written_is_read_in_whatever_order_requests_end(queue):
+    written, back = filled(), aligned(SIZE)
+    carry_out(queue, requests("write", written))
+    carry_out(queue, requests("read", back, 4 * SECTOR))
+    assert back == written
+    assert queue.most_flying == queue.depth
+
+
+def test_fewer_may_be_in_flight_than_the_queue_allows(queue):
+    carry_out(queue, requests("read", aligned(SIZE)), depth=3)
+    assert queue.most_flying == 3
+
+
+@pytest.mark.parametrize(("fault", "code"), [("bad", errno.EIO), ("short", errno.EIO)])
+def test_one_that_fails_is_the_error_of_all_and_none_stays_in_flight(queue, fault, code):
+    setattr(queue, fault, 0.1)
+    with pytest.raises(OSError) as raised:
+        carry_out(queue, requests("read", aligned(SIZE)))
+    assert (raised.value.errno, raised.value.filename) == (code, "disk/blocks")
+    assert queue.reap(0) == []
+    queue.submit([Request("read", 0, aligned(SECTOR))] * queue.depth)  # as many as ever have room
+
+
+def test_a_full_disk_is_an_error_of_the_write_that_met_it(queue):
+    queue._disk.fault = errno.ENOSPC
+    with pytest.raises(OSError) as raised:
+        carry_out(queue, requests("write", filled()))
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, "disk/blocks")
+
+
+def test_requests_that_end_though_something_else_fails(queue):
+    def some():
+        yield from requests("read", aligned(SIZE))[:40]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(queue, some())
+    assert queue.reap(0) == [] and queue.most_flying
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "shift"),
+    [(1, SECTOR, 0), (0, SECTOR - 1, 0), (0, SECTOR, 8), (SIZE, SECTOR, 0), (0, 65 * SECTOR, 0), (-SECTOR, SECTOR, 0)],
+)
+def test_what_cannot_be_right_is_refused_before_it_begins(queue, offset, size, shift):
+    with pytest.raises(ValueError, match="disk/blocks"):
+        queue.submit([Request("read", offset, aligned(size + shift)[shift:])])
+
+
+def test_nothing_begins_beyond_the_depth(queue):
+    one = Request("read", 0, aligned(SECTOR))
+    check(queue, [one], queue.depth - 1)
+    with pytest.raises(ValueError, match="in flight"):
+        check(queue, [one], queue.depth)
+
+
+def test_a_pool_hands_out_each_buffer_once():
+    pool = Pool(2, 8192)
+    first, second = pool.take(), pool.take()
+    first[:], second[:] = b"a" * 8192, b"b" * 8192
+    assert bytes(first[:1]) == b"a"
+    with pytest.raises(BufferError):
+        pool.take()
+    pool.give(first)
+    assert pool.take() is first

@@ -1,0 +1,104 @@
+"""Every policy on machines of any size: all is attended, nothing is lost, no place overflows.
+
+partner of: residency/policies/_stream.py, residency/policies/dual_blade.py, residency/policies/flexgen.py,
+residency/policies/in_storage.py, residency/policies/reactive.py, residency/policies/split.py
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from residency import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, Link, Machine, Path, Place, Residency
+from residency.modelled.executor import Modelled, Work
+from residency.policies.split import _spread
+
+ROW = 64
+PROMPT, STEPS = 20, 5
+LAYER = 2 * ROW * (PROMPT + STEPS)
+
+
+def machine(device: int, host: int, cache: int) -> Machine:
+    names = ("up", "down", "read", "write", "copy")
+    places = [
+        Place(DEVICE, device, attends=True),
+        Place(HOST, host),
+        Place(PAGE_CACHE, cache_bytes=cache),
+        Place(DIRECT),
+        Place(CSD, attends=True),
+    ]
+    paths = {
+        (HOST, DEVICE): Path("in", ("up",)),
+        (DEVICE, HOST): Path("out", ("down",)),
+        (PAGE_CACHE, DEVICE): Path("file", ("copy", "up"), missed=("read", "copy", "up")),
+        (DEVICE, PAGE_CACHE): Path("file-out", ("down", "copy"), background=("write",)),
+        (DIRECT, DEVICE): Path("direct", ("read", "up"), block_bytes=512),
+        (DEVICE, DIRECT): Path("direct-out", ("down", "write"), block_bytes=512),
+        (DIRECT, HOST): Path("load", ("read",), block_bytes=512),
+        (HOST, DIRECT): Path("store", ("write",), block_bytes=512),
+    }
+    return Machine.of(places, [Link(name, 1e9) for name in names], paths)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from(sorted(POLICIES)),
+    layers=st.integers(1, 5),
+    rows=st.integers(1, 3),
+    device=st.integers(1, 6),
+    host=st.integers(0, 3),
+    cache=st.integers(0, 5),
+)
+def test_any_policy_on_any_machine(name: str, layers: int, rows: int, device: int, host: int, cache: int) -> None:
+    size = rows * LAYER
+    room = max(2, device) if name == "reactive" else device  # what goes down leaves its room while the next one comes
+    one = machine(room * size, host * size, cache * size)
+    executor = Modelled(one, lambda attention: Work(1000, 1000 if attention.place == CSD else 0))
+    run = Residency(one, range(layers), POLICIES[name], executor, final_tokens=PROMPT + STEPS)
+    requests = {f"r{number}": PROMPT for number in range(rows)}
+    row_bytes = dict.fromkeys(requests, ROW)
+    run.turn(requests, row_bytes)
+    for _ in range(STEPS):
+        run.turn(dict.fromkeys(requests, 1), row_bytes)
+        run.table.check()
+    executor.settle()
+    assert len(run.table.entries) == 2 * layers * rows
+    assert all(entry.tokens == PROMPT + STEPS for entry in run.table.entries.values())
+    assert executor.moved == {name: counts.bytes for name, counts in run.traffic.items() if counts.bytes}
+    for place in (DEVICE, HOST):
+        assert run.table.peak[place] <= one.places[place].limit_bytes
+
+
+def test_reactive_leaves_alone_what_fits() -> None:
+    one = machine(10 * LAYER, 0, 0)
+    run = Residency(one, range(4), POLICIES["reactive"], Modelled(one, lambda attention: Work(1)))
+    run.turn({"r": PROMPT}, {"r": ROW})
+    run.turn({"r": 1}, {"r": ROW})
+    assert not run.traffic
+
+
+def test_reactive_uses_the_host_before_the_disk() -> None:
+    one = machine(2 * LAYER, 10 * LAYER, 0)
+    run = Residency(one, range(6), POLICIES["reactive"], Modelled(one, lambda attention: Work(1)))
+    for new in (PROMPT, 1, 1):
+        run.turn({"r": new}, {"r": ROW})
+    assert set(run.traffic) == {"in", "out"}
+
+
+def test_in_storage_moves_nothing() -> None:
+    one = machine(0, 0, 0)
+    executor = Modelled(one, lambda attention: Work(1, 2))
+    run = Residency(one, range(4), POLICIES["in-storage"], executor)
+    run.turn({"r": PROMPT}, {"r": ROW})
+    assert not run.traffic and run.table.used[CSD] == 4 * 2 * ROW * PROMPT
+
+
+@pytest.mark.parametrize("layers", [4, 32])
+def test_split_spreads_what_is_cached_over_the_layers(layers: int) -> None:
+    order = _spread(range(layers))
+    assert sorted(order) == list(range(layers))
+    half = sorted(order[: layers // 2])
+    assert max(b - a for a, b in pairwise(half)) <= 3
