@@ -6,7 +6,7 @@ It knows neither clocks nor bytes. A *ticket* is whatever an executor gives for 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -55,6 +55,9 @@ class Extent:
         return f"{self.part} of request {self.request}, layer {self.layer}{more}"
 
 
+Left = Callable[[Extent, str, tuple[Ticket, ...]], None]
+
+
 @dataclass(slots=True)
 class Copy:
     """An extent at a place: its first `tokens`, of which the last may still arrive."""
@@ -95,8 +98,9 @@ class Table:
     nothing moves while it is attended; the last whole copy is never dropped.
     """
 
-    def __init__(self, places: Mapping[str, Place]) -> None:
-        self.places = places
+    def __init__(self, places: Mapping[str, Place], left: Left | None = None) -> None:
+        """left: called for a copy that has been given up, with the tickets of those that still use it."""
+        self.places, self._left = places, left
         self.entries: dict[Extent, Entry] = {}
         self.used: Counter[str] = Counter()
         self.peak: Counter[str] = Counter()
@@ -199,6 +203,11 @@ class Table:
         for other in set(self[extent].copies) - {place}:
             self._leave(extent, other)
 
+    def under_way(self, request: Hashable) -> list[Ticket]:
+        """Copies of a request that have not ended."""
+        mine = (entry for extent, entry in self.entries.items() if extent.request == request)
+        return _pending(ticket for entry in mine for copy in entry.copies.values() for ticket in copy.arriving)
+
     def free(self, request: Hashable) -> None:
         """Forget a request."""
         for extent in [extent for extent in self.entries if extent.request == request]:
@@ -222,8 +231,11 @@ class Table:
         copy = entry.copies.pop(place)
         nbytes = copy.tokens * entry.row_bytes
         self.used[place] -= nbytes
-        if still := tuple(_pending([*copy.readers, *copy.arriving])):
+        still = tuple(_pending([*copy.readers, *copy.arriving]))
+        if still:
             self._leaving[place].append((nbytes, still))
+        if self._left:
+            self._left(extent, place, still)
 
     def _take(self, place: str, nbytes: int) -> list[Ticket]:
         """Count bytes as used; whose end must be waited for before they are there."""

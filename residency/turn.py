@@ -18,16 +18,29 @@ Plan = Callable[[int], Sequence[Hashable]]
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that a policy asked for."""
+    """One thing that was done: copy, drop, attend, rewrite; and crop and free, between turns.
 
-    kind: str  # copy, drop, attend, wait
-    extents: tuple[Extent, ...] = ()
+    place: the target of a copy, else where it was done.
+    """
+
+    kind: str
+    place: str = ""
+    extent: Extent | None = None
     source: str = ""
-    target: str = ""
+    in_turn: bool = False
     layer: int = 0
     rows: tuple[Hashable, ...] = ()
     method: str = ""
-    in_turn: bool = False
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A turn as it was: what was new, and what was done; or, without anything new, what was done between turns."""
+
+    new: Mapping[Hashable, int]
+    row_bytes: Mapping[Hashable, int]
+    acts: list[Act]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,10 @@ class Executor(Protocol):
 
         in_turn: it enters its first link when the copy before it on this path has left that.
         """
+        ...
+
+    def release(self, extent: Extent, place: str, after: tuple[Ticket, ...]) -> None:
+        """An extent has left a place, which some may still be using."""
         ...
 
     def attend(self, attention: Attention) -> None:
@@ -102,10 +119,11 @@ class Residency:
     table: Table = field(init=False)
     memory: dict[str, Any] = field(default_factory=dict)
     traffic: dict[str, Counts] = field(default_factory=dict)
-    recorded: list[list[Act]] = field(default_factory=list)
+    turns: int = 0
+    recorded: list[Recorded] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.table = Table(self.machine.places)
+        self.table = Table(self.machine.places, self.executor.release)
 
     def turn(self, new: Mapping[Hashable, int], row_bytes: Mapping[Hashable, int]) -> None:
         """Run the policy for an iteration in which each request gets so many new tokens.
@@ -113,11 +131,30 @@ class Residency:
         row_bytes: of one token of one part of a request. Raises Refused for what the table forbids, and where not
         every layer of every request was attended.
         """
-        turn = Turn(self, len(self.recorded), dict(new), dict(row_bytes))
-        self.recorded.append(turn.acts)
+        turn = Turn(self, self.turns, dict(new), dict(row_bytes))
+        self.turns += 1
+        self.recorded.append(Recorded(new, row_bytes, turn.acts))
         self.policy(turn)
         turn.end()
         self.executor.end()
+
+    def rewrite(self, extent: Extent, place: str) -> None:
+        """What is attended at a place has been changed there: its rows stand in another order."""
+        self.table.rewritten(extent, place)
+        self.recorded[-1].acts.append(Act("rewrite", place, extent))
+
+    def crop(self, extent: Extent, tokens: int) -> None:
+        """Forget all but the first tokens of an extent of which nothing is under way."""
+        self.table.crop(extent, tokens)
+        self._between(Act("crop", extent=extent, tokens=tokens))
+
+    def free(self, request: Hashable) -> None:
+        """Forget a request."""
+        self.table.free(request)
+        self._between(Act("free", rows=(request,)))
+
+    def _between(self, act: Act) -> None:
+        self.recorded.append(Recorded({}, {}, [act]))
 
     def path(self, source: str, target: str) -> Path:
         """The path between two places; raises Refused."""
@@ -233,10 +270,12 @@ class Turn:
 
     # What a policy may do
 
-    def copy(self, extent: Extent, to: str, *, urgency: float = 0.0, in_turn: bool = False) -> Ticket | None:
+    def copy(
+        self, extent: Extent, to: str, *, source: str | None = None, urgency: float = 0.0, in_turn: bool = False
+    ) -> Ticket | None:
         """Let a place have all of an extent too; None where it has.
 
-        Of several sources the fastest is taken. Tokens that the place has are not moved again.
+        source: None is the fastest of those that have it. Tokens that the place has are not moved again.
         """
         run = self._run
         where = run.table.where(extent)
@@ -245,12 +284,13 @@ class Turn:
         sources = [place for place in where if self.has_path(place, to)]
         if not sources:
             raise Refused(f"{extent}: there is no path from {' or '.join(where)} to {to}")
-        size = self.nbytes(extent)
-        source = min(sources, key=lambda place: self.transfer_s(place, to, size)) if len(sources) > 1 else sources[0]
+        if source is None:
+            size = self.nbytes(extent)
+            source = min(sources, key=lambda place: self.transfer_s(place, to, size))
         transfer, path = run.table.copy(extent, source, to), run.path(source, to)
         ticket = run.executor.begin(transfer, path, in_turn, urgency)
         run.table.begun(transfer, ticket)
-        self.acts.append(Act("copy", (extent,), source, to, in_turn=in_turn))
+        self.acts.append(Act("copy", to, extent, source, in_turn))
         first, end = path.blocks(transfer.first * transfer.row_bytes, self.nbytes(extent))
         counts = run.traffic.setdefault(path.name, Counts())
         counts.copies += 1
@@ -260,7 +300,7 @@ class Turn:
     def drop(self, extent: Extent, at: str) -> None:
         """Give up a copy that is not the last whole one."""
         self._run.table.drop(extent, at)
-        self.acts.append(Act("drop", (extent,), at))
+        self.acts.append(Act("drop", at, extent))
 
     def move(self, extent: Extent, to: str, *, urgency: float = 0.0, in_turn: bool = False) -> Ticket | None:
         """Copy an extent to a place, and give up all its copies elsewhere."""
@@ -296,7 +336,7 @@ class Turn:
                 waits += table.grow(extent, at, self.new[row])
                 extents.append(extent)
         waits += table.attend(extents, at, self.number)
-        self.acts.append(Act("attend", tuple(extents), at, layer=layer, rows=wanted, method=method))
+        self.acts.append(Act("attend", at, layer=layer, rows=wanted, method=method))
         try:
             self._run.executor.attend(Attention(layer, wanted, at, method, tuple(extents), tuple(waits)))
         finally:

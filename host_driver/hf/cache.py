@@ -2,36 +2,26 @@
 
 A model calls `cache.update(k, v)` and then the attention function with what update returned. Update returns the new
 k and v only; the key tensor carries its `CsdLayer`, by which `host_driver.hf.attention` finds where it belongs.
-
-A user's own cache stays the user's: it gets our layers in place of its own, and so fills as any other.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, StaticCache
+from transformers.cache_utils import CacheLayerMixin
 
 from host_driver.driver import Batch, Driver, MiniBatch
+from host_driver.hf.own_cache import Elsewhere, OwnCache
 from host_driver.hf.shape import Unsupported
 
 IMPLEMENTATION = "csd"
 
 
-class _InDrives:
-    """What a copy of the host's objects would not copy."""
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise Unsupported("K and V of this cache are in drives, and are not copied: feed the tokens to a new cache")
-
-
-class CsdLayer(_InDrives, CacheLayerMixin):
+class CsdLayer(Elsewhere, CacheLayerMixin):
     """One layer of a `CsdCache`: knows how much is stored, holds none of it."""
 
     is_croppable = True
@@ -105,7 +95,7 @@ class CsdLayer(_InDrives, CacheLayerMixin):
         raise Unsupported("drives do not drop single sequences of a batch yet: start a new cache")
 
 
-class CsdCache(_InDrives, Cache):
+class CsdCache(OwnCache):
     """A transformers cache whose K and V live in drives. Dropping it frees them.
 
     valid (B, positions) says which positions are stored: padding never is. pending: the layer whose keys are on their
@@ -113,14 +103,13 @@ class CsdCache(_InDrives, Cache):
     """
 
     def __init__(self, driver: Driver, config: Any, max_tokens: int) -> None:
-        super().__init__(layers=[CsdLayer(self, index) for index in range(driver.shape.layers)])
+        super().__init__([CsdLayer(self, index) for index in range(driver.shape.layers)], driver)
         self.driver, self.config, self.max_tokens = driver, config, max_tokens
         self.batch: Batch | None = None
         self.rows = slice(None)
         self.mini_batch: MiniBatch | None = None
         self.valid: NDArray[np.bool_] = np.zeros((0, 0), bool)
         self.pending: CsdLayer | None = None
-        self._in_forward = self._torn = False
         self._seen: tuple[torch.Tensor | None, NDArray[np.bool_]] | None = None
         self._release: weakref.finalize[..., Any] | None = None
 
@@ -146,27 +135,6 @@ class CsdCache(_InDrives, Cache):
         if all(each.get_seq_length() == length for each in self.layers):
             self.valid = self.valid[:, :length]
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
-        """A forward of the attached model, the one time at which layers are filled; each must have been, by as much."""
-        if self._torn:
-            raise Unsupported("a forward on this cache has failed half way: start a new one")
-        self._in_forward = self._torn = True
-        before = self.get_seq_length()
-        try:
-            yield
-        finally:
-            self._in_forward = False
-        self._check_passed_on()
-        if lacking := [layer.index for layer in self.layers if layer.length == before]:
-            raise Unsupported(f"layers {', '.join(map(str, lacking))} cache no K and V: only attention is served")
-        self._torn = False
-
-    def stand_behind(self, given: Cache) -> None:
-        """Let a user's cache have these layers in place of its own: it is filled with this one."""
-        if given is not self:
-            given.layers, given.csd_cache = self.layers, self
-
     def check_use(self, layer: int) -> None:
         """Raise where the attention that follows is not ours, or where ours was not called last time."""
         implementation = self.config._attn_implementation
@@ -175,11 +143,10 @@ class CsdCache(_InDrives, Cache):
                 f"this cache's K and V are in drives, and the model now uses attention {implementation!r}: "
                 "use the cache inside vcsd.attach"
             )
-        if not self._in_forward:
-            raise Unsupported("this cache's K and V are in drives: give it to the model that vcsd.attach was given")
-        self._check_passed_on()
+        self.check_in_forward()
+        self.end_forward()
 
-    def _check_passed_on(self) -> None:
+    def end_forward(self) -> None:
         if self.pending is not None:
             layer = self.pending.index
             raise Unsupported(
@@ -223,26 +190,3 @@ class CsdCache(_InDrives, Cache):
     def forget_mask(self) -> None:
         """The forward is over; the next one brings a mask of its own."""
         self._seen = None
-
-
-def behind(given: Any, driver: Driver, config: Any, max_tokens: int) -> CsdCache:
-    """The cache in drives that stands behind what a forward of the attached model was given.
-
-    Raises Unsupported for a cache that is
-    filled or in the drives of another attach, and for kinds that do something else than keep K and V.
-    """
-    cache: CsdCache | None = given if isinstance(given, CsdCache) else getattr(given, "csd_cache", None)
-    if cache is not None:
-        if cache.driver is not driver:
-            raise Unsupported(
-                "this cache is in the drives of another attach, or of one that has ended: start a new one"
-            )
-        return cache
-    cache = CsdCache(driver, config, max_tokens)
-    if given is None:
-        return cache
-    if type(given) not in (DynamicCache, StaticCache):
-        raise Unsupported(f"a cache of type {type(given).__name__} cannot move into drives: use DynamicCache()")
-    if given.get_seq_length():
-        raise Unsupported("a cache that was filled outside of vcsd.attach cannot move into drives: fill it inside")
-    return cache

@@ -17,7 +17,8 @@ from transformers.utils import ModelOutput
 
 from host_driver.driver import Driver
 from host_driver.hf.attention import register
-from host_driver.hf.cache import IMPLEMENTATION, CsdCache, behind
+from host_driver.hf.cache import IMPLEMENTATION, CsdCache
+from host_driver.hf.own_cache import C, OwnCache, behind
 from host_driver.hf.shape import Unsupported
 from host_driver.turnstile import TurnBroken
 
@@ -57,16 +58,31 @@ def in_drives(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Iter
 
 
 def csd_forward(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Callable[..., Any]:
-    """`model.forward`, with a `CsdCache` in place of an empty cache; the signature stays as it was.
-
-    It is never compiled: what a compiler traces once cannot wait for drives.
-    """
-    signature = inspect.signature(model.forward)
-    forward = torch.compiler.disable(model.forward)
+    """`model.forward`, with a `CsdCache` in place of an empty cache."""
     config = model.config.get_text_config(decoder=True)
     max_tokens = getattr(config, "max_position_embeddings", None) or 4096
     if any(hasattr(module, "rope_deltas") for module in model.modules()):
         mini_batches = 1  # the model itself keeps a row for each sequence between forwards
+
+    def run(forward: Callable[..., Any], cache: CsdCache, given: dict[str, Any]) -> Any:
+        return _run(forward, driver, mini_batches, cache, given)
+
+    return own_forward(model, driver, lambda: CsdCache(driver, config, max_tokens), run)
+
+
+def own_forward(
+    model: PreTrainedModel,
+    owner: object,
+    make: Callable[[], C],
+    run: Callable[[Callable[..., Any], C, dict[str, Any]], Any],
+) -> Callable[..., Any]:
+    """`model.forward`, with a cache of ours in place of an empty one; the signature stays as it was.
+
+    It is never compiled: what a compiler traces once cannot wait for what lies elsewhere.
+    """
+    signature = inspect.signature(model.forward)
+    forward = torch.compiler.disable(model.forward)
+    config = model.config.get_text_config(decoder=True)
 
     @functools.wraps(model.forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -77,9 +93,9 @@ def csd_forward(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Ca
             return forward(**given)
         if other := [name for name in _OTHERS if given.get(name) is not None]:
             raise Unsupported(f"{other[0]}: only attention to a model's own tokens is served")
-        cache = behind(own, driver, config, max_tokens)
+        cache = behind(own, owner, make)
         with cache.forward():
-            out = _run(forward, driver, mini_batches, cache, given | {"past_key_values": cache})
+            out = run(forward, cache, given | {"past_key_values": cache})
         if own is not None:
             cache.stand_behind(own)
         return _with_cache(out, cache if own is None else own, given)
@@ -91,7 +107,7 @@ def csd_forward(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Ca
 def _with_cache(out: Any, cache: Cache, given: dict[str, Any]) -> Any:
     """A forward's output with the caller's cache in it."""
     if isinstance(out, tuple):
-        return tuple(cache if isinstance(each, CsdCache) else each for each in out)
+        return tuple(cache if isinstance(each, OwnCache) else each for each in out)
     out["past_key_values"] = cache
     return out.to_tuple() if given.get("return_dict") is False else out
 

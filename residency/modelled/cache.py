@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 
 class PageCache:
-    """Least recently used first out, by pieces of files.
+    """Least recently used first out, by pieces of files: (file, number).
 
     read_bytes, hit_bytes: asked for so far, and found.
     """
@@ -15,9 +15,9 @@ class PageCache:
     def __init__(self, limit_bytes: int | None) -> None:
         self.limit_bytes = limit_bytes
         self.held = self.hit_bytes = self.read_bytes = 0
-        self._pieces: OrderedDict[Hashable, int] = OrderedDict()
+        self._pieces: OrderedDict[tuple[Hashable, int], int] = OrderedDict()
 
-    def read(self, piece: Hashable, held: int, nbytes: int) -> bool:
+    def read(self, piece: tuple[Hashable, int], held: int, nbytes: int) -> bool:
         """Whether the first `held` bytes of a piece are there, of which `nbytes` are read; they are afterwards."""
         hit = self._pieces.get(piece, 0) >= held
         self.read_bytes += nbytes
@@ -25,13 +25,18 @@ class PageCache:
         self.put(piece, held)
         return hit
 
-    def put(self, piece: Hashable, held: int) -> None:
+    def put(self, piece: tuple[Hashable, int], held: int) -> None:
         """The first `held` bytes of a piece are there now, and the youngest."""
         before = self._pieces.pop(piece, 0)
         self._pieces[piece] = max(held, before)
         self.held += self._pieces[piece] - before
         while self.limit_bytes is not None and self.held > self.limit_bytes:
             self.held -= self._pieces.popitem(last=False)[1]
+
+    def forget(self, file: Hashable) -> None:
+        """A file is gone: all its pieces, (file, number)."""
+        for piece in [piece for piece in self._pieces if piece[0] == file]:
+            self.held -= self._pieces.pop(piece)
 
     @property
     def hit_share(self) -> float | None:

@@ -10,7 +10,7 @@ from residency.machine import Machine, Path
 from residency.modelled.cache import PageCache
 from residency.modelled.events import Events
 from residency.modelled.links import Network
-from residency.table import Ticket, Transfer
+from residency.table import Extent, Ticket, Transfer
 from residency.turn import Attention
 
 EMA_SHARE = 0.1
@@ -106,6 +106,10 @@ class Modelled:
             self._go(copy)
         return copy
 
+    def release(self, extent: Extent, place: str, after: tuple[Ticket, ...]) -> None:
+        if cache := self.caches.get(place):
+            cache.forget(extent)
+
     def attend(self, attention: Attention) -> None:
         self.wait(attention.waits)
         ready_ns = max(self._ready_ns.get(row, 0) for row in attention.rows)
@@ -168,10 +172,10 @@ class Modelled:
     def _enter(self, copy: ModelledCopy, pieces: list[tuple[int, int, int]], number: int) -> None:
         """Send a piece over its links; the next one enters when this has left the first."""
         index, first, end = pieces[number]
-        links, key = copy.path.links, (copy.transfer.extent, index)
+        links, extent = copy.path.links, copy.transfer.extent
         if cache := self.caches.get(copy.transfer.source):
             offset = index * copy.path.piece_bytes
-            if not cache.read(key, end - offset, end - first) and copy.path.missed:
+            if not cache.read((extent, index), end - offset, end - first) and copy.path.missed:
                 links = copy.path.missed
 
         def passed(stage: int) -> None:
@@ -183,15 +187,15 @@ class Modelled:
             if stage < len(links):
                 self.network.send(links[stage], end - first, lambda: passed(stage + 1), copy.urgency)
             else:
-                self._arrived(copy, key, end - index * copy.path.piece_bytes, end - first)
+                self._arrived(copy, index, end - index * copy.path.piece_bytes, end - first)
 
         passed(0)
 
-    def _arrived(self, copy: ModelledCopy, key: Hashable, held: int, nbytes: int) -> None:
+    def _arrived(self, copy: ModelledCopy, index: int, held: int, nbytes: int) -> None:
         """A piece has passed its links; what is written back later may have to wait until less is dirty."""
         target = copy.transfer.target
         if cache := self.caches.get(target):
-            cache.put(key, held)
+            cache.put((copy.transfer.extent, index), held)
 
         def over() -> None:
             copy.pieces_left -= 1

@@ -1,0 +1,252 @@
+"""Where an extent's bytes lie: in memory, in a file behind the page cache, in blocks past it.
+
+A frame has room for an extent at its longest, and takes memory or disk only for what was written to it. Every failure
+is an OSError that names the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from csd_io.extents import Extents
+from csd_io.queue import Queue, carry_out
+from residency.table import Extent
+
+_NORESERVE = 0x4000  # Linux: mmap(2)
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_UNKNOWN = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class Frame(Protocol):
+    """The bytes of an extent at a place."""
+
+    def view(self, at: int, nbytes: int) -> memoryview | None:
+        """Bytes in place; None where the host cannot reach them."""
+        ...
+
+    def load(self, at: int, into: memoryview) -> None:
+        """Fill `into` with bytes from `at` on."""
+        ...
+
+    def store(self, at: int, data: memoryview) -> None:
+        """Write bytes at `at`."""
+        ...
+
+    def free(self) -> None:
+        """They are not needed any more."""
+        ...
+
+
+class Store(Protocol):
+    """A place that has frames."""
+
+    def frame(self, extent: Extent, nbytes: int) -> Frame:
+        """Room for an extent of at most so many bytes."""
+        ...
+
+    def forget(self, request: Hashable) -> None:
+        """All frames of a request have been freed."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is needed any more."""
+        ...
+
+
+def move(source: Frame, target: Frame, first: int, end: int, bounce: Callable[[], memoryview]) -> None:
+    """Copy bytes [first, end), in place where one side can be reached, else by way of a buffer."""
+    if (view := target.view(first, end - first)) is not None:
+        source.load(first, view)
+    elif (view := source.view(first, end - first)) is not None:
+        target.store(first, view)
+    else:
+        buffer = bounce()
+        for at in range(first, end, len(buffer)):
+            part = buffer[: min(len(buffer), end - at)]
+            source.load(at, part)
+            target.store(at, part)
+
+
+class MemoryFrame:
+    """Pages of this process, which the kernel gives when they are first written."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._size, self._lock = max(1, nbytes), threading.Lock()
+        self._map: mmap.mmap | None = None
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        """All of it."""
+        with self._lock:
+            if self._map is None:
+                self._map = mmap.mmap(-1, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+            return self._map
+
+    def view(self, at: int, nbytes: int) -> memoryview:
+        return memoryview(self.buffer)[at : at + nbytes]
+
+    def load(self, at: int, into: memoryview) -> None:
+        into[:] = self.view(at, len(into))
+
+    def store(self, at: int, data: memoryview) -> None:
+        self.view(at, len(data))[:] = data
+
+    def free(self) -> None:
+        self._map = None  # given back when the last view of it is gone
+
+
+class Memory:
+    """Frames in this process's memory."""
+
+    def frame(self, extent: Extent, nbytes: int) -> MemoryFrame:
+        return MemoryFrame(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+
+    def forget(self, request: Hashable) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class CachedFiles:
+    """A file for each extent, behind the page cache; it has no name, so nothing is left of it.
+
+    read_bytes, hit_bytes: read so far, and found in the page cache; the latter None where the kernel does not say.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.read_bytes, self.hit_bytes = 0, 0 if _NOWAIT else None
+        self._lock = threading.Lock()
+
+    def frame(self, extent: Extent, nbytes: int) -> CachedFrame:
+        return CachedFrame(self, extent)
+
+    def count(self, read: int, hit: int | None) -> None:
+        """Bytes were read, and so many of them found."""
+        with self._lock:
+            self.read_bytes += read
+            self.hit_bytes = None if hit is None or self.hit_bytes is None else self.hit_bytes + hit
+
+    def forget(self, request: Hashable) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class CachedFrame:
+    """A file behind the page cache."""
+
+    def __init__(self, files: CachedFiles, extent: Extent) -> None:
+        self._files, self._name = files, f"{files.folder}: {extent}"
+        self._fd = _nameless(files.folder)
+
+    def view(self, at: int, nbytes: int) -> None:
+        return None
+
+    def load(self, at: int, into: memoryview) -> None:
+        hit = self._cached(at, into) if self._files.hit_bytes is not None else None
+        done = hit or 0
+        while done < len(into):
+            count = self._call(os.preadv, [into[done:]], at + done)
+            if not count:
+                raise OSError(errno.EIO, f"ends before byte {at + len(into)}", self._name)
+            done += count
+        self._files.count(len(into), hit)
+
+    def _cached(self, at: int, into: memoryview) -> int | None:
+        """How many bytes come without waiting for a disk; None where this file system cannot say."""
+        done = 0
+        while done < len(into):
+            try:
+                count = os.preadv(self._fd, [into[done:]], at + done, _NOWAIT)
+            except OSError as error:
+                return None if error.errno in _UNKNOWN else done
+            if not count:
+                break
+            done += count
+        return done
+
+    def store(self, at: int, data: memoryview) -> None:
+        done = 0
+        while done < len(data):
+            done += self._call(os.pwritev, [data[done:]], at + done)
+
+    def _call(self, call: Callable[..., int], buffers: list[memoryview], at: int) -> int:
+        try:
+            return call(self._fd, buffers, at)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._name) from error
+
+    def free(self) -> None:
+        os.close(self._fd)
+
+
+class DirectBlocks:
+    """Extents of blocks past the page cache: a file for each request, or a device for all of them.
+
+    open: makes a queue with room for so many bytes; None: what it makes is for one request, else there is `shared`.
+    """
+
+    def __init__(self, open_file: Callable[[int], Queue] | None, shared: Queue | None, request_bytes: int) -> None:
+        self._open, self._request_bytes = open_file, request_bytes
+        self._bound: dict[Hashable, Extents] = {}
+        self._shared = Extents(shared) if shared else None
+        self._lock = threading.Lock()
+
+    def frame(self, extent: Extent, nbytes: int) -> DirectFrame:
+        with self._lock:
+            extents = self._shared or self._bound.get(extent.request)
+            if extents is None:
+                assert self._open is not None
+                extents = self._bound[extent.request] = Extents(self._open(self._request_bytes))
+            extents.bind(extent, nbytes)
+            return DirectFrame(extents, extent, self._lock)
+
+    def forget(self, request: Hashable) -> None:
+        if extents := self._bound.pop(request, None):
+            extents.queue.close()
+
+    def close(self) -> None:
+        for extents in [*self._bound.values(), *([self._shared] if self._shared else [])]:
+            extents.queue.close()
+
+
+class DirectFrame:
+    """Blocks that follow each other. A queue belongs to one thread at a time: the lock says whose it is."""
+
+    def __init__(self, extents: Extents, extent: Extent, lock: threading.Lock) -> None:
+        self._extents, self._extent, self._lock = extents, extent, lock
+
+    def view(self, at: int, nbytes: int) -> None:
+        return None
+
+    def load(self, at: int, into: memoryview) -> None:
+        with self._lock:
+            carry_out(self._extents.queue, self._extents.requests("read", self._extent, at, into))
+
+    def store(self, at: int, data: memoryview) -> None:
+        with self._lock:
+            carry_out(self._extents.queue, self._extents.requests("write", self._extent, at, data))
+
+    def free(self) -> None:
+        with self._lock:
+            self._extents.release(self._extent)
+
+
+def _nameless(folder: Path) -> int:
+    """A new file without a name."""
+    with suppress(OSError):
+        return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    fd, name = tempfile.mkstemp(dir=folder, prefix=".vcsd-")
+    os.unlink(name)
+    return fd

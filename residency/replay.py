@@ -1,0 +1,41 @@
+"""Recorded choices once more: the same acts on another executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from residency.machine import Machine
+from residency.turn import Act, Executor, Recorded, Residency, Turn
+
+
+def replay(recorded: Sequence[Recorded], machine: Machine, executor: Executor, like: Residency) -> Residency:
+    """Carry out what was recorded of a run, on a machine with the same places and paths."""
+    acts: list[Act] = []
+
+    def again(t: Turn) -> None:
+        for act in acts:
+            _do(t, run, act)
+
+    run = Residency(machine, like.layers, again, executor, parts=like.parts)
+    for each in recorded:
+        if each.new:
+            acts[:] = each.acts
+            run.turn(each.new, each.row_bytes)
+            continue
+        for act in each.acts:
+            if act.kind == "free":
+                run.free(act.rows[0])
+            elif act.extent:
+                run.crop(act.extent, act.tokens)
+    return run
+
+
+def _do(t: Turn, run: Residency, act: Act) -> None:
+    if act.extent is None:
+        t.attend(act.layer, act.rows, act.place, act.method)
+    elif act.kind == "copy":
+        t.copy(act.extent, act.place, source=act.source, in_turn=act.in_turn)
+    elif act.kind == "drop":
+        t.drop(act.extent, act.place)
+    else:
+        run.rewrite(act.extent, act.place)

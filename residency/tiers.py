@@ -1,0 +1,80 @@
+"""How much of KV may lie where, on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+from residency.machine import DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Path, Place
+
+BLOCK_BYTES = 4096  # what is past the page cache moves in whole blocks
+_GB = 1e9
+
+# What paths are taken to be until they have been measured, and in modelled time: PCIe 4 x16, one thread that copies, a
+# PCIe 4 SSD by its data sheet
+ASSUMED = (
+    Link("up", 25 * _GB),
+    Link("down", 25 * _GB),
+    Link("copy", 10 * _GB),
+    Link("read", 7 * _GB, start_ns=80_000),
+    Link("write", 5 * _GB, start_ns=20_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Bytes for KV by tier.
+
+    device: on the model's device. host: in host memory. Both None: as much as is wanted. page_cache: what the kernel
+    may keep of files; None: what this process's cgroup, or the machine, has to spare. files: a folder for files, or a
+    block or NVMe character device for what is past the page cache; None: the folder for temporary files. max_tokens:
+    how long a sequence may become; None: the model's context, at most 4096. force: write to a device that holds
+    something.
+    """
+
+    device: int | None = None
+    host: int | None = None
+    page_cache: int | None = None
+    files: FilePath | None = None
+    max_tokens: int | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("device", "host", "page_cache", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise ValueError(f"{name} = {value!r}: must be a whole number, at least 0")
+        if self.files is not None and not isinstance(self.files, FilePath):
+            raise ValueError(f"files = {self.files!r}: must be a pathlib.Path")
+
+    def machine(self, cache_bytes: int) -> Machine:
+        """The places and paths that these tiers are."""
+        places = [
+            Place(DEVICE, self.device, attends=True),
+            Place(HOST, self.host),
+            Place(PAGE_CACHE, cache_bytes=cache_bytes),
+            Place(DIRECT),
+        ]
+        links = {
+            (HOST, DEVICE): ("up",),
+            (DEVICE, HOST): ("down",),
+            (PAGE_CACHE, DEVICE): ("copy", "up"),
+            (DEVICE, PAGE_CACHE): ("down", "copy"),
+            (DIRECT, DEVICE): ("read", "up"),
+            (DEVICE, DIRECT): ("down", "write"),
+            (DIRECT, HOST): ("read",),
+            (HOST, DIRECT): ("write",),
+        }
+        paths = {ends: _path(*ends, passed) for ends, passed in links.items()}
+        return Machine.of(places, list(ASSUMED), paths)
+
+
+def _path(source: str, target: str, links: tuple[str, ...]) -> Path:
+    """The path between two places, named by both."""
+    return Path(
+        f"{source}>{target}",
+        links,
+        block_bytes=BLOCK_BYTES if DIRECT in (source, target) else 1,
+        missed=("read", *links) if source == PAGE_CACHE else (),
+        background=("write",) if target == PAGE_CACHE else (),
+    )
