@@ -54,12 +54,13 @@ class Host(Profile):
 
 @value
 class Ssd(Profile):
-    """A plain SSD."""
+    """A plain SSD. lba_bytes: of its logical blocks."""
 
     read_gb_per_s: Annotated[float, Field(ge=0.1, le=50)]
     write_gb_per_s: Annotated[float, Field(ge=0.1, le=50)]
     random_read_us: Annotated[float, Field(ge=5, le=500)]
     random_write_us: Annotated[float, Field(ge=1, le=500)]
+    lba_bytes: Annotated[int, Field(ge=512, le=1 << 16)] = 512
 
 
 @value

@@ -1,0 +1,142 @@
+"""The paper's edge machine as places and paths: a page cache under a limit, files behind it, an SSD past the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eval.papers.dual_blade.values import ANONYMOUS, HINDERED, MEMORY_COPY, PRINTED
+from eval.papers.profiles import Gpu, Host, Model, Ssd
+from residency import DEVICE, DIRECT, PAGE_CACHE, Link, Machine, Path, Place
+from residency.modelled.executor import Work
+
+GIB = 2**30
+EVICTED = "evicted"  # files whose pages are given up when they have been used
+DMA, COPY, READ, WRITE, FAULTS = "gpu-in", "memory-copy", "ssd-read", "ssd-write", "faults"
+QUEUED_BYTES = 32 * 128 * 1024  # Table I's requests under way, so that a rate is these over their mean latency
+READ_BYTES, WRITTEN_BYTES = 527 * 8192 * 32, 512 * 8192 * 32  # K or V of a layer in Table IV: mean of decode, prefill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drive:
+    """What an SSD gives to K or V of a layer, bytes/s: past the kernel, and to threads that fault files in.
+
+    profile: its data sheet.
+    """
+
+    profile: Ssd
+    read: float
+    write: float
+    faulted: float
+
+    def behind_ext4(self) -> Drive:
+        """The same under requests past the page cache, but not past the file system, by as much as Table I has it."""
+        d = PRINTED
+        read, write = self.read * d["d3c"] / d["d3a"], self.write * d["d2c"] / d["d2a"]
+        return Drive(profile=self.profile, read=read, write=write, faulted=self.faulted)
+
+
+def drives() -> dict[str, Drive]:
+    """SSD A at Table I's rates, SSD B at those that its rows of Table IV give; both fault as Table IV has it."""
+    d = PRINTED
+    return {
+        "A": Drive(
+            profile=Ssd.load("pm9d3a"),
+            read=QUEUED_BYTES / (d["d3c"] * 1e-6),
+            write=QUEUED_BYTES / (d["d2c"] * 1e-6),
+            faulted=READ_BYTES / (d["d9c"] * 1e-3),
+        ),
+        "B": Drive(
+            profile=Ssd.load("990pro"),
+            read=READ_BYTES / (d["d12c"] * 1e-3),
+            write=WRITTEN_BYTES / (d["d12a"] * 1e-3),
+            faulted=READ_BYTES / (d["d11c"] * 1e-3),
+        ),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A model on the edge machine, and the paper's work: one batch, whose K and V of a layer are one extent each."""
+
+    model: Model
+    gpu: Gpu
+    host: Host
+    batch: int = 32
+    input: int = 512
+    output: int = 32
+
+    def __post_init__(self) -> None:
+        if self.model.layers < 2:
+            raise ValueError(f"model = {self.model.name}: of one layer there are no two groups")
+        room = self.gpu.memory_gib * GIB - self.model.weight_bytes
+        if room < 3 * self.layer_bytes(self.final_tokens):
+            raise ValueError(
+                f"gpu = {self.gpu.name}: {self.gpu.memory_gib:g} GiB do not hold the weights of {self.model.name}, "
+                f"{self.model.weight_bytes / GIB:.1f} GiB, and three layers of K and V"
+            )
+
+    @property
+    def row_bytes(self) -> int:
+        """One token of K or V of a layer, of the whole batch."""
+        return 2 * self.batch * self.model.kv_heads * self.model.head_dim
+
+    @property
+    def final_tokens(self) -> int:
+        """Tokens that are stored in the end; the last one that is made is not."""
+        return self.input + self.output - 1
+
+    def layer_bytes(self, tokens: int) -> int:
+        """K and V of a layer."""
+        return 2 * tokens * self.row_bytes
+
+    def cache_bytes(self, limit_gib: float) -> int:
+        """What a limit leaves to the page cache, beside the runtime and a pinned buffer for each of two threads."""
+        return max(0, int((limit_gib - ANONYMOUS.value) * GIB) - self.layer_bytes(self.final_tokens))
+
+    @property
+    def prefill_gpu_s(self) -> float:
+        """Prefill, as long as the GPU computes."""
+        return self.model.layers * self.work(self.input, self.input).device_ns / 1e9
+
+    def work(self, new: int, tokens: int) -> Work:
+        """A layer's work on the GPU: multiplying in prefill, reading weights and KV in decode."""
+        weights, kv = self.model.weight_bytes / self.model.layers, self.layer_bytes(tokens)
+        multiplied_s = new * self.batch * weights / (self.gpu.fp16_tflops * 1e12)
+        read_s = (weights + (kv if new == 1 else 0)) / (self.gpu.memory_gb_per_s * 1e9)
+        return Work(round(1e9 * max(multiplied_s, read_s)))
+
+
+def machine(setup: Setup, drive: Drive, cache_bytes: int | None, piece_bytes: int = 0) -> Machine:
+    """Places and paths. cache_bytes: None is as much as wanted. piece_bytes: how copies are cut; 0: they are not.
+
+    DMA to the GPU goes in turn, and reads that write the same memory are hindered meanwhile; threads that fault files
+    in wait for each other.
+    """
+    gpu_link, copied = setup.host.gpu_link_gb_per_s * 1e9, MEMORY_COPY.value * 1e9
+    hindered = {DMA: HINDERED.value}
+    links = [
+        Link(DMA, gpu_link, in_turn=True),
+        Link("gpu-out", gpu_link, in_turn=True),
+        Link(COPY, copied, hindered=hindered),
+        Link("memory-copy-out", copied),
+        Link(READ, drive.read, hindered=hindered),
+        Link(WRITE, drive.write, start_ns=round(1000 * drive.profile.random_write_us)),
+        Link(FAULTS, drive.faulted, in_turn=True),
+    ]
+    to_file = Path("to-file", ("gpu-out", "memory-copy-out"), piece_bytes, background=(WRITE,))
+    lba = drive.profile.lba_bytes
+    paths = {
+        (PAGE_CACHE, DEVICE): Path("page-cache", (COPY, DMA), piece_bytes, missed=(FAULTS, DMA)),
+        (EVICTED, DEVICE): Path("evicted", (FAULTS, DMA), piece_bytes),
+        (DIRECT, DEVICE): Path("direct", (READ, DMA), piece_bytes, lba),
+        (DEVICE, PAGE_CACHE): to_file,
+        (DEVICE, EVICTED): to_file,
+        (DEVICE, DIRECT): Path("to-direct", ("gpu-out", WRITE), 0, lba),
+    }
+    places = [
+        Place(DEVICE, int(setup.gpu.memory_gib * GIB - setup.model.weight_bytes), attends=True),
+        Place(PAGE_CACHE, cache_bytes=cache_bytes),
+        Place(EVICTED),
+        Place(DIRECT),
+    ]
+    return Machine.of(places, links, paths)

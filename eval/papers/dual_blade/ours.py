@@ -1,0 +1,191 @@
+"""What ours is for each of Dual-Blade's claims: configurations as policies on the modelled executor, on both SSDs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+from eval.papers.dual_blade.machine import READ, WRITE, Setup, drives, machine
+from eval.papers.dual_blade.systems import SPLIT_BY_STEP, SYSTEMS, WITHOUT_PIPELINE, Inferred, System, alone_ms, infer
+from eval.papers.dual_blade.values import ALPHAS, ASSUMED, CALIBRATED, CLAIMS, PRINTED, SSDS
+from eval.papers.dual_blade.wear import waf
+from eval.papers.options import Machine, Simulated
+from eval.papers.paper import Found, Kind, Paper, Section
+from eval.plot import lines
+from vcsd.progress import status
+
+LIMITS_GIB = range(2, 12)
+NOTHING_HIT, BETWEEN, ALL_HIT = range(2, 8), 9, (10, 11)  # of Baseline's reads in decode, by limit in GiB
+SHOWN_GIB = (2, 4, 7, 11)
+HALF = 0.5  # alpha of what systems are compared at
+Values = dict[str, float | None]
+
+
+class Runs:
+    """Inferences of a setup, each made when it is first asked for."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.drives = setup, drives()
+        self._made: dict[tuple[Any, ...], Inferred] = {}
+
+    def at(self, ssd: str, system: System, limit_gib: float | None = None, share: float | None = None) -> Inferred:
+        """A configuration under a limit, or with a share of the layers cached."""
+        key = ssd, system, limit_gib, share
+        if key not in self._made:
+            self._made[key] = infer(self.setup, system, self.drives[ssd], limit_gib, share)
+        return self._made[key]
+
+    def cuts(self, ssd: str) -> list[float]:
+        """By how many percent Dual-Blade cuts decode, under each limit at which Baseline's cache is an LRU's."""
+        both = (
+            [self.at(ssd, SYSTEMS[name], limit).decode_s for name in ("dual-blade", "baseline")]
+            for limit in (*NOTHING_HIT, *ALL_HIT)
+        )
+        return [100 * (1 - ours / baseline) for ours, baseline in both]
+
+
+def _sizes(setup: Setup) -> Values:
+    """d1: K and V in all, and of a layer."""
+    first, last = setup.layer_bytes(setup.input), setup.layer_bytes(setup.final_tokens)
+    layers = setup.model.layers
+    whole: Values = {"d1a": layers * first / 1e9, "d1b": layers * last / 1e9}
+    return whole | {"d1c": first / 2 / 2**20, "d1d": last / 2 / 2**20, "d1e": setup.row_bytes / 2**10}
+
+
+def _baseline(runs: Runs) -> Values:
+    """d4, d6: what Baseline finds in its cache, and what its time goes to. SSD A: III-A does not say which."""
+    low, between, high = (runs.at("A", SYSTEMS["baseline"], limit) for limit in (NOTHING_HIT[0], BETWEEN, ALL_HIT[-1]))
+    hits = [100 * (each.hit_share or 0.0) for each in (high, between)]
+    most = max(100 * (runs.at("A", SYSTEMS["baseline"], limit).hit_share or 0.0) for limit in NOTHING_HIT)
+    shares = [
+        100 * run.decode_s / (run.decode_s + run.prefill_s / (PRINTED[computed] / 100))
+        for run, computed in ((high, "d5a"), (low, "d5c"))
+    ]
+    return {
+        **dict(zip(("d4a", "d4b"), hits, strict=True)),
+        "d4c": most,
+        **dict(zip(("d6a", "d6b"), shares, strict=True)),
+        "d6c": 100 * high.copying_share,
+        "d6d": 100 * low.faulting_share,
+    }
+
+
+def _prefill(runs: Runs) -> Values:
+    """d7: Dual-Blade's prefill, which hides its writes, over one of which d5c is what is not I/O."""
+    made: Values = {"d7c": None}
+    for name, ssd in zip(("d7a", "d7b"), SSDS, strict=True):
+        run = runs.at(ssd, SYSTEMS["dual-blade"], NOTHING_HIT[0])
+        made[name] = 100 * (1 - run.prefill_s / (runs.setup.prefill_gpu_s / (PRINTED["d5c"] / 100)))
+    return made
+
+
+def _tensors(runs: Runs) -> Values:
+    """d10: a tensor that has SSD A for itself. d14, d15: what Table IV's times of tensors make."""
+    setup = runs.setup
+    one = machine(setup, runs.drives["A"], None)
+    mean_tokens = (setup.input + setup.final_tokens - 1) / 2
+    d = PRINTED
+    return {
+        "d10a": alone_ms(one, WRITE, setup.input * setup.row_bytes),
+        "d10c": alone_ms(one, READ, round(mean_tokens * setup.row_bytes)),
+        "d10e": alone_ms(one, WRITE, setup.row_bytes),
+        "d14a": d["d9a"] / d["d10a"],
+        "d14b": 100 * (1 - d["d10e"] / d["d9e"]),
+        "d14c": 100 * (1 - d["d12e"] / d["d11e"]),
+        "d15a": d["d9a"] / d["d10a"],
+        "d15b": d["d9c"] / d["d10c"],
+        "d15c": d["d11a"] / d["d12a"],
+        "d15d": d["d11c"] / d["d12c"],
+    }
+
+
+def _decodes(runs: Runs) -> Values:
+    """d8, d16, d17, d19."""
+    made: Values = {}
+    for (least, most), ssd in zip((("d8a", "d8b"), ("d8c", "d8d")), SSDS, strict=True):
+        made |= {least: min(runs.cuts(ssd)), most: max(runs.cuts(ssd))}
+    for name, ssd in zip(("d16", "d17"), SSDS, strict=True):
+        both = product((WITHOUT_PIPELINE, SYSTEMS["dual-blade"]), ALPHAS)
+        for letter, (system, alpha) in zip("abcdef", both, strict=True):
+            made[name + letter] = runs.at(ssd, system, share=alpha).decode_s
+    trial = runs.at("A", SYSTEMS["dual-blade"], share=HALF).group1_s
+    assert trial, "half of the layers are in Group 1"
+    for name, seconds, token in zip(("d19a", "d19b"), trial, (1, 2), strict=True):
+        made[name] = runs.setup.layer_bytes(runs.setup.input + token) / seconds / 1e9
+    return made
+
+
+def _printed() -> Values:
+    """Inputs as they are; d18, what P.P saves in Table V; d20y, what Table VI makes; d20's times lack lengths."""
+    d = PRINTED
+    made: Values = {claim.id: claim.value for claim in CLAIMS if claim.kind is Kind.INPUT}
+    made |= dict.fromkeys(claim.id for claim in CLAIMS if claim.id.startswith("d20") and claim.kind is not Kind.INPUT)
+    for name, (least, most) in (("d16", ("d18a", "d18b")), ("d17", ("d18c", "d18d"))):
+        saved = [100 * (1 - d[name + after] / d[name + before]) for before, after in ("ad", "be", "cf")]
+        made |= {least: min(saved), most: max(saved)}
+    return made | {"d20y": d["d20r"] / d["d20q"]}
+
+
+def find(machine: Machine, simulated: Simulated, drawn: bool) -> Found:
+    """Run all configurations that claims and comparisons need; under every limit where that is to be drawn."""
+    model, gpu, host = machine.profiles("opt-6.7b", "rtx5060ti-16gb", "pcie5x8")
+    runs = Runs(Setup(model=model, gpu=gpu, host=host))
+    with status("configurations under limits"):
+        parts = (_printed(), _sizes(runs.setup), _baseline(runs), _prefill(runs), _tensors(runs), _decodes(runs))
+        ours = {name: value for part in parts for name, value in part.items()} | {"d21": waf()}
+        more = _compared(runs)
+        sections = _sections(runs) if drawn else []
+    notes = [f"split over dual-blade at alpha {HALF}, SSD {ssd}: {worth:.2f}x" for ssd, worth in more[OVER].items()]
+    return Found(ours=ours, more=more, notes=notes, sections=sections)
+
+
+OVER = "ours_over_dual_blade"
+
+
+def _compared(runs: Runs) -> dict[str, Any]:
+    """Systems under some limits; split pairs over Dual-Blade at alpha 0.5, and by which steps they come to that."""
+
+    def over_dual_blade(ssd: str, system: System) -> float:
+        return runs.at(ssd, SYSTEMS["dual-blade"], share=HALF).decode_s / runs.at(ssd, system, share=HALF).decode_s
+
+    saved = {
+        ssd: [
+            100 * (1 - runs.at(ssd, SYSTEMS["dual-blade"], share=alpha).decode_s / without.decode_s)
+            for alpha in ALPHAS
+            if (without := runs.at(ssd, WITHOUT_PIPELINE, share=alpha))
+        ]
+        for ssd in SSDS
+    }
+    return {
+        OVER: {ssd: over_dual_blade(ssd, SYSTEMS["split"]) for ssd in SSDS},
+        "split_by_step": {
+            name: {ssd: over_dual_blade(ssd, system) for ssd in SSDS} for name, system in SPLIT_BY_STEP.items()
+        },
+        "pipeline_saves_percent": saved,
+        "configurations": _rows(runs, SHOWN_GIB),
+    }
+
+
+def _rows(runs: Runs, limits: Sequence[int]) -> list[dict[str, Any]]:
+    every = product(SSDS, SYSTEMS, limits)
+    made = [(ssd, name, limit, runs.at(ssd, SYSTEMS[name], limit)) for ssd, name, limit in every]
+    return [
+        {"ssd": ssd, "system": name, "limit_gib": limit, "decode_s": run.decode_s, "cached_share": run.cached_share}
+        for ssd, name, limit, run in made
+    ]
+
+
+def _sections(runs: Runs) -> list[Section]:
+    """Decode under every limit, as in figure 10."""
+    rows = _rows(runs, LIMITS_GIB)
+    return [
+        Section(
+            f"Decode, SSD {ssd}",
+            lines([row for row in rows if row["ssd"] == ssd], "limit_gib", "decode_s", "system"),
+        )
+        for ssd in SSDS
+    ] + [Section("", rows=rows, columns=("ssd", "system", "limit_gib", "decode_s", "cached_share"))]
+
+
+PAPER = Paper(title="Dual-Blade", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find)

@@ -1,0 +1,132 @@
+"""The paper's configurations and two more, each a policy on the modelled executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from eval.papers.dual_blade.machine import COPY, EVICTED, FAULTS, Drive, Setup, machine
+from residency import DIRECT, PAGE_CACHE, Machine, Policy, Residency, Turn
+from residency.modelled.events import Events
+from residency.modelled.executor import Modelled, Work
+from residency.modelled.links import Network
+from residency.policies._stream import stream
+from residency.policies.dual_blade import CROSS, INTRA, dual_blade, first_group, in_cache, pipelined
+from residency.policies.flexgen import flexgen
+from residency.policies.split import split
+from residency.turn import Attention
+
+BATCH = "batch"  # the request that all sequences are
+READING = ("page-cache", "evicted", "direct")  # paths to the GPU
+PIECE_BYTES = 8 << 20  # of the split's copies: what 32 commands of 256 KiB have under way
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A configuration. policy: by the share of layers, or of K and V, that goes behind the page cache; None: what fits.
+
+    piece_bytes: how its copies are cut. on_ext4: whether what goes past the page cache goes through a file system.
+    """
+
+    policy: Callable[[float | None], Policy]
+    piece_bytes: int = 0
+    on_ext4: bool = False
+
+
+def _evicting(t: Turn) -> None:
+    """CachePolicy-Only: as Dual-Blade, but Group 2 too is files, whose pages are given up when they were used."""
+    group = first_group(t.layers.start + t.memory.setdefault("n1", in_cache(t)))
+    pipelined(t, lambda extent: PAGE_CACHE if group(extent.layer) == 1 else EVICTED, 0, group)
+
+
+def _unpipelined(t: Turn, share: float | None) -> None:
+    """Dual-Blade without P.P: K and V of a layer at once, in both groups."""
+    group = first_group(t.layers.start + int((share or 0.0) * len(t.layers)))
+    stream(t, lambda extent: PAGE_CACHE if group(extent.layer) == 1 else DIRECT, 0)
+
+
+def _dual_blade(share: float | None) -> Policy:
+    return partial(dual_blade, ahead=0, share=share)
+
+
+SYSTEMS = {
+    "baseline": System(lambda share: partial(flexgen, ahead=0)),
+    "cache-policy-only": System(lambda share: _evicting),
+    "nvme-direct-only": System(lambda share: _dual_blade(0.0)),
+    "dual-blade": System(_dual_blade),
+    "o-direct": System(_dual_blade, on_ext4=True),
+    "split": System(lambda share: partial(split, share=share), PIECE_BYTES),
+}
+SPLIT_BY_STEP = {
+    "dual-blade, a layer ahead": System(lambda share: partial(dual_blade, share=share)),
+    "split, layer by layer": System(lambda share: partial(split, ahead=0, share=share)),
+    "split, layer by layer, in pieces": System(lambda share: partial(split, ahead=0, share=share), PIECE_BYTES),
+    "split, a layer ahead, in pieces": SYSTEMS["split"],
+}
+WITHOUT_PIPELINE = System(lambda share: partial(_unpipelined, share=share))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inferred:
+    """What an inference took.
+
+    hit_share: of what decode read of files behind the page cache; None where it read none of them. cached_share: of all
+    that it read, what the cache had. copying_share, faulting_share: of its time, while memory was copied, files were
+    faulted in. group1_s: a layer of Group 1 in the trial, intra and cross.
+    """
+
+    prefill_s: float
+    decode_s: float
+    hit_share: float | None
+    cached_share: float | None
+    copying_share: float
+    faulting_share: float
+    group1_s: tuple[float, float] | None
+
+
+class _Gpu:
+    """What a layer takes on the GPU in the turn that runs."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.new, self.tokens = setup, 0, 0
+
+    def __call__(self, attention: Attention) -> Work:
+        return self.setup.work(self.new, self.tokens)
+
+
+def infer(
+    setup: Setup, system: System, drive: Drive, limit_gib: float | None = None, share: float | None = None
+) -> Inferred:
+    """Prefill and decode of a batch. limit_gib: of the cgroup; None where `share` alone says what is cached."""
+    cache_bytes = None if limit_gib is None else setup.cache_bytes(limit_gib)
+    one = machine(setup, drive.behind_ext4() if system.on_ext4 else drive, cache_bytes, system.piece_bytes)
+    gpu = _Gpu(setup)
+    executor = Modelled(one, gpu)
+    layers = range(setup.model.layers)
+    run = Residency(one, layers, system.policy(share), executor, final_tokens=setup.final_tokens)
+    for gpu.new in (setup.input, *[1] * (setup.output - 1)):
+        gpu.tokens += gpu.new
+        run.turn({BATCH: gpu.new}, {BATCH: setup.row_bytes})
+    prefill_ns, *decode_ns = executor.turns_ns
+    decode_s, busy_ns = sum(decode_ns) / 1e9, executor.network.busy_ns()
+    cache, trial = executor.caches.get(PAGE_CACHE), run.memory.get("trial", {})
+    both = [trial.get(step, {}).get(1) for step in (INTRA, CROSS)]
+    return Inferred(
+        prefill_s=prefill_ns / 1e9,
+        decode_s=decode_s,
+        hit_share=cache.hit_share if cache else None,
+        cached_share=cache.hit_bytes / sum(executor.moved[name] for name in READING) if cache else None,
+        copying_share=busy_ns[COPY] / 1e9 / decode_s,
+        faulting_share=busy_ns[FAULTS] / 1e9 / decode_s,
+        group1_s=(both[0] / 1e9, both[1] / 1e9) if all(both) else None,
+    )
+
+
+def alone_ms(one: Machine, link: str, nbytes: int) -> float:
+    """How long so many bytes take on a link that they have for themselves."""
+    events = Events()
+    Network(events, one.links).send(link, nbytes, lambda: None)
+    while (next_ns := events.next_ns) is not None:
+        events.run_to(next_ns)
+    return events.now_ns / 1e6

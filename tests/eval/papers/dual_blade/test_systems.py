@@ -1,0 +1,50 @@
+"""Configurations on a small model: where their reads go, and that pieces and limits change what they should."""
+
+import pytest
+
+from eval.papers.dual_blade.machine import DMA, GIB, READ, drives, machine
+from eval.papers.dual_blade.systems import SYSTEMS, alone_ms, infer
+from tests.eval.papers.dual_blade.setups import small_setup
+
+A = drives()["A"]
+
+
+def limit_for(setup, layers):
+    """A limit under which so many layers stay in the page cache, and half of one more would."""
+    bytes_ = (layers + 0.5) * setup.layer_bytes(setup.final_tokens)
+    return 1 + (bytes_ + setup.layer_bytes(setup.final_tokens)) / GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("baseline", 0), ("cache-policy-only", 0.5), ("nvme-direct-only", 0), ("dual-blade", 0.5), ("o-direct", 0.5)],
+)
+def test_what_the_cache_keeps_is_found_in_it(name, share):
+    setup = small_setup()
+    assert infer(setup, SYSTEMS[name], A, limit_for(setup, 4)).cached_share == pytest.approx(share, abs=0.05)
+
+
+def test_split_pairs_find_their_half_whatever_their_pieces_are():
+    """Tensors that are larger than a piece: 24 MB."""
+    setup = small_setup(batch=16, input=180)
+    assert setup.layer_bytes(setup.input) / 2 > 2 * SYSTEMS["split"].piece_bytes
+    assert infer(setup, SYSTEMS["split"], A, limit_for(setup, 4)).cached_share == pytest.approx(0.5)
+
+
+def test_only_group_1_is_in_a_trial_of_group_1():
+    setup = small_setup()
+    assert infer(setup, SYSTEMS["dual-blade"], A, share=0.0).group1_s is None
+    intra, cross = infer(setup, SYSTEMS["dual-blade"], A, share=0.5).group1_s
+    assert cross < intra
+
+
+def test_a_file_past_the_page_cache_is_little_slower_than_none():
+    setup = small_setup(batch=32)
+    direct, file = (infer(setup, SYSTEMS[name], A, share=0.0).decode_s for name in ("dual-blade", "o-direct"))
+    assert direct < file < 1.03 * direct
+
+
+def test_what_is_alone_has_the_whole_link():
+    one = machine(small_setup(), A, None)
+    assert alone_ms(one, DMA, 28_000_000) == pytest.approx(1)
+    assert alone_ms(one, READ, 10**9) == pytest.approx(1e12 / A.read)

@@ -1,0 +1,13 @@
+"""Contexts that come and go: little more is programmed than is written, and flash was full more than once."""
+
+from eval.papers.dual_blade import wear
+from ftl import Ftl
+
+
+def test_what_is_discarded_as_a_whole_costs_next_to_nothing(monkeypatch):
+    made = []
+    monkeypatch.setattr(wear, "Ftl", lambda *given: made.append(Ftl(*given)) or made[-1])
+    assert 1 <= wear.waf() < 1.01
+    (ftl,) = made
+    assert ftl.counters.blocks == wear.CONTEXTS * wear.TENSORS * (wear.PROMPT + wear.STEPS)
+    assert ftl.counters.blocks > 5 * ftl.spec.geometry.pages
