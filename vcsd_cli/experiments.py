@@ -4,6 +4,7 @@ BENCH = {
     "decode": "eval.bench.decode",
     "attention": "eval.bench.attention",
     "ftl": "eval.bench.ftl",
+    "queue-depth": "eval.bench.queue_depth",
     "crash": "eval.bench.crash",
     "flips": "eval.bench.flips",
     "faults": "eval.bench.faults",
