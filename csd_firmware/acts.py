@@ -94,10 +94,12 @@ def append(state: DriveState, command: KvAppend, watch: Stopwatch) -> Completion
 
 
 def read(state: DriveState, command: KvRead, watch: Stopwatch) -> Completion:
-    """Bring K and V of a layer to the host."""
+    """Bring K and V of some tokens of a layer to the host."""
     rows, flash = [], FlashCounters()
     for handle in command.seqs:
-        k, v, plan = state.ftl.read_back(handle, command.layer)
+        length = int(state.ftl.sequence(handle).lengths[command.layer])
+        tokens = KvRead.of(length, command.first, command.tokens)
+        k, v, plan = state.ftl.read_back(handle, command.layer, tokens)
         watch.until("flash_token", state.ftl.read(plan, watch.now_ns))
         flash += flash_read(plan)
         rows.append((k, v))

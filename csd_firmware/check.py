@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from csd_firmware.state import DriveState
-from csd_spec import Command
+from csd_spec import Command, KvRead
 from csd_spec.verbs import DIMENSIONS, VERBS, Array, Kind, Names, Scalar, Verb
 from ftl import Ftl, UnknownSequence
 from ftl.flash.tag import MAX_LAYERS
@@ -47,8 +47,8 @@ def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Ver
         if array.kind in (Kind.COUNTS, Kind.VALUES):
             _array(array, fields[array.name], sizes)
     if any("stored" in array.symbols for array in verb.reply):
-        lengths = (state.ftl.sequences[handle].lengths[fields["layer"]] for handle in fields["seqs"])
-        sizes["stored"] = int(sum(lengths))
+        lengths = (int(state.ftl.sequences[handle].lengths[fields["layer"]]) for handle in fields["seqs"])
+        sizes["stored"] = sum(len(KvRead.of(length, fields["first"], fields["tokens"])) for length in lengths)
     nbytes = verb.reply_bytes(sizes)
     require(nbytes <= max_bytes, f"{nbytes:,} bytes to the host: this window's slots hold {max_bytes:,}")
     return verb

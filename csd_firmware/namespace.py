@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,9 +38,11 @@ class Latency:
 
 
 class Namespace:
-    """Reads and writes of any offset and size. Modelled time is that of one request after the other.
+    """Reads and writes of any offset and size.
 
     What was written waits in the buffer, a request is done when it is there; `flush` makes it survive a loss of power.
+    `read`, `write` and `discard` are timed one after the other. `read_at` and `write_at` say when they are submitted,
+    in ascending order: those whose times overlap share the flash, and take turns on either direction of the link.
     """
 
     def __init__(self, firmware: Firmware, lock: threading.Lock) -> None:
@@ -49,8 +52,10 @@ class Namespace:
         blocks.resize(namespace_pages(firmware.ftl))
         self.size_bytes = blocks.pages * self.page_bytes
         self._buffer: dict[int, bytes] = {}  # by logical page
-        self._now_ns = 0
-        self.latency = {"read": Latency(), "write": Latency(), "flush": Latency()}
+        self._now_ns = self._busy_until_ns = 0
+        self._link_free_ns = {"in": 0, "out": 0}
+        self._programs: deque[tuple[int, int]] = deque()  # that may not have ended: when they do, and their pages
+        self.latency = {kind: Latency() for kind in ("read", "write", "flush", "discard")}
 
     @property
     def free_bytes(self) -> int:
@@ -59,90 +64,144 @@ class Namespace:
 
     def read(self, offset: int, size: int) -> bytes:
         """At most `size` bytes; fewer at the end of the namespace."""
+        with self._lock:
+            data, self._now_ns = self._read(offset, size, self._now_ns)
+        return data
+
+    def read_at(self, offset: int, size: int, submit_ns: int) -> tuple[bytes, int]:
+        """As `read`; and when the bytes have crossed the link, in modelled ns."""
+        with self._lock:
+            return self._read(offset, size, submit_ns)
+
+    def _read(self, offset: int, size: int, submit_ns: int) -> tuple[bytes, int]:
         size = max(0, min(size, self.size_bytes - offset))
         if not size:
-            return b""
-        with self._lock:
-            page, end, start_ns = self.page_bytes, offset + size, self._now_ns
-            first, last = offset // page, -(-end // page)
-            data = self._pages(first, last)
-            self._now_ns += self._link_ns(size)
-            self._done("read", size, start_ns)
-        return data if len(data) == size else data[offset - first * page : end - first * page]
+            return b"", submit_ns
+        page, end = self.page_bytes, offset + size
+        first, last = offset // page, -(-end // page)
+        data, ready_ns = self._pages(first, last, submit_ns)
+        finish_ns = self._cross("out", size, ready_ns)
+        self._done("read", size, submit_ns, finish_ns)
+        return data if len(data) == size else data[offset - first * page : end - first * page], finish_ns
 
     def write(self, offset: int, data: bytes) -> int:
         """Buffer what fits the namespace; returns how many bytes that are."""
+        with self._lock:
+            done, self._now_ns = self._write(offset, data, self._now_ns, self._now_ns)
+        return done
+
+    def write_at(self, offset: int, data: bytes, submit_ns: int) -> tuple[int, int]:
+        """As `write`; and when the bytes are in the buffer, in modelled ns.
+
+        The buffer takes them as soon as programs that came before have left room for them.
+        """
+        with self._lock:
+            return self._write(offset, data, submit_ns, self._room_ns(submit_ns))
+
+    def _write(self, offset: int, data: bytes, submit_ns: int, begin_ns: int) -> tuple[int, int]:
         data = data[: max(0, self.size_bytes - offset)]
         page = self.page_bytes
+        finish_ns = self._cross("in", len(data), begin_ns)
+        if len(data) >= LARGE_PAGES * page and not (offset % page or len(data) % page):
+            self._program(np.arange(offset // page, (offset + len(data)) // page), data, finish_ns)
+        else:
+            finish_ns = self._keep(offset, data, finish_ns)
+        self._done("write", len(data), submit_ns, finish_ns)
+        return len(data), finish_ns
+
+    def discard(self, offset: int, size: int) -> None:
+        """Let bytes read as zeros, and give the flash of whole pages back; see `BlockNamespace.discard`."""
+        end, page = min(offset + size, self.size_bytes), self.page_bytes
+        first, last = -(-offset // page), end // page
         with self._lock:
             start_ns = self._now_ns
-            self._now_ns += self._link_ns(len(data))
-            if len(data) >= LARGE_PAGES * page and not (offset % page or len(data) % page):
-                self._program(np.arange(offset // page, (offset + len(data)) // page), data)
-            else:
-                self._keep(offset, data)
-            self._done("write", len(data), start_ns)
-        return len(data)
+            self._now_ns += self._firmware.spec.link.command_ns
+            edge = min(first * page, end)
+            for at, until in ((offset, edge), (max(last * page, edge), end)):
+                self._now_ns = self._keep(at, bytes(max(0, until - at)), self._now_ns)
+            if first < last:
+                self._firmware.ftl.blocks.discard(first, last - first)
+                for number in [number for number in self._buffer if first <= number < last]:
+                    del self._buffer[number]
+            self._done("discard", max(0, end - offset), start_ns, self._now_ns)
 
-    def _program(self, numbers: I64, data: bytes) -> None:
+    def _program(self, numbers: I64, data: bytes, start_ns: int) -> None:
         """A large write goes past the buffer, at the speed of the buffer: programs end in the background."""
         pages = np.frombuffer(data, np.uint8).reshape(-1, self.page_bytes)
-        self._firmware.ftl.blocks.write(numbers, pages, self._now_ns)
+        ends_ns = self._firmware.ftl.blocks.write(numbers, pages, start_ns)
+        self._programs.append((ends_ns, numbers.size))
+        while self._programs and self._programs[0][0] <= start_ns:
+            self._programs.popleft()
         for number in numbers.tolist() if self._buffer else ():
             self._buffer.pop(number, None)
 
-    def _keep(self, offset: int, data: bytes) -> None:
+    def _room_ns(self, now_ns: int) -> int:
+        """When programs have left so much of the buffer that another request can come."""
+        waiting = sum(pages for _, pages in self._programs)
+        for ends_ns, pages in self._programs:
+            if waiting <= BUFFER_PAGES:
+                break
+            now_ns, waiting = max(now_ns, ends_ns), waiting - pages
+        return now_ns
+
+    def _keep(self, offset: int, data: bytes, now_ns: int) -> int:
+        """Have bytes in the buffer; returns when what else their pages hold has been read."""
         page, done = self.page_bytes, 0
         while done < len(data):
             number, inside = divmod(offset + done, page)
             part = data[done : done + page - inside]
             if len(part) < page:
-                whole = self._pages(number, number + 1)
+                whole, now_ns = self._pages(number, number + 1, now_ns)
                 part = whole[:inside] + part + whole[inside + len(part) :]
             self._buffer[number] = part
             done += page - inside
         if len(self._buffer) >= BUFFER_PAGES:
-            self._destage()
+            self._destage(now_ns)
+        return now_ns
 
     def flush(self) -> None:
         """Program what waits, and record it."""
         with self._lock:
             start_ns = self._now_ns
-            self._destage()
-            self._now_ns = self._firmware.ftl.flush(self._now_ns)
-            self._done("flush", 0, start_ns)
+            self._destage(start_ns)
+            self._now_ns = self._firmware.ftl.flush(start_ns)
+            self._done("flush", 0, start_ns, self._now_ns)
 
-    def _done(self, kind: str, nbytes: int, start_ns: int) -> None:
+    def _done(self, kind: str, nbytes: int, submit_ns: int, finish_ns: int) -> None:
         """A request has been carried out: for the latencies, and for the health of the drive."""
-        took_ns, counters = self._now_ns - start_ns, self._firmware.ftl.counters
-        self.latency[kind].add(nbytes, took_ns)
+        counters = self._firmware.ftl.counters
+        self.latency[kind].add(nbytes, finish_ns - submit_ns)
         counters.host_reads += kind == "read"
         counters.host_writes += kind == "write"
-        counters.busy_ns += took_ns
+        counters.busy_ns += max(0, finish_ns - max(submit_ns, self._busy_until_ns))
+        self._busy_until_ns = max(finish_ns, self._busy_until_ns)
 
-    def _pages(self, first: int, last: int) -> bytes:
-        """Pages as they are at present."""
-        start_ns, buffer, blocks = self._now_ns, self._buffer, self._firmware.ftl.blocks
+    def _pages(self, first: int, last: int, start_ns: int) -> tuple[bytes, int]:
+        """Pages as they are at present, and when they are there."""
+        buffer, blocks, ready_ns = self._buffer, self._firmware.ftl.blocks, start_ns
         if last == first + 1:
             content = buffer.get(first)
             if content is None:
-                content, self._now_ns = blocks.read_page(first, start_ns)
+                content, ready_ns = blocks.read_page(first, start_ns)
         else:
             flash = [number for number in range(first, last) if number not in buffer]
-            rows, self._now_ns = blocks.read(np.array(flash, np.int64), start_ns)
+            rows, ready_ns = blocks.read(np.array(flash, np.int64), start_ns)
             if len(flash) == last - first:
                 content = rows.tobytes()
             else:
                 found = dict(zip(flash, rows, strict=True))
                 content = b"".join(buffer.get(number) or found[number].tobytes() for number in range(first, last))
-        return content
+        return content, ready_ns
 
-    def _destage(self) -> None:
+    def _destage(self, now_ns: int) -> None:
         """Program the buffer's pages; they stay in it where the flash has no room."""
         if self._buffer:
             numbers = np.fromiter(self._buffer, np.int64, len(self._buffer))
-            self._program(numbers, b"".join(self._buffer.values()))
+            self._program(numbers, b"".join(self._buffer.values()), now_ns)
 
-    def _link_ns(self, nbytes: int) -> int:
+    def _cross(self, way: str, nbytes: int, ready_ns: int) -> int:
+        """When bytes that are ready have crossed the link in one direction, behind those of requests before."""
         link = self._firmware.spec.link
-        return link.command_ns + link.transfer_ns(nbytes)
+        left_ns = max(ready_ns, self._link_free_ns[way]) + link.transfer_ns(nbytes)
+        self._link_free_ns[way] = left_ns
+        return left_ns + link.command_ns

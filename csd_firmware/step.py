@@ -27,6 +27,7 @@ STATUS_OF = (
 class Firmware:
     """One drive's firmware. Commands run one after the other in the order in which they come.
 
+    In modelled time those that need no engine overlap with others: they share the flash, and take turns on the link.
     methods: what it knows of attention, by name.
     """
 
@@ -34,6 +35,8 @@ class Firmware:
         self.state = DriveState(spec, nand, methods)
         self.spec, self.ftl, self.methods = spec, self.state.ftl, self.state.methods
         self.free_ns = 0  # modelled time from which the engine can take the next command
+        self._link_free_ns = 0  # and from which the link can take what such commands have read
+        self._busy_until_ns = 0
 
     def step(self, command: Command, submit_ns: int, tenant: int = 0, max_bytes: int = NO_LIMIT) -> Completion:
         """Check a command, carry it out and say when it ended and where the time went.
@@ -49,12 +52,14 @@ class Firmware:
             act = ACTS[verb.command]
             act.check(self.state, command)
             watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(nbytes_in(verb, command)))
-            watch.until("queue", self.free_ns)
+            if not verb.overlaps:
+                watch.until("queue", self.free_ns)
             done = act.run(self.state, command, watch)
         except (Refused, FtlError) as error:
             status = next(status for kind, status in STATUS_OF if isinstance(error, kind))
             return self.refuse(type(command).__name__, status, str(error), submit_ns)
-        self.free_ns = watch.now_ns
+        if not verb.overlaps:
+            self.free_ns = watch.now_ns
         return self._complete(verb, command, tenant, done, watch)
 
     def _complete(self, verb: Verb, command: Command, tenant: int, done: Completion, watch: Stopwatch) -> Completion:
@@ -63,7 +68,11 @@ class Firmware:
             self.ftl.label(done.data[0].tolist(), tenant)
         self._count(verb, watch)
         nbytes_out = sum(array.nbytes for array in done.data)
+        if verb.overlaps:
+            watch.until("link", self._link_free_ns)
         watch.spend("link", self.spec.link.transfer_ns(nbytes_out))
+        if verb.overlaps:
+            self._link_free_ns = watch.now_ns
         return replace(
             done,
             submit_ns=watch.start_ns,
@@ -95,5 +104,9 @@ class Firmware:
         counters, took_ns = self.ftl.counters, watch.now_ns - watch.start_ns
         counters.host_reads += verb.reads
         counters.host_writes += verb.writes
-        counters.busy_ns += took_ns - watch.breakdown_ns.get("queue", 0)
+        if verb.overlaps:  # what another was busy with at the same time counts once
+            counters.busy_ns += max(0, watch.now_ns - max(watch.start_ns, self._busy_until_ns))
+            self._busy_until_ns = max(self._busy_until_ns, watch.now_ns)
+        else:
+            counters.busy_ns += took_ns - watch.breakdown_ns.get("queue", 0)
         self.state.history.done(verb.name, took_ns)

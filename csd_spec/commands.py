@@ -78,10 +78,21 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class KvRead:
-    """Read K and V of one layer back: the completion's data is k, v, each (sum of S, H, d) float16."""
+    """Read K and V of one layer back: the completion's data is k, v, each (sum of tokens, H, d) float16.
+
+    Of each sequence come `tokens` tokens from number `first` on, all where that is 0; and only as far as there are.
+    """
 
     seqs: tuple[int, ...]
     layer: int
+    first: int = 0
+    tokens: int = 0
+
+    @staticmethod
+    def of(length: int, first: int, tokens: int) -> range:
+        """The tokens that come of a sequence of `length`."""
+        end = min(first + tokens, length) if tokens else length
+        return range(min(first, end), end)
 
 
 @dataclass(frozen=True, slots=True)

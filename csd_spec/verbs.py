@@ -6,8 +6,8 @@ dies (`csd_link.recovery`), and an example for the fuzzer and for tests. How it 
 `csd_firmware.acts`.
 
 Shapes and limits are written with symbols: B sequences, H KV heads and d channels of each, G query heads for a KV head,
-sum(NAME) tokens where the array NAME counts them, `stored` tokens of the layer; last_layer, max_layers and max_head_dim
-are the sequences' and the drive's.
+sum(NAME) tokens where the array NAME counts them, `stored` tokens of the layer, as far as they are asked for;
+last_layer, max_layers and max_head_dim are the sequences' and the drive's.
 """
 
 from __future__ import annotations
@@ -125,7 +125,10 @@ Effect = Creates | Stores | Crops | Frees | Settles | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """parameters: of the entry, in order, scalars and symbols. arrays: of the payload, in order."""
+    """parameters: of the entry, in order, scalars and symbols. arrays: of the payload, in order.
+
+    overlaps: whether it needs nothing of the engine, so that it waits for no command before it, and none for it.
+    """
 
     command: type[Any]
     opcode: int
@@ -134,6 +137,7 @@ class Verb:
     reply: tuple[Array, ...] = ()
     names: Names = Names.NONE
     effect: Effect = None
+    overlaps: bool = False
     scalars: tuple[Scalar, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -244,10 +248,11 @@ ROWS = (
     Verb(
         command=KvRead,
         opcode=0xC2,
-        parameters=("B", _LAYER),
+        parameters=("B", _LAYER, Scalar("first", high=MAX_TOKENS), Scalar("tokens", high=MAX_TOKENS)),
         arrays=(_SEQS,),
         reply=(Array("k", Kind.VALUES, "stored H d"), Array("v", Kind.VALUES, "stored H d")),
         names=Names.ALIKE,
+        overlaps=True,
     ),
     Verb(
         command=KvCrop,

@@ -108,9 +108,9 @@ class Ftl:
         """Pages of tables of nbytes (N,)."""
         return self.reader.table_pages(nbytes)
 
-    def read_back(self, handle: int, layer: int) -> tuple[F16, F16, PagePlan]:
-        """K and V of a layer, each (S, H, d), and the pages they come from."""
-        return self.reader.read_back(handle, layer)
+    def read_back(self, handle: int, layer: int, tokens: range | None = None) -> tuple[F16, F16, PagePlan]:
+        """K and V of a layer's tokens, all where none are named, each (tokens, H, d), and the pages they come from."""
+        return self.reader.read_back(handle, layer, tokens)
 
     def read(self, plan: PagePlan, start_ns: int) -> int:
         """Bring a plan's pages to the engine; returns when all are there. Raises Uncorrectable."""

@@ -151,10 +151,13 @@ class Driver:
         self._account(mini_batch, done, lengths)
         return np.concatenate([c.data[0] for c in done], axis=1).reshape(q.shape)
 
-    def read(self, batch: Batch, rows: Rows, layer: int) -> tuple[F16, F16]:
-        """K and V of a layer, each (sum of lengths, kv_heads, d): the one time they come back to the host."""
+    def read(self, batch: Batch, rows: Rows, layer: int, first: int = 0, tokens: int = 0) -> tuple[F16, F16]:
+        """K and V of a layer, each (sum of tokens, kv_heads, d): the one time they come back to the host.
+
+        Of each sequence come `tokens` from number `first` on, 0 for all, as far as there are.
+        """
         self.settle()
-        commands = [KvRead(seqs, layer) for seqs in self._handles(batch, rows)]
+        commands = [KvRead(seqs, layer, first, tokens) for seqs in self._handles(batch, rows)]
         k, v = zip(*(c.data for c in self._wait(commands)), strict=True)
         return np.concatenate(k, axis=1), np.concatenate(v, axis=1)
 

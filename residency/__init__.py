@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from residency.machine import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Path, Place
-from residency.policies import POLICIES
+from residency.policies import POLICIES, load_policies
 from residency.table import Extent, Refused, Table, Ticket
 from residency.turn import Policy, Residency, Turn
 
@@ -25,4 +25,5 @@ __all__ = [
     "Table",
     "Ticket",
     "Turn",
+    "load_policies",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path as FilePath
+from tempfile import gettempdir
 
 from residency.machine import DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Path, Place
 
@@ -46,6 +47,18 @@ class Tiers:
                 raise ValueError(f"{name} = {value!r}: must be a whole number, at least 0")
         if self.files is not None and not isinstance(self.files, FilePath):
             raise ValueError(f"files = {self.files!r}: must be a pathlib.Path")
+        if self.files is not None and not self.files.is_dir() and not self.on_device:
+            raise ValueError(f"files = {self.files}: is no folder and no device")
+
+    @property
+    def folder(self) -> FilePath:
+        """Where files lie."""
+        return FilePath(gettempdir()) if self.files is None or self.on_device else self.files
+
+    @property
+    def on_device(self) -> bool:
+        """Whether what is past the page cache lies on a device of its own."""
+        return self.files is not None and (self.files.is_block_device() or self.files.is_char_device())
 
     def machine(self, cache_bytes: int) -> Machine:
         """The places and paths that these tiers are."""

@@ -106,7 +106,8 @@ class Counts:
 class Residency:
     """Where the KV of a run of turns lives, and who decides it.
 
-    parts: what each layer of a request has: K and V apart, or together. plan: who is due in k iterations.
+    parts: what each layer of a request has: K and V apart, or together. plan: who is due in k iterations. final_tokens:
+    how long a request is going to be; 0 is not known. recorded: what was done, where that is wanted: an empty list.
     """
 
     machine: Machine
@@ -120,7 +121,7 @@ class Residency:
     memory: dict[str, Any] = field(default_factory=dict)
     traffic: dict[str, Counts] = field(default_factory=dict)
     turns: int = 0
-    recorded: list[Recorded] = field(default_factory=list)
+    recorded: list[Recorded] | None = None
 
     def __post_init__(self) -> None:
         self.table = Table(self.machine.places, self.executor.release)
@@ -133,7 +134,8 @@ class Residency:
         """
         turn = Turn(self, self.turns, dict(new), dict(row_bytes))
         self.turns += 1
-        self.recorded.append(Recorded(new, row_bytes, turn.acts))
+        if self.recorded is not None:
+            self.recorded.append(Recorded(new, row_bytes, turn.acts))
         self.policy(turn)
         turn.end()
         self.executor.end()
@@ -141,7 +143,8 @@ class Residency:
     def rewrite(self, extent: Extent, place: str) -> None:
         """What is attended at a place has been changed there: its rows stand in another order."""
         self.table.rewritten(extent, place)
-        self.recorded[-1].acts.append(Act("rewrite", place, extent))
+        if self.recorded:
+            self.recorded[-1].acts.append(Act("rewrite", place, extent))
 
     def crop(self, extent: Extent, tokens: int) -> None:
         """Forget all but the first tokens of an extent of which nothing is under way."""
@@ -154,7 +157,8 @@ class Residency:
         self._between(Act("free", rows=(request,)))
 
     def _between(self, act: Act) -> None:
-        self.recorded.append(Recorded({}, {}, [act]))
+        if self.recorded is not None:
+            self.recorded.append(Recorded({}, {}, [act]))
 
     def path(self, source: str, target: str) -> Path:
         """The path between two places; raises Refused."""

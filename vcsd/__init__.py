@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _PLACES = {
     "vcsd.attached": ("Attached", "Setting", "attach", "attached"),
     "vcsd.report": ("Report",),
+    "vcsd.tiered": ("TierReport", "TierSetting", "Tiered"),
+    "residency": ("POLICIES", "Policy", "Refused", "Turn", "load_policies"),
+    "residency.tiers": ("Tiers",),
     "host_driver.hf.shape": ("Unsupported",),
     "csd_link.driveset": ("DriveSet",),
     "csd_spec": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 
 from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
-from csd_spec import Attention, Budget, Compression, Device, DriveSpec
+from csd_spec import Attention, Budget, Compression, Device, DriveSpec, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from ftl import LAYOUTS
@@ -21,7 +22,10 @@ from host_driver.driver import Driver
 from host_driver.hf.forward import check_free, in_drives
 from host_driver.hf.shape import model_shape
 from host_driver.sharding import split_heads
+from residency.tiers import Tiers
+from residency.turn import Policy
 from vcsd.report import Report
+from vcsd.tiered import TierSetting
 from vcsd.transport import check_method, methods_of, open_drives
 
 _TEXT, _NUMBER, _PATH = (str, "text"), (Integral, "a whole number"), (Path | None, "a pathlib.Path")
@@ -38,7 +42,9 @@ _KINDS: dict[str, tuple[Any, str]] = {  # of what `attach` is given
     "flush_every": _NUMBER,
     "restart": (bool, "True or False"),
     "methods": _PATH,
+    "tiers": (Tiers | None, "a Tiers"),
 }
+_IN_TIERS = ("model", "residency", "tiers")  # what `attach` is given for K and V in tiers
 
 
 def _check_kinds(given: dict[str, Any]) -> None:
@@ -74,6 +80,31 @@ class Setting:
             for device in self.drives:
                 if not callable(getattr(device, "submit", None)):
                     raise ValueError(f"drives: {device!r} is no device, it takes no commands")
+
+    def attached(self, model: PreTrainedModel) -> AbstractContextManager[Attached]:
+        """The model attached to the drives until the block ends."""
+        return attached(model, self)
+
+    def check(self, shape: ModelShape) -> None:
+        """Raise ValueError for a model that these drives cannot serve."""
+        split_heads(shape.kv_heads, self.count)
+        self.attention.at(1, shape.head_dim)
+
+    def sized(self, max_tokens: int) -> Setting:
+        """Drives take what comes."""
+        return self
+
+    def asked(self, stored: int, head_dim: int) -> dict[str, Any]:
+        """The method, and its parameters when so many tokens are stored."""
+        params = self.attention.at(stored, head_dim)
+        convention = getattr(self.attention.budget, "convention", "paper")
+        asked = {"attention": self.attention.method, "convention": convention}
+        return asked | {"r": params.r, "k": params.k, "l": params.l}
+
+    def unkept(self) -> Setting:
+        """The same on drives that nobody looks at afterwards."""
+        drives = self.drives
+        return replace(self, drives=replace(drives, keep=None)) if isinstance(drives, DriveSet) else self
 
     @property
     def count(self) -> int:
@@ -123,8 +154,12 @@ def attach(
     flush_every: int = 0,
     restart: bool = True,
     methods: Path | None = None,
-) -> AbstractContextManager[Attached]:
+    residency: str | Policy = "in-storage",
+    tiers: Tiers | None = None,
+) -> AbstractContextManager[Any]:
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
+
+    Or, with another residency, keep its K and V in tiers, and attend on the model's device.
 
     drives: how many to make, each a `spec`; or devices of your own, which stay open.
     transport: where: `inproc`, `process`, `fuse` or `window:PATH`, see docs/drives.md. Elsewhere than in this process a
@@ -138,10 +173,16 @@ def attach(
     embedding_bits: of the values of the embedding-indexed copy of K: 16, 8 or 4.
     keep: a folder in which the drives made here outlive the process, one folder each.
     mini_batches: parts that a decode batch is split into, so that model and drives work at the same time.
+    residency: a name of `residency.POLICIES`, or a policy of your own (docs/residency.md); `in-storage` is drives. With
+    another one, only tiers may be given: how much of K and V may lie where.
     Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
     is changed; DeviceError when a drive refuses a command.
     """
-    _check_kinds(locals())
+    given = dict(locals())
+    _check_kinds(given)
+    if residency != "in-storage" or tiers is not None:
+        _check_in_tiers(given)
+        return TierSetting(policy=residency, tiers=tiers or Tiers()).attached(model)
     what = Attention(attention, budget or Compression(compression, convention), embedding_bits)
     where: DriveSet | Sequence[Device] = (
         drives
@@ -151,13 +192,21 @@ def attach(
     return attached(model, Setting(attention=what, drives=where, mini_batches=mini_batches, flush_every=flush_every))
 
 
+def _check_in_tiers(given: dict[str, Any]) -> None:
+    """Raise ValueError for what only drives can be given."""
+    if given["residency"] == "in-storage":
+        raise ValueError("tiers: drives hold all of K and V: with tiers give a residency, as dual-blade or auto")
+    for name, parameter in signature(attach).parameters.items():
+        if name not in _IN_TIERS and parameter.default is not Parameter.empty and given[name] != parameter.default:
+            raise ValueError(f"{name} is of drives, and residency = {given['residency']!r} attends on the device")
+
+
 @contextmanager
 def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
     """The same as `attach`, from values."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
     shape, what = model_shape(model), setting.attention
-    what.at(1, shape.head_dim)
-    split_heads(shape.kv_heads, setting.count)
+    setting.check(shape)
     if what.embedding_bits not in LAYOUTS:
         raise ValueError(f"embedding_bits = {what.embedding_bits}: must be one of {', '.join(map(str, LAYOUTS))}")
     known = setting.known_methods()

@@ -5,25 +5,48 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from csd_link.driveset import DriveSet
-from csd_spec import SparFParams
-from vcsd.attached import Setting, attached
+from csd_spec import ModelShape
 from vcsd.loading import continuation
-from vcsd.report import Report
 
 Inputs = dict[str, torch.Tensor]  # input_ids and attention_mask, each (B, tokens)
 OnToken = Callable[[torch.Tensor], None]  # called with each step's new token ids, (B,)
 
 
+class Attachable(Protocol):
+    """Where a model's K and V may be instead of in its own cache: drives, or tiers."""
+
+    def attached(self, model: PreTrainedModel) -> AbstractContextManager[Any]:
+        """The model attached; what the block gets has a `report()`."""
+        ...
+
+    def check(self, shape: ModelShape) -> None:
+        """Raise ValueError for a model that cannot be served so."""
+        ...
+
+    def sized(self, max_tokens: int) -> Attachable:
+        """The same for sequences of at most so many tokens."""
+        ...
+
+    def asked(self, stored: int, head_dim: int) -> dict[str, Any]:
+        """What attends, for programs, and its parameters when so many tokens are stored."""
+        ...
+
+    def unkept(self) -> Attachable:
+        """The same, where nobody looks at it afterwards."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How a run in drives compares with sdpa. The logits are compared on the reference's tokens."""
+    """How a run elsewhere compares with sdpa. The logits are compared on the reference's tokens."""
 
     tokens_equal: bool
     max_abs_logit_diff: float
@@ -32,13 +55,13 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Row 0's text and tokens, agreement over all rows, and the cost of the run in drives."""
+    """Row 0's text and tokens, agreement over all rows, and the cost of the run. stored: tokens of a row at its end."""
 
     text: str
     tokens: list[int]
-    last_params: SparFParams
+    stored: int
     agreement: Agreement
-    report: Report
+    report: Any
     wall_s: float
 
 
@@ -48,26 +71,25 @@ def compare(
     tokenizer: PreTrainedTokenizerBase,
     inputs: Inputs,
     new_tokens: int,
-    setting: Setting,
+    setting: Attachable,
     on_token: OnToken | None = None,
     on_reference_token: OnToken | None = None,
 ) -> Comparison:
-    """Greedy decoding in drives, beside the same model's sdpa."""
+    """Greedy decoding in drives or tiers, beside the same model's sdpa."""
     began = time.perf_counter()
-    with attached(model, setting) as csd:
+    with setting.attached(model) as elsewhere:
         tokens, logits = generate(model, inputs, new_tokens, on_token)
-        report, shape = csd.report(), csd.driver.shape
+        report = elsewhere.report()
         wall_s = time.perf_counter() - began
     expected, wanted = generate(model, inputs, new_tokens, on_reference_token)
     equal = torch.equal(tokens, expected)
     if not equal:
-        with attached(model, _unkept(setting)):
+        with setting.unkept().attached(model):
             logits = _force(model, inputs, expected)
-    stored = inputs["input_ids"].shape[1] + tokens.shape[1] - 1
     return Comparison(
         text=continuation(tokenizer, inputs["input_ids"][0].tolist(), tokens[0].tolist()),
         tokens=tokens[0].tolist(),
-        last_params=setting.attention.at(stored, shape.head_dim),
+        stored=inputs["input_ids"].shape[1] + tokens.shape[1] - 1,
         agreement=Agreement(
             tokens_equal=equal,
             max_abs_logit_diff=float((logits - wanted).abs().max()),
@@ -76,12 +98,6 @@ def compare(
         report=report,
         wall_s=wall_s,
     )
-
-
-def _unkept(setting: Setting) -> Setting:
-    """The same on drives that nobody looks at afterwards."""
-    drives = setting.drives
-    return replace(setting, drives=replace(drives, keep=None)) if isinstance(drives, DriveSet) else setting
 
 
 class _Streamer(transformers.generation.streamers.BaseStreamer):

@@ -4,6 +4,8 @@ BENCH = {
     "decode": "eval.bench.decode",
     "attention": "eval.bench.attention",
     "ftl": "eval.bench.ftl",
+    "queue-depth": "eval.bench.queue_depth",
+    "page-cache": "eval.bench.page_cache",
     "crash": "eval.bench.crash",
     "flips": "eval.bench.flips",
     "faults": "eval.bench.faults",

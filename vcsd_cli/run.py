@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,11 @@ from vcsd.progress import progress, status
 from vcsd.tables import table
 from vcsd.transport import TRANSPORT_HELP, check_method, methods_of
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, print_json, stdout
+from vcsd_cli.tiers import InTiers
+
+if TYPE_CHECKING:
+    from vcsd.attached import Setting
+    from vcsd.generate import Attachable
 
 
 class Processor(StrEnum):
@@ -65,7 +70,7 @@ class Text:
 class What:
     """What attends."""
 
-    attention: Annotated[str, typer.Option(help=ATTENTION_HELP)] = "sparf"
+    attention: Annotated[str | None, typer.Option(help=ATTENTION_HELP)] = None
     compression: Annotated[
         float | None, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of K and V (default: 8; 1 is dense)")
     ] = None
@@ -81,16 +86,17 @@ class What:
         int, typer.Option(parser=_layout, metavar="|".join(map(str, LAYOUTS)), help="of K's embedding-indexed copy")
     ] = 16
 
-    def value(self) -> Attention:
-        """The options as one value."""
-        return Attention(self.attention, self._budget(), self.embedding_bits)
+    def value(self, default: str) -> Attention:
+        """The options as one value; default: what attends where nothing is said."""
+        method = self.attention or default
+        return Attention(method, self._budget(method), self.embedding_bits)
 
-    def _budget(self) -> Budget:
+    def _budget(self, method: str) -> Budget:
         """What the options ask for; dense attention uses everything."""
         outright = [value is not None for value in (self.r, self.k, self.recent)]
         if any(outright) and self.compression is not None:
             raise ValueError("--compression and --r, --k, --l exclude each other")
-        if self.attention == "dense":
+        if method == "dense":
             return Compression(1)
         if not any(outright):
             return Compression(8 if self.compression is None else self.compression, self.convention)
@@ -110,6 +116,7 @@ class Where:
     restart: Annotated[bool, typer.Option(help="restart a drive that dies, where it has its own process")] = True
     methods: MethodsFile = None
     durability: DurabilityOption = "process"
+    flush_every: Annotated[int, typer.Option(min=0, max=1 << 20, help="flush drives after so many steps; 0: never")] = 0
 
     def value(self) -> DriveSet:
         """The options as one value."""
@@ -129,52 +136,55 @@ def run(
     text: Text,
     what: What,
     where: Where,
+    tiers: InTiers,
     model: ModelFolder = None,
-    flush_every: Annotated[
-        int, typer.Option(min=0, max=1 << 20, help="flush drives after so many steps; 0: never")
-    ] = 0,
     device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Continue a text with attention in drives, and compare with ordinary attention."""
-    drives = where.value()
-    check_method(what.attention, methods_of(drives))
-    attention, prompt = what.value(), text.read()
+    """Continue a text with K and V in drives, or in tiers, and compare with ordinary attention."""
+    prompt = text.read()
+    in_tiers = tiers.value()
+    if in_tiers and what.attention is not None:
+        raise ValueError(f"--attention is of drives, and with --residency {tiers.residency} the model attends itself")
     with status("loading the model"):
         from host_driver.hf.shape import model_shape
-        from host_driver.sharding import split_heads
-        from vcsd.attached import Setting
         from vcsd.generate import compare
         from vcsd.loading import CHECKPOINT, encode, load
 
         path = model or CHECKPOINT
         loaded, tokenizer = load(path, device)
         shape = model_shape(loaded)
-        split_heads(shape.kv_heads, drives.count)
-        attention.at(1, shape.head_dim)
+        setting: Attachable = in_tiers or _in_drives(what, where, tiers)
+        setting.check(shape)
         inputs = encode(loaded, tokenizer, prompt, text.batch, text.max_new_tokens, text.seed)
+        setting = setting.sized(inputs["input_ids"].shape[1] + text.max_new_tokens)
     normal = output is Output.NORMAL
     stream = _TextStream(tokenizer, inputs["input_ids"][0].tolist()) if normal else None
     if normal:
         print(prompt, end="", flush=True)
-    setting = Setting(attention=attention, drives=drives, flush_every=flush_every)
     with progress("ordinary attention", text.max_new_tokens) as tick:
         done = compare(loaded, tokenizer, inputs, text.max_new_tokens, setting, stream, tick)
+    asked = setting.asked(done.stored, shape.head_dim)
     if normal:
-        _show(done, what.attention)
+        _show(done, asked)
     else:
         figures = {key: value for key, value in asdict(shape).items() if key != "name"}
-        asked = {"attention": what.attention, "convention": what.convention}
         print_json({"model": {"name": path.name, **figures}, **asked, **_figures(done)})
+
+
+def _in_drives(what: What, where: Where, tiers: InTiers) -> Setting:
+    """The setting of a run in drives; one that is asked for as a residency attends to everything."""
+    from vcsd.attached import Setting
+
+    drives = where.value()
+    attention = what.value("dense" if tiers.residency else "sparf")
+    check_method(attention.method, methods_of(drives))
+    return Setting(attention=attention, drives=drives, flush_every=where.flush_every)
 
 
 def _figures(done: Any) -> dict[str, Any]:
     """A comparison for programs."""
-    params = done.last_params
     return {
-        "r": params.r,
-        "k": params.k,
-        "l": params.l,
         "text": done.text,
         "tokens": done.tokens,
         "agreement": asdict(done.agreement),
@@ -183,18 +193,18 @@ def _figures(done: Any) -> dict[str, Any]:
     }
 
 
-def _show(done: Any, method: str) -> None:
+def _show(done: Any, asked: dict[str, Any]) -> None:
     """A comparison for people, behind the text that was streamed."""
-    params, agreement = done.last_params, done.agreement
+    agreement, selected = done.agreement, [str(asked[name]) for name in ("r", "k", "l") if name in asked]
     rows = (
-        ("r, k, l at the last step", f"{params.r}, {params.k}, {params.l}"),
+        *([("r, k, l at the last step", ", ".join(selected))] if selected else []),
         ("greedy tokens equal", "yes" if agreement.tokens_equal else "no"),
         ("same best token, on the reference's text", f"{agreement.top1_rate:.1%}"),
         ("largest logit difference", f"{agreement.max_abs_logit_diff:.4f}"),
         ("emulator wall time, s", f"{done.wall_s:.1f}"),
     )
     print("\n")
-    shown = table(f"Agreement with ordinary attention ({method})", ("what", "figure"), rows)
+    shown = table(f"Agreement with ordinary attention ({asked['attention']})", ("what", "figure"), rows)
     stdout().print(shown, done.report)
 
 

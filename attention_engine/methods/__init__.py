@@ -6,8 +6,7 @@ Methods of one's own are a Python file with a table METHODS of them, or entry po
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, partial
-from importlib.metadata import entry_points
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from attention_engine.methods.twilight import twilight
 from attention_engine.select import GroupScore
 from attention_engine.step import Method
 from csd_spec.commands import METHOD_BYTES
+from csd_spec.tables import Tables
 
 Methods = Mapping[str, Method]
-GROUP = "vcsd.methods"
 
 METHODS: dict[str, Method] = {
     "dense": dense,
@@ -45,46 +44,6 @@ METHODS: dict[str, Method] = {
 }
 
 
-def load_methods(file: Path | None = None) -> Methods:
-    """The methods of a drive: ours, those that are installed as plug-ins, and those of a file.
-
-    The file is run; its global METHODS is its table, which may be ours (`from attention_engine import METHODS`) with
-    its own added: ours itself stays as it is. Raises ValueError with the reason for a file or plug-in that fails.
-    """
-    return METHODS | _plugged_in() | (_of_file(file, file.stat().st_mtime_ns) if file else {})
-
-
-@cache
-def _plugged_in() -> dict[str, Method]:
-    found = {}
-    for entry in entry_points(group=GROUP):
-        try:
-            found[entry.name] = _checked(f"plug-in {entry.value}", entry.name, entry.load())
-        except Exception as error:  # whatever somebody's package raises
-            raise ValueError(f"plug-in {entry.value}: {type(error).__name__}: {error}") from error
-    return found
-
-
-@cache
-def _of_file(file: Path, changed_ns: int) -> dict[str, Method]:
-    """The methods of a file as it was when it was changed last: it is run once, however many drives know them."""
-    before, namespace = dict(METHODS), dict[str, Any](__name__="vcsd_methods", __file__=str(file))
-    try:
-        exec(compile(file.read_bytes(), str(file), "exec"), namespace)
-    except Exception as error:  # whatever the user's file raises
-        raise ValueError(f"{file}: {type(error).__name__}: {error}") from error
-    else:
-        found = namespace.get("METHODS")
-        table = dict(found) if isinstance(found, Mapping) else None
-    finally:
-        METHODS.clear()
-        METHODS.update(before)
-    if table is None:
-        raise ValueError(f"{file}: has no METHODS, a table from name to function (docs/methods.md)")
-    namespace["METHODS"] = table
-    return {name: _checked(str(file), name, method) for name, method in table.items()}
-
-
 def _checked(source: str, name: object, method: Any) -> Method:
     """A method of somebody else's; raises ValueError for what no command could name, or call."""
     if not isinstance(name, str) or not name.isascii() or not name.isprintable() or not 0 < len(name) <= METHOD_BYTES:
@@ -93,3 +52,15 @@ def _checked(source: str, name: object, method: Any) -> Method:
         raise ValueError(f"{source}: method {name}: {method!r} is no function of a Step")
     checked: Method = method
     return checked
+
+
+_TABLES = Tables(METHODS, "METHODS", "vcsd.methods", _checked, "docs/methods.md")
+
+
+def load_methods(file: Path | None = None) -> Methods:
+    """The methods of a drive: ours, those that are installed as plug-ins, and those of a file.
+
+    The file is run; its global METHODS is its table, which may be ours (`from attention_engine import METHODS`) with
+    its own added: ours itself stays as it is. Raises ValueError with the reason for a file or plug-in that fails.
+    """
+    return _TABLES.load(file)

@@ -7,10 +7,11 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from csd_spec import KvView
-from csd_spec.arrays import F16, I32, I64, U32
+from csd_spec.arrays import F16, I32, I64, U16, U32
 from csd_spec.model import FP16_BYTES
 from csd_spec.view import UNMAPPED
 from ftl.flash.plan import PagePlan
+from ftl.kv.layouts.group_map import PrimaryMap
 from ftl.kv.map import KvMap
 from ftl.kv.pages import plan_channels, plan_tokens, stack
 
@@ -75,19 +76,27 @@ class Reader:
     def _plan(self, ppns: U32, useful: I64, words: I64, ends: I64) -> PagePlan:
         return PagePlan(ppns, useful, words * (self._word_bytes or self.store.geometry.page_bytes), ends)
 
-    def read_back(self, handle: int, layer: int) -> tuple[F16, F16, PagePlan]:
-        """K and V of a layer, each (S, H, d), and the pages they come from."""
+    def read_back(self, handle: int, layer: int, tokens: range | None = None) -> tuple[F16, F16, PagePlan]:
+        """K and V of a layer's tokens, all where none are named, each (tokens, H, d), and the pages they come from."""
         seq = self.kv.sequence(handle)
-        length = int(seq.lengths[layer])
+        tokens = range(int(seq.lengths[layer])) if tokens is None else tokens
         view = self.view([handle], layer)
-        tokens = np.broadcast_to(np.arange(length, dtype=np.int32), (seq.heads, length))
-        plans = [self.token_pages(view, slots, tokens, view.seq_lens) for slots in (view.k_slots, view.v_slots)]
+        wanted = np.broadcast_to(np.array(tokens, np.int32), (seq.heads, len(tokens)))
+        counts = np.full(seq.heads, len(tokens))
+        plans = [self.token_pages(view, slots, wanted, counts) for slots in (view.k_slots, view.v_slots)]
         columns = zip(*((p.ppns, p.useful, p.nbytes) for p in plans), strict=True)
         ppns, useful, nbytes = (np.concatenate(column) for column in columns)
         plan = PagePlan(ppns, useful, nbytes, np.array([ppns.size]))
         rows = (
-            mapped.gather(view.banks, view.planes[name][:, 0], length).view(np.float16)
+            _rows(mapped, view, view.planes[name][:, 0], tokens).view(np.float16)
             for name, mapped in seq.primary.items()
         )
         k, v = rows
         return k, v, plan
+
+
+def _rows(mapped: PrimaryMap, view: KvView, slots: U32, tokens: range) -> U16:
+    """Rows of tokens that follow each other, (tokens, H, d), from the groups that hold them."""
+    group = tokens.start // mapped.per_group
+    before = group * mapped.per_group
+    return mapped.gather(view.banks, slots[:, group:], tokens.stop - before)[tokens.start - before :]

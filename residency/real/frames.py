@@ -20,6 +20,7 @@ from csd_io.extents import Extents
 from csd_io.queue import Queue, carry_out
 from residency.table import Extent
 
+EXTENTS_PER_FILE = 8  # past the page cache: each file is open, and has a ring
 _NORESERVE = 0x4000  # Linux: mmap(2)
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _UNKNOWN = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -192,33 +193,41 @@ class CachedFrame:
 
 
 class DirectBlocks:
-    """Extents of blocks past the page cache: a file for each request, or a device for all of them.
+    """Extents of blocks past the page cache: on a device for all requests, or in files for a few extents of one.
 
-    open: makes a queue with room for so many bytes; None: what it makes is for one request, else there is `shared`.
+    open_file: makes a queue with room for so many bytes.
     """
 
-    def __init__(self, open_file: Callable[[int], Queue] | None, shared: Queue | None, request_bytes: int) -> None:
-        self._open, self._request_bytes = open_file, request_bytes
-        self._bound: dict[Hashable, Extents] = {}
+    def __init__(self, shared: Queue | None = None, open_file: Callable[[int], Queue] | None = None) -> None:
         self._shared = Extents(shared) if shared else None
+        self._open = open_file
+        self._files: dict[Hashable, list[Extents]] = {}
         self._lock = threading.Lock()
 
     def frame(self, extent: Extent, nbytes: int) -> DirectFrame:
         with self._lock:
-            extents = self._shared or self._bound.get(extent.request)
-            if extents is None:
-                assert self._open is not None
-                extents = self._bound[extent.request] = Extents(self._open(self._request_bytes))
+            for extents in self._files.get(extent.request, []) if self._shared is None else [self._shared]:
+                try:
+                    extents.bind(extent, nbytes)
+                    return DirectFrame(extents, extent, self._lock)
+                except OSError:
+                    if self._shared:
+                        raise
+            assert self._open is not None
+            extents = Extents(self._open(nbytes * EXTENTS_PER_FILE))
+            self._files.setdefault(extent.request, []).append(extents)
             extents.bind(extent, nbytes)
             return DirectFrame(extents, extent, self._lock)
 
     def forget(self, request: Hashable) -> None:
-        if extents := self._bound.pop(request, None):
+        for extents in self._files.pop(request, []):
             extents.queue.close()
 
     def close(self) -> None:
-        for extents in [*self._bound.values(), *([self._shared] if self._shared else [])]:
-            extents.queue.close()
+        for request in list(self._files):
+            self.forget(request)
+        if self._shared:
+            self._shared.queue.close()
 
 
 class DirectFrame:

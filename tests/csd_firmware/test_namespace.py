@@ -1,5 +1,6 @@
 """The block namespace against an array of bytes."""
 
+import heapq
 import threading
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csd_firmware import Firmware
-from csd_firmware.namespace import Namespace
+from csd_firmware.namespace import BUFFER_PAGES, Namespace
 from csd_spec import Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
@@ -18,7 +19,11 @@ GEOMETRY = Geometry(
 SMALL = replace(INSTCSD_ZYNQ7045_8CH, name="small", geometry=GEOMETRY, dram_bytes=1 << 20)
 
 operations = st.lists(
-    st.tuples(st.sampled_from(["read", "write", "write", "flush"]), st.integers(0, 70_000), st.integers(0, 20_000)),
+    st.tuples(
+        st.sampled_from(["read", "write", "write", "flush", "discard", "power"]),
+        st.integers(0, 70_000),
+        st.integers(0, 20_000),
+    ),
     max_size=25,
 )
 
@@ -26,7 +31,8 @@ operations = st.lists(
 @settings(deadline=None, max_examples=60)
 @given(operations, st.integers(0, 255))
 def test_every_byte_is_the_last_that_was_written(steps, seed):
-    namespace = Namespace(Firmware(SMALL), threading.Lock())
+    firmware = Firmware(SMALL)
+    namespace = Namespace(firmware, threading.Lock())
     model = bytearray(namespace.size_bytes)
     generator = np.random.default_rng(seed)
     for verb, offset, size in steps:
@@ -37,8 +43,15 @@ def test_every_byte_is_the_last_that_was_written(steps, seed):
             model[offset : offset + done] = data[:done]
         elif verb == "read":
             assert namespace.read(offset, size) == model[offset : offset + size]
+        elif verb == "discard":
+            namespace.discard(offset, size)
+            model[offset : offset + size] = bytes(max(0, min(size, len(model) - offset)))
         else:
             namespace.flush()
+            if verb == "power":
+                firmware.ftl.nand.power_on()
+                firmware = Firmware(SMALL, firmware.ftl.nand)
+                namespace = Namespace(firmware, threading.Lock())
     assert namespace.read(0, len(model)) == model
     reads = namespace.latency["read"]
     assert reads.total_ns >= reads.requests * SMALL.link.command_ns
@@ -69,3 +82,75 @@ def test_counters_of_what_was_flushed_do_not_go_back_with_a_loss_of_power():
     after = Firmware(SMALL, firmware.ftl.nand).ftl.counters
     assert after.blocks == before.blocks == 700
     assert after.host_writes == 700
+
+
+KIB = 1 << 10
+
+
+def filled(spec, nbytes):
+    """A namespace that holds so many bytes, at rest, and when that is."""
+    firmware = Firmware(spec)
+    namespace = Namespace(firmware, threading.Lock())
+    for at in range(0, nbytes, 256 * KIB):
+        namespace.write(at, np.random.default_rng(at).bytes(256 * KIB))
+    namespace.flush()
+    return namespace, firmware.ftl.timing.idle_ns()
+
+
+def closed_loop(namespace, start_ns, nbytes, depth):
+    """Sequential reads of 256 KiB with `depth` in flight; modelled bytes a second."""
+    flying, end_ns = [start_ns] * depth, start_ns
+    for at in range(0, nbytes, 256 * KIB):
+        data, end_ns = namespace.read_at(at, 256 * KIB, heapq.heappop(flying))
+        assert data == np.random.default_rng(at).bytes(256 * KIB)
+        heapq.heappush(flying, end_ns)
+    return nbytes * 1e9 / (max(flying) - start_ns)
+
+
+def test_requests_in_flight_together_overlap_on_the_flash_and_share_the_link():
+    link = replace(INSTCSD_ZYNQ7045_8CH.link, bytes_per_s=8_000_000_000)
+    spec = replace(INSTCSD_ZYNQ7045_8CH, link=link)
+    one, four, many = (closed_loop(*filled(spec, 8 << 20), 8 << 20, depth) for depth in (1, 4, 32))
+    assert 2 * one < four <= many * 1.01
+    assert 0.9 * link.bytes_per_s < many <= link.bytes_per_s
+
+
+def test_reads_that_are_submitted_one_after_the_other_take_as_long_either_way():
+    namespace, now_ns = filled(INSTCSD_ZYNQ7045_8CH, 1 << 20)
+    other, _ = filled(INSTCSD_ZYNQ7045_8CH, 1 << 20)
+    other._now_ns = now_ns
+    for at in range(0, 1 << 20, 96 * KIB):
+        _, now_ns = namespace.read_at(at, 96 * KIB, now_ns)
+        other.read(at, 96 * KIB)
+        assert other._now_ns == now_ns
+    assert namespace.latency["read"] == other.latency["read"]
+
+
+def test_a_write_waits_for_room_in_the_buffer_once_programs_are_behind():
+    namespace = Namespace(
+        Firmware(replace(INSTCSD_ZYNQ7045_8CH, link=replace(INSTCSD_ZYNQ7045_8CH.link, bytes_per_s=10**12))),
+        threading.Lock(),
+    )
+    took = [namespace.write_at(at, bytes(256 * KIB), 0)[1] for at in range(0, 32 << 20, 256 * KIB)]
+    room = BUFFER_PAGES * namespace.page_bytes // (256 * KIB)
+    assert took[room - 1] < 100_000 < took[-1]
+    assert took == sorted(took)
+    programs = namespace._firmware.ftl.timing.idle_ns()
+    assert programs * 0.8 < took[-1] < programs
+
+
+def test_requests_that_overlap_are_not_busy_twice():
+    namespace, start_ns = filled(INSTCSD_ZYNQ7045_8CH, 1 << 20)
+    busy = namespace._firmware.ftl.counters.busy_ns
+    ends = [namespace.read_at(at, 256 * KIB, start_ns)[1] for at in range(0, 1 << 20, 256 * KIB)]
+    assert namespace._firmware.ftl.counters.busy_ns - busy == max(ends) - start_ns
+
+
+def test_what_was_discarded_makes_room_in_the_namespace():
+    namespace, _ = filled(INSTCSD_ZYNQ7045_8CH, 1 << 20)
+    free = namespace.free_bytes
+    namespace.discard(100, (1 << 20) - 200)
+    page = namespace.page_bytes
+    assert namespace.free_bytes == free + (1 << 20) - 2 * page
+    assert namespace.read(0, 200) == np.random.default_rng(0).bytes(100) + bytes(100)
+    assert namespace.latency["discard"].nbytes == (1 << 20) - 200

@@ -218,6 +218,53 @@ def test_cropped_sequences_attend_to_what_is_left(small_drive):
     np.testing.assert_array_equal(v, np.concatenate(bench.V))
 
 
+@pytest.mark.parametrize(
+    ("first", "tokens"), [(0, 0), (0, 5), (16, 16), (100, 0), (89, 120), (299, 7), (310, 5), (500, 0)]
+)
+def test_a_range_of_tokens_is_read_and_no_page_besides(small_drive, first, tokens):
+    bench = Bench(small_drive, [310, 90])
+    done = bench.do(KvRead(bench.seqs, 1, first, tokens))
+    cut = slice(first, first + tokens if tokens else None)
+    for found, rows in zip(done.data, (bench.K, bench.V), strict=True):
+        np.testing.assert_array_equal(found, np.concatenate([each[cut] for each in rows]))
+    per_page = small_drive.geometry.page_bytes // (2 * D)
+    pages = 0
+    for length in (310, 90):
+        end = min(first + tokens, length) if tokens else length
+        full = min(end, length // per_page * per_page)  # what is left of the last group is in drive DRAM
+        pages += max(0, -(-full // per_page) - first // per_page)
+    assert done.flash.pages_read == 2 * H * pages
+    assert done.link_bytes == 64 + sum(data.nbytes for data in done.data)
+
+
+def test_reads_of_one_submit_time_share_the_flash_and_take_turns_on_the_link(small_drive):
+    bench, start_ns = Bench(small_drive, [320]), 10**9
+    spec, chunks = bench.firmware.spec, [(first, 32) for first in range(0, 320, 32)]
+    alone = bench.do(KvRead(bench.seqs, 1, *chunks[0]), start_ns)
+    busy = bench.firmware.ftl.counters.busy_ns
+    done = [bench.do(KvRead(bench.seqs, 1, *chunk), 2 * start_ns) for chunk in chunks]
+    last_ns = max(each.finish_ns for each in done) - 2 * start_ns
+    assert last_ns < 0.7 * len(done) * alone.latency_ns
+    pages = sum(each.flash.pages_read for each in done)
+    lanes = small_drive.geometry.lanes
+    assert last_ns > pages / lanes * spec.timing.read_ns, "a lane senses one page at a time"
+    assert last_ns > sum(spec.link.transfer_ns(each.link_bytes - 64) for each in done)
+    assert bench.firmware.ftl.counters.busy_ns - busy <= last_ns
+    ends = sorted(each.finish_ns for each in done)
+    gaps = np.diff(ends)
+    assert (gaps >= spec.link.transfer_ns(done[0].link_bytes - 64)).all()
+
+
+def test_a_read_waits_for_no_attention_and_none_for_it(small_drive):
+    bench = Bench(small_drive, [320])
+    attend, _ = bench.attend("dense", now_ns=10**9)
+    read = bench.do(KvRead(bench.seqs, 1, 320), 10**9)  # the new token, which is still in drive DRAM
+    assert "queue" not in read.breakdown_ns and read.finish_ns < attend.finish_ns
+    bench.do(KvRead(bench.seqs, 1), 2 * 10**9)
+    after, _ = bench.attend("dense", now_ns=2 * 10**9)
+    assert after.breakdown_ns["queue"] == 0
+
+
 def test_a_dense_step_reads_every_full_page_of_k_and_v(small_drive):
     bench = Bench(small_drive, [320])
     done, _ = bench.attend("dense")

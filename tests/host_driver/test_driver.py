@@ -66,6 +66,9 @@ def test_a_step_is_attention_over_all_rows(drives):
     k, v = talk.driver.read(talk.batch, slice(None), 0)
     assert np.array_equal(k[:30], talk.rows[0][0][:30])
     assert np.array_equal(k[30], given[0][1][0])
+    part = talk.driver.read(talk.batch, slice(None), 0, 20, 15)  # of 31 and 22 tokens
+    for found, whole in zip(part, (k, v), strict=True):
+        assert np.array_equal(found, np.concatenate([whole[20:31], whole[51:53]]))
 
 
 def test_outputs_and_counts_are_the_same_for_any_number_of_drives_and_mini_batches():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from csd_link.driveset import DriveSet
+from csd_spec import KvRead
 from tests.served import decoder
 from vcsd.transport import check_method, methods_of, open_drives
 
@@ -17,10 +18,18 @@ def test_every_way_in_gives_the_same_outputs_and_modelled_times(tmp_path, transp
     runs = []
     for way in ("inproc", transport.format(tmp_path)):
         with open_drives(DriveSet(count=2, transport=way)) as devices:
-            driver, _, step = decoder(devices, flush_every=3)
+            driver, batch, step = decoder(devices, flush_every=3)
             outputs = [step() for _ in range(8)]
+            k, v = driver.read(batch, slice(None), 0)
+            for found, whole in zip(driver.read(batch, slice(None), 0, 33, 20), (k, v), strict=True):
+                np.testing.assert_array_equal(found, whole[33:53])
+            seqs, parts = tuple(batch.handles[0].tolist()), range(0, 58, 10)
+            reads = [devices[0].submit(KvRead(seqs, 0, first, 10), driver.now_ns) for first in parts]
+            together = [each.result() for each in reads]
+            np.testing.assert_array_equal(np.concatenate([each.data[0] for each in together]), k[:, :2])
+            times = [each.breakdown_ns for each in together]
             records = [(each.ns, each.breakdown_ns, each.link_bytes, each.flash) for each in driver.traffic.steps]
-            runs.append((np.stack(outputs), records, driver.now_ns))
+            runs.append((np.stack(outputs), records, times, driver.now_ns))
             driver.close()
     (here, *figures), (there, *same) = runs
     np.testing.assert_array_equal(here, there)

@@ -6,7 +6,7 @@ partner of: attention_engine/methods/__init__.py
 import pytest
 
 from attention_engine import METHODS, load_methods
-from attention_engine.methods import _plugged_in
+from attention_engine.methods import _TABLES
 
 OURS = dict(METHODS)
 
@@ -75,10 +75,10 @@ def plug_in(tmp_path, monkeypatch):
         (info / "entry_points.txt").write_text("[vcsd.methods]\nextra = extra:extra\n")
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(__import__("sys").modules, "extra", raising=False)
-        _plugged_in.cache_clear()
+        type(_TABLES).plugged_in.cache_clear()
 
     yield install
-    _plugged_in.cache_clear()
+    type(_TABLES).plugged_in.cache_clear()
 
 
 def test_a_package_may_bring_methods(plug_in):

@@ -1,0 +1,196 @@
+"""A cache of transformers whose K and V lie in tiers, where a policy wants them, and a model that fills it.
+
+A layer's K and V lie token by token, (tokens, B, H, d), so that new tokens stand behind the others wherever they are.
+They come to the model's device for that layer's attention, which stays the model's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+
+from host_driver.hf.forward import check_free, own_forward
+from host_driver.hf.own_cache import Elsewhere, OwnCache
+from host_driver.hf.shape import Unsupported
+from host_driver.tiers import Shape, TieredKv
+from residency.table import Extent
+
+REORDERED_TOKENS = 64  # at once, so that another order of rows takes little memory
+
+
+class InTiers(Elsewhere):
+    """What is in tiers."""
+
+    where, where_to = "in tiers", "into tiers"
+
+
+class TieredLayer(InTiers, CacheLayerMixin):
+    """One layer of a `TieredCache`: knows how much is stored, holds none of it."""
+
+    is_croppable = True
+
+    def __init__(self, cache: TieredCache, index: int) -> None:
+        super().__init__()
+        self._cache, self.index = weakref.ref(cache), index
+        self.length = 0
+        self._order: torch.Tensor | None = None  # of rows, not yet that of what is stored
+
+    @property
+    def cache(self) -> TieredCache:
+        cache = self._cache()
+        assert cache is not None, "a layer outlived its cache"
+        return cache
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        if key_states.shape != value_states.shape or key_states.dtype != value_states.dtype:
+            raise Unsupported(f"layer {self.index} caches keys and values of different shapes, which tiers do not do")
+        self.cache.open(key_states)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new k and v (B, H, new, d); all of K and V so far, each (B, H, tokens, d), where they lie."""
+        cache = self.cache
+        cache.check_in_forward()
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        cache.check(key_states)
+        new = key_states.shape[2]
+        cache.kv.reach(cache.request, self.index, new)
+        keys, values = self._stored("k", key_states), self._stored("v", value_states)
+        self._order = None
+        self.length += new
+        return keys, values
+
+    def _stored(self, part: str, states: torch.Tensor) -> torch.Tensor:
+        kv, extent = self.cache.kv, Extent(self.cache.request, self.index, part)
+        rows = kv.device_rows(extent)
+        end = self.length + states.shape[2]
+        if self._order is not None:
+            for at in range(0, self.length, REORDERED_TOKENS):
+                block = rows[at : min(at + REORDERED_TOKENS, self.length)]
+                block.copy_(block.index_select(1, self._order))
+            kv.rewrite(extent)
+        rows[self.length : end] = states.detach().permute(2, 0, 1, 3)
+        return rows[:end].permute(1, 2, 0, 3)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def offload(self) -> None:
+        """A policy does."""
+
+    def prefetch(self) -> None:
+        """A policy does."""
+
+    def reset(self) -> None:
+        self.length = 0
+        self.is_initialized = False
+        self.cache.close()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): give the number of tokens to remove as a negative number")
+        if tokens_to_remove and self.is_initialized:
+            self.length = max(0, self.length + tokens_to_remove)
+            for part in ("k", "v"):
+                self.cache.kv.crop(Extent(self.cache.request, self.index, part), self.length)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Rows take another order when the layer is on the device the next time."""
+        if self.is_initialized:
+            index = beam_idx.to(self.cache.kv.device)
+            self._order = index if self._order is None else self._order.index_select(0, index)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        raise Unsupported("tiers do not copy sequences yet: repeat the prompt before the first forward")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        raise Unsupported("tiers do not drop single sequences of a batch yet: start a new cache")
+
+
+class TieredCache(InTiers, OwnCache):
+    """A transformers cache whose K and V are in tiers. Dropping it frees them."""
+
+    def __init__(self, kv: TieredKv) -> None:
+        super().__init__([TieredLayer(self, index) for index in range(kv.layers)], kv)
+        self.kv = kv
+        self.request = -1
+        self._states: tuple[Any, ...] = ()
+        self._release: weakref.finalize[..., Any] | None = None
+
+    def open(self, states: torch.Tensor) -> None:
+        """Make room for a batch whose keys are like these, (B, H, new, d), once for all layers."""
+        if self._release is None:
+            batch, heads, _, channels = states.shape
+            self._states = batch, heads, channels, states.dtype
+            self.request = next(_numbers)
+            self.kv.open(self.request, Shape((batch, heads, channels), states.dtype))
+            self._release = weakref.finalize(self, self.kv.free, self.request)
+            self._release.atexit = False
+
+    def check(self, states: torch.Tensor) -> None:
+        """Raise Unsupported for keys (B, H, new, d) that are not like the first ones."""
+        batch, heads, _, channels = states.shape
+        if (batch, heads, channels, states.dtype) != self._states:
+            is_now = f"{batch} x {heads} x {channels} of {states.dtype}"
+            was = "{} x {} x {} of {}".format(*self._states)
+            raise Unsupported(f"this cache holds K and V of {was} (sequences, heads, channels), and is given {is_now}")
+
+    def close(self) -> None:
+        """Free K and V."""
+        if self._release is not None:
+            self._release()
+        self._release, self._torn = None, False
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        try:
+            with super().forward():
+                yield
+        except BaseException:
+            self.kv.abandon()
+            raise
+
+    def end_forward(self) -> None:
+        if self._release is not None:
+            self.kv.finish()
+
+
+_numbers = itertools.count()
+
+
+@contextmanager
+def in_tiers(model: PreTrainedModel, kv: TieredKv) -> Iterator[None]:
+    """Let a model's K and V lie in tiers until the block ends, then put the model back as it was."""
+    check_free(model)
+    own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
+    model._compiled_call_impl = None
+    try:
+        model.forward = own_forward(model, kv, lambda: TieredCache(kv), _run)
+        yield
+    finally:
+        model.__dict__.pop("forward", None)
+        if own is not None:
+            model.forward = own
+        model._compiled_call_impl = compiled
+
+
+def _run(forward: Callable[..., Any], cache: TieredCache, given: dict[str, Any]) -> Any:
+    if cache.kv.training():
+        raise Unsupported("K and V in tiers are for inference, gradients do not pass them: call model.eval() first")
+    return forward(**given)

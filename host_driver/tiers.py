@@ -1,0 +1,207 @@
+"""K and V of a model in tiers: a table and a policy for all that is cached, and a turn for each forward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from csd_io.direct import open_queue
+from residency.machine import DEVICE, DIRECT, HOST, PAGE_CACHE, Machine
+from residency.modelled.executor import Modelled, Work
+from residency.real.conductor import Conductor
+from residency.real.executor import Real
+from residency.real.frames import CachedFiles, DirectBlocks, Memory, Store
+from residency.replay import replay
+from residency.table import Extent, Refused
+from residency.tiers import BLOCK_BYTES, Tiers
+from residency.turn import Attention, Policy, Residency
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of K, or of V, of one token of a layer: (B, H, d), and its dtype."""
+
+    rows: tuple[int, int, int]
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token of a batch."""
+        return math.prod(self.rows) * self.dtype.itemsize
+
+
+class DeviceFrame:
+    """Memory of a GPU, reached by way of the host. It is taken whole, since a GPU does not give pages when written."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self.bytes: torch.Tensor | None = torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+    def view(self, at: int, nbytes: int) -> None:
+        return None
+
+    def load(self, at: int, into: memoryview) -> None:
+        assert self.bytes is not None
+        torch.frombuffer(into, dtype=torch.uint8).copy_(self.bytes[at : at + len(into)])
+
+    def store(self, at: int, data: memoryview) -> None:
+        assert self.bytes is not None
+        self.bytes[at : at + len(data)].copy_(torch.frombuffer(data, dtype=torch.uint8))
+
+    def free(self) -> None:
+        self.bytes = None
+
+
+class DeviceMemory(Memory):
+    """Frames on the model's device. For the CPU that is this process's memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def frame(self, extent: Extent, nbytes: int) -> Any:
+        return super().frame(extent, nbytes) if self.device.type == "cpu" else DeviceFrame(nbytes, self.device)
+
+
+class TieredKv:
+    """What an attach with tiers has made.
+
+    layers: of the model. cache_bytes: what the page cache may keep. training: whether the model is.
+    """
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        policy: Policy,
+        cache_bytes: int,
+        layers: int,
+        model: torch.nn.Module,
+        max_tokens: int,
+        record: bool = False,
+    ) -> None:
+        self.tiers, self.layers, self.max_tokens = tiers, layers, max_tokens
+        self.device = next(model.parameters()).device
+        self.training: Callable[[], bool] = lambda: model.training
+        self.machine: Machine = tiers.machine(cache_bytes)
+        self._policy = policy
+        self._shapes: dict[Hashable, Shape] = {}
+        self._conductor = Conductor()
+        self._turn_of: Hashable | None = None
+        self._over: list[Hashable] = []  # dropped while a turn was under way
+        self._closed = False
+        self.files = CachedFiles(tiers.folder)
+        self.real = Real(self._stores(), self._capacity, self._conductor.attends)
+        self.residency = Residency(
+            self.machine, range(layers), policy, self.real, final_tokens=max_tokens, recorded=[] if record else None
+        )
+
+    def open(self, request: Hashable, shape: Shape) -> None:
+        """A batch whose K and V are of this shape."""
+        self._shapes[request] = shape
+
+    def reach(self, request: Hashable, layer: int, new: int) -> None:
+        """The model is at a layer's attention, with so many new tokens; returns when K and V are on the device."""
+        shape = self._shapes[request]
+        if layer == 0:
+            while self._over:
+                self._free(self._over.pop())
+            length = self._length(request) + new
+            if length > self.max_tokens:
+                raise Refused(f"{length} tokens: tiers were made for {self.max_tokens}: give Tiers(max_tokens=...)")
+            self._turn_of = request
+            turn, rows = {request: new}, {request: shape.row_bytes}
+            self._conductor.start(lambda: self.residency.turn(turn, rows))
+        elif self._turn_of != request:
+            raise Refused(f"the model's first layer to attend was not layer 0, but layer {layer}")
+        attention = self._said(lambda: self._conductor.reach(layer))
+        assert isinstance(attention, Attention)
+        if attention.place != DEVICE:
+            raise Refused(f"the policy attends at {attention.place}: K and V in tiers are attended on the device")
+
+    def device_rows(self, extent: Extent) -> torch.Tensor:
+        """K or V on the device, (max_tokens, B, H, d), of which as much is there as there are tokens."""
+        shape = self._shapes[extent.request]
+        frame: Any = self.real.frame(extent, DEVICE)
+        flat = frame.bytes if self.device.type != "cpu" else torch.frombuffer(frame.buffer, dtype=torch.uint8)
+        used = flat[: self.max_tokens * shape.row_bytes]
+        rows: torch.Tensor = used.view(shape.dtype).view(self.max_tokens, *shape.rows)
+        return rows
+
+    def rewrite(self, extent: Extent) -> None:
+        """The rows of what is attended now stand in another order."""
+        self.residency.rewrite(extent, DEVICE)
+
+    def finish(self) -> None:
+        """The forward is over."""
+        if self._turn_of is not None:
+            self._turn_of = None
+            self._said(self._conductor.finish)
+
+    def abandon(self) -> None:
+        """The forward has failed."""
+        self._turn_of = None
+        self._conductor.abandon()
+
+    def crop(self, extent: Extent, tokens: int) -> None:
+        """Keep the first tokens of an extent."""
+        self.real.settle()
+        self.residency.crop(extent, tokens)
+
+    def free(self, request: Hashable) -> None:
+        """Forget a batch; at once, or before the next turn."""
+        if self._closed or request not in self._shapes:
+            return
+        if self._turn_of is None:
+            self._free(request)
+        else:
+            self._over.append(request)
+
+    def _free(self, request: Hashable) -> None:
+        self.real.settle()
+        self.residency.free(request)
+        self.real.forget(request)
+        del self._shapes[request]
+
+    def close(self) -> None:
+        """Let what is under way end, and free everything."""
+        self._closed = True
+        self.real.close()
+
+    def modelled_bytes(self) -> dict[str, int] | None:
+        """Bytes by path when the recorded choices are carried out in modelled time; None where none are."""
+        modelled = Modelled(self.machine, lambda attention: Work(0))
+        run = self.residency
+        if run.recorded is None:
+            return None
+        replay(run.recorded, self.machine, modelled, run)
+        modelled.settle()
+        return dict(modelled.moved)
+
+    def _length(self, request: Hashable) -> int:
+        entry = self.residency.table.entries.get(Extent(request, 0, "k"))
+        return entry.tokens if entry else 0
+
+    def _capacity(self, extent: Extent) -> int:
+        nbytes = self.max_tokens * self._shapes[extent.request].row_bytes
+        return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+    def _stores(self) -> dict[str, Store]:
+        tiers = self.tiers
+        if tiers.on_device:
+            assert tiers.files is not None
+            direct = DirectBlocks(open_queue(tiers.files, force=tiers.force))
+        else:
+            direct = DirectBlocks(open_file=lambda nbytes: open_queue(tiers.folder, nbytes))
+        return {DEVICE: DeviceMemory(self.device), HOST: Memory(), PAGE_CACHE: self.files, DIRECT: direct}
+
+    def _said(self, call: Callable[[], Any]) -> Any:
+        """What the policy does; whatever it raises is one clear error."""
+        try:
+            return call()
+        except (OSError, ValueError):
+            raise
+        except Exception as error:
+            name = getattr(self._policy, "__name__", "policy")
+            raise Refused(f"policy {name}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,174 @@
+"""A model whose K and V lie in tiers, where a policy wants them: the setting, the block, the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from transformers import PreTrainedModel
+
+from csd_io.cgroup import available_bytes, group_of
+from csd_spec import ModelShape
+from host_driver.hf.shape import model_shape
+from host_driver.hf.tiers import in_tiers
+from host_driver.tiers import TieredKv
+from residency.machine import DEVICE, PAGE_CACHE
+from residency.policies import load_policies
+from residency.tiers import Tiers
+from residency.turn import Policy
+from vcsd.tables import table
+
+MAX_TOKENS = 4096  # of a sequence, where neither the user nor the model says less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSetting:
+    """Which policy, by its name among `policies` or as a function, and what it has. record: to replay its choices."""
+
+    policy: str | Policy
+    tiers: Tiers
+    policies: Mapping[str, Policy] | None = None
+    record: bool = False
+
+    def __post_init__(self) -> None:
+        known = self.known
+        if isinstance(self.policy, str) and self.policy not in known:
+            raise ValueError(f"residency = {self.policy!r}: must be one of {', '.join(known)}")
+        if not isinstance(self.policy, str) and not callable(self.policy):
+            raise ValueError(f"residency = {self.policy!r}: must be a name, or a function of a Turn")
+
+    @property
+    def known(self) -> Mapping[str, Policy]:
+        """Policies by name."""
+        return load_policies() if self.policies is None else self.policies
+
+    @property
+    def name(self) -> str:
+        """What the policy is called."""
+        return self.policy if isinstance(self.policy, str) else getattr(self.policy, "__name__", "policy")
+
+    @contextmanager
+    def attached(self, model: PreTrainedModel) -> Iterator[Tiered]:
+        """The model with its K and V in tiers until the block ends; then it is as it was."""
+        model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+        layers = model_shape(model).layers
+        tiers, policy = self.tiers, self.known[self.policy] if isinstance(self.policy, str) else self.policy
+        config = model.config.get_text_config(decoder=True)
+        context = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
+        max_tokens = tiers.max_tokens or min(context, MAX_TOKENS)
+        cache_bytes = available_bytes(group_of()) if tiers.page_cache is None else tiers.page_cache
+        kv = TieredKv(tiers, policy, cache_bytes, layers, model, max_tokens, self.record)
+        try:
+            with in_tiers(model, kv):
+                yield Tiered(kv, self.name)
+        finally:
+            kv.close()
+
+    def check(self, shape: ModelShape) -> None:
+        """Tiers take K and V of any shape."""
+
+    def sized(self, max_tokens: int) -> TierSetting:
+        """The same for sequences of at most so many tokens."""
+        return replace(self, tiers=replace(self.tiers, max_tokens=max_tokens))
+
+    def asked(self, stored: int, head_dim: int) -> dict[str, Any]:
+        """The model attends itself."""
+        return {"attention": "the model's own"}
+
+    def unkept(self) -> TierSetting:
+        """Nothing of it is kept."""
+        return self
+
+
+class Tiered:
+    """A model whose K and V lie in tiers."""
+
+    def __init__(self, kv: TieredKv, policy: str) -> None:
+        self.kv, self.policy = kv, policy
+
+    def report(self) -> TierReport:
+        """What has been done so far; printing it shows a table."""
+        return TierReport.of(self.kv, self.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class TierReport:
+    """Traffic in tiers. Bytes in whole blocks; stalls are wall time for which the model waited.
+
+    why: of a policy that chose another. hit_bytes: of those read in files behind the page cache, which it held; None
+    where the kernel does not say.
+    """
+
+    policy: str
+    why: str
+    turns: int
+    places: list[dict[str, Any]]
+    paths: list[dict[str, Any]]
+    page_cache: dict[str, Any]
+
+    @classmethod
+    def of(cls, kv: TieredKv, policy: str) -> TierReport:
+        """Sum up."""
+        kv.real.settle()
+        run, files, modelled = kv.residency, kv.files, kv.modelled_bytes()
+        used = {name for name, peak in run.table.peak.items() if peak} | {DEVICE}
+        limits = kv.machine.places
+        return cls(
+            policy=policy,
+            why=run.memory.get("why", ""),
+            turns=run.turns,
+            places=[
+                {"name": name, "limit_bytes": limits[name].limit_bytes, "peak_bytes": run.table.peak[name]}
+                for name in limits
+                if name in used
+            ],
+            paths=[
+                {
+                    "name": name,
+                    "copies": counts.copies,
+                    "bytes": kv.real.moved[name],
+                    "modelled_bytes": None if modelled is None else modelled.get(name, 0),
+                    "stall_s": kv.real.stalls_s.get(name, 0.0),
+                }
+                for name, counts in sorted(run.traffic.items())
+            ],
+            page_cache={
+                "limit_bytes": limits[PAGE_CACHE].cache_bytes,
+                "read_bytes": files.read_bytes,
+                "hit_bytes": files.hit_bytes,
+            },
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as `vcsd run --residency P -o json` prints it."""
+        return {"residency": asdict(self)}
+
+    def __rich__(self) -> Group:
+        return Group(self._place_table(), self._path_table())
+
+    def __str__(self) -> str:
+        console = Console(width=80, no_color=True)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get().rstrip()
+
+    def _place_table(self) -> Table:
+        title = f"K and V in tiers: {self.policy}" + (f" ({self.why})" if self.why else "")
+        rows = [(each["name"], _mib(each["limit_bytes"]), _mib(each["peak_bytes"])) for each in self.places]
+        return table(title, ("place", "limit, MiB", "most, MiB"), rows)
+
+    def _path_table(self) -> Table:
+        rows = [
+            (each["name"], str(each["copies"]), _mib(each["bytes"]), f"{each['stall_s']:.2f}") for each in self.paths
+        ]
+        read, hit = self.page_cache["read_bytes"], self.page_cache["hit_bytes"]
+        found = f", {hit / read:.1%} of what was read in files was cached" if read and hit is not None else ""
+        return table(f"Moved in {self.turns} forwards{found}", ("path", "copies", "MiB", "waited, s"), rows)
+
+
+def _mib(nbytes: float | None) -> str:
+    return "any" if nbytes is None else f"{nbytes / 2**20:,.1f}"
