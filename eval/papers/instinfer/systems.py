@@ -6,7 +6,8 @@ link, and what the runtime spends for each sequence and layer).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,14 @@ import numpy as np
 from csd_spec import Compression, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.units import ENGINE_UNITS
+from eval.papers.instinfer import steps
 from eval.papers.instinfer.simulate import SimulatedDrive, spread
 from eval.papers.instinfer.values import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
 from eval.papers.options import SAMPLED_LAYERS
 from eval.papers.profiles import Gpu, Host, Model, Ssd
+from residency import CSD, HOST, PAGE_CACHE
+from residency.modelled.executor import Work
+from residency.policies.flexgen import flexgen as flexgen_policy
 
 GIB = 2**30
 SWAP_CLUSTER = 8 * 4096  # bytes that Linux swaps in at once (vm.page-cluster = 3)
@@ -73,7 +78,12 @@ class Setup:
         """K and V of a batch."""
         return batch * tokens * self.model.shape.kv_bytes_per_token
 
-    def gpu_s(self, batch: int) -> float:
+    def stored(self, home: str, batch: int, share: float = 1.0, weights: int = 0) -> steps.Stored:
+        """K and V of a batch, or a share of them, at a place, as long as they are in the mean of decode's steps."""
+        row = self.kv_bytes(batch, 1) * share / (2 * self.model.layers)
+        return steps.Stored(home=home, tokens=float(self.steps.mean()), rows={"batch": round(row)}, weights=weights)
+
+    def gpu_s(self, batch: float) -> float:
         """One decode step of everything but attention: the larger of reading weights and multiplying."""
         operations = 2e9 * self.model.parameters_billion * batch
         return max(
@@ -154,7 +164,6 @@ def deepspeed(setup: Setup, batch: int, drives: int) -> Result:
     Beyond host memory all of it is swapped, a cluster of pages at a time, and what comes in pushes as much out.
     """
     c, model = setup.constants, setup.model
-    moved = model.weight_bytes + setup.kv_bytes(batch, float(setup.steps.mean()))
     held = model.weight_bytes + c.host_kv_copies * setup.kv_bytes(batch, setup.input + setup.output)
     rate = setup.host.gpu_link_gb_per_s * 1e9 * c.host_link_share
     if held > setup.host.dram_gib * GIB:
@@ -162,7 +171,10 @@ def deepspeed(setup: Setup, batch: int, drives: int) -> Result:
         in_s = ssd.random_read_us * 1e-6 + SWAP_CLUSTER / (ssd.read_gb_per_s * 1e9)
         out_s = ssd.random_write_us * 1e-6 + SWAP_CLUSTER / (ssd.write_gb_per_s * 1e9)
         rate = SWAP_CLUSTER / (in_s + out_s)
-    step = Breakdown(moved / rate, 0, setup.gpu_s(batch))
+    gpu_s, layers = setup.gpu_s(batch), model.layers
+    stored = setup.stored(HOST, batch, weights=round(model.weight_bytes / layers))
+    step_s = steps.step_s(steps.host_memory(rate), steps.streamed, layers, stored, Work(round(1e9 * gpu_s / layers)))
+    step = Breakdown(step_s - gpu_s, 0, gpu_s)
     prefill_s = max(setup.prefill_gpu_s(batch), setup.kv_bytes(batch, setup.input) / rate)
     return finish(setup, "DeepSpeed", batch, drives, prefill_s, step)
 
@@ -180,11 +192,18 @@ def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Resu
     if backlog + setup.model.weight_bytes > gpu.memory_gib * GIB:
         reason = f"the prompt's K and V that wait for the SSD, {backlog / GIB:.0f} GiB, exceed the GPU's memory"
         return Result(system=name, batch=batch, drives=drives, reason=reason)
-    stored = setup.kv_bytes(batch, float(setup.steps.mean())) * (1.5 if sparse else 1)
+    full = setup.kv_bytes(batch, float(setup.steps.mean()))
+    stored = full * (1.5 if sparse else 1)
     read = stored / 1.5 / setup.compression if sparse else stored
     cache = max(0.0, setup.host.dram_gib * GIB - setup.model.weight_bytes)
-    kv_s = read / (c.cached_path if stored <= cache else c.file_path)
     other_s = setup.gpu_s(batch) + read / (gpu.memory_gb_per_s * 1e9) + setup.runtime_s(batch)
+    work, layers = Work(round(1e9 * other_s / setup.model.layers)), setup.model.layers
+    machine = steps.files(
+        c.cached_path, c.file_path, int(cache * read / stored)
+    )  # of all that goes round, what is read
+    policy = partial(flexgen_policy, ahead=0)
+    total_s = steps.step_s(machine, policy, layers, setup.stored(PAGE_CACHE, batch, read / full), work)
+    kv_s = total_s - other_s
     written_s = setup.kv_bytes(batch, setup.input) / drain
     return finish(setup, name, batch, drives, max(prefill_s, written_s), Breakdown(kv_s, 0, other_s))
 
@@ -220,12 +239,19 @@ class InStorage:
         model, link = setup.model, setup.drive.link
         rows = 2 * model.q_heads + 2 * model.kv_heads  # q, k and v go down, the output comes up
         per_layer = link.transfer_ns(2 * batch * rows * model.head_dim // drives) / 1e9
-        if not self.batched:
-            other_s = setup.gpu_s(batch) + model.layers * per_layer + setup.runtime_s(batch)
-            return Breakdown(kv_s, engine_s, other_s)
-        calls_s = 2 * model.layers * (2 * link.command_ns / 1e9 + setup.constants.sequence_layer_s)
-        gpu_s, drive_s = setup.gpu_s(batch / 2) * 2, kv_s + engine_s + model.layers * per_layer  # type: ignore[arg-type]
-        return Breakdown(kv_s, engine_s, gpu_s + model.layers * per_layer + calls_s, min(gpu_s, drive_s))
+        halves = 2 if self.batched else 1
+        commands = halves * model.layers
+        gpu_s, link_s = setup.gpu_s(batch / halves) * halves, model.layers * per_layer
+        calls_s = commands * (2 * link.command_ns / 1e9 + setup.constants.sequence_layer_s)
+        rest_s = link_s + (calls_s if self.batched else setup.runtime_s(batch))
+        on_gpu_s, in_drives_s = gpu_s + rest_s, kv_s + engine_s
+        if self.batched:  # a command and its bytes are the drives' time: the GPU computes for the other half meanwhile
+            on_gpu_s, in_drives_s = gpu_s, in_drives_s + rest_s
+        work = Work(*(round(1e9 * seconds / commands) for seconds in (on_gpu_s, in_drives_s)))
+        stored = steps.Stored(home=CSD, tokens=setup.input, rows=dict.fromkeys(range(halves), 1))
+        total_s = steps.step_s(steps.drives(), steps.in_turns, model.layers, stored, work)
+        parts = Breakdown(kv_s, engine_s, gpu_s + rest_s)
+        return replace(parts, hidden_s=max(0.0, parts.parts_s - total_s))
 
 
 DENSE = InStorage(name="InstI-Dense")
