@@ -35,7 +35,7 @@ class RealCopy:
     began_ns: int = 0
     ended_ns: int = 0
     done: bool = False
-    error: OSError | None = None
+    error: Exception | None = None
     when_done: list[Callable[[], None]] = field(default_factory=list)
 
     def __lt__(self, other: RealCopy) -> bool:
@@ -111,7 +111,7 @@ class Real:
         self._attends(attention)
 
     def wait(self, tickets: Iterable[Ticket]) -> None:
-        """Raises OSError where a copy has failed."""
+        """Raises what a copy has failed by, an OSError for a disk."""
         for ticket in tickets:
             assert isinstance(ticket, RealCopy)
             began = time.perf_counter()
@@ -214,7 +214,7 @@ class Real:
         if copy.error is None:
             try:
                 move(copy.source, copy.target, first, end, bounce)
-            except OSError as error:
+            except Exception as error:  # whatever it is: it is raised by whoever needs this copy
                 copy.error = error
         with self._changed:
             copy.ended_ns = time.monotonic_ns()

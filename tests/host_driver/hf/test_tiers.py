@@ -1,0 +1,272 @@
+"""Real transformers models with K and V in tiers: the same bits as without, or refused with the reason.
+
+partner of: host_driver/hf/tiers.py, host_driver/tiers.py, host_driver/hf/own_cache.py, vcsd/tiered.py
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+import vcsd
+from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
+from vcsd import Tiers, Turn, Unsupported
+
+POLICIES = ("reactive", "flexgen", "dual-blade", "split", "auto")
+
+
+@pytest.fixture(autouse=True)
+def inference():
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+def layer_bytes(model, batch: int, tokens: int) -> int:
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * batch * tokens * heads * size * next(model.parameters()).dtype.itemsize
+
+
+def prompt(batch: int, tokens: int = 40) -> dict[str, torch.Tensor]:
+    ids = torch.randint(1, VOCABULARY, (batch, tokens))
+    mask = torch.ones_like(ids)
+    for row in range(1, batch):
+        mask[row, : 3 * row] = 0  # padded on the left
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def generate(model, inputs, new: int = 12, **more):
+    more = {"do_sample": False, "pad_token_id": 0, "output_logits": True, "return_dict_in_generate": True} | more
+    out = model.generate(**inputs, max_new_tokens=new, min_new_tokens=new, **more)
+    return out.sequences, torch.stack(out.logits) if out.logits is not None else None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("make", "batch"), [(opt, 1), (llama, 4), (qwen3, 2), (gpt2, 3)])
+def test_the_same_bits_for_every_policy_and_size_of_tier(tmp_path, policy, make, batch) -> None:
+    model = sharpen(make())
+    inputs = prompt(batch)
+    tokens, logits = generate(model, inputs)
+    one = layer_bytes(model, batch, 52)
+    for device, host, cache in ((one, 0, 0), (2 * one, one, one), (64 * one, 64 * one, 64 * one)):
+        tiers = Tiers(device, host, cache, tmp_path, max_tokens=52)
+        with vcsd.attach(model, residency=policy, tiers=tiers) as run:
+            found, theirs = generate(model, inputs)
+            report = run.report()
+        assert torch.equal(found, tokens) and torch.equal(theirs, logits)
+        peaks = {place["name"]: place["peak_bytes"] for place in report.places}
+        assert 0 < peaks["device"] <= device and peaks.get("host", 0) <= host
+    assert os.listdir(tmp_path) == []
+    assert torch.equal(generate(model, inputs)[0], tokens)  # the model is as it was
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_any_dtype_keeps_its_bits(tmp_path, dtype) -> None:
+    model, inputs = sharpen(llama()).to(dtype), prompt(2)
+    tokens, logits = generate(model, inputs)
+    with vcsd.attach(model, residency="dual-blade", tiers=Tiers(page_cache=0, files=tmp_path, max_tokens=64)):
+        found, theirs = generate(model, inputs)
+    assert torch.equal(found, tokens) and torch.equal(theirs, logits)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_beams(tmp_path, policy) -> None:
+    model, inputs = sharpen(llama()), prompt(2)
+    tokens, _ = generate(model, inputs, num_beams=3)
+    tiers = Tiers(layer_bytes(model, 6, 52), 0, layer_bytes(model, 6, 52), tmp_path, 52)
+    with vcsd.attach(model, residency=policy, tiers=tiers):
+        assert torch.equal(generate(model, inputs, num_beams=3)[0], tokens)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_crop_turns_and_assisted_generation(tmp_path, policy) -> None:
+    model, inputs = sharpen(llama()), prompt(1)
+    tokens, _ = generate(model, inputs, 20, prompt_lookup_num_tokens=3)
+    tiers = Tiers(layer_bytes(model, 1, 90), 0, layer_bytes(model, 1, 90), tmp_path, 90)
+    ids = inputs["input_ids"]
+    with vcsd.attach(model, residency=policy, tiers=tiers):
+        assert torch.equal(generate(model, inputs, 20, prompt_lookup_num_tokens=3)[0], tokens)
+        cache = DynamicCache()
+        model(input_ids=ids, past_key_values=cache)
+        cache.crop(-10)
+        elsewhere = model(input_ids=ids[:, 5:20], past_key_values=cache).logits
+        one = model(input_ids=ids[:, :1], past_key_values=cache).logits
+    cache = DynamicCache()
+    model(input_ids=ids, past_key_values=cache)
+    cache.crop(-10)
+    assert torch.equal(model(input_ids=ids[:, 5:20], past_key_values=cache).logits, elsewhere)
+    assert torch.equal(model(input_ids=ids[:, :1], past_key_values=cache).logits, one)
+
+
+def test_several_caches_share_the_tiers_and_give_back_what_they_had(tmp_path) -> None:
+    model, ids = sharpen(llama()), prompt(1)["input_ids"]
+    alone = [model(input_ids=part, past_key_values=DynamicCache()).logits for part in (ids, ids[:, :9])]
+    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path)) as run:
+        one, other = DynamicCache(), DynamicCache()
+        assert torch.equal(model(input_ids=ids, past_key_values=one).logits, alone[0])
+        assert torch.equal(model(input_ids=ids[:, :9], past_key_values=other).logits, alone[1])
+        run.kv.real.settle()
+        held = run.kv.residency.table.used["page-cache"]
+        del other
+        gc.collect()
+        assert 0 < run.kv.residency.table.used["page-cache"] < held
+        del one
+        gc.collect()
+        assert run.kv.residency.table.used["page-cache"] == 0 and not run.kv.real.frames
+
+
+def test_what_cannot_be_done_says_why(tmp_path) -> None:
+    model, ids = llama().eval(), prompt(2)["input_ids"]
+    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path, max_tokens=44)):
+        cache = DynamicCache()
+        model(input_ids=ids, past_key_values=cache)
+        with pytest.raises(Unsupported, match="tiers do not copy sequences yet"):
+            cache.batch_repeat_interleave(2)
+        with pytest.raises(Unsupported, match="tiers do not drop single sequences"):
+            cache.batch_select_indices(torch.tensor([0]))
+        with pytest.raises(Unsupported, match=r"holds K and V of 2 x 2 x 16 of torch.float32 .* and is given 1 x 2"):
+            model(input_ids=ids[:1, :1], past_key_values=cache)
+        with pytest.raises(Unsupported, match="has failed half way"):
+            model(input_ids=ids[:, :1], past_key_values=cache)
+        with pytest.raises(ValueError, match="45 tokens: tiers were made for 44"):
+            model(input_ids=torch.cat([ids, ids[:, :5]], 1))
+        with pytest.raises(Unsupported, match="K and V in tiers are for inference"):
+            model.train()(input_ids=ids)
+        model.eval()
+        filled = DynamicCache()
+    model(input_ids=ids, past_key_values=filled)
+    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path)):
+        with pytest.raises(Unsupported, match=r"was filled outside of vcsd\.attach cannot move into tiers"):
+            model(input_ids=ids[:, :1], past_key_values=filled)
+        static = StaticCache(config=model.config, max_cache_len=64)
+        assert model(input_ids=ids, past_key_values=static).logits.shape == (2, 40, VOCABULARY)
+    with pytest.raises(Unsupported, match="in tiers: give it to the model"):
+        model(input_ids=ids[:, :1], past_key_values=static)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"residency": "lru"}, "residency = 'lru': must be one of reactive, flexgen"),
+        ({"residency": 3}, "residency = 3: must be a name, or a function of a Turn"),
+        ({"tiers": Tiers()}, "tiers: drives hold all of K and V: with tiers give a residency"),
+        ({"residency": "flexgen", "tiers": 5}, "tiers = 5: must be a Tiers"),
+        ({"residency": "flexgen", "drives": 2}, "drives is of drives, and residency = 'flexgen' attends on the device"),
+        ({"residency": "flexgen", "compression": 4}, "compression is of drives"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(given, reason) -> None:
+    with pytest.raises(ValueError, match=reason):
+        vcsd.attach(llama(), **given)
+
+
+def test_a_device_too_small_for_a_layer_says_so(tmp_path) -> None:
+    model = llama().eval()
+    tiers = Tiers(1000, files=tmp_path)
+    with vcsd.attach(model, residency="flexgen", tiers=tiers), pytest.raises(ValueError, match="device is full"):
+        model(**prompt(1))
+
+
+def raises(t: Turn) -> None:
+    t.attend(0)
+    raise KeyError("mine")
+
+
+def forbidden(t: Turn) -> None:
+    for layer in t.layers:
+        t.attend(layer)
+        t.drop(t.extents(layer)[0], "device")
+
+
+def lazy(t: Turn) -> None:
+    t.attend(0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (raises, "policy raises: KeyError: 'mine'"),
+        (forbidden, "device has the last whole copy of it, which cannot be dropped"),
+        (lazy, "the policy ended its turn before layer 1"),
+    ],
+)
+def test_a_policy_that_is_wrong_is_one_error_and_the_model_goes_on(tmp_path, policy, reason) -> None:
+    model, inputs = sharpen(llama()), prompt(1)
+    expected = model(**inputs).logits
+    with vcsd.attach(model, residency=policy, tiers=Tiers(files=tmp_path)), pytest.raises(ValueError, match=reason):
+        model(**inputs)
+    assert torch.equal(model(**inputs).logits, expected)
+
+
+def test_a_disk_that_fails_is_one_error_and_other_caches_go_on(tmp_path, monkeypatch) -> None:
+    from residency.real.frames import CachedFrame
+
+    model, inputs = sharpen(llama()), prompt(1)
+    expected = model(**inputs).logits
+    store, fails = CachedFrame.store, [True]
+
+    def full(self, at, data):
+        if fails:
+            fails.pop()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._name)
+        store(self, at, data)
+
+    monkeypatch.setattr(CachedFrame, "store", full)
+    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path)):
+        cache = DynamicCache()
+        with pytest.raises(OSError, match=str(tmp_path)) as raised:
+            for _ in range(2):
+                model(**inputs, past_key_values=cache)
+        assert raised.value.errno == errno.ENOSPC
+        assert torch.equal(model(**inputs).logits, expected)
+
+
+HELD = """
+import os, signal, sys, torch, resource
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+import vcsd
+
+config = LlamaConfig(vocab_size=64, hidden_size=512, intermediate_size=64, num_hidden_layers=16, num_attention_heads=4,
+                     num_key_value_heads=4, max_position_embeddings=4096)
+torch.manual_seed(0)
+model = LlamaForCausalLM(config).eval()
+layer = 2 * 512 * 4 * 2048
+where, kill = Path(sys.argv[1]), sys.argv[2] == "kill"
+with torch.inference_mode(), vcsd.attach(
+    model, residency="dual-blade", tiers=vcsd.Tiers(2 * layer, 0, 4 * layer, where, 2048)
+):
+    ids = torch.randint(0, 64, (1, 512))
+    out = model(input_ids=ids)
+    def anonymous():
+        fields = dict(line.split(":") for line in open("/proc/self/status"))
+        return int(fields["RssAnon"].split()[0]) << 10
+    before, most = anonymous(), 0
+    while out.past_key_values.get_seq_length() < 2000:
+        out = model(input_ids=ids[:, :62], past_key_values=out.past_key_values)
+        most = max(most, anonymous())
+    print(16 * layer, 2 * layer, most - before, flush=True)
+    if kill:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("end", ["kill", "exit"])
+def test_a_process_holds_what_it_may_and_leaves_no_files(tmp_path: Path, end: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HELD, str(tmp_path), end], capture_output=True, text=True, check=False)
+    assert done.returncode == (-signal.SIGKILL if end == "kill" else 0), done.stderr
+    every, may, grown = map(int, done.stdout.split())
+    assert every == 134_217_728 and may == 16_777_216
+    assert grown < may + (24 << 20)  # and what forwards need besides
+    assert os.listdir(tmp_path) == []

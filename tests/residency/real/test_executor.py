@@ -1,0 +1,219 @@
+"""Bytes under random programs and under faults: what a copy brings is what was there, or an error.
+
+partner of: residency/real/executor.py, residency/replay.py, residency/tiers.py
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+
+import pytest
+
+from csd_io.queue import aligned
+from residency import DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, Policy, Refused, Residency, Turn
+from residency.modelled.executor import Modelled, Work
+from residency.real.executor import Real
+from residency.real.frames import Memory, MemoryFrame
+from residency.replay import replay
+from residency.table import Extent
+from residency.tiers import Tiers
+from residency.turn import Attention
+
+ROW = 512
+LAYERS, TOKENS = 4, 40
+
+
+class Flaky(Memory):
+    """A place that fails as it is told: `fails` is called with what is done; it may raise, sleep, or do nothing."""
+
+    def __init__(self, fails):  # type: ignore[no-untyped-def]
+        self.fails = fails
+
+    def frame(self, extent, nbytes):  # type: ignore[no-untyped-def]
+        return FlakyFrame(self, extent, aligned(nbytes))
+
+
+class FlakyFrame:
+    def __init__(self, store, extent, buffer):  # type: ignore[no-untyped-def]
+        self.owner, self.extent, self.buffer = store, extent, buffer
+
+    def view(self, at: int, nbytes: int) -> None:
+        return None
+
+    def load(self, at: int, into: memoryview) -> None:
+        self.owner.fails("load", self.extent)
+        into[:] = self.buffer[at : at + len(into)]
+
+    def store(self, at: int, data: memoryview) -> None:
+        self.owner.fails("store", self.extent)
+        self.buffer[at : at + len(data)] = data
+
+    def free(self) -> None:
+        self.buffer[:] = b"\xee" * len(self.buffer)  # whoever reads it afterwards sees that
+
+
+class Poisoned(Memory):
+    """Memory that is overwritten when it is given up: nobody may read or write it any more."""
+
+    def frame(self, extent, nbytes):  # type: ignore[no-untyped-def]
+        return PoisonedFrame(nbytes)
+
+
+class PoisonedFrame(MemoryFrame):
+    gone = False
+
+    def view(self, at: int, nbytes: int) -> memoryview:
+        assert not self.gone, "a frame is used that was given up"
+        return super().view(at, nbytes)
+
+    def free(self) -> None:
+        self.view(0, self._size)[:] = b"\xee" * self._size
+        self.gone = True
+
+
+class Model:
+    """What a model does: writes new rows where they are born, and checks all that it attends."""
+
+    def __init__(self, policy: Policy, tiers: Tiers, cache: int, fails=lambda what, extent: None) -> None:  # type: ignore[no-untyped-def]
+        stores = {DEVICE: Poisoned(), HOST: Poisoned(), PAGE_CACHE: Flaky(fails), DIRECT: Flaky(fails)}
+        self.expected: dict[Extent, bytearray] = {}
+        self.real = Real(stores, lambda extent: -(-(TOKENS + 8) * ROW // 4096) * 4096, self.attends)
+        machine = tiers.machine(cache)
+        self.run = Residency(machine, range(LAYERS), policy, self.real, final_tokens=TOKENS + 8, recorded=[])
+        self.draw = random.Random(7)
+
+    def attends(self, attention: Attention) -> None:
+        for extent in attention.extents:
+            data = self.expected.setdefault(extent, bytearray())
+            frame = self.real.frame(extent, DEVICE)
+            new = self.draw.randbytes(self.run.table[extent].tokens * ROW - len(data))
+            frame.store(len(data), memoryview(new))
+            data += new
+            there = bytearray(len(data))
+            frame.load(0, memoryview(there))
+            assert there == data, f"{extent} has other bytes"
+
+    def turns(self, steps: int = 5) -> None:
+        for new in (TOKENS, *[1] * steps):
+            self.run.turn({"r": new}, {"r": ROW})
+            self.run.table.check()
+        self.real.settle()
+
+
+LAYER = 2 * ROW * (TOKENS + 8)
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "in-storage"])
+@pytest.mark.parametrize("device", [1, 2, 9])
+@pytest.mark.parametrize("host", [0, 2])
+def test_every_byte_arrives_and_as_many_as_in_modelled_time(name: str, device: int, host: int) -> None:
+    model = Model(POLICIES[name], Tiers(device * LAYER, host * LAYER), 2 * LAYER)
+    model.turns()
+    modelled = Modelled(model.run.machine, lambda attention: Work(0))
+    replay(model.run.recorded or [], model.run.machine, modelled, model.run)
+    assert modelled.moved == model.real.moved
+    for place, limit in ((DEVICE, device), (HOST, host)):
+        assert model.run.table.peak[place] <= limit * LAYER
+    model.real.close()
+
+
+def wanders(t: Turn) -> None:
+    """Whatever a table allows, drawn anew in each turn."""
+    draw = t.memory.setdefault("draw", random.Random(3))
+    for layer in t.layers:
+        for extent in t.extents(layer):
+            t.copy(extent, DEVICE, urgency=draw.random())
+        t.attend(layer)
+        for extent in [x for number in t.layers for x in t.extents(number)]:
+            act = draw.choice([t.copy, t.move, t.drop, t.drop])
+            place = draw.choice([HOST, PAGE_CACHE, DIRECT, DEVICE])
+            try:
+                act(extent, place)
+            except Refused:
+                t.memory["refused"] = t.memory.get("refused", 0) + 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_policy_at_random_under_slow_files_never_brings_wrong_bytes(seed: int) -> None:
+    draw, lock = random.Random(seed), threading.Lock()
+
+    def slow(what: str, extent: Extent) -> None:
+        with lock:
+            seconds = draw.choice([0, 0, 0.002])
+        time.sleep(seconds)
+
+    model = Model(wanders, Tiers(), 2 * LAYER, slow)
+    model.run.memory["draw"] = random.Random(seed)
+    model.turns(steps=8)
+    assert model.run.memory["refused"] > 0
+    model.real.close()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("what", ["load", "store"])
+@pytest.mark.parametrize("name", ["flexgen", "dual-blade", "split", "reactive"])
+def test_a_file_that_fails_is_one_clear_error(name: str, what: str, code: int) -> None:
+    count = 0
+
+    def fails(done: str, extent: Extent) -> None:
+        nonlocal count
+        count += done == what
+        if done == what and count == 5:
+            raise OSError(code, os.strerror(code), f"/disk: {extent}")
+
+    model = Model(POLICIES[name], Tiers(LAYER, 0), LAYER, fails)
+    with pytest.raises(OSError, match=r"/disk: [kv] of request r, layer") as raised:
+        model.turns()
+    assert raised.value.errno == code
+    model.real.close()
+
+
+def test_what_needs_a_copy_that_failed_does_not_run() -> None:
+    """It fails on its way to the disk; the way back brings the error, not the frame's former bytes."""
+
+    def fails(what: str, extent: Extent) -> None:
+        if what == "store" and extent.layer == 1:
+            time.sleep(0.05)
+            raise OSError(errno.EIO, "broken", "/disk")
+
+    def there_and_back(t: Turn) -> None:
+        for layer in t.layers:
+            t.attend(layer)
+        for extent in t.extents(1):
+            t.move(extent, DIRECT)
+            ticket = t.move(extent, DEVICE)
+            with pytest.raises(OSError, match="broken"):
+                t.wait(ticket)
+            t.memory["seen"] = t.memory.get("seen", 0) + 1
+
+    model = Model(there_and_back, Tiers(), LAYER, fails)
+    model.run.turn({"r": TOKENS}, {"r": ROW})
+    assert model.run.memory["seen"] == 2
+    model.real.close()
+
+
+def test_frames_go_with_their_request() -> None:
+    model = Model(POLICIES["flexgen"], Tiers(), LAYER)
+    model.turns()
+    model.run.free("r")
+    model.real.forget("r")
+    assert not model.real.frames
+    model.real.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"device": -1}, "device = -1: must be a whole number, at least 0"),
+        ({"host": True}, "host = True: must be a whole number"),
+        ({"page_cache": 1.5}, "page_cache = 1.5: must be a whole number"),
+        ({"files": "/tmp"}, "files = '/tmp': must be a pathlib.Path"),
+    ],
+)
+def test_tiers_are_checked_where_they_are_made(given: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Tiers(**given)  # type: ignore[arg-type]

@@ -1,0 +1,107 @@
+"""partner of: residency/real/frames.py"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from csd_io.direct import open_queue
+from csd_io.queue import aligned
+from residency.real.frames import CachedFiles, DirectBlocks, Memory, move
+from residency.table import Extent
+
+SIZE = 3 * 8192
+X, Y = Extent("r", 0, "k"), Extent("r", 0, "v")
+
+
+def stores(folder):
+    return {
+        "memory": Memory(),
+        "cached": CachedFiles(folder),
+        "direct": DirectBlocks(open_file=lambda nbytes: open_queue(folder, nbytes)),
+    }
+
+
+def filled(frame, seed):
+    data = aligned(SIZE)
+    data[:] = bytes((seed + 7 * at) % 251 for at in range(SIZE))
+    frame.store(0, data)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("source", ["memory", "cached", "direct"])
+@pytest.mark.parametrize("target", ["memory", "cached", "direct"])
+def test_any_part_moves_between_any_two_kinds(tmp_path, source, target):
+    made = stores(tmp_path)
+    one, other = made[source].frame(X, SIZE), made[target].frame(Y, SIZE)
+    sent, there = filled(one, 1), filled(other, 2)
+    move(one, other, 4096, 4096 + 8192, lambda: aligned(4096))
+    out = aligned(SIZE)
+    other.load(0, out)
+    assert bytes(out) == there[:4096] + sent[4096:12288] + there[12288:]
+    for frame in (one, other):
+        frame.free()
+    for store in made.values():
+        store.close()
+
+
+def test_nothing_of_files_is_left(tmp_path):
+    made = stores(tmp_path)
+    frames = [made[kind].frame(X, SIZE) for kind in ("cached", "direct")]
+    for frame in frames:
+        filled(frame, 3)
+    assert os.listdir(tmp_path) == []  # they have no names, whatever becomes of this process
+    before = len(os.listdir("/proc/self/fd"))
+    for frame in frames:
+        frame.free()
+    for store in made.values():
+        store.close()
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
+def test_hits_are_counted_where_the_kernel_says(tmp_path):
+    files = CachedFiles(tmp_path)
+    frame = files.frame(X, SIZE)
+    filled(frame, 4)
+    frame.load(0, aligned(SIZE))
+    assert files.read_bytes == SIZE
+    assert files.hit_bytes in (SIZE, None)
+    frame.free()
+
+
+def test_a_file_that_ends_early_is_an_error_with_its_name(tmp_path):
+    files = CachedFiles(tmp_path)
+    frame = files.frame(X, SIZE)
+    with pytest.raises(OSError, match="ends before byte 24576") as raised:
+        frame.load(0, aligned(SIZE))
+    assert raised.value.errno == errno.EIO
+    assert str(tmp_path) in raised.value.filename
+    assert "k of request r, layer 0" in raised.value.filename
+    frame.free()
+
+
+def test_memory_is_taken_when_it_is_written(tmp_path):
+    frame = Memory().frame(X, 1 << 30)
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    before = resident()
+    frame.store(0, memoryview(bytes(1 << 20)))
+    assert resident() - before < 16 << 20
+    frame.free()
+
+
+def test_a_device_is_shared_by_all_requests(tmp_path):
+    queue = open_queue(tmp_path, 4 * SIZE)
+    blocks = DirectBlocks(queue)
+    frames = [blocks.frame(Extent(request, 0, part), SIZE) for request in "ab" for part in "kv"]
+    with pytest.raises(OSError) as raised:
+        blocks.frame(Extent("c", 0, "k"), SIZE)
+    assert raised.value.errno == errno.ENOSPC
+    frames[0].free()
+    blocks.frame(Extent("c", 0, "k"), SIZE)
+    blocks.close()
