@@ -93,6 +93,10 @@ class Executor(Protocol):
         """Time of a layer without waiting: a moving average."""
         ...
 
+    def found(self, place: str) -> tuple[int, int] | None:
+        """Bytes of a place's files that were read, and of these what the page cache had; None where nobody knows."""
+        ...
+
 
 @dataclass(slots=True)
 class Counts:
@@ -271,6 +275,10 @@ class Turn:
     def layer_s(self) -> float:
         """Seconds of a layer without waiting, lately."""
         return self._run.executor.layer_s()
+
+    def found(self, place: str) -> tuple[int, int] | None:
+        """Bytes of a place's files that were read so far, and of these what the page cache had; None: nobody knows."""
+        return self._run.executor.found(place)
 
     # What a policy may do
 

@@ -152,6 +152,10 @@ class Modelled:
     def layer_s(self) -> float:
         return self._layer_s
 
+    def found(self, place: str) -> tuple[int, int] | None:
+        cache = self.caches.get(place)
+        return (cache.read_bytes, cache.hit_bytes) if cache else None
+
     def _go(self, copy: ModelledCopy) -> None:
         """Cut a copy into pieces, and let them enter one after the other."""
         transfer, path = copy.transfer, copy.path

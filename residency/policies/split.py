@@ -13,18 +13,32 @@ from residency.table import Extent
 from residency.turn import Turn
 
 
-def split(t: Turn, ahead: int = 1, share: float | None = None) -> None:
-    """Of every layer the same share is cached: half of it in K where that fits, else K of some of the layers."""
-    cached = t.memory.get("cached")
-    if cached is None:
+def split(t: Turn, ahead: int = 1, share: float | None = None, feedback: bool = False) -> None:
+    """Of every layer the same share is cached: half of it in K where that fits, else K of some of the layers.
+
+    share: of K and V, instead of what the cache keeps. feedback: less is cached when most of that had to come from the
+    disk again.
+    """
+    if "cached" not in t.memory:
         halves = 2 * in_cache(t) if share is None else int(2 * share * len(t.layers))
-        order = [(layer, part) for part in t.parts for layer in _spread(t.layers)]
-        cached = t.memory["cached"] = set(order[:halves])
+        t.memory["cached"] = [(layer, part) for part in t.parts for layer in _spread(t.layers)][:halves]
+    if feedback:
+        _yield(t)
+    cached = set(t.memory["cached"])
 
     def home(extent: Extent) -> str:
         return PAGE_CACHE if (extent.layer, extent.part) in cached else DIRECT
 
     stream(t, home, ahead)
+
+
+def _yield(t: Turn) -> None:
+    """Behind a turn that found less than half of what it read, cache one part of a layer less; then two, then four."""
+    found = t.found(PAGE_CACHE) or (0, 0)
+    read, hit = (now - before for now, before in zip(found, t.memory.get("found", (0, 0)), strict=True))
+    t.memory["found"] = found
+    fewer = t.memory["fewer"] = max(1, 2 * t.memory.get("fewer", 0)) if 2 * hit < read else 0
+    t.memory["cached"] = t.memory["cached"][: max(0, len(t.memory["cached"]) - fewer)]
 
 
 def _spread(layers: range) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from csd_io.queue import aligned
 from residency.machine import Path
-from residency.real.frames import Frame, Store, move
+from residency.real.frames import CachedFiles, Frame, Store, move
 from residency.table import Extent, Ticket, Transfer
 from residency.turn import Attention
 
@@ -156,6 +156,12 @@ class Real:
 
     def layer_s(self) -> float:
         return self._layer_s
+
+    def found(self, place: str) -> tuple[int, int] | None:
+        store = self.stores[place]
+        if not isinstance(store, CachedFiles) or store.hit_bytes is None:
+            return None
+        return store.read_bytes, store.hit_bytes
 
     def computed(self, seconds: float) -> None:
         """A layer took so long, waiting left out."""

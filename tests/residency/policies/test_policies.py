@@ -6,6 +6,7 @@ residency/policies/in_storage.py, residency/policies/reactive.py, residency/poli
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from residency import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, Link, Machine, Path, Place, Residency
 from residency.modelled.executor import Modelled, Work
-from residency.policies.split import _spread
+from residency.policies.split import _spread, split
 
 ROW = 64
 PROMPT, STEPS = 20, 5
@@ -94,6 +95,28 @@ def test_in_storage_moves_nothing() -> None:
     run = Residency(one, range(4), POLICIES["in-storage"], executor)
     run.turn({"r": PROMPT}, {"r": ROW})
     assert not run.traffic and run.table.used[CSD] == 4 * 2 * ROW * PROMPT
+
+
+def test_split_yields_to_a_cache_that_is_smaller_than_it_seemed() -> None:
+    """Of 16 layers' K half would be cached, and the cache keeps six: without feedback it finds nothing in the end."""
+    hits = {}
+    for feedback in (False, True):
+        one = machine(4 * LAYER, 0, 3 * LAYER)
+        executor = Modelled(one, lambda attention: Work(1))
+        policy = partial(split, share=0.25, feedback=feedback)
+        run = Residency(one, range(16), policy, executor)
+        run.turn({"r": PROMPT}, {"r": ROW})
+        executor.settle()
+        for _ in range(STEPS):
+            read, hit = executor.found(PAGE_CACHE) or (0, 0)
+            run.turn({"r": 1}, {"r": ROW})
+            executor.settle()
+        last = executor.found(PAGE_CACHE)
+        assert last
+        hits[feedback] = (last[1] - hit) / (last[0] - read)
+        run.table.check()
+    assert hits[False] < 0.5
+    assert hits[True] == 1
 
 
 @pytest.mark.parametrize("layers", [4, 32])

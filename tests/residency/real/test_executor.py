@@ -10,6 +10,7 @@ import os
 import random
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from csd_io.queue import aligned
 from residency import DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, Policy, Refused, Residency, Turn
 from residency.modelled.executor import Modelled, Work
 from residency.real.executor import Real
-from residency.real.frames import Memory, MemoryFrame
+from residency.real.frames import CachedFiles, Memory, MemoryFrame
 from residency.replay import replay
 from residency.table import Extent
 from residency.tiers import Tiers
@@ -194,6 +195,17 @@ def test_what_needs_a_copy_that_failed_does_not_run() -> None:
     model.run.turn({"r": TOKENS}, {"r": ROW})
     assert model.run.memory["seen"] == 2
     model.real.close()
+
+
+def test_what_the_page_cache_had_is_known_as_far_as_the_kernel_says(tmp_path: Path) -> None:
+    files = CachedFiles(tmp_path)
+    real = Real({PAGE_CACHE: files, HOST: Memory()}, lambda extent: 4096, lambda attention: None)
+    frame = files.frame(Extent("r", 0), 4096)
+    frame.store(0, aligned(4096))
+    frame.load(0, aligned(4096))
+    assert real.found(PAGE_CACHE) in ((4096, 4096), None)
+    assert real.found(HOST) is None
+    frame.free()
 
 
 def test_frames_go_with_their_request() -> None:
