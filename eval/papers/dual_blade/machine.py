@@ -93,6 +93,10 @@ class Setup:
         """What a limit leaves to the page cache, beside the runtime and a pinned buffer for each of two threads."""
         return max(0, int((limit_gib - ANONYMOUS.value) * GIB) - self.layer_bytes(self.final_tokens))
 
+    def limit_gib(self, cache_bytes: int) -> float:
+        """The limit that leaves so much."""
+        return ANONYMOUS.value + (cache_bytes + self.layer_bytes(self.final_tokens)) / GIB
+
     @property
     def prefill_gpu_s(self) -> float:
         """Prefill, as long as the GPU computes."""
@@ -110,7 +114,7 @@ def machine(setup: Setup, drive: Drive, cache_bytes: int | None, piece_bytes: in
     """Places and paths. cache_bytes: None is as much as wanted. piece_bytes: how copies are cut; 0: they are not.
 
     DMA to the GPU goes in turn, and reads that write the same memory are hindered meanwhile; threads that fault files
-    in wait for each other.
+    in wait for each other, and leave other reads the rest of the SSD's rate.
     """
     gpu_link, copied = setup.host.gpu_link_gb_per_s * 1e9, MEMORY_COPY.value * 1e9
     hindered = {DMA: HINDERED.value}
@@ -119,7 +123,7 @@ def machine(setup: Setup, drive: Drive, cache_bytes: int | None, piece_bytes: in
         Link("gpu-out", gpu_link, in_turn=True),
         Link(COPY, copied, hindered=hindered),
         Link("memory-copy-out", copied),
-        Link(READ, drive.read, hindered=hindered),
+        Link(READ, drive.read, hindered={**hindered, FAULTS: 1 - drive.faulted / drive.read}),
         Link(WRITE, drive.write, start_ns=round(1000 * drive.profile.random_write_us)),
         Link(FAULTS, drive.faulted, in_turn=True),
     ]

@@ -7,7 +7,16 @@ from itertools import product
 from typing import Any
 
 from eval.papers.dual_blade.machine import READ, WRITE, Setup, drives, machine
-from eval.papers.dual_blade.systems import SPLIT_BY_STEP, SYSTEMS, WITHOUT_PIPELINE, Inferred, System, alone_ms, infer
+from eval.papers.dual_blade.systems import (
+    FED_BACK,
+    SPLIT_BY_STEP,
+    SYSTEMS,
+    WITHOUT_PIPELINE,
+    Inferred,
+    System,
+    alone_ms,
+    infer,
+)
 from eval.papers.dual_blade.values import ALPHAS, ASSUMED, CALIBRATED, CLAIMS, PRINTED, SSDS
 from eval.papers.dual_blade.wear import waf
 from eval.papers.options import Machine, Simulated
@@ -162,8 +171,20 @@ def _compared(runs: Runs) -> dict[str, Any]:
         "split_by_step": {
             name: {ssd: over_dual_blade(ssd, system) for ssd in SSDS} for name, system in SPLIT_BY_STEP.items()
         },
+        "cache_smaller_than_planned": _smaller(runs),
         "pipeline_saves_percent": saved,
         "configurations": _rows(runs, SHOWN_GIB),
+    }
+
+
+def _smaller(runs: Runs) -> dict[str, dict[str, float]]:
+    """Decode where half of K and V was to be cached, and the cache keeps one layer in eight less, seconds."""
+    setup = runs.setup
+    kept = HALF * setup.model.layers * 7 / 8
+    limit_gib = setup.limit_gib(int(kept * setup.layer_bytes(setup.final_tokens)))
+    systems = {"dual-blade": SYSTEMS["dual-blade"], "split": SYSTEMS["split"], "split, fed back": FED_BACK}
+    return {
+        name: {ssd: runs.at(ssd, system, limit_gib, HALF).decode_s for ssd in SSDS} for name, system in systems.items()
     }
 
 

@@ -58,6 +58,7 @@ SYSTEMS = {
     "o-direct": System(_dual_blade, on_ext4=True),
     "split": System(lambda share: partial(split, share=share), PIECE_BYTES),
 }
+FED_BACK = System(lambda share: partial(split, share=share, feedback=True), PIECE_BYTES)
 SPLIT_BY_STEP = {
     "dual-blade, a layer ahead": System(lambda share: partial(dual_blade, share=share)),
     "split, layer by layer": System(lambda share: partial(split, ahead=0, share=share)),

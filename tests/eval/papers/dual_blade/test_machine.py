@@ -24,6 +24,7 @@ def test_a_limit_is_shared_with_the_runtime_and_pinned_buffers():
     assert setup.cache_bytes(7) == 6 * GIB - setup.layer_bytes(543)
     assert setup.cache_bytes(7) // setup.layer_bytes(543) == 21
     assert setup.cache_bytes(1) == 0
+    assert setup.cache_bytes(setup.limit_gib(10**9)) == pytest.approx(10**9, abs=2)
 
 
 def test_paths_share_the_gpus_link_and_reads_are_hindered_by_it():
@@ -32,6 +33,8 @@ def test_paths_share_the_gpus_link_and_reads_are_hindered_by_it():
     assert all(path.links[-1] == DMA for path in to_device.values())
     assert to_device[PAGE_CACHE].missed == (FAULTS, DMA)
     assert [DMA in one.links[name].hindered for name in (READ, COPY, FAULTS)] == [True, True, False]
+    read = one.links[READ]
+    assert read.bytes_per_s * read.hindered[FAULTS] + one.links[FAULTS].bytes_per_s == pytest.approx(read.bytes_per_s)
     assert to_device[DIRECT].block_bytes == 4096
     assert machine(paper_setup(), drives()["B"], 0).paths[DIRECT, DEVICE].block_bytes == 512
 

@@ -72,6 +72,7 @@ def result():
     return judge(PAPER, find(Machine(), Simulated(), False))
 
 
+@pytest.mark.slow
 def test_every_value_of_the_paper_has_a_row(result):
     json.dumps(result)
     numbers = {row["id"].rstrip("abcdefghijklmnopqrstuvwxyz") for row in result["rows"]}
@@ -80,6 +81,7 @@ def test_every_value_of_the_paper_has_a_row(result):
     assert all(row.get("reason") for row in result["rows"] if row["kind"] == Kind.CONTRADICTION)
 
 
+@pytest.mark.slow
 def test_predictions_hold(result):
     assert result["median_error_percent"] <= 3
     assert result["worst_error_percent"] <= 10
@@ -89,6 +91,7 @@ def test_predictions_hold(result):
     assert all(abs(row["error_percent"]) < 0.5 for row in fitted)
 
 
+@pytest.mark.slow
 def test_split_pairs_are_faster_than_the_paper_and_each_step_to_them_is(result):
     for ssd in "AB":
         assert result["ours_over_dual_blade"][ssd] >= 1.35
@@ -97,6 +100,15 @@ def test_split_pairs_are_faster_than_the_paper_and_each_step_to_them_is(result):
         assert steps[-1] == result["ours_over_dual_blade"][ssd]
 
 
+@pytest.mark.slow
+def test_what_is_fed_back_finds_its_way_out_of_a_cache_that_is_too_small(result):
+    seconds = result["cache_smaller_than_planned"]
+    for ssd in "AB":
+        assert seconds["split, fed back"][ssd] < 0.9 * seconds["split"][ssd]
+        assert seconds["split, fed back"][ssd] < 0.6 * seconds["dual-blade"][ssd]
+
+
+@pytest.mark.slow
 def test_under_any_limit_dual_blade_is_no_slower_than_what_it_combines(result):
     seconds = {(row["ssd"], row["system"], row["limit_gib"]): row["decode_s"] for row in result["configurations"]}
     for (ssd, system, limit), took in seconds.items():
