@@ -92,6 +92,7 @@ class _RingEngine:
         self.how = "io_uring"
         self._target, self._ring = target, Ring(depth, target.wide)
         self._fixed: dict[int, tuple[int, int]] = {}  # by address: number of a registered buffer, its bytes
+        self._found: list[tuple[int, int]] = []  # what an interrupt of a wait must not lose
 
     def register(self, buffers: Sequence[memoryview]) -> None:
         try:
@@ -108,10 +109,11 @@ class _RingEngine:
         self._ring.enter(0)
 
     def reap(self, at_least: int) -> list[tuple[int, int]]:
-        found = self._ring.completions()
-        while len(found) < at_least:
-            self._ring.enter(at_least - len(found))
-            found += self._ring.completions()
+        self._found += self._ring.completions()
+        while len(self._found) < at_least:
+            self._ring.enter(at_least - len(self._found))
+            self._found += self._ring.completions()
+        found, self._found = self._found, []
         return found
 
     def close(self) -> None:
