@@ -41,7 +41,7 @@ def test_growth_is_the_median_of_the_last_rounds_less_that_of_the_warm_ones():
 
 def test_a_long_soak_is_judged_by_its_last_third():
     """What grows while it warms up does not count, what grows from then on does, however little at a time."""
-    sizes = [min(number, 60) for number in range(90)], [number for number in range(90)]
+    sizes = [min(number, 60) for number in range(90)], list(range(90))
     flat, growing = ([[replace(USAGE, anonymous_bytes=size)] for size in each] for each in sizes)
     assert growth(flat)["anonymous_growth_bytes"] == 5  # within the tenth that ends the warm-up
     assert growth(growing)["anonymous_growth_bytes"] == 30
