@@ -52,9 +52,12 @@ class BlockQueue:
         self.name, self.size_bytes = target.name, target.size_bytes
         self.block_bytes, self.max_bytes, self.depth = target.block_bytes, target.max_bytes, depth
         self._target, self._engine = target, _engine(target, depth)
-        self.how = self._engine.how
         self._flying: dict[int, Request] = {}  # by number; keeps their buffers
         self._number = 0
+
+    @property
+    def how(self) -> str:
+        return self._engine.how
 
     def register(self, buffers: Sequence[memoryview]) -> None:
         self._engine.register(buffers)
@@ -85,17 +88,18 @@ class BlockQueue:
 
 
 class _RingEngine:
-    how = "io_uring"
-
     def __init__(self, target: Target, depth: int) -> None:
+        self.how = "io_uring"
         self._target, self._ring = target, Ring(depth, target.wide)
         self._fixed: dict[int, tuple[int, int]] = {}  # by address: number of a registered buffer, its bytes
+        self._found: list[tuple[int, int]] = []  # what an interrupt of a wait must not lose
 
     def register(self, buffers: Sequence[memoryview]) -> None:
         try:
             self._ring.register(buffers)
         except OSError:  # more than this user may pin: they are used as any other
             return
+        self.how = "io_uring, registered buffers"
         self._fixed = {address(buffer): (number, buffer.nbytes) for number, buffer in enumerate(buffers)}
 
     def begin(self, requests: Sequence[tuple[int, Request]]) -> None:
@@ -105,10 +109,11 @@ class _RingEngine:
         self._ring.enter(0)
 
     def reap(self, at_least: int) -> list[tuple[int, int]]:
-        found = self._ring.completions()
-        while len(found) < at_least:
-            self._ring.enter(at_least - len(found))
-            found += self._ring.completions()
+        self._found += self._ring.completions()
+        while len(self._found) < at_least:
+            self._ring.enter(at_least - len(self._found))
+            self._found += self._ring.completions()
+        found, self._found = self._found, []
         return found
 
     def close(self) -> None:

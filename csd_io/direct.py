@@ -49,9 +49,12 @@ def open_queue(path: Path, size_bytes: int | None = None, depth: int = DEPTH, fo
         queue = BlockQueue(FileTarget(_open(path, held_alone), str(path), size_bytes, False), depth)
     else:
         raise OSError(errno.EINVAL, "neither a folder, a file nor a device", str(path))
-    if not force and (what := _found(path, queue)):
+    try:
+        if not force and (what := _found(path, queue)):
+            raise OSError(errno.EBUSY, f"holds {what}; it is only written to by force", str(path))
+    except OSError:
         queue.close()
-        raise OSError(errno.EBUSY, f"holds {what}; it is only written to by force", str(path))
+        raise
     return queue
 
 

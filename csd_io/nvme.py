@@ -85,7 +85,10 @@ def parse_controller(page: bytes) -> dict[str, Any]:
 
 def identify_namespace(fd: int) -> tuple[int, int, int]:
     """Number of an open namespace, its LBAs and the bytes of each."""
-    nsid, page = fcntl.ioctl(fd, _ID), mmap.mmap(-1, 4096)
+    try:
+        nsid, page = fcntl.ioctl(fd, _ID), mmap.mmap(-1, 4096)
+    except OSError as error:
+        raise OSError(error.errno, "is no NVMe namespace", os.readlink(f"/proc/self/fd/{fd}")) from error
     _issue(fd, _ADMIN, _IDENTIFY, nsid, page, 4096, 0)
     return nsid, *parse_namespace(page[:])
 

@@ -39,7 +39,7 @@ class Queue(Protocol):
     """Blocks of a file or a device.
 
     size_bytes: of all blocks. block_bytes: to which offsets, sizes and addresses of buffers are aligned. max_bytes: of
-    one request. depth: requests in flight at most. how: what carries them out, for people.
+    one request. depth: requests in flight at most.
     """
 
     name: str
@@ -47,7 +47,11 @@ class Queue(Protocol):
     block_bytes: int
     max_bytes: int
     depth: int
-    how: str
+
+    @property
+    def how(self) -> str:
+        """What carries requests out, for people."""
+        ...
 
     def register(self, buffers: Sequence[memoryview]) -> None:
         """Name buffers that will be used again and again; a queue that gains nothing by that does nothing."""

@@ -56,7 +56,24 @@ def work(given: dict[str, str], libc: Any) -> dict[str, Any]:
         block.name: lambda number: open_window(block, number),
         char.name: lambda number: open_window(char, drives + number),
     }
-    return {"id_ctrl": controller, "decodes": {way: _decode(connect, drives, given) for way, connect in ways.items()}}
+    answer = {"id_ctrl": controller, "decodes": {way: _decode(connect, drives, given) for way, connect in ways.items()}}
+    if "scratch" in given:
+        answer["passthrough"] = _pass_through(char.with_name(f"{char.name[:-1]}{given['scratch']}"))
+    return answer
+
+
+def _pass_through(namespace: Path) -> dict[str, Any]:
+    """Layers through a namespace past the kernel; they lie where our packages do."""
+    from csd_io.direct import open_queue
+    from host_driver.passthrough import LAYERS_FILE, Layers, round_trip
+
+    began = time.monotonic()
+    queue = open_queue(namespace)
+    try:
+        found = round_trip(queue, Layers.load(Path(__file__).parents[1] / LAYERS_FILE))
+    finally:
+        queue.close()
+    return found | {"namespace": namespace.name, "wall_s": time.monotonic() - began}
 
 
 def _decode(connect: Callable[[int], Any], drives: int, given: dict[str, str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from nvmevirt_config.module import Reservation
 
 QEMU, MAKE_FS = "qemu-system-x86_64", "mke2fs"
 SERIAL = "vcsd"
+MDTS = 6  # 256 KiB a command, as a data center's drives have it
 QEMU_MODEL, NVMEVIRT_MODEL = "QEMU", "CSL_Virt"
 
 _NEEDED = "numpy", "pydantic", "pydantic_core", "annotated_types", "typing_inspection", "typing_extensions"
@@ -37,13 +38,15 @@ _LEFT_OUT = (
 class Guest:
     """kernel: an image; root: a file system with /init; drive: the raw file that is the NVMe drive, None with a module.
 
-    words: what the kernel's command line says to /init.
+    scratch: a raw file that is a namespace of the same controller, to be written past the kernel; what is deallocated
+    becomes a hole in it. words: what the kernel's command line says to /init.
     """
 
     kernel: Path
     root: Path
     memory: Path
     drive: Path | None
+    scratch: Path | None
     words: tuple[str, ...]
     reservation: Reservation
     cpus: int = 3
@@ -51,7 +54,7 @@ class Guest:
     def command(self, accelerator: str) -> list[str]:
         """QEMU's command line. All namespaces are one controller's, the root's last; Linux counts those there."""
         total = self.reservation.end_bytes
-        files = [file for file in (self.drive, self.root) if file]
+        files = [file for file in (self.drive, self.scratch, self.root) if file]
         line = [
             "console=ttyS0",
             f"root=/dev/nvme0n{len(files)}",
@@ -62,10 +65,11 @@ class Guest:
             "loglevel=4",
         ]
         line += [self.reservation.kernel_argument, *self.words]
-        devices = ["-device", f"nvme,serial={SERIAL},id=nvme"]
+        devices = ["-device", f"nvme,serial={SERIAL},id=nvme,mdts={MDTS}"]
+        more = {self.root: ",readonly=on", self.scratch: ",discard=unmap"}
         for number, file in enumerate(files, 1):
             form = f"file={file},format=raw,if=none,id=disk{number},cache=writeback"
-            devices += ["-drive", form + (",readonly=on" if file == self.root else "")]
+            devices += ["-drive", form + more.get(file, "")]
             blocks = "logical_block_size=4096,physical_block_size=4096"
             devices += ["-device", f"nvme-ns,drive=disk{number},bus=nvme,nsid={number},{blocks}"]
         return [

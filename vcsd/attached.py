@@ -98,7 +98,7 @@ class Setting:
         """The method, and its parameters when so many tokens are stored."""
         params = self.attention.at(stored, head_dim)
         convention = getattr(self.attention.budget, "convention", "paper")
-        asked = {"attention": self.attention.method, "convention": convention}
+        asked: dict[str, Any] = {"attention": self.attention.method, "convention": convention}
         return asked | {"r": params.r, "k": params.k, "l": params.l}
 
     def unkept(self) -> Setting:

@@ -27,6 +27,7 @@ from csd_link.window import BLOCK_BYTES, WindowLayout
 from host_driver.driver import Driver
 from host_driver.exercise import SHIPPED_SHAPE, exercise
 from host_driver.in_guest import SAYS
+from host_driver.passthrough import LAYERS_FILE, Layers, digests
 from nvmevirt_config.guest import NVMEVIRT_MODEL, QEMU, QEMU_MODEL, Guest, find_kernel, make_root
 from nvmevirt_config.module import Reservation
 from vcsd.transport import FACTORY, open_drives
@@ -35,6 +36,9 @@ LAYOUT = WindowLayout(depth=4, slot_blocks=256)
 WAYS = 2  # over a block device and over a character device, each with drives of its own
 BOOT_S, STEP_S = 240.0, 0.5  # in software on a busy machine: until it decodes, and a step of one drive
 KVM_S, KVM_SILENCE_S = 60.0, 20.0  # a machine that takes longer on hardware does not work there
+SCRATCH_NSID = 2
+SAME = ("bytes_equal", "output_equal", "deallocated")
+MADE_UP = Layers.made_up(layers=4, tokens=2048, heads=4, group=2, dim=64)  # a layer's K has four requests
 FIGURES = ("outputs", "step_ns", "link_bytes", "pages_read")
 
 
@@ -42,7 +46,9 @@ FIGURES = ("outputs", "step_ns", "link_bytes", "pages_read")
 class GuestRun:
     """A decode of `tokens` steps behind a prompt of made-up numbers, inside the guest machine.
 
-    drives: how many, and which; their firmware runs outside. module: NVMeVirt's, instead of QEMU's NVMe drive.
+    drives: how many, and which; their firmware runs outside. module: NVMeVirt's, instead of QEMU's NVMe drive. layers:
+    an .npz file of q, k and v that go through a namespace past the kernel (`host_driver.passthrough`); None makes some
+    up.
     accelerator: kvm, tcg, or auto, which takes kvm where that works. console: a file for all that the guest says.
     timeout_s: for the machine; None is by the work.
     """
@@ -51,6 +57,7 @@ class GuestRun:
     prompt: int
     tokens: int
     module: Path | None = None
+    layers: Path | None = None
     accelerator: str = "auto"
     timeout_s: float | None = None
     console: Path | None = None
@@ -70,6 +77,8 @@ class GuestRun:
         words.append(f"vcsd.model={NVMEVIRT_MODEL if self.module else QEMU_MODEL}")
         if self.module:
             words.append(f"vcsd.module={'/'.join(reservation.module_options)}")
+        else:
+            words.append(f"vcsd.scratch={SCRATCH_NSID}")
         return tuple(words)
 
 
@@ -85,29 +94,35 @@ def run_guest(run: GuestRun) -> dict[str, Any]:
         folder = Path(scratch)
         root = folder / "root.img"
         packages = [Path(package.__file__ or "").parent for package in (csd_spec, csd_io, csd_link, host_driver)]
-        make_root(root, packages, run.module)
+        layers = Layers.load(run.layers) if run.layers else MADE_UP
+        layers.save(folder / LAYERS_FILE)
+        make_root(root, [*packages, folder / LAYERS_FILE], run.module)
         reservation = Reservation()
         size = WAYS * run.drives.count * LAYOUT.blocks * BLOCK_BYTES
-        memory, disk = folder / "memory", folder / "drive.raw"
+        memory, disk, past = folder / "memory", folder / "drive.raw", folder / "past.raw"
         MappedMedium.create(memory, reservation.end_bytes)
         MappedMedium.create(disk, size)
+        MappedMedium.create(past, (2 * layers.k.nbytes >> 20) + 2 * len(layers.k) << 20)
         backing, at = (memory, reservation.storage_start_bytes) if run.module else (disk, 0)
         guest = Guest(
             kernel=kernel,
             root=root,
             memory=memory,
             drive=None if run.module else disk,
+            scratch=None if run.module else past,
             words=run.words(reservation),
             reservation=reservation,
         )
         with _firmware(run.drives, backing, at, folder):
             answer, used = _boot(guest, run)
+        left_bytes = 512 * past.stat().st_blocks
     with open_drives(run.drives) as devices:
         driver = Driver(devices, SHIPPED_SHAPE)
         expected = exercise(driver, run.prompt, run.tokens)
         driver.close()
     decodes = answer["decodes"]
     differ = [f"{way}: {name}" for way, decode in decodes.items() for name in FIGURES if decode[name] != expected[name]]
+    passed = _passed(answer.get("passthrough"), layers, left_bytes)
     return {
         "drive": "nvmevirt" if run.module else "qemu",
         "accelerator": used,
@@ -115,10 +130,23 @@ def run_guest(run: GuestRun) -> dict[str, Any]:
         "id_ctrl": answer["id_ctrl"],
         "tokens": run.tokens,
         "decoded_over": sorted(decodes),
-        "equal": not differ,
+        "equal": not differ and all(passed[each] for each in SAME if passed),
         "differ": differ,
+        "passthrough": passed,
         "decode_wall_s": {way: decode["wall_s"] for way, decode in decodes.items()},
         "wall_s": time.monotonic() - began,
+    }
+
+
+def _passed(found: dict[str, Any] | None, layers: Layers, left_bytes: int) -> dict[str, Any]:
+    """What became of layers that went past the guest's kernel, beside the same here; left_bytes: of the namespace."""
+    if found is None:
+        return {}
+    expected = digests(layers, layers.tensors())
+    return {name: found[name] for name in ("namespace", "how", "requests", "request_bytes", "depth", "wall_s")} | {
+        "bytes_equal": found["tensors"] == expected["tensors"],
+        "output_equal": found["outputs"] == expected["outputs"],
+        "deallocated": found["zeros"] and not left_bytes,
     }
 
 

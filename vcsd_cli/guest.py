@@ -37,6 +37,7 @@ def guest_run(
     prompt: Annotated[int, typer.Option(min=1, max=1024, help="tokens that are stored first")] = 128,
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None,
     module: Annotated[Path | None, typer.Option(help="NVMeVirt's nvmev.ko, built for the guest's kernel")] = None,
+    layers: Annotated[Path | None, typer.Option(help="q, k, v (.npz) to store past the kernel (default: some)")] = None,
     accelerator: Annotated[Accelerator, typer.Option(help="auto takes kvm where that works")] = Accelerator.AUTO,
     console: Annotated[Path | None, typer.Option(help="file for all that the guest says")] = None,
     timeout_s: Annotated[float | None, typer.Option(min=1, max=86400, help="for it (default: by the work)")] = None,
@@ -51,6 +52,7 @@ def guest_run(
         prompt=prompt,
         tokens=tokens,
         module=module,
+        layers=layers,
         accelerator=accelerator.value,
         timeout_s=timeout_s,
         console=console,
@@ -60,7 +62,8 @@ def guest_run(
     if output is Output.JSON:
         print_json(result)
     else:
-        flat = result | {f"id-ctrl {key}": value for key, value in result["id_ctrl"].items()}
+        flat = result | {f"past the kernel: {key}": value for key, value in result["passthrough"].items()}
+        flat |= {f"id-ctrl {key}": value for key, value in result["id_ctrl"].items()}
         show("guest machine", {key: value for key, value in flat.items() if not isinstance(value, dict)}, output)
     if not result["equal"]:
         sys.exit(1)

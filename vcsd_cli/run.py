@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from vcsd.generate import Attachable
 
 
+NOTHING_MOVES: dict[str, Any] = {"places": [], "paths": []}  # but q, k, v and the output: `link_bytes`
+
+
 class Processor(StrEnum):
     """Where the model runs."""
 
@@ -151,10 +154,10 @@ def run(
         from vcsd.generate import compare
         from vcsd.loading import CHECKPOINT, encode, load
 
+        setting: Attachable = in_tiers or _in_drives(what, where, tiers)
         path = model or CHECKPOINT
         loaded, tokenizer = load(path, device)
         shape = model_shape(loaded)
-        setting: Attachable = in_tiers or _in_drives(what, where, tiers)
         setting.check(shape)
         inputs = encode(loaded, tokenizer, prompt, text.batch, text.max_new_tokens, text.seed)
         setting = setting.sized(inputs["input_ids"].shape[1] + text.max_new_tokens)
@@ -165,6 +168,8 @@ def run(
     with progress("ordinary attention", text.max_new_tokens) as tick:
         done = compare(loaded, tokenizer, inputs, text.max_new_tokens, setting, stream, tick)
     asked = setting.asked(done.stored, shape.head_dim)
+    if tiers.residency and not in_tiers:
+        asked["residency"] = {"policy": tiers.residency, "why": "", "turns": done.report.steps + 1} | NOTHING_MOVES
     if normal:
         _show(done, asked)
     else:

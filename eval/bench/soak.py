@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from threading import Event
@@ -65,7 +66,6 @@ _FLASH = Geometry(
 )
 SPEC = replace(INSTCSD_ZYNQ7045_8CH, name="soak", geometry=_FLASH, dram_bytes=64 << 20)
 LEAST_ROUNDS = 3  # two of them to warm up
-WARM_ROUNDS = 24
 MAX_ANONYMOUS_BYTES, MAX_FLASH_BYTES = 1 << 20, 16 << 20  # growth: noise of the allocator; an eighth of a drive's flash
 HEADS, HEAD_DIM, MAX_ROWS = 2, 64, 2048  # of the sequences that come and go beside the decodes
 CHUNK_BYTES, CHUNKS = 64 << 10, 8  # written to and read from a mounted drive at once; places where
@@ -128,14 +128,24 @@ def _flash_bytes(pid: int) -> int:
 
 
 def growth(rounds: Sequence[Sequence[Usage]]) -> dict[str, int]:
-    """The median of the last round's samples less that of the last one of the warm-up: two thirds of the rounds, and
-    `WARM_ROUNDS` at the most."""
-    warm = rounds[max(2, min(2 * len(rounds) // 3, WARM_ROUNDS)) - 1]
+    """The median of the samples of the last tenth of the rounds, less that of the tenth that ends the warm-up.
+
+    That is two thirds of the rounds: heaps take hundreds of rounds until they are as fragmented as they become.
+    """
+    warm, tenth = max(2, 2 * len(rounds) // 3), max(1, len(rounds) // 10)
+    ends = [list(chain(*each)) for each in (rounds[warm - tenth : warm], rounds[-tenth:])]
     grown = dict[str, int]()
     for name in (each.name for each in fields(Usage)):
-        before, after = (median(getattr(usage, name) for usage in samples) for samples in (warm, rounds[-1]))
+        before, after = (median(getattr(usage, name) for usage in samples) for samples in ends)
         grown[f"{name}_growth".replace("_bytes_growth", "_growth_bytes")] = int(after - before)
     return grown
+
+
+def by_tenth(rounds: Sequence[Sequence[Usage]]) -> list[int]:
+    """Anonymous bytes at the end of each tenth of the rounds, or of each round where they are fewer."""
+    parts = min(10, len(rounds))
+    ends = (rounds[(part + 1) * len(rounds) // parts - 1] for part in range(parts))
+    return [int(median(usage.anonymous_bytes for usage in samples)) for samples in ends]
 
 
 def _done(device: Device, command: Command) -> Completion:
@@ -353,6 +363,7 @@ def bench_soak(minutes: float, drives: int, tokens: int, seed: int, tick: Tick) 
         "kills": soak.kills,
         "snapshots": soak.snapshots,
         **growth(rounds),
+        "anonymous_bytes_by_tenth": by_tenth(rounds),
     }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from csd_io import blocks
+from csd_io import blocks, direct
 from csd_io.direct import open_queue
 from csd_io.queue import Pool, Request, aligned, carry_out, pieces
 from csd_io.signatures import LOOK_BYTES, held
@@ -99,6 +99,44 @@ def test_requests_outside_registered_buffers_are_right_too(tmp_path):
         back = aligned(8192)
         carry_out(queue, [Request("read", 0, back)])
         assert bytes(back) == b"a" * 4096 + b"b" * 4096
+
+
+def test_an_interrupt_of_a_wait_loses_nothing_that_has_ended(tmp_path, monkeypatch):
+    with opened(tmp_path, MIB) as queue:
+        if queue.how != "io_uring":
+            pytest.skip(f"requests are carried out by {queue.how}")
+        ring, ready = queue._engine._ring, []
+        completions, enter, waits = ring.completions, ring.enter, iter([False, True])
+
+        def one_by_one():
+            ready.extend(completions())
+            return [ready.pop()] if ready else []
+
+        def interrupted(wait):
+            enter(1 if not ready else 0)
+            if next(waits, False):
+                raise KeyboardInterrupt
+
+        queue.submit([Request("read", 4096 * number, aligned(4096)) for number in range(4)])
+        monkeypatch.setattr(ring, "completions", one_by_one)
+        monkeypatch.setattr(ring, "enter", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.reap(4)
+        assert len(queue.reap(4)) == 4
+
+
+def test_a_device_that_cannot_be_looked_at_is_let_go(tmp_path, monkeypatch):
+    file = tmp_path / "blocks"
+    file.write_bytes(bytes(MIB))
+    before = len(os.listdir("/proc/self/fd"))
+
+    def fail(*_):
+        raise OSError(errno.EIO, "cannot be read")
+
+    monkeypatch.setattr(direct, "carry_out", fail)
+    with pytest.raises(OSError, match="cannot be read"):
+        open_queue(file)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_room_is_kept_from_the_start_or_refused(tmp_path):

@@ -8,23 +8,44 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from csd_link.driveset import DriveSet
 from csd_spec import Attention, Compression
+from eval.accuracy.recorded import TEXT, record
 from host_driver.driver import Driver
 from host_driver.exercise import SHIPPED_SHAPE, exercise
 from host_driver.in_guest import arguments
+from host_driver.passthrough import Layers
 from nvmevirt_config.guest import Guest
 from nvmevirt_config.module import Reservation
 from vcsd.guest import GuestRun
+from vcsd.loading import CHECKPOINT
+from vcsd.loading import load as load_model
 from vcsd.transport import open_drives
+
+
+def record_layers(file):
+    """q of the last token, k and v of every layer of the shipped model on two texts."""
+    model, tokenizer = load_model(CHECKPOINT)
+    ids = torch.tensor(tokenizer(TEXT.read_text())["input_ids"])
+    found = record(model, torch.stack([ids[:1024], ids[1024:2048]]))
+    k, v = (
+        np.stack([np.concatenate(each).transpose(1, 0, 2) for each in of_layers])  # (S, B H, d) of each
+        for of_layers in ([each.k for each in found], [each.v for each in found])
+    )
+    q = np.stack([each.q[:, :, -1].reshape(k.shape[2], -1, k.shape[3]) for each in found])
+    Layers(q, k, v).save(file)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("guest_machine")
 def test_the_guest_decodes_over_the_window_as_in_process(tmp_path):
+    record_layers(tmp_path / "layers.npz")
     words = ["guest", "run", "--drives", "1", "--prompt", "100", "--tokens", "64", "-o", "json"]
+    words += ["--layers", str(tmp_path / "layers.npz")]
     command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", *words]
     console = tmp_path / "console"
     done = subprocess.run([*command, "--console", str(console)], capture_output=True, text=True, check=False)
@@ -35,6 +56,10 @@ def test_the_guest_decodes_over_the_window_as_in_process(tmp_path):
     assert (result["tokens"], result["decoded_over"]) == (64, ["ng0n1", "nvme0n1"])
     assert (result["id_ctrl"]["sn"], result["id_ctrl"]["vid"]) == ("vcsd", 0x1B36)
     assert result["id_ctrl"]["mn"].startswith("QEMU NVMe Ctrl")
+    passed = result["passthrough"]
+    assert (passed["namespace"], passed["how"]) == ("ng0n2", "io_uring, registered buffers")
+    assert (passed["requests"], passed["request_bytes"], passed["depth"]) == (32, 256 << 10, 32)
+    assert passed["bytes_equal"] and passed["output_equal"] and passed["deallocated"]
     answer = [line for line in console.read_text().splitlines() if line.startswith("vcsd-guest: ")]
     assert len(json.loads(answer[0].removeprefix("vcsd-guest: "))["decodes"]["nvme0n1"]["outputs"]) == 64
 
@@ -91,6 +116,7 @@ def test_the_machine_has_its_root_its_memory_and_the_drive(drive):
         root=Path("root"),
         memory=Path("ram"),
         drive=drive,
+        scratch=drive and Path("scratch"),
         words=("vcsd.drives=2",),
         reservation=Reservation(),
     )
@@ -99,9 +125,11 @@ def test_the_machine_has_its_root_its_memory_and_the_drive(drive):
     assert Reservation().kernel_argument in line
     assert "vcsd.drives=2" in line
     disks = [word for word in command if word.startswith("file=")]
-    assert [disk.partition(",")[0] for disk in disks] == (["file=drive.raw", "file=root"] if drive else ["file=root"])
+    files = ["file=drive.raw", "file=scratch", "file=root"] if drive else ["file=root"]
+    assert [disk.partition(",")[0] for disk in disks] == files
     assert disks[-1].endswith("readonly=on")
-    assert [f"nsid={number}," in " ".join(command) for number in (1, 2)] == [True, bool(drive)]
+    assert [disk.endswith("discard=unmap") for disk in disks] == [file == "file=scratch" for file in files]
+    assert [f"nsid={number}," in " ".join(command) for number in (1, 3)] == [True, bool(drive)]
     assert f"root=/dev/nvme0n{len(disks)} " in line  # Linux counts the namespaces that are there
     assert f"size={Reservation().end_bytes}" in " ".join(command)
 

@@ -1,0 +1,149 @@
+"""K and V of layers as extents of a namespace, past the kernel and back: Dual-Blade's direct group (arXiv 2604.26557).
+
+The attention is elementwise float64 and sums in a fixed order, so that every machine has the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from csd_io.extents import Extents
+from csd_io.queue import Queue, Request, aligned, carry_out
+from csd_spec.arrays import F16, F64
+
+LAYERS_FILE = "layers.npz"  # what the guest machine stores
+
+Key = tuple[int, str]  # layer, and "k" or "v"
+
+_LOG2_E = 1.4426950408889634
+_TERMS = [math.log(2) ** n / math.factorial(n) for n in range(14)]  # of 2^x
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What is stored and what asks for it: q (layers, H, G, d), k and v (layers, S, H, d).
+
+    H counts the KV heads of all sequences of a batch.
+    """
+
+    q: F16
+    k: F16
+    v: F16
+
+    def __post_init__(self) -> None:
+        layers, _, heads, dim = self.k.shape
+        if self.v.shape != self.k.shape or self.q.shape[:2] != (layers, heads) or self.q.shape[3:] != (dim,):
+            shapes = f"q {self.q.shape}, k {self.k.shape}, v {self.v.shape}"
+            raise ValueError(f"{shapes}: are not of the same layers and heads")
+        if any(each.dtype != np.float16 for each in (self.q, self.k, self.v)):
+            raise ValueError("q, k and v must be float16")
+
+    @classmethod
+    def load(cls, file: Path) -> Layers:
+        """Arrays q, k and v of an .npz file; raises ValueError for another."""
+        with np.load(file, allow_pickle=False) as found:
+            try:
+                return cls(found["q"], found["k"], found["v"])
+            except KeyError as error:
+                raise ValueError(f"{file}: {error.args[0]}") from error
+
+    def save(self, file: Path) -> None:
+        """As `load` reads them."""
+        np.savez(file, q=self.q, k=self.k, v=self.v)
+
+    @classmethod
+    def made_up(cls, layers: int, tokens: int, heads: int, group: int, dim: int) -> Layers:
+        """The same numbers every time."""
+        generator = np.random.default_rng(0)
+        shapes = (layers, heads, group, dim), (layers, tokens, heads, dim), (layers, tokens, heads, dim)
+        return cls(*((generator.integers(-512, 512, shape) / 256).astype(np.float16) for shape in shapes))
+
+    def tensors(self) -> dict[Key, F16]:
+        """Each (S, H, d), in the order in which layers ask for them."""
+        return {(layer, kind): getattr(self, kind)[layer] for layer in range(len(self.k)) for kind in "kv"}
+
+
+def attend(q: F16, k: F16, v: F16) -> F64:
+    """softmax(q k^T / sqrt(d)) v, (H, G, d), for q (H, G, d), k and v (S, H, d)."""
+    wide_k, wide_v = (each.transpose(1, 2, 0).astype(np.float64)[:, None] for each in (k, v))  # (H, 1, d, S)
+    logits = _summed(np.moveaxis(q.astype(np.float64)[..., None] * wide_k, 2, 0)) / math.sqrt(q.shape[2])
+    weights = _exp(logits - logits.max(axis=-1, keepdims=True))  # (H, G, S)
+    total = _summed(np.moveaxis(weights, 2, 0))[..., None]
+    out: F64 = _summed(np.moveaxis(weights[:, :, None] * wide_v, 3, 0)) / total
+    return out
+
+
+def _summed(parts: F64) -> F64:
+    """The sum over the first axis, in its order."""
+    total: F64 = np.zeros(parts.shape[1:])
+    for part in parts:
+        total += part
+    return total
+
+
+def _exp(x: F64) -> F64:
+    """e^x for x <= 0, by multiplications and additions alone."""
+    scaled = x * _LOG2_E
+    whole = np.rint(scaled)
+    rest, found = scaled - whole, np.full(x.shape, _TERMS[-1])
+    for term in _TERMS[-2::-1]:
+        found = found * rest + term
+    powers: F64 = np.ldexp(found, np.maximum(whole, -1074).astype(np.int64))
+    return powers
+
+
+def digests(layers: Layers, tensors: dict[Key, F16]) -> dict[str, list[str]]:
+    """SHA-256 of the bytes of tensors, and of each layer's attention output over them."""
+    outputs = [attend(q, tensors[layer, "k"], tensors[layer, "v"]) for layer, q in enumerate(layers.q)]
+    return {
+        "tensors": [sha256(each.tobytes()).hexdigest() for each in tensors.values()],
+        "outputs": [sha256(each.tobytes()).hexdigest() for each in outputs],
+    }
+
+
+def round_trip(queue: Queue, layers: Layers) -> dict[str, Any]:
+    """Write all tensors to extents, read all back with as many requests in flight as the queue allows, and deallocate.
+
+    Returns digests of what came back, and: requests, request_bytes (the largest), depth (most in flight), how; zeros:
+    whether what was deallocated reads as zeros. Raises OSError.
+    """
+    extents, given = Extents(queue), layers.tensors()
+    buffers = {key: _padded(each, queue.block_bytes) for key, each in given.items()}
+    for key, each in given.items():
+        extents.bind(key, each.nbytes)
+    reads = _requests(extents, "read", buffers)
+    queue.register([request.buffer for request in reads])
+    carry_out(queue, _requests(extents, "write", buffers))
+    queue.sync()
+    for buffer in buffers.values():
+        buffer[:] = bytes(buffer.nbytes)
+    carry_out(queue, reads)
+    back = {key: np.frombuffer(buffers[key], np.float16, each.size).reshape(each.shape) for key, each in given.items()}
+    found = digests(layers, back)
+    for key in given:
+        extents.release(key)
+    carry_out(queue, reads)
+    return found | {
+        "requests": len(reads),
+        "request_bytes": max(request.buffer.nbytes for request in reads),
+        "depth": min(queue.depth, len(reads)),
+        "how": queue.how,
+        "zeros": not any(np.frombuffer(buffer, np.uint8).any() for buffer in buffers.values()),
+    }
+
+
+def _requests(extents: Extents, op: Any, buffers: dict[Key, memoryview]) -> list[Request]:
+    return [request for key, buffer in buffers.items() for request in extents.requests(op, key, 0, buffer)]
+
+
+def _padded(tensor: F16, block_bytes: int) -> memoryview:
+    """A tensor's bytes in whole blocks."""
+    buffer = aligned(-(-tensor.nbytes // block_bytes) * block_bytes)
+    buffer[: tensor.nbytes] = np.ascontiguousarray(tensor).view(np.uint8).reshape(-1).data
+    return buffer

@@ -1,0 +1,65 @@
+"""Tensors to a queue and back, and attention whose bits are every machine's."""
+
+import numpy as np
+import pytest
+
+from attention_engine import reference
+from csd_io.direct import open_queue
+from host_driver.passthrough import Layers, attend, digests, round_trip
+from tests.csd_io.test_extents import sim_queue
+
+SMALL = Layers.made_up(layers=2, tokens=33, heads=3, group=2, dim=16)
+
+
+def test_the_attention_is_that_of_the_reference():
+    out = attend(SMALL.q[0], SMALL.k[0], SMALL.v[0])
+    wide = [each[0].astype(np.float64) for each in (SMALL.q, SMALL.k, SMALL.v)]
+    for head in range(3):
+        expected = reference.dense(wide[0][head], wide[1][:, head], wide[2][:, head])
+        np.testing.assert_allclose(out[head], expected, rtol=1e-13, atol=1e-14)
+
+
+def test_its_weights_vanish_where_those_of_the_reference_do():
+    q = np.full((1, 1, 4), 200, np.float16)
+    k = np.array([[[200.0] * 4], [[-200.0] * 4], [[199.0] * 4]], np.float16)
+    v = np.arange(12, dtype=np.float16).reshape(3, 1, 4)
+    np.testing.assert_allclose(attend(q, k, v)[0, 0], v[0, 0].astype(np.float64), atol=1e-150)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_comes_back_is_what_was_given_and_then_gone(seed):
+    queue = sim_queue(seed, blocks=256)
+    found, expected = round_trip(queue, SMALL), digests(SMALL, SMALL.tensors())
+    assert {name: found[name] for name in expected} == expected
+    assert found["zeros"] and found["request_bytes"] <= queue.max_bytes
+    assert found["depth"] == min(32, found["requests"])
+
+
+def test_a_failing_read_is_an_error(monkeypatch):
+    queue = sim_queue(0, blocks=256)
+    queue.bad = 0.5
+    with pytest.raises(OSError, match="disk/blocks"):
+        round_trip(queue, SMALL)
+
+
+def test_a_file_does_as_well_as_a_namespace(tmp_path):
+    layers = Layers.made_up(layers=2, tokens=2048, heads=8, group=1, dim=64)
+    queue = open_queue(tmp_path, 16 << 20)
+    queue.max_bytes = 256 << 10
+    found, expected = round_trip(queue, layers), digests(layers, layers.tensors())
+    queue.close()
+    assert {name: found[name] for name in expected} == expected
+    assert (found["requests"], found["request_bytes"], found["depth"], found["zeros"]) == (32, 256 << 10, 32, True)
+
+
+def test_layers_come_from_a_file_and_others_are_refused(tmp_path):
+    SMALL.save(tmp_path / "a.npz")
+    for name in "qkv":
+        np.testing.assert_array_equal(getattr(Layers.load(tmp_path / "a.npz"), name), getattr(SMALL, name))
+    np.savez(tmp_path / "b.npz", q=SMALL.q, k=SMALL.k)
+    with pytest.raises(ValueError, match="v is not a file"):
+        Layers.load(tmp_path / "b.npz")
+    with pytest.raises(ValueError, match="same layers"):
+        Layers(SMALL.q, SMALL.k, SMALL.v[:1])
+    with pytest.raises(ValueError, match="float16"):
+        Layers(SMALL.q.astype(np.float32), SMALL.k, SMALL.v)
