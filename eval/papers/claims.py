@@ -64,11 +64,20 @@ def _shown(paper: Paper, found: Found, result: dict[str, Any]) -> list[Any]:
         table(f"Claims of {paper.title} ({found.extent})", columns, rows, left=("id", "text", "kind")),
         _constants("Calibrated", result["calibrated"], (*names, "fixed_by")),
         _constants("Assumed", result["assumed"], names),
-        *(f"contradiction {row['id']}: {row['reason']}" for row in result["rows"] if "reason" in row),
+        *(f"contradiction {', '.join(ids)}: {reason}" for reason, ids in _reasons(result["rows"]).items()),
         *(f"exception {each['id']}: {each['reason']}" for each in result["exceptions"]),
         f"predicted rows: median error {median:.1f} %, worst {worst:.1f} %",
         *found.notes,
     ]
+
+
+def _reasons(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Contradictions by their reasons."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if "reason" in row:
+            found.setdefault(row["reason"], []).append(row["id"])
+    return found
 
 
 def _constants(title: str, constants: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:

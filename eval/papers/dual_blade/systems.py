@@ -19,7 +19,7 @@ from residency.turn import Attention
 
 BATCH = "batch"  # the request that all sequences are
 READING = ("page-cache", "evicted", "direct")  # paths to the GPU
-PIECE_BYTES = 8 << 20  # of the split's copies: what 32 commands of 256 KiB have under way
+PIECE_BYTES = 16 << 20  # of the split's copies: small beside K or V of a layer, and smaller ones give no more
 
 
 @dataclass(frozen=True, slots=True)

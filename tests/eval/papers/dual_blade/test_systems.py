@@ -25,8 +25,8 @@ def test_what_the_cache_keeps_is_found_in_it(name, share):
 
 
 def test_split_pairs_find_their_half_whatever_their_pieces_are():
-    """Tensors that are larger than a piece: 24 MB."""
-    setup = small_setup(batch=16, input=180)
+    """Tensors that are larger than two pieces: 39 MB."""
+    setup = small_setup(batch=16, input=300)
     assert setup.layer_bytes(setup.input) / 2 > 2 * SYSTEMS["split"].piece_bytes
     assert infer(setup, SYSTEMS["split"], A, limit_for(setup, 4)).cached_share == pytest.approx(0.5)
 
