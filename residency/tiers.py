@@ -27,10 +27,10 @@ class Tiers:
     """Bytes for KV by tier.
 
     device: on the model's device. host: in host memory. Both None: as much as is wanted. page_cache: what the kernel
-    may keep of files; None: what this process's cgroup, or the machine, has to spare. files: a folder for files, or a
-    block or NVMe character device for what is past the page cache; None: the folder for temporary files. max_tokens:
-    how long a sequence may become; None: the model's context, at most 4096. force: write to a device that holds
-    something.
+    may keep of files; None: what this process's cgroup, or the machine, has to spare. files: a folder for files; or,
+    for what is past the page cache, a file (as a mounted drive's namespace), a block or an NVMe character device; None:
+    the folder for temporary files. max_tokens: how long a sequence may become; None: the model's context, at most 4096.
+    force: write to a device that holds something.
     """
 
     device: int | None = None
@@ -47,8 +47,8 @@ class Tiers:
                 raise ValueError(f"{name} = {value!r}: must be a whole number, at least 0")
         if self.files is not None and not isinstance(self.files, FilePath):
             raise ValueError(f"files = {self.files!r}: must be a pathlib.Path")
-        if self.files is not None and not self.files.is_dir() and not self.on_device:
-            raise ValueError(f"files = {self.files}: is no folder and no device")
+        if self.files is not None and not self.files.exists():
+            raise ValueError(f"files = {self.files}: there is no such folder, file or device")
 
     @property
     def folder(self) -> FilePath:
@@ -57,8 +57,8 @@ class Tiers:
 
     @property
     def on_device(self) -> bool:
-        """Whether what is past the page cache lies on a device of its own."""
-        return self.files is not None and (self.files.is_block_device() or self.files.is_char_device())
+        """Whether what is past the page cache lies in one file, or on a device of its own."""
+        return self.files is not None and not self.files.is_dir()
 
     def machine(self, cache_bytes: int) -> Machine:
         """The places and paths that these tiers are."""

@@ -76,7 +76,7 @@ class Report:
         return Group(self._traffic_table(), self._time_table(), self._drive_table())
 
     def __str__(self) -> str:
-        console = Console(width=80, no_color=True)
+        console = Console(width=80, no_color=True, emoji=False)
         with console.capture() as capture:
             console.print(self)
         return capture.get().rstrip()

@@ -151,7 +151,7 @@ class TierReport:
         return Group(self._place_table(), self._path_table())
 
     def __str__(self) -> str:
-        console = Console(width=80, no_color=True)
+        console = Console(width=80, no_color=True, emoji=False)
         with console.capture() as capture:
             console.print(self)
         return capture.get().rstrip()

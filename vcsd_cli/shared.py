@@ -20,7 +20,7 @@ ATTENTION_HELP = "how drives attend: dense, sparf, or another method of attentio
 
 def stdout() -> Console:
     """For results: as wide as the terminal, or wide enough for a table where there is none."""
-    return Console(width=None if sys.stdout.isatty() else 120)
+    return Console(width=None if sys.stdout.isatty() else 120, emoji=False)
 
 
 class Output(StrEnum):

@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from csd_link.driveset import DriveSet
+from csd_link.run_dir import run_dir
+from csd_spec import LogPage
 from residency import POLICIES
 from tests.vcsd_cli.test_main import PROMPT, vcsd
+from vcsd.administer import read_log
+from vcsd.transport import open_drives
 
 RUN = ("run", "--prompt", PROMPT, "--max-new-tokens", "8")
 LAYER_MIB = 2 * 4 * 64 * 4 * (len(PROMPT) + 8) / 2**20  # K and V of a layer of the shipped model, one row
@@ -93,7 +98,10 @@ def test_a_policy_of_ones_own(capsys, monkeypatch, tmp_path) -> None:
         (["--residency", "flexgen", "--device-mib", "-1"], "--device-mib"),
         (["--residency", "flexgen", "--device-mib", "nan"], "--device-mib"),
         (["--residency", "flexgen", "--device-mib", "0.1"], "device is full"),
-        (["--residency", "flexgen", "--files", "/nowhere"], "files = /nowhere: is no folder and no device"),
+        (
+            ["--residency", "flexgen", "--files", "/nowhere"],
+            "files = /nowhere: there is no such folder",
+        ),
         (["--residency", "flexgen", "--files", "/dev/null"], "/dev/null"),
         (["--residency", "flexgen", "--attention", "dense"], "--attention is of drives"),
         (["--residency", "flexgen", "--policies", "/nowhere.py"], "/nowhere.py"),
@@ -107,10 +115,28 @@ def test_what_is_wrong_is_one_line(capsys, monkeypatch, args, reason) -> None:
     assert reason in line
 
 
-def test_a_device_that_holds_something_is_left_alone(capsys, monkeypatch, tmp_path) -> None:
-    """Whatever is no folder and no device is refused, files with something in them too."""
+def test_what_holds_something_is_left_alone(capsys, monkeypatch, tmp_path) -> None:
     disk = Path(tmp_path, "disk.img")
-    disk.write_bytes(b"precious" * 1024)
-    code, _, err = vcsd(capsys, monkeypatch, *RUN, "--residency", "dual-blade", "--files", str(disk))
-    assert code == 1 and "is no folder and no device" in err
-    assert disk.read_bytes() == b"precious" * 1024
+    disk.write_bytes(b"precious" * (1 << 20))
+    args = (*RUN, "--residency", "dual-blade", "--page-cache-mib", "0", "--files", str(disk))
+    code, _, err = vcsd(capsys, monkeypatch, *args)
+    assert code == 1 and "only written to by force" in err
+    assert disk.read_bytes() == b"precious" * (1 << 20)
+    code, _, err = vcsd(capsys, monkeypatch, *args, "--force")
+    assert code == 0, err
+    assert disk.read_bytes() != b"precious" * (1 << 20)
+
+
+@pytest.mark.usefixtures("fuse", "own_run_dir")
+def test_a_mounted_drive_holds_what_is_past_the_page_cache(capsys, monkeypatch) -> None:
+    """Our own drive as a plain one: its namespace by io_uring, and it counts and times the requests."""
+    with open_drives(DriveSet(count=1, transport="fuse")) as (drive,):
+        (namespace,) = run_dir().glob("run-*/mount*/namespace")
+        result = run(
+            capsys, monkeypatch, "--residency", "dual-blade", "--page-cache-mib", "0", "--files", str(namespace)
+        )
+        assert result["agreement"]["tokens_equal"]
+        moved = {path["name"]: path["bytes"] for path in result["residency"]["paths"]}
+        assert moved["direct>device"] > moved["device>direct"] > 0
+        smart = read_log(drive, LogPage.SMART)
+        assert min(smart["host_read_commands"], smart["host_write_commands"]) > 0
