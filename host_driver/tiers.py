@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from csd_io.direct import open_queue
+from csd_io.queue import aligned
+from host_driver.hf.staging import side_stream
 from residency.machine import DEVICE, DIRECT, HOST, PAGE_CACHE, Machine
 from residency.modelled.executor import Modelled, Work
 from residency.real.conductor import Conductor
@@ -35,7 +37,10 @@ class Shape:
 
 
 class DeviceFrame:
-    """Memory of a GPU, reached by way of the host. It is taken whole, since a GPU does not give pages when written."""
+    """Memory of a GPU, reached by way of the host on a stream of its own, behind what the model has computed so far.
+
+    It is taken whole, since a GPU does not give pages when they are written.
+    """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self.bytes: torch.Tensor | None = torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -45,14 +50,28 @@ class DeviceFrame:
 
     def load(self, at: int, into: memoryview) -> None:
         assert self.bytes is not None
-        torch.frombuffer(into, dtype=torch.uint8).copy_(self.bytes[at : at + len(into)])
+        self._copy(self.bytes[at : at + len(into)], torch.frombuffer(into, dtype=torch.uint8))
 
     def store(self, at: int, data: memoryview) -> None:
         assert self.bytes is not None
-        self.bytes[at : at + len(data)].copy_(torch.frombuffer(data, dtype=torch.uint8))
+        self._copy(torch.frombuffer(data, dtype=torch.uint8), self.bytes[at : at + len(data)])
+
+    @staticmethod
+    def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+        device = source.device if source.is_cuda else target.device
+        side = side_stream(device)
+        side.wait_stream(torch.cuda.default_stream(device))
+        with torch.cuda.stream(side):
+            target.copy_(source, non_blocking=True)
+        side.synchronize()
 
     def free(self) -> None:
         self.bytes = None
+
+
+def _pinned(nbytes: int) -> memoryview:
+    """Host memory that a GPU reaches by itself."""
+    return memoryview(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy())
 
 
 class DeviceMemory(Memory):
@@ -92,7 +111,8 @@ class TieredKv:
         self._over: list[Hashable] = []  # dropped while a turn was under way
         self._closed = False
         self.files = CachedFiles(tiers.folder)
-        self.real = Real(self._stores(), self._capacity, self._conductor.attends)
+        buffer = aligned if self.device.type == "cpu" else _pinned
+        self.real = Real(self._stores(), self._capacity, self._conductor.attends, buffer)
         self.residency = Residency(
             self.machine, range(layers), policy, self.real, final_tokens=max_tokens, recorded=[] if record else None
         )

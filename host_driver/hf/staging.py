@@ -11,12 +11,17 @@ from csd_spec.arrays import F16
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a GPU on which nothing is computed."""
+    return _side_streams.setdefault(device, torch.cuda.Stream(device))
+
+
 def stage(*tensors: torch.Tensor) -> Callable[[], tuple[F16, ...]]:
     """Begin to bring tensors to the host as float16; the function returned waits and gives the arrays."""
     if not tensors[0].is_cuda:
         return lambda: tuple(t.detach().to(torch.float16).contiguous().numpy() for t in tensors)
     device = tensors[0].device
-    side = _side_streams.setdefault(device, torch.cuda.Stream(device))
+    side = side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     arrived = torch.cuda.Event()
     with torch.cuda.stream(side):

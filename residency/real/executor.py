@@ -54,8 +54,10 @@ class Real:
         stores: Mapping[str, Store],
         capacity: Callable[[Extent], int],
         attends: Callable[[Attention], None],
+        buffer: Callable[[int], memoryview] = aligned,
     ) -> None:
-        self.stores, self._capacity, self._attends = stores, capacity, attends
+        """buffer: makes what copies go through where neither side is this process's memory."""
+        self.stores, self._capacity, self._attends, self._buffer = stores, capacity, attends, buffer
         self.frames: dict[tuple[Extent, str], Frame] = {}
         self.moved: Counter[str] = Counter()
         self.stalls_s: defaultdict[str, float] = defaultdict(float)
@@ -201,7 +203,7 @@ class Real:
 
         def bounce() -> memoryview:
             nonlocal buffer
-            buffer = buffer or aligned(BOUNCE_BYTES)
+            buffer = buffer or self._buffer(BOUNCE_BYTES)
             return buffer
 
         while True:
