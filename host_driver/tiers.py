@@ -71,7 +71,7 @@ class DeviceFrame:
 
 def _pinned(nbytes: int) -> memoryview:
     """Host memory that a GPU reaches by itself."""
-    return memoryview(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy())
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
 
 
 class DeviceMemory(Memory):
