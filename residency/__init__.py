@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from residency.machine import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Path, Place
+from residency.modelled.executor import Modelled, Work
 from residency.policies import POLICIES, load_policies
 from residency.table import Extent, Refused, Table, Ticket
 from residency.turn import Policy, Residency, Turn
@@ -17,6 +18,7 @@ __all__ = [
     "Extent",
     "Link",
     "Machine",
+    "Modelled",
     "Path",
     "Place",
     "Policy",
@@ -25,5 +27,6 @@ __all__ = [
     "Table",
     "Ticket",
     "Turn",
+    "Work",
     "load_policies",
 ]

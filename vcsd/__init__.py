@@ -4,7 +4,7 @@ with vcsd.attach(model, drives=2, attention="sparf", compression=8) as csd:
     out = model.generate(**inputs, max_new_tokens=64)
     print(csd.report())
 
-`__all__` is what may be imported; everything below it may change. Each name is loaded when it is asked for, torch and
+`__all__` is what may be imported, and that of `residency`; everything below may change. Each name is loaded when it is asked for, torch and
 transformers with those that need them.
 """
 
@@ -21,7 +21,6 @@ _PLACES = {
     "vcsd.attached": ("Attached", "Setting", "attach", "attached"),
     "vcsd.report": ("Report",),
     "vcsd.tiered": ("TierReport", "TierSetting", "Tiered"),
-    "residency": ("POLICIES", "Policy", "Refused", "Turn", "load_policies"),
     "residency.tiers": ("Tiers",),
     "host_driver.hf.shape": ("Unsupported",),
     "csd_link.driveset": ("DriveSet",),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import residency
 import vcsd
 from attention_engine import METHODS, load_methods
 
@@ -58,7 +59,7 @@ def names_of_ours(code):
 def test_examples_use_the_public_face_alone():
     used = {name for code in examples() for name in names_of_ours(code)}
     assert {"vcsd.attach", "vcsd.METHODS", "vcsd.Step"} <= used
-    assert used <= {f"vcsd.{name}" for name in vcsd.__all__}
+    assert used <= {f"{face.__name__}.{name}" for face in (vcsd, residency) for name in face.__all__}
 
 
 def test_the_readme_names_the_public_face_and_no_others():
@@ -80,9 +81,19 @@ def test_who_imports_it_has_its_types_and_its_version():
 
 
 def test_what_needs_no_torch_loads_without_it():
-    needs = {"Attached", "Report", "Setting", "Unsupported", "attach", "attached"}
+    needs = {
+        "Attached",
+        "Report",
+        "Setting",
+        "Unsupported",
+        "attach",
+        "attached",
+        "TierReport",
+        "TierSetting",
+        "Tiered",
+    }
     names = ", ".join(sorted(set(vcsd.__all__) - needs))
-    code = f"import sys; sys.modules['torch'] = None; from vcsd import {names}"
+    code = f"import sys; sys.modules['torch'] = None; import residency; from vcsd import {names}"
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'magic'"):
         vcsd.magic  # noqa: B018

@@ -18,8 +18,9 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import vcsd
+from residency import Turn
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
-from vcsd import Tiers, Turn, Unsupported
+from vcsd import Tiers, Unsupported
 
 POLICIES = ("reactive", "flexgen", "dual-blade", "split", "auto")
 
