@@ -4,8 +4,8 @@ with vcsd.attach(model, drives=2, attention="sparf", compression=8) as csd:
     out = model.generate(**inputs, max_new_tokens=64)
     print(csd.report())
 
-`__all__` is what may be imported, and that of `residency`; everything below may change. Each name is loaded when it is asked for, torch and
-transformers with those that need them.
+`__all__` is what may be imported, and that of `residency`; everything below may change. Each name is loaded when it is
+asked for, torch and transformers with those that need them.
 """
 
 from __future__ import annotations
