@@ -118,7 +118,8 @@ class TieredKv:
         )
 
     def open(self, request: Hashable, shape: Shape) -> None:
-        """A batch whose K and V are of this shape."""
+        """A batch whose K and V are of this shape; raises Refused where they cannot become as long as was said."""
+        self._check_device(shape, self.tiers.max_tokens or 1)
         self._shapes[request] = shape
 
     def reach(self, request: Hashable, layer: int, new: int) -> None:
@@ -130,6 +131,7 @@ class TieredKv:
             length = self._length(request) + new
             if length > self.max_tokens:
                 raise Refused(f"{length} tokens: tiers were made for {self.max_tokens}: give Tiers(max_tokens=...)")
+            self._check_device(shape, length)
             self._turn_of = request
             turn, rows = {request: new}, {request: shape.row_bytes}
             self._conductor.start(lambda: self.residency.turn(turn, rows))
@@ -198,6 +200,15 @@ class TieredKv:
         replay(run.recorded, self.machine, modelled, run)
         modelled.settle()
         return dict(modelled.moved)
+
+    def _check_device(self, shape: Shape, tokens: int) -> None:
+        """Raise Refused where K and V of a layer are more than the device may hold: no policy could attend them."""
+        limit, need = self.tiers.device, 2 * shape.row_bytes * tokens
+        if limit is not None and need > limit:
+            raise Refused(
+                f"device = {limit:,} bytes: K and V of one layer take {need:,} at {tokens:,} tokens of "
+                f"{shape.rows[0]} sequences: give it more"
+            )
 
     def _length(self, request: Hashable) -> int:
         entry = self.residency.table.entries.get(Extent(request, 0, "k"))

@@ -175,7 +175,7 @@ def test_settings_that_do_not_fit_are_refused(given, reason) -> None:
 def test_a_device_too_small_for_a_layer_says_so(tmp_path) -> None:
     model = llama().eval()
     tiers = Tiers(1000, files=tmp_path)
-    with vcsd.attach(model, residency="flexgen", tiers=tiers), pytest.raises(ValueError, match="device is full"):
+    with vcsd.attach(model, residency="flexgen", tiers=tiers), pytest.raises(ValueError, match="K and V of one layer"):
         model(**prompt(1))
 
 
