@@ -6,10 +6,12 @@ The attention is elementwise float64 and sums in a fixed order, so that every ma
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -37,6 +39,8 @@ class Layers:
     v: F16
 
     def __post_init__(self) -> None:
+        if self.q.ndim != 4 or self.k.ndim != 4 or not self.k.size or not self.q.size:
+            raise ValueError(f"q {self.q.shape}, k {self.k.shape}: must have four dimensions and something in them")
         layers, _, heads, dim = self.k.shape
         if self.v.shape != self.k.shape or self.q.shape[:2] != (layers, heads) or self.q.shape[3:] != (dim,):
             shapes = f"q {self.q.shape}, k {self.k.shape}, v {self.v.shape}"
@@ -47,11 +51,13 @@ class Layers:
     @classmethod
     def load(cls, file: Path) -> Layers:
         """Arrays q, k and v of an .npz file; raises ValueError for another."""
-        with np.load(file, allow_pickle=False) as found:
-            try:
+        try:
+            with np.load(file, allow_pickle=False) as found:
                 return cls(found["q"], found["k"], found["v"])
-            except KeyError as error:
-                raise ValueError(f"{file}: {error.args[0]}") from error
+        except (KeyError, IndexError, AttributeError, TypeError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+            raise ValueError(
+                f"{file}: is no .npz file of q, k and v: {error.args[0] if error.args else error}"
+            ) from error
 
     def save(self, file: Path) -> None:
         """As `load` reads them."""

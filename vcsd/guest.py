@@ -47,8 +47,7 @@ class GuestRun:
     """A decode of `tokens` steps behind a prompt of made-up numbers, inside the guest machine.
 
     drives: how many, and which; their firmware runs outside. module: NVMeVirt's, instead of QEMU's NVMe drive. layers:
-    an .npz file of q, k and v that go through a namespace past the kernel (`host_driver.passthrough`); None makes some
-    up.
+    q, k and v that go through a namespace past the kernel.
     accelerator: kvm, tcg, or auto, which takes kvm where that works. console: a file for all that the guest says.
     timeout_s: for the machine; None is by the work.
     """
@@ -57,7 +56,7 @@ class GuestRun:
     prompt: int
     tokens: int
     module: Path | None = None
-    layers: Path | None = None
+    layers: Layers = MADE_UP
     accelerator: str = "auto"
     timeout_s: float | None = None
     console: Path | None = None
@@ -94,15 +93,14 @@ def run_guest(run: GuestRun) -> dict[str, Any]:
         folder = Path(scratch)
         root = folder / "root.img"
         packages = [Path(package.__file__ or "").parent for package in (csd_spec, csd_io, csd_link, host_driver)]
-        layers = Layers.load(run.layers) if run.layers else MADE_UP
-        layers.save(folder / LAYERS_FILE)
+        run.layers.save(folder / LAYERS_FILE)
         make_root(root, [*packages, folder / LAYERS_FILE], run.module)
         reservation = Reservation()
         size = WAYS * run.drives.count * LAYOUT.blocks * BLOCK_BYTES
         memory, disk, past = folder / "memory", folder / "drive.raw", folder / "past.raw"
         MappedMedium.create(memory, reservation.end_bytes)
         MappedMedium.create(disk, size)
-        MappedMedium.create(past, (2 * layers.k.nbytes >> 20) + 2 * len(layers.k) << 20)
+        MappedMedium.create(past, (2 * run.layers.k.nbytes >> 20) + 2 * len(run.layers.k) << 20)
         backing, at = (memory, reservation.storage_start_bytes) if run.module else (disk, 0)
         guest = Guest(
             kernel=kernel,
@@ -122,7 +120,7 @@ def run_guest(run: GuestRun) -> dict[str, Any]:
         driver.close()
     decodes = answer["decodes"]
     differ = [f"{way}: {name}" for way, decode in decodes.items() for name in FIGURES if decode[name] != expected[name]]
-    passed = _passed(answer.get("passthrough"), layers, left_bytes)
+    passed = _passed(answer.get("passthrough"), run.layers, left_bytes)
     return {
         "drive": "nvmevirt" if run.module else "qemu",
         "accelerator": used,

@@ -44,7 +44,8 @@ def guest_run(
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Boot a Linux whose NVMe driver finds the drives, decode inside, and compare with decoding in this process."""
-    from vcsd.guest import GuestRun, run_guest
+    from host_driver.passthrough import Layers
+    from vcsd.guest import MADE_UP, GuestRun, run_guest
 
     wanted = DriveSet(count=drives, spec=load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH)
     run = GuestRun(
@@ -52,7 +53,7 @@ def guest_run(
         prompt=prompt,
         tokens=tokens,
         module=module,
-        layers=layers,
+        layers=Layers.load(layers) if layers else MADE_UP,
         accelerator=accelerator.value,
         timeout_s=timeout_s,
         console=console,

@@ -41,7 +41,8 @@ CUT = (
     "eval.bench.cli_fuzz:bench_cli_fuzz",  # all of this again
     "eval.bench.transport:bench_transport",  # mounts, and minutes of fio
     "eval.bench.page_cache:bench_page_cache",  # control groups, and as much of the disk as it is told
-    "eval.bench.flips:bench_flips",  # this and the next: minutes, in processes of their own
+    "eval.bench.attention:sweep",  # this and the next ones: minutes
+    "eval.bench.flips:bench_flips",  # in processes of their own
     "eval.bench.soak:bench_soak",
     "eval.simulation.simulate:bench_simulate",
     "eval.accuracy.families:sweep",
