@@ -92,7 +92,7 @@ def test_a_policy_of_ones_own(capsys, monkeypatch, tmp_path) -> None:
         (["--device-mib", "3"], "say with --residency who moves K and V"),
         (["--residency", "flexgen", "--device-mib", "-1"], "--device-mib"),
         (["--residency", "flexgen", "--device-mib", "nan"], "--device-mib"),
-        (["--residency", "flexgen", "--device-mib", "0.1"], "device is full"),
+        (["--residency", "flexgen", "--device-mib", "0.1"], "the device is too small: a layer's K and V"),
         (["--residency", "flexgen", "--files", "/nowhere"], "files = /nowhere: is no folder and no device"),
         (["--residency", "flexgen", "--files", "/dev/null"], "/dev/null"),
         (["--residency", "flexgen", "--attention", "dense"], "--attention is of drives"),
