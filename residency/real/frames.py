@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from csd_io.extents import Extents
+from csd_io.folder import check_written_back
 from csd_io.queue import Queue, carry_out
 from residency.table import Extent
 
@@ -163,6 +164,7 @@ class CachedFrame:
     def __init__(self, files: CachedFiles, extent: Extent) -> None:
         self._files, self._name = files, f"{files.folder}: {extent}"
         self._fd = _nameless(files.folder)
+        self._lost: OSError | None = None
 
     def view(self, at: int, nbytes: int) -> None:
         return None
@@ -175,7 +177,18 @@ class CachedFrame:
             if not count:
                 raise OSError(errno.EIO, f"ends before byte {at + len(into)}", self._name)
             done += count
+        if hit != len(into):
+            self._check_disk()
         self._files.count(len(into), hit)
+
+    def _check_disk(self) -> None:
+        """Raise OSError where what comes from the disk may be older than what was written: it never got there."""
+        try:
+            check_written_back(self._fd, self._name)
+        except OSError as error:
+            self._lost = error
+        if self._lost:
+            raise self._lost
 
     def _cached(self, at: int, into: memoryview) -> int | None:
         """How many bytes come without waiting for a disk; None where this file system cannot say."""

@@ -161,3 +161,24 @@ def test_what_is_trimmed_is_gone_and_the_rest_is_not(tmp_path):
     with pytest.raises(OSError, match="ends before"):
         frame.load(0, aligned(10_001))
     frame.free()
+
+
+def test_what_the_kernel_could_not_write_back_is_not_read_as_it_was_before(tmp_path, monkeypatch):
+    """It tells once, and the frame remembers."""
+    frame, told, out = CachedFiles(tmp_path).frame(X, SIZE), [], aligned(SIZE)
+    filled(frame, 8)
+
+    def tells_once(fd, name):
+        told.append(name)
+        if len(told) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+
+    monkeypatch.setattr("residency.real.frames.check_written_back", tells_once)
+    monkeypatch.setattr(frame, "_cached", lambda at, into: len(into))
+    frame.load(0, out)  # the page cache has it all
+    assert not told
+    monkeypatch.setattr(frame, "_cached", lambda at, into: 0)
+    for _ in range(2):
+        with pytest.raises(OSError, match="k of request r, layer 0"):
+            frame.load(0, out)
+    frame.free()
