@@ -17,6 +17,7 @@ Bytes = bytes | bytearray | memoryview
 Durability = Literal["process", "host"]
 DURABILITIES: tuple[Durability, ...] = ("process", "host")
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # Linux: fallocate(2)
+_WAIT_BEFORE = 1  # Linux: sync_file_range(2)
 _NO_HOLES = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -210,6 +211,8 @@ class DiskFolder:
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_sync_file_range = ctypes.CDLL(None, use_errno=True).sync_file_range
+_sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 def punch(fd: int, offset: int, size: int, name: str) -> None:
@@ -217,6 +220,17 @@ def punch(fd: int, offset: int, size: int, name: str) -> None:
     if _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, size):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), name)
+
+
+def check_written_back(fd: int, name: str) -> None:
+    """Raise OSError where the kernel could not write some of a file to its disk; of each failure it tells once.
+
+    Nothing is written for that. What could not be is in the page cache for a while, and then nowhere.
+    """
+    if _sync_file_range(fd, 0, 0, _WAIT_BEFORE):
+        code = ctypes.get_errno()
+        if code not in _NO_HOLES:
+            raise OSError(code, os.strerror(code), name)
 
 
 def allocate(fd: int, offset: int, size: int, name: str) -> None:

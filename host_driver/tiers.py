@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,8 @@ from residency.table import Extent, Refused
 from residency.tiers import BLOCK_BYTES, Tiers
 from residency.turn import Attention, Policy, Residency
 
+DEVICE_STEPS = 16  # in which a frame on a GPU reaches its full length
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -39,34 +43,53 @@ class Shape:
 class DeviceFrame:
     """Memory of a GPU, reached by way of the host on a stream of its own, behind what the model has computed so far.
 
-    It is taken whole, since a GPU does not give pages when they are written.
+    A GPU does not give pages when written, so it is taken in steps: a new one, to which what was there is copied. Steps
+    are whole blocks: what reads in blocks finds them there.
     """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
-        self.bytes: torch.Tensor | None = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        self._limit, self._device = nbytes, device
+        self._bytes: torch.Tensor | None = None
+
+    def first(self, nbytes: int) -> torch.Tensor:
+        """The first bytes, so many, which are there from now on."""
+        before = self._bytes
+        if before is None or len(before) < nbytes:
+            step = _in_blocks(-(-self._limit // DEVICE_STEPS))
+            size = min(self._limit, -(-nbytes // step) * step)
+            self._bytes = torch.empty(size, dtype=torch.uint8, device=self._device)
+            if before is not None:
+                self._bytes[: len(before)] = before
+        assert self._bytes is not None
+        return self._bytes[:nbytes]
 
     def view(self, at: int, nbytes: int) -> None:
         return None
 
     def load(self, at: int, into: memoryview) -> None:
-        assert self.bytes is not None
-        self._copy(self.bytes[at : at + len(into)], torch.frombuffer(into, dtype=torch.uint8))
+        self._copy(self.first(at + len(into))[at:], torch.frombuffer(into, dtype=torch.uint8))
 
     def store(self, at: int, data: memoryview) -> None:
-        assert self.bytes is not None
-        self._copy(torch.frombuffer(data, dtype=torch.uint8), self.bytes[at : at + len(data)])
+        self._copy(torch.frombuffer(data, dtype=torch.uint8), self.first(at + len(data))[at:])
 
     @staticmethod
     def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
         device = source.device if source.is_cuda else target.device
+        if device.type == "cpu":
+            target.copy_(source)
+            return
         side = side_stream(device)
         side.wait_stream(torch.cuda.default_stream(device))
         with torch.cuda.stream(side):
             target.copy_(source, non_blocking=True)
         side.synchronize()
 
+    def trim(self, nbytes: int) -> None:
+        if self._bytes is not None:
+            self._bytes = self._bytes[: _in_blocks(nbytes)].clone()
+
     def free(self) -> None:
-        self.bytes = None
+        self._bytes = None
 
 
 def _pinned(nbytes: int) -> memoryview:
@@ -108,7 +131,10 @@ class TieredKv:
         self._shapes: dict[Hashable, Shape] = {}
         self._conductor = Conductor()
         self._turn_of: Hashable | None = None
-        self._over: list[Hashable] = []  # dropped while a turn was under way
+        self._lock = threading.Lock()
+        self._home = threading.get_ident()  # the thread that was alone last
+        self._holder: int | None = None
+        self._over: list[Hashable] = []  # dropped, not yet freed
         self._closed = False
         self.files = CachedFiles(tiers.folder)
         buffer = aligned if self.device.type == "cpu" else _pinned
@@ -116,6 +142,22 @@ class TieredKv:
         self.residency = Residency(
             self.machine, range(layers), policy, self.real, final_tokens=max_tokens, recorded=[] if record else None
         )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One thread at a time has a forward, or crops; the others wait. Frees what was dropped meanwhile."""
+        if self._holder == threading.get_ident():
+            raise Refused("K and V in tiers are at rest between forwards, and this thread is in the middle of one")
+        with self._lock:
+            self._holder = self._home = threading.get_ident()
+            try:
+                self._free_dropped()
+                yield
+            finally:
+                try:
+                    self._free_dropped()
+                finally:
+                    self._holder = None
 
     def open(self, request: Hashable, shape: Shape) -> None:
         """A batch whose K and V are of this shape; raises Refused where they cannot become as long as was said."""
@@ -126,29 +168,34 @@ class TieredKv:
         """The model is at a layer's attention, with so many new tokens; returns when K and V are on the device."""
         shape = self._shapes[request]
         if layer == 0:
-            while self._over:
-                self._free(self._over.pop())
+            if self._turn_of is not None:
+                raise Refused("the model stores K and V in layer 0 twice in a forward")
             length = self._length(request) + new
             if length > self.max_tokens:
                 raise Refused(f"{length} tokens: tiers were made for {self.max_tokens}: give Tiers(max_tokens=...)")
             self._check_device(shape, length)
             self._turn_of = request
             turn, rows = {request: new}, {request: shape.row_bytes}
-            self._conductor.start(lambda: self.residency.turn(turn, rows))
+            self._said(lambda: self._conductor.start(lambda: self.residency.turn(turn, rows)))
         elif self._turn_of != request:
             raise Refused(f"the model's first layer to attend was not layer 0, but layer {layer}")
         attention = self._said(lambda: self._conductor.reach(layer))
         assert isinstance(attention, Attention)
         if attention.place != DEVICE:
             raise Refused(f"the policy attends at {attention.place}: K and V in tiers are attended on the device")
+        if attention.rows != (request,):
+            raise Refused("the policy attends to nobody: the model attends to its batch")
+        if attention.method != "dense":
+            raise Refused(f"the policy attends by {attention.method!r}: in tiers the model attends itself")
 
-    def device_rows(self, extent: Extent) -> torch.Tensor:
-        """K or V on the device, (max_tokens, B, H, d), of which as much is there as there are tokens."""
+    def device_rows(self, extent: Extent, tokens: int) -> torch.Tensor:
+        """The first tokens of K or V on the device, (tokens, B, H, d), to be read and written."""
         shape = self._shapes[extent.request]
         frame: Any = self.real.frame(extent, DEVICE)
-        flat = frame.bytes if self.device.type != "cpu" else torch.frombuffer(frame.buffer, dtype=torch.uint8)
-        used = flat[: self.max_tokens * shape.row_bytes]
-        rows: torch.Tensor = used.view(shape.dtype).view(self.max_tokens, *shape.rows)
+        nbytes = tokens * shape.row_bytes
+        on_gpu = isinstance(frame, DeviceFrame)
+        flat = frame.first(nbytes) if on_gpu else torch.frombuffer(frame.buffer, dtype=torch.uint8)[:nbytes]
+        rows: torch.Tensor = flat.view(shape.dtype).view(tokens, *shape.rows)
         return rows
 
     def rewrite(self, extent: Extent) -> None:
@@ -164,32 +211,43 @@ class TieredKv:
     def abandon(self) -> None:
         """The forward has failed."""
         self._turn_of = None
+        self.residency.abandon()
         self._conductor.abandon()
 
     def crop(self, extent: Extent, tokens: int) -> None:
         """Keep the first tokens of an extent."""
-        self.real.settle()
-        self.residency.crop(extent, tokens)
+        with self.alone():
+            self.real.settle()
+            self.residency.crop(extent, tokens)
+            self.real.crop(extent, tokens * self._shapes[extent.request].row_bytes)
 
     def free(self, request: Hashable) -> None:
-        """Forget a batch; at once, or before the next turn."""
-        if self._closed or request not in self._shapes:
-            return
-        if self._turn_of is None:
-            self._free(request)
-        else:
-            self._over.append(request)
+        """Forget a batch: at once, or before the next forward.
 
-    def _free(self, request: Hashable) -> None:
-        self.real.settle()
-        self.residency.free(request)
-        self.real.forget(request)
-        del self._shapes[request]
+        It is the collector of garbage who calls this, at any time and in any thread, in one that copies too: that one
+        must not wait for copies.
+        """
+        self._over.append(request)
+        if threading.get_ident() == self._home and self._lock.acquire(blocking=False):
+            try:
+                self._free_dropped()
+            finally:
+                self._lock.release()
+
+    def _free_dropped(self) -> None:
+        while self._over:
+            request = self._over.pop()
+            if not self._closed and request in self._shapes:
+                self.real.settle()
+                self.residency.free(request)
+                self.real.forget(request)
+                del self._shapes[request]
 
     def close(self) -> None:
         """Let what is under way end, and free everything."""
-        self._closed = True
-        self.real.close()
+        with self.alone():
+            self._closed = True
+            self.real.close()
 
     def modelled_bytes(self) -> dict[str, int] | None:
         """Bytes by path when the recorded choices are carried out in modelled time; None where none are."""
@@ -215,8 +273,7 @@ class TieredKv:
         return entry.tokens if entry else 0
 
     def _capacity(self, extent: Extent) -> int:
-        nbytes = self.max_tokens * self._shapes[extent.request].row_bytes
-        return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+        return _in_blocks(self.max_tokens * self._shapes[extent.request].row_bytes)
 
     def _stores(self) -> dict[str, Store]:
         tiers = self.tiers
@@ -231,8 +288,13 @@ class TieredKv:
         """What the policy does; whatever it raises is one clear error."""
         try:
             return call()
-        except (OSError, ValueError):
+        except (OSError, Refused):
             raise
         except Exception as error:
             name = getattr(self._policy, "__name__", "policy")
             raise Refused(f"policy {name}: {type(error).__name__}: {error}") from error
+
+
+def _in_blocks(nbytes: int) -> int:
+    """So many bytes and what fills the last block."""
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES

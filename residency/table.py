@@ -28,6 +28,11 @@ class Ticket(Protocol):
         ...
 
     @property
+    def failed(self) -> bool:
+        """Whether it has ended, or is going to, without what it was to bring."""
+        ...
+
+    @property
     def began_ns(self) -> int:
         """When it could begin: those that it waits for had ended."""
         ...
@@ -80,7 +85,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Tokens [first, first + tokens) of an extent, from one place to another, when those before have ended."""
+    """Tokens [first, first + tokens) of an extent, from one place to another, when those in `after` have ended.
+
+    needs: of those, whose bytes it is about; without them it is nothing. The others only use the room until they end.
+    """
 
     extent: Extent
     source: str
@@ -89,6 +97,7 @@ class Transfer:
     tokens: int
     row_bytes: int
     after: tuple[Ticket, ...]
+    needs: tuple[Ticket, ...]
 
 
 class Table:
@@ -149,14 +158,23 @@ class Table:
         waits = self._take(target, (entry.tokens - first) * entry.row_bytes)
         here = entry.copies.setdefault(target, Copy(0))
         here.tokens = entry.tokens
-        after = (*waits, *there.arriving, *here.arriving, *here.readers)
-        return Transfer(extent, source, target, first, entry.tokens - first, entry.row_bytes, after)
+        needs = tuple(_missing([*there.arriving, *here.arriving]))
+        after = (*waits, *needs, *_pending(here.readers))
+        return Transfer(extent, source, target, first, entry.tokens - first, entry.row_bytes, after, needs)
+
+    def not_begun(self, transfer: Transfer) -> None:
+        """A transfer cannot begin: its target has what it had before."""
+        extent, target = transfer.extent, transfer.target
+        self.used[target] -= transfer.tokens * transfer.row_bytes
+        self[extent].copies[target].tokens = transfer.first
+        if not transfer.first:
+            self._leave(extent, target)
 
     def begun(self, transfer: Transfer, ticket: Ticket) -> None:
         """A transfer is under way."""
         copies = self[transfer.extent].copies
         target, source = copies[transfer.target], copies[transfer.source]
-        target.arriving = [*_pending(target.arriving), ticket]
+        target.arriving = [*_missing(target.arriving), ticket]
         source.readers = [*_pending(source.readers), ticket]
 
     def drop(self, extent: Extent, place: str) -> None:
@@ -177,7 +195,7 @@ class Table:
         waits: list[Ticket] = []
         wanted = list(extents)
         for extent in wanted:
-            waits += _pending(self._whole(extent, place).arriving)
+            waits += _missing(self._whole(extent, place).arriving)
         for extent in wanted:
             self.entries[extent].attended += 1
             self.entries[extent].used = turn
@@ -202,11 +220,6 @@ class Table:
         self._whole(extent, place)
         for other in set(self[extent].copies) - {place}:
             self._leave(extent, other)
-
-    def under_way(self, request: Hashable) -> list[Ticket]:
-        """Copies of a request that have not ended."""
-        mine = (entry for extent, entry in self.entries.items() if extent.request == request)
-        return _pending(ticket for entry in mine for copy in entry.copies.values() for ticket in copy.arriving)
 
     def free(self, request: Hashable) -> None:
         """Forget a request."""
@@ -280,4 +293,10 @@ class Table:
 
 
 def _pending(tickets: Iterable[Ticket]) -> list[Ticket]:
+    """Those that still use bytes."""
     return [ticket for ticket in tickets if not ticket.done]
+
+
+def _missing(tickets: Iterable[Ticket]) -> list[Ticket]:
+    """Those whose bytes are not there: they are under way, or never come."""
+    return [ticket for ticket in tickets if ticket.failed or not ticket.done]

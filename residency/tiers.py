@@ -45,6 +45,8 @@ class Tiers:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ValueError(f"{name} = {value!r}: must be a whole number, at least 0")
+        if self.max_tokens == 0:
+            raise ValueError("max_tokens = 0: must be at least 1")
         if self.files is not None and not isinstance(self.files, FilePath):
             raise ValueError(f"files = {self.files!r}: must be a pathlib.Path")
         if self.files is not None and not self.files.exists():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from residency.machine import DEVICE, Machine, Path
@@ -45,7 +46,10 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of one layer: of which requests, where, and who must have ended before."""
+    """Attention of one layer: of which requests, where, and who must have ended before.
+
+    waits: who brings what is attended. room: who still uses the bytes where new tokens are born.
+    """
 
     layer: int
     rows: tuple[Hashable, ...]
@@ -53,6 +57,7 @@ class Attention:
     method: str
     extents: tuple[Extent, ...]
     waits: tuple[Ticket, ...]
+    room: tuple[Ticket, ...] = ()
 
 
 class Executor(Protocol):
@@ -112,6 +117,7 @@ class Residency:
 
     parts: what each layer of a request has: K and V apart, or together. plan: who is due in k iterations. final_tokens:
     how long a request is going to be; 0 is not known. recorded: what was done, where that is wanted: an empty list.
+    now: the turn that is under way, or was last.
     """
 
     machine: Machine
@@ -126,6 +132,7 @@ class Residency:
     traffic: dict[str, Counts] = field(default_factory=dict)
     turns: int = 0
     recorded: list[Recorded] | None = None
+    now: Turn | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.table = Table(self.machine.places, self.executor.release)
@@ -136,13 +143,21 @@ class Residency:
         row_bytes: of one token of one part of a request. Raises Refused for what the table forbids, and where not
         every layer of every request was attended.
         """
-        turn = Turn(self, self.turns, dict(new), dict(row_bytes))
+        turn = self.now = Turn(self, self.turns, dict(new), dict(row_bytes))
         self.turns += 1
         if self.recorded is not None:
             self.recorded.append(Recorded(new, row_bytes, turn.acts))
-        self.policy(turn)
-        turn.end()
+        try:
+            self.policy(turn)
+            turn.end()
+        finally:
+            turn.over = True
         self.executor.end()
+
+    def abandon(self) -> None:
+        """Nothing more is done in the turn that is under way, whatever its policy goes on with."""
+        if self.now:
+            self.now.over = True
 
     def rewrite(self, extent: Extent, place: str) -> None:
         """What is attended at a place has been changed there: its rows stand in another order."""
@@ -176,13 +191,14 @@ class Turn:
     """One iteration, as a policy sees it: it asks, copies, drops, attends.
 
     batch: the requests that are computed. new: how many tokens each gets, 1 in decode, more in prefill. memory: the
-    policy's own, kept between turns.
+    policy's own, kept between turns. over: nothing is done in it any more.
     """
 
     def __init__(self, run: Residency, number: int, new: dict[Hashable, int], row_bytes: dict[Hashable, int]) -> None:
-        self._run, self.number, self.new, self._row_bytes = run, number, new, row_bytes
+        self._run, self.number, self.new, self._row_bytes = run, number, MappingProxyType(new), row_bytes
         self.batch, self.layers, self.memory = tuple(new), run.layers, run.memory
         self.acts: list[Act] = []
+        self.over = False
         self._next = dict.fromkeys(self.batch, self.layers.start)
 
     # What a policy may ask
@@ -289,7 +305,7 @@ class Turn:
 
         source: None is the fastest of those that have it. Tokens that the place has are not moved again.
         """
-        run = self._run
+        run = self._open()
         where = run.table.where(extent)
         if to in where:
             return None
@@ -299,8 +315,13 @@ class Turn:
         if source is None:
             size = self.nbytes(extent)
             source = min(sources, key=lambda place: self.transfer_s(place, to, size))
-        transfer, path = run.table.copy(extent, source, to), run.path(source, to)
-        ticket = run.executor.begin(transfer, path, in_turn, urgency)
+        path, urgency = run.path(source, to), float(urgency)
+        transfer = run.table.copy(extent, source, to)
+        try:
+            ticket = run.executor.begin(transfer, path, in_turn, urgency)
+        except BaseException:
+            run.table.not_begun(transfer)
+            raise
         run.table.begun(transfer, ticket)
         self.acts.append(Act("copy", to, extent, source, in_turn))
         first, end = path.blocks(transfer.first * transfer.row_bytes, self.nbytes(extent))
@@ -311,7 +332,7 @@ class Turn:
 
     def drop(self, extent: Extent, at: str) -> None:
         """Give up a copy that is not the last whole one."""
-        self._run.table.drop(extent, at)
+        self._open().table.drop(extent, at)
         self.acts.append(Act("drop", at, extent))
 
     def move(self, extent: Extent, to: str, *, urgency: float = 0.0, in_turn: bool = False) -> Ticket | None:
@@ -333,26 +354,33 @@ class Turn:
 
         The new tokens' K and V are born there.
         """
-        table, wanted = self._run.table, self.batch if rows is None else tuple(rows)
+        table, wanted = self._open().table, self.batch if rows is None else tuple(rows)
         for row in wanted:
             if self._next.get(row) != layer:
                 due = f"layer {self._next[row]} is due" if row in self._next else "it is not in this turn"
                 raise Refused(f"attend(layer {layer}) of request {row}: {due}")
             self._next[row] = layer + 1
-        extents, waits = [], []
+        extents, room = [], []
         for row in wanted:
             for part in self.parts:
                 extent = Extent(row, layer, part)
                 if extent not in table.entries:
                     table.add(extent, self._row_bytes[row], at)
-                waits += table.grow(extent, at, self.new[row])
+                room += table.grow(extent, at, self.new[row])
                 extents.append(extent)
-        waits += table.attend(extents, at, self.number)
+        waits = table.attend(extents, at, self.number)
         self.acts.append(Act("attend", at, layer=layer, rows=wanted, method=method))
         try:
-            self._run.executor.attend(Attention(layer, wanted, at, method, tuple(extents), tuple(waits)))
+            attention = Attention(layer, wanted, at, method, tuple(extents), tuple(waits), tuple(room))
+            self._run.executor.attend(attention)
         finally:
             table.attended(extents)
+
+    def _open(self) -> Residency:
+        """The run; raises Refused where this turn is over."""
+        if self.over:
+            raise Refused(f"turn {self.number} is over: nothing is done in it any more")
+        return self._run
 
     def end(self) -> None:
         """Raise Refused where the policy left a layer out."""

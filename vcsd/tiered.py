@@ -113,7 +113,12 @@ class TierReport:
     @classmethod
     def of(cls, kv: TieredKv, policy: str) -> TierReport:
         """Sum up."""
-        kv.real.settle()
+        with kv.alone():
+            kv.real.settle()
+            return cls._of(kv, policy)
+
+    @classmethod
+    def _of(cls, kv: TieredKv, policy: str) -> TierReport:
         run, files, modelled = kv.residency, kv.files, kv.modelled_bytes()
         used = {name for name, peak in run.table.peak.items() if peak} | {DEVICE}
         limits = kv.machine.places

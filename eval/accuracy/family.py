@@ -1,17 +1,20 @@
-"""One architecture, tiny and with random weights: its attention in drives beside its own."""
+"""One architecture, tiny and with random weights: with K and V in drives, or in tiers, beside its own attention."""
 
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 import vcsd
 from eval.accuracy.refusals import confirmed
 from eval.accuracy.tiny import VOCABULARY, build
 from host_driver.hf.shape import model_shape
+from vcsd.tiered import TierReport, TierSetting
 
 PROMPT, PADDED, NEW = 40, 13, 8  # tokens
 SPREAD = 3.0  # of the weights: with less attention is flat, and what is wrong with it does not show
@@ -19,6 +22,9 @@ SPREAD = 3.0  # of the weights: with less attention is flat, and what is wrong w
 # Rounding to FP16 errs by 2^-11 at most: of q, k, v and the output in each of 4 layers
 TOLERANCE = 2.0**-7  # of the largest logit
 SHOWS = 0.25  # of what another first token makes of the logits
+
+# In tiers, in layers of the larger input: the others, more than half of them, are past the page cache or on their way
+DEVICE_LAYERS, HOST_LAYERS, CACHE_LAYERS = 2, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +61,22 @@ class Forced(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, wanted, 0.0)
 
 
-def try_family(name: str) -> Row:
+def try_family(name: str, residency: str = "") -> Row:
     """Build a tiny model, decode with its own attention and in drives, compare.
 
     A prompt alone, and one in a batch with another that is padded on the left. In drives the model is given the tokens
     of its own decoding, so that every step's logits can be compared, and best tokens that are nearly tied may change.
+
+    residency: a policy, with which K and V are in tiers instead of drives; then no bit of the logits may differ.
     """
     began = time.monotonic()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        row = _try_family(name)
+        row = _try_family(name, residency)
     return replace(row, seconds=round(time.monotonic() - began, 2))
 
 
-def _try_family(name: str) -> Row:
+def _try_family(name: str, residency: str) -> Row:
     try:
         model = build(name, SPREAD)
     except Exception as error:  # a config of defaults and small sizes fails in as many ways as there are
@@ -91,7 +99,7 @@ def _try_family(name: str) -> Row:
     control = float((other - own[0][1]).abs().max()) / largest
     if not 0 < control < torch.inf:
         return replace(made, outcome="not_built", reason="its own logits are not finite, or alike for all prompts")
-    return _compare(replace(made, control=control), model, largest, own)
+    return _compare(replace(made, control=control), model, own, residency)
 
 
 def _by_itself(model: PreTrainedModel) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
@@ -103,13 +111,13 @@ def _by_itself(model: PreTrainedModel) -> tuple[list[tuple[torch.Tensor, torch.T
     return own, _decode(model, exchanged, Forced(own[0][0]))[1]
 
 
-def _compare(made: Row, model: PreTrainedModel, largest: float, own: list[tuple[torch.Tensor, torch.Tensor]]) -> Row:
-    """The row with what drives make of it."""
+def _compare(made: Row, model: PreTrainedModel, own: list[tuple[torch.Tensor, torch.Tensor]], residency: str) -> Row:
+    """The row with what drives, or tiers, make of it."""
     forced = [Forced(tokens) for tokens, _ in own]
     try:
-        with vcsd.attach(model, drives=min(2, model_shape(model).kv_heads), attention="dense") as csd:
+        with _elsewhere(model, residency) as elsewhere:
             got = [_decode(model, *each)[1] for each in zip(_inputs(), forced, strict=True)]
-            steps = csd.report().steps
+            report = elsewhere.report()
     except vcsd.Unsupported as error:
         if forced[0].begun:
             return replace(made, outcome="crashed", reason=f"refused after the first token: {error}")
@@ -117,15 +125,41 @@ def _compare(made: Row, model: PreTrainedModel, largest: float, own: list[tuple[
     except Exception as error:  # a defect, as in model_shape
         return replace(made, outcome="crashed", reason=_line(error))
     pairs = [(logits, wanted) for logits, (_, wanted) in zip(got, own, strict=True)]
+    largest = max(float(wanted.abs().max()) for _, wanted in pairs)
     difference = max(float((logits - wanted).abs().max()) for logits, wanted in pairs) / largest
     equal = torch.cat([(logits.argmax(-1) == wanted.argmax(-1)).flatten() for logits, wanted in pairs])
     made = replace(made, difference=difference, tokens_equal=float(equal.float().mean()))
-    if steps != len(own) * (NEW - 1):
-        return replace(made, reason=f"{steps} steps were in drives")
+    if lacking := _not_elsewhere(report, len(own)):
+        return replace(made, reason=lacking)
     assert made.control is not None
-    if not difference <= min(TOLERANCE, SHOWS * made.control):
+    if not difference <= (0.0 if residency else min(TOLERANCE, SHOWS * made.control)):
         return replace(made, reason=f"logits differ by {difference:.2g} of the largest")
     return replace(made, outcome="right")
+
+
+def _elsewhere(model: PreTrainedModel, residency: str) -> AbstractContextManager[Any]:
+    """The model with K and V in drives, or in tiers that are small."""
+    if not residency:
+        return vcsd.attach(model, drives=min(2, model_shape(model).kv_heads), attention="dense")
+    cache = DynamicCache()
+    model(**_inputs()[-1], past_key_values=cache, use_cache=True)
+    token = max(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) // PROMPT
+    layer = token * (PROMPT + NEW)
+    tiers = vcsd.Tiers(DEVICE_LAYERS * layer, HOST_LAYERS * layer, CACHE_LAYERS * layer, max_tokens=PROMPT + NEW)
+    return TierSetting(policy=residency, tiers=tiers, record=True).attached(model)
+
+
+def _not_elsewhere(report: Any, inputs: int) -> str:
+    """What a report says that does not go with K and V elsewhere; empty where all of it does."""
+    if not isinstance(report, TierReport):
+        return "" if report.steps == inputs * (NEW - 1) else f"{report.steps} steps were in drives"
+    if report.turns != inputs * NEW or not any(path["bytes"] for path in report.paths):
+        return f"{report.turns} forwards were in tiers"
+    if over := [each["name"] for each in report.places if (each["limit_bytes"] or torch.inf) < each["peak_bytes"]]:
+        return f"more was at {over[0]} than may be"
+    if odd := [path["name"] for path in report.paths if path["bytes"] != path["modelled_bytes"]]:
+        return f"other bytes took the path {odd[0]} than in modelled time"
+    return ""
 
 
 def _refused(made: Row, model: PreTrainedModel, error: vcsd.Unsupported) -> Row:

@@ -26,7 +26,9 @@ _OTHERS = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")
 
 
 def check_free(model: PreTrainedModel) -> None:
-    """Raise Unsupported for a model that attends in drives already."""
+    """Raise Unsupported for a model that is attached already."""
+    if getattr(vars(model).get("forward"), "is_in_tiers", False):
+        raise Unsupported("this model is attached already, with K and V in tiers")
     if model.config._attn_implementation == IMPLEMENTATION:
         if "forward" in vars(model):
             raise Unsupported("this model is attached to drives already")

@@ -36,8 +36,7 @@ class OwnCache(Elsewhere, Cache):
     @contextmanager
     def forward(self) -> Iterator[None]:
         """A forward of the attached model, the one time at which layers are filled; each must have been, by as much."""
-        if self._torn:
-            raise Unsupported("a forward on this cache has failed half way: start a new one")
+        self.check_whole()
         self._in_forward = self._torn = True
         before = self.get_seq_length()
         try:
@@ -51,6 +50,11 @@ class OwnCache(Elsewhere, Cache):
 
     def end_forward(self) -> None:
         """The model's forward is over; raises where it left something out."""
+
+    def check_whole(self) -> None:
+        """Raise Unsupported where a forward has failed."""
+        if self._torn:
+            raise Unsupported("a forward on this cache has failed half way: start a new one")
 
     def check_in_forward(self) -> None:
         """Raise Unsupported outside of a forward of the attached model."""

@@ -72,15 +72,15 @@ class TieredLayer(InTiers, CacheLayerMixin):
 
     def _stored(self, part: str, states: torch.Tensor) -> torch.Tensor:
         kv, extent = self.cache.kv, Extent(self.cache.request, self.index, part)
-        rows = kv.device_rows(extent)
         end = self.length + states.shape[2]
+        rows = kv.device_rows(extent, end)
         if self._order is not None:
             for at in range(0, self.length, REORDERED_TOKENS):
                 block = rows[at : min(at + REORDERED_TOKENS, self.length)]
                 block.copy_(block.index_select(1, self._order))
             kv.rewrite(extent)
-        rows[self.length : end] = states.detach().permute(2, 0, 1, 3)
-        return rows[:end].permute(1, 2, 0, 3)
+        rows[self.length :] = states.detach().permute(2, 0, 1, 3)
+        return rows.permute(1, 2, 0, 3)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
@@ -105,6 +105,7 @@ class TieredLayer(InTiers, CacheLayerMixin):
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove > 0:
             raise ValueError(f"crop({tokens_to_remove}): give the number of tokens to remove as a negative number")
+        self.cache.check_whole()
         if tokens_to_remove and self.is_initialized:
             self.length = max(0, self.length + tokens_to_remove)
             for part in ("k", "v"):
@@ -146,6 +147,8 @@ class TieredCache(InTiers, OwnCache):
     def check(self, states: torch.Tensor) -> None:
         """Raise Unsupported for keys (B, H, new, d) that are not like the first ones."""
         batch, heads, _, channels = states.shape
+        if states.device != self.kv.device:
+            raise Unsupported(f"K and V are on {states.device}, tiers were made for {self.kv.device} alone")
         if (batch, heads, channels, states.dtype) != self._states:
             is_now = f"{batch} x {heads} x {channels} of {states.dtype}"
             was = "{} x {} x {} of {}".format(*self._states)
@@ -153,18 +156,24 @@ class TieredCache(InTiers, OwnCache):
 
     def close(self) -> None:
         """Free K and V."""
+        self._let_go()
+        self._torn = False
+
+    def _let_go(self) -> None:
         if self._release is not None:
             self._release()
-        self._release, self._torn = None, False
+        self._release = None
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        try:
-            with super().forward():
-                yield
-        except BaseException:
-            self.kv.abandon()
-            raise
+        with self.kv.alone():
+            try:
+                with super().forward():
+                    yield
+            except BaseException:
+                self.kv.abandon()
+                self._let_go()  # what is half a forward's is of no use: others have its room
+                raise
 
     def end_forward(self) -> None:
         if self._release is not None:
@@ -178,10 +187,14 @@ _numbers = itertools.count()
 def in_tiers(model: PreTrainedModel, kv: TieredKv) -> Iterator[None]:
     """Let a model's K and V lie in tiers until the block ends, then put the model back as it was."""
     check_free(model)
+    if kv.device.type == "meta":
+        raise Unsupported("the model is on the meta device, where it has neither weights nor K and V")
     own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
     model._compiled_call_impl = None
     try:
-        model.forward = own_forward(model, kv, lambda: TieredCache(kv), _run)
+        forward: Any = own_forward(model, kv, lambda: TieredCache(kv), _run)
+        forward.is_in_tiers = True
+        model.forward = forward
         yield
     finally:
         model.__dict__.pop("forward", None)
@@ -193,4 +206,13 @@ def in_tiers(model: PreTrainedModel, kv: TieredKv) -> Iterator[None]:
 def _run(forward: Callable[..., Any], cache: TieredCache, given: dict[str, Any]) -> Any:
     if cache.kv.training():
         raise Unsupported("K and V in tiers are for inference, gradients do not pass them: call model.eval() first")
+    if (mask := given.get("attention_mask")) is not None:
+        given = given | {"attention_mask": _cut(mask, cache.get_seq_length())}
     return forward(**given)
+
+
+def _cut(mask: Any, past: int) -> Any:
+    """A mask made for a cache of fixed size, (B, 1, new, size), without what is not stored yet; any other as it is."""
+    if isinstance(mask, dict):
+        return {kind: _cut(each, past) for kind, each in mask.items()}
+    return mask[..., : past + mask.shape[2]] if isinstance(mask, torch.Tensor) and mask.dim() == 4 else mask

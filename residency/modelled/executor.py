@@ -38,6 +38,7 @@ class ModelledCopy:
     began_ns: int = 0
     ended_ns: int = 0
     done: bool = False
+    failed: bool = False  # never: no bytes, no disk
     entered: bool = False  # the first link is behind all of it
     pieces_left: int = 0
     when_entered: list[Callable[[], None]] = field(default_factory=list)
@@ -111,7 +112,7 @@ class Modelled:
             cache.forget(extent)
 
     def attend(self, attention: Attention) -> None:
-        self.wait(attention.waits)
+        self.wait((*attention.waits, *attention.room))
         ready_ns = max(self._ready_ns.get(row, 0) for row in attention.rows)
         if ready_ns > self.now_ns:
             self.events.run_to(ready_ns)

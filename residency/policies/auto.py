@@ -1,4 +1,4 @@
-"""The policy that suits what there is to keep, chosen once, with the reason."""
+"""The policy that suits what there is to keep, with the reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ _MIB = 2**20
 
 
 def auto(t: Turn) -> None:
-    """Whatever fits the highest tiers moves least. The choice and why are in the memory, "chosen" and "why"."""
-    if "chosen" not in t.memory:
-        t.memory["chosen"], t.memory["why"] = _choose(t)
+    """Whatever fits the highest tiers moves least; chosen once more where a batch is larger than those before it.
+
+    The choice and why are in the memory, "chosen" and "why".
+    """
+    total = len(t.layers) * t.layer_bytes(max(t.final_tokens, *t.new.values()))
+    if total > t.memory.get("total", -1):
+        t.memory["total"] = total
+        t.memory["chosen"], t.memory["why"] = _choose(t, total)
     match t.memory["chosen"]:
         case "reactive":
             reactive(t)
@@ -26,9 +31,8 @@ def auto(t: Turn) -> None:
             split(t)
 
 
-def _choose(t: Turn) -> tuple[str, str]:
+def _choose(t: Turn, total: int) -> tuple[str, str]:
     final = max(t.final_tokens, *t.new.values())
-    total = len(t.layers) * t.layer_bytes(final)
     says = f"K and V of {final:,} tokens, {total / _MIB:,.1f} MiB,"
     if total <= t.capacity(DEVICE):
         return "reactive", f"{says} fit the device"

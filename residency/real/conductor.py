@@ -9,9 +9,30 @@ from queue import SimpleQueue
 from residency.table import Refused
 from residency.turn import Attention
 
+PATIENCE_S = 5.0  # with a policy whose model has failed; one that goes on computing is left to itself
+
 
 class Abandoned(BaseException):
     """The model's forward has failed: the policy goes no further."""
+
+
+class _Run:
+    """A turn under way. What is left in its queues, whoever was interrupted, is nobody's when it is over."""
+
+    def __init__(self, turn: Callable[[], None]) -> None:
+        self.to_model: SimpleQueue[Attention | BaseException | None] = SimpleQueue()
+        self.to_policy: SimpleQueue[bool] = SimpleQueue()
+        self.abandoned = False
+        self.thread = threading.Thread(target=self._carry_out, args=(turn,), name="policy", daemon=True)
+
+    def _carry_out(self, turn: Callable[[], None]) -> None:
+        try:
+            turn()
+            self.to_model.put(None)
+        except Exception as error:  # whatever a policy raises is the model's to raise
+            self.to_model.put(error)
+        except BaseException as error:  # sys.exit() too: a policy does not end the model's process
+            self.to_model.put(RuntimeError(f"it ended with {type(error).__name__}"))
 
 
 class Conductor:
@@ -21,29 +42,27 @@ class Conductor:
     """
 
     def __init__(self) -> None:
-        self._to_model: SimpleQueue[Attention | BaseException | None] = SimpleQueue()
-        self._to_policy: SimpleQueue[bool] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._attended: Attention | None = None
+        self._run: _Run | None = None
+        self._attended = False
 
     def start(self, turn: Callable[[], None]) -> None:
         """Begin a turn."""
-        assert self._thread is None, "a turn is under way"
-
-        def run() -> None:
-            try:
-                turn()
-                self._to_model.put(None)
-            except BaseException as error:  # whatever a policy raises is the model's to raise
-                self._to_model.put(error)
-
-        self._thread = threading.Thread(target=run, name="policy", daemon=True)
-        self._thread.start()
+        assert self._run is None, "a turn is under way"
+        self._attended, run = False, _Run(turn)
+        self._run = run
+        try:
+            run.thread.start()
+        except RuntimeError:
+            self._run = None
+            raise
 
     def attends(self, attention: Attention) -> None:
         """Called by the policy: let the model have a layer, and wait until it has attended."""
-        self._to_model.put(attention)
-        if not self._to_policy.get():
+        run = self._run
+        if run is None or run.abandoned or run.thread is not threading.current_thread():
+            raise Abandoned
+        run.to_model.put(attention)
+        if not run.to_policy.get():
             raise Abandoned
 
     def reach(self, layer: int) -> Attention:
@@ -51,42 +70,38 @@ class Conductor:
 
         Raises what the policy has raised, and Refused where it attends to something else.
         """
-        if self._attended is not None:
-            self._to_policy.put(True)
-        said = self._to_model.get()
+        said = self._next()
         if isinstance(said, Attention):
-            self._attended = said
+            self._attended = True
             if said.layer != layer:
                 raise Refused(f"the policy attends to layer {said.layer}, the model is at layer {layer}")
             return said
-        self._join()
+        self._run = None
         raise said or Refused(f"the policy ended its turn, the model is at layer {layer}")
 
     def finish(self) -> None:
         """Called by the model after its last layer: let the policy end its turn."""
-        if self._attended is not None:
-            self._attended = None
-            self._to_policy.put(True)
-        said = self._to_model.get()
+        said = self._next()
         if isinstance(said, Attention):
-            self._attended = said
             self.abandon()
             raise Refused(f"the policy attends to layer {said.layer}, the model has no more")
-        self._join()
+        self._run = None
         if said:
             raise said
 
     def abandon(self) -> None:
-        """Called by the model when its forward has failed."""
-        if self._thread is None:
-            return
-        if self._attended is not None:
-            self._to_policy.put(False)
-        while isinstance(self._to_model.get(), Attention):
-            self._to_policy.put(False)
-        self._join()
+        """Called by the model when its forward has failed, or was interrupted anywhere in here."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.abandoned = True
+            run.to_policy.put(False)
+            if run.thread.is_alive():
+                run.thread.join(PATIENCE_S)
 
-    def _join(self) -> None:
-        assert self._thread is not None
-        self._thread.join()
-        self._thread = self._attended = None
+    def _next(self) -> Attention | BaseException | None:
+        """What the policy says when it goes on."""
+        assert self._run is not None
+        if self._attended:
+            self._run.to_policy.put(True)
+            self._attended = False
+        return self._run.to_model.get()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 import threading
 import time
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from csd_io.queue import aligned
 from residency.machine import Path
 from residency.real.frames import CachedFiles, Frame, Store, move
-from residency.table import Extent, Ticket, Transfer
+from residency.table import Extent, Refused, Ticket, Transfer
 from residency.turn import Attention
 
 THREADS = 2  # of a path: one for K and one for V
@@ -23,12 +24,13 @@ FIRST_GUESS_BPS = 1e9  # of a path, until it has moved something
 
 @dataclass(slots=True, eq=False)
 class RealCopy:
-    """A copy under way. error: why it failed; whoever waits for it fails too."""
+    """A copy under way: bytes [first, end) of a frame. error: why it failed; whoever needs it fails too."""
 
-    transfer: Transfer
     path: Path
     source: Frame
     target: Frame
+    first: int
+    end: int
     number: int
     urgency: float = 0.0
     waits: int = 0
@@ -37,6 +39,11 @@ class RealCopy:
     done: bool = False
     error: Exception | None = None
     when_done: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether what it was to bring is not there, and never will be."""
+        return self.error is not None
 
     def __lt__(self, other: RealCopy) -> bool:
         return (-self.urgency, self.number) < (-other.urgency, other.number)
@@ -67,7 +74,8 @@ class Real:
         self._changed = threading.Condition()
         self._queues: dict[str, list[RealCopy]] = {}
         self._threads: list[threading.Thread] = []
-        self._count, self._layer_s, self._closed = 0, 0.0, False
+        self._count = self._under_way = 0
+        self._layer_s, self._closed = 0.0, False
 
     def frame(self, extent: Extent, place: str) -> Frame:
         """Where an extent lies, or is going to."""
@@ -77,15 +85,20 @@ class Real:
         return self.frames[key]
 
     def begin(self, transfer: Transfer, path: Path, in_turn: bool, urgency: float) -> RealCopy:
+        self._employ(path.name)
         source, target = self.frame(transfer.extent, transfer.source), self.frame(transfer.extent, transfer.target)
+        row = transfer.row_bytes
+        first, end = path.blocks(transfer.first * row, (transfer.first + transfer.tokens) * row)
         self._count += 1
-        copy = RealCopy(transfer, path, source, target, self._count, urgency)
-        needed = [ticket for ticket in transfer.after if isinstance(ticket, RealCopy)]
-        last = self._last.get(path.name) if in_turn else None
+        copy = RealCopy(path, source, target, first, end, self._count, urgency)
+        before = {id(ticket): ticket for ticket in (*transfer.after, *transfer.needs)}
+        if in_turn and (last := self._last.get(path.name)):
+            before[id(last)] = last
         self._last[path.name] = copy
         with self._changed:
-            self._pending[path.name] += transfer.tokens * transfer.row_bytes
-            self._follow(copy, needed, last)
+            self._under_way += 1
+            self._pending[path.name] += end - first
+            self._follow(copy, [each for each in before.values() if isinstance(each, RealCopy)], transfer.needs)
         return copy
 
     def release(self, extent: Extent, place: str, after: tuple[Ticket, ...]) -> None:
@@ -109,19 +122,29 @@ class Real:
             frame.free()
 
     def attend(self, attention: Attention) -> None:
+        for ticket in attention.room:
+            self._await(ticket)
         self.wait(attention.waits)
+        began = time.perf_counter()
         self._attends(attention)
+        took_s = time.perf_counter() - began
+        self._layer_s += (EMA_SHARE if self._layer_s else 1.0) * (took_s - self._layer_s)
 
     def wait(self, tickets: Iterable[Ticket]) -> None:
         """Raises what a copy has failed by, an OSError for a disk."""
         for ticket in tickets:
-            assert isinstance(ticket, RealCopy)
-            began = time.perf_counter()
-            with self._changed:
-                self._changed.wait_for(lambda ticket=ticket: ticket.done)  # type: ignore[misc]  # bound at once
-            self.stalls_s[ticket.path.name] += time.perf_counter() - began
-            if ticket.error:
-                raise ticket.error
+            if error := self._await(ticket).error:
+                raise error
+
+    def _await(self, ticket: Ticket) -> RealCopy:
+        """A copy when it has ended, well or not."""
+        if not isinstance(ticket, RealCopy):
+            raise Refused(f"{ticket!r} is no ticket of a copy")
+        began = time.perf_counter()
+        with self._changed:
+            self._changed.wait_for(lambda: ticket.done)
+        self.stalls_s[ticket.path.name] += time.perf_counter() - began
+        return ticket
 
     def end(self) -> None:
         pass
@@ -129,14 +152,16 @@ class Real:
     def settle(self) -> None:
         """Let all copies end, whatever their outcome."""
         with self._changed:
-            self._changed.wait_for(lambda: not any(self._pending.values()))
+            self._changed.wait_for(lambda: not self._under_way)
 
     def close(self) -> None:
         """Let all copies end, and free everything."""
-        self.settle()
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        try:
+            self.settle()
+        finally:  # also where somebody has no patience
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
         for thread in self._threads:
             thread.join()
         for frame in self.frames.values():
@@ -144,6 +169,12 @@ class Real:
         self.frames.clear()
         for store in self.stores.values():
             store.close()
+
+    def crop(self, extent: Extent, nbytes: int) -> None:
+        """Only the first bytes of an extent are needed any more; nothing of it is under way."""
+        for place in self.stores:
+            if frame := self.frames.get((extent, place)):
+                frame.trim(nbytes)
 
     def forget(self, request: Hashable) -> None:
         """A request is over: all of it has been released, and its copies have ended."""
@@ -165,37 +196,41 @@ class Real:
             return None
         return store.read_bytes, store.hit_bytes
 
-    def computed(self, seconds: float) -> None:
-        """A layer took so long, waiting left out."""
-        self._layer_s += (EMA_SHARE if self._layer_s else 1.0) * (seconds - self._layer_s)
-
-    def _follow(self, copy: RealCopy, needed: list[RealCopy], last: RealCopy | None) -> None:
+    def _follow(self, copy: RealCopy, before: list[RealCopy], needs: tuple[Ticket, ...]) -> None:
         """Queue a copy when those before it have ended; without one that it needs it fails too."""
-        running = [each for each in [*needed, *([last] if last else [])] if not each.done]
-        copy.error = next((each.error for each in needed if each.error), None)
+        running = [each for each in before if not each.done]
         copy.waits = len(running)
 
-        def ended(each: RealCopy) -> None:
+        def go() -> None:
+            copy.error = next((each.error for each in before if each in needs and each.error), None)
+            before.clear()  # else each would keep all copies that there ever were
+            heapq.heappush(self._queues[copy.path.name], copy)
+            self._changed.notify_all()
+
+        def ended() -> None:
             copy.waits -= 1
-            copy.error = copy.error or (each.error if each is not last else None)
             if not copy.waits:
-                self._queue(copy)
+                go()
 
         for each in running:
-            each.when_done.append(lambda each=each: ended(each))  # type: ignore[misc]  # bound at once
+            each.when_done.append(ended)
         if not running:
-            self._queue(copy)
+            go()
 
-    def _queue(self, copy: RealCopy) -> None:
-        name = copy.path.name
-        if name not in self._queues:
-            self._queues[name] = []
+    def _employ(self, name: str) -> None:
+        """See to it that a path has threads; raises OSError where the machine gives none."""
+        if name in self._queues:
+            return
+        self._queues[name] = []
+        try:
             for number in range(THREADS):
                 thread = threading.Thread(target=self._copies, args=(name,), name=f"{name}-{number}", daemon=True)
-                self._threads.append(thread)
                 thread.start()
-        heapq.heappush(self._queues[name], copy)
-        self._changed.notify_all()
+                self._threads.append(thread)
+        except RuntimeError as error:
+            if not number:
+                del self._queues[name]
+                raise OSError(errno.EAGAIN, f"no thread that copies: {error}", name) from error
 
     def _copies(self, name: str) -> None:
         """What a thread of a path does: the most urgent copy, then the next."""
@@ -215,23 +250,23 @@ class Real:
             self._carry_out(copy, bounce)
 
     def _carry_out(self, copy: RealCopy, bounce: Callable[[], memoryview]) -> None:
-        transfer, path = copy.transfer, copy.path
+        name, nbytes = copy.path.name, copy.end - copy.first
         copy.began_ns = time.monotonic_ns()
-        row = transfer.row_bytes
-        first, end = path.blocks(transfer.first * row, (transfer.first + transfer.tokens) * row)
         if copy.error is None:
             try:
-                move(copy.source, copy.target, first, end, bounce)
+                move(copy.source, copy.target, copy.first, copy.end, bounce)
             except Exception as error:  # whatever it is: it is raised by whoever needs this copy
                 copy.error = error
         with self._changed:
             copy.ended_ns = time.monotonic_ns()
-            self._pending[path.name] -= transfer.tokens * row
-            if copy.error is None and end > first:
-                self.moved[path.name] += end - first
-                rate = (end - first) * 1e9 / max(1, copy.ended_ns - copy.began_ns)
-                self._rate[path.name] = self._rate.get(path.name, rate) * (1 - EMA_SHARE) + EMA_SHARE * rate
+            self._pending[name] -= nbytes
+            self._under_way -= 1
+            if copy.error is None and nbytes:
+                self.moved[name] += nbytes
+                rate = nbytes * 1e9 / max(1, copy.ended_ns - copy.began_ns)
+                self._rate[name] = self._rate.get(name, rate) * (1 - EMA_SHARE) + EMA_SHARE * rate
             copy.done = True
             for act in copy.when_done:
                 act()
+            copy.when_done.clear()
             self._changed.notify_all()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from csd_io.extents import Extents
+from csd_io.folder import check_written_back
 from csd_io.queue import Queue, carry_out
 from residency.table import Extent
 
@@ -41,8 +42,12 @@ class Frame(Protocol):
         """Write bytes at `at`."""
         ...
 
+    def trim(self, nbytes: int) -> None:
+        """Bytes from there on are not needed any more. Never fails."""
+        ...
+
     def free(self) -> None:
-        """They are not needed any more."""
+        """They are not needed any more. Never fails: whoever frees has nothing to do with this disk."""
         ...
 
 
@@ -88,7 +93,11 @@ class MemoryFrame:
         """All of it."""
         with self._lock:
             if self._map is None:
-                self._map = mmap.mmap(-1, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+                try:
+                    self._map = mmap.mmap(-1, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+                except (OSError, OverflowError) as error:
+                    says = f"no room for {self._size:,} bytes of K or V in this process"
+                    raise OSError(errno.ENOMEM, says) from error
             return self._map
 
     def view(self, at: int, nbytes: int) -> memoryview:
@@ -99,6 +108,11 @@ class MemoryFrame:
 
     def store(self, at: int, data: memoryview) -> None:
         self.view(at, len(data))[:] = data
+
+    def trim(self, nbytes: int) -> None:
+        first = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self._map is not None and first < self._size:
+            self._map.madvise(mmap.MADV_DONTNEED, first, self._size - first)
 
     def free(self) -> None:
         self._map = None  # given back when the last view of it is gone
@@ -150,6 +164,7 @@ class CachedFrame:
     def __init__(self, files: CachedFiles, extent: Extent) -> None:
         self._files, self._name = files, f"{files.folder}: {extent}"
         self._fd = _nameless(files.folder)
+        self._lost: OSError | None = None
 
     def view(self, at: int, nbytes: int) -> None:
         return None
@@ -162,7 +177,18 @@ class CachedFrame:
             if not count:
                 raise OSError(errno.EIO, f"ends before byte {at + len(into)}", self._name)
             done += count
+        if hit != len(into):
+            self._check_disk()
         self._files.count(len(into), hit)
+
+    def _check_disk(self) -> None:
+        """Raise OSError where what comes from the disk may be older than what was written: it never got there."""
+        try:
+            check_written_back(self._fd, self._name)
+        except OSError as error:
+            self._lost = error
+        if self._lost:
+            raise self._lost
 
     def _cached(self, at: int, into: memoryview) -> int | None:
         """How many bytes come without waiting for a disk; None where this file system cannot say."""
@@ -180,7 +206,10 @@ class CachedFrame:
     def store(self, at: int, data: memoryview) -> None:
         done = 0
         while done < len(data):
-            done += self._call(os.pwritev, [data[done:]], at + done)
+            count = self._call(os.pwritev, [data[done:]], at + done)
+            if not count:
+                raise OSError(errno.EIO, f"takes nothing at byte {at + done}", self._name)
+            done += count
 
     def _call(self, call: Callable[..., int], buffers: list[memoryview], at: int) -> int:
         try:
@@ -188,8 +217,15 @@ class CachedFrame:
         except OSError as error:
             raise OSError(error.errno, error.strerror, self._name) from error
 
+    def trim(self, nbytes: int) -> None:
+        with suppress(OSError):
+            if os.fstat(self._fd).st_size > nbytes:
+                os.ftruncate(self._fd, nbytes)
+
     def free(self) -> None:
-        os.close(self._fd)
+        with suppress(OSError):
+            os.close(self._fd)
+        self._fd = -1
 
 
 class DirectBlocks:
@@ -208,16 +244,14 @@ class DirectBlocks:
         with self._lock:
             for extents in self._files.get(extent.request, []) if self._shared is None else [self._shared]:
                 try:
-                    extents.bind(extent, nbytes)
-                    return DirectFrame(extents, extent, self._lock)
+                    return DirectFrame(extents, extent, nbytes, self._lock)
                 except OSError:
                     if self._shared:
                         raise
             assert self._open is not None
             extents = Extents(self._open(nbytes * EXTENTS_PER_FILE))
             self._files.setdefault(extent.request, []).append(extents)
-            extents.bind(extent, nbytes)
-            return DirectFrame(extents, extent, self._lock)
+            return DirectFrame(extents, extent, nbytes, self._lock)
 
     def forget(self, request: Hashable) -> None:
         for extents in self._files.pop(request, []):
@@ -231,25 +265,35 @@ class DirectBlocks:
 
 
 class DirectFrame:
-    """Blocks that follow each other. A queue belongs to one thread at a time: the lock says whose it is."""
+    """Blocks that follow each other. A queue belongs to one thread at a time: the lock says whose it is.
 
-    def __init__(self, extents: Extents, extent: Extent, lock: threading.Lock) -> None:
+    It is the key of its blocks itself, since an extent may come back while somebody still reads what it has left.
+    """
+
+    def __init__(self, extents: Extents, extent: Extent, nbytes: int, lock: threading.Lock) -> None:
         self._extents, self._extent, self._lock = extents, extent, lock
+        extents.bind(self, nbytes)
+
+    def __str__(self) -> str:
+        return str(self._extent)
 
     def view(self, at: int, nbytes: int) -> None:
         return None
 
     def load(self, at: int, into: memoryview) -> None:
         with self._lock:
-            carry_out(self._extents.queue, self._extents.requests("read", self._extent, at, into))
+            carry_out(self._extents.queue, self._extents.requests("read", self, at, into))
 
     def store(self, at: int, data: memoryview) -> None:
         with self._lock:
-            carry_out(self._extents.queue, self._extents.requests("write", self._extent, at, data))
+            carry_out(self._extents.queue, self._extents.requests("write", self, at, data))
+
+    def trim(self, nbytes: int) -> None:
+        """Blocks stay as they are."""
 
     def free(self) -> None:
-        with self._lock:
-            self._extents.release(self._extent)
+        with self._lock, suppress(OSError):  # of telling the disk, which is only a favour to it
+            self._extents.release(self)
 
 
 def _nameless(folder: Path) -> int:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from csd_io.folder import DiskFolder, allocate
+from csd_io.folder import DiskFolder, allocate, check_written_back
 
 
 @pytest.fixture
@@ -84,3 +84,14 @@ def test_room_is_kept_or_refused(tmp_path):
     with pytest.raises(OSError):
         allocate(fd, 0, os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize * 2, "a")
     os.close(fd)
+
+
+def test_a_file_that_is_written_back_has_nothing_to_tell(tmp_path):
+    fd = os.open(tmp_path, os.O_RDWR | os.O_TMPFILE)
+    os.write(fd, bytes(10_000))
+    check_written_back(fd, "a")
+    os.fsync(fd)
+    check_written_back(fd, "a")
+    os.close(fd)
+    with pytest.raises(OSError, match="'a'"):
+        check_written_back(fd, "a")

@@ -23,6 +23,7 @@ class Copying:
 
     transfer: Transfer
     done: bool = False
+    failed: bool = False
     began_ns: int = 0
     ended_ns: int = 0
     room: dict[str, int] = field(default_factory=dict)
@@ -207,3 +208,46 @@ def test_a_crop_forgets_everywhere_and_a_rewrite_elsewhere() -> None:
     assert (table.used[DEVICE], table.used[HOST], table[x].tokens) == (24, 24, 6)
     table.rewritten(x, DEVICE)
     assert table.where(x) == (DEVICE,) and table.used[HOST] == 0
+
+
+def test_a_copy_that_failed_stays_missing_until_it_is_dropped() -> None:
+    table = Table({DEVICE: Place(DEVICE, attends=True), HOST: Place(HOST)})
+    x = Extent("r", 0)
+    table.add(x, 4, HOST, 10)
+    transfer = table.copy(x, HOST, DEVICE)
+    broken = Copying(transfer, done=True, failed=True)
+    table.begun(transfer, broken)
+    assert table.attend([x], DEVICE, 0) == [broken]
+    table.attended([x])
+    table.grow(x, DEVICE, 1)
+    back = table.copy(x, DEVICE, HOST)
+    assert back.needs == (broken,)
+    table.begun(back, Copying(back, done=True, failed=True))
+    assert table.attend([x], DEVICE, 1) == [broken]
+
+
+def test_who_only_makes_room_is_not_needed() -> None:
+    table = Table({DEVICE: Place(DEVICE, 40, attends=True), HOST: Place(HOST)})
+    x, y = Extent("r", 0), Extent("s", 0)
+    table.add(x, 4, DEVICE, 10)
+    table.add(y, 4, HOST, 10)
+    down = table.copy(x, DEVICE, HOST)
+    leaving = Copying(down)
+    table.begun(down, leaving)
+    table.drop(x, DEVICE)
+    up = table.copy(y, HOST, DEVICE)
+    assert (up.after, up.needs) == ((leaving,), ())
+
+
+def test_a_copy_that_cannot_begin_leaves_the_books_as_they_were() -> None:
+    table = Table({DEVICE: Place(DEVICE, attends=True), HOST: Place(HOST, 100)})
+    x = Extent("r", 0)
+    table.add(x, 4, DEVICE, 10)
+    table.not_begun(table.copy(x, DEVICE, HOST))
+    assert table.where(x) == (DEVICE,) and table.used[HOST] == 0
+    begun = table.copy(x, DEVICE, HOST)
+    table.begun(begun, Copying(begun, done=True))
+    table.grow(x, DEVICE, 3)
+    table.not_begun(table.copy(x, DEVICE, HOST))
+    assert table.used[HOST] == 40 and table.copy(x, DEVICE, HOST).first == 10
+    table.check()

@@ -17,6 +17,7 @@ from eval.accuracy.family import Row, try_family
 from eval.accuracy.refusals import confirmed
 from eval.accuracy.tiny import architectures, build
 from host_driver.hf import attention
+from host_driver.hf.tiers import TieredLayer
 
 SERVED = ("llama", "gpt2", "opt", "bart", "roberta", "mixtral", "phi3", "gpt_bigcode", "qwen2_vl")
 
@@ -27,6 +28,34 @@ def test_right(name):
     assert (row.outcome, row.reason) == ("right", "")
     assert 0 < row.difference < row.control / 4
     assert row.tokens_equal > 0.9
+
+
+@pytest.mark.parametrize("policy", ["dual-blade", "reactive"])
+@pytest.mark.parametrize("name", ["llama", "bart", "roc_bert", "gpt_bigcode", "deepseek_v3", "diffllama", "paligemma"])
+def test_right_in_tiers_to_the_bit(name, policy):
+    row = try_family(name, policy)
+    assert (row.outcome, row.reason) == ("right", "")
+    assert row.difference == 0 < row.control
+
+
+def test_a_bit_that_is_lost_in_tiers_is_seen(monkeypatch):
+    store = TieredLayer._stored
+
+    def flipped(layer, part, states):
+        rows = store(layer, part, states)
+        if layer.index == 1 and layer.length > 42:
+            rows[0, 0, 3, 0] *= 1 + 2.0**-12
+        return rows
+
+    monkeypatch.setattr(TieredLayer, "_stored", flipped)
+    row = try_family("llama", "dual-blade")
+    assert row.outcome == "wrong" and "logits differ" in row.reason
+
+
+def test_what_goes_round_the_tiers_is_seen(monkeypatch):
+    monkeypatch.setattr("eval.accuracy.family.DEVICE_LAYERS", 1000)
+    row = try_family("llama", "reactive")
+    assert row.outcome == "wrong" and "forwards were in tiers" in row.reason
 
 
 @pytest.mark.parametrize(
@@ -97,7 +126,7 @@ def test_what_cannot_be_built_says_why():
     assert row.outcome == "not_built" and "pixel_values" in row.reason
 
 
-def _die(name, sender):
+def _die(name, sender, residency):
     if name == "late":
         time.sleep(60)
     if name == "dead":
@@ -132,6 +161,10 @@ def test_for_programs_and_as_a_page(monkeypatch, tmp_path):
     assert outcome.failed and "bert" in outcome.notes[0]
     with pytest.raises(ValueError, match="names = nonsense"):
         experiment(names="nonsense")
+    with pytest.raises(ValueError, match="residency = 'in-storage': must be one of reactive"):
+        experiment(residency="in-storage")
+    with pytest.raises(ValueError, match="--page is of drives"):
+        experiment(residency="auto", page=tmp_path / "page.md")
 
 
 def test_the_list_has_text_and_image_models_once_each():

@@ -11,6 +11,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import vcsd
+from host_driver.tiers import DeviceFrame
 from residency import Turn
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
 from vcsd import Tiers, Unsupported
@@ -271,3 +274,159 @@ def test_a_process_holds_what_it_may_and_leaves_no_files(tmp_path: Path, end: st
     assert every == 134_217_728 and may == 16_777_216
     assert grown < may + (24 << 20)  # and what forwards need besides
     assert os.listdir(tmp_path) == []
+
+
+def test_forwards_of_several_threads_take_turns(tmp_path) -> None:
+    model = sharpen(llama())
+    inputs = [prompt(2), prompt(1)]
+    expected = [generate(model, each)[0] for each in inputs]
+    one = layer_bytes(model, 2, 52)
+    with vcsd.attach(model, residency="dual-blade", tiers=Tiers(2 * one, 0, one, tmp_path, 52)):
+
+        def again(number: int) -> bool:
+            with torch.inference_mode():
+                return all(torch.equal(generate(model, inputs[number])[0], expected[number]) for _ in range(3))
+
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(again, range(2))) == [True, True]
+
+
+def test_a_forward_within_a_forward_is_refused_and_the_next_one_goes_on(tmp_path) -> None:
+    model, inputs = sharpen(llama()), prompt(1)
+    expected = model(**inputs).logits
+    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path, max_tokens=64)) as run:
+        hook = model.model.layers[1].register_forward_hook(lambda *_: model(**inputs))
+        with pytest.raises(ValueError, match="this thread is in the middle of one"):
+            model(**inputs)
+        hook.remove()
+        assert not run.kv.residency.table.entries  # what the failed one had is free at once
+        assert torch.equal(model(**inputs).logits, expected)
+
+
+def test_a_cache_that_is_dropped_by_a_thread_that_copies_does_not_wait_for_itself(tmp_path) -> None:
+    """Whoever collects garbage frees: here while it copies, with the table at rest."""
+    model, inputs = sharpen(llama()), prompt(1)
+    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path, max_tokens=64)) as run:
+        run.kv.real.settle()
+        cache = DynamicCache()
+        model(**inputs, past_key_values=cache)
+        request = cache.csd_cache.request
+        dropped = threading.Thread(target=run.kv.free, args=(request,))
+        dropped.start()
+        dropped.join()
+        assert run.kv.residency.table.entries  # not by that thread
+        model(**inputs)
+        assert request not in {extent.request for extent in run.kv.residency.table.entries}
+
+
+def test_a_failed_forward_gives_its_room_back_at_once(tmp_path) -> None:
+    model, inputs = sharpen(llama()), prompt(1)
+    one = layer_bytes(model, 1, 52)
+    with vcsd.attach(model, residency="reactive", tiers=Tiers(one, one, files=tmp_path, max_tokens=52)) as run:
+        cache, one_more = DynamicCache(), inputs["input_ids"][:, :1]
+        model(**inputs, past_key_values=cache)
+        hook = model.model.layers[2].register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(one_more, past_key_values=cache)
+        hook.remove()
+        assert run.kv.residency.table.used == dict.fromkeys(run.kv.residency.table.used, 0)
+        with pytest.raises(Unsupported, match="has failed half way"):
+            cache.crop(-1)
+        cache.reset()
+        model(**inputs, past_key_values=cache)
+
+
+def test_an_interrupt_ends_a_forward_and_the_next_one_is_right(tmp_path) -> None:
+    model, inputs = sharpen(llama()), prompt(1)
+    expected, _ = generate(model, inputs)
+
+    def interrupts(*_):
+        raise KeyboardInterrupt
+
+    with vcsd.attach(model, residency="split", tiers=Tiers(page_cache=0, files=tmp_path, max_tokens=52)):
+        hook = model.model.layers[1].self_attn.o_proj.register_forward_hook(interrupts)
+        with pytest.raises(KeyboardInterrupt):
+            model(**inputs)
+        hook.remove()
+        assert torch.equal(generate(model, inputs)[0], expected)
+
+
+def test_a_cache_of_fixed_size_is_served(tmp_path) -> None:
+    model, inputs = sharpen(llama()), prompt(2)
+    tokens, _ = generate(model, inputs)
+    with vcsd.attach(model, residency="split", tiers=Tiers(files=tmp_path, max_tokens=52)):
+        assert torch.equal(generate(model, inputs, cache_implementation="static")[0], tokens)
+
+
+def test_what_is_attached_or_has_no_weights_is_refused(tmp_path) -> None:
+    model = llama().eval()
+    with torch.device("meta"):
+        nowhere = llama().eval()
+    tiers = Tiers(files=tmp_path)
+    with vcsd.attach(model, residency="split", tiers=tiers):
+        for given in ({"residency": "split", "tiers": tiers}, {}):
+            with pytest.raises(Unsupported, match="attached already, with K and V in tiers"):
+                vcsd.attach(model, **given).__enter__()
+    with pytest.raises(Unsupported, match="meta device"):
+        vcsd.attach(nowhere, residency="split", tiers=tiers).__enter__()
+
+
+def exits(t: Turn) -> None:
+    t.attend(0)
+    sys.exit(3)
+
+
+def leaves_all_out(t: Turn) -> None:
+    t.attend(0, rows=())
+
+
+def sparse(t: Turn) -> None:
+    t.attend(0, method="sparf")
+
+
+def clumsy(t: Turn) -> None:
+    raise ValueError("not this way")
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (exits, "policy exits: RuntimeError: it ended with SystemExit"),
+        (leaves_all_out, "the policy attends to nobody: the model attends to its batch"),
+        (sparse, "the policy attends by 'sparf': in tiers the model attends itself"),
+        (clumsy, "policy clumsy: ValueError: not this way"),
+    ],
+)
+def test_a_policy_that_does_what_no_policy_may_is_named(tmp_path, policy, reason) -> None:
+    model, inputs = sharpen(llama()), prompt(1)
+    with vcsd.attach(model, residency=policy, tiers=Tiers(files=tmp_path)), pytest.raises(ValueError, match=reason):
+        model(**inputs)
+
+
+def test_a_device_frame_grows_in_steps_and_keeps_what_it_has() -> None:
+    frame = DeviceFrame(1 << 20, torch.device("cpu"))
+    frame.store(0, memoryview(bytearray(b"abcd" * 1024)))
+    held = frame.first(1)
+    assert held.untyped_storage().nbytes() == 1 << 16
+    frame.store(70_000, memoryview(bytearray(b"x" * 5000)))
+    out = bytearray(75_000)
+    frame.load(0, memoryview(out))
+    assert out[:4096] == b"abcd" * 1024 and out[70_000:] == b"x" * 5000
+    assert frame.first(1).untyped_storage().nbytes() == 2 << 16
+    frame.trim(4000)
+    assert frame.first(4096).untyped_storage().nbytes() == 4096
+    assert bytes(frame.first(4096).numpy()) == b"abcd" * 1024
+    assert len(frame.first(1 << 20)) == 1 << 20
+
+
+def test_auto_chooses_again_for_a_larger_batch(tmp_path) -> None:
+    model = sharpen(llama())
+    tiers = Tiers(2 * layer_bytes(model, 8, 52), 4 * layer_bytes(model, 1, 52), 0, tmp_path, 52)
+    with vcsd.attach(model, residency="auto", tiers=tiers) as run:
+        for batch in (1, 8):
+            inputs = prompt(batch)
+            found = generate(model, inputs)[0]
+            assert run.report().why
+            chosen = run.kv.residency.memory["chosen"]
+            assert chosen == ("reactive" if batch == 1 else "split")
+    assert torch.equal(generate(model, inputs)[0], found)

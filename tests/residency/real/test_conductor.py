@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 
 from residency.real.conductor import Abandoned, Conductor
@@ -93,3 +96,90 @@ def test_a_forward_that_fails_takes_the_policy_with_it(reached: int) -> None:
     conductor.abandon()
     assert seen == ["abandoned"]
     conductor.abandon()  # nothing is under way
+
+
+def test_a_policy_that_exits_is_an_error_of_the_forward() -> None:
+    conductor = Conductor()
+    conductor.start(lambda: sys.exit(3))
+    with pytest.raises(RuntimeError, match="it ended with SystemExit"):
+        conductor.reach(0)
+
+
+@pytest.mark.parametrize("at", ["to_policy", "to_model"])
+def test_an_interrupt_anywhere_leaves_nothing_for_the_next_turn(at: str) -> None:
+    """Behind the word to the policy, or behind its answer: neither is heard by the next turn."""
+    conductor, seen = Conductor(), list[str]()
+
+    class Interrupts:
+        def __init__(self, queue):  # type: ignore[no-untyped-def]
+            self.queue = queue
+
+        def put(self, word):  # type: ignore[no-untyped-def]
+            self.queue.put(word)
+            if at == "to_policy" and word:
+                raise KeyboardInterrupt
+
+        def get(self):  # type: ignore[no-untyped-def]
+            word = self.queue.get()
+            if at == "to_model":
+                raise KeyboardInterrupt
+            return word
+
+    conductor.start(turn(conductor, [0, 1, 2], seen))
+    conductor.reach(0)
+    run = conductor._run
+    assert run is not None
+    queue = getattr(run, at)
+    if at == "to_policy":
+        queue = Interrupts(queue)
+        queue.get = queue.queue.get
+    else:
+        queue = Interrupts(queue)
+    setattr(run, at, queue)
+    with pytest.raises(KeyboardInterrupt):
+        conductor.reach(1)
+    conductor.abandon()
+    assert not run.thread.is_alive()
+    for _ in range(2):
+        conductor.start(turn(conductor, [0, 1], seen))
+        conductor.reach(0)
+        conductor.reach(1)
+        conductor.finish()
+
+
+def test_a_policy_that_never_ends_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("residency.real.conductor.PATIENCE_S", 0.05)
+    conductor, over, late = Conductor(), threading.Event(), list[BaseException]()
+
+    def lingers() -> None:
+        over.wait()
+        try:
+            conductor.attends(attention(0))
+        except BaseException as error:
+            late.append(error)
+
+    conductor.start(lingers)
+    run = conductor._run
+    assert run is not None
+    conductor.abandon()
+    conductor.start(turn(conductor, [0], []))
+    over.set()
+    run.thread.join()
+    assert isinstance(late[0], Abandoned)  # and not heard by the turn after it
+    assert conductor.reach(0).layer == 0
+    conductor.finish()
+
+
+def test_a_turn_that_finds_no_thread_is_not_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    conductor = Conductor()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError, match="new thread"):
+            conductor.start(turn(conductor, [0], []))
+    conductor.abandon()
+    conductor.start(turn(conductor, [0], []))
+    conductor.reach(0)
+    conductor.finish()

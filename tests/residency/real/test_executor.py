@@ -6,6 +6,7 @@ partner of: residency/real/executor.py, residency/replay.py, residency/tiers.py
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import random
 import threading
@@ -17,7 +18,7 @@ import pytest
 from csd_io.queue import aligned
 from residency import DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, Policy, Refused, Residency, Turn
 from residency.modelled.executor import Modelled, Work
-from residency.real.executor import Real
+from residency.real.executor import Real, RealCopy
 from residency.real.frames import CachedFiles, Memory, MemoryFrame
 from residency.replay import replay
 from residency.table import Extent
@@ -44,6 +45,9 @@ class FlakyFrame:
 
     def view(self, at: int, nbytes: int) -> None:
         return None
+
+    def trim(self, nbytes: int) -> None:
+        pass
 
     def load(self, at: int, into: memoryview) -> None:
         self.owner.fails("load", self.extent)
@@ -208,6 +212,144 @@ def test_what_the_page_cache_had_is_known_as_far_as_the_kernel_says(tmp_path: Pa
     frame.free()
 
 
+def test_a_layer_is_not_attended_when_its_copy_failed_long_ago() -> None:
+    def fails(what: str, extent: Extent) -> None:
+        if what == "load" and extent.layer == 2:
+            raise OSError(errno.EIO, "broken", "/disk")
+
+    def all_at_once(t: Turn) -> None:
+        tickets = [t.copy(x, DEVICE) for layer in t.layers for x in t.extents(layer)]
+        while not all(ticket is None or ticket.done for ticket in tickets):
+            time.sleep(0.001)
+        for layer in t.layers:
+            t.attend(layer)
+        for layer in t.layers:
+            for x in t.extents(layer):
+                t.move(x, DIRECT)
+
+    model = Model(all_at_once, Tiers(), LAYER, fails)
+    with pytest.raises(OSError, match="broken"):
+        model.turns()
+    model.real.close()
+
+
+def test_the_failure_of_one_request_is_not_that_of_another_that_takes_its_room() -> None:
+    def fails(what: str, extent: Extent) -> None:
+        if what == "store" and extent.request == "a":
+            time.sleep(0.05)
+            raise OSError(errno.EIO, "broken", "/disk")
+
+    def through_the_disk(t: Turn) -> None:
+        for layer in t.layers:
+            for x in t.extents(layer):
+                t.copy(x, DEVICE)
+            t.attend(layer)
+            for x in t.extents(layer):
+                t.move(x, DIRECT)
+
+    model = Model(through_the_disk, Tiers(LAYER, 0), LAYER, fails)
+    model.run.turn({"a": TOKENS}, {"a": ROW})
+    for new in (TOKENS, 1, 1):
+        model.run.turn({"b": new}, {"b": ROW})  # it waits for the room of a's last layer
+    with pytest.raises(OSError, match="broken"):
+        model.run.turn({"a": 1}, {"a": ROW})
+    model.run.free("a")
+    model.run.turn({"b": 1}, {"b": ROW})
+    model.run.table.check()
+    model.real.close()
+
+
+def test_a_copy_that_cannot_begin_has_not_been_asked_for() -> None:
+    class Full(Memory):
+        def frame(self, extent, nbytes):  # type: ignore[no-untyped-def]
+            raise OSError(errno.EMFILE, "too many open files", "/disk")
+
+    def goes_on(t: Turn) -> None:
+        for layer in t.layers:
+            t.attend(layer)
+        for x in t.extents(0):
+            with pytest.raises(OSError, match="too many"):
+                t.move(x, HOST)
+            with pytest.raises(Refused, match="no path"):
+                t.copy(x, HOST, source=PAGE_CACHE)
+            with pytest.raises(ValueError, match="float"):
+                t.copy(x, PAGE_CACHE, urgency="much")  # type: ignore[arg-type]
+            assert t.where(x) == (DEVICE,)
+
+    model = Model(goes_on, Tiers(), LAYER)
+    model.real.stores[HOST] = Full()  # type: ignore[index]
+    model.run.turn({"r": TOKENS}, {"r": ROW})
+    model.run.table.check()
+    model.real.close()
+
+
+def test_a_machine_without_another_thread_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(POLICIES["flexgen"], Tiers(), LAYER)
+
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(OSError, match="no thread that copies: can't start new thread"):
+            model.turns()
+    model.run.free("r")
+    model.expected.clear()
+    model.turns()
+    model.real.close()
+
+
+def test_what_has_ended_is_forgotten() -> None:
+    """Whatever is retained of copies, it does not become more with every turn."""
+    model = Model(POLICIES["dual-blade"], Tiers(2 * LAYER, 0), 2 * LAYER)
+
+    def copies() -> int:
+        gc.collect()
+        return sum(type(each) is RealCopy for each in gc.get_objects())
+
+    model.turns(steps=3)
+    before = copies()
+    for _ in range(5):
+        model.run.turn({"r": 1}, {"r": ROW})
+    model.real.settle()
+    assert copies() < before + 2 * LAYERS  # of 5 * 4 * LAYERS; each thread still knows its last one
+    model.real.close()
+
+
+def test_a_policy_is_told_how_long_a_layer_takes_and_cannot_change_what_is_new() -> None:
+    def asks(t: Turn) -> None:
+        with pytest.raises(TypeError):
+            t.new["r"] = 0  # type: ignore[index]
+        with pytest.raises(Refused, match="'soon' is no ticket"):
+            t.wait("soon")  # type: ignore[arg-type]
+        for layer in t.layers:
+            t.attend(layer)
+        t.memory["took"], t.memory["turn"] = t.layer_s(), t
+
+    model = Model(asks, Tiers(), LAYER)
+    model.run.turn({"r": TOKENS}, {"r": ROW})
+    assert model.run.memory["took"] > 0
+    with pytest.raises(Refused, match="turn 0 is over"):
+        model.run.memory["turn"].attend(0)
+    model.real.close()
+
+
+def test_what_is_cropped_gives_its_memory_back() -> None:
+    real = Real({HOST: Memory()}, lambda extent: 1 << 26, lambda attention: None)
+    x = Extent("r", 0)
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    frame = real.frame(x, HOST)
+    frame.store(0, memoryview(bytes(1 << 26)))
+    before = resident()
+    real.crop(x, 5000)
+    assert resident() < before - (50 << 20)
+    real.close()
+
+
 def test_frames_go_with_their_request() -> None:
     model = Model(POLICIES["flexgen"], Tiers(), LAYER)
     model.turns()
@@ -221,6 +363,7 @@ def test_frames_go_with_their_request() -> None:
     ("given", "reason"),
     [
         ({"device": -1}, "device = -1: must be a whole number, at least 0"),
+        ({"max_tokens": 0}, "max_tokens = 0: must be at least 1"),
         ({"host": True}, "host = True: must be a whole number"),
         ({"page_cache": 1.5}, "page_cache = 1.5: must be a whole number"),
         ({"files": "/tmp"}, "files = '/tmp': must be a pathlib.Path"),

@@ -105,3 +105,80 @@ def test_a_device_is_shared_by_all_requests(tmp_path):
     frames[0].free()
     blocks.frame(Extent("c", 0, "k"), SIZE)
     blocks.close()
+
+
+def test_an_extent_comes_back_while_what_it_has_left_is_still_read(tmp_path):
+    blocks = DirectBlocks(open_file=lambda nbytes: open_queue(tmp_path, nbytes))
+    left = blocks.frame(X, SIZE)
+    there = filled(left, 1)
+    back = blocks.frame(X, SIZE)
+    filled(back, 2)
+    out = aligned(SIZE)
+    left.load(0, out)
+    assert bytes(out) == there
+    left.free()
+    back.free()
+    blocks.close()
+
+
+def test_a_disk_that_does_not_want_to_know_what_is_free_harms_nobody(tmp_path, monkeypatch):
+    queue = open_queue(tmp_path, 2 * SIZE)
+
+    def broken(offset, size):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path))
+
+    monkeypatch.setattr(queue, "discard", broken)
+    blocks = DirectBlocks(queue)
+    for _ in range(4):  # its blocks are free all the same
+        blocks.frame(X, 2 * SIZE).free()
+    blocks.close()
+
+
+def test_a_file_that_takes_nothing_is_an_error(tmp_path, monkeypatch):
+    frame = CachedFiles(tmp_path).frame(X, SIZE)
+    monkeypatch.setattr(os, "pwritev", lambda *_: 0)
+    with pytest.raises(OSError, match="takes nothing at byte 0"):
+        frame.store(0, aligned(SIZE))
+    frame.free()
+    frame.free()  # the number of its file may be another's by now
+
+
+def test_more_memory_than_a_process_can_have_is_an_error_that_says_so():
+    for size in (1 << 60, 1 << 70):
+        with pytest.raises(OSError, match="bytes of K or V in this process") as raised:
+            Memory().frame(X, size).store(0, aligned(1))
+        assert raised.value.errno == errno.ENOMEM
+
+
+def test_what_is_trimmed_is_gone_and_the_rest_is_not(tmp_path):
+    frame = CachedFiles(tmp_path).frame(X, SIZE)
+    there = filled(frame, 6)
+    frame.trim(10_000)
+    frame.trim(20_000)
+    out = aligned(10_000)
+    frame.load(0, out)
+    assert bytes(out) == there[:10_000]
+    with pytest.raises(OSError, match="ends before"):
+        frame.load(0, aligned(10_001))
+    frame.free()
+
+
+def test_what_the_kernel_could_not_write_back_is_not_read_as_it_was_before(tmp_path, monkeypatch):
+    """It tells once, and the frame remembers."""
+    frame, told, out = CachedFiles(tmp_path).frame(X, SIZE), [], aligned(SIZE)
+    filled(frame, 8)
+
+    def tells_once(fd, name):
+        told.append(name)
+        if len(told) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+
+    monkeypatch.setattr("residency.real.frames.check_written_back", tells_once)
+    monkeypatch.setattr(frame, "_cached", lambda at, into: len(into))
+    frame.load(0, out)  # the page cache has it all
+    assert not told
+    monkeypatch.setattr(frame, "_cached", lambda at, into: 0)
+    for _ in range(2):
+        with pytest.raises(OSError, match="k of request r, layer 0"):
+            frame.load(0, out)
+    frame.free()
