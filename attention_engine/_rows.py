@@ -172,6 +172,27 @@ def add_codes(typing_context: Any, sums: Any, weight: Any, codes: Any, shift: An
     return types.void(types.uint64, types.float32, types.uint64, types.int64, types.int64, types.int64), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def unpack(typing_context: Any, row: Any, codes: Any, scales: Any, count: Any) -> Any:
+    """row[i] = codes[i] * scales[i] for `count` values at addresses: FP16, int8, FP32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        row, codes, scales, count = arguments
+
+        def convert(index: Any, kind: Any) -> None:
+            narrow = ir.VectorType(ir.IntType(8), WIDTH) if kind == _FLOATS else ir.IntType(8)
+            value = builder.sitofp(_load(builder, codes, index, narrow, 1), kind)
+            value = builder.fmul(value, _load(builder, scales, index, kind, 4))
+            half = builder.fptrunc(value, _HALVES if kind == _FLOATS else _HALF)
+            place = builder.add(row, builder.shl(index, _WORD(1)))
+            builder.store(half, builder.inttoptr(place, half.type.as_pointer()), align=2)
+
+        _over_row(builder, count, [], convert)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64, types.uint64, types.int64), generate
+
+
 def _all(value: float, kind: Any) -> Any:
     """A constant, in every lane where there are lanes."""
     return ir.Constant(kind, [value] * WIDTH if isinstance(kind, ir.VectorType) else value)

@@ -14,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_engine.kernels import approximate, attend, exact
+from attention_engine.planes import attend_refined, planes_of, score, sum_values
 from attention_engine.select import GroupScore, best_tokens, cover, top_channels, top_mass, top_pages, weigh
 from csd_spec import KvView, SparFParams
 from csd_spec.arrays import F32, I32, I64, U32
-from csd_spec.view import gather_rows
+from csd_spec.model import FP16_BYTES
+from csd_spec.planes import is_lossy
+from csd_spec.view import UNMAPPED, gather_rows
 
 Memory = dict[str, Any]
 
@@ -52,6 +55,14 @@ class Pages(Protocol):
         """Pages with channels (N, r) of K."""
         ...
 
+    def refined_pages(self, view: KvView, tokens: I32, counts: I64) -> Plan:
+        """Pages with K and V in 8 bits of tokens (N, k), of which counts (N,) are used."""
+        ...
+
+    def score_pages(self, view: KvView) -> Plan:
+        """All pages with K in few bits."""
+        ...
+
     def table_pages(self, nbytes: I64) -> Plan:
         """Pages of a table of nbytes (N,)."""
         ...
@@ -84,6 +95,9 @@ class Arithmetic:
     approximate = staticmethod(approximate)
     exact = staticmethod(exact)
     attend = staticmethod(attend)
+    attend_refined = staticmethod(attend_refined)
+    score = staticmethod(score)
+    sum_values = staticmethod(sum_values)
     weigh = staticmethod(weigh)
     best_tokens = staticmethod(best_tokens)
     top_pages = staticmethod(top_pages)
@@ -191,9 +205,24 @@ class Step:
 
     def approximate(self, channels: I32) -> F32:
         """Logits (N, G, S) from channels (N, r) of the embedding-indexed copy of K."""
+        self._need_rows()
         self.read("flash_embed", self.pages.embedding_pages(self.view, channels))
         self.compute("logit0", "kernel", channels.shape[1] * self.each, self.seq_lens, self.seq_lens)
         return self.do.approximate(self.view, self.q, channels, self.threads)
+
+    @property
+    def unscored(self) -> I64:
+        """How many of the last tokens of each stream, (N,), no page of K in few bits holds."""
+        held = (self.view.planes["scores"][:, 0] != UNMAPPED).sum(1)
+        return np.maximum(self.seq_lens - held * planes_of(self.view).T, 0)
+
+    def score(self) -> F32:
+        """Logits (N, G, S) from K in few bits; of `unscored` tokens exact ones, for whoever attends them anyway."""
+        form, slots = planes_of(self.view), self.view.planes["scores"].reshape(self.streams, -1)
+        self.read("flash_embed", self.pages.score_pages(self.view))
+        words = form.page_bytes // FP16_BYTES * self.each
+        self.compute("logit0", "kernel", (slots != UNMAPPED).sum(1), words, self.seq_lens)
+        return self.do.score(self.view, self.q, self.threads)
 
     def weigh(self, logits: F32, group_score: GroupScore = GroupScore.SOFTMAX) -> F32:
         """Logits become weights, in place; returns the tokens' scores over the query group, (N, S)."""
@@ -220,25 +249,40 @@ class Step:
 
     def logits(self, tokens: I32, counts: I64) -> F32:
         """Exact logits (N, G, k) of tokens (N, k), of which counts (N,) are used; -inf behind them."""
+        self._need_rows()
         self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
         self.compute("logit", "kernel", counts, self.head_dim * self.each, counts)
         self._scored = tokens
         return self.do.exact(self.view, self.q, tokens, counts, self.threads)
 
-    def attend(self, tokens: I32, counts: I64, weights: F32 | None = None) -> F32:
+    def attend(self, tokens: I32, counts: I64, weights: F32 | None = None, refined: bool = False) -> F32:
         """Attention (N, G, d) over tokens (N, k), ascending, of which counts (N,) are used.
 
         weights: approximate ones of all tokens, (N, G, S); what the selection misses of them goes to the mean of V.
+        refined: by K and V in 8 bits, as where the layout keeps nothing else.
         """
         self.chosen = tokens, counts
-        if self._scored is not tokens:
+        refined |= is_lossy(self.view.layout.kind)
+        if refined:
+            self.read("flash_token", self.pages.refined_pages(self.view, tokens, counts))
+        elif self._scored is not tokens:
             self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
+        if self._scored is not tokens:
             self.compute("logit", "kernel", counts, self.head_dim * self.each, counts)
-        self.read("flash_token", self.pages.token_pages(self.view, self.view.v_slots, tokens, counts))
+        if not refined:
+            self.read("flash_token", self.pages.token_pages(self.view, self.view.v_slots, tokens, counts))
         self.compute("attend", "kernel", counts, self.head_dim * self.each, 0 * counts)
         if weights is not None:
             self.alpha = self.do.cover(weights, tokens, counts, self.threads)
-        return self.do.attend(self.view, self.q, tokens, counts, self.alpha, self.v_mean, self.threads)
+        attend = self.do.attend_refined if refined else self.do.attend
+        return attend(self.view, self.q, tokens, counts, self.alpha, self.v_mean, self.threads)
+
+    def mean_of_others(self, tokens: I32, counts: I64) -> F32:
+        """The mean of V, (N, d), of all but tokens (N, k), whose rows are attended in 8 bits."""
+        self.work.append(Compute("attend", "kernel", counts, self.head_dim * self.each, 1, 0 * counts))
+        others = (self.seq_lens - counts)[:, None]
+        sums = self.v_mean * self.seq_lens[:, None] - self.do.sum_values(self.view, tokens, counts, self.threads)
+        return np.divide(sums, others, out=np.zeros_like(self.v_mean), where=others > 0, dtype=np.float32)
 
     def table(self, name: str, encode: Callable[[F32, Memory], NDArray[Any]]) -> NDArray[Any]:
         """A table of a method's own with an entry for each token group, (N, groups, ...); see `read_table`.
@@ -275,6 +319,7 @@ class Step:
 
     def keys(self, streams: slice, first: int = 0) -> F32:
         """Rows of K (H, t, d) of one sequence from token `first`, a group's first, on: what was seen as they came."""
+        self._need_rows()
         n, length = self.view.layout.n, int(self.seq_lens[streams.start])
         slots = self.view.k_slots[streams, first // n : -(-length // n)]
         rows = gather_rows(self.view.banks, slots, length - first, self.view.layout)
@@ -282,12 +327,18 @@ class Step:
 
     def peek(self) -> F32:
         """Exact logits (N, G, S) that cost nothing: what an oracle knows."""
+        self._need_rows()
         return self.do.exact(self.view, self.q, self.everything(), self.seq_lens, self.threads)
 
     def everything(self) -> I32:
         """All tokens of all streams, (N, S)."""
         longest = int(self.seq_lens.max())
         return np.broadcast_to(np.arange(longest, dtype=np.int32), (self.streams, longest))
+
+    def _need_rows(self) -> None:
+        """Raise ValueError for a layout without K in FP16."""
+        if is_lossy(self.view.layout.kind):
+            raise ValueError("K is kept in 8 bits only: use a layout that has it in FP16, such as planes2-exact")
 
     def apart(self) -> Step:
         """The same step with a stream for each query head, so that no query shares what another fetches."""

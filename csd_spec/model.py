@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from csd_spec._check import at_least
 from csd_spec.checked import Count, value
+from csd_spec.planes import Planes, bits_of
 
 FP16_BYTES = 2
 
@@ -46,7 +47,8 @@ class KvLayout:
     scales of its m channels and then the least values, all FP16. Of 4-bit codes, byte i holds token i in its low half
     and token i + T/2 in its high half.
 
-    kind: 0 is this form; others are of layouts of their own (`ftl.kv.layouts`), which say what m and bits mean.
+    kind: 0 is this form; others are of layouts of their own (`ftl.kv.layouts`), which say what m and bits mean. Those
+    of planes (`csd_spec.planes`) are here too: their token pages have as many tokens as refined pages.
     """
 
     page_bytes: int
@@ -73,11 +75,19 @@ class KvLayout:
     @property
     def n(self) -> int:
         """Tokens of a token page."""
-        return self.page_bytes // (FP16_BYTES * self.head_dim)
+        return self.planes.n if self.planes else self.page_bytes // (FP16_BYTES * self.head_dim)
+
+    @property
+    def planes(self) -> Planes | None:
+        """The form of its planes, where it has any."""
+        bits = bits_of(self.kind)
+        return Planes(self.page_bytes, self.head_dim, bits) if bits else None
 
     @property
     def T(self) -> int:
         """Tokens of an embedding page."""
+        if self.planes:
+            return self.planes.T
         T = (self.page_bytes - self.scale_bytes) * 8 // (self.bits * self.m)
         return T if self.bits == 16 else T // 2 * 2
 

@@ -104,6 +104,14 @@ class Ftl:
         """Pages behind channels (N, r), ascending, less those in drive DRAM."""
         return self.reader.embedding_pages(view, channels)
 
+    def refined_pages(self, view: KvView, tokens: I32, counts: I64) -> PagePlan:
+        """Pages with K and V in 8 bits of tokens (N, k), ascending, of which counts (N,) are used."""
+        return self.reader.refined_pages(view, tokens, counts)
+
+    def score_pages(self, view: KvView) -> PagePlan:
+        """All pages with K in few bits."""
+        return self.reader.score_pages(view)
+
     def table_pages(self, nbytes: I64) -> PagePlan:
         """Pages of tables of nbytes (N,)."""
         return self.reader.table_pages(nbytes)

@@ -176,7 +176,7 @@ class Recovery:
     def _find_groups(self, seq: Sequence, layer: int) -> None:
         length = int(seq.lengths[layer])
         for mapped in seq.maps.values():
-            groups = length // mapped.per_group
+            groups = length // mapped.per_group * mapped.programmed
             mapped.reserve(-(-length // mapped.per_group))
             owners = np.array([seq.owner_of(layer, mapped.per_group, group) for group in range(groups)])
             for owner in np.unique(owners).tolist():
@@ -275,10 +275,10 @@ def _buffer_copies(kv: KvMap, seq: Sequence, layer: int) -> None:
     """Give copies the rows of their unfinished groups, from the primary maps."""
     length = int(seq.lengths[layer])
     for mapped in seq.copies:
-        source = seq.primary[mapped.source]
         first = length // mapped.per_group * mapped.per_group
-        rows = source.gather(kv.banks, source.slots[layer, :, : -(-length // source.per_group)], length)
-        kv.tails.buffer_tail(mapped, layer, first, length - first, rows[first:])
+        if mapped.waits_in(length // mapped.per_group):
+            rows = seq.rows(kv.banks, mapped.source, layer, range(first, length))
+            kv.tails.buffer_tail(mapped, layer, first, length - first, rows)
 
 
 class TagIndex:

@@ -16,6 +16,7 @@ from attention_engine.methods.h2o import h2o
 from attention_engine.methods.local import local
 from attention_engine.methods.oracle import top_k_oracle
 from attention_engine.methods.ours import paged, spending
+from attention_engine.methods.progressive import progressive
 from attention_engine.methods.quest import quest
 from attention_engine.methods.sparf import sparf, sparf_apart, sparq
 from attention_engine.methods.twilight import twilight
@@ -41,6 +42,8 @@ METHODS: dict[str, Method] = {
     "spending": spending,
     "paged": paged,
     "paged-top-p": partial(paged, top_p=0.95),
+    "progressive": progressive,
+    "progressive-top-p": partial(progressive, top_p=0.95),
 }
 
 

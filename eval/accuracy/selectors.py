@@ -13,14 +13,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Queries, Read, Step, load_methods
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import Compression, KvLayout
+from csd_spec import Compression
 from csd_spec.arrays import F16, F32, F64, I64
+from csd_spec.planes import number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.accuracy.recorded import TEXT, Recorded, record
 from eval.experiment import Outcome
 from eval.options import Picture, TextFile, check_picture, numbers
 from eval.plot import new_figure, save_figure
-from ftl import Ftl
+from ftl import LAYOUTS, Ftl
 from vcsd.loading import CHECKPOINT, load
 from vcsd.options import MethodsFile, ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
@@ -56,6 +57,9 @@ OURS = (
     Contender("ours-int4-pages", "paged", 4),
     Contender("ours-int4-pages-top-p", "paged-top-p", 4),
     Contender("ours-int4-pages-similar", "paged", 4, similar=True),
+    *(Contender(f"ours-planes{bits}", "progressive", number_of(bits, exact=False)) for bits in (2, 3, 4)),
+    Contender("ours-planes2-top-p", "progressive-top-p", number_of(2, exact=False)),
+    Contender("dense-8-bits", "dense", number_of(2, exact=False)),
 )
 
 
@@ -169,7 +173,7 @@ def _run(contender: Contender, method: Method, c: float, layer: _Layer, tally: T
     copy_bytes = B * H * length * d * contender.bits // 8
     ftl = Ftl(replace(INSTCSD_ZYNQ7045_8CH, cache_bytes=int(contender.cache_share * copy_bytes)))
     units = Units(ftl, EngineClock(ftl.spec.engine))
-    layout = KvLayout.for_context(ftl.spec.geometry.page_bytes, d, length, contender.bits)
+    layout = LAYOUTS[contender.bits].form(ftl.spec.geometry.page_bytes, d, length)
     handles = ftl.create(B, 1, H, layout)
     memory: list[Memory] = [{"h2o": weights} for weights in layer.gathered]
     if contender.similar:

@@ -33,7 +33,9 @@ class Kind(IntEnum):
     JOURNAL = 3
     BLOCK = 4
     EMBEDDING_K = 8  # to 19: by bits and channels a page, so that a copy in another form has tags of its own
-    FREE = 20  # to 31: of layouts to come
+    REFINED = 20
+    SCORES = 21  # to 23: by bits
+    FREE = 24  # to 31: of layouts to come
 
 
 def _field(tags: U64, shift: int, size: int) -> I64:

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from csd_spec.arrays import F16, I64, U8, U16, U32
-from csd_spec.view import in_flash
+from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import OutOfSpace, Uncorrectable
 from ftl.flash.tag import MAX_GROUPS
 from ftl.kv.layouts import GroupMap
@@ -65,6 +65,7 @@ def _allocate(kv: KvMap, seqs: list[Sequence], layer: int, lengths: I64, start_n
                 mapped.stream_numbers(seq.handle, layer), _new_groups(seq, mapped, layer, int(length)), mapped.scattered
             )
             for mapped in seq.maps.values()
+            if mapped.programmed
         ]
         jobs.append((seq.writer, np.concatenate([part.ravel() for part in starts])))
     kv.tails.check_room(buffers)
@@ -90,16 +91,17 @@ class _Growth:
         owner, tags, data = seq.owners[layer][-1][0], [], []
         for mapped in seq.maps.values():
             groups = _new_groups(seq, mapped, layer, self.tokens).ravel()
-            if groups.size:
+            if groups.size and mapped.programmed:
                 tags.append(mapped.tags(owner, layer, groups).ravel())
-                pages, start_ns = self._pages(mapped, rows[mapped.source], int(groups[0]) * mapped.per_group, start_ns)
+                new = _joined(rows, mapped.source)
+                pages, start_ns = self._pages(mapped, new, int(groups[0]) * mapped.per_group, start_ns)
                 data += pages
         content = np.concatenate(data) if data else None
         return kv.store.program(seq.writer, ppns, content, np.concatenate(tags), start_ns)
 
     def _pages(self, mapped: GroupMap, new: U16 | None, first: int, start_ns: int) -> tuple[list[U8], int]:
         """Content of the groups from token `first` on that become full, and when what it is made of has been read."""
-        if first < self.length and not mapped.buffered(self.layer):
+        if first < self.length and (mapped.rebuilt or not mapped.buffered(self.layer)):
             old, start_ns = self._read_rows(mapped.source, first, start_ns)
             if new is None or old is None:
                 return [], start_ns
@@ -107,14 +109,12 @@ class _Growth:
         return [] if new is None else [full_pages(self.kv, mapped, self.layer, self.length, new)], start_ns
 
     def _read_rows(self, source: str, first: int, start_ns: int) -> tuple[U16 | None, int]:
-        """Rows from token `first` on, as a primary map's pages and buffers hold them, and when they have been read."""
-        mapped = self.seq.primary[source]
-        per = mapped.per_group
-        slots = mapped.slots[self.layer, :, first // per : -(-self.length // per)]
+        """Rows from token `first` on, as primary maps' pages and buffers hold them, and when they have been read."""
+        slots = self.seq.stored_in(source, self.layer, range(first, self.length))
         end_ns = self.kv.store.read(self.kv.store.all_of(slots[in_flash(slots)]), start_ns)
         if not self.kv.store.nand.payload:
             return None, end_ns
-        return mapped.gather(self.kv.banks, slots, self.length - first // per * per)[first % per :], end_ns
+        return self.seq.rows(self.kv.banks, source, self.layer, range(first, self.length)), end_ns
 
     def map(self, rows: Rows, ppns: U32) -> None:
         """Let the maps point to new pages, and buffer the rows that are left over."""
@@ -122,12 +122,21 @@ class _Growth:
         for mapped in self.seq.maps.values():
             first, last = self.length // mapped.per_group, end // mapped.per_group
             mapped.reserve(-(-end // mapped.per_group))
-            size = mapped.streams * (last - first)
-            mapped.slots[self.layer, :, first:last] = ppns[taken : taken + size].reshape(mapped.streams, -1)
+            size = mapped.streams * (last - first) * mapped.programmed
+            mine = ppns[taken : taken + size].reshape(mapped.streams, -1) if mapped.programmed else UNMAPPED
+            mapped.slots[self.layer, :, first:last] = mine
             taken += size
-            self.kv.tails.buffer_tail(mapped, self.layer, self.length, self.tokens, rows[mapped.source])
+            self.kv.tails.buffer_tail(mapped, self.layer, self.length, self.tokens, _joined(rows, mapped.source))
         assert taken == ppns.size, f"{ppns.size} pages were programmed, {taken} are mapped"
         self.seq.lengths[self.layer] = end
+
+
+def _joined(rows: Rows, source: str) -> U16 | None:
+    """The rows of a source, those of K before those of V."""
+    parts = [rows[name] for name in source]
+    if len(parts) == 1:
+        return parts[0]
+    return None if parts[0] is None else np.concatenate(parts, axis=2)  # type: ignore[arg-type]
 
 
 def full_pages(kv: KvMap, mapped: GroupMap, layer: int, length: int, rows: U16) -> U8:

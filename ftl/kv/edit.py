@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
+from csd_spec.arrays import U16, U32
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import UnknownSequence
 from ftl.kv.layouts import GroupMap
@@ -50,14 +51,16 @@ def crop(kv: KvMap, handle: int, layer: int, length: int, start_ns: int) -> int:
     primary = seq.primary.values()
     kv.tails.check_room(sum(m.streams for m in primary if length % m.per_group and not m.buffered(layer)))
     cuts = {name: mapped.slots[layer, :, length // mapped.per_group].copy() for name, mapped in seq.maps.items()}
+    rows = {name: _cut_rows(kv, seq, name, layer, length) for name, mapped in seq.maps.items() if not mapped.programmed}
     for name, mapped in seq.maps.items():
-        if length % mapped.per_group and in_flash(cuts[name][0]) and mapped.waits:
+        reopened = mapped.waits_in(length // mapped.per_group) or (mapped.source == "kv" and rows)
+        if length % mapped.per_group and in_flash(cuts[name][0]) and reopened:
             finish_ns = max(finish_ns, kv.store.read(kv.store.all_of(cuts[name]), start_ns))
     for name, mapped in seq.maps.items():
         was_in_flash |= bool(in_flash(mapped.slots[layer, :, length // mapped.per_group :]).any())
         kv.unmap(seq, name, layer, length // mapped.per_group)
-        if in_flash(cuts[name][0]) or mapped.buffered(layer):  # else the primary map alone holds it
-            _take_back(kv, mapped, layer, length, cuts[name])
+        if in_flash(cuts[name][0]) or mapped.buffered(layer) or name in rows:  # else the primary map alone holds it
+            _take_back(kv, mapped, layer, length, cuts[name], rows.get(name))
     seq.lengths[layer] = length
     kv.changes.trimmed.add(handle)
     kv.changes.dirty.add(handle)
@@ -66,10 +69,20 @@ def crop(kv: KvMap, handle: int, layer: int, length: int, start_ns: int) -> int:
     return finish_ns
 
 
-def _take_back(kv: KvMap, mapped: GroupMap, layer: int, length: int, cut: np.ndarray) -> None:
-    """Buffer what is left of the group at slots `cut`."""
+def _cut_rows(kv: KvMap, seq: Sequence, name: str, layer: int, length: int) -> U16 | None:
+    """What a crop to `length` leaves of a group, (t, H, d), where these rows have no page of their own to copy."""
+    per = seq.maps[name].per_group
+    if not kv.store.nand.payload or length // per == seq.lengths[layer] // per:
+        return None
+    return seq.primary[name].rows(kv.banks, layer, range(length // per * per, length))
+
+
+def _take_back(kv: KvMap, mapped: GroupMap, layer: int, length: int, cut: U32, rows: U16 | None) -> None:
+    """Buffer what is left of the group at slots `cut`, or its rows where they are given."""
     if kv.tails.buffer_group(mapped, layer, length) and kv.store.nand.payload:
-        if in_flash(cut[0]):
+        if rows is not None:
+            mapped.fill(kv.tails.content, mapped.buffers[layer], 0, rows)
+        elif in_flash(cut[0]):
             kv.buffers.content[mapped.buffers[layer]] = kv.store.nand.content[cut]
         mapped.poison(kv.tails.content, mapped.buffers[layer], length % mapped.per_group)
 

@@ -37,7 +37,7 @@ class KvMap(Referrer):
         self.store = store
         self.sequences: dict[int, Sequence] = {}
         self.buffers = GroupBuffers(dram_bytes, store.geometry.page_bytes)
-        self.tails = Tails(self.buffers, self.sequences)
+        self.tails = Tails(self.buffers, self.sequences, store.content)
         self.owners, self.changes = Owners(), Changes()
         self.next_handle = 1
 

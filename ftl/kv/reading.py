@@ -7,11 +7,11 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from csd_spec import KvView
-from csd_spec.arrays import F16, I32, I64, U16, U32
+from csd_spec.arrays import F16, I32, I64, U32
 from csd_spec.model import FP16_BYTES
-from csd_spec.view import UNMAPPED
+from csd_spec.planes import is_lossy
+from csd_spec.view import UNMAPPED, in_flash
 from ftl.flash.plan import PagePlan
-from ftl.kv.layouts.group_map import PrimaryMap
 from ftl.kv.map import KvMap
 from ftl.kv.pages import plan_channels, plan_tokens, stack
 
@@ -62,6 +62,22 @@ class Reader:
         self.store.counters.cached += plan.ppns.size - int(missed.sum())
         return plan.only(missed)
 
+    def refined_pages(self, view: KvView, tokens: I32, counts: I64) -> PagePlan:
+        """Pages that hold K and V of tokens (N, k), ascending, in 8 bits; they cross as a whole."""
+        row_bytes = 2 * view.layout.head_dim
+        plan = plan_tokens(view.planes["refined"][:, 0], tokens, counts, view.layout.n, row_bytes, 0)
+        return self._whole(*plan[:2], plan[3])
+
+    def score_pages(self, view: KvView) -> PagePlan:
+        """All pages of K in few bits; they cross as a whole, and all that is in them is wanted."""
+        slots = view.planes["scores"].reshape(view.seq_lens.size, -1)
+        stored = in_flash(slots)
+        useful = np.full(int(stored.sum()), self.store.geometry.page_bytes)
+        return self._whole(slots[stored], useful, np.cumsum(stored.sum(1)))
+
+    def _whole(self, ppns: U32, useful: I64, ends: I64) -> PagePlan:
+        return PagePlan(ppns, useful, np.full(ppns.size, self.store.geometry.page_bytes), ends)
+
     def table_pages(self, nbytes: I64) -> PagePlan:
         """Pages of tables of nbytes (N,), each begins a page, over all lanes; their content is elsewhere."""
         size = self.store.geometry.page_bytes
@@ -83,20 +99,12 @@ class Reader:
         view = self.view([handle], layer)
         wanted = np.broadcast_to(np.array(tokens, np.int32), (seq.heads, len(tokens)))
         counts = np.full(seq.heads, len(tokens))
-        plans = [self.token_pages(view, slots, wanted, counts) for slots in (view.k_slots, view.v_slots)]
+        if is_lossy(view.layout.kind):
+            plans = [self.refined_pages(view, wanted, counts)]
+        else:
+            plans = [self.token_pages(view, slots, wanted, counts) for slots in (view.k_slots, view.v_slots)]
         columns = zip(*((p.ppns, p.useful, p.nbytes) for p in plans), strict=True)
         ppns, useful, nbytes = (np.concatenate(column) for column in columns)
         plan = PagePlan(ppns, useful, nbytes, np.array([ppns.size]))
-        rows = (
-            _rows(mapped, view, view.planes[name][:, 0], tokens).view(np.float16)
-            for name, mapped in seq.primary.items()
-        )
-        k, v = rows
+        k, v = (seq.rows(view.banks, name, layer, tokens).view(np.float16) for name in "kv")
         return k, v, plan
-
-
-def _rows(mapped: PrimaryMap, view: KvView, slots: U32, tokens: range) -> U16:
-    """Rows of tokens that follow each other, (tokens, H, d), from the groups that hold them."""
-    group = tokens.start // mapped.per_group
-    before = group * mapped.per_group
-    return mapped.gather(view.banks, slots[:, group:], tokens.stop - before)[tokens.start - before :]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec import KvLayout
-from csd_spec.arrays import I64, U16
+from csd_spec.arrays import I64, U16, U32
 from ftl.flash.placement import Writer
 from ftl.kv.layouts import GroupMap, PrimaryMap, layout_of
 
@@ -37,6 +37,21 @@ class Sequence:
         """The maps that are not primary."""
         return [mapped for mapped in self.maps.values() if not mapped.primary]
 
+    def rows(self, banks: tuple[U16, U16], source: str, layer: int, tokens: range) -> U16:
+        """Rows (tokens, H, d) of K or V as they are stored; (tokens, H, 2 d) of both."""
+        parts = [self.primary[name].rows(banks, layer, tokens) for name in source]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+
+    def stored_in(self, source: str, layer: int, tokens: range) -> U32:
+        """Slots (streams, groups) of the pages with those rows."""
+        shared = self.maps.get("refined") if not self.primary["k"].programmed else None
+        holders = [shared] if shared else [self.primary[name] for name in source]
+        parts = []
+        for mapped in holders:
+            groups = slice(tokens.start // mapped.per_group, -(-tokens.stop // mapped.per_group))
+            parts.append(mapped.slots[layer, :, groups])
+        return np.concatenate(parts)
+
     @property
     def all_owners(self) -> set[int]:
         return {owner for chain in self.owners for owner, _ in chain} | {self.newest}
@@ -57,5 +72,6 @@ class Sequence:
 
     def expect(self, tokens: int) -> None:
         """Every layer is likely to grow to `tokens`: the writer opens extents to match."""
-        groups = sum(mapped.streams * (tokens // mapped.per_group) for mapped in self.maps.values())
+        stored = (mapped for mapped in self.maps.values() if mapped.programmed)
+        groups = sum(mapped.streams * (tokens // mapped.per_group) for mapped in stored)
         self.writer.expected_pages = max(self.writer.expected_pages, groups * self.layers)

@@ -45,8 +45,8 @@ class GroupBuffers:
 class Tails:
     """Which unfinished groups have buffers. Those of primary maps must; those of copies have while there is room."""
 
-    def __init__(self, buffers: GroupBuffers, sequences: dict[int, Sequence]) -> None:
-        self.buffers, self._sequences = buffers, sequences
+    def __init__(self, buffers: GroupBuffers, sequences: dict[int, Sequence], flash: U16) -> None:
+        self.buffers, self._sequences, self._flash = buffers, sequences, flash
 
     @property
     def content(self) -> U16:
@@ -84,7 +84,7 @@ class Tails:
     def buffer_group(self, mapped: GroupMap, layer: int, tokens: int) -> bool:
         """Give the group that `tokens` tokens leave unfinished its buffers, where there is one; whether it has them."""
         group, position = divmod(tokens, mapped.per_group)
-        if not mapped.waits:
+        if not mapped.waits_in(group):
             return False
         if position and not mapped.buffered(layer):
             if mapped.primary:
@@ -98,6 +98,11 @@ class Tails:
             self._release(mapped, layer)
         return position > 0
 
+    def _before(self, mapped: GroupMap, layer: int, group: int) -> U16 | None:
+        """Pages of the group before one, where these are in flash."""
+        slots = mapped.slots[layer, :, group - 1] if group else mapped.slots[layer, :, :0]
+        return self._flash[slots] if slots.size and in_flash(slots).all() else None
+
     def buffer_tail(self, mapped: GroupMap, layer: int, length: int, tokens: int, rows: U16 | None) -> None:
         """Buffer what `tokens` rows behind `length` leave in an unfinished group, of a copy where there is room."""
         begins = length % mapped.per_group == 0 or (length + tokens) // mapped.per_group > length // mapped.per_group
@@ -106,6 +111,6 @@ class Tails:
         if rows is not None:
             position, buffers = (length + tokens) % mapped.per_group, mapped.buffers[layer]
             if begins:
-                self.buffers.content[buffers] = 0xFF  # as FP16 a NaN: nobody reads it by mistake
+                mapped.begin(self.content, buffers, self._before(mapped, layer, (length + tokens) // mapped.per_group))
                 rows = rows[rows.shape[0] - position :]
             mapped.fill(self.content, buffers, position - rows.shape[0], rows)

@@ -13,9 +13,9 @@ import numpy as np
 from attention_engine import METHODS, Arithmetic, EngineClock, Queries, Step
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import DriveSpec, KvLayout, ModelShape, SparFParams
-from csd_spec.arrays import I32, I64
-from ftl import Ftl, Nand
+from csd_spec import DriveSpec, KvView, ModelShape, SparFParams
+from csd_spec.arrays import F32, I32, I64
+from ftl import LAYOUTS, Ftl, Nand
 
 
 class Pattern(Arithmetic):
@@ -54,7 +54,8 @@ class Pattern(Arithmetic):
         self, scores: Any, seq_lens: I64, n: int, pages: I64, recent: I64, p: float = 1.0, threads: int = 1
     ) -> tuple[I32, I64]:
         whole = int(seq_lens[0]) // n
-        chosen = self._some(len(pages), min(int(pages[0]), whole), whole)
+        wanted = max(int(pages[0]), whole - (int(seq_lens[0]) - int(recent[0])) // n)
+        chosen = self._some(len(pages), min(wanted, whole), whole)
         tokens = (chosen[:, :, None] * np.int32(n) + np.arange(n, dtype=np.int32)).reshape(len(pages), -1)
         rest = np.arange(whole * n, int(seq_lens[0]), dtype=np.int32)
         every: I32 = np.concatenate([tokens, np.broadcast_to(rest, (len(pages), rest.size))], axis=1).astype(np.int32)
@@ -63,7 +64,10 @@ class Pattern(Arithmetic):
     def approximate(self, *arguments: Any) -> Any:
         return None
 
-    weigh = attend = cover = exact = approximate  # type: ignore[assignment]
+    weigh = attend = cover = exact = score = attend_refined = approximate  # type: ignore[assignment]
+
+    def sum_values(self, view: KvView, tokens: I32, counts: I64, threads: int = 1) -> F32:
+        return np.zeros((counts.size, 1), np.float32)
 
 
 def spread(count: int, layers: int) -> tuple[int, ...]:
@@ -79,7 +83,7 @@ class SimulatedDrive:
         self.spec, self.shape, self.heads, self.batch = spec, shape, heads, batch
         self.ftl = Ftl(spec, Nand(spec.geometry, payload=False))
         self.units = Units(self.ftl, EngineClock(spec.engine))
-        self.layout = KvLayout.for_context(spec.geometry.page_bytes, shape.head_dim, context, bits)
+        self.layout = LAYOUTS[bits].form(spec.geometry.page_bytes, shape.head_dim, context)
         self.handles = self.ftl.create(batch, shape.layers, heads, self.layout)
         self.length = 0
         self.wall_s = 0.0

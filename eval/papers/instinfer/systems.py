@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from csd_spec import Compression, DriveSpec
+from csd_spec.planes import number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.units import ENGINE_UNITS
 from eval.papers.instinfer import steps
@@ -257,6 +258,15 @@ class InStorage:
 DENSE = InStorage(name="InstI-Dense")
 SPARF = InStorage(name="InstI-SparF", method="sparf")
 BATCHED_DENSE = InStorage(name="Batched-Dense", schedule="overlapped", batched=True)
+OURS = InStorage(
+    name="Ours",
+    method="progressive",
+    convention="bytes",
+    compression=8,
+    bits=number_of(2, exact=False),
+    schedule="overlapped",
+    batched=True,
+)
 PAGED = InStorage(
     name="Paged", method="paged", convention="bytes", compression=4, bits=4, schedule="overlapped", batched=True
 )

@@ -4,8 +4,9 @@ from csd_spec import KvLayout
 from ftl.kv.layouts.dual import FP16, INT4, INT8
 from ftl.kv.layouts.group_map import GroupMap, PrimaryMap
 from ftl.kv.layouts.layout import Layout
+from ftl.kv.layouts.planes import PLANES
 
-LAYOUTS: dict[int, Layout] = {layout.number: layout for layout in (FP16, INT8, INT4)}
+LAYOUTS: dict[int, Layout] = {layout.number: layout for layout in (FP16, INT8, INT4, *PLANES)}
 
 
 def layout_of(form: KvLayout) -> Layout:

@@ -11,7 +11,8 @@ from ftl.kv.layouts.embedding import EmbeddingMap
 class CodedEmbeddingMap(EmbeddingMap):
     """A group gets its scales when it is full; until then K alone holds its rows."""
 
-    waits = False
+    def waits_in(self, group: int) -> bool:
+        return False
 
     def pack(self, rows: U16) -> U16:
         lay, levels = self.layout, (1 << self.layout.bits) - 1

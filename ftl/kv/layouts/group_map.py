@@ -22,21 +22,31 @@ class GroupMap(ABC):
     """Slots of one sequence's groups of one kind: `slots` (layers, streams, capacity), `buffers` (layers, streams).
 
     A layout's *primary* maps hold all rows of K and V: an unfinished group of theirs must have buffers in drive DRAM.
-    The others are copies in another order, made of the rows of the primary map `source`: their unfinished groups have
-    buffers while there is room.
+    The others are copies in another order or precision, made of the rows of the primary maps that `source` names: their
+    unfinished groups have buffers while there is room.
     """
 
     per_group: int  # tokens
     streams: int
-    source: str  # of its rows: "k" or "v"
+    source: str  # of its rows: "k", "v", or "kv" for those of K with those of V behind them
     primary: bool
     scattered: bool  # whether the streams, being few, begin in lanes far apart
-    waits = True  # whether an unfinished group can wait in page buffers
+    programmed = True  # whether full groups have pages of their own
+    rebuilt = False  # whether a group that becomes full is packed from rows, not from its page under construction
 
     def __init__(self, kind: int, layout: KvLayout, layers: int, heads: int) -> None:
         self.kind, self.layout, self.heads = kind, layout, heads
         self.slots: U32 = np.full((layers, self.streams, 1), UNMAPPED)
         self.buffers: I64 = np.full((layers, self.streams), -1, np.int64)
+
+    def waits_in(self, group: int) -> bool:
+        """Whether a group, while it is unfinished, can wait in page buffers."""
+        return True
+
+    def begin(self, content: U16, buffers: I64, before: U16 | None) -> None:
+        """Prepare the page buffers of a group that begins. before: pages of the group before it, (streams, values),
+        where these are in flash."""
+        content[buffers] = POISON  # a NaN: nobody reads it by mistake
 
     @abstractmethod
     def pack(self, rows: U16) -> U16:
@@ -82,8 +92,8 @@ class PrimaryMap(GroupMap):
     primary = True
 
     @abstractmethod
-    def gather(self, banks: tuple[U16, U16], slots: U32, tokens: int) -> U16:
-        """The first `tokens` rows (tokens, H, d) behind slots (streams, groups)."""
+    def rows(self, banks: tuple[U16, U16], layer: int, tokens: range) -> U16:
+        """Rows (tokens, H, d) of a layer's tokens that follow each other."""
 
     @abstractmethod
     def waiting(self, content: U16, layer: int, count: int) -> U16:

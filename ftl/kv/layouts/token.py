@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec import KvLayout
-from csd_spec.arrays import I64, U16, U32
+from csd_spec.arrays import I64, U16
 from csd_spec.view import gather_rows
 from ftl.kv.layouts.group_map import POISON, PrimaryMap
 
@@ -31,8 +31,11 @@ class TokenMap(PrimaryMap):
     def poison(self, content: U16, buffers: I64, position: int) -> None:
         content[buffers, position * self.layout.head_dim :] = POISON
 
-    def gather(self, banks: tuple[U16, U16], slots: U32, tokens: int) -> U16:
-        return gather_rows(banks, slots, tokens, self.layout).view(np.uint16)
+    def rows(self, banks: tuple[U16, U16], layer: int, tokens: range) -> U16:
+        first, last = tokens.start // self.per_group, -(-tokens.stop // self.per_group)
+        before = first * self.per_group
+        slots = self.slots[layer, :, first:last]
+        return gather_rows(banks, slots, tokens.stop - before, self.layout).view(np.uint16)[tokens.start - before :]
 
     def waiting(self, content: U16, layer: int, count: int) -> U16:
         d = self.layout.head_dim

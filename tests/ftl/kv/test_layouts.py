@@ -19,11 +19,14 @@ H, D = 2, 16
 class SignMap(GroupMap):
     """One bit of each value of K, n tokens a page; written when a group is full."""
 
-    source, primary, scattered, waits = "k", False, True, False
+    source, primary, scattered = "k", False, True
 
     def __init__(self, form, layers, heads):
         self.per_group, self.streams = form.n, heads
         super().__init__(Kind.FREE, form, layers, heads)
+
+    def waits_in(self, group):
+        return False
 
     def pack(self, rows):
         by_head = rows.transpose(1, 0, 2).reshape(self.heads, -1, self.per_group * self.layout.head_dim)

@@ -1,0 +1,86 @@
+"""Pages of progressive precision: K in few bits to score all tokens by, K and V in 8 bits for the tokens that count.
+
+A *score page* holds m channels of K of one head for T consecutive tokens:
+
+| bytes | what |
+|---|---|
+| 2 m | scale of each channel, FP16 |
+| 2 m | least value of each channel, FP16 |
+| m | width of each channel, 0 to 8 bits |
+| rows x T / 2 | the planes, four in a row |
+
+A value is least + scale x code. The bits of a channel's code, the lowest first, are its planes, and those of all
+channels follow each other. Row i holds planes 4 i to 4 i + 3, a nibble for each token: bit j is of plane 4 i + j. Byte
+b of each 16 holds token b of 32 in its low half and token 16 + b in its high half.
+
+A *refined page* holds K and V of n consecutive tokens: an exponent e of each channel of K and then of V (int8), n rows
+of int8 codes of K, n rows of V. A value is code x 2^e, so FP16 represents it exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from csd_spec._check import at_least
+
+BLOCK = 32  # tokens of 16 bytes of a row
+MAX_T, MAX_WIDTH, MAX_CHANNELS = 256, 8, 128
+LEAST_EXPONENT, MOST_EXPONENT, MAX_CODE = -24, 9, 127  # so that FP16 represents code x 2^e
+_FAMILY, _EXACT, _BITS = 1 << 5, 1 << 4, (1 << 4) - 1  # fields of a number
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """Their form. bits: what a value of K has at least on average in score pages, 2 to 4."""
+
+    page_bytes: int
+    head_dim: int
+    bits: int
+
+    def __post_init__(self) -> None:
+        at_least(1, head_dim=self.head_dim)
+        if self.bits not in (2, 3, 4):
+            raise ValueError(f"bits = {self.bits}: scores have 2, 3 or 4 bits a value")
+        if self.n < 1 or self.T < BLOCK:
+            raise ValueError(f"head_dim = {self.head_dim}: its planes do not fit pages of {self.page_bytes} bytes")
+
+    @property
+    def m(self) -> int:
+        """Channels of a score page."""
+        return -(-self.head_dim // -(-self.head_dim // MAX_CHANNELS))
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes before the planes of a score page."""
+        return 5 * self.m
+
+    @property
+    def T(self) -> int:
+        """Tokens of a score page."""
+        fit = (self.page_bytes - self.header_bytes) * 8 // (self.bits * self.m)
+        return min(MAX_T, fit // BLOCK * BLOCK)
+
+    @property
+    def rows(self) -> int:
+        """Rows of four planes of a score page; no channel has more than 8 bits."""
+        return min((self.page_bytes - self.header_bytes) // (self.T // 2), 2 * self.m)
+
+    @property
+    def n(self) -> int:
+        """Tokens of a refined page."""
+        return (self.page_bytes - 2 * self.head_dim) // (2 * self.head_dim)
+
+
+def number_of(bits: int, exact: bool) -> int:
+    """The number of the layout. exact: FP16 rows of K and V are kept too."""
+    return _FAMILY | _EXACT * exact | bits
+
+
+def bits_of(number: int) -> int:
+    """What a layout's number says of its planes; 0 for those that have none."""
+    return number & _BITS if number >> 5 == 1 else 0
+
+
+def is_lossy(number: int) -> bool:
+    """Whether nothing but 8 bits is kept of K and V."""
+    return bool(bits_of(number)) and not number & _EXACT

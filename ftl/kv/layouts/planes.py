@@ -1,0 +1,142 @@
+"""Progressive precision: K in few bits for all tokens, K and V in 8 bits a group together, FP16 rows if wanted."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from csd_spec import KvLayout
+from csd_spec.arrays import I64, U8, U16
+from csd_spec.planes import Planes, number_of
+from csd_spec.view import in_flash
+from ftl.flash.tag import Kind
+from ftl.kv.layouts.codes import begin_scores, forget_scores, put_scores, refine, refined
+from ftl.kv.layouts.group_map import GroupMap
+from ftl.kv.layouts.layout import Layout
+from ftl.kv.layouts.token import TokenMap
+
+OWN_RANGE = 32  # rows from which a group that is not full has ranges of its own, and not those of the group before
+
+
+def _form(layout: KvLayout) -> Planes:
+    assert layout.planes is not None, f"layout {layout.kind} has no planes"
+    return layout.planes
+
+
+class RefinedMap(GroupMap):
+    """K and V of n tokens in 8 bits, a page. Rows wait with those who hold K and V."""
+
+    source, primary, scattered = "kv", False, True
+
+    def __init__(self, layout: KvLayout, layers: int, heads: int) -> None:
+        self.per_group, self.streams = layout.n, heads
+        super().__init__(Kind.REFINED, layout, layers, heads)
+
+    def waits_in(self, group: int) -> bool:
+        return False
+
+    def pack(self, rows: U16) -> U16:
+        n, d = self.per_group, self.layout.head_dim
+        by_group = rows.transpose(1, 0, 2).reshape(-1, n, 2 * d)
+        pages = np.zeros((by_group.shape[0], 2 * d * (n + 1)), np.uint8)
+        refine(pages, by_group, d)
+        return pages.view(np.uint16).reshape(self.streams, -1, d * (n + 1))
+
+    def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
+        raise AssertionError("its rows wait with K and V")
+
+    def poison(self, content: U16, buffers: I64, position: int) -> None:
+        raise AssertionError("its rows wait with K and V")
+
+
+class ScoreMap(GroupMap):
+    """K in few bits. A group under construction has the ranges of the one before; full, it gets its own."""
+
+    source, primary, scattered, rebuilt = "k", False, False, True
+
+    def __init__(self, layout: KvLayout, layers: int, heads: int) -> None:
+        self.form = _form(layout)
+        self.per_group, self.streams = layout.T, heads * layout.embedding_pages
+        super().__init__(Kind.SCORES + self.form.bits - 2, layout, layers, heads)
+
+    def waits_in(self, group: int) -> bool:
+        """The first group has no ranges yet, and all of a sequence that short is attended."""
+        return group > 0
+
+    def _by_stream(self, rows: U16) -> U16:
+        """Rows (t, H, d) as (streams, t, m), with 0 in channels that a last page does not have."""
+        m, parts = self.form.m, self.layout.embedding_pages
+        padded = np.pad(rows, ((0, 0), (0, 0), (0, m * parts - self.layout.head_dim)))
+        return padded.reshape(-1, self.streams, m).transpose(1, 0, 2)
+
+    def pack(self, rows: U16) -> U16:
+        form = self.form
+        by_group = np.ascontiguousarray(self._by_stream(rows)).reshape(-1, form.T, form.m)
+        pages = np.empty((by_group.shape[0], form.page_bytes), np.uint8)
+        begin_scores(pages, form, by_group)
+        put_scores(pages, form, 0, by_group)
+        return pages.view(np.uint16).reshape(self.streams, -1, form.page_bytes // 2)
+
+    def begin(self, content: U16, buffers: I64, before: U16 | None) -> None:
+        content[buffers] = 0
+        if before is not None:
+            header = -(-self.form.header_bytes // 2)
+            content[buffers, :header] = before[:, :header]
+            content.view(np.uint8)[buffers, self.form.header_bytes : 2 * header] = 0
+
+    def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
+        pages, by_stream = content.view(np.uint8)[buffers], self._by_stream(rows)
+        if position == 0 and rows.shape[0] >= OWN_RANGE:
+            begin_scores(pages, self.form, by_stream)
+        put_scores(pages, self.form, position, by_stream)
+        content.view(np.uint8)[buffers] = pages
+
+    def poison(self, content: U16, buffers: I64, position: int) -> None:
+        pages: U8 = content.view(np.uint8)[buffers]
+        forget_scores(pages, self.form, position)
+        content.view(np.uint8)[buffers] = pages
+
+
+class WaitingMap(TokenMap):
+    """Rows of K or V of the unfinished group, in FP16; those of full groups are as refined pages have them."""
+
+    programmed = False
+
+    def __init__(self, kind: int, source: str, layout: KvLayout, heads: tuple[int, int], pages: RefinedMap) -> None:
+        super().__init__(kind, source, layout, *heads)
+        self.pages, self.part = pages, slice(layout.head_dim * "kv".index(source), None)
+
+    def rows(self, banks: tuple[U16, U16], layer: int, tokens: range) -> U16:
+        n, d = self.per_group, self.layout.head_dim
+        first, last = tokens.start // n, -(-tokens.stop // n)
+        slots = self.pages.slots[layer, :, first:last]
+        full = int(in_flash(slots[0]).sum())
+        pages = banks[0][slots[:, :full].ravel()].view(np.uint8)
+        stored = refined(pages, n, d)[..., self.part][..., :d].reshape(self.heads, full * n, d).transpose(1, 0, 2)
+        waiting = tokens.stop - (first + full) * n
+        if waiting > 0:
+            stored = np.concatenate([stored, self.waiting(banks[1], layer, waiting)])
+        return np.ascontiguousarray(stored[tokens.start - first * n :][: len(tokens)])
+
+
+def _maps(exact: bool, form: KvLayout, layers: int, heads: int) -> dict[str, GroupMap]:
+    pages, shape = RefinedMap(form, layers, heads), (layers, heads)
+    rows: dict[str, GroupMap] = {
+        name: TokenMap(kind, name, form, *shape) if exact else WaitingMap(kind, name, form, shape, pages)
+        for name, kind in (("k", Kind.K), ("v", Kind.V))
+    }
+    return rows | {"refined": pages, "scores": ScoreMap(form, layers, heads)}
+
+
+def _layout(bits: int, exact: bool) -> Layout:
+    number = number_of(bits, exact)
+
+    def form(page_bytes: int, head_dim: int, max_tokens: int) -> KvLayout:
+        planes = Planes(page_bytes, head_dim, bits)
+        return KvLayout(page_bytes=page_bytes, head_dim=head_dim, m=planes.m, bits=bits, kind=number)
+
+    return Layout(f"planes{bits}{'-exact' if exact else ''}", number, form, partial(_maps, exact))
+
+
+PLANES = tuple(_layout(bits, exact) for exact in (False, True) for bits in (2, 3, 4))
