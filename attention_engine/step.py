@@ -137,6 +137,7 @@ class Step:
         self.byte_addressable = False  # whether a selection can be fetched without its pages
         self.chosen: tuple[I32, I64] | None = None  # what was attended: tokens (N, k), of which counts (N,)
         self.alpha: F32 = np.ones(self.q.shape[:2], np.float32)  # the weight of that
+        self.rows: F32 = np.zeros((*self.q.shape[:2], 2), np.float32)  # m and l of what the output stands for
         self._scored: I32 | None = None
 
     @property
@@ -229,6 +230,7 @@ class Step:
         """Attention (N, G, d) over tokens (N, k), ascending, of which counts (N,) are used.
 
         weights: approximate ones of all tokens, (N, G, S); what the selection misses of them goes to the mean of V.
+        `rows` (N, G, 2) gets m, a row's largest logit, and l: l * e^m is the softmax weight that its output stands for.
         """
         self.chosen = tokens, counts
         if self._scored is not tokens:
@@ -238,7 +240,9 @@ class Step:
         self.compute("attend", "kernel", counts, self.head_dim * self.each, 0 * counts)
         if weights is not None:
             self.alpha = self.do.cover(weights, tokens, counts, self.threads)
-        return self.do.attend(self.view, self.q, tokens, counts, self.alpha, self.v_mean, self.threads)
+        out, rows = self.do.attend(self.view, self.q, tokens, counts, self.alpha, self.v_mean, self.threads)
+        self.rows[:] = rows
+        return out
 
     def table(self, name: str, encode: Callable[[F32, Memory], NDArray[Any]]) -> NDArray[Any]:
         """A table of a method's own with an entry for each token group, (N, groups, ...); see `read_table`.
@@ -290,7 +294,10 @@ class Step:
         return np.broadcast_to(np.arange(longest, dtype=np.int32), (self.streams, longest))
 
     def apart(self) -> Step:
-        """The same step with a stream for each query head, so that no query shares what another fetches."""
+        """The same step with a stream for each query head, so that no query shares what another fetches.
+
+        Its `rows` are this step's.
+        """
         G, view = self.queries, self.view
         slots = (np.repeat(each, G, axis=0) for each in (view.k_slots, view.v_slots, view.e_slots))
         k_slots, v_slots, e_slots = slots
@@ -299,7 +306,7 @@ class Step:
         q, v_mean = self.q.reshape(-1, 1, self.head_dim), np.repeat(self.v_mean, G, axis=0)
         queries = Queries(q, self.r, top_k, recent, v_mean, self.memory)
         step = Step(apart, self.pages, queries, self.threads, self.do)
-        step.work = self.work
+        step.work, step.rows = self.work, self.rows.reshape(-1, 1, 2)
         return step
 
     def read(self, unit: str, plan: Any) -> None:

@@ -63,7 +63,10 @@ class Pattern(Arithmetic):
     def approximate(self, *arguments: Any) -> Any:
         return None
 
-    weigh = attend = cover = exact = approximate  # type: ignore[assignment]
+    weigh = cover = exact = approximate  # type: ignore[assignment]
+
+    def attend(self, *arguments: Any) -> Any:
+        return None, np.float32(0)
 
 
 def spread(count: int, layers: int) -> tuple[int, ...]:
