@@ -6,6 +6,7 @@ Kernels see banks of pages and opaque slot numbers; what a slot number means is 
 from attention_engine.clock import EngineClock
 from attention_engine.kernels import add_rows, approximate, attend, exact
 from attention_engine.methods import METHODS, Methods, load_methods
+from attention_engine.parts import merge
 from attention_engine.select import GroupScore, best_tokens, cover, top_channels, weigh
 from attention_engine.step import Arithmetic, Compute, Memory, Method, Queries, Read, Step
 
@@ -28,6 +29,7 @@ __all__ = [
     "cover",
     "exact",
     "load_methods",
+    "merge",
     "top_channels",
     "weigh",
 ]

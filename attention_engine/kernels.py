@@ -88,15 +88,23 @@ def _mix(sums, total, share, v_mean):  # type: ignore[no-untyped-def]
             sums[channel] += (1 - share) * v_mean[channel]
 
 
+@njit(inline="always")
+def _weight(total, share):  # type: ignore[no-untyped-def]
+    """Of a row's weights under its maximum, the sum that the output stands for; 0 where a share of almost nothing
+    leaves FP32 no number for it."""
+    weight = total / share
+    return weight if weight < np.inf else np.float32(0)
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
 def _attend(  # type: ignore[no-untyped-def]
-    begin, end, place, k_slots, v_slots, n, q, tokens, counts, alpha, v_mean, out
+    begin, end, place, k_slots, v_slots, n, q, tokens, counts, alpha, v_mean, out, rows
 ):
     """Attention of streams [begin, end) over their selected tokens, BLOCK at a time; arguments as in `attend`.
 
     Of each block: the addresses of the rows AHEAD, logits of four rows at a time for all queries (those that are left
     one by one, and -inf behind the last), the softmax, then V, four rows at a time. Rows ahead are asked for by the
-    first query alone. In the end the sums are divided, and the mean of V takes the share 1 - alpha.
+    first query alone. In the end the sums are divided, the mean of V takes the share 1 - alpha, and `rows` get m and l.
     """
     _, queries, d = q.shape
     scale, row_bytes = np.float32(1 / math.sqrt(d)), np.uint64(2 * d)
@@ -117,10 +125,10 @@ def _attend(  # type: ignore[no-untyped-def]
             last, known = known, min(length, start + BLOCK + AHEAD)
             _locate(place, k_slots, v_slots, tokens, stream, last, known, n, row_bytes, keys, values)
             for i in range(0, count - 3, 4):
-                rows, following = _four(keys, start + i), _four(keys, start + i + AHEAD)
+                some_k, following = _four(keys, start + i), _four(keys, start + i + AHEAD)
                 for query in range(queries):
                     q_row = np.uint64(q_at + (stream * queries + query) * each)
-                    four = dots(q_row, rows, (), d) if query else dots(q_row, rows, following, d)
+                    four = dots(q_row, some_k, (), d) if query else dots(q_row, some_k, following, d)
                     for j in range(4):
                         weights[query, i + j] = scale * four[j]
             for query in range(queries):
@@ -133,20 +141,22 @@ def _attend(  # type: ignore[no-untyped-def]
                 row = np.uint64(weights_at + 4 * BLOCK * query)
                 _rescale(row, tops, totals, query, out[stream, query])
             for i in range(0, count - 3, 4):
-                rows, following = _four(values, start + i), _four(values, start + i + AHEAD)
+                some_v, following = _four(values, start + i), _four(values, start + i + AHEAD)
                 for query in range(queries):
                     some = weights[query, i], weights[query, i + 1], weights[query, i + 2], weights[query, i + 3]
                     sums = np.uint64(sums_at + (stream * queries + query) * each)
                     if query:
-                        add_scaled(sums, some, rows, (), d)
+                        add_scaled(sums, some, some_v, (), d)
                     else:
-                        add_scaled(sums, some, rows, following, d)
+                        add_scaled(sums, some, some_v, following, d)
             for query in range(queries):
                 sums = np.uint64(sums_at + (stream * queries + query) * each)
                 for i in range(count // 4 * 4, count):
                     add_scaled(sums, (weights[query, i],), (values[now + i],), (), d)
         for query in range(queries):
             _mix(out[stream, query], totals[query], alpha[stream, query], v_mean[stream])
+            rows[stream, query, 0] = tops[query]
+            rows[stream, query, 1] = _weight(totals[query], alpha[stream, query])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -298,19 +308,23 @@ def exact(view: KvView, q: F32, tokens: I32, counts: I64, threads: int = 1) -> F
     return out
 
 
-def attend(view: KvView, q: F32, tokens: I32, counts: I64, alpha: F32, v_mean: F32, threads: int = 1) -> F32:
+def attend(
+    view: KvView, q: F32, tokens: I32, counts: I64, alpha: F32, v_mean: F32, threads: int = 1
+) -> tuple[F32, F32]:
     """Softmax attention over selected tokens, mixed with the mean of V by the weight they miss (steps 8 to 11).
 
     q: (N, G, d) float32; tokens: (N, k) ascending, of which counts (N,) are used; alpha: (N, G); v_mean: (N, d),
-    read where alpha < 1. Returns (N, G, d) float32.
+    read where alpha < 1. Returns the output (N, G, d) float32, and rows (N, G, 2) float32: m, the largest logit, and l,
+    the sum of e^(logit - m) over alpha; l = 0 where that is beyond FP32, and of no tokens m = -inf and l = 0.
     """
     _check_selection(view, tokens, counts)
     assert alpha.shape == q.shape[:2] and v_mean.shape == (q.shape[0], q.shape[2])
     out: F32 = np.empty(q.shape, np.float32)
+    rows: F32 = np.empty((*q.shape[:2], 2), np.float32)
     slots = view.k_slots, view.v_slots, np.uint64(view.layout.n)
-    arguments = _place(view), *slots, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, out
+    arguments = _place(view), *slots, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, out, rows
     over_streams(_attend, threads, q.shape[0], arguments)
-    return out
+    return out, rows
 
 
 def add_rows(sums: F32, rows: U16) -> None:

@@ -144,7 +144,7 @@ def _score(begin, end, banks, place, scores, pages, k_slots, seq_lens, form, n, 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _attend_refined(  # type: ignore[no-untyped-def]
-    begin, end, banks, place, pages, slots, n, q, tokens, counts, alpha, v_mean, out
+    begin, end, banks, place, pages, slots, n, q, tokens, counts, alpha, v_mean, out, rows
 ):
     """Attention of streams [begin, end): chosen groups are unpacked, K and V a page each, then all is as in FP16."""
     d = q.shape[2]
@@ -170,7 +170,7 @@ def _attend_refined(  # type: ignore[no-untyped-def]
                 _unpack_rows(page, 1, n, d, powers, scratch[v_slots[stream, group]])
             last = group
         unpacked = np.uint64(scratch.ctypes.data), place[1], place[2]
-        _attend(stream, stream + 1, unpacked, k_slots, v_slots, each, q, tokens, counts, alpha, v_mean, out)
+        _attend(stream, stream + 1, unpacked, k_slots, v_slots, each, q, tokens, counts, alpha, v_mean, out, rows)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -215,19 +215,22 @@ def score(view: KvView, q: F32, threads: int = 1) -> F32:
     return out
 
 
-def attend_refined(view: KvView, q: F32, tokens: I32, counts: I64, alpha: F32, v_mean: F32, threads: int = 1) -> F32:
+def attend_refined(
+    view: KvView, q: F32, tokens: I32, counts: I64, alpha: F32, v_mean: F32, threads: int = 1
+) -> tuple[F32, F32]:
     """What `kernels.attend` does, with K and V in 8 bits where a group is full."""
     form = planes_of(view)
     _check_selection(view, tokens, counts)
     out: F32 = np.empty(q.shape, np.float32)
+    rows: F32 = np.empty((*q.shape[:2], 2), np.float32)
     places = view.banks, _place(view), view.planes["refined"][:, 0], (view.k_slots, view.v_slots), form.n
-    arguments = *places, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, out
+    arguments = *places, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, out, rows
     over_streams(_attend_refined, threads, q.shape[0], arguments)
-    return out
+    return out, rows
 
 
 def sum_values(view: KvView, tokens: I32, counts: I64, threads: int = 1) -> F32:
-    """Sums (N, d) of the rows of V, in 8 bits where a group is full, of tokens (N, k), of which counts (N,) are used."""
+    """Sums (N, d) of the rows of V of tokens (N, k), of which counts (N,) are used, in 8 bits where a group is full."""
     _check_selection(view, tokens, counts)
     sums: F32 = np.empty((counts.size, view.layout.head_dim), np.float32)
     places = view.banks, _place(view), view.planes["refined"][:, 0], view.v_slots, planes_of(view).n

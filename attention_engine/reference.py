@@ -24,6 +24,13 @@ def dense(q: F64, K: F64, V: F64) -> F64:
     return out
 
 
+def dense_rows(q: F64, K: F64) -> F64:
+    """The largest logit m of each query, and the sum l of e^(logit - m), (G, 2), for q (G, d) and K (S, d)."""
+    logits = q @ K.T / np.sqrt(q.shape[1])
+    m = logits.max(axis=1)
+    return np.stack([m, np.exp(logits - m[:, None]).sum(axis=1)], axis=1)
+
+
 def token_scores(q: F64, K: F64, r: int) -> F64:
     """Steps 1 to 5 without the mask: the sum over queries of approximate weights, (S,), as a logarithm.
 
@@ -53,11 +60,23 @@ def _approximate_logits(q: F64, K: F64, i: I64) -> F64:
 
 def sparf(q: F64, K: F64, V: F64, r: int, k: int, l: int) -> tuple[F64, I64, I64]:  # noqa: E741 - the paper's name
     """SparF for one KV head: output (G, d), selected channels (r,) and tokens (k,), both ascending."""
+    i, j, alpha = _selected(q, K, r, k, l)
+    out = alpha * dense(q, K[j], V[j]) + (1 - alpha) * V.mean(axis=0)
+    return out, i, j
+
+
+def sparf_rows(q: F64, K: F64, r: int, k: int, l: int) -> F64:  # noqa: E741 - the paper's name
+    """`dense_rows` of the tokens that SparF selects, (G, 2), but l over alpha: with the weight of the others."""
+    _, j, alpha = _selected(q, K, r, k, l)
+    m, total = dense_rows(q, K[j]).T
+    return np.stack([m, total / alpha[:, 0]], axis=1)
+
+
+def _selected(q: F64, K: F64, r: int, k: int, l: int) -> tuple[I64, I64, F64]:  # noqa: E741 - the paper's name
+    """Channels (r,), tokens (k,), and the share alpha (G, 1) of the approximate weight that these tokens have."""
     S = K.shape[0]
     i = _top_channels(q, r)
     s_hat = _softmax(_approximate_logits(q, K, i))
     mask = np.where(np.arange(S) >= S - l, np.inf, 0.0)
     j = _argtopk(token_scores(q, K, r) + mask, k)
-    alpha = s_hat[:, j].sum(axis=1, keepdims=True)
-    out = alpha * dense(q, K[j], V[j]) + (1 - alpha) * V.mean(axis=0)
-    return out, i, j
+    return i, j, s_hat[:, j].sum(axis=1, keepdims=True)

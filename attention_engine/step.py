@@ -151,6 +151,7 @@ class Step:
         self.byte_addressable = False  # whether a selection can be fetched without its pages
         self.chosen: tuple[I32, I64] | None = None  # what was attended: tokens (N, k), of which counts (N,)
         self.alpha: F32 = np.ones(self.q.shape[:2], np.float32)  # the weight of that
+        self.rows: F32 = np.zeros((*self.q.shape[:2], 2), np.float32)  # m and l of what the output stands for
         self._scored: I32 | None = None
 
     @property
@@ -214,7 +215,8 @@ class Step:
     def unscored(self) -> I64:
         """How many of the last tokens of each stream, (N,), no page of K in few bits holds."""
         held = (self.view.planes["scores"][:, 0] != UNMAPPED).sum(1)
-        return np.maximum(self.seq_lens - held * planes_of(self.view).T, 0)
+        unscored: I64 = np.maximum(self.seq_lens - held * planes_of(self.view).T, 0)
+        return unscored
 
     def score(self) -> F32:
         """Logits (N, G, S) from K in few bits; of `unscored` tokens exact ones, for whoever attends them anyway."""
@@ -260,6 +262,7 @@ class Step:
 
         weights: approximate ones of all tokens, (N, G, S); what the selection misses of them goes to the mean of V.
         refined: by K and V in 8 bits, as where the layout keeps nothing else.
+        `rows` (N, G, 2) gets m, a row's largest logit, and l: l * e^m is the softmax weight that its output stands for.
         """
         self.chosen = tokens, counts
         refined |= is_lossy(self.view.layout.kind)
@@ -275,14 +278,17 @@ class Step:
         if weights is not None:
             self.alpha = self.do.cover(weights, tokens, counts, self.threads)
         attend = self.do.attend_refined if refined else self.do.attend
-        return attend(self.view, self.q, tokens, counts, self.alpha, self.v_mean, self.threads)
+        out, rows = attend(self.view, self.q, tokens, counts, self.alpha, self.v_mean, self.threads)
+        self.rows[:] = rows
+        return out
 
     def mean_of_others(self, tokens: I32, counts: I64) -> F32:
         """The mean of V, (N, d), of all but tokens (N, k), whose rows are attended in 8 bits."""
         self.work.append(Compute("attend", "kernel", counts, self.head_dim * self.each, 1, 0 * counts))
         others = (self.seq_lens - counts)[:, None]
         sums = self.v_mean * self.seq_lens[:, None] - self.do.sum_values(self.view, tokens, counts, self.threads)
-        return np.divide(sums, others, out=np.zeros_like(self.v_mean), where=others > 0, dtype=np.float32)
+        mean: F32 = np.divide(sums, others, out=np.zeros_like(self.v_mean), where=others > 0, dtype=np.float32)
+        return mean
 
     def table(self, name: str, encode: Callable[[F32, Memory], NDArray[Any]]) -> NDArray[Any]:
         """A table of a method's own with an entry for each token group, (N, groups, ...); see `read_table`.
@@ -341,7 +347,10 @@ class Step:
             raise ValueError("K is kept in 8 bits only: use a layout that has it in FP16, such as planes2-exact")
 
     def apart(self) -> Step:
-        """The same step with a stream for each query head, so that no query shares what another fetches."""
+        """The same step with a stream for each query head, so that no query shares what another fetches.
+
+        Its `rows` are this step's.
+        """
         G, view = self.queries, self.view
         slots = (np.repeat(each, G, axis=0) for each in (view.k_slots, view.v_slots, view.e_slots))
         k_slots, v_slots, e_slots = slots
@@ -350,7 +359,7 @@ class Step:
         q, v_mean = self.q.reshape(-1, 1, self.head_dim), np.repeat(self.v_mean, G, axis=0)
         queries = Queries(q, self.r, top_k, recent, v_mean, self.memory)
         step = Step(apart, self.pages, queries, self.threads, self.do)
-        step.work = self.work
+        step.work, step.rows = self.work, self.rows.reshape(-1, 1, 2)
         return step
 
     def read(self, unit: str, plan: Any) -> None:

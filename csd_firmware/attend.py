@@ -33,17 +33,18 @@ def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
     for handle, row in zip(command.seqs, command.v, strict=True):
         state.add_v(handle, command.layer, row[None])
     try:
-        output, flash = _attend(state, command, watch)
+        data, flash = _attend(state, command, watch)
     except Exception as error:  # whatever a method raises, of ours or of the user's, or lost data
         _take_back(state, command, v_sums, watch.now_ns)
         if isinstance(error, FtlError):
             raise
         raise Refused(f"method {command.method}: {type(error).__name__}: {error}") from error
     flash += FlashCounters(pages_programmed=programmed)
-    return Completion(status=Status.SUCCESS, data=(output,), flash=flash)
+    return Completion(status=Status.SUCCESS, data=data, flash=flash)
 
 
-def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[F16, FlashCounters]:
+def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[tuple[F16, F32], FlashCounters]:
+    """The completion's data and the flash traffic."""
     view = state.ftl.view(command.seqs, command.layer)
     B, H, G, d = command.q.shape
     queries = Queries(
@@ -60,9 +61,10 @@ def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[F16, 
         output = exact.astype(np.float16)
     if not np.isfinite(output).all():
         raise FloatingPointError("its output holds NaN or values beyond FP16's range")
+    rows: F32 = np.ascontiguousarray(step.rows, np.float32).reshape(B, H, G, 2)
     SCHEDULES[state.spec.engine.schedule](step.work, Units(state.ftl, state.engine), watch)
     fetched = [flash_read(item.plan) for item in step.work if isinstance(item, Read)]
-    return output, sum(fetched, FlashCounters())
+    return (output, rows), sum(fetched, FlashCounters())
 
 
 def _take_back(state: DriveState, command: Attend, v_sums: dict[int, F32], now_ns: int) -> None:

@@ -44,7 +44,7 @@ def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Ver
         _scalar(scalar, fields[scalar.name], sizes)
         sizes[scalar.name] = fields[scalar.name]
     for array in verb.arrays:
-        if array.kind in (Kind.COUNTS, Kind.VALUES):
+        if array.kind.modelled:
             _array(array, fields[array.name], sizes)
     if any("stored" in array.symbols for array in verb.reply):
         lengths = (int(state.ftl.sequences[handle].lengths[fields["layer"]]) for handle in fields["seqs"])

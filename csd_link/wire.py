@@ -2,6 +2,7 @@
 
 What a command's parameters and arrays are is a row of `csd_spec.verbs`. A payload holds its arrays one after the other,
 little endian, wide items first so that each is aligned: handles (uint64), counts (int64), then names and FP16 values.
+A completion's data is its arrays one after the other in the order of the verb's reply, each with its dtype and shape.
 Sizes are computed from the parameters and must be met exactly; nothing is allocated before. Whoever decodes trusts no
 number.
 """
@@ -38,6 +39,7 @@ assert all(len(unit) <= MAX_UNIT_BYTES for unit in UNITS)
 _ARRAY = struct.Struct("<cB2x4I")
 _DTYPES: dict[bytes, np.dtype[Any]] = {
     b"e": np.dtype(np.float16),
+    b"f": np.dtype(np.float32),
     b"Q": np.dtype(np.uint64),
     b"q": np.dtype(np.int64),
     b"B": np.dtype(np.uint8),

@@ -62,7 +62,9 @@ class Attend:
     """One decode step of one layer: store k and v of the new token, then attend over everything stored.
 
     method: the name of one that the drive knows. r, top_k and recent are SparF's parameters; other methods take their
-    bytes as a budget, or ignore them. The completion's data is the output, (B, H, G, d) float16.
+    bytes as a budget, or ignore them. The completion's data is the output, (B, H, G, d) float16, and rows, (B, H, G, 2)
+    float32: of each query head m, the largest logit attended (after 1/sqrt(d)), and l, so that l * e^m is the softmax
+    weight that the output stands for; l = 0 where that is not known.
     """
 
     seqs: tuple[int, ...]

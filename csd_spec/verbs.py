@@ -48,11 +48,12 @@ class Kind(Enum):
     COUNTS = np.dtype(np.int64)  # of tokens, 0 to MAX_TOKENS
     TEXT = np.dtype(np.uint8)  # padded with zeros; str in a command
     VALUES = np.dtype(np.float16)  # finite
+    FLOATS = np.dtype(np.float32)  # finite in a command; of a reply as its command says
 
     @property
     def modelled(self) -> bool:
         """Whether its bytes cross the link by themselves; handles and names are part of a command's fixed cost."""
-        return self in (Kind.COUNTS, Kind.VALUES)
+        return self in (Kind.COUNTS, Kind.VALUES, Kind.FLOATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,7 @@ ROWS = (
             Array("k", Kind.VALUES, "B H d"),
             Array("v", Kind.VALUES, "B H d"),
         ),
-        reply=(Array("output", Kind.VALUES, "B H G d"),),
+        reply=(Array("output", Kind.VALUES, "B H G d"), Array("rows", Kind.FLOATS, "B H G 2")),
         names=Names.ALIKE,
         effect=Stores(),
     ),

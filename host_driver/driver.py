@@ -31,7 +31,7 @@ from csd_spec import (
     SeqCreate,
     Status,
 )
-from csd_spec.arrays import F16, I64, U64
+from csd_spec.arrays import F16, F32, I64, U64
 from host_driver.sharding import split_heads
 from host_driver.traffic import Traffic
 from host_driver.turnstile import Turnstile
@@ -126,6 +126,13 @@ class Driver:
 
         Returns the attention output (B, q_heads, d).
         """
+        return self.attend(batch, rows, mini_batch, layer, q, k, v)[0]
+
+    def attend(
+        self, batch: Batch, rows: Rows, mini_batch: MiniBatch, layer: int, q: F16, k: F16, v: F16
+    ) -> tuple[F16, F32]:
+        """`decode`, and beside the output what it takes to merge it with attention elsewhere over the same sequences'
+        other tokens (`attention_engine.merge`): m and l of each query head, (B, q_heads, 2); see `Attend`."""
         lengths = batch.lengths[rows, layer] + 1
         params = [self.attention.at(int(length), self.shape.head_dim) for length in lengths]
         top_k, recent = np.array([p.k for p in params]), np.array([p.l for p in params])
@@ -149,7 +156,8 @@ class Driver:
         done = self._collect(submitted)
         batch.lengths[rows, layer] = lengths
         self._account(mini_batch, done, lengths)
-        return np.concatenate([c.data[0] for c in done], axis=1).reshape(q.shape)
+        output, sums = (np.concatenate(parts, axis=1) for parts in zip(*(c.data for c in done), strict=True))
+        return output.reshape(q.shape), sums.reshape(*q.shape[:2], 2)
 
     def read(self, batch: Batch, rows: Rows, layer: int, first: int = 0, tokens: int = 0) -> tuple[F16, F16]:
         """K and V of a layer, each (sum of tokens, kv_heads, d): the one time they come back to the host.

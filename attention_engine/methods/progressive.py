@@ -11,8 +11,8 @@ from csd_spec.arrays import F32
 def progressive(step: Step, top_p: float = 1.0) -> F32:
     """The groups of highest weight are attended in 8 bits, as many as the budget has pages left for.
 
-    The mean of V of the others stands for them. Tokens that no page of scores holds yet are attended in any case. top_p: of the
-    best groups, only the fewest that hold this share of a head's weight.
+    The mean of V of the others stands for them. Tokens that no page of scores holds yet are attended in any case.
+    top_p: of the best groups, only the fewest that hold this share of a head's weight.
     """
     weights = step.score()
     scores = step.weigh(weights)

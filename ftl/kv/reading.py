@@ -65,8 +65,9 @@ class Reader:
     def refined_pages(self, view: KvView, tokens: I32, counts: I64) -> PagePlan:
         """Pages that hold K and V of tokens (N, k), ascending, in 8 bits; they cross as a whole."""
         row_bytes = 2 * view.layout.head_dim
-        plan = plan_tokens(view.planes["refined"][:, 0], tokens, counts, view.layout.n, row_bytes, 0)
-        return self._whole(*plan[:2], plan[3])
+        slots = view.planes["refined"][:, 0]
+        ppns, useful, _, ends = plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, 0)
+        return self._whole(ppns, useful, ends)
 
     def score_pages(self, view: KvView) -> PagePlan:
         """All pages of K in few bits; they cross as a whole, and all that is in them is wanted."""

@@ -70,8 +70,8 @@ def run_sparf(view, q, K, V, r, k, l, threads=1):  # noqa: E741
     tokens = best_tokens(weigh(logits, each * S, threads=threads), each * S, each * k, each * l, threads)
     alpha = cover(logits, tokens, each * k, threads)
     v_mean = v_sums / np.float32(S)
-    out = attend(view, q, tokens, each * k, alpha, v_mean, threads)
-    return out, channels, tokens
+    out, rows = attend(view, q, tokens, each * k, alpha, v_mean, threads)
+    return out, channels, tokens, rows
 
 
 def make(generator, streams, G, S, d, scale=1.0):
@@ -82,6 +82,13 @@ def make(generator, streams, G, S, d, scale=1.0):
 
 def relative_error(out, expected):
     return np.abs(out - expected).max() / np.abs(expected).max()
+
+
+def same_weight(rows, expected):
+    """m within FP32's error of a sum of d products, l * e^m within that of the exponent."""
+    np.testing.assert_allclose(rows[:, 0], expected[:, 0], rtol=1e-5, atol=1e-5)
+    weights = [np.log(each[:, 1].astype(np.float64)) + each[:, 0] for each in (rows, expected)]
+    np.testing.assert_allclose(*weights, rtol=1e-5, atol=2e-4)
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,23 +106,49 @@ def test_sparf_equals_the_oracle(seed, G, d, S, shape, data):
     generator = np.random.default_rng(seed)
     q, K, V = make(generator, 2, G, S, d)
     n, m = shape
-    out, channels, tokens = run_sparf(view_of(K, V, n, m, generator), q, K, V, r, k, l)
+    out, channels, tokens, rows = run_sparf(view_of(K, V, n, m, generator), q, K, V, r, k, l)
     for stream in range(2):
         args = [x[stream].astype(np.float64) for x in (q, K, V)]
         expected, i, j = reference.sparf(*args, r, k, l)
         np.testing.assert_array_equal(channels[stream], i)
         np.testing.assert_array_equal(tokens[stream], j)
         assert relative_error(out[stream], expected) < 1e-4
+        same_weight(rows[stream], reference.sparf_rows(args[0], args[1], r, k, l))
 
 
 @pytest.mark.parametrize("scale", [0.01, 1, 30])
 def test_everything_selected_is_dense(scale):
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 3, 2, 200, 64, scale)
-    out, _, _ = run_sparf(view_of(K, V, 32, 4, generator), q, K, V, 64, 200, 50)
+    out, _, _, rows = run_sparf(view_of(K, V, 32, 4, generator), q, K, V, 64, 200, 50)
     for stream in range(3):
-        expected = reference.dense(*(x[stream].astype(np.float64) for x in (q, K, V)))
-        assert relative_error(out[stream], expected) < 1e-4
+        args = [x[stream].astype(np.float64) for x in (q, K, V)]
+        assert relative_error(out[stream], reference.dense(*args)) < 1e-4
+        same_weight(rows[stream], reference.dense_rows(*args[:2]))
+
+
+def test_with_all_channels_the_weight_of_some_tokens_is_that_of_all():
+    """Where scores are exact, the mean of V stands for just the weight that is left."""
+    generator = np.random.default_rng(0)
+    q, K, V = make(generator, 3, 2, 200, 64)
+    view = view_of(K, V, 32, 4, generator)
+    _, _, _, rows = run_sparf(view, q, K, V, 64, 20, 5)
+    for stream in range(3):
+        same_weight(rows[stream], reference.dense_rows(q[stream].astype(np.float64), K[stream].astype(np.float64)))
+
+
+def test_rows_without_tokens_or_without_a_weight_say_so():
+    generator = np.random.default_rng(0)
+    q, K, V = make(generator, 2, 2, 40, 16)
+    view, v_mean = view_of(K, V, 8, 4, generator), np.zeros((2, 16), np.float32)
+    tokens = np.tile(np.arange(40, dtype=np.int32), (2, 1))
+    alpha = np.array([[1, 1], [0, 1e-45]], np.float32)
+    out, rows = attend(view, q, tokens, np.array([0, 40]), alpha, v_mean)
+    np.testing.assert_array_equal(rows[0], [[-np.inf, 0]] * 2)
+    np.testing.assert_array_equal(rows[1, :, 1], 0)  # beyond FP32
+    m = reference.dense_rows(*(x[1].astype(np.float64) for x in (q, K)))[:, 0]
+    np.testing.assert_allclose(rows[1, :, 0], m, rtol=1e-5)
+    assert np.isfinite(out[1]).all()
 
 
 def peaked(generator, q, K):
@@ -149,12 +182,14 @@ def test_hard_inputs(change, S):
     change(generator, q, K)
     view = view_of(K, V, 32, 4, generator)
     for r, k in ((8, S // 8), (64, S)):
-        out, _, tokens = run_sparf(view, q, K, V, r, k, k // 4)
+        out, _, tokens, rows = run_sparf(view, q, K, V, r, k, k // 4)
         for stream in range(2):
             args = [x[stream].astype(np.float64) for x in (q, K, V)]
             expected, _, j = reference.sparf(*args, r, k, k // 4)
             np.testing.assert_array_equal(tokens[stream], j)
             assert relative_error(out[stream], expected) < 1e-3
+            wanted = reference.sparf_rows(args[0], args[1], r, k, k // 4)
+            np.testing.assert_allclose(rows[stream, :, 0], wanted[:, 0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -179,7 +214,7 @@ def test_what_was_not_selected_never_counts():
     """Everything but the selected channels and tokens is poisoned after the selection is known."""
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 1, 2, 120, 32)
-    clean, channels, tokens = run_sparf(view_of(K, V, 16, 4, generator), q, K, V, 8, 30, 7)
+    clean, channels, tokens, _ = run_sparf(view_of(K, V, 16, 4, generator), q, K, V, 8, 30, 7)
     K_tokens, V_tokens, K_channels = K.copy(), V.copy(), K.copy()
     other = np.setdiff1d(np.arange(120), tokens[0])
     K_tokens[:, other] = V_tokens[:, other] = np.nan
@@ -191,7 +226,7 @@ def test_what_was_not_selected_never_counts():
     again = best_tokens(weigh(logits, one * 120), one * 120, one * 30, one * 7)
     alpha = cover(logits, again, one * 30)
     v_mean = V.astype(np.float32).mean(axis=1)
-    out = attend(by_token, q, again, one * 30, alpha, v_mean)
+    out, _ = attend(by_token, q, again, one * 30, alpha, v_mean)
     np.testing.assert_allclose(out, clean, rtol=1e-5, atol=1e-6)
 
 
@@ -240,7 +275,7 @@ def test_moving_tokens_between_pages_does_not_change_the_output():
 def test_a_query_of_zeros_gives_the_mean():
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 1, 1, 64, 16)
-    out, _, _ = run_sparf(view_of(K, V, 8, 4, generator), 0 * q, K, V, 4, 64, 16)
+    out, *_ = run_sparf(view_of(K, V, 8, 4, generator), 0 * q, K, V, 4, 64, 16)
     assert relative_error(out[0], V.astype(np.float64).mean(axis=1)) < 1e-4
 
 

@@ -86,6 +86,8 @@ def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, bits)
                 assert chosen[-1] < len(K)
                 alpha = step.alpha[stream, query]
                 q = step.q[stream, query : query + 1].astype(np.float64)
+                m, total = reference.dense_rows(q, K[chosen])[0]
+                np.testing.assert_allclose(step.rows[stream, query], [m, total / alpha], rtol=1e-4, atol=1e-5)
                 expected = reference.dense(q, K[chosen], V[chosen])[0]
                 expected = alpha * expected + (1 - alpha) * V.mean(0)
                 np.testing.assert_allclose(out[stream, query], expected, rtol=1e-3, atol=1e-4)

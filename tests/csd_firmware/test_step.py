@@ -1,7 +1,4 @@
-"""One command in, one completion out: data, time, bytes, and refusals that change nothing.
-
-partner of: csd_firmware/attend.py
-"""
+"""One command in, one completion out: data, time, bytes, and refusals that change nothing."""
 
 from dataclasses import replace
 
@@ -275,10 +272,10 @@ def test_a_dense_step_reads_every_full_page_of_k_and_v(small_drive):
     )
 
 
-def test_link_bytes_are_those_of_q_k_v_and_the_output(small_drive):
+def test_link_bytes_are_those_of_q_k_v_the_output_and_its_rows(small_drive):
     done, _ = Bench(small_drive, [50, 60]).attend("dense")
     q, k, out, counts = 2 * H * G * D * 2, 2 * H * D * 2, 2 * H * G * D * 2, 2 * 8
-    assert done.link_bytes == 64 + q + 2 * k + 2 * counts + out
+    assert done.link_bytes == 64 + q + 2 * k + 2 * counts + out + 2 * H * G * 8
 
 
 def test_the_engine_takes_one_command_at_a_time(small_drive):

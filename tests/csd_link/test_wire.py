@@ -55,6 +55,7 @@ BYTES = [
     (KvFree(SEQS), 0xC8, (2,), "c1591bd2ba341312"),
     (GetLog(0xC2), 0xCA, (0xC2,), "e3b0c44298fc1c14"),
 ]
+SINGLE = half(2, 2).astype(np.float32)
 COMMANDS = [verb.example(SEQS, H=3, G=2, d=8) for verb in VERBS.values()]
 
 
@@ -122,7 +123,7 @@ def test_numbers_without_a_place_are_refused():
     st.sampled_from(Status),
     st.text(max_size=40),
     st.dictionaries(st.sampled_from(["link", "queue", "flash_program"]), st.integers(0, 2**63)),
-    st.lists(st.sampled_from([half(2, 3), np.arange(3, dtype=np.uint64), half(0, 2)]), max_size=3),
+    st.lists(st.sampled_from([half(2, 3), half(3), np.arange(3, dtype=np.uint64), SINGLE, half(0, 2)]), max_size=3),
 )
 def test_a_completion_survives_its_bytes(status, reason, breakdown, arrays):
     flash = FlashCounters(pages_read=1, pages_programmed=2, fetched_bytes=3, useful_bytes=4)

@@ -3,13 +3,18 @@
 partner of: host_driver/traffic.py
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from attention_engine import reference
+from attention_engine import merge, reference
 from csd_firmware import InProcessDevice
-from csd_spec import Attention, Compression, DeviceError, ModelShape, Status
+from csd_spec import Attention, Compression, DeviceError, ModelShape, SparFParams, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.sparf import Fixed
 from host_driver.driver import Driver
 
 SHAPE = ModelShape(name="small", layers=2, q_heads=8, kv_heads=4, head_dim=16)
@@ -114,3 +119,105 @@ def test_drives_are_flushed_every_so_many_steps():
     for _ in range(5):
         talk.step()
     assert flushed == [2, 4]
+
+
+def test_rows_lie_as_the_output_does():
+    """Of any number of drives; query heads one after the other."""
+    found = []
+    for drives in (1, 3):
+        talk = Talk(drives)
+        q, k, v = (half(np.random.default_rng(1), 2, heads, 16) for heads in (8, 4, 4))
+        with talk.driver.step(1) as (part,):
+            out, rows = talk.driver.attend(talk.batch, slice(None), part, 0, q, k, v)
+        assert (out.shape, rows.shape, rows.dtype) == ((2, 8, 16), (2, 8, 2), np.float32)
+        for row, first, end in ((0, 0, 30), (1, 30, 51)):
+            for head in range(8):
+                K = np.concatenate([talk.rows[0][0][first:end, head // 2], k[row, head // 2][None]]).astype(np.float64)
+                wanted = reference.dense_rows(q[row, head][None].astype(np.float64), K)[0]
+                np.testing.assert_allclose(rows[row, head], wanted, rtol=1e-4, atol=1e-5)
+        found.append((out, rows))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def cut(generator, lengths, attention):
+    """A sequence of made-up rows, cut into sequences of these lengths, each in drives of its own.
+
+    Returns q (8, 16), K and V of the parts, (tokens, 4, 16), and what the drives give: outputs and rows of the parts.
+    """
+    q, parts, given = 2 * half(generator, 1, 8, 16), [], []
+    for number, length in enumerate(lengths):
+        k, v = half(generator, length, 4, 16), half(generator, length, 4, 16)
+        devices = [InProcessDevice(INSTCSD_ZYNQ7045_8CH) for _ in range(1 + number % 2)]
+        driver = Driver(devices, replace(SHAPE, layers=1), attention)
+        batch = driver.create(1, 256)
+        if length > 1:
+            driver.append(batch, slice(None), 0, np.array([length - 1]), lambda k=k, v=v: (k[:-1], v[:-1]))
+        with driver.step(1) as (mini_batch,):  # the last row comes with the question
+            out, rows = driver.attend(batch, slice(None), mini_batch, 0, q, k[-1:], v[-1:])
+        driver.close()
+        parts.append((k, v))
+        given.append((out[0].astype(np.float32), rows[0]))
+    return q[0], parts, given
+
+
+def of_head(head, q, parts):
+    """Of a KV head in float64: q (2, 16), and of each part K and V (tokens, 16)."""
+    wide = [[rows[:, head].astype(np.float64) for rows in part] for part in parts]
+    return q[2 * head : 2 * head + 2].astype(np.float64), wide
+
+
+def whole_of(parts):
+    return [np.concatenate(rows) for rows in zip(*parts, strict=True)]
+
+
+def log_weight(rows):
+    return np.log(rows[:, 1].astype(np.float64)) + rows[:, 0]
+
+
+LENGTHS = st.lists(st.integers(1, 90), min_size=2, max_size=3)
+HALF_ERROR = 2.0**-11 + 1e-4  # of the largest |V|: an output's rounding to FP16, and FP32's sums
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), lengths=LENGTHS)
+def test_a_sequence_in_parts_is_attended_as_one(seed, lengths):
+    q, parts, given = cut(np.random.default_rng(seed), lengths, Attention("dense", Compression(1)))
+    out, rows = merge(*zip(*given, strict=True))
+    for head in range(4):
+        some, wide = of_head(head, q, parts)
+        K, V = whole_of(wide)
+        which = slice(2 * head, 2 * head + 2)
+        np.testing.assert_allclose(out[which], reference.dense(some, K, V), rtol=0, atol=HALF_ERROR * np.abs(V).max())
+        np.testing.assert_allclose(log_weight(rows[which]), log_weight(reference.dense_rows(some, K)), atol=1e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), lengths=LENGTHS, r=st.sampled_from([4, 16]), k=st.sampled_from([4, 20, 60]))
+def test_parts_of_which_some_tokens_are_attended_err_by_what_they_miss(seed, lengths, r, k):
+    """What is merged and what dense attention gives are both means of V with weights; they differ by no more than the
+    range of V times the weight that lies elsewhere: among the parts, and in each part beyond what both give the tokens
+    attended. With all channels every part knows its weight."""
+    attention = Attention("sparf", Fixed(SparFParams(r, k, k // 4)))
+    q, parts, given = cut(np.random.default_rng(seed), lengths, attention)
+    out, rows = merge(*zip(*given, strict=True))
+    for head in range(4):
+        some, wide = of_head(head, q, parts)
+        K, V = whole_of(wide)
+        which = slice(2 * head, 2 * head + 2)
+        true, said, shared = [], [], []
+        for part_k, part_v in wide:
+            kept = min(k, len(part_k))
+            arguments = r, kept, min(k // 4, kept)
+            tokens = reference.sparf(some, part_k, part_v, *arguments)[2]
+            true.append(log_weight(reference.dense_rows(some, part_k)))
+            said.append(log_weight(reference.sparf_rows(some, part_k, *arguments)))
+            attended = log_weight(reference.dense_rows(some, part_k[tokens]))
+            shared.append(np.exp(attended - np.maximum(true[-1], said[-1])))
+        p, claimed = (np.exp(each - np.logaddexp.reduce(each)) for each in (np.array(true), np.array(said)))
+        elsewhere = np.abs(p - claimed).sum(0) / 2 + (p * (1 - np.array(shared))).sum(0)  # (2,)
+        bound = elsewhere[:, None] * np.ptp(V, axis=0) + HALF_ERROR * np.abs(V).max()
+        assert (np.abs(out[which] - reference.dense(some, K, V)) <= bound).all()
+        np.testing.assert_allclose(log_weight(rows[which]), np.logaddexp.reduce(said), atol=1e-3)
+        if r == 16:
+            np.testing.assert_allclose(log_weight(rows[which]), np.logaddexp.reduce(true), atol=1e-3)

@@ -64,7 +64,12 @@ class Pattern(Arithmetic):
     def approximate(self, *arguments: Any) -> Any:
         return None
 
-    weigh = attend = cover = exact = score = attend_refined = approximate  # type: ignore[assignment]
+    weigh = cover = exact = score = approximate  # type: ignore[assignment]
+
+    def attend(self, *arguments: Any) -> Any:
+        return None, np.float32(0)
+
+    attend_refined = attend  # type: ignore[assignment]
 
     def sum_values(self, view: KvView, tokens: I32, counts: I64, threads: int = 1) -> F32:
         return np.zeros((counts.size, 1), np.float32)
