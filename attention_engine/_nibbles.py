@@ -98,13 +98,13 @@ def sum_entries(typing_context: Any, sums: Any, tables: Any, codes: Any, rows: A
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def fill_table(typing_context: Any, table: Any, entries: Any) -> Any:
-    """Write the sums of all subsets of four int16 entries as a table, at an address: bit j of a name is entry j."""
+    """Write the sums of all subsets of four int16 entries as a table, both at addresses: bit j of a name is entry j."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         table, entries = arguments
         total = _ZERO
         for j in range(4):
-            entry = builder.trunc(builder.extract_value(entries, j), _SHORT)
+            entry = builder.load(_pointer(builder, builder.add(entries, _WORD(2 * j)), _SHORT))
             one = builder.insert_element(ir.Constant(_SHORTS, ir.Undefined), entry, _INDEX(0))
             with_it = ir.Constant(_SHORTS, [-(name >> j & 1) for name in range(16)])
             total = builder.add(total, builder.and_(builder.shuffle_vector(one, one, _order([0] * 16)), with_it))
@@ -113,4 +113,4 @@ def fill_table(typing_context: Any, table: Any, entries: Any) -> Any:
             builder.store(some, _pointer(builder, builder.add(table, _WORD(16 * part)), _HALF), align=1)
         return context.get_dummy_value()
 
-    return types.void(types.uint64, entries), generate
+    return types.void(types.uint64, types.uint64), generate

@@ -19,9 +19,10 @@ from attention_engine._rows import add_scaled, dots, unpack
 from attention_engine.kernels import _attend, _check_selection, _page, _place
 from csd_spec import KvView
 from csd_spec.arrays import F32, I32, I64
-from csd_spec.planes import Planes
+from csd_spec.planes import LEAST_EXPONENT, MOST_EXPONENT, Planes
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 
+POWERS = np.exp2(np.arange(LEAST_EXPONENT, MOST_EXPONENT + 1, dtype=np.float32))
 RANGE = np.float32(32000)  # of sums of 16 bits; the rest is for what rounding up to 1024 planes adds
 
 
@@ -32,43 +33,55 @@ def _content(banks, slot):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _width(page, m, channel):  # type: ignore[no-untyped-def]
-    return page[2 * m + channel // 2] >> np.uint16(channel % 2 * 8) & np.uint16(255)
+def _read_header(page, m, header):  # type: ignore[no-untyped-def]
+    """A score page's widths, scales and ranges of channels as numbers; least values are read where they are."""
+    widths, scales, spans = header
+    for channel in range(m):
+        widths[channel] = page[2 * m + channel // 2] >> np.uint16(channel % 2 * 8) & np.uint16(255)
+        scales[channel] = half_to_float(page[channel])
+        spans[channel] = scales[channel] * np.float32((1 << widths[channel]) - 1)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _tables(page, m, rows, q, planes, tables_at):  # type: ignore[no-untyped-def]
-    """Write the tables of a score page's rows for q (m,); returns unit and offset of its logits. planes: scratch."""
-    offset = widest = np.float32(0)
-    for channel in range(m):
-        levels = np.float32((1 << _width(page, m, channel)) - 1)
-        widest += abs(q[channel] * half_to_float(page[channel])) * levels
-        offset += q[channel] * half_to_float(page[m + channel])
-    scale = RANGE / widest if widest > 0 else np.float32(0)
-    plane = 0
-    for channel in range(m):
-        entry = q[channel] * half_to_float(page[channel]) * scale
-        for _ in range(_width(page, m, channel)):
-            planes[plane] = np.int64(np.rint(entry))
-            entry *= np.float32(2)
+def _fill_tables(header, q, entries, rows, tables_at):  # type: ignore[no-untyped-def]
+    """Write the tables of a page's rows for q (m,); returns the unit of its logits. entries: scratch, 4 a row."""
+    widths, scales, spans = header
+    lanes = np.zeros(8, np.float32)
+    for channel in range(q.size):
+        lanes[channel % 8] += abs(q[channel]) * spans[channel]
+    widest = lanes.sum()
+    if widest == 0:
+        entries[:] = 0
+    scale, plane = RANGE / widest, 0
+    for channel in range(q.size if widest > 0 else 0):
+        entry = q[channel] * scales[channel] * scale
+        for _ in range(widths[channel]):
+            entries[plane] = np.int16(np.rint(entry))
+            entry += entry
             plane += 1
-    planes[plane:] = 0
+    entries[plane:] = 0
     for row in range(rows):
-        four = planes[4 * row], planes[4 * row + 1], planes[4 * row + 2], planes[4 * row + 3]
-        fill_table(tables_at + np.uint64(TABLE_BYTES * row), four)
-    return (np.float32(1) / scale if widest > 0 else np.float32(0)), offset
+        fill_table(tables_at + np.uint64(TABLE_BYTES * row), np.uint64(entries.ctypes.data + 8 * row))
+    return widest / RANGE
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _score_page(page, form, q, scratch, out):  # type: ignore[no-untyped-def]
     """Add a page's logits of its first tokens to out (G, tokens), for q (G, m) that is scaled."""
     m, T, rows, header_bytes = form
-    planes, tables, sums, line = scratch
+    header, entries, tables, sums, line = scratch
     queries, count = out.shape
-    size, codes_at = np.uint64(rows * TABLE_BYTES), np.uint64(page.ctypes.data + header_bytes)
+    page_at = np.uint64(page.ctypes.data)
+    size, least_at, codes_at = (
+        np.uint64(rows * TABLE_BYTES),
+        page_at + np.uint64(2 * m),
+        page_at + np.uint64(header_bytes),
+    )
     tables_at, sums_at = np.uint64(tables.ctypes.data), np.uint64(sums.ctypes.data)
+    _read_header(page, m, header)
     for query in range(queries):
-        line[query] = _tables(page, m, rows, q[query], planes, tables_at + np.uint64(query) * size)
+        line[query, 0] = _fill_tables(header, q[query], entries, rows, tables_at + np.uint64(query) * size)
+        line[query, 1] = dots(np.uint64(q[query].ctypes.data), (least_at,), (), m)[0]
     for first in range(0, count, 32):
         at = codes_at + np.uint64(first // 2)
         for query in range(0, queries - 3, 4):
@@ -89,7 +102,7 @@ def _unpack_rows(page, part, n, d, powers, rows):  # type: ignore[no-untyped-def
     page_at, rows_at = np.uint64(page.ctypes.data), np.uint64(rows.ctypes.data)
     exponents = page.view(np.int8)[part * d : (part + 1) * d]
     for channel in range(d):
-        powers[channel] = np.float32(2.0 ** np.float64(exponents[channel]))
+        powers[channel] = POWERS[exponents[channel] - LEAST_EXPONENT]
     for row in range(n):
         codes = page_at + np.uint64((2 + part * n + row) * d)
         unpack(rows_at + np.uint64(2 * row * d), codes, np.uint64(powers.ctypes.data), d)
@@ -121,7 +134,8 @@ def _score(begin, end, banks, place, scores, pages, k_slots, seq_lens, form, n, 
     m, T, rows, _ = form
     parts, scale = scores.shape[1], np.float32(1 / math.sqrt(d))
     scratch = (
-        np.empty(4 * rows, np.int64),
+        (np.empty(m, np.uint8), np.empty(m, np.float32), np.empty(m, np.float32)),
+        np.empty(4 * rows, np.int16),
         np.empty((queries, rows * TABLE_BYTES), np.uint8),
         np.empty((queries, 32), np.int16),
         np.empty((queries, 2), np.float32),
@@ -175,22 +189,25 @@ def _attend_refined(  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _sum_values(begin, end, banks, place, pages, v_slots, n, tokens, counts, sums):  # type: ignore[no-untyped-def]
-    """Sums of the rows of V of streams [begin, end)'s selected tokens, in token order."""
+    """Sums of the rows of V of streams [begin, end)'s selected tokens: of codes group by group, then in token order."""
     d = sums.shape[1]
-    powers, rows, one = np.empty(d, np.float32), np.empty(n * d, np.uint16), np.float32(1)
+    total, one = np.zeros(d, np.int32), np.float32(1)
     for stream in range(begin, end):
-        last, sums_at = -1, np.uint64(sums.ctypes.data + 4 * stream * d)
         sums[stream] = 0
         for i in range(counts[stream]):
             group, row = tokens[stream, i] // n, tokens[stream, i] % n
             if pages[stream, group] == UNMAPPED:
-                at = _page(place, v_slots[stream, group])
-            else:
-                if group != last:
-                    _unpack_rows(_content(banks, pages[stream, group]), 1, n, d, powers, rows)
-                at = np.uint64(rows.ctypes.data)
-            last = group
-            add_scaled(sums_at, (one,), (at + np.uint64(2 * row * d),), (), d)
+                at = _page(place, v_slots[stream, group]) + np.uint64(2 * row * d)
+                add_scaled(np.uint64(sums.ctypes.data + 4 * stream * d), (one,), (at,), (), d)
+                continue
+            page = _content(banks, pages[stream, group]).view(np.int8)
+            codes = page[(2 + n + row) * d : (3 + n + row) * d]
+            for channel in range(d):
+                total[channel] += codes[channel]
+            if i + 1 == counts[stream] or tokens[stream, i + 1] // n != group:
+                for channel in range(d):
+                    sums[stream, channel] += total[channel] * POWERS[page[d + channel] - LEAST_EXPONENT]
+                total[:] = 0
 
 
 def planes_of(view: KvView) -> Planes:

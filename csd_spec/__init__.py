@@ -3,7 +3,7 @@
 Everything here is a value. This package imports nothing of ours.
 """
 
-from csd_spec.attention import Attention
+from csd_spec.attention import NAMED, Attention
 from csd_spec.commands import (
     Attend,
     Command,
@@ -26,6 +26,7 @@ from csd_spec.status import Status
 from csd_spec.view import KvView
 
 __all__ = [
+    "NAMED",
     "Attend",
     "Attention",
     "BlockSsdSpec",

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
 
 from csd_spec._check import at_least
-from csd_spec.sparf import Budget, Compression, SparFParams
+from csd_spec.planes import number_of
+from csd_spec.sparf import Budget, Compression, Convention, SparFParams
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
     """A method, by the name that drives know it by, within a budget.
 
-    embedding_bits: of the values of the embedding-indexed copy of K, 16, 8 or 4; or the number of another layout that
-    the drives have.
+    embedding_bits: the layout of K and V: 16, 8 or 4, of the values of the embedding-indexed copy of K; or the number
+    of another layout that the drives have (`csd_spec.planes.number_of`).
     """
 
     method: str = "sparf"
@@ -26,3 +32,27 @@ class Attention:
     def at(self, seq_len: int, head_dim: int) -> SparFParams:
         """The budget's parameters for `seq_len` stored tokens of `head_dim` channels."""
         return self.budget.at(seq_len, head_dim)
+
+    @classmethod
+    def named(
+        cls,
+        name: str,
+        compression: float | None = None,
+        convention: Convention | None = None,
+        budget: Budget | None = None,
+        embedding_bits: int | None = None,
+    ) -> Attention:
+        """A method, or what is known as a whole by a name of `NAMED`; what is given besides replaces its part of it."""
+        known = NAMED.get(name, cls(name))
+        assert isinstance(known.budget, Compression)
+        asked = Compression(_or(compression, known.budget.c), _or(convention, known.budget.convention))
+        return cls(known.method, budget or asked, _or(embedding_bits, known.embedding_bits))
+
+
+def _or(given: T | None, else_: T) -> T:
+    return else_ if given is None else given
+
+
+NAMED: Mapping[str, Attention] = MappingProxyType(
+    {"ours": Attention("progressive", Compression(7.2, "bytes"), number_of(2, exact=False))}
+)

@@ -81,7 +81,7 @@ class KvLayout:
     def planes(self) -> Planes | None:
         """The form of its planes, where it has any."""
         bits = bits_of(self.kind)
-        return Planes(self.page_bytes, self.head_dim, bits) if bits else None
+        return Planes(self.page_bytes, self.head_dim, bits, self.m) if bits else None
 
     @property
     def T(self) -> int:

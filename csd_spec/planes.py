@@ -24,30 +24,35 @@ from dataclasses import dataclass
 from csd_spec._check import at_least
 
 BLOCK = 32  # tokens of 16 bytes of a row
-MAX_T, MAX_WIDTH, MAX_CHANNELS = 256, 8, 128
+MAX_T, MAX_WIDTH = 256, 8
 LEAST_EXPONENT, MOST_EXPONENT, MAX_CODE = -24, 9, 127  # so that FP16 represents code x 2^e
 _FAMILY, _EXACT, _BITS = 1 << 5, 1 << 4, (1 << 4) - 1  # fields of a number
 
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """Their form. bits: what a value of K has at least on average in score pages, 2 to 4."""
+    """Their form. bits: of a value of K in score pages, at least and on average, 2 to 4. m: channels of such a page."""
 
     page_bytes: int
     head_dim: int
     bits: int
+    m: int
 
     def __post_init__(self) -> None:
-        at_least(1, head_dim=self.head_dim)
+        at_least(1, head_dim=self.head_dim, m=self.m)
         if self.bits not in (2, 3, 4):
             raise ValueError(f"bits = {self.bits}: scores have 2, 3 or 4 bits a value")
         if self.n < 1 or self.T < BLOCK:
             raise ValueError(f"head_dim = {self.head_dim}: its planes do not fit pages of {self.page_bytes} bytes")
 
-    @property
-    def m(self) -> int:
-        """Channels of a score page."""
-        return -(-self.head_dim // -(-self.head_dim // MAX_CHANNELS))
+    @classmethod
+    def for_context(cls, page_bytes: int, head_dim: int, bits: int, max_tokens: int) -> Planes:
+        """Score pages of at most 64 channels where their groups fill 16 times over `max_tokens` tokens, else of 128.
+
+        Longer groups spread the cost of a header, shorter ones leave fewer tokens that no score page holds yet.
+        """
+        long, short = (cls(page_bytes, head_dim, bits, -(-head_dim // -(-head_dim // most))) for most in (64, 128))
+        return long if max_tokens >= 16 * long.T else short
 
     @property
     def header_bytes(self) -> int:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
-from csd_spec import Attention, Budget, Compression, Device, DriveSpec, ModelShape
+from csd_spec import Attention, Budget, Device, DriveSpec, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from ftl import LAYOUTS
@@ -32,10 +32,10 @@ _TEXT, _NUMBER, _PATH = (str, "text"), (Integral, "a whole number"), (Path | Non
 _KINDS: dict[str, tuple[Any, str]] = {  # of what `attach` is given
     "drives": (Integral | Sequence, "a whole number, or devices"),
     "attention": _TEXT,
-    "compression": (Real, "a number"),
-    "convention": _TEXT,
+    "compression": (Real | None, "a number"),
+    "convention": (str | None, "text"),
     "spec": (DriveSpec, "a DriveSpec"),
-    "embedding_bits": _NUMBER,
+    "embedding_bits": (Integral | None, "a whole number"),
     "mini_batches": _NUMBER,
     "keep": _PATH,
     "transport": _TEXT,
@@ -99,7 +99,8 @@ class Setting:
         params = self.attention.at(stored, head_dim)
         convention = getattr(self.attention.budget, "convention", "paper")
         asked: dict[str, Any] = {"attention": self.attention.method, "convention": convention}
-        return asked | {"r": params.r, "k": params.k, "l": params.l}
+        layout = LAYOUTS[self.attention.embedding_bits]
+        return asked | {"r": params.r, "k": params.k, "l": params.l, "layout": layout.name, "lossy": layout.lossy}
 
     def unkept(self) -> Setting:
         """The same on drives that nobody looks at afterwards."""
@@ -130,9 +131,10 @@ class Attached:
 
     def use(self, attention: str, budget: Budget) -> None:
         """Attend otherwise from the next decode step on; what is stored stays."""
-        check_method(attention, self._known)
+        method = Attention.named(attention).method
+        check_method(method, self._known)
         budget.at(1, self.driver.shape.head_dim)
-        self.driver.attention = replace(self.driver.attention, method=attention, budget=budget)
+        self.driver.attention = replace(self.driver.attention, method=method, budget=budget)
 
     def report(self) -> Report:
         """What has been done so far; printing it shows a table."""
@@ -143,11 +145,11 @@ def attach(
     model: PreTrainedModel,
     drives: int | Sequence[Device] = 1,
     attention: str = "sparf",
-    compression: float = 8,
-    convention: Convention = "paper",
+    compression: float | None = None,
+    convention: Convention | None = None,
     budget: Budget | None = None,
     spec: DriveSpec = INSTCSD_ZYNQ7045_8CH,
-    embedding_bits: int = 16,
+    embedding_bits: int | None = None,
     mini_batches: int = 2,
     keep: Path | None = None,
     transport: str = "inproc",
@@ -167,10 +169,11 @@ def attach(
     flush_every: decode steps after which drives are flushed; 0 is never, and then all K and V of drives that may come
     back are here as well, in host memory.
     restart: whether a drive with a process of its own is restarted when it dies.
-    attention: a name of `attention_engine.METHODS`, or another method that the drives know.
+    attention: a name of `attention_engine.METHODS`, or another method that the drives know; or a name of
+    `csd_spec.NAMED` (`ours`), which says layout and budget too.
     methods: a Python file with methods of your own, for drives that are made here (docs/methods.md).
-    compression, convention: see `csd_spec.Compression`; budget replaces both.
-    embedding_bits: of the values of the embedding-indexed copy of K: 16, 8 or 4.
+    compression, convention: see `csd_spec.Compression`, 8 and paper where nothing else is said; budget replaces both.
+    embedding_bits: of the values of the embedding-indexed copy of K, 16, 8 or 4; or the number of another layout.
     keep: a folder in which the drives made here outlive the process, one folder each.
     mini_batches: parts that a decode batch is split into, so that model and drives work at the same time.
     residency: a name of `residency.POLICIES`, or a policy of your own (docs/residency.md); `in-storage` is drives. With
@@ -183,7 +186,7 @@ def attach(
     if residency != "in-storage" or tiers is not None:
         _check_in_tiers(given)
         return TierSetting(policy=residency, tiers=tiers or Tiers()).attached(model)
-    what = Attention(attention, budget or Compression(compression, convention), embedding_bits)
+    what = Attention.named(attention, compression, convention, budget, embedding_bits)
     where: DriveSet | Sequence[Device] = (
         drives
         if isinstance(drives, Sequence)

@@ -38,11 +38,15 @@ class Processor(StrEnum):
     CUDA = "cuda"
 
 
+_NAMES = {layout.name: number for number, layout in LAYOUTS.items()}
+LAYOUT_HELP = "of K and V in flash, by name or number (default: fp16, or what --attention says)"
+
+
 def _layout(text: object) -> int:
-    """The number of a layout that our drives have; text: as it is typed, or the default."""
-    found = next((number for number in LAYOUTS if str(number) == str(text)), None)
+    """The number of a layout that our drives have; text: its name, or that number."""
+    found = _NAMES.get(str(text), next((number for number in LAYOUTS if str(number) == str(text)), None))
     if found is None:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(str, LAYOUTS))}")
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(_NAMES)}")
     return found
 
 
@@ -77,7 +81,7 @@ class What:
     compression: Annotated[
         float | None, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of K and V (default: 8; 1 is dense)")
     ] = None
-    convention: Annotated[Convention, typer.Option(help="paper: k = S/C; bytes: k = S/2C")] = "paper"
+    convention: Annotated[Convention | None, typer.Option(help="paper: k = S/C (the default); bytes: k = S/2C")] = None
     r: Annotated[
         int | None, typer.Option("--r", min=1, max=1 << 20, help="channels of q and K, instead of --compression")
     ] = None
@@ -85,24 +89,26 @@ class What:
     recent: Annotated[
         int | None, typer.Option("--l", min=0, max=1 << 20, help="most recent tokens among them (default: k / 4)")
     ] = None
-    embedding_bits: Annotated[
-        int, typer.Option(parser=_layout, metavar="|".join(map(str, LAYOUTS)), help="of K's embedding-indexed copy")
-    ] = 16
+    layout: Annotated[
+        int | None,
+        typer.Option("--layout", "--embedding-bits", parser=_layout, metavar=f"[{'|'.join(_NAMES)}]", help=LAYOUT_HELP),
+    ] = None
 
     def value(self, default: str) -> Attention:
         """The options as one value; default: what attends where nothing is said."""
         method = self.attention or default
-        return Attention(method, self._budget(method), self.embedding_bits)
+        asked = self.compression, self.convention, self._budget(method), self.layout
+        return Attention.named(method, *asked)
 
-    def _budget(self, method: str) -> Budget:
-        """What the options ask for; dense attention uses everything."""
+    def _budget(self, method: str) -> Budget | None:
+        """What the options ask for outright; dense attention uses everything."""
         outright = [value is not None for value in (self.r, self.k, self.recent)]
         if any(outright) and self.compression is not None:
             raise ValueError("--compression and --r, --k, --l exclude each other")
         if method == "dense":
             return Compression(1)
         if not any(outright):
-            return Compression(8 if self.compression is None else self.compression, self.convention)
+            return None
         if self.r is None or self.k is None:
             raise ValueError("--r and --k are needed together")
         return Fixed(SparFParams(self.r, self.k, -(-self.k // 4) if self.recent is None else self.recent))
@@ -203,6 +209,7 @@ def _show(done: Any, asked: dict[str, Any]) -> None:
     agreement, selected = done.agreement, [str(asked[name]) for name in ("r", "k", "l") if name in asked]
     rows = (
         *([("r, k, l at the last step", ", ".join(selected))] if selected else []),
+        *([("layout", f"{asked['layout']}, lossy, {asked['lossy']}")] if asked.get("lossy") else []),
         ("greedy tokens equal", "yes" if agreement.tokens_equal else "no"),
         ("same best token, on the reference's text", f"{agreement.top1_rate:.1%}"),
         ("largest logit difference", f"{agreement.max_abs_logit_diff:.4f}"),

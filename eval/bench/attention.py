@@ -16,6 +16,7 @@ import torch
 import typer
 
 from attention_engine import METHODS, Memory, Queries, Step
+from csd_spec import NAMED
 from eval.bench.contest import Contest, Size
 from eval.experiment import Outcome, flat
 from eval.plot import check_format, new_figure, save_figure
@@ -34,8 +35,8 @@ def bench_attention(size: Size, method: str, threads: int = 1, seed: int = 0, ti
     its rows where they lie, and in order what it scores with; limit_share: how much of that is reached. scratch_mib:
     what a step of 64 sequences with 1536 tokens takes beside K and V. max_rel_error: max |out - ref| / max |ref|.
     """
-    if method not in METHODS:
-        raise ValueError(f"method = {method!r}: must be one of {', '.join(METHODS)}")
+    if method not in METHODS and method not in NAMED:
+        raise ValueError(f"method = {method!r}: must be one of {', '.join([*METHODS, *NAMED])}")
     contest = Contest(size, threads, seed)
     error, others = contest.error(contest.attend(method), method)
     nbytes = contest.used_bytes()

@@ -14,11 +14,11 @@ from numba import njit
 
 from attention_engine import METHODS, Compute, Memory, Queries, Read, Step, add_rows, reference
 from attention_engine._parallel import over_streams
-from csd_spec import KvLayout, KvView, SparFParams
+from csd_spec import NAMED, Attention, KvView, SparFParams
 from csd_spec.arrays import F16, F32
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.rivals._prefetch import prefetch
-from ftl import Ftl, PagePlan
+from ftl import LAYOUTS, Ftl, PagePlan
 
 CHUNK = 4096  # tokens of one append, as a prefill ships them
 AHEAD = 32  # rows asked for in advance
@@ -79,13 +79,9 @@ class Contest:
         self.q = generator.standard_normal((kv_heads, heads // kv_heads, head_dim), np.float32)
         top_k = -(-tokens // 8)
         self.params = SparFParams(min(16, head_dim), top_k, -(-top_k // 4))
-        ftl = self.ftl = Ftl(INSTCSD_ZYNQ7045_8CH)
-        layout = KvLayout.for_context(ftl.spec.geometry.page_bytes, head_dim, tokens)
-        (handle,) = ftl.create(1, 1, kv_heads, layout)
-        for start in range(0, tokens, CHUNK):
-            k, v = self.K[start : start + CHUNK], self.V[start : start + CHUNK]
-            ftl.append([handle], 0, np.array([k.shape[0]]), k, v, 0)
-        self.view: KvView = ftl.view([handle], 0)
+        self.ftl = Ftl(INSTCSD_ZYNQ7045_8CH)
+        self.views: dict[int, KvView] = {}
+        self.view = self.stored(Attention().embedding_bits)
         self.v_mean: F32 = np.zeros((kv_heads, head_dim), np.float32)
         add_rows(self.v_mean, self.V.view(np.uint16))
         self.v_mean /= tokens
@@ -97,6 +93,22 @@ class Contest:
         tensors = (torch.from_numpy(part).float().transpose(0, 1)[None].contiguous() for part in (self.K, self.V))
         self.keys, self.values = tensors
         self.queries = torch.from_numpy(self.q).reshape(1, heads, 1, head_dim)
+
+    def stored(self, layout: int) -> KvView:
+        """The layer in a layout of that number."""
+        if layout not in self.views:
+            form = LAYOUTS[layout].form(self.ftl.spec.geometry.page_bytes, self.head_dim, self.tokens)
+            (handle,) = self.ftl.create(1, 1, self.kv_heads, form)
+            for start in range(0, self.tokens, CHUNK):
+                k, v = self.K[start : start + CHUNK], self.V[start : start + CHUNK]
+                self.ftl.append([handle], 0, np.array([k.shape[0]]), k, v, 0)
+            self.views[layout] = self.ftl.view([handle], 0)
+        return self.views[layout]
+
+    def asked(self, name: str) -> Queries:
+        """What a method is asked, with the parameters of its own where its name has some."""
+        params = NAMED[name].at(self.tokens, self.head_dim) if name in NAMED else self.params
+        return Queries.alike(self.q, params, self.v_mean, [self.memory.setdefault(name, {})])
 
     def read_all(self) -> int:
         """Read K and V once, in order, but for a last part of a run: the rate to measure by. Returns the bytes read."""
@@ -115,15 +127,15 @@ class Contest:
 
     def attend(self, method: str) -> F32:
         """Our kernels; where the pages are is worked out the first time only, as `vcsd bench ftl` measures that."""
-        memory = [self.memory.setdefault(method, {})]
-        queries = Queries.alike(self.q, self.params, self.v_mean, memory)
+        what, queries = Attention.named(method), self.asked(method)
+        run, view = METHODS[what.method], self.stored(what.embedding_bits)
         if method not in self.plans:  # the first step makes tables
-            METHODS[method](Step(self.view, self.ftl, queries))
+            run(Step(view, self.ftl, queries))
             self.plans[method] = Plans(self.ftl)
         plans = self.plans[method]
         plans.next = 0
-        step = Step(self.view, plans, queries, self.threads)
-        out = METHODS[method](step)
+        step = Step(view, plans, queries, self.threads)
+        out = run(step)
         self.step = step
         return out
 

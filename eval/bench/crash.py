@@ -14,7 +14,7 @@ import typer
 from numpy.typing import NDArray
 
 from csd_spec.arrays import F16, U8
-from csd_spec.view import BANK_SHIFT, UNMAPPED
+from csd_spec.view import BANK_SHIFT, UNMAPPED, in_flash
 from eval.bench.random_host import DRIVE, LOGICAL_PAGES, RandomHost, State
 from eval.experiment import Outcome, flat
 from eval.simulation.disk import Killed, SimDisk
@@ -22,6 +22,7 @@ from ftl import Ftl, FtlError, Nand
 from ftl.flash.files import NandFiles
 from ftl.flash.nand import Erase, Operation, Program
 from ftl.flash.spare import SPARE
+from ftl.kv.layouts.codes import scored
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 
@@ -115,6 +116,7 @@ def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) ->
                 stored_k, stored_v, plan = ftl.read_back(handle, layer)
                 good = nand.intact(plan.ppns).all() and np.array_equal(stored_k, k) and np.array_equal(stored_v, v)
                 wrong += not (good and np.array_equal(embedding_rows(ftl, handle, layer), k))
+                wrong += not scores_agree(ftl, handle, layer)
     wrong += len(set(ftl.sequences) - set(expected))
     if expected and newer is not None:
         for lpn in range(ftl.blocks.pages):
@@ -142,6 +144,23 @@ def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
         by_token = np.array(pages).reshape(seq.heads, -1, layout.T).transpose(2, 0, 1)
         there[:] = by_token[: there.shape[0], :, : layout.head_dim]
     return rows.view(np.float16)
+
+
+def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
+    """Whether all pages of K in few bits, where the layout has them, say of K what their steps allow."""
+    form, view = ftl.sequence(handle).layout.planes, ftl.view([handle], layer)
+    if form is None:
+        return True
+    stored = ftl.read_back(handle, layer)[0].astype(np.float32)
+    slots = view.planes["scores"][:, 0]
+    for head, group in zip(*np.nonzero(in_flash(slots)), strict=True):
+        rows = stored[group * form.T : (group + 1) * form.T, head]
+        pages = view.banks[0][slots[head, group]][None].view(np.uint8)
+        steps = pages[0, : 2 * form.m].view(np.float16).astype(np.float32)
+        allowed = 0.51 * steps + np.abs(rows).max(0) / 60  # K itself may have been rounded to 8 bits since
+        if (np.abs(scored(pages, form)[0] - rows) > allowed * np.where(steps > 0, 1, np.inf)).any():
+            return False
+    return True
 
 
 def bench_crash(cuts: int, seed: int, tick: Tick = no_tick) -> dict[str, Any]:

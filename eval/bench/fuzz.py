@@ -46,6 +46,7 @@ from csd_spec import (
     SeqCreate,
     Status,
 )
+from csd_spec.planes import number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.verbs import VERBS, Names, verb_of
 from eval.experiment import Outcome, flat
@@ -100,14 +101,16 @@ class World:
         self.victim, attacker = Tenant(self.firmware, secret, "victim"), Tenant(self.firmware, secret, "attacker")
         self.rows = generator.standard_normal((40, H, D)).astype(np.float16)
         self.marks = [row.tobytes() for row in self.rows[::7, 0, :8]]
-        self.secret_handle = self._fill(self.victim, self.rows)
-        self.own_handle = self._fill(attacker, np.ones((30, H, D), np.float16))
+        layout = (16, number_of(2, exact=False), number_of(3, exact=True))[seed % 3]
+        self.secret_handle = self._fill(self.victim, self.rows, layout)
+        self.kept = self.victim.step(KvRead((self.secret_handle,), 0), 0).data
+        self.own_handle = self._fill(attacker, np.ones((30, H, D), np.float16), layout)
         self.medium = Memory()
         self.drive = DriveEnd(self.medium, IDENTITY, attacker)
         self.attach()
 
-    def _fill(self, tenant: Tenant, rows: Any) -> int:
-        handle = int(tenant.step(SeqCreate(1, 2, H, D, 512), 0).data[0][0])
+    def _fill(self, tenant: Tenant, rows: Any, layout: int) -> int:
+        handle = int(tenant.step(SeqCreate(1, 2, H, D, 512, layout), 0).data[0][0])
         tenant.step(KvAppend((handle,), 0, np.array([len(rows)]), rows, rows), 0)
         return handle
 
@@ -138,7 +141,7 @@ class World:
     def victim_has_its_data(self) -> bool:
         """Whether the other tenant still has his data."""
         done = self.victim.step(KvRead((self.secret_handle,), 0), 0)
-        return done.status is Status.SUCCESS and all(np.array_equal(part, self.rows) for part in done.data)
+        return done.status is Status.SUCCESS and all(map(np.array_equal, done.data, self.kept))
 
 
 @dataclass(slots=True)

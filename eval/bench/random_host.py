@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from csd_spec import DriveSpec, Geometry, KvLayout
-from csd_spec.arrays import F16
+from csd_spec.arrays import F16, U8
+from csd_spec.planes import is_lossy, number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from ftl import Ftl, Nand, OutOfSpace
+from ftl import LAYOUTS, Ftl, Nand, OutOfSpace
+from ftl.kv.layouts.codes import refine, refined
 
 HEADS, LAYERS, DIM, LOGICAL_PAGES = 2, 2, 16, 24
 State = dict[int, list[tuple[F16, F16]]]  # handle -> (K, V) of each layer
@@ -27,6 +29,30 @@ DRIVE: DriveSpec = replace(
         channels=2, dies_per_channel=2, planes_per_die=1, blocks_per_plane=16, pages_per_block=8, page_bytes=512
     ),
 )
+
+
+FORMS = [
+    *(
+        KvLayout(page_bytes=DRIVE.geometry.page_bytes, head_dim=DIM, m=m, bits=bits)
+        for m, bits in ((2, 16), (4, 16), (8, 16), (8, 8), (DIM, 4))
+    ),
+    *(
+        LAYOUTS[number_of(bits, exact)].form(DRIVE.geometry.page_bytes, DIM, 128)
+        for bits, exact in ((2, False), (4, False), (3, True))
+    ),
+]
+
+
+def as_stored(form: KvLayout, before: int, k: F16, v: F16) -> tuple[F16, F16]:
+    """K and V (S, H, d) as a layout keeps them: of groups that were not full with `before` tokens, what 8 bits say."""
+    for group in range(before // form.n, len(k) // form.n) if is_lossy(form.kind) else ():
+        part = slice(group * form.n, (group + 1) * form.n)
+        rows = np.concatenate([k[part], v[part]], axis=2).transpose(1, 0, 2)
+        pages: U8 = np.zeros((rows.shape[0], form.page_bytes), np.uint8)
+        refine(pages, np.ascontiguousarray(rows).view(np.uint16), form.head_dim)
+        back = refined(pages, form.n, form.head_dim).view(np.float16).transpose(1, 0, 2)
+        k[part], v[part] = back[..., : form.head_dim], back[..., form.head_dim :]
+    return k, v
 
 
 class RandomHost:
@@ -57,9 +83,7 @@ class RandomHost:
         return self.draw.choice(sorted(self.model))
 
     def _create(self) -> None:
-        m, bits = self.draw.choice([(2, 16), (4, 16), (8, 16), (8, 8), (DIM, 4)])
-        layout = KvLayout(page_bytes=DRIVE.geometry.page_bytes, head_dim=DIM, m=m, bits=bits)
-        (handle,) = self.ftl.create(1, LAYERS, HEADS, layout)
+        (handle,) = self.ftl.create(1, LAYERS, HEADS, self.draw.choice(FORMS))
         self.model[handle] = [(self.rows(0), self.rows(0)) for _ in range(LAYERS)]
 
     def _append(self, tokens: int | None = None) -> None:
@@ -67,8 +91,9 @@ class RandomHost:
         for layer in range(LAYERS):
             k, v = self.rows(tokens), self.rows(tokens)
             self.ftl.append([handle], layer, np.array([tokens]), k, v, 0)
-            old = self.model[handle][layer]
-            self.model[handle][layer] = np.concatenate([old[0], k]), np.concatenate([old[1], v])
+            old, form = self.model[handle][layer], self.ftl.sequence(handle).layout
+            grown = np.concatenate([old[0], k]), np.concatenate([old[1], v])
+            self.model[handle][layer] = as_stored(form, len(old[0]), *grown)
 
     def _decode(self) -> None:
         for _ in range(20):
@@ -93,7 +118,9 @@ class RandomHost:
         del self.model[handle]
 
     def _relayout(self) -> None:
-        self.ftl.relayout(self._any(), self.draw.choice([2, 4, 8]), 0)
+        handle, m = self._any(), self.draw.choice([2, 4, 8])
+        if "embedding_k" in self.ftl.sequence(handle).maps:
+            self.ftl.relayout(handle, m, 0)
 
     def _flush(self) -> None:
         self.ftl.flush(0)

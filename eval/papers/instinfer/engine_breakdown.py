@@ -14,11 +14,11 @@ from eval.papers.instinfer.options import (
     run,
 )
 from eval.papers.instinfer.runs import Case, Runs
-from eval.papers.instinfer.systems import DENSE, PAGED, SPARF
+from eval.papers.instinfer.systems import DENSE, OURS, SPARF
 from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
 
-IN_DRIVES = (DENSE, SPARF, PAGED)
+IN_DRIVES = (DENSE, SPARF, OURS)
 COLUMNS = ("system", "unit", "s", "share")
 
 

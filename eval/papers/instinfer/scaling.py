@@ -16,11 +16,11 @@ from eval.papers.instinfer.options import (
     run,
 )
 from eval.papers.instinfer.runs import Case, Runs
-from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF, Result
+from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, OURS, SPARF, Result
 from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
 
-IN_DRIVES = (DENSE, SPARF, BATCHED_DENSE, PAGED)
+IN_DRIVES = (DENSE, SPARF, BATCHED_DENSE, OURS)
 COLUMNS = ("system", "drives", "tokens_per_s", "speedup", "step_s", "kv_s", "other_s", "reason")
 
 

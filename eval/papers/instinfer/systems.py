@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from csd_spec import Compression, DriveSpec
-from csd_spec.planes import number_of
+from csd_spec import NAMED, Compression, DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.units import ENGINE_UNITS
 from eval.papers.instinfer import steps
@@ -213,8 +212,8 @@ def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Resu
 class InStorage:
     """A system whose drives attend: which method, on which copy of K, in which schedule.
 
-    batched: one command for each layer and half of the batch instead of the runtime's work for each sequence, and the
-    GPU computes for one half while drives attend for the other.
+    batched: one command for each layer and half of the batch instead of the runtime's work for each sequence; the GPU
+    computes, and the runtime prepares, for one half while drives attend for the other.
     """
 
     name: str
@@ -243,27 +242,31 @@ class InStorage:
         halves = 2 if self.batched else 1
         commands = halves * model.layers
         gpu_s, link_s = setup.gpu_s(batch / halves) * halves, model.layers * per_layer
-        calls_s = commands * (2 * link.command_ns / 1e9 + setup.constants.sequence_layer_s)
-        rest_s = link_s + (calls_s if self.batched else setup.runtime_s(batch))
-        on_gpu_s, in_drives_s = gpu_s + rest_s, kv_s + engine_s
-        if self.batched:  # a command and its bytes are the drives' time: the GPU computes for the other half meanwhile
-            on_gpu_s, in_drives_s = gpu_s, in_drives_s + rest_s
+        if self.batched:  # a command and its bytes are the drives' time, the host's work goes on for the other half
+            runtime_s = commands * setup.constants.sequence_layer_s
+            link_s += commands * 2 * link.command_ns / 1e9
+            on_gpu_s, in_drives_s = gpu_s + runtime_s, kv_s + engine_s + link_s
+        else:
+            runtime_s = setup.runtime_s(batch)
+            on_gpu_s, in_drives_s = gpu_s + link_s + runtime_s, kv_s + engine_s
         work = Work(*(round(1e9 * seconds / commands) for seconds in (on_gpu_s, in_drives_s)))
         stored = steps.Stored(home=CSD, tokens=setup.input, rows=dict.fromkeys(range(halves), 1))
         total_s = steps.step_s(steps.drives(), steps.in_turns, model.layers, stored, work)
-        parts = Breakdown(kv_s, engine_s, gpu_s + rest_s)
+        parts = Breakdown(kv_s, engine_s, gpu_s + link_s + runtime_s)
         return replace(parts, hidden_s=max(0.0, parts.parts_s - total_s))
 
 
 DENSE = InStorage(name="InstI-Dense")
 SPARF = InStorage(name="InstI-SparF", method="sparf")
 BATCHED_DENSE = InStorage(name="Batched-Dense", schedule="overlapped", batched=True)
+_OURS = NAMED["ours"]
+assert isinstance(_OURS.budget, Compression)
 OURS = InStorage(
     name="Ours",
-    method="progressive",
-    convention="bytes",
-    compression=8,
-    bits=number_of(2, exact=False),
+    method=_OURS.method,
+    convention=_OURS.budget.convention,
+    compression=_OURS.budget.c,
+    bits=_OURS.embedding_bits,
     schedule="overlapped",
     batched=True,
 )

@@ -16,12 +16,12 @@ from eval.papers.instinfer.options import (
     run,
 )
 from eval.papers.instinfer.runs import Case, Runs
-from eval.papers.instinfer.systems import DENSE, PAGED, SPARF
+from eval.papers.instinfer.systems import DENSE, OURS, SPARF
 from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
 
 HOSTS = ("DeepSpeed", "FlexGen", "FlexGen-SparQ")
-IN_DRIVES = (DENSE, SPARF, PAGED)
+IN_DRIVES = (DENSE, SPARF, OURS)
 COLUMNS = ("system", "batch", "tokens_per_s", "prefill_s", "step_s", "realtime_factor", "reason")
 
 

@@ -17,9 +17,11 @@ class Layout:
     form: from (page_bytes, head_dim, max_tokens) to how a head's rows fill pages; raises ValueError where they do not.
     maps: from (form, layers, heads) to the maps of one sequence by name. Those named k, v and embedding_k are what the
     kernels of `attention_engine` read; a method reads others from `KvView.planes`.
+    lossy: what it keeps of K and V, where that is not all.
     """
 
     name: str
     number: int
     form: Callable[[int, int, int], KvLayout]
     maps: Callable[[KvLayout, int, int], dict[str, GroupMap]]
+    lossy: str = ""

@@ -16,6 +16,7 @@ from ftl.kv.layouts.group_map import GroupMap
 from ftl.kv.layouts.layout import Layout
 from ftl.kv.layouts.token import TokenMap
 
+LOSSY = "8 bits: a value within 1/127 of its channel's largest in its page"
 OWN_RANGE = 32  # rows from which a group that is not full has ranges of its own, and not those of the group before
 
 
@@ -133,10 +134,11 @@ def _layout(bits: int, exact: bool) -> Layout:
     number = number_of(bits, exact)
 
     def form(page_bytes: int, head_dim: int, max_tokens: int) -> KvLayout:
-        planes = Planes(page_bytes, head_dim, bits)
+        planes = Planes.for_context(page_bytes, head_dim, bits, max_tokens)
         return KvLayout(page_bytes=page_bytes, head_dim=head_dim, m=planes.m, bits=bits, kind=number)
 
-    return Layout(f"planes{bits}{'-exact' if exact else ''}", number, form, partial(_maps, exact))
+    name = f"planes{bits}{'-exact' if exact else ''}"
+    return Layout(name, number, form, partial(_maps, exact), "" if exact else LOSSY)
 
 
 PLANES = tuple(_layout(bits, exact) for exact in (False, True) for bits in (2, 3, 4))
