@@ -90,19 +90,20 @@ def scratch_mib(size: Size, method: str, sequences: int = 64) -> float:
 
     All sequences are the same one, so that the pages of one are enough.
     """
-    contest = Contest(size)
-    one, times = contest.view, (sequences, 1)
+    contest, what = Contest(size), Attention.named(method)
+    one, times = contest.stored(what.embedding_bits), (sequences, 1)
     view = replace(
         one,
         seq_lens=np.tile(one.seq_lens, sequences),
         k_slots=np.tile(one.k_slots, times),
         v_slots=np.tile(one.v_slots, times),
         e_slots=np.tile(one.e_slots, (*times, 1)),
+        planes={name: np.tile(slots, (*times, 1)) for name, slots in one.planes.items()},
     )
     q, v_mean = np.tile(contest.q, (*times, 1)), np.tile(contest.v_mean, times)
     memory: list[Memory] = [{} for _ in range(sequences)]
     tracemalloc.start()
-    METHODS[method](Step(view, contest.ftl, Queries.alike(q, contest.params, v_mean, memory)))
+    METHODS[what.method](Step(view, contest.ftl, Queries.alike(q, contest.params, v_mean, memory)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak / 2**20
@@ -162,7 +163,7 @@ def roofline(result: dict[str, Any]) -> Any:
 
 def experiment(
     size: Size,
-    method: Annotated[str, typer.Option(help="dense, sparf with r = 16 and k = S/8, or another method")] = "dense",
+    method: Annotated[str, typer.Option(help="dense, sparf with r = 16 and k = S/8, ours, or another method")] = "dense",
     threads: Annotated[int, typer.Option(min=1, max=64, help="of the kernel and of its rivals")] = 1,
     all_sizes: Annotated[bool, typer.Option("--sweep", help="dense and SparF over many sizes, as a roofline")] = False,
     plot: Annotated[Path, typer.Option(help="sweep: picture to draw: png, svg or pdf")] = Path("roofline.png"),

@@ -18,7 +18,7 @@ from csd_spec import KvLayout
 from ftl import Ftl
 
 H, D = 2, 16
-SELECTIVE = [name for name in METHODS if name not in ("dense", "top-k-oracle")]
+SELECTIVE = [name for name in METHODS if name not in ("dense", "top-k-oracle") and not name.startswith("progressive")]
 
 
 class Drive:

@@ -1,0 +1,184 @@
+"""Scores straight from planes, K and V in 8 bits attended, and the method that does both.
+
+partner of: attention_engine/planes.py, attention_engine/_nibbles.py, attention_engine/methods/progressive.py
+"""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from attention_engine import METHODS, Compute, Queries, Read, Step, reference
+from attention_engine.planes import score, sum_values
+from csd_spec import NAMED, Compression
+from csd_spec.planes import number_of
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.view import in_flash
+from ftl import LAYOUTS, Ftl
+from ftl.kv.layouts.codes import scored
+
+H = 2
+
+
+def drive(d, number, tokens, seed=0, alone=0):
+    """A sequence of one layer, its last `alone` tokens one at a time; K and V as stored (S, H, d)."""
+    generator, ftl = np.random.default_rng(seed), Ftl(INSTCSD_ZYNQ7045_8CH)
+    (handle,) = ftl.create(1, 1, H, LAYOUTS[number].form(4096, d, 2048))
+    k, v = (generator.standard_normal((tokens, H, d)) * np.exp(generator.standard_normal(d) / 2) for _ in range(2))
+    k, v = k.astype(np.float16), v.astype(np.float16)
+    for first, last in ((0, tokens - alone), *((t, t + 1) for t in range(tokens - alone, tokens))):
+        ftl.append([handle], 0, np.array([last - first]), k[first:last], v[first:last], 0)
+    return ftl, handle, *(rows.astype(np.float64) for rows in ftl.read_back(handle, 0)[:2])
+
+
+def step_of(ftl, handle, V, G, c=4.0, seed=1):
+    view, d = ftl.view([handle], 0), V.shape[2]
+    q = np.random.default_rng(seed).standard_normal((H, G, d)).astype(np.float32)
+    return Step(view, ftl, Queries.alike(q, Compression(c, "bytes").at(len(V), d), V.mean(0).astype(np.float32), [{}]))
+
+
+def logits_of_codes(step, K):
+    """What the codes of full groups say, in float64; exact logits behind them."""
+    form, d = step.view.layout.planes, step.head_dim
+    slots, out = step.view.planes["scores"], np.einsum("hgd,shd->hgs", step.q.astype(np.float64), K)
+    full = int(in_flash(slots[0, 0]).sum())
+    for head in range(H if full else 0):
+        pages = [
+            scored(step.view.banks[0][part[:full]].view(np.uint8), form).reshape(-1, form.m) for part in slots[head]
+        ]
+        out[head, :, : full * form.T] = step.q[head].astype(np.float64) @ np.concatenate(pages, 1)[:, :d].T
+    return out / np.sqrt(d), full * form.T
+
+
+@pytest.mark.parametrize(
+    ("d", "G", "bits", "tokens"),
+    [(64, 1, 2, 700), (64, 4, 2, 500), (128, 5, 3, 300), (80, 2, 4, 200), (256, 8, 2, 230)],
+)
+def test_scores_are_what_the_codes_say(d, G, bits, tokens):
+    """Within the rounding of coefficients to 16 bits; tokens without codes are exact."""
+    ftl, handle, K, V = drive(d, number_of(bits, exact=False), tokens)
+    step = step_of(ftl, handle, V, G)
+    got, (expected, held) = step.score(), logits_of_codes(step, K)
+    assert held > 0
+    reach = np.abs(expected).max()
+    np.testing.assert_allclose(got[..., :held], expected[..., :held], atol=0.01 * reach)
+    np.testing.assert_array_equal(got, score(step.view, step.q, threads=3))
+
+
+def test_tokens_without_codes_have_exact_scores():
+    ftl, handle, K, V = drive(64, number_of(2, exact=False), 200)
+    step = step_of(ftl, handle, V, 2)
+    assert (step.unscored == 200).all()
+    exact = np.einsum("hgd,shd->hgs", step.q.astype(np.float64), K) / 8
+    np.testing.assert_allclose(step.score(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_without_byte_shuffles_the_bits_are_the_same():
+    """The kernel of a processor that has none, in a process of its own."""
+    code = """
+import sys
+import numpy as np
+import attention_engine._nibbles as nibbles
+nibbles._SHUFFLES = sys.argv[1] == "1" and nibbles._SHUFFLES
+from numba import njit
+@njit
+def run(tables, codes, sums, rows):
+    to, by = (np.uint64(sums.ctypes.data),), (np.uint64(tables.ctypes.data),)
+    nibbles.sum_entries(to, by, np.uint64(codes.ctypes.data), rows, 48)
+generator = np.random.default_rng(0)
+entries = generator.integers(-300, 300, (9, 4)).astype(np.int16)
+@njit
+def fill(entries, tables):
+    for row in range(len(entries)):
+        at = np.uint64(tables.ctypes.data + 32 * row)
+        nibbles.fill_table(at, np.uint64(entries.ctypes.data + 8 * row))
+tables, sums = np.empty((9, 32), np.uint8), np.empty(32, np.int16)
+codes = generator.integers(0, 256, 9 * 48, np.uint8)
+fill(entries, tables)
+run(tables, codes, sums, 9)
+nibble = np.concatenate([codes.reshape(9, 48)[:, :16] & 15, codes.reshape(9, 48)[:, :16] >> 4], 1)
+expected = sum(((nibble >> j & 1) * entries[:, j : j + 1].astype(int)).sum(0) for j in range(4))
+assert (sums == expected).all()
+"""
+    for shuffles in "10":
+        subprocess.run([sys.executable, "-c", code, shuffles], check=True)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("tokens", "alone"), [(61, 0), (500, 30), (31 * 8, 3)])
+def test_dense_attends_to_what_is_stored(tokens, alone, exact):
+    ftl, handle, K, V = drive(64, number_of(2, exact), tokens, alone=alone)
+    step = step_of(ftl, handle, V, 2)
+    out = METHODS["dense"](step)
+    for head in range(H):
+        expected = reference.dense(step.q[head].astype(np.float64), K[:, head], V[:, head])
+        np.testing.assert_allclose(out[head], expected, atol=2e-6 * np.abs(V).max())
+
+
+def test_progressive_attends_to_the_groups_that_it_chooses():
+    """Exactly, and the mean of V of the others takes the share that the scores give them; nothing else is fetched."""
+    ftl, handle, K, V = drive(64, number_of(2, exact=False), 1500, alone=5)
+    step = step_of(ftl, handle, V, 2)
+    scores, weights = step.score(), None
+    weights = np.exp(scores - scores.max(-1, keepdims=True)).astype(np.float64)
+    weights /= weights.sum(-1, keepdims=True)
+    step = step_of(ftl, handle, V, 2)
+    out = METHODS["progressive"](step)
+    tokens, counts = step.chosen
+    n = step.view.layout.n
+    for head in range(H):
+        chosen = tokens[head, : counts[head]]
+        groups = np.unique(chosen // n)
+        assert (chosen == np.concatenate([np.arange(g * n, min((g + 1) * n, 1500)) for g in groups])).all(), "whole"
+        others = np.setdiff1d(np.arange(1500), chosen)
+        alpha = weights[head][:, chosen].sum(1, keepdims=True)
+        exact = reference.dense(step.q[head].astype(np.float64), K[chosen, head], V[chosen, head])
+        expected = alpha * exact + (1 - alpha) * V[others, head].mean(0)
+        np.testing.assert_allclose(out[head], expected, atol=2e-5 * np.abs(V).max())
+        summed = sum_values(step.view, tokens, counts)[head]
+        np.testing.assert_allclose(summed, V[chosen, head].sum(0), rtol=1e-4, atol=1e-3)
+    assert (step.fetched_bytes <= step.budget_bytes).all()
+    read = [item for item in step.work if isinstance(item, Read)]
+    assert [item.unit for item in read] == ["flash_embed", "flash_token"]
+    assert sum(isinstance(item, Compute) and item.queries == 1 for item in step.work) == 1, (
+        "sums of V are an extra query"
+    )
+
+
+def test_what_was_not_chosen_does_not_matter():
+    """Every refined page that was not fetched is poisoned: not a bit changes."""
+    ftl, handle, _, V = drive(64, number_of(2, exact=False), 1200)
+    out = METHODS["progressive"](step := step_of(ftl, handle, V, 2))
+    fetched = next(item.plan.ppns for item in step.work if isinstance(item, Read) and item.unit == "flash_token")
+    pages = step.view.planes["refined"][:, 0]
+    poisoned = np.setdiff1d(pages[in_flash(pages)], fetched)
+    assert poisoned.size
+    ftl.nand.content[poisoned] = 0x7F
+    np.testing.assert_array_equal(METHODS["progressive"](step_of(ftl, handle, V, 2)), out)
+
+
+def test_more_budget_errs_less():
+    ftl, handle, K, V = drive(128, number_of(3, exact=True), 900)
+    errors = []
+    for c in (8.0, 4.0, 2.5):
+        step = step_of(ftl, handle, V, 4, c)
+        out = METHODS["progressive"](step)
+        expected = np.stack([reference.dense(step.q[h].astype(np.float64), K[:, h], V[:, h]) for h in range(H)])
+        errors.append(np.linalg.norm(out - expected))
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_a_method_that_needs_what_is_not_there_says_so():
+    ftl, handle, _, V = drive(64, number_of(2, exact=False), 100)
+    for name in ("sparf", "quest", "top-k-oracle", "h2o"):
+        with pytest.raises(ValueError, match="K is kept in 8 bits only"):
+            METHODS[name](step_of(ftl, handle, V, 2))
+    ftl, handle, _, V = drive(64, 16, 100)
+    with pytest.raises(ValueError, match="no planes"):
+        METHODS["progressive"](step_of(ftl, handle, V, 2))
+
+
+def test_ours_is_a_name_for_layout_method_and_budget():
+    ours = NAMED["ours"]
+    assert ours.method in METHODS and LAYOUTS[ours.embedding_bits].name == "planes2"

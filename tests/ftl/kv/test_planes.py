@@ -1,0 +1,163 @@
+"""Pages of progressive precision in flash: what codes say of K and V, and that they live as other pages do.
+
+partner of: ftl/kv/layouts/planes.py, ftl/kv/layouts/codes.py
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from csd_spec.planes import Planes, number_of
+from csd_spec.view import in_flash
+from eval.bench.crash import scores_agree
+from eval.bench.random_host import as_stored
+from ftl import LAYOUTS, Ftl
+from ftl.kv.layouts.codes import begin_scores, forget_scores, put_scores, refine, refined, scored
+
+H, D = 2, 16
+LOSSY, EXACT = number_of(2, exact=False), number_of(3, exact=True)
+FORM = Planes.for_context(512, D, 2, 128)
+SEEDS = st.integers(0, 1 << 32)
+
+
+def any_values(seed, *shape):
+    """FP16 of all sizes: random bits, or one of them a hundred times larger than the others, or hardly any."""
+    generator = np.random.default_rng(seed)
+    values = generator.integers(0, 1 << 16, shape, np.uint16).view(np.float16)
+    values = np.where(np.isfinite(values), values, np.float16(-65504))
+    few = generator.standard_normal(shape) * 10.0 ** generator.integers(-8, 3)
+    return (values if seed % 3 else few).astype(np.float16)
+
+
+def coded(rows, form):
+    """A score page of rows (t, m)."""
+    pages = np.empty((1, form.page_bytes), np.uint8)
+    begin_scores(pages, form, rows[None].view(np.uint16))
+    put_scores(pages, form, 0, rows[None].view(np.uint16))
+    return pages
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_a_score_is_within_half_a_step_of_its_channel(seed):
+    """Whatever the values are, outliers and subnormals too; a step is rounded to FP16 itself."""
+    rows = any_values(seed, FORM.T, FORM.m)
+    pages, values = coded(rows, FORM), rows.astype(np.float32)
+    widths = pages[0, 4 * FORM.m : 5 * FORM.m].astype(int)
+    spans = values.max(0) - values.min(0)
+    steps = np.where(widths > 0, spans / np.maximum((1 << widths) - 1, 1), spans)
+    slack = spans * 2.0**-10 + 2.0**-24 * (1 << widths) + np.where(spans > 65504, spans - 65504, 0)
+    assert (np.abs(scored(pages, FORM)[0] - values) <= steps / 2 + slack).all()
+
+
+def test_the_widest_channels_get_the_bits():
+    rows = np.random.default_rng(0).standard_normal((FORM.T, FORM.m)).astype(np.float32)
+    rows[:, :3] *= 100
+    rows[:, 5] = 7
+    page = coded(rows.astype(np.float16), FORM)
+    widths = page[0, 4 * FORM.m : 5 * FORM.m].astype(int)
+    assert widths.sum() == 4 * FORM.rows and widths[5] == 0
+    assert widths[:3].min() > widths[3:].max(), "what ranges wider has more bits"
+    assert (scored(page, FORM)[0][:, 5] == 7).all(), "what does not vary is exact without any"
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_eight_bits_are_within_half_a_step_and_settle(seed):
+    """A step is a power of two, at most 1/63.5 of the channel's largest value; the largest FP16 loses 480."""
+    rows = any_values(seed, 3, 15, 2 * D)
+    pages = np.zeros((3, 512), np.uint8)
+    refine(pages, rows.view(np.uint16), D)
+    back = refined(pages, 15, D)
+    values, got = rows.astype(np.float64), back.view(np.float16).astype(np.float64)
+    largest = np.abs(values).max(1, keepdims=True)
+    assert (np.abs(got - values) <= np.maximum(largest / 127, 2.0**-25)).all()
+    again = np.zeros((3, 512), np.uint8)
+    refine(again, back, D)
+    np.testing.assert_array_equal(refined(again, 15, D), back)
+
+
+def test_a_group_under_construction_is_cut_to_the_ranges_that_it_has():
+    rows = np.random.default_rng(1).standard_normal((FORM.T, FORM.m)).astype(np.float16)
+    pages = coded(rows[:40], FORM)
+    before = scored(pages, FORM)[0, :40].copy()
+    put_scores(pages, FORM, 40, 100 * rows[None, 40:50].view(np.float16).view(np.uint16))
+    np.testing.assert_array_equal(scored(pages, FORM)[0, :40], before)
+    forget_scores(pages, FORM, 40)
+    np.testing.assert_array_equal(scored(pages, FORM)[0, :40], before)
+    assert (pages[0, FORM.header_bytes :].reshape(FORM.rows, -1)[:, 16 + 8 : 32] & 15 == 0).all()
+
+
+@pytest.mark.parametrize("number", [LOSSY, EXACT])
+def test_planes_live_as_other_pages_do(small_drive, number):
+    """Append in all sizes, decode, fork, crop, flush, collection and recovery."""
+    ftl, generator = Ftl(small_drive), np.random.default_rng(0)
+    form = LAYOUTS[number].form(small_drive.geometry.page_bytes, D, 128)
+    (handle,) = ftl.create(1, 1, H, form)
+    k, v = (generator.standard_normal((0, H, D)).astype(np.float16) for _ in range(2))
+
+    def grow(tokens):
+        nonlocal k, v
+        more = [generator.standard_normal((tokens, H, D)).astype(np.float16) for _ in range(2)]
+        ftl.append([handle], 0, np.array([tokens]), *more, 0)
+        k, v = as_stored(form, len(k), np.concatenate([k, more[0]]), np.concatenate([v, more[1]]))
+
+    def check(which, K, V):
+        for got, wanted in zip(ftl.read_back(which, 0)[:2], (K, V), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+        part = range(len(K) // 3, len(K) - 2)
+        np.testing.assert_array_equal(ftl.read_back(which, 0, part)[0], K[part.start : part.stop])
+        assert scores_agree(ftl, which, 0)
+
+    for tokens in (50, 100, 7, *[1] * 45):
+        grow(tokens)
+    check(handle, k, v)
+    child, forked = ftl.fork(handle), (k.copy(), v.copy())
+    for length in (190, 130, 97):
+        ftl.crop(handle, 0, length, 0)
+        k, v = k[:length], v[:length]
+        check(handle, k, v)
+    grow(60)
+    for _ in range(10):
+        (other,) = ftl.create(1, 1, H, form)
+        ftl.append([other], 0, np.array([150]), *(np.ones((150, H, D), np.float16) for _ in range(2)), 0)
+        ftl.free([other], 0)
+    ftl.flush(0)
+    ftl.nand.power_on()
+    ftl = Ftl(small_drive, ftl.nand)
+    check(handle, k, v)
+    check(child, *forked)
+
+
+def test_an_unfinished_group_of_scores_waits_in_dram_and_gives_way(small_drive):
+    """The ranges are those of the group before; a sequence shorter than a group has none."""
+    form = LAYOUTS[LOSSY].form(512, D, 128)
+    rows = np.random.default_rng(2).standard_normal((2 * form.T, H, D)).astype(np.float16)
+    for dram_bytes, buffered in ((1 << 20, True), (2 * 2 * H * 512, False)):
+        ftl = Ftl(replace(small_drive, dram_bytes=dram_bytes))
+        (handle,) = ftl.create(1, 1, H, form)
+        ftl.append([handle], 0, np.array([form.T - 1]), rows[: form.T - 1], rows[: form.T - 1], 0)
+        assert not ftl.sequence(handle).maps["scores"].buffered(0)
+        for token in range(form.T - 1, form.T + 20):
+            ftl.append([handle], 0, np.array([1]), rows[token : token + 1], rows[token : token + 1], 0)
+        scores = ftl.sequence(handle).maps["scores"]
+        assert in_flash(scores.slots[0, :, 0]).all()
+        if buffered:
+            assert scores.buffered(0)
+            page = ftl.buffers.content[scores.buffers[0]]
+            np.testing.assert_array_equal(page[:, : 5 * D], ftl.nand.content[scores.slots[0, :, 0], : 5 * D])
+            ftl.crop(handle, 0, form.T, 0)
+            assert not scores.buffered(0)
+        else:
+            (other,) = ftl.create(1, 1, H, form)
+            ftl.append([other], 0, np.array([1]), rows[:1], rows[:1], 0)
+            assert not scores.buffered(0), "K and V of another sequence come first"
+
+
+def test_capacity_is_six_tenths_of_fp16():
+    form = LAYOUTS[number_of(2, exact=False)].form(4096, 128, 2048)
+    page_bytes = 4096 / form.n + 4096 * form.embedding_pages / form.T
+    assert 0.55 < page_bytes / (4 * 128) < 0.65
