@@ -64,19 +64,19 @@ def _locate(  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _rescale(row, tops, totals, query, out_row):  # type: ignore[no-untyped-def]
-    """Online softmax: turn a block's logits, at address `row`, into weights under the maximum so far.
+def _rescale(row, size, tops, totals, query, out_row):  # type: ignore[no-untyped-def]
+    """Online softmax: turn a block's `size` logits, at address `row`, into weights under the maximum so far.
 
     Where the block raises the maximum, the sums of weights and of V from before shrink to it.
     """
-    top = max(tops[query], largest(row, BLOCK))
+    top = max(tops[query], largest(row, size))
     if top > tops[query]:
         shrink = exp(tops[query] - top)
         totals[query] *= shrink
         for channel in range(out_row.size):
             out_row[channel] *= shrink
         tops[query] = top
-    totals[query] += exponentials(row, BLOCK, top)
+    totals[query] += exponentials(row, size, top)
 
 
 @njit(inline="always")
@@ -139,7 +139,7 @@ def _attend(  # type: ignore[no-untyped-def]
                     weights[query, i] = -np.inf
             for query in range(queries):
                 row = np.uint64(weights_at + 4 * BLOCK * query)
-                _rescale(row, tops, totals, query, out[stream, query])
+                _rescale(row, BLOCK, tops, totals, query, out[stream, query])
             for i in range(0, count - 3, 4):
                 some_v, following = _four(values, start + i), _four(values, start + i + AHEAD)
                 for query in range(queries):

@@ -16,13 +16,15 @@ from attention_engine._half import half_to_float
 from attention_engine._nibbles import TABLE_BYTES, fill_table, sum_entries
 from attention_engine._parallel import over_streams
 from attention_engine._rows import add_scaled, dots, unpack
-from attention_engine.kernels import _attend, _check_selection, _page, _place
+from attention_engine.kernels import BLOCK, _check_selection, _mix, _page, _place, _rescale, _weight
 from csd_spec import KvView
 from csd_spec.arrays import F32, I32, I64
-from csd_spec.planes import LEAST_EXPONENT, MOST_EXPONENT, Planes
+from csd_spec.planes import LEAST_EXPONENT, MAX_WIDTH, MOST_EXPONENT, Planes
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 
 POWERS = np.exp2(np.arange(LEAST_EXPONENT, MOST_EXPONENT + 1, dtype=np.float32))
+SHIFT = np.int32(12)  # bits of coefficients below those of entries: coefficients have 28
+FRACTION, HALF = np.float32(1 << SHIFT), np.int32(1 << SHIFT >> 1)
 RANGE = np.float32(32000)  # of sums of 16 bits; the rest is for what rounding up to 1024 planes adds
 
 
@@ -34,32 +36,42 @@ def _content(banks, slot):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _read_header(page, m, header):  # type: ignore[no-untyped-def]
-    """A score page's widths, scales and ranges of channels as numbers; least values are read where they are."""
-    widths, scales, spans = header
+    """A score page's scales and ranges of channels as numbers, and the channel and the bit of each plane.
+
+    Least values are read where they are. All bits of a channel are written, those that it does not have again by the
+    next one: its width decides where that begins, and nothing has to be foreseen.
+    """
+    scales, spans, channels, bits = header
+    plane = 0
     for channel in range(m):
-        widths[channel] = page[2 * m + channel // 2] >> np.uint16(channel % 2 * 8) & np.uint16(255)
+        width = page[2 * m + channel // 2] >> np.uint16(channel % 2 * 8) & np.uint16(255)
         scales[channel] = half_to_float(page[channel])
-        spans[channel] = scales[channel] * np.float32((1 << widths[channel]) - 1)
+        spans[channel] = scales[channel] * np.float32((1 << width) - 1)
+        for bit in range(MAX_WIDTH):
+            channels[plane + bit] = channel
+        plane += width
+    bits[0] = 0
+    for i in range(1, plane):
+        bits[i] = bits[i - 1] + 1 if channels[i] == channels[i - 1] else 0
+    return plane
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _fill_tables(header, q, entries, rows, tables_at):  # type: ignore[no-untyped-def]
-    """Write the tables of a page's rows for q (m,); returns the unit of its logits. entries: scratch, 4 a row."""
-    widths, scales, spans = header
+def _fill_tables(header, used, q, scratch, rows, tables_at):  # type: ignore[no-untyped-def]
+    """Write the tables of a page's rows for q (m,); returns the unit of its logits. used: planes. scratch: coefficients
+    of channels, and entries of planes, 4 a row."""
+    scales, spans, channels, bits = header
+    coefficients, entries = scratch
     lanes = np.zeros(8, np.float32)
     for channel in range(q.size):
         lanes[channel % 8] += abs(q[channel]) * spans[channel]
     widest = lanes.sum()
-    if widest == 0:
-        entries[:] = 0
-    scale, plane = RANGE / widest, 0
-    for channel in range(q.size if widest > 0 else 0):
-        entry = q[channel] * scales[channel] * scale
-        for _ in range(widths[channel]):
-            entries[plane] = np.int16(np.rint(entry))
-            entry += entry
-            plane += 1
-    entries[plane:] = 0
+    scale = RANGE * FRACTION / widest if widest > 0 else np.float32(0)
+    for channel in range(q.size):
+        coefficients[channel] = np.int32(np.rint(q[channel] * scales[channel] * scale))
+    for plane in range(used):
+        entries[plane] = np.int16((coefficients[channels[plane]] * np.int32(1 << bits[plane]) + HALF) >> SHIFT)
+    entries[used:] = 0
     for row in range(rows):
         fill_table(tables_at + np.uint64(TABLE_BYTES * row), np.uint64(entries.ctypes.data + 8 * row))
     return widest / RANGE
@@ -78,9 +90,9 @@ def _score_page(page, form, q, scratch, out):  # type: ignore[no-untyped-def]
         page_at + np.uint64(header_bytes),
     )
     tables_at, sums_at = np.uint64(tables.ctypes.data), np.uint64(sums.ctypes.data)
-    _read_header(page, m, header)
+    used = _read_header(page, m, header)
     for query in range(queries):
-        line[query, 0] = _fill_tables(header, q[query], entries, rows, tables_at + np.uint64(query) * size)
+        line[query, 0] = _fill_tables(header, used, q[query], entries, rows, tables_at + np.uint64(query) * size)
         line[query, 1] = dots(np.uint64(q[query].ctypes.data), (least_at,), (), m)[0]
     for first in range(0, count, 32):
         at = codes_at + np.uint64(first // 2)
@@ -134,8 +146,13 @@ def _score(begin, end, banks, place, scores, pages, k_slots, seq_lens, form, n, 
     m, T, rows, _ = form
     parts, scale = scores.shape[1], np.float32(1 / math.sqrt(d))
     scratch = (
-        (np.empty(m, np.uint8), np.empty(m, np.float32), np.empty(m, np.float32)),
-        np.empty(4 * rows, np.int16),
+        (
+            np.empty(m, np.float32),
+            np.empty(m, np.float32),
+            np.empty(4 * rows + MAX_WIDTH, np.uint8),
+            np.empty(4 * rows, np.uint8),
+        ),
+        (np.empty(m, np.int32), np.empty(4 * rows, np.int16)),
         np.empty((queries, rows * TABLE_BYTES), np.uint8),
         np.empty((queries, 32), np.int16),
         np.empty((queries, 2), np.float32),
@@ -156,58 +173,83 @@ def _score(begin, end, banks, place, scores, pages, k_slots, seq_lens, form, n, 
                 _score_page(page, form, scaled[part], scratch, out[stream, :, first:last])
 
 
+@njit(cache=True, nogil=True)
+def _locate(rows_at, row_bytes, tokens, n, addresses):  # type: ignore[no-untyped-def]
+    """Addresses of the rows of a group's tokens, from that of its first."""
+    for i in range(tokens.size):
+        addresses[i] = rows_at + np.uint64(tokens[i] % n) * row_bytes
+
+
+@njit(inline="always")
+def _logits(q_at, keys, count, d, scale, out):  # type: ignore[no-untyped-def]
+    """Logits of `count` rows of K into out, -inf behind them up to a multiple of BLOCK."""
+    for i in range(0, count - 3, 4):
+        four = dots(q_at, (keys[i], keys[i + 1], keys[i + 2], keys[i + 3]), (), d)
+        for j in range(4):
+            out[i + j] = scale * four[j]
+    for i in range(count // 4 * 4, count):
+        out[i] = scale * dots(q_at, (keys[i],), (), d)[0]
+    out[count : (count + BLOCK - 1) // BLOCK * BLOCK] = -np.inf
+
+
+@njit(inline="always")
+def _add_values(sums_at, weights, values, count, d):  # type: ignore[no-untyped-def]
+    """Add `count` weighted rows of V to sums."""
+    for i in range(0, count - 3, 4):
+        some = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
+        add_scaled(sums_at, some, (values[i], values[i + 1], values[i + 2], values[i + 3]), (), d)
+    for i in range(count // 4 * 4, count):
+        add_scaled(sums_at, (weights[i],), (values[i],), (), d)
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
 def _attend_refined(  # type: ignore[no-untyped-def]
-    begin, end, banks, place, pages, slots, n, q, tokens, counts, alpha, v_mean, out, rows
+    begin, end, banks, place, pages, slots, n, q, tokens, counts, alpha, v_mean, seq_lens, out, rows
 ):
-    """Attention of streams [begin, end): chosen groups are unpacked, K and V a page each, then all is as in FP16."""
-    d = q.shape[2]
-    k_slots, v_slots, each = slots[0].copy(), slots[1].copy(), np.uint64(n)
-    powers, values = np.empty(d, np.float32), banks[0].shape[1]
-    scratch = np.empty((0, values), np.uint16)
-    for stream in range(begin, end):
-        found, last = 0, -1
-        for i in range(counts[stream]):
-            group = tokens[stream, i] // n
-            if group != last and pages[stream, group] != UNMAPPED:
-                k_slots[stream, group], v_slots[stream, group] = 2 * found, 2 * found + 1
-                found += 1
-            last = group
-        if 2 * found > scratch.shape[0]:
-            scratch = np.empty((2 * found, values), np.uint16)
-        last = -1
-        for i in range(counts[stream]):
-            group = tokens[stream, i] // n
-            if group != last and pages[stream, group] != UNMAPPED:
-                page = _content(banks, pages[stream, group])
-                _unpack_rows(page, 0, n, d, powers, scratch[k_slots[stream, group]])
-                _unpack_rows(page, 1, n, d, powers, scratch[v_slots[stream, group]])
-            last = group
-        unpacked = np.uint64(scratch.ctypes.data), place[1], place[2]
-        _attend(stream, stream + 1, unpacked, k_slots, v_slots, each, q, tokens, counts, alpha, v_mean, out, rows)
+    """Attention of streams [begin, end), a group at a time: K is unpacked and scored, then V is unpacked and added.
 
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _sum_values(begin, end, banks, place, pages, v_slots, n, tokens, counts, sums):  # type: ignore[no-untyped-def]
-    """Sums of the rows of V of streams [begin, end)'s selected tokens: of codes group by group, then in token order."""
-    d = sums.shape[1]
-    total, one = np.zeros(d, np.int32), np.float32(1)
+    The sum of V of all that is chosen is one query more, with weights of 1: without it, the mean of V is of the others.
+    """
+    _, queries, d = q.shape
+    scale, width = np.float32(1 / math.sqrt(d)), (n + BLOCK - 1) // BLOCK * BLOCK
+    powers, unpacked, addresses = np.empty(d, np.float32), np.empty(n * d, np.uint16), np.empty(n, np.uint64)
+    weights, ones, total = np.empty((queries, width), np.float32), np.ones(n, np.float32), np.empty(d, np.float32)
+    tops, totals = np.empty(queries, np.float32), np.empty(queries, np.float32)
     for stream in range(begin, end):
-        sums[stream] = 0
-        for i in range(counts[stream]):
-            group, row = tokens[stream, i] // n, tokens[stream, i] % n
-            if pages[stream, group] == UNMAPPED:
-                at = _page(place, v_slots[stream, group]) + np.uint64(2 * row * d)
-                add_scaled(np.uint64(sums.ctypes.data + 4 * stream * d), (one,), (at,), (), d)
-                continue
-            page = _content(banks, pages[stream, group]).view(np.int8)
-            codes = page[(2 + n + row) * d : (3 + n + row) * d]
-            for channel in range(d):
-                total[channel] += codes[channel]
-            if i + 1 == counts[stream] or tokens[stream, i + 1] // n != group:
-                for channel in range(d):
-                    sums[stream, channel] += total[channel] * POWERS[page[d + channel] - LEAST_EXPONENT]
-                total[:] = 0
+        tops[:], totals[:], total[:] = -np.inf, 0, 0
+        out[stream] = 0
+        first, length = 0, counts[stream]
+        while first < length:
+            group, last = tokens[stream, first] // n, first + 1
+            while last < length and tokens[stream, last] // n == group:
+                last += 1
+            mine, page = tokens[stream, first:last], pages[stream, group]
+            for part in range(2):
+                rows_at = np.uint64(unpacked.ctypes.data)
+                if page == UNMAPPED:
+                    rows_at = _page(place, slots[part][stream, group])
+                else:
+                    _unpack_rows(_content(banks, page), part, n, d, powers, unpacked)
+                _locate(rows_at, np.uint64(2 * d), mine, n, addresses)
+                for query in range(queries):
+                    if part == 0:
+                        _logits(np.uint64(q[stream, query].ctypes.data), addresses, mine.size, d, scale, weights[query])
+                        weights_at, size = (
+                            np.uint64(weights[query].ctypes.data),
+                            (mine.size + BLOCK - 1) // BLOCK * BLOCK,
+                        )
+                        _rescale(weights_at, size, tops, totals, query, out[stream, query])
+                    else:
+                        _add_values(np.uint64(out[stream, query].ctypes.data), weights[query], addresses, mine.size, d)
+            _add_values(np.uint64(total.ctypes.data), ones, addresses, mine.size, d)
+            first = last
+        others = seq_lens[stream] - length
+        for channel in range(d):
+            all_ = v_mean[stream, channel] * np.float32(seq_lens[stream])
+            total[channel] = (all_ - total[channel]) / np.float32(others) if others else np.float32(0)
+        for query in range(queries):
+            _mix(out[stream, query], totals[query], alpha[stream, query], total)
+            rows[stream, query, 0], rows[stream, query, 1] = tops[query], _weight(totals[query], alpha[stream, query])
 
 
 def planes_of(view: KvView) -> Planes:
@@ -235,21 +277,15 @@ def score(view: KvView, q: F32, threads: int = 1) -> F32:
 def attend_refined(
     view: KvView, q: F32, tokens: I32, counts: I64, alpha: F32, v_mean: F32, threads: int = 1
 ) -> tuple[F32, F32]:
-    """What `kernels.attend` does, with K and V in 8 bits where a group is full."""
+    """What `kernels.attend` does, with K and V in 8 bits where a group is full.
+
+    v_mean is of all tokens; what the selection misses goes to the mean of those that it leaves out.
+    """
     form = planes_of(view)
     _check_selection(view, tokens, counts)
     out: F32 = np.empty(q.shape, np.float32)
     rows: F32 = np.empty((*q.shape[:2], 2), np.float32)
     places = view.banks, _place(view), view.planes["refined"][:, 0], (view.k_slots, view.v_slots), form.n
-    arguments = *places, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, out, rows
+    arguments = *places, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, view.seq_lens, out, rows
     over_streams(_attend_refined, threads, q.shape[0], arguments)
     return out, rows
-
-
-def sum_values(view: KvView, tokens: I32, counts: I64, threads: int = 1) -> F32:
-    """Sums (N, d) of the rows of V of tokens (N, k), of which counts (N,) are used, in 8 bits where a group is full."""
-    _check_selection(view, tokens, counts)
-    sums: F32 = np.empty((counts.size, view.layout.head_dim), np.float32)
-    places = view.banks, _place(view), view.planes["refined"][:, 0], view.v_slots, planes_of(view).n
-    over_streams(_sum_values, threads, counts.size, (*places, tokens, counts, sums))
-    return sums

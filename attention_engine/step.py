@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_engine.kernels import approximate, attend, exact
-from attention_engine.planes import attend_refined, planes_of, score, sum_values
+from attention_engine.planes import attend_refined, planes_of, score
 from attention_engine.select import GroupScore, best_tokens, cover, top_channels, top_mass, top_pages, weigh
 from csd_spec import KvView, SparFParams
 from csd_spec.arrays import F32, I32, I64, U32
@@ -97,7 +97,6 @@ class Arithmetic:
     attend = staticmethod(attend)
     attend_refined = staticmethod(attend_refined)
     score = staticmethod(score)
-    sum_values = staticmethod(sum_values)
     weigh = staticmethod(weigh)
     best_tokens = staticmethod(best_tokens)
     top_pages = staticmethod(top_pages)
@@ -261,7 +260,7 @@ class Step:
         """Attention (N, G, d) over tokens (N, k), ascending, of which counts (N,) are used.
 
         weights: approximate ones of all tokens, (N, G, S); what the selection misses of them goes to the mean of V.
-        refined: by K and V in 8 bits, as where the layout keeps nothing else.
+        refined: by K and V in 8 bits, as where the layout keeps nothing else; then the mean is of what is not selected.
         `rows` (N, G, 2) gets m, a row's largest logit, and l: l * e^m is the softmax weight that its output stands for.
         """
         self.chosen = tokens, counts
@@ -275,20 +274,14 @@ class Step:
         if not refined:
             self.read("flash_token", self.pages.token_pages(self.view, self.view.v_slots, tokens, counts))
         self.compute("attend", "kernel", counts, self.head_dim * self.each, 0 * counts)
+        if weights is not None and refined:  # the sum of V of what is selected, by weights of 1
+            self.work.append(Compute("attend", "kernel", counts, self.head_dim * self.each, 1, 0 * counts))
         if weights is not None:
             self.alpha = self.do.cover(weights, tokens, counts, self.threads)
         attend = self.do.attend_refined if refined else self.do.attend
         out, rows = attend(self.view, self.q, tokens, counts, self.alpha, self.v_mean, self.threads)
         self.rows[:] = rows
         return out
-
-    def mean_of_others(self, tokens: I32, counts: I64) -> F32:
-        """The mean of V, (N, d), of all but tokens (N, k), whose rows are attended in 8 bits."""
-        self.work.append(Compute("attend", "kernel", counts, self.head_dim * self.each, 1, 0 * counts))
-        others = (self.seq_lens - counts)[:, None]
-        sums = self.v_mean * self.seq_lens[:, None] - self.do.sum_values(self.view, tokens, counts, self.threads)
-        mean: F32 = np.divide(sums, others, out=np.zeros_like(self.v_mean), where=others > 0, dtype=np.float32)
-        return mean
 
     def table(self, name: str, encode: Callable[[F32, Memory], NDArray[Any]]) -> NDArray[Any]:
         """A table of a method's own with an entry for each token group, (N, groups, ...); see `read_table`.

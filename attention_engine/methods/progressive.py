@@ -18,5 +18,4 @@ def progressive(step: Step, top_p: float = 1.0) -> F32:
     scores = step.weigh(weights)
     pages = (step.budget_bytes - step.fetched_bytes) // step.view.layout.page_bytes
     tokens, counts = step.best_pages(scores, np.maximum(1, pages), np.maximum(1, step.unscored), top_p)
-    step.v_mean = step.mean_of_others(tokens, counts)
     return step.attend(tokens, counts, weights, refined=True)

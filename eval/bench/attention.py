@@ -16,7 +16,7 @@ import torch
 import typer
 
 from attention_engine import METHODS, Memory, Queries, Step
-from csd_spec import NAMED
+from csd_spec import NAMED, Attention
 from eval.bench.contest import Contest, Size
 from eval.experiment import Outcome, flat
 from eval.plot import check_format, new_figure, save_figure
@@ -163,7 +163,7 @@ def roofline(result: dict[str, Any]) -> Any:
 
 def experiment(
     size: Size,
-    method: Annotated[str, typer.Option(help="dense, sparf with r = 16 and k = S/8, ours, or another method")] = "dense",
+    method: Annotated[str, typer.Option(help="dense, sparf (r = 16, k = S/8), ours, or another")] = "dense",
     threads: Annotated[int, typer.Option(min=1, max=64, help="of the kernel and of its rivals")] = 1,
     all_sizes: Annotated[bool, typer.Option("--sweep", help="dense and SparF over many sizes, as a roofline")] = False,
     plot: Annotated[Path, typer.Option(help="sweep: picture to draw: png, svg or pdf")] = Path("roofline.png"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attention_engine import METHODS, Compute, Queries, Read, Step, reference
-from attention_engine.planes import score, sum_values
+from attention_engine.planes import score
 from csd_spec import NAMED, Compression
 from csd_spec.planes import number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -136,8 +136,6 @@ def test_progressive_attends_to_the_groups_that_it_chooses():
         exact = reference.dense(step.q[head].astype(np.float64), K[chosen, head], V[chosen, head])
         expected = alpha * exact + (1 - alpha) * V[others, head].mean(0)
         np.testing.assert_allclose(out[head], expected, atol=2e-5 * np.abs(V).max())
-        summed = sum_values(step.view, tokens, counts)[head]
-        np.testing.assert_allclose(summed, V[chosen, head].sum(0), rtol=1e-4, atol=1e-3)
     assert (step.fetched_bytes <= step.budget_bytes).all()
     read = [item for item in step.work if isinstance(item, Read)]
     assert [item.unit for item in read] == ["flash_embed", "flash_token"]

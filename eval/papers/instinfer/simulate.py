@@ -13,8 +13,8 @@ import numpy as np
 from attention_engine import METHODS, Arithmetic, EngineClock, Queries, Step
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import DriveSpec, KvView, ModelShape, SparFParams
-from csd_spec.arrays import F32, I32, I64
+from csd_spec import DriveSpec, ModelShape, SparFParams
+from csd_spec.arrays import I32, I64
 from ftl import LAYOUTS, Ftl, Nand
 
 
@@ -70,9 +70,6 @@ class Pattern(Arithmetic):
         return None, np.float32(0)
 
     attend_refined = attend  # type: ignore[assignment]
-
-    def sum_values(self, view: KvView, tokens: I32, counts: I64, threads: int = 1) -> F32:
-        return np.zeros((counts.size, 1), np.float32)
 
 
 def spread(count: int, layers: int) -> tuple[int, ...]:
