@@ -283,18 +283,24 @@ class Step:
         self.rows[:] = rows
         return out
 
-    def table(self, name: str, encode: Callable[[F32, Memory], NDArray[Any]]) -> NDArray[Any]:
+    def table(
+        self,
+        name: str,
+        encode: Callable[[F32, Memory], NDArray[Any]],
+        rows_of: Callable[[slice, int], F32] | None = None,
+    ) -> NDArray[Any]:
         """A table of a method's own with an entry for each token group, (N, groups, ...); see `read_table`.
 
-        encode: from rows of K (H, t, d) float32 of a group, and what the sequence's memory holds, to entries (H, ...);
-        a full group is encoded once, as when it is written. Groups beyond a stream's last hold zeros.
+        encode: from rows (H, t, d) float32 of a group, and what the sequence's memory holds, to entries (H, ...); a
+        full group is encoded once, as when it is written. rows_of: `keys` (also where none is named) or `values`.
+        Groups beyond a stream's last hold zeros.
         """
         n, heads = self.view.layout.n, self.streams // len(self.memory)
         parts = []
         for streams, memory in self.sequences():
             length = int(self.seq_lens[streams.start])
             entries = memory.setdefault(name, [])
-            rows = self.keys(streams, len(entries) * n)
+            rows = (rows_of or self.keys)(streams, len(entries) * n)
             while len(entries) < length // n:
                 entries.append(encode(rows[:, :n], memory))
                 rows = rows[:, n:]
@@ -318,9 +324,16 @@ class Step:
 
     def keys(self, streams: slice, first: int = 0) -> F32:
         """Rows of K (H, t, d) of one sequence from token `first`, a group's first, on: what was seen as they came."""
+        return self._rows_behind(self.view.k_slots, streams, first)
+
+    def values(self, streams: slice, first: int = 0) -> F32:
+        """The same of V."""
+        return self._rows_behind(self.view.v_slots, streams, first)
+
+    def _rows_behind(self, slots: U32, streams: slice, first: int) -> F32:
         self._need_rows()
         n, length = self.view.layout.n, int(self.seq_lens[streams.start])
-        slots = self.view.k_slots[streams, first // n : -(-length // n)]
+        slots = slots[streams, first // n : -(-length // n)]
         rows = gather_rows(self.view.banks, slots, length - first, self.view.layout)
         return rows.transpose(1, 0, 2).astype(np.float32)
 

@@ -17,6 +17,7 @@ BENCH = {
 }
 EVAL = {
     "selectors": "eval.accuracy.selectors",
+    "front": "eval.accuracy.front",
     "accuracy": "eval.accuracy.accuracy",
     "oracle": "eval.accuracy.choices",
     "families": "eval.accuracy.families",

@@ -13,6 +13,7 @@ from typing import Any
 from attention_engine.methods.dense import dense
 from attention_engine.methods.double_sparsity import double_sparsity
 from attention_engine.methods.h2o import h2o
+from attention_engine.methods.kivi import kivi
 from attention_engine.methods.local import local
 from attention_engine.methods.oracle import top_k_oracle
 from attention_engine.methods.ours import paged, spending
@@ -38,6 +39,8 @@ METHODS: dict[str, Method] = {
     "quest": quest,
     "double-sparsity": double_sparsity,
     "twilight": twilight,
+    "kivi": kivi,
+    "kivi-2": partial(kivi, bits=2),
     "top-k-oracle": top_k_oracle,
     "spending": spending,
     "paged": paged,

@@ -29,6 +29,9 @@ from vcsd.tables import table
 
 WINDOW = 256  # tokens among which pages are shared out
 TOLERANCE = 1.02  # of a budget: channels and tokens are whole
+DENSE = ("dense", "kivi", "kivi-2")  # attend to everything, whatever the budget
+IDEAL = ("sparq", "sparq-logits", "top-k-oracle")
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class Contender:
     """A method on a drive.
 
     bits: of the embedding-indexed copy of K. cache_share: drive DRAM for hot pages, as a share of all of that copy.
-    similar: tokens of the prompt that are alike share pages.
+    similar: tokens of the prompt that are alike share pages. dense: heeds no budget, so one row says all.
+    ideal: what no drive does; it fetches bytes without their pages, knows logits, or moves tokens, for nothing.
     """
 
     name: str
@@ -44,29 +48,37 @@ class Contender:
     bits: int = 16
     cache_share: float = 0
     similar: bool = False
+    dense: bool = False
+    ideal: bool = False
 
 
 OURS = (
     Contender("ours-int8", "spending", 8),
     Contender("ours-int4", "spending", 4),
     Contender("ours-pages", "paged"),
-    Contender("ours-similar", "sparf", similar=True),
+    Contender("ours-similar", "sparf", similar=True, ideal=True),
     Contender("ours-cache", "sparf", cache_share=0.25),
     Contender("ours-pages-top-p", "paged-top-p"),
     Contender("ours-int8-pages", "paged", 8),
     Contender("ours-int4-pages", "paged", 4),
     Contender("ours-int4-pages-top-p", "paged-top-p", 4),
-    Contender("ours-int4-pages-similar", "paged", 4, similar=True),
+    Contender("ours-int4-pages-similar", "paged", 4, similar=True, ideal=True),
     *(Contender(f"ours-planes{bits}", "progressive", number_of(bits, exact=False)) for bits in (2, 3, 4)),
     Contender("ours-planes2-top-p", "progressive-top-p", number_of(2, exact=False)),
-    Contender("dense-8-bits", "dense", number_of(2, exact=False)),
+    Contender("dense-8-bits", "dense", number_of(2, exact=False), dense=True),
 )
 
 
 def contenders(methods: Methods = METHODS) -> list[Contender]:
     """Every method as it is known, and ours by the options that they combine."""
-    mine = {contender.method for contender in OURS} - {"sparf"}
-    return [*(Contender(name, name) for name in methods if name not in mine), *OURS]
+    mine = {contender.method for contender in OURS} - {"sparf", "dense"}
+    theirs = [name for name in methods if name not in mine]
+    return [*(Contender(name, name, dense=name in DENSE, ideal=name in IDEAL) for name in theirs), *OURS]
+
+
+def trials(known: list[Contender], compressions: list[float]) -> list[tuple[Contender, float]]:
+    """Every contender at every budget 1/c; those that heed none once, at 1."""
+    return [(contender, c) for contender in known for c in ([1.0] if contender.dense else compressions)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +102,12 @@ class Tally:
     ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SCHEDULES, 0))
 
 
-class _Layer:
+class Layer:
     """What is decoded of one layer: recorded behind a prompt of `tokens` tokens."""
 
     def __init__(self, recorded: Recorded, tokens: int) -> None:
         self.recorded, self.tokens, self.gathered = recorded, tokens, _gathered(recorded, tokens)
+        self.steps = recorded.q.shape[2] - tokens
         self._placed: Recorded | None = None
 
     def placed(self, n: int) -> Recorded:
@@ -103,7 +116,9 @@ class _Layer:
         return self._placed
 
 
-def _layers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, passages: Passages) -> list[_Layer]:
+def record_layers(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, passages: Passages
+) -> list[Layer]:
     """All layers of passages that begin at equal distances in the text."""
     ids = torch.tensor(tokenizer(text)["input_ids"])
     tokens, sequences = passages.tokens, passages.sequences
@@ -115,57 +130,71 @@ def _layers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: st
         raise ValueError(f"tokens + steps = {length}: the model's context is {context}")
     starts = np.linspace(0, ids.numel() - length, sequences).astype(int)
     recorded = record(model, torch.stack([ids[start : start + length] for start in starts]))
-    return [_Layer(each, tokens) for each in recorded]
+    return [Layer(each, tokens) for each in recorded]
+
+
+def gaussian(layers: list[Layer], seed: int = 0) -> list[Layer]:
+    """Layers of the same shapes whose q, k and v are standard normal: no token matters much more than another."""
+    draw = np.random.default_rng(seed).standard_normal
+    made = []
+    for layer in layers:
+        q, k, v = (
+            draw(part.shape, np.float32).astype(np.float16)
+            for part in (layer.recorded.q, layer.recorded.k, layer.recorded.v)
+        )
+        made.append(Layer(Recorded(q, k, v), layer.tokens))
+    return made
 
 
 def bench_selectors(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    text: str,
-    passages: Passages,
-    compressions: list[float],
-    tick: Tick = no_tick,
-    methods: Methods = METHODS,
+    layers: list[Layer], compressions: list[float], tick: Tick = no_tick, methods: Methods = METHODS
 ) -> dict[str, Any]:
-    """Every method at every budget 1/c (`bytes` convention) on `steps` decode steps behind `tokens` tokens.
+    """Every method at every budget 1/c (`bytes` convention) on the decode steps of some layers; columns: `measured`.
 
-    The sequences begin at equal distances in the text. output_rel_error: |out - dense| / |dense| of a query head, the
-    mean over all; mass_recall: softmax weight of the attended tokens, the mean; shares are of the bytes of all rows of
-    K and V; times are modelled, of one layer's step on one drive that holds all sequences. Rows of methods that
-    use more than their budget, since scoring alone costs more or every query head fetches for itself, are set apart.
+    Rows of methods that use more than their budget, since scoring alone costs more or every query head fetches for
+    itself, are set apart.
     """
-    tokens, steps, layers = passages.tokens, passages.steps, _layers(model, tokenizer, text, passages)
-    rows: list[dict[str, Any]] = []
-    left_out: list[dict[str, Any]] = []
-    for contender in contenders(methods):
-        for c in compressions if contender.name != "dense" else [1.0]:
-            tally = Tally()
-            for layer in layers:
-                _run(contender, methods[contender.method], c, layer, tally)
-                tick(None)
-            count = steps * len(layers)
-            useful = tally.useful / tally.dense
-            row = {
-                "name": contender.name,
-                "budget": 1 / c,
-                "bytes_fetched_share": tally.fetched / tally.dense,
-                "bytes_useful_share": useful,
-                "output_rel_error": float(np.mean(tally.errors)),
-                "mass_recall": float(np.mean(tally.recalls)),
-                **{f"{name}_us": ns / count / 1e3 for name, ns in tally.ns.items()},
-            }
-            (rows if useful <= TOLERANCE / c else left_out).append(row)
+    pairs = trials(contenders(methods), compressions)
+    rows: list[Row] = []
+    left_out: list[Row] = []
+    for contender, c in pairs:
+        row = measured(contender, c, layers, methods, tick)
+        (rows if row["bytes_useful_share"] <= TOLERANCE * row["budget"] else left_out).append(row)
     return {
-        "tokens": tokens,
-        "steps": steps,
-        "sequences": passages.sequences,
+        "tokens": layers[0].tokens,
+        "steps": layers[0].steps,
+        "sequences": len(layers[0].recorded.q),
         "layers": len(layers),
         "methods": rows,
         "beyond_budget": left_out,
     }
 
 
-def _run(contender: Contender, method: Method, c: float, layer: _Layer, tally: Tally) -> None:
+def measured(contender: Contender, c: float, layers: list[Layer], methods: Methods, tick: Tick = no_tick) -> Row:
+    """A contender at a budget 1/c on layers of the same passages.
+
+    output_rel_error: |out - dense| / |dense| of a query head, the mean over all; mass_recall: softmax weight of the
+    attended tokens, the mean; shares are of the bytes of all rows of K and V; times are modelled, of a layer's step on
+    one drive that holds all sequences. The budget of what heeds none is what it uses.
+    """
+    tally = Tally()
+    for layer in layers:
+        _run(contender, methods[contender.method], c, layer, tally)
+        tick(None)
+    count = sum(layer.steps for layer in layers)
+    useful = tally.useful / tally.dense
+    return {
+        "name": contender.name,
+        "budget": useful if contender.dense else 1 / c,
+        "bytes_fetched_share": tally.fetched / tally.dense,
+        "bytes_useful_share": useful,
+        "output_rel_error": float(np.mean(tally.errors)),
+        "mass_recall": float(np.mean(tally.recalls)),
+        **{f"{name}_us": ns / count / 1e3 for name, ns in tally.ns.items()},
+    }
+
+
+def _run(contender: Contender, method: Method, c: float, layer: Layer, tally: Tally) -> None:
     """Decode one layer of all sequences in a drive, behind its prompt."""
     recorded, tokens = layer.recorded, layer.tokens
     B, Hq, length, d = recorded.q.shape
@@ -277,6 +306,7 @@ def experiment(
     ] = "2,4,5.333,8,16",
     plot: Picture = None,
     methods: MethodsFile = None,
+    random: Annotated[bool, typer.Option("--gaussian", help="rows of random normal q, k and v besides")] = False,
 ) -> Outcome:
     """Every method's bytes, error and modelled time on recorded q, k, v."""
     compressions = numbers("compression", compression, float)
@@ -285,17 +315,21 @@ def experiment(
     with status("loading the model"):
         loaded, tokenizer = load(model or CHECKPOINT)
         written = (text or TEXT).read_text(encoding="utf-8")
-    turns = (len(contenders(known)) - 1) * len(compressions) + 1
-    with progress("layers", turns * loaded.config.num_hidden_layers) as tick:
-        result = bench_selectors(loaded, tokenizer, written, passages, compressions, tick, known)
+        layers = record_layers(loaded, tokenizer, written, passages)
+    turns = len(trials(contenders(known), compressions)) * len(layers) * (1 + random)
+    with progress("layers", turns) as tick:
+        result = bench_selectors(layers, compressions, tick, known)
+        others = bench_selectors(gaussian(layers), compressions, tick, known) if random else None
     if plot:
         save_figure(errors_over_bytes(result), plot)
     names = sorted({row["name"] for row in result["beyond_budget"]})
     notes = [f"rows beyond their budget are in the json only: {', '.join(names)}"] if names else []
-    return Outcome(result, [_shown(result)], notes)
+    if others is None:
+        return Outcome(result, [_shown("Selectors", result)], notes)
+    return Outcome(result | {"gaussian": others}, [_shown("Selectors", result), _shown("Gaussian", others)], notes)
 
 
-def _shown(result: dict[str, Any]) -> Any:
+def _shown(what: str, result: dict[str, Any]) -> Any:
     """A table of the methods."""
     rows = []
     for row in result["methods"]:
@@ -304,4 +338,4 @@ def _shown(result: dict[str, Any]) -> Any:
         rows.append((row["name"], *figures, f"{row['serial_us']:,.0f}", f"{row['overlapped_us']:,.0f}"))
     size = f"{result['sequences']} x {result['tokens']} + {result['steps']} tokens"
     columns = ("method", "budget", "fetched", "useful", "error", "mass", "serial us", "overlapped us")
-    return table(f"Selectors, {size}, times of a layer's step on one drive", columns, rows)
+    return table(f"{what}, {size}, times of a layer's step on one drive", columns, rows)

