@@ -134,6 +134,11 @@ class PlaneShape:
         return min(256, (self.page_bytes - self.header_bytes) * 4 // self.head_dim // 32 * 32)
 
     @property
+    def row_blocks(self) -> int:
+        """Blocks of 32 tokens in a row."""
+        return self.tokens // 32
+
+    @property
     def header_bytes(self) -> int:
         """Scale and least value of each channel, FP16, and its width, a byte."""
         return 5 * self.head_dim

@@ -41,7 +41,8 @@ def score_page(
     blocks = nibbles.reshape(shape.rows, -1, 2, 16)
     body = (blocks[:, :, 0] | blocks[:, :, 1] << 4).tobytes()
     page = scale.tobytes() + least.tobytes() + widths.astype(np.uint8).tobytes() + body
-    keys = least.astype(np.float64) + scale.astype(np.float64) * codes
+    with np.errstate(invalid="ignore"):
+        keys = least.astype(np.float64) + scale.astype(np.float64) * codes
     return page.ljust(shape.page_bytes, b"\xff"), keys
 
 

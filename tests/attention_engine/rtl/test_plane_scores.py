@@ -10,6 +10,7 @@ from cocotb.utils import get_sim_time
 from plane_pages import WIDTHS, any_score_page, score_page
 from rtl_bench import PRESSURES, Coverage, Sink, Source, parameters, reset, signed, simulate, start
 
+from attention_engine.clock import plane_cycles
 from attention_engine.rtl.golden import LOGIT_FRAC
 from attention_engine.rtl.golden_planes import plane_scores
 from attention_engine.rtl.params import LOG2_E, PlaneShape
@@ -63,7 +64,7 @@ class Bench:
         await self.s_q.send({"tdata": v, "tlast": i == len(values) - 1} for i, v in enumerate(values))
 
     async def check(self, q, pages):
-        """pages: (bytes, tokens) in turn; returns the cycles from the first block to the last score."""
+        """pages: (bytes, tokens) in turn; returns the cycles from the first block to the last block and score."""
         await self.load(q)
         begin = get_sim_time("ns")
         await self.s_page.send(beat for page, tokens in pages for beat in beats(page, tokens))
@@ -99,6 +100,30 @@ async def any_pages(dut, pressure):
             for kind in WIDTHS[turn::2]
         ]
         await bench.check(any_q(numbers), pages)
+
+
+@cocotb.test()
+async def cycles_are_the_clocks(dut):
+    """Heads of one page and of several, with widths of every kind; blocks are there at once."""
+    rng = await start(dut)
+    numbers, bench, off, T = np.random.default_rng(rng.getrandbits(32)), Bench(dut, rng), [], shape().tokens
+    for kinds in (
+        ("even",),
+        ("even",) * 3,
+        *((kind, kind) for kind in WIDTHS),
+        ("even", "none", "few", "wide", "none"),
+    ):
+        tokens = len(kinds) * T - rng.choice((0, T - 1, rng.randrange(T)))
+        pages = [any_score_page(kind, numbers, shape())[0] for kind in kinds]
+        widths = [list(page[4 * shape().head_dim : shape().header_bytes]) for page in pages]
+        lengths = [min(T, tokens - number * T) for number in range(len(pages))]
+        measured = await bench.check(any_q(numbers), list(zip(pages, lengths, strict=True)))
+        formula = plane_cycles(shape(), tokens, widths)
+        dut._log.info(f"NOTE {kinds}, {tokens} tokens: {measured} cycles, the clock says {formula}")
+        off.append(abs(formula / measured - 1))
+        if set(kinds) == {"even"}:
+            off.append(abs(plane_cycles(shape(), tokens) / measured - 1))
+    assert max(off) <= 0.02
 
 
 @cocotb.test()
