@@ -34,7 +34,7 @@ def score_page(
     """A page's bytes, and the K (T, d) that it stands for; scale, least: FP16 (d,); codes (T, d): cut to widths."""
     codes = codes & (1 << np.minimum(widths, 8)) - 1
     bits = [codes[:, channel] >> bit & 1 for channel, width in enumerate(widths) for bit in range(min(width, 8))]
-    planes = np.zeros((shape.planes, shape.tokens), np.uint8)
+    planes = np.ones((shape.planes, shape.tokens), np.uint8)  # those past the last are not to be looked at
     kept = bits[: shape.planes]
     planes[: len(kept)] = np.array(kept).reshape(len(kept), shape.tokens)
     nibbles = (planes.reshape(shape.rows, 4, -1) << np.arange(4).reshape(4, 1)).sum(1).astype(np.uint8)

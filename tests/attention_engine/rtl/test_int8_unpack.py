@@ -106,7 +106,7 @@ async def bins(dut):
 @pytest.mark.rtl
 @pytest.mark.parametrize(
     ("simulator", "d", "lanes", "page"),
-    [("icarus", 32, 8, 512), ("verilator", 64, 32, 4096), ("verilator", 64, 64, 4096), ("verilator", 48, 16, 1024)],
+    [("icarus", 32, 8, 560), ("verilator", 64, 32, 4096), ("verilator", 64, 64, 4096), ("verilator", 48, 16, 1024)],
 )
 def test_int8_unpack(simulator, d, lanes, page):
     simulate("int8_unpack", {"DIM": d, "LANES": lanes, "PAGE_BYTES": page}, simulator)
