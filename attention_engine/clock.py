@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from attention_engine.rtl.params import EngineRun, EngineShape
+from attention_engine.rtl.params import EngineRun, EngineShape, PlaneShape
 from csd_spec import EngineSpec
 
 _TOPK_PASSES = 3  # histogram, threshold, collect
@@ -93,7 +93,56 @@ def _stream(chosen: Sequence[int], units: int, shape: EngineShape, beats: int, l
     return round(end)
 
 
-# Latencies of sparf_engine's units, in cycles
+def plane_cycles(shape: PlaneShape, tokens: int, widths: Sequence[Sequence[int]] = ()) -> int:
+    """Cycles of the RTL's `rtl/plane_scores.sv` for a head: from its pages' first block to the last block and score.
+
+    widths: bits of each channel, page by page; without it all pages have their planes spread evenly. Blocks are there
+    when they are taken, scores go as they come. A block of a row takes a cycle a query, any other one a cycle.
+    """
+    T, G, quarter = shape.tokens, shape.q_heads, shape.head_dim // 8
+    even = [
+        shape.planes * (c + 1) // shape.head_dim - shape.planes * c // shape.head_dim for c in range(shape.head_dim)
+    ]
+    block = 0  # when the next one is taken
+    closed, done, drained = 0, 0, 0  # when coefficients, sums and scores of the page before are complete
+    for number in range(-(-tokens // T)):
+        page = [min(width, 8) for width in (widths[number] if widths else even)]
+        begin = max(max(block, closed) + quarter, done)  # least values do not overtake the page before
+        told = begin + quarter  # when widths come
+        made, begun = _coefficients(page, told, G)
+        closed = begun + _MADE
+        summed = begin + max(shape.head_dim * G, quarter) + _ADDED
+        last = min(len(made), shape.rows) - 1
+        block = told + quarter // 2
+        for row in range(last + 1):
+            ready = (made[row] + _MADE, block, told + quarter // 2 + _COUNTED, drained if row == last else 0)
+            block = max(ready) + max(shape.row_blocks * G, _SUM - 1)
+        end = block - max(0, _SUM - 1 - shape.row_blocks * G)  # nothing waits for the last sums
+        block = end + (shape.page_bytes - shape.header_bytes) // 16 - (last + 1) * shape.row_blocks
+        done = max(end + _STORED, summed, closed) + 1
+        drained = done + _GIVEN + min(T, tokens - number * T) * G
+    return max(block, drained)
+
+
+def _coefficients(widths: Sequence[int], begin: int, queries: int) -> tuple[list[int], int]:
+    """When the last coefficient of each row that has planes is begun, and when all are; widths come from `begin` on.
+
+    A channel takes a cycle a query for each four of its bits, one without bits a cycle; at the end come four of none.
+    """
+    made, planes, free = list[int](), 0, 0
+    for channel, width in enumerate([*widths, 4]):
+        free = max(free, begin + 1 + min(channel, len(widths) - 1) // 16)
+        if not width:
+            free += 1
+        for part in range(0, width, 4):
+            free += queries
+            planes += min(4, width - part)
+            made += [free] * (planes // 4 - len(made))
+    total = sum(widths)
+    return made[: max(1, -(-total // 4))], free
+
+
+# Latencies of sparf_engine's and plane_scores' units, in cycles
 _CHANNEL_KEY, _TOKEN_KEY = 9, 19  # from a channel's q, from a token's last score to argtopk
 _SUM = 4  # until a sum can be added to again
 _QUEUE = 2  # beats between filter and products
@@ -104,3 +153,7 @@ _RECIPROCAL = 55  # a query
 _MIX = 20  # alpha / l after the last reciprocal, and the first weight
 _BINS = 1024  # bins of argtopk
 _FILL = 50  # pipelines, at the changes of phase
+_MADE = 8  # from a coefficient's begin to a row that has it
+_COUNTED = 2  # until the number of planes is known
+_STORED, _ADDED = 5, 7  # from the last block, from the last product of a least value, to a page's sums
+_GIVEN = 5  # from those to the first score

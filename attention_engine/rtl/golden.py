@@ -209,6 +209,7 @@ class Attended:
     channels: list[int]
     tokens: list[int]
     alpha: list[int]  # in units of 2^-24
+    rows: list[tuple[int, int]]  # m and l of the attended tokens, a query each: their 2^x sum to l x 2^(m - 32)
     bad: bool
 
 
@@ -231,7 +232,7 @@ def sparf_engine(q: U16, keys: U16, values: U16, mean: U16, run: EngineRun) -> A
     rows = [softmax_online(line) for line in x]
     parts = [[(*exp2_unit(s - (row.top << LOGIT_FRAC)), row) for s in line] for line, row in zip(x, rows, strict=True)]
     tokens = np.flatnonzero(argtopk([group_score([part[t] for part in parts]) for t in range(len(K))], p.k, p.l))
-    out, alphas = np.empty(q.shape, np.uint16), []
+    out, alphas, sums = np.empty(q.shape, np.uint16), [], []
     for g in range(G):
         part = min(sum(term(x[g][t], rows[g].top) for t in tokens), rows[g].total)
         alpha = min((part << rows[g].zeros >> 16) * rows[g].recip >> 31, 1 << 24)
@@ -245,6 +246,7 @@ def sparf_engine(q: U16, keys: U16, values: U16, mean: U16, run: EngineRun) -> A
         for c, total in enumerate(weights @ V[tokens]):
             out[g, c] = mix_out(fx_scale(int(total), mant, exp)[0], (1 << 24) - alpha, int(mean[c]))
         alphas.append(alpha)
+        sums.append((row.top, row.total))
     seen = [keys[:, channels], keys[tokens], values[tokens], q, mean]
     bad = any(((part >> 10 & 31) == 31).any() for part in seen)
-    return Attended(out, channels.tolist(), tokens.tolist(), alphas, bad)
+    return Attended(out, channels.tolist(), tokens.tolist(), alphas, sums, bad)

@@ -10,6 +10,12 @@ from csd_spec import SparFParams
 LOG2_E = 1.4426950408889634
 
 
+def _scale(head_dim: int) -> tuple[int, int]:
+    value = LOG2_E / math.sqrt(head_dim)
+    exp = 24 - math.frexp(value)[1]
+    return round(value * 2**exp), exp
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
     """What an engine is built for.
@@ -50,9 +56,7 @@ class EngineShape:
     @property
     def scale(self) -> tuple[int, int]:
         """log2(e) / sqrt(d) as (mant, exp), worth mant x 2^-exp with 24 bits of mant."""
-        value = LOG2_E / math.sqrt(self.head_dim)
-        exp = 24 - math.frexp(value)[1]
-        return round(value * 2**exp), exp
+        return _scale(self.head_dim)
 
     def verilog(self) -> dict[str, int]:
         """Parameters of `sparf_engine`."""
@@ -103,3 +107,69 @@ class EngineRun:
         """Address and value of the registers of `sparf_ctrl`."""
         p = self.sparf
         return {0x08: p.r, 0x0C: p.k, 0x10: p.l, 0x14: self.m, 0x18: self.n, 0x1C: self.seq_len}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaneShape:
+    """What the units for pages of few-bit K are built for: `plane_scores` and `int8_unpack`.
+
+    head_dim: d, channels of a page; q_heads: queries that share a KV head; page_bytes: of either kind of page.
+    """
+
+    head_dim: int
+    q_heads: int = 1
+    page_bytes: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.head_dim % 16 or not 16 <= self.head_dim <= 128:
+            raise ValueError(f"head_dim = {self.head_dim}: must be a multiple of 16, at most 128")
+        if not 1 <= self.q_heads <= 8:
+            raise ValueError(f"q_heads = {self.q_heads}: must be 1 to 8")
+        if self.page_bytes % 16 or self.page_bytes < 13 * self.head_dim:
+            raise ValueError(f"page_bytes = {self.page_bytes}: must be blocks of 16, 13 x head_dim at least")
+
+    @property
+    def tokens(self) -> int:
+        """T, tokens of a page of scores: blocks of 32."""
+        return min(256, (self.page_bytes - self.header_bytes) * 4 // self.head_dim // 32 * 32)
+
+    @property
+    def row_blocks(self) -> int:
+        """Blocks of 32 tokens in a row."""
+        return self.tokens // 32
+
+    @property
+    def header_bytes(self) -> int:
+        """Scale and least value of each channel, FP16, and its width, a byte."""
+        return 5 * self.head_dim
+
+    @property
+    def rows(self) -> int:
+        """Rows of four planes, half a byte a token."""
+        return (self.page_bytes - self.header_bytes) // (self.tokens // 2)
+
+    @property
+    def planes(self) -> int:
+        """R, bits that a page has for a token's channels."""
+        return 4 * self.rows
+
+    @property
+    def refined(self) -> int:
+        """n, tokens of a page of K and V in 8 bits."""
+        return (self.page_bytes - 2 * self.head_dim) // (2 * self.head_dim)
+
+    @property
+    def scale(self) -> tuple[int, int]:
+        """log2(e) / sqrt(d), as `EngineShape.scale`."""
+        return _scale(self.head_dim)
+
+    def verilog(self) -> dict[str, int]:
+        """Parameters of `plane_scores`."""
+        mant, exp = self.scale
+        return {
+            "DIM": self.head_dim,
+            "Q_HEADS": self.q_heads,
+            "PAGE_BYTES": self.page_bytes,
+            "SCALE_MANT": mant,
+            "SCALE_EXP": exp,
+        }

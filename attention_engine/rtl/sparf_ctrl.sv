@@ -4,7 +4,8 @@
 //
 // AXI-Lite, 32-bit registers: 0x00 control (bit 0: start), 0x04 status (0 busy, 1 done, 2 parameters refused, 8 NaN or
 // infinity met, 9 a score or an output saturated; start clears them), 0x08 r, 0x0C k, 0x10 l, 0x14 m, 0x18 n, 0x1C S, 0x20 cycles of the
-// last run, 0x24 {Q_HEADS, DIM}. Parameters that cannot be are refused at start.
+// last run, 0x24 {Q_HEADS, DIM}. 0x40 + 16 x query: m and l (two words, 32 bits behind the point) of the tokens that the
+// last run attended, whose 2^x sum to l x 2^m. Parameters that cannot be are refused at start.
 //
 // The bitmap of argtopk is kept here: of channels first, then of tokens. Each phase that reads flash walks over it bit
 // by bit, and every page with a wanted bit is requested and announced to the filter, in order.
@@ -15,7 +16,8 @@ module sparf_ctrl #(
     parameter int PAGE_VALUES = 2048,
     parameter int WAYS = 8,
     parameter int N_W = $clog2(N_MAX + 1),
-    parameter int RUN_W = $clog2(PAGE_VALUES + 1)
+    parameter int RUN_W = $clog2(PAGE_VALUES + 1),
+    parameter int ID_W = Q_HEADS > 1 ? $clog2(Q_HEADS) : 1
 ) (
     input  logic             clk,
     input  logic             rst,
@@ -46,6 +48,11 @@ module sparf_ctrl #(
     input  logic             stage_done,
     input  logic             bad,
     input  logic             over,
+    // a query's m and l
+    input  logic             row_valid,
+    input  logic [ID_W-1:0]  row_id,
+    input  logic [12:0]      row_max,
+    input  logic [47:0]      row_sum,
     // argtopk
     output logic             topk_tvalid,
     input  logic             topk_tready,
@@ -75,6 +82,7 @@ module sparf_ctrl #(
   `CHECK(N_MAX >= DIM && N_MAX <= 32768 && N_MAX % WAYS == 0, "sparf_ctrl: N_MAX must be DIM to 32768")
   `CHECK((1 << PAGE_LOG) == PAGE_VALUES && PAGE_VALUES >= 8 * 8, "sparf_ctrl: PAGE_VALUES must be a power of two")
   `CHECK(DIM % 8 == 0, "sparf_ctrl: DIM must be a multiple of 8")
+  `CHECK(Q_HEADS >= 1 && Q_HEADS <= 8, "sparf_ctrl: Q_HEADS must be 1 to 8")
 
   // Registers
   logic [31:0] reg_r, reg_k, reg_l, reg_m, reg_n, reg_s, cycles;
@@ -90,6 +98,29 @@ module sparf_ctrl #(
   assign possible = reg_r >= 1 && reg_r <= DIM && reg_s >= 1 && reg_s <= N_MAX && reg_k >= 1 && reg_k <= reg_s
       && reg_l <= reg_k && (reg_m == 1 || reg_m == 2 || reg_m == 4 || reg_m == 8) && reg_n >= 1 && reg_n <= 64
       && reg_n[6:0] * DIM <= PAGE_VALUES;
+
+  // m and l: four words a query, the last one zero
+  logic [8*128-1:0] row_words;
+  logic [3:0] read_row;
+  genvar i;
+
+  assign read_row = s_axil_araddr[7:4] - 4'd4;
+
+  generate
+    for (i = 0; i < 8; i = i + 1) begin : g_row
+      if (i < Q_HEADS) begin : g_held
+        logic [12:0] top;
+        logic [47:0] sum;
+        assign row_words[128*i +: 128] = {48'b0, sum, {19{top[12]}}, top};
+        always_ff @(posedge clk) begin
+          if (row_valid && row_id == ID_W'(i)) {top, sum} <= {row_max, row_sum};
+          if (rst) {top, sum} <= '0;
+        end
+      end else begin : g_none
+        assign row_words[128*i +: 128] = '0;
+      end
+    end
+  endgenerate
 
   always_ff @(posedge clk) begin
     if (write) begin
@@ -116,7 +147,7 @@ module sparf_ctrl #(
         6'd7: s_axil_rdata <= reg_s;
         6'd8: s_axil_rdata <= cycles;
         6'd9: s_axil_rdata <= {16'(Q_HEADS), 16'(DIM)};
-        default: s_axil_rdata <= '0;
+        default: s_axil_rdata <= read_row < 4'(Q_HEADS) ? row_words[32*{read_row[2:0], s_axil_araddr[3:2]} +: 32] : '0;
       endcase
     end else if (s_axil_rready) s_axil_rvalid <= 1'b0;
     legal <= possible;

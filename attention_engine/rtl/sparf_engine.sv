@@ -75,6 +75,10 @@ module sparf_engine #(
   logic [N_W-1:0] r, k, seq_len;
   logic [1:0] m_log;
   logic bad, unused_q_ready, unused_x_ready;
+  logic stats_valid, stats_last;
+  logic [ID_W-1:0] stats_id;
+  logic [12:0] stats_max;
+  logic [47:0] stats_sum;
   genvar i;
 
   // --- control, argtopk, filter
@@ -98,6 +102,7 @@ module sparf_engine #(
       .s_axil_rresp(s_axil_rresp),
       .phase(phase), .phase_begins(phase_begins), .r(r), .k(k), .seq_len(seq_len), .m_log(m_log),
       .stage_done(stage_done), .bad(bad), .over(over),
+      .row_valid(stats_valid && phase == KEYS), .row_id(stats_id), .row_max(stats_max), .row_sum(stats_sum),
       .topk_tvalid(topk_tvalid), .topk_tready(topk_tready), .topk_n(topk_n), .topk_k(topk_k),
       .topk_recent(topk_recent), .topk_abs(topk_abs),
       .s_mask_tvalid(mask_valid), .s_mask_tdata(mask), .s_mask_tlast(mask_last),
@@ -447,11 +452,9 @@ module sparf_engine #(
 
   logic [31:0] x_store [0:N_MAX*Q_HEADS-1];
   logic [31:0] x, x_read;
-  logic scores_valid, x_beyond, x_valid, x_over, x_last, stats_valid, stats_last;
-  logic [ID_W-1:0] x_id, stats_id;
+  logic scores_valid, x_beyond, x_valid, x_over, x_last;
+  logic [ID_W-1:0] x_id;
   logic [X_W-1:0] x_addr, x_read_addr;
-  logic [12:0] stats_max;
-  logic [47:0] stats_sum;
   logic [5:0] stats_zeros;
   logic [24:0] stats_recip;
 

@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from attention_engine.rtl import SOURCES
-from attention_engine.rtl.params import EngineShape
+from attention_engine.rtl.params import EngineShape, PlaneShape
 
 MEMORY = Path(__file__).parents[2] / ".rtl" / "synth.json"
 LABEL = "Yosys post-synthesis, not Vivado"
@@ -40,6 +40,7 @@ MAX_LUTS, MAX_DSPS, MAX_TOPK_LUTS, MIN_MHZ = 99_200 // 4, 768 // 8, 3_000, 100.0
 
 ENGINE = EngineShape(head_dim=128, q_heads=1, lanes=32, n_max=2048, page_bytes=4096, topk_ways=8)
 SMALL = EngineShape(head_dim=64, q_heads=2, lanes=8, n_max=512, page_bytes=2048, topk_ways=8)
+PLANES = PlaneShape(head_dim=128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ UNITS = (
     Unit("sparf_ctrl"),
     Unit("argtopk", {"N_MAX": 2048, "WAYS": 8}),
     Unit("argtopk", {"N_MAX": 32768, "WAYS": 8}),
+    Unit("int8_unpack", {"DIM": 128, "LANES": 32}, {"DIM": 128, "LANES": 8}),
+    Unit("plane_scores", PLANES.verilog()),
     Unit("sparf_engine", ENGINE.verilog(), SMALL.verilog()),
 )
 

@@ -60,6 +60,23 @@ def test_dense_is_attention(scale):
     assert close(data, run_of(50, 32, 2, 32, 50, 13)) <= MAX_ULPS
 
 
+def test_rows_are_merged_by_their_sums():
+    """Two halves attended by themselves, weighed with l x 2^m, are the whole; l x 2^m is the sum of e^logit."""
+    d, G, sizes = 32, 2, (30, 50)
+    q, K, V, mean = make(9, sum(sizes), d, G)
+    parts, weights = [], []
+    for start, S in zip((0, sizes[0]), sizes, strict=True):
+        data = [part.view(np.uint16) for part in (q, K[start : start + S], V[start : start + S], mean)]
+        got = sparf_engine(*data, run_of(S, d, G, d, S, 0))
+        parts.append(got.out.view(np.float16).astype(float))
+        weights.append([total * 2.0 ** (top - 32) for top, total in got.rows])
+        logits = q.astype(float) @ K[start : start + S].T.astype(float) / np.sqrt(d)
+        assert np.allclose(weights[-1], np.exp(logits).sum(1), rtol=1e-5)
+    share = np.array(weights) / np.sum(weights, 0)
+    want, *_ = reference.sparf(*(part.astype(np.float64) for part in (q, K, V)), d, sum(sizes), 0)
+    assert abs((share[:, :, None] * parts).sum(0) - want).max() / ulp(np.abs(V).max()) <= MAX_ULPS
+
+
 def test_scores_all_equal_take_the_first():
     q, K, V, mean = make(3, 40, 8, 1)
     got = sparf_engine(*(part.view(np.uint16) for part in (q, np.ones_like(K), V, mean)), run_of(40, 8, 1, 8, 9, 2))

@@ -15,7 +15,7 @@ class Bench:
 
     def __init__(self, dut, rng, busy=0.0):
         self.dut, self.rng = dut, rng
-        for name in ("s_mask_tvalid", "stage_done", "bad", "over"):
+        for name in ("s_mask_tvalid", "stage_done", "bad", "over", "row_valid"):
             getattr(dut, name).value = 0
         self.axil = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axil"), dut.clk, dut.rst)
         self.topk = Sink(dut, "topk", ("n", "k", "recent", "abs"), rng, busy)
@@ -43,6 +43,13 @@ class Bench:
         await RisingEdge(self.dut.clk)
         self.dut.stage_done.value = self.dut.bad.value = self.dut.over.value = 0
         await RisingEdge(self.dut.clk)
+
+    async def give_row(self, number, top, total):
+        """m and l of a query come."""
+        self.dut.row_id.value, self.dut.row_max.value, self.dut.row_sum.value = number, top & 0x1FFF, total
+        self.dut.row_valid.value = 1
+        await RisingEdge(self.dut.clk)
+        self.dut.row_valid.value = 0
 
     def phase(self):
         return int(self.dut.phase.value)
@@ -113,6 +120,24 @@ async def a_phase_may_end_within_the_walk(dut):
         bench.requests.beats.clear()
         await bench.finish()
     assert bench.phase() == 0
+
+
+@cocotb.test()
+async def sums_of_rows_are_read(dut):
+    """m and l of each query, as they came last; what has no query is zero."""
+    rng = await start(dut)
+    bench, heads = Bench(dut, rng), parameters()["Q_HEADS"]
+    assert [await bench.axil.read_dword(address) for address in range(0x40, 0xC0, 4)] == [0] * 32
+    for _ in range(3):
+        rows = [(rng.randrange(-4096, 4096), rng.getrandbits(48)) for _ in range(heads)]
+        for number, row in enumerate(rows):
+            await bench.give_row(number, *row)
+        want = [word for top, total in rows for word in (top & 0xFFFFFFFF, total & 0xFFFFFFFF, total >> 32, 0)]
+        want += [0] * (32 - len(want))
+        assert [await bench.axil.read_dword(address) for address in range(0x40, 0xC0, 4)] == want
+        COVER.hit("m below zero" if rows[0][0] < 0 else "m above zero")
+    await reset(dut)
+    assert await bench.axil.read_dword(0x44) == 0
 
 
 @cocotb.test()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from cocotb.triggers import RisingEdge
 from cocotbext.axi import AxiLiteBus, AxiLiteMaster
-from rtl_bench import PRESSURES, Coverage, Sink, Source, parameters, reset, simulate, start
+from rtl_bench import PRESSURES, Coverage, Sink, Source, parameters, reset, signed, simulate, start
 
 from attention_engine.clock import sparf_cycles
 from attention_engine.rtl.golden import sparf_engine
@@ -99,12 +99,18 @@ class Bench:
         out = np.array([beat["tdata"] for beat in beats], np.uint16).reshape(q.shape)
         return out, status, cycles, self.flash.requests
 
+    async def rows(self):
+        """m and l of each query."""
+        words = [await self.axil.read_dword(0x40 + 4 * i) for i in range(4 * self.flash.run.shape.q_heads)]
+        return [(signed(words[i], 32), words[i + 1] | words[i + 2] << 32) for i in range(0, len(words), 4)]
+
     async def check(self, run, data):
-        """Output, status and pages must be the golden model's; returns cycles, channels and tokens."""
+        """Output, status, m and l, and pages must be the golden model's; returns cycles, channels and tokens."""
         want = sparf_engine(*data, run)
         got, status, cycles, requests = await self.attend(run, *data)
         assert np.array_equal(got, want.out)
         assert status == 2 | want.bad << 8
+        assert await self.rows() == want.rows
         T, m, n = run.group_tokens, run.m, run.n
         channels, tokens = (sorted({i // size for i in part}) for part, size in ((want.channels, m), (want.tokens, n)))
         due = [g << 16 | p for g in range(-(-run.seq_len // T)) for p in channels]

@@ -1,0 +1,112 @@
+`include "check.svh"
+
+// A refined page as FP16: K and V of tokens that lie there in 8 bits, with an exponent for each channel.
+//
+// s: the page, 2 x LANES bytes a beat, s_tlast ends it: DIM exponents of K's channels, DIM of V's, then rows of DIM codes
+// of K, as many of V, and what is left. m: code x 2^exponent, LANES values a beat, exactly: m_tuser: of V; m_end: a row
+// ends; m_tlast: K's rows or V's do. What FP16 does not have (an exponent beyond -24 to 9, -128 x 2^9) goes out as NaN
+// or infinity, which counts as zero further on and is told there. Half a beat of s a cycle, three cycles.
+module int8_unpack #(
+    parameter int DIM = 64,
+    parameter int LANES = 32,
+    parameter int PAGE_BYTES = 4096
+) (
+    input  logic                clk,
+    input  logic                rst,
+    input  logic                s_tvalid,
+    output logic                s_tready,
+    input  logic [16*LANES-1:0] s_tdata,
+    input  logic                s_tlast,
+    output logic                m_tvalid,
+    input  logic                m_tready,
+    output logic [16*LANES-1:0] m_tdata,
+    output logic                m_tuser,
+    output logic                m_end,
+    output logic                m_tlast
+);
+  localparam int WORDS = DIM / LANES;
+  localparam int ROWS = (PAGE_BYTES - 2 * DIM) / (2 * DIM);
+  localparam int LINE_W = $clog2(2 * ROWS + 3);
+  localparam int WORD_W = WORDS > 1 ? $clog2(WORDS) : 1;
+
+  `CHECK(DIM % LANES == 0, "int8_unpack: DIM must be a multiple of LANES")
+  `CHECK(ROWS >= 1 && PAGE_BYTES % (2 * LANES) == 0, "int8_unpack: a page must have a row, and be whole beats")
+
+  // Lines of DIM bytes: exponents of K, of V, rows of K, of V, the rest
+  logic high, en, step, word_last, k_last, v_last, code;
+  logic [WORD_W-1:0] word;
+  logic [LINE_W-1:0] line;
+  logic [8*LANES-1:0] part;
+  logic [8*LANES-1:0] store [0:(2<<WORD_W)-1];  // {V, word}
+  logic [8*LANES-1:0] codes, exps;
+  logic [2:0] valid;
+  logic [2:0] flags, flags_1;  // {of V, row ends, rows end}
+
+  assign en = m_tready || !m_tvalid;
+  assign s_tready = en && high;
+  assign step = s_tvalid && en;
+  assign part = high ? s_tdata[8*LANES +: 8*LANES] : s_tdata[0 +: 8*LANES];
+  assign word_last = word == WORD_W'(WORDS - 1);
+  assign k_last = line == LINE_W'(ROWS + 1);
+  assign v_last = line == LINE_W'(2 * ROWS + 1);
+  assign code = line > LINE_W'(1) && line <= LINE_W'(2 * ROWS + 1);
+  assign m_tvalid = valid[2];
+
+  always_ff @(posedge clk) begin
+    if (step) begin
+      high <= !high;
+      word <= word_last ? '0 : word + 1'b1;
+      if (word_last && line != LINE_W'(2 * ROWS + 2)) line <= line + 1'b1;
+      if (line <= LINE_W'(1)) store[{line[0], word}] <= part;
+      if (s_tlast && high) begin
+        word <= '0;
+        line <= '0;
+      end
+    end
+    if (en) begin
+      valid <= {valid[1:0], step && code};
+      codes <= part;
+      exps <= store[{line > LINE_W'(ROWS + 1), word}];
+      flags <= {line > LINE_W'(ROWS + 1), word_last, word_last && (k_last || v_last)};
+      flags_1 <= flags;
+      {m_tuser, m_end, m_tlast} <= flags_1;
+    end
+    if (rst) begin
+      high <= 1'b0;
+      word <= '0;
+      line <= '0;
+      valid <= '0;
+    end
+  end
+
+  genvar i;
+  generate
+    for (i = 0; i < LANES; i = i + 1) begin : g_lane
+      logic [7:0] size_in, size;
+      logic signed [7:0] exp_in, exp;
+      logic [2:0] top_in, top;  // the leading one
+      logic sign, bad, normal;
+      logic signed [8:0] place;
+      logic [3:0] shift;
+      logic [17:0] moved;
+
+      assign size_in = codes[8*i+7] ? -codes[8*i +: 8] : codes[8*i +: 8];
+      assign exp_in = exps[8*i +: 8];
+      assign top_in = size_in[7] ? 3'd7 : size_in[6] ? 3'd6 : size_in[5] ? 3'd5 : size_in[4] ? 3'd4
+          : size_in[3] ? 3'd3 : size_in[2] ? 3'd2 : {2'b0, size_in[1]};
+      assign place = exp + $signed({6'b0, top});
+      assign normal = place >= -9'sd14;
+      assign shift = normal ? 4'd10 - {1'b0, top} : 4'(exp + 8'sd24);  // below 2^-14 the unit is 2^-24
+      assign moved = {10'b0, size} << shift;
+
+      always_ff @(posedge clk) begin
+        if (en) begin
+          {size, exp, top, sign} <= {size_in, exp_in, top_in, codes[8*i+7]};
+          bad <= exp_in < -8'sd24 || exp_in > 8'sd9;
+          m_tdata[16*i +: 16] <= bad ? 16'h7E00 : size == '0 ? 16'h0000
+              : {sign, normal ? 5'(place + 9'sd15) : 5'd0, moved[9:0]};
+        end
+      end
+    end
+  endgenerate
+endmodule
