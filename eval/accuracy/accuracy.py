@@ -36,7 +36,7 @@ class Question:
 class Field:
     """Who takes part."""
 
-    method: Annotated[str, typer.Option(help="with commas; ours: scores from a 4-bit copy of K (ours-int4)")] = (
+    method: Annotated[str, typer.Option(help="with commas; ours comes at its own budget")] = (
         "dense,sparf,sparq,h2o,local,quest,ours"
     )
     compression: Annotated[str, typer.Option(help="C of 1/C of K and V, with commas")] = "1,2,4,8,16,32"

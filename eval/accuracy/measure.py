@@ -111,7 +111,7 @@ class Subject:
         c: float,
         dense: torch.Tensor | None,
     ) -> Turn:
-        csd.use(contender.method, Compression(c, self.plan.convention))
+        csd.use(contender.method, contender.own or Compression(c, self.plan.convention))
         total = csd.driver.traffic.total
         before = replace(total)
         if dense is not None:
@@ -203,7 +203,7 @@ def _rows(done: list[Turn], contender: Contender, c: float, plan: Plan) -> Itera
             yield {
                 "method": contender.name,
                 "compression": c,
-                "convention": plan.convention,
+                "convention": contender.own.convention if contender.own else plan.convention,
                 "bytes_share": sum(turn.useful_bytes for turn in turns) / dense,
                 "pages_share": sum(turn.fetched_bytes for turn in turns) / dense,
                 "metric": f"{metric}, {group}" if group else metric,

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from attention_engine import METHODS, Methods
 from csd_spec import Compression
 from csd_spec.checked import from_json, value
 from csd_spec.sparf import Convention
-from eval.accuracy.selectors import OURS, Contender
+from eval.accuracy.selectors import Contender
+from eval.accuracy.selectors import contenders as every_contender
 from eval.accuracy.tasks import TASKS
 
 Counts = dict[str, tuple[float, float]]  # a sample's figures: what it adds to a sum, and to what that is divided by
 
 
 def contenders(names: Iterable[str], methods: Methods = METHODS) -> list[Contender]:
-    """Methods by name: those of a table, or `ours` and the variants of it that need no set-up."""
-    ours = {each.name: each for each in OURS if not (each.cache_share or each.similar)}
-    ours["ours"] = replace(ours["ours-int4"], name="ours")
-    known = {name: Contender(name, name) for name in methods} | ours
+    """Methods by name: those of a table, `ours`, and variants of it that need no set-up."""
+    known = {each.name: each for each in every_contender(methods) if not (each.cache_share or each.similar)}
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"method = {unknown[0]!r}: must be one of {', '.join(sorted(known))}")
     return [known[name] for name in dict.fromkeys(names)]
@@ -55,7 +54,7 @@ class Plan:
 
     def turns(self) -> list[tuple[Contender, float]]:
         """Every method with every compression, those of one storage format together."""
-        turns = [(m, c) for m in self.methods for c in (self.compressions if m.name != "dense" else (1.0,))]
+        turns = [(each, c) for each in self.methods for c in each.budgets(self.compressions)]
         return sorted(turns, key=lambda turn: -turn[0].bits)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Queries, Read, Step, load_methods
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import Compression
+from csd_spec import NAMED, Compression
 from csd_spec.arrays import F16, F32, F64, I64
 from csd_spec.planes import number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -41,6 +42,7 @@ class Contender:
     bits: of the embedding-indexed copy of K. cache_share: drive DRAM for hot pages, as a share of all of that copy.
     similar: tokens of the prompt that are alike share pages. dense: heeds no budget, so one row says all.
     ideal: what no drive does; it fetches bytes without their pages, knows logits, or moves tokens, for nothing.
+    own: the only budget that it is tried at.
     """
 
     name: str
@@ -50,9 +52,22 @@ class Contender:
     similar: bool = False
     dense: bool = False
     ideal: bool = False
+    own: Compression | None = None
+
+    def budgets(self, compressions: Sequence[float]) -> Sequence[float]:
+        """Those of some budgets 1/c at which it is worth a try."""
+        return [self.own.c] if self.own else [1.0] if self.dense else compressions
+
+
+def _named(name: str) -> Contender:
+    """What is known by a name as a whole: layout, method and budget."""
+    what = NAMED[name]
+    assert isinstance(what.budget, Compression)
+    return Contender(name, what.method, what.embedding_bits, own=what.budget)
 
 
 OURS = (
+    _named("ours"),
     Contender("ours-int8", "spending", 8),
     Contender("ours-int4", "spending", 4),
     Contender("ours-pages", "paged"),
@@ -77,8 +92,8 @@ def contenders(methods: Methods = METHODS) -> list[Contender]:
 
 
 def trials(known: list[Contender], compressions: list[float]) -> list[tuple[Contender, float]]:
-    """Every contender at every budget 1/c; those that heed none once, at 1."""
-    return [(contender, c) for contender in known for c in ([1.0] if contender.dense else compressions)]
+    """Every contender at every budget 1/c; those that heed none once, at 1, and those with one of their own at that."""
+    return [(each, c) for each in known for c in each.budgets(compressions)]
 
 
 @dataclass(frozen=True, slots=True)
