@@ -25,7 +25,7 @@ from vcsd.tables import table
 
 COLUMNS = ("name", "budget", "bytes_fetched_share", "output_rel_error")
 PLANE_BITS = (2, 3, 4)
-TOP_P = {1.0: "", 0.99: "-top-p-0.99", 0.95: "-top-p", 0.9: "-top-p-0.9", 0.8: "-top-p-0.8"}  # and what they are called
+TOP_P = {1.0: "", 0.99: "-top-p-0.99", 0.95: "-top-p", 0.9: "-top-p-0.9"}  # and what they are called
 BETWEEN = 2.0**0.5  # of a budget and one between it and the next
 Texts = dict[str, list[Layer]]  # layers recorded on each
 Trials = list[tuple[Contender, float]]
@@ -47,7 +47,7 @@ def searched(methods: Methods, compressions: list[float]) -> tuple[Methods, Tria
     """
     known = contenders(methods)
     names, tried = {contender.name for contender in known}, trials(known, compressions)
-    finer = sorted({*compressions, *(c * BETWEEN for c in compressions)})
+    finer = sorted({*compressions, *(c * BETWEEN for c in compressions if c < max(compressions))})
     for bits, p in product(PLANE_BITS, TOP_P):
         contender = Contender(f"ours-planes{bits}{TOP_P[p]}", f"progressive{TOP_P[p]}", number_of(bits, exact=False))
         tried += [(contender, c) for c in finer if contender.name not in names or c not in compressions]

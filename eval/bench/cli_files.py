@@ -77,6 +77,7 @@ NAMES: dict[tuple[str, str], str] = {
     ("", "task"): "squad",
     ("", "data"): "squad.json",
     ("", "text"): "text.txt",
+    ("front", "report"): "text.txt",
     ("", "prompt"): "keys and values",
     ("", "prompt_file"): "text.txt",
     ("", "methods"): "methods.py",
