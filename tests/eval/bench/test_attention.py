@@ -6,12 +6,14 @@ partner of: eval/bench/contest.py
 import pytest
 
 from attention_engine import METHODS
-from csd_spec import SparFParams
+from csd_spec import NAMED, SparFParams
 from eval.bench.attention import bench_attention, scratch_mib
 from eval.bench.contest import Contest, Size
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if not name.startswith("kivi")])  # no FP16 rows
+@pytest.mark.parametrize(
+    "method", [name for name in [*METHODS, *NAMED] if not name.startswith(("kivi", "progressive"))]
+)
 def test_a_small_contest(method):
     result = bench_attention(Size(700, 4, 64, 2), method, threads=2)
     assert result["max_rel_error"] < 1e-4
