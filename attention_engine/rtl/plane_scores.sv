@@ -109,7 +109,7 @@ module plane_scores #(
   logic [1:0] section;
   logic [3:0] block, block_end;
   logic [ROW_W-1:0] row, row_end;
-  logic take, block_last, begins, needed, issue, head_last, generated;
+  logic take, block_last, begins, told, needed, issue, head_last, generated;
   logic [ID_W-1:0] head;
   logic [127:0] scales [0:DIM/8-1];
   logic [127:0] leasts [0:DIM/8-1];
@@ -122,7 +122,9 @@ module plane_scores #(
   assign block_end = section == PLANES ? 4'(BLOCKS - 1) : section == WIDTHS ? 4'(DIM / 16 - 1) : 4'(DIM / 8 - 1);
   assign block_last = block == block_end;
   assign take = s_page_tvalid && s_page_tready;
-  assign begins = take && section == LEASTS && block == '0;
+  // Each as its own section takes it: what is cleared for a page does not wait for the rows' ready
+  assign begins = s_page_tvalid && section == LEASTS && block == '0 && loaded && !busy;
+  assign told = s_page_tvalid && section == WIDTHS;
   assign needed = row <= row_end;
   // New scales do not touch what is at work; from the least values on all belongs to the new page
   assign s_page_tready = section == SCALES ? generated
@@ -176,7 +178,7 @@ module plane_scores #(
   endgenerate
 
   always_ff @(posedge clk) begin
-    summing <= {summing[0], take && section == WIDTHS};
+    summing <= {summing[0], told};
     if (begins) planes <= '0;
     else if (summing[0]) planes <= planes + P_W'(fours[0 +: 6]) + P_W'(fours[6 +: 6]) + P_W'(fours[12 +: 6]) + P_W'(fours[18 +: 6]);
     row_end <= 32'(planes) > 4 * ROWS ? ROW_W'(ROWS - 1) : planes == '0 ? '0 : ROW_W'((planes - 1'b1) >> 2);
@@ -453,10 +455,10 @@ module plane_scores #(
   endgenerate
 
   always_ff @(posedge clk) begin
-    if (take && section == WIDTHS) tokens <= s_page_tuser;
+    if (told) tokens <= s_page_tuser;
     coef_over_1 <= making[MAKE-1] && (coef_over || lift_over != '0);
     if (coef_over_1 || (going[MAKE-1] && term_over)) page_over <= 1'b1;
-    if ((making[MAKE-1] && coef_bad) || (going[MAKE-1] && term_bad) || (take && section == WIDTHS && wide != '0)
+    if ((making[MAKE-1] && coef_bad) || (going[MAKE-1] && term_bad) || (told && wide != '0)
         || 32'(planes) > 4 * ROWS) page_bad <= 1'b1;
     if (begins) begin
       page_over <= 1'b0;
