@@ -49,7 +49,7 @@ def as_stored(form: KvLayout, before: int, k: F16, v: F16) -> tuple[F16, F16]:
         part = slice(group * form.n, (group + 1) * form.n)
         rows = np.concatenate([k[part], v[part]], axis=2).transpose(1, 0, 2)
         pages: U8 = np.zeros((rows.shape[0], form.page_bytes), np.uint8)
-        refine(pages, np.ascontiguousarray(rows).view(np.uint16), form.head_dim)
+        refine(pages, np.ascontiguousarray(rows).view(np.uint16))
         back = refined(pages, form.n, form.head_dim).view(np.float16).transpose(1, 0, 2)
         k[part], v[part] = back[..., : form.head_dim], back[..., form.head_dim :]
     return k, v

@@ -126,7 +126,8 @@ class _Growth:
             mine = ppns[taken : taken + size].reshape(mapped.streams, -1) if mapped.programmed else UNMAPPED
             mapped.slots[self.layer, :, first:last] = mine
             taken += size
-            self.kv.tails.buffer_tail(mapped, self.layer, self.length, self.tokens, _joined(rows, mapped.source))
+            left = _joined(rows, mapped.source) if mapped.waits_in(end // mapped.per_group) else None
+            self.kv.tails.buffer_tail(mapped, self.layer, self.length, self.tokens, left)
         assert taken == ppns.size, f"{ppns.size} pages were programmed, {taken} are mapped"
         self.seq.lengths[self.layer] = end
 

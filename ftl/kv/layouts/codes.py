@@ -10,6 +10,8 @@ from numba import njit
 from csd_spec.arrays import F32, U8, U16
 from csd_spec.planes import LEAST_EXPONENT, MAX_CODE, MAX_WIDTH, MOST_EXPONENT, Planes
 
+MAX_HALF, EXPONENTS = np.float32(np.finfo(np.float16).max), np.float32(2.0**112)
+
 
 @njit(cache=True, nogil=True)
 def _spread(steps, planes, widths):  # type: ignore[no-untyped-def]
@@ -25,6 +27,8 @@ def _spread(steps, planes, widths):  # type: ignore[no-untyped-def]
     order = np.argsort(fractions, kind="mergesort")  # stable: the lowest channel first among equals
     widths[:] = 0
     for level in range(exponents.max(), exponents.max() - 48, -1):
+        if not planes:
+            break
         for channel in order:
             due = steps[channel] > 0 and exponents[channel] - widths[channel] == level
             if planes and due and widths[channel] < MAX_WIDTH:
@@ -33,36 +37,96 @@ def _spread(steps, planes, widths):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
+def _finite(half):  # type: ignore[no-untyped-def]
+    """The FP32 value of FP16 bits; what is no number counts as 0, and infinity as the largest.
+
+    FP16's exponent and fraction are FP32's, 112 smaller and 13 bits on; subnormals come right by the product.
+    """
+    size = np.uint32(half) & np.uint32(0x7FFF)
+    value = min(np.uint32(size << np.uint32(13)).view(np.float32) * EXPONENTS, MAX_HALF)
+    value = value if size <= np.uint32(0x7C00) else np.float32(0)
+    return -value if half & np.uint16(0x8000) else value
+
+
+@njit(cache=True, nogil=True)
 def _ranges(rows, least, steps):  # type: ignore[no-untyped-def]
-    """Least value and range of each channel of rows (T, m)."""
-    most = rows[0].copy()
-    least[:] = rows[0]
-    for t in range(1, rows.shape[0]):
+    """Least value and range of each channel of FP16 rows (T, m)."""
+    most = np.empty(rows.shape[1], np.float32)
+    least[:], most[:] = MAX_HALF, -MAX_HALF
+    for t in range(rows.shape[0]):
         for channel in range(rows.shape[1]):
-            least[channel] = min(least[channel], rows[t, channel])
-            most[channel] = max(most[channel], rows[t, channel])
+            value = _finite(rows[t, channel])
+            least[channel] = min(least[channel], value)
+            most[channel] = max(most[channel], value)
     for channel in range(rows.shape[1]):
         steps[channel] = most[channel] - least[channel]
 
 
 @njit(cache=True, nogil=True)
-def _put(page, form, first, rows, scales, least, widths):  # type: ignore[no-untyped-def]
-    """Write the planes of rows (t, m) as tokens `first` on of a page whose planes there are 0."""
-    header_bytes, row_bytes = form
+def _begin(rows, planes, least, scales, widths):  # type: ignore[no-untyped-def]
+    """Widths, scales and least values (pages, m) for FP16 rows (pages, t, m)."""
+    steps = np.empty(rows.shape[2], np.float32)
+    for page in range(rows.shape[0]):
+        _ranges(rows[page], least[page], steps)
+        _spread(steps, planes, widths[page])
+        for channel in range(steps.size):
+            width = widths[page, channel]
+            scales[page, channel] = min(steps[channel] / np.float32(max((1 << width) - 1, 1)), MAX_HALF)
+            if width == 0:
+                least[page, channel] += steps[channel] / np.float32(2)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _encode(rows, scales, least, widths, codes):  # type: ignore[no-untyped-def]
+    """Codes (m, t) of FP16 rows (t, m)."""
     count, m = rows.shape
-    codes, plane = np.empty(count, np.uint8), 0
+    most = np.empty(m, np.float32)
     for channel in range(m):
-        most, scale = np.float32((1 << widths[channel]) - 1), scales[channel]
-        for t in range(count):
-            code = np.rint((rows[t, channel] - least[channel]) / scale) if scale > 0 else np.float32(0)
-            codes[t] = np.uint8(min(max(code, np.float32(0)), most))
-        for bit in range(widths[channel]):
-            row, shift = header_bytes + plane // 4 * row_bytes, plane % 4
-            for t in range(count):
-                place = first + t
-                at = row + place // 32 * 16 + place % 16
-                page[at] |= (codes[t] >> bit & 1) << (shift + 4 * (place % 32 // 16))
-            plane += 1
+        most[channel] = np.float32((1 << widths[channel]) - 1) if scales[channel] > 0 else np.float32(0)
+    line = np.empty(m, np.float32)
+    for t in range(count):
+        for channel in range(m):
+            code = np.rint((_finite(rows[t, channel]) - least[channel]) / scales[channel])
+            line[channel] = min(max(code, np.float32(0)), most[channel]) if most[channel] > 0 else np.float32(0)
+        for channel in range(m):
+            codes[channel, t] = np.uint8(line[channel])
+
+
+@njit(cache=True, nogil=True)
+def _merge(row, at, shift, nibbles):  # type: ignore[no-untyped-def]
+    """Add the nibbles of tokens to a row, where they are 0, and begin anew."""
+    for t in range(nibbles.size):
+        row[at[t]] |= nibbles[t] << shift[t]
+    nibbles[:] = 0
+
+
+@njit(cache=True, nogil=True)
+def _put(pages, form, first, rows, header):  # type: ignore[no-untyped-def]
+    """Write the planes of FP16 rows (pages, t, m) as tokens `first` on of pages whose planes there are 0."""
+    header_bytes, row_bytes = form
+    count, m = rows.shape[1:]
+    codes, (scales, least, widths) = np.empty((m, count), np.uint8), header
+    at, shift = np.empty(count, np.int64), np.empty(count, np.uint8)
+    for t in range(count):
+        place = first + t
+        at[t], shift[t] = header_bytes + place // 32 * 16 + place % 16, place % 32 // 16 * 4
+    nibbles = np.zeros(count, np.uint8)
+    for page in range(rows.shape[0]):
+        _encode(rows[page], scales[page], least[page], widths[page], codes)
+        plane = 0
+        for channel in range(m):
+            bit = 0
+            while bit < widths[page, channel]:  # what of it lies in a row, at once
+                some = min(4 - plane % 4, widths[page, channel] - bit)
+                mask, place, by = np.uint8((1 << some) - 1), np.uint8(plane % 4), np.uint8(bit)
+                for t in range(count):
+                    nibbles[t] |= np.uint8(np.uint8(codes[channel, t] >> by) & mask) << place
+                bit += some
+                plane += some
+                if plane % 4 == 0:
+                    _merge(pages[page, (plane // 4 - 1) * row_bytes :], at, shift, nibbles)
+        if plane % 4:
+            _merge(pages[page, plane // 4 * row_bytes :], at, shift, nibbles)
 
 
 @njit(cache=True, nogil=True)
@@ -76,25 +140,26 @@ def _forget(page, form, rows, first, tokens):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _refine(rows, n, page):  # type: ignore[no-untyped-def]
-    """Write rows (n, d) of K or of V: exponents, and codes as (n, d)."""
-    exponents, codes = page
-    for channel in range(rows.shape[1]):
-        most = np.float32(0)
+def _refine(rows, pages):  # type: ignore[no-untyped-def]
+    """Write refined pages of FP16 rows (pages, n, 2 d): exponents, codes of K, codes of V."""
+    count, n, channels = rows.shape
+    d, most, scales = channels // 2, np.empty(channels, np.float32), np.empty(channels, np.float32)
+    for page in range(count):
+        most[:] = 0
         for t in range(n):
-            most = max(most, abs(rows[t, channel]))
-        fraction, exponent = math.frexp(most / np.float32(MAX_CODE))
-        exponent = exponent - 1 if fraction == 0.5 else exponent  # the least with most <= MAX_CODE x 2^exponent
-        exponents[channel] = min(max(exponent if most > 0 else LEAST_EXPONENT, LEAST_EXPONENT), MOST_EXPONENT)
-        scale = np.float32(2.0) ** np.float32(-exponents[channel])
+            for channel in range(channels):
+                most[channel] = max(most[channel], abs(_finite(rows[page, t, channel])))
+        for channel in range(channels):
+            fraction, exponent = math.frexp(most[channel] / np.float32(MAX_CODE))
+            exponent -= fraction == 0.5  # the least with most <= MAX_CODE x 2^exponent
+            exponent = min(max(exponent if most[channel] > 0 else LEAST_EXPONENT, LEAST_EXPONENT), MOST_EXPONENT)
+            pages[page, channel], scales[channel] = exponent, np.float32(math.ldexp(1.0, -exponent))
         for t in range(n):
-            code = np.rint(rows[t, channel] * scale)
-            codes[t, channel] = np.int8(min(max(code, np.float32(-MAX_CODE)), np.float32(MAX_CODE)))
-
-
-def _values(rows: U16) -> F32:
-    """FP16 rows as numbers; what is none counts as 0, and infinity as the largest."""
-    return np.nan_to_num(rows.view(np.float16)).astype(np.float32)
+            for part in range(2):
+                codes = pages[page, channels + (part * n + t) * d : channels + (part * n + t + 1) * d]
+                for channel in range(d):
+                    code = np.rint(_finite(rows[page, t, part * d + channel]) * scales[part * d + channel])
+                    codes[channel] = np.int8(min(max(code, np.float32(-MAX_CODE)), np.float32(MAX_CODE)))
 
 
 def _headers(pages: U8, form: Planes) -> tuple[F32, F32, U8]:
@@ -106,23 +171,23 @@ def _headers(pages: U8, form: Planes) -> tuple[F32, F32, U8]:
 
 def begin_scores(pages: U8, form: Planes, rows: U16) -> None:
     """Write headers of score pages (pages, page_bytes) for channels whose rows (pages, t, m) are FP16; no planes."""
-    values, m = _values(rows), form.m
-    least, steps, widths = np.empty(m, np.float32), np.empty(m, np.float32), np.empty(m, np.uint8)
+    least, scales = (np.empty((len(pages), form.m), np.float32) for _ in range(2))
+    widths = np.empty((len(pages), form.m), np.uint8)
+    _begin(np.ascontiguousarray(rows).view(np.uint16), 4 * form.rows, least, scales, widths)
+    parts = scales.astype(np.float16).view(np.uint8), least.astype(np.float16).view(np.uint8), widths
     pages[:] = 0
-    for page, mine in zip(pages, values, strict=True):
-        _ranges(mine, least, steps)
-        _spread(steps, 4 * form.rows, widths)
-        levels = np.maximum((1 << widths.astype(np.int64)) - 1, 1)
-        scales = np.minimum(steps / levels, np.finfo(np.float16).max).astype(np.float16)
-        least[widths == 0] += steps[widths == 0] / 2
-        page[: 5 * m] = np.concatenate([scales.view(np.uint8), least.astype(np.float16).view(np.uint8), widths])
+    pages[:, : form.header_bytes] = np.concatenate(parts, axis=1)
 
 
 def put_scores(pages: U8, form: Planes, first: int, rows: U16) -> None:
     """Add the codes of FP16 rows (pages, t, m) as tokens `first` on; what is beyond a channel's range is cut to it."""
-    geometry = form.header_bytes, form.T // 2
-    for page, mine, scales, least, widths in zip(pages, _values(rows), *_headers(pages, form), strict=True):
-        _put(page, geometry, first, mine, scales, least, widths)
+    _put(
+        pages,
+        (form.header_bytes, form.T // 2),
+        first,
+        np.ascontiguousarray(rows).view(np.uint16),
+        _headers(pages, form),
+    )
 
 
 def forget_scores(pages: U8, form: Planes, first: int) -> None:
@@ -146,13 +211,9 @@ def scored(pages: U8, form: Planes) -> F32:
     return out
 
 
-def refine(pages: U8, rows: U16, d: int) -> None:
+def refine(pages: U8, rows: U16) -> None:
     """Write refined pages (pages, page_bytes) of FP16 rows (pages, n, 2 d): those of K, then of V."""
-    n = rows.shape[1]
-    for page, mine in zip(pages.view(np.int8), _values(rows), strict=True):
-        for part in range(2):
-            codes = page[2 * d + part * n * d :][: n * d].reshape(n, d)
-            _refine(mine[:, part * d : (part + 1) * d], n, (page[part * d : (part + 1) * d], codes))
+    _refine(np.ascontiguousarray(rows).view(np.uint16), pages.view(np.int8))
 
 
 def refined(pages: U8, n: int, d: int) -> U16:

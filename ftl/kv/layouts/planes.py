@@ -41,7 +41,7 @@ class RefinedMap(GroupMap):
         n, d = self.per_group, self.layout.head_dim
         by_group = rows.transpose(1, 0, 2).reshape(-1, n, 2 * d)
         pages = np.zeros((by_group.shape[0], 2 * d * (n + 1)), np.uint8)
-        refine(pages, by_group, d)
+        refine(pages, by_group)
         return pages.view(np.uint16).reshape(self.streams, -1, d * (n + 1))
 
     def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
@@ -68,8 +68,9 @@ class ScoreMap(GroupMap):
     def _by_stream(self, rows: U16) -> U16:
         """Rows (t, H, d) as (streams, t, m), with 0 in channels that a last page does not have."""
         m, parts = self.form.m, self.layout.embedding_pages
-        padded = np.pad(rows, ((0, 0), (0, 0), (0, m * parts - self.layout.head_dim)))
-        return padded.reshape(-1, self.streams, m).transpose(1, 0, 2)
+        if spare := m * parts - self.layout.head_dim:
+            rows = np.pad(rows, ((0, 0), (0, 0), (0, spare)))
+        return rows.reshape(-1, self.streams, m).transpose(1, 0, 2)
 
     def pack(self, rows: U16) -> U16:
         form = self.form

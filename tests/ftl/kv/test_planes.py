@@ -70,14 +70,28 @@ def test_eight_bits_are_within_half_a_step_and_settle(seed):
     """A step is a power of two, at most 1/63.5 of the channel's largest value; the largest FP16 loses 480."""
     rows = any_values(seed, 3, 15, 2 * D)
     pages = np.zeros((3, 512), np.uint8)
-    refine(pages, rows.view(np.uint16), D)
+    refine(pages, rows.view(np.uint16))
     back = refined(pages, 15, D)
     values, got = rows.astype(np.float64), back.view(np.float16).astype(np.float64)
     largest = np.abs(values).max(1, keepdims=True)
     assert (np.abs(got - values) <= np.maximum(largest / 127, 2.0**-25)).all()
     again = np.zeros((3, 512), np.uint8)
-    refine(again, back, D)
+    refine(again, back)
     np.testing.assert_array_equal(refined(again, 15, D), back)
+
+
+def test_channels_without_bits_stand_anywhere():
+    """Also last, behind a row that is not full; and the page behind has nothing of it."""
+    rows = np.zeros((2, FORM.T, FORM.m), np.float16)
+    rows[:, :, :3] = np.random.default_rng(3).standard_normal((2, FORM.T, 3))
+    pages = np.empty((2, 512), np.uint8)
+    begin_scores(pages, FORM, rows.view(np.uint16))
+    pages[:, 4 * FORM.m : 4 * FORM.m + 3] = 3, 3, 1  # 7 planes
+    scales = np.ptp(rows[:, :, :3].astype(np.float32), axis=1) / (7, 7, 1)
+    pages[:, :6] = scales.astype(np.float16).view(np.uint8)
+    put_scores(pages, FORM, 0, rows.view(np.uint16))
+    assert (np.abs(scored(pages, FORM) - rows).max(1)[:, :3] <= 0.51 * scales).all()
+    assert (pages[:, FORM.header_bytes + 2 * FORM.T // 2 :] == 0).all()
 
 
 def test_a_group_under_construction_is_cut_to_the_ranges_that_it_has():
