@@ -54,5 +54,5 @@ def _or(given: T | None, else_: T) -> T:
 
 
 NAMED: Mapping[str, Attention] = MappingProxyType(
-    {"ours": Attention("progressive", Compression(7.2, "bytes"), number_of(2, exact=False))}
+    {"ours": Attention("progressive", Compression(7, "bytes"), number_of(2, exact=False))}
 )
