@@ -18,7 +18,7 @@ from tests.eval.papers.instinfer.setups import small_setup
 def test_parts_of_a_step_add_up_to_it_and_shares_to_one():
     setup = paper_setup(input=64, output=64)
     rows = breakdown.rows(simulate(setup, breakdown.cases((4,), 1)), (4,), 1)
-    assert [row["system"] for row in rows] == ["FlexGen", "FlexGen-SparQ", "InstI-Dense", "InstI-SparF", "Paged"]
+    assert [row["system"] for row in rows] == ["FlexGen", "FlexGen-SparQ", "InstI-Dense", "InstI-SparF", "Ours"]
     for row in rows:
         assert row["kv_s"] + row["engine_s"] + row["other_s"] - row["hidden_s"] == pytest.approx(row["step_s"])
         assert sum(row[share] for share in breakdown.SHARES) == pytest.approx(1)
@@ -28,7 +28,7 @@ def test_parts_of_a_step_add_up_to_it_and_shares_to_one():
 def test_throughput_has_a_row_for_each_system():
     rows = throughput.rows(simulate(small_setup(), throughput.cases((2, 4), 1)), (2, 4), 1)
     assert [(row["batch"], row["system"]) for row in rows[:6]] == [
-        (2, name) for name in ("DeepSpeed", "FlexGen", "FlexGen-SparQ", "InstI-Dense", "InstI-SparF", "Paged")
+        (2, name) for name in ("DeepSpeed", "FlexGen", "FlexGen-SparQ", "InstI-Dense", "InstI-SparF", "Ours")
     ]
     assert len(rows) == 12
     assert all(row["tokens_per_s"] > 0 for row in rows)
@@ -36,7 +36,7 @@ def test_throughput_has_a_row_for_each_system():
 
 def test_units_of_a_drive_add_up():
     rows = engine_breakdown.rows(simulate(small_setup(), engine_breakdown.cases(2, 1)), 2, 1)
-    for system in ("InstI-Dense", "InstI-SparF", "Paged"):
+    for system in ("InstI-Dense", "InstI-SparF", "Ours"):
         assert sum(row["share"] for row in rows if row["system"] == system) == pytest.approx(1)
 
 
