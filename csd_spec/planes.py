@@ -62,8 +62,8 @@ class Planes:
     @property
     def T(self) -> int:
         """Tokens of a score page."""
-        fit = (self.page_bytes - self.header_bytes) * 8 // (self.bits * self.m)
-        return min(MAX_T, fit // BLOCK * BLOCK)
+        rows = -(-self.bits * self.m // 4)
+        return min(MAX_T, 2 * (self.page_bytes - self.header_bytes) // rows // BLOCK * BLOCK)
 
     @property
     def rows(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from attention_engine import METHODS, Methods
 from csd_spec import Compression
 from csd_spec.checked import from_json, value
+from csd_spec.planes import is_lossy
 from csd_spec.sparf import Convention
 from eval.accuracy.selectors import Contender
 from eval.accuracy.selectors import contenders as every_contender
@@ -53,9 +54,9 @@ class Plan:
             Compression(c, self.convention)
 
     def turns(self) -> list[tuple[Contender, float]]:
-        """Every method with every compression, those of one storage format together."""
+        """Every method with every compression, those of one storage format together; first those in FP16."""
         turns = [(each, c) for each in self.methods for c in each.budgets(self.compressions)]
-        return sorted(turns, key=lambda turn: -turn[0].bits)
+        return sorted(turns, key=lambda turn: (is_lossy(turn[0].bits), -turn[0].bits))
 
 
 @value

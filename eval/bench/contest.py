@@ -204,7 +204,11 @@ class Contest:
                 others += np.setdiff1d(wanted, chosen).size
             else:
                 exact = reference.dense(q[row].astype(np.float64), K[chosen], V[chosen])
-                expected = alpha[row] * exact + (1 - alpha[row].astype(np.float64)) * self.step.v_mean[head]
+                total, others = self.V[:, head].astype(np.float64).sum(0), self.tokens
+                if method in NAMED and chosen.size < self.tokens:  # its mean is of what it leaves out
+                    total, others = total - V[chosen].sum(0), others - chosen.size
+                rest = total / others
+                expected = alpha[row] * exact + (1 - alpha[row].astype(np.float64)) * rest
             largest = max(largest, np.abs(expected).max())
             difference = max(difference, np.abs(out[row] - expected).max())
         return difference / largest, others
