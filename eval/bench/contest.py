@@ -204,10 +204,10 @@ class Contest:
                 others += np.setdiff1d(wanted, chosen).size
             else:
                 exact = reference.dense(q[row].astype(np.float64), K[chosen], V[chosen])
-                total, others = self.V[:, head].astype(np.float64).sum(0), self.tokens
+                total, count = self.V[:, head].astype(np.float64).sum(0), self.tokens
                 if method in NAMED and chosen.size < self.tokens:  # its mean is of what it leaves out
-                    total, others = total - V[chosen].sum(0), others - chosen.size
-                rest = total / others
+                    total, count = total - V[chosen].sum(0), count - chosen.size
+                rest = total / count
                 expected = alpha[row] * exact + (1 - alpha[row].astype(np.float64)) * rest
             largest = max(largest, np.abs(expected).max())
             difference = max(difference, np.abs(out[row] - expected).max())
