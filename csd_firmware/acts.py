@@ -80,7 +80,8 @@ def check_create(state: DriveState, command: SeqCreate) -> None:
 
 def _table_bytes(heads: int, layout: KvLayout) -> int:
     """Of one sequence: a sum of V, and a slot and a buffer for each stream."""
-    return heads * (4 * layout.head_dim + 12 * (2 + layout.embedding_pages))
+    streams = 2 + layout.embedding_pages + (layout.planes is not None)
+    return heads * (4 * layout.head_dim + 12 * streams)
 
 
 def append(state: DriveState, command: KvAppend, watch: Stopwatch) -> Completion:

@@ -11,7 +11,7 @@ from csd_spec._check import at_least
 from csd_spec.planes import number_of
 from csd_spec.sparf import Budget, Compression, Convention, SparFParams
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Attention:
         return cls(known.method, budget or asked, _or(embedding_bits, known.embedding_bits))
 
 
-def _or(given: T | None, else_: T) -> T:
+def _or(given: _T | None, else_: _T) -> _T:
     return else_ if given is None else given
 
 

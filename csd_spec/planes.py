@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from csd_spec._check import at_least
 
 BLOCK = 32  # tokens of 16 bytes of a row
-MAX_T, MAX_WIDTH = 256, 8
+MAX_T, MAX_WIDTH, BITS = 256, 8, (2, 3, 4)
 LEAST_EXPONENT, MOST_EXPONENT, MAX_CODE = -24, 9, 127  # so that FP16 represents code x 2^e
 _FAMILY, _EXACT, _BITS = 1 << 5, 1 << 4, (1 << 4) - 1  # fields of a number
 
@@ -40,7 +40,7 @@ class Planes:
 
     def __post_init__(self) -> None:
         at_least(1, head_dim=self.head_dim, m=self.m)
-        if self.bits not in (2, 3, 4):
+        if self.bits not in BITS:
             raise ValueError(f"bits = {self.bits}: scores have 2, 3 or 4 bits a value")
         if self.n < 1 or self.T < BLOCK:
             raise ValueError(f"head_dim = {self.head_dim}: its planes do not fit pages of {self.page_bytes} bytes")
@@ -83,7 +83,8 @@ def number_of(bits: int, exact: bool) -> int:
 
 def bits_of(number: int) -> int:
     """What a layout's number says of its planes; 0 for those that have none."""
-    return number & _BITS if number >> 5 == 1 else 0
+    bits = number & _BITS
+    return bits if number - bits in (_FAMILY, _FAMILY | _EXACT) and bits in BITS else 0
 
 
 def is_lossy(number: int) -> bool:

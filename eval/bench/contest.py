@@ -107,8 +107,11 @@ class Contest:
 
     def asked(self, name: str) -> Queries:
         """What a method is asked, with the parameters of its own where its name has some."""
-        params = NAMED[name].at(self.tokens, self.head_dim) if name in NAMED else self.params
-        return Queries.alike(self.q, params, self.v_mean, [self.memory.setdefault(name, {})])
+        return Queries.alike(self.q, self.params_of(name), self.v_mean, [self.memory.setdefault(name, {})])
+
+    def params_of(self, name: str) -> SparFParams:
+        """r, k and l of a method."""
+        return NAMED[name].at(self.tokens, self.head_dim) if name in NAMED else self.params
 
     def read_all(self) -> int:
         """Read K and V once, in order, but for a last part of a run: the rate to measure by. Returns the bytes read."""

@@ -52,8 +52,9 @@ def crop(kv: KvMap, handle: int, layer: int, length: int, start_ns: int) -> int:
     kv.tails.check_room(sum(m.streams for m in primary if length % m.per_group and not m.buffered(layer)))
     cuts = {name: mapped.slots[layer, :, length // mapped.per_group].copy() for name, mapped in seq.maps.items()}
     rows = {name: _cut_rows(kv, seq, name, layer, length) for name, mapped in seq.maps.items() if not mapped.programmed}
+    holders = {mapped.holder for mapped in primary}
     for name, mapped in seq.maps.items():
-        reopened = mapped.waits_in(length // mapped.per_group) or (mapped.source == "kv" and rows)
+        reopened = mapped.waits_in(length // mapped.per_group) or mapped in holders
         if length % mapped.per_group and in_flash(cuts[name][0]) and reopened:
             finish_ns = max(finish_ns, kv.store.read(kv.store.all_of(cuts[name]), start_ns))
     for name, mapped in seq.maps.items():

@@ -44,13 +44,9 @@ class Sequence:
 
     def stored_in(self, source: str, layer: int, tokens: range) -> U32:
         """Slots (streams, groups) of the pages with those rows."""
-        shared = self.maps.get("refined") if not self.primary["k"].programmed else None
-        holders = [shared] if shared else [self.primary[name] for name in source]
-        parts = []
-        for mapped in holders:
-            groups = slice(tokens.start // mapped.per_group, -(-tokens.stop // mapped.per_group))
-            parts.append(mapped.slots[layer, :, groups])
-        return np.concatenate(parts)
+        holders = dict.fromkeys(self.primary[name].holder for name in source)
+        ends = [(each, tokens.start // each.per_group, -(-tokens.stop // each.per_group)) for each in holders]
+        return np.concatenate([each.slots[layer, :, first:last] for each, first, last in ends])
 
     @property
     def all_owners(self) -> set[int]:

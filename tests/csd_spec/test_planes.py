@@ -38,7 +38,7 @@ def test_numbers_say_bits_and_what_is_kept():
         for exact in (False, True):
             assert bits_of(number_of(bits, exact)) == bits
             assert is_lossy(number_of(bits, exact)) is not exact
-    assert not any(bits_of(number) or is_lossy(number) for number in (0, 4, 8, 16, 77))
+    assert not any(bits_of(number) or is_lossy(number) for number in (0, 4, 8, 16, 32, 33, 37, 40, 53, 63, 66, 77))
 
 
 @pytest.mark.parametrize(("bits", "head_dim"), [(1, 64), (5, 64), (2, 3000)])

@@ -91,6 +91,11 @@ class PrimaryMap(GroupMap):
 
     primary = True
 
+    @property
+    def holder(self) -> GroupMap:
+        """The map whose pages hold the rows of full groups."""
+        return self
+
     @abstractmethod
     def rows(self, banks: tuple[U16, U16], layer: int, tokens: range) -> U16:
         """Rows (tokens, H, d) of a layer's tokens that follow each other."""

@@ -107,15 +107,20 @@ class WaitingMap(TokenMap):
 
     def __init__(self, kind: int, source: str, layout: KvLayout, heads: tuple[int, int], pages: RefinedMap) -> None:
         super().__init__(kind, source, layout, *heads)
-        self.pages, self.part = pages, slice(layout.head_dim * "kv".index(source), None)
+        d, part = layout.head_dim, "kv".index(source)
+        self._pages, self._part = pages, slice(part * d, (part + 1) * d)
+
+    @property
+    def holder(self) -> GroupMap:
+        return self._pages
 
     def rows(self, banks: tuple[U16, U16], layer: int, tokens: range) -> U16:
         n, d = self.per_group, self.layout.head_dim
         first, last = tokens.start // n, -(-tokens.stop // n)
-        slots = self.pages.slots[layer, :, first:last]
+        slots = self._pages.slots[layer, :, first:last]
         full = int(in_flash(slots[0]).sum())
         pages = banks[0][slots[:, :full].ravel()].view(np.uint8)
-        stored = refined(pages, n, d)[..., self.part][..., :d].reshape(self.heads, full * n, d).transpose(1, 0, 2)
+        stored = refined(pages, n, d)[..., self._part].reshape(self.heads, full * n, d).transpose(1, 0, 2)
         waiting = tokens.stop - (first + full) * n
         if waiting > 0:
             stored = np.concatenate([stored, self.waiting(banks[1], layer, waiting)])
