@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from csd_spec import SparFParams
+from csd_spec.planes import BLOCK, Planes
 
 LOG2_E = 1.4426950408889634
 
@@ -111,7 +112,7 @@ class EngineRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneShape:
-    """What the units for pages of few-bit K are built for: `plane_scores` and `int8_unpack`.
+    """What the units for pages of few-bit K are built for, `plane_scores` and `int8_unpack`: those of layout planes2.
 
     head_dim: d, channels of a page; q_heads: queries that share a KV head; page_bytes: of either kind of page.
     """
@@ -127,26 +128,35 @@ class PlaneShape:
             raise ValueError(f"q_heads = {self.q_heads}: must be 1 to 8")
         if self.page_bytes % 16 or self.page_bytes < 13 * self.head_dim:
             raise ValueError(f"page_bytes = {self.page_bytes}: must be blocks of 16, 13 x head_dim at least")
+        if self.page_bytes - self.header_bytes >= (self.rows + 1) * self.tokens // 2:
+            raise ValueError(
+                f"page_bytes = {self.page_bytes}: more than 8 bits a channel of head_dim = {self.head_dim}"
+            )
+
+    @property
+    def form(self) -> Planes:
+        """Of the pages."""
+        return Planes(self.page_bytes, self.head_dim, 2, self.head_dim)
 
     @property
     def tokens(self) -> int:
         """T, tokens of a page of scores: blocks of 32."""
-        return min(256, (self.page_bytes - self.header_bytes) * 4 // self.head_dim // 32 * 32)
+        return self.form.T
 
     @property
     def row_blocks(self) -> int:
         """Blocks of 32 tokens in a row."""
-        return self.tokens // 32
+        return self.tokens // BLOCK
 
     @property
     def header_bytes(self) -> int:
         """Scale and least value of each channel, FP16, and its width, a byte."""
-        return 5 * self.head_dim
+        return self.form.header_bytes
 
     @property
     def rows(self) -> int:
         """Rows of four planes, half a byte a token."""
-        return (self.page_bytes - self.header_bytes) // (self.tokens // 2)
+        return self.form.rows
 
     @property
     def planes(self) -> int:
@@ -156,7 +166,7 @@ class PlaneShape:
     @property
     def refined(self) -> int:
         """n, tokens of a page of K and V in 8 bits."""
-        return (self.page_bytes - 2 * self.head_dim) // (2 * self.head_dim)
+        return self.form.n
 
     @property
     def scale(self) -> tuple[int, int]:
