@@ -172,27 +172,6 @@ def add_codes(typing_context: Any, sums: Any, weight: Any, codes: Any, shift: An
     return types.void(types.uint64, types.float32, types.uint64, types.int64, types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def unpack(typing_context: Any, row: Any, codes: Any, scales: Any, count: Any) -> Any:
-    """row[i] = codes[i] * scales[i] for `count` values at addresses: FP16, int8, FP32."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        row, codes, scales, count = arguments
-
-        def convert(index: Any, kind: Any) -> None:
-            narrow = ir.VectorType(ir.IntType(8), WIDTH) if kind == _FLOATS else ir.IntType(8)
-            value = builder.sitofp(_load(builder, codes, index, narrow, 1), kind)
-            value = builder.fmul(value, _load(builder, scales, index, kind, 4))
-            half = builder.fptrunc(value, _HALVES if kind == _FLOATS else _HALF)
-            place = builder.add(row, builder.shl(index, _WORD(1)))
-            builder.store(half, builder.inttoptr(place, half.type.as_pointer()), align=2)
-
-        _over_row(builder, count, [], convert)
-        return context.get_dummy_value()
-
-    return types.void(types.uint64, types.uint64, types.uint64, types.int64), generate
-
-
 def _all(value: float, kind: Any) -> Any:
     """A constant, in every lane where there are lanes."""
     return ir.Constant(kind, [value] * WIDTH if isinstance(kind, ir.VectorType) else value)
@@ -242,20 +221,26 @@ def exponentials(typing_context: Any, values: Any, count: Any, top: Any) -> Any:
     return types.float32(types.uint64, types.int64, types.float32), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def largest(typing_context: Any, values: Any, count: Any) -> Any:
-    """The largest of FP32 values at an address, NaN left out. `count` is a multiple of WIDTH."""
+def _extreme(order: str) -> Any:
+    """Of FP32 values at an address the one before all others in that order, NaN left out."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, count = arguments
-        best = cgutils.alloca_once(builder, _FLOATS)
-        builder.store(_all(float("-inf"), _FLOATS), best)
+    def typed(typing_context: Any, values: Any, count: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            values, count = arguments
+            best = cgutils.alloca_once(builder, _FLOATS)
+            builder.store(_all(float("-inf" if order == ">" else "inf"), _FLOATS), best)
 
-        def larger(a: Any, b: Any) -> Any:
-            return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+            def better(a: Any, b: Any) -> Any:
+                return builder.select(builder.fcmp_ordered(order, a, b), a, b)
 
-        with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(WIDTH), _WORD) as (index, _):
-            builder.store(larger(_load(builder, values, index, _FLOATS, 4), builder.load(best)), best)
-        return _fold(builder, builder.load(best), larger)
+            with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(WIDTH), _WORD) as (index, _):
+                builder.store(better(_load(builder, values, index, _FLOATS, 4), builder.load(best)), best)
+            return _fold(builder, builder.load(best), better)
 
-    return types.float32(types.uint64, types.int64), generate
+        return types.float32(types.uint64, types.int64), generate
+
+    return intrinsic(typed)
+
+
+largest, smallest = _extreme(">"), _extreme("<")
+"""The largest and the smallest of FP32 values at an address, NaN left out. `count` is a multiple of WIDTH."""

@@ -8,11 +8,12 @@ import numpy as np
 from numba import njit
 
 from attention_engine._parallel import over_streams
-from attention_engine._rows import WIDTH, exp, exponentials, largest
+from attention_engine._rows import WIDTH, exp, exponentials, largest, smallest
 from csd_spec.arrays import F32, I32, I64
 
 _SHIFT = np.uint32(20)
 BINS = 1 << 12  # sign, exponent and three bits of the mantissa
+WEIGHTLESS = np.float32(-80)  # from the top: e^-80 over any number of tokens still is an FP32 number
 
 
 class GroupScore(IntEnum):
@@ -86,15 +87,20 @@ def _top_channels(begin, end, q, r, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _softmax(row, size, below):  # type: ignore[no-untyped-def]
-    """Replace logits row[:size] by their softmax; below[t] becomes at least what token t's logit is from the top."""
-    at, whole = np.uint64(row.ctypes.data), size // WIDTH * WIDTH
-    top = largest(at, whole)
+def _span(row, size):  # type: ignore[no-untyped-def]
+    """Largest and smallest of row[:size]."""
+    whole = size // WIDTH * WIDTH
+    top, low = largest(np.uint64(row.ctypes.data), whole), smallest(np.uint64(row.ctypes.data), whole)
     for t in range(whole, size):
-        top = max(top, row[t])
-    for t in range(size):
-        below[t] = row[t] - top if row[t] - top > below[t] else below[t]
-    total = exponentials(at, whole, top)
+        top, low = max(top, row[t]), min(low, row[t])
+    return top, low
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _softmax(row, size, top):  # type: ignore[no-untyped-def]
+    """Replace logits row[:size], the largest of which is `top`, by their softmax."""
+    whole = size // WIDTH * WIDTH
+    total = exponentials(np.uint64(row.ctypes.data), whole, top)
     for t in range(whole, size):
         row[t] = exp(row[t] - top)
         total += row[t]
@@ -103,25 +109,42 @@ def _softmax(row, size, below):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def _below(logits, tops, size):  # type: ignore[no-untyped-def]
+    """How far logits (G, S) of the first `size` tokens are from the top, of the query to which each is nearest."""
+    below = np.full(size, -np.inf, np.float32)
+    for query in range(tops.size):
+        for t in range(size):
+            below[t] = max(below[t], logits[query, t] - tops[query])
+    return below
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def _weigh(begin, end, weights, seq_lens, by_logits, scores):  # type: ignore[no-untyped-def]
+    """Softmax of each row; scores are sums of logits, or of weights.
+
+    Weights too small for FP32 still have an order, behind all others. There are none where one query's logits are all
+    near its top.
+    """
     queries = weights.shape[1]
-    below = np.empty(weights.shape[2], np.float32)
+    tops = np.empty(queries, np.float32)
     for stream in range(begin, end):
-        length, score = seq_lens[stream], scores[stream]
-        score[:], below[:length] = -np.inf, -np.inf
-        score[:length] = 0
+        length, score, ordered = seq_lens[stream], scores[stream], by_logits
+        score[:length], score[length:] = 0, -np.inf
+        for query in range(queries):
+            tops[query], low = _span(weights[stream, query], length)
+            ordered |= low - tops[query] > WEIGHTLESS
+        below = _below(weights[stream], tops, 0 if ordered else length)
         for query in range(queries):
             row = weights[stream, query]
             if by_logits:
                 for t in range(length):
                     score[t] += row[t]
-            _softmax(row, length, below)
+            _softmax(row, length, tops[query])
             if not by_logits:
                 for t in range(length):
                     score[t] += row[t]
-        if not by_logits:
-            for t in range(length):  # weights too small for FP32 still have an order, behind all others
-                score[t] = score[t] if score[t] > 0 else below[t]
+        for t in range(below.size):
+            score[t] = score[t] if score[t] > 0 else below[t]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -152,9 +175,10 @@ def _top_pages(begin, end, scores, seq_lens, n, pages, recent, p, out, counts): 
         first = min(whole, (length - recent[stream]) // n)
         wanted = max(0, min(pages[stream] - (whole - first), first))
         for page in range(first):
-            value[page] = 0
+            sum_ = np.float32(0)
             for t in range(page * n, (page + 1) * n):
-                value[page] += max(scores[stream, t], np.float32(0))
+                sum_ += max(scores[stream, t], np.float32(0))
+            value[page] = sum_
         _top(value, first, wanted, best, keys, bins)
         if p < 1:
             mass = np.float32(0)

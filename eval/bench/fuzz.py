@@ -7,6 +7,7 @@ for one in sixteen.)
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import sys
@@ -56,7 +57,8 @@ from vcsd.progress import Tick, progress
 DECODING = csd_link.wire, csd_link.window, csd_link.drive_end, csd_link.host_end
 CHECKING = csd_firmware.check, csd_firmware.acts, csd_firmware.attend, csd_firmware.tenants
 WATCHED = {module.__file__ for module in (*DECODING, *CHECKING)}
-HANG_S = 2.0
+HANG_S = 10.0  # more than compiling a kernel that no good command has needed takes
+LAYOUTS = 16, number_of(2, exact=False), number_of(3, exact=True)
 RENEW = 2000  # inputs that one world gets
 IMAGES = 0.2  # share of inputs that damage the window instead of a command
 H, G, D = 2, 2, 16
@@ -95,18 +97,18 @@ class Memory:
 class World:
     """A drive with a tenant who has data, and a window for another one, who attacks."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, layout: int) -> None:
         generator = np.random.default_rng(seed)
         self.firmware, secret = Firmware(DRIVE), b"s" * 32
-        self.victim, attacker = Tenant(self.firmware, secret, "victim"), Tenant(self.firmware, secret, "attacker")
+        self.victim, self.attacker = Tenant(self.firmware, secret, "victim"), Tenant(self.firmware, secret, "attacker")
         self.rows = generator.standard_normal((40, H, D)).astype(np.float16)
         self.marks = [row.tobytes() for row in self.rows[::7, 0, :8]]
-        layout = (16, number_of(2, exact=False), number_of(3, exact=True))[seed % 3]
         self.secret_handle = self._fill(self.victim, self.rows, layout)
+        self.broken = False  # by a command that was stopped halfway
         self.kept = self.victim.step(KvRead((self.secret_handle,), 0), 0).data
-        self.own_handle = self._fill(attacker, np.ones((30, H, D), np.float16), layout)
+        self.own_handle = self._fill(self.attacker, np.ones((30, H, D), np.float16), layout)
         self.medium = Memory()
-        self.drive = DriveEnd(self.medium, IDENTITY, attacker)
+        self.drive = DriveEnd(self.medium, IDENTITY, self.attacker)
         self.attach()
 
     def _fill(self, tenant: Tenant, rows: Any, layout: int) -> int:
@@ -195,30 +197,34 @@ def bench_fuzz(inputs: int, seed: int, tick: Tick) -> dict[str, Any]:
     """Run `inputs` inputs. A crash is an exception that leaves an end of the window, or an internal error."""
     draw, found, coverage = random.Random(seed), Findings(), Coverage()
     before = signal.signal(signal.SIGALRM, _alarm)
-    began = time.perf_counter()
-    world = World(seed)
+    worlds = itertools.cycle([partial(World, seed, layout) for layout in LAYOUTS])
+    for _ in LAYOUTS:  # what is compiled does not hang
+        world = next(worlds)()
+        for command in world.seeds():
+            world.attacker.step(command, 0)
+    began, world = time.perf_counter(), next(worlds)()
     corpus = [encode(command) for command in world.seeds()]
     handles = {world.own_handle: 0, world.secret_handle: 0}
     try:
         for number in range(inputs):
-            if number % RENEW == 0 and number:
-                world = _renewed(world, found, seed)
+            if (number % RENEW == 0 and number) or world.broken:
+                world = _renewed(world, found, next(worlds))
             if draw.random() < IMAGES:
-                _guard(found, partial(_image, world, draw, found), "window image")
+                _guard(world, found, partial(_image, world, draw, found), "window image")
             else:
                 request, submit_ns = _mutated(corpus, list(handles), draw), draw.choice((0, 0, 0, *ODD_WIDE))
                 known = len(coverage.pairs)
                 run = _command(world, request, submit_ns, found)
                 if number < 4 * RENEW or number % 16 == 0:
                     with coverage.watch(request.opcode):
-                        _guard(found, run, request)
+                        _guard(world, found, run, request)
                 else:
-                    _guard(found, run, request)
+                    _guard(world, found, run, request)
                 if len(coverage.pairs) > known and len(request.payload) < 1 << 14:
                     corpus.append(request)
             if number % 10_000 == 9_999:
                 tick(None)
-        _renewed(world, found, seed)
+        _renewed(world, found, next(worlds))
     finally:
         signal.signal(signal.SIGALRM, before)
     return {
@@ -235,21 +241,22 @@ def bench_fuzz(inputs: int, seed: int, tick: Tick) -> dict[str, Any]:
     }
 
 
-def _renewed(world: World, found: Findings, seed: int) -> World:
+def _renewed(world: World, found: Findings, another: Callable[[], World]) -> World:
     if not world.victim_has_its_data():
         found.note("leaks", "another tenant's data was changed")
-    return World(seed)
+    return another()
 
 
 def _alarm(number: int, frame: FrameType | None) -> None:
     raise Hang
 
 
-def _guard(found: Findings, run: Callable[[], None], what: object) -> None:
+def _guard(world: World, found: Findings, run: Callable[[], None], what: object) -> None:
     signal.setitimer(signal.ITIMER_REAL, HANG_S)
     try:
         run()
     except Hang:
+        world.broken = True
         found.note("hangs", what)
     except Exception as error:
         found.note("crashes", f"{type(error).__name__}: {error}: {what}")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from attention_engine import METHODS, Compute, Queries, Read, Step, reference
+from attention_engine._nibbles import LARGEST
 from attention_engine.planes import score
 from csd_spec import NAMED, Compression
 from csd_spec.planes import number_of
@@ -51,18 +52,41 @@ def logits_of_codes(step, K):
     return out / np.sqrt(d), full * form.T
 
 
+def rounding(step):
+    """Of each full group, (H, G, groups): the most that rounding adds to a logit, and what it adds at random."""
+    form, q = step.view.layout.planes, step.q.astype(np.float64) / np.sqrt(step.head_dim)
+    slots = step.view.planes["scores"]
+    full = int(in_flash(slots[0, 0]).sum())
+    most, square = np.zeros((2, H, step.queries, full))
+    for head, part, group in np.ndindex(H, slots.shape[1], full):
+        page = step.view.banks[0][slots[head, part, group]]
+        widths = page.view(np.uint8)[4 * form.m : 5 * form.m]
+        mine = q[head, :, part * form.m : (part + 1) * form.m]
+        scaled = mine * page.view(np.float16)[: form.m].astype(float)[: mine.shape[1]]
+        added = np.concatenate(
+            [scaled[:, [c]] * 2.0 ** np.arange(width) for c, width in enumerate(widths[: mine.shape[1]])], 1
+        )
+        rows = np.pad(np.abs(added), ((0, 0), (0, -added.shape[1] % 4))).reshape(step.queries, -1, 4)
+        unit = rows.sum(2).max(1) / LARGEST
+        most[head, :, group] += unit * added.shape[1] / 2
+        square[head, :, group] += unit**2 * added.shape[1] / 24  # half of the bits are set
+    return most, np.sqrt(square)
+
+
 @pytest.mark.parametrize(
     ("d", "G", "bits", "tokens"),
     [(64, 1, 2, 700), (64, 4, 2, 500), (128, 5, 3, 300), (80, 2, 4, 200), (256, 8, 2, 230)],
 )
 def test_scores_are_what_the_codes_say(d, G, bits, tokens):
-    """Within the rounding of coefficients to 16 bits; tokens without codes are exact."""
+    """Within the rounding of what planes add, half a unit each; tokens without codes are exact."""
     ftl, handle, K, V = drive(d, number_of(bits, exact=False), tokens)
     step = step_of(ftl, handle, V, G)
     got, (expected, held) = step.score(), logits_of_codes(step, K)
     assert held > 0
-    reach = np.abs(expected).max()
-    np.testing.assert_allclose(got[..., :held], expected[..., :held], atol=0.01 * reach)
+    bound, typical = rounding(step)
+    error = np.abs(got - expected)[..., :held].reshape(H, G, -1, step.view.layout.planes.T)
+    assert (error <= bound[..., None] + 1e-5).all()
+    assert np.sqrt((error**2).mean()) <= 1.5 * np.sqrt((typical**2).mean())
     np.testing.assert_array_equal(got, score(step.view, step.q, threads=3))
 
 
@@ -75,31 +99,44 @@ def test_tokens_without_codes_have_exact_scores():
 
 
 def test_without_byte_shuffles_the_bits_are_the_same():
-    """The kernel of a processor that has none, in a process of its own."""
+    """The kernel of a processor that has none, in a process of its own, and four queries at once as one by one."""
     code = """
 import sys
 import numpy as np
 import attention_engine._nibbles as nibbles
 nibbles._SHUFFLES = sys.argv[1] == "1" and nibbles._SHUFFLES
 from numba import njit
+at = njit(lambda array: np.uint64(array.ctypes.data))
 @njit
-def run(tables, codes, sums, rows):
-    to, by = (np.uint64(sums.ctypes.data),), (np.uint64(tables.ctypes.data),)
-    nibbles.sum_entries(to, by, np.uint64(codes.ctypes.data), rows, 48)
-generator = np.random.default_rng(0)
-entries = generator.integers(-300, 300, (9, 4)).astype(np.int16)
+def fill(tables, entries, rows):
+    return nibbles.fill_tables(at(tables), at(entries), rows)
 @njit
-def fill(entries, tables):
-    for row in range(len(entries)):
-        at = np.uint64(tables.ctypes.data + 32 * row)
-        nibbles.fill_table(at, np.uint64(entries.ctypes.data + 8 * row))
-tables, sums = np.empty((9, 32), np.uint8), np.empty(32, np.int16)
-codes = generator.integers(0, 256, 9 * 48, np.uint8)
-fill(entries, tables)
-run(tables, codes, sums, 9)
-nibble = np.concatenate([codes.reshape(9, 48)[:, :16] & 15, codes.reshape(9, 48)[:, :16] >> 4], 1)
-expected = sum(((nibble >> j & 1) * entries[:, j : j + 1].astype(int)).sum(0) for j in range(4))
-assert (sums == expected).all()
+def add(out, tables, codes, rows, numbers):
+    o, step = at(out), np.uint64(128)
+    places = o, o + step, o + np.uint64(2) * step, o + np.uint64(3) * step
+    nibbles.add_entries(places, at(tables), at(codes), rows, 48, numbers)
+@njit
+def add_one(out, tables, codes, rows, query, unit, offset):
+    place = (at(out) + np.uint64(128 * query),)
+    nibbles.add_entries(place, at(tables) + np.uint64(16 * query), at(codes), rows, 48, ((unit,), (offset,)))
+generator, rows = np.random.default_rng(0), 9
+entries = generator.standard_normal((rows, 4, 4)).astype(np.float32) * np.exp(generator.standard_normal((rows, 1, 1)))
+entries[:, :, 3] = 0  # a query of zeros
+entries = entries.astype(np.float32)
+tables, codes = np.empty((rows, 4, 16), np.uint8), generator.integers(0, 256, rows * 48, np.uint8)
+units, zeros = (np.array(part, np.float32) for part in fill(tables, entries, rows))
+assert np.allclose(units[:3], abs(entries).sum(1).max(0)[:3] / nibbles.LARGEST) and units[3] == 0
+whole = np.rint(entries / np.where(units, units, 1)).astype(int)
+assert (zeros == -np.minimum(whole, 0).sum((0, 1))).all() and abs(whole).sum(1).max() <= 255
+out, single = np.ones((4, 32), np.float32), np.ones((4, 32), np.float32)
+offsets = (units * -zeros).astype(np.float32)
+add(out, tables, codes, rows, (tuple(units), tuple(offsets)))
+for query in range(4):
+    add_one(single, tables, codes, rows, query, units[query], offsets[query])
+nibble = np.concatenate([codes.reshape(rows, 48)[:, :16] & 15, codes.reshape(rows, 48)[:, :16] >> 4], 1)
+sums = sum((nibble[:, None] >> j & 1) * whole[:, j, :, None] for j in range(4)).sum(0)
+np.testing.assert_array_equal(out, single)
+np.testing.assert_allclose(out, 1 + units[:, None] * sums, rtol=1e-5, atol=1e-5)
 """
     for shuffles in "10":
         subprocess.run([sys.executable, "-c", code, shuffles], check=True)
