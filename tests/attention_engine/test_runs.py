@@ -13,7 +13,7 @@ at = njit(lambda array: np.uint64(array.ctypes.data))
 
 
 @njit
-def four_dots(q, bits(row), coded):
+def four_dots(q, row, coded):
     a, each, d = at(q), np.uint64(q.shape[1] * 4), q.shape[1]
     four = a, a + each, a + np.uint64(2) * each, a + np.uint64(3) * each
     return dot_codes(four, at(row), d) if coded else dot_halves(four, at(row), d)
