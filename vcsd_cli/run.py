@@ -14,9 +14,8 @@ from csd_link.driveset import DriveSet
 from csd_spec import Attention, Budget, Compression, DriveSpec, Fixed, SparFParams
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
-from ftl import LAYOUTS
 from nvmevirt_config import load_drive
-from vcsd.options import MAX_COMPRESSION, MAX_SEED, DurabilityOption, MethodsFile, ModelFolder
+from vcsd.options import MAX_COMPRESSION, MAX_SEED, DurabilityOption, LayoutOption, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
 from vcsd.tables import table
 from vcsd.transport import TRANSPORT_HELP, check_method, methods_of
@@ -36,18 +35,6 @@ class Processor(StrEnum):
 
     CPU = "cpu"
     CUDA = "cuda"
-
-
-_NAMES = {layout.name: number for number, layout in LAYOUTS.items()}
-LAYOUT_HELP = "of K and V in flash, by name or number (default: fp16, or what --attention says)"
-
-
-def _layout(text: object) -> int:
-    """The number of a layout that our drives have; text: its name, or that number."""
-    found = _NAMES.get(str(text), next((number for number in LAYOUTS if str(number) == str(text)), None))
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(_NAMES)}")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +76,7 @@ class What:
     recent: Annotated[
         int | None, typer.Option("--l", min=0, max=1 << 20, help="most recent tokens among them (default: k / 4)")
     ] = None
-    layout: Annotated[
-        int | None,
-        typer.Option("--layout", "--embedding-bits", parser=_layout, metavar=f"[{'|'.join(_NAMES)}]", help=LAYOUT_HELP),
-    ] = None
+    layout: LayoutOption = None
 
     def value(self, default: str) -> Attention:
         """The options as one value; default: what attends where nothing is said."""

@@ -20,6 +20,8 @@ from csd_spec import NAMED, Attention
 from eval.bench.contest import Contest, Size
 from eval.experiment import Outcome, flat
 from eval.plot import check_format, new_figure, save_figure
+from ftl import LAYOUTS
+from vcsd.options import LayoutOption
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
@@ -28,7 +30,9 @@ SCRATCH_TOKENS = 1536
 SWEEP_TOKENS, SWEEP_GROUPS = (1024, 8192, 32768), (1, 2, 4, 8)
 
 
-def bench_attention(size: Size, method: str, threads: int = 1, seed: int = 0, tick: Tick = no_tick) -> dict[str, Any]:
+def bench_attention(
+    size: Size, method: str, threads: int = 1, seed: int = 0, layout: int | None = None, tick: Tick = no_tick
+) -> dict[str, Any]:
     """Medians of five rounds, in each of which every contestant has its turn; the first round does not count.
 
     gb_per_s: bytes that the method uses over its time; bandwidth_share: of reading K and V in order. limit_ms: reading
@@ -38,6 +42,8 @@ def bench_attention(size: Size, method: str, threads: int = 1, seed: int = 0, ti
     if method not in METHODS and method not in NAMED:
         raise ValueError(f"method = {method!r}: must be one of {', '.join([*METHODS, *NAMED])}")
     contest = Contest(size, threads, seed)
+    if layout is not None:
+        contest.layouts[method] = layout
     error, others = contest.error(contest.attend(method), method)
     nbytes = contest.used_bytes()
     runs: dict[str, Callable[[], Any]] = {
@@ -67,6 +73,7 @@ def bench_attention(size: Size, method: str, threads: int = 1, seed: int = 0, ti
         "kv_heads": size.streams,
         "head_dim": size.head_dim,
         "method": method,
+        "layout": LAYOUTS[contest.layout(method)].name,
         "threads": threads,
         "kernel_ms": median[method] * 1e3,
         "gb_per_s": speed,
@@ -79,19 +86,19 @@ def bench_attention(size: Size, method: str, threads: int = 1, seed: int = 0, ti
         "speedup_vs_sdpa": median["sdpa"] / median[method],
         "speedup_vs_gather": median["gather"] / median[method],
         "speedup_vs_dense": median["dense"] / median[method],
-        "scratch_mib": scratch_mib(replace(size, tokens=SCRATCH_TOKENS), method),
+        "scratch_mib": scratch_mib(replace(size, tokens=SCRATCH_TOKENS), method, layout=layout),
         "max_rel_error": error,
         "tokens_chosen_otherwise": others,
     }
 
 
-def scratch_mib(size: Size, method: str, sequences: int = 64) -> float:
+def scratch_mib(size: Size, method: str, sequences: int = 64, layout: int | None = None) -> float:
     """Most memory, in MiB, that arrays take at once during a step of many sequences, its inputs and K and V left out.
 
     All sequences are the same one, so that the pages of one are enough.
     """
     contest, what = Contest(size), Attention.named(method)
-    one, times = contest.stored(what.embedding_bits), (sequences, 1)
+    one, times = contest.stored(what.embedding_bits if layout is None else layout), (sequences, 1)
     view = replace(
         one,
         seq_lens=np.tile(one.seq_lens, sequences),
@@ -164,6 +171,7 @@ def roofline(result: dict[str, Any]) -> Any:
 def experiment(
     size: Size,
     method: Annotated[str, typer.Option(help="dense, sparf (r = 16, k = S/8), ours, or another")] = "dense",
+    layout: LayoutOption = None,
     threads: Annotated[int, typer.Option(min=1, max=64, help="of the kernel and of its rivals")] = 1,
     all_sizes: Annotated[bool, typer.Option("--sweep", help="dense and SparF over many sizes, as a roofline")] = False,
     plot: Annotated[Path, typer.Option(help="sweep: picture to draw: png, svg or pdf")] = Path("roofline.png"),
@@ -172,7 +180,7 @@ def experiment(
     if all_sizes:
         return _swept(threads, plot)
     with progress("turns", (6 if method in ("dense", "sparf") else 7) * (ROUNDS + 1)) as tick:
-        return flat("attention", bench_attention(size, method, threads, tick=tick))
+        return flat("attention", bench_attention(size, method, threads, layout=layout, tick=tick))
 
 
 def _swept(threads: int, plot: Path) -> Outcome:
