@@ -55,7 +55,7 @@ def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[tuple
         _v_means(state, command, view),
         [state.memory.setdefault((handle, command.layer), {}) for handle in command.seqs],
     )
-    step = Step(view, state.ftl, queries)
+    step = Step(view, state.ftl, queries, state.threads)
     exact = state.methods[command.method](step).reshape(B, H, G, d)
     with np.errstate(over="ignore"):  # it is found below
         output = exact.astype(np.float16)

@@ -84,21 +84,27 @@ def _scalar(scalar: Scalar, value: Any, sizes: Mapping[str, int]) -> None:
 def _array(array: Array, value: Any, sizes: dict[str, int]) -> None:
     """Check one array; what its shape tells is a size for those behind it."""
     name, dtype = array.name, array.kind.value
-    require(isinstance(value, np.ndarray), f"{name}: must be an array")
-    require(value.dtype == dtype, f"{name}: must be {dtype.name}, is {value.dtype}")
+    if not isinstance(value, np.ndarray):
+        raise Refused(f"{name}: must be an array")
+    if value.dtype != dtype:
+        raise Refused(f"{name}: must be {dtype.name}, is {value.dtype}")
     if value.ndim == len(array.symbols):
         for symbol, size in zip(array.symbols, value.shape, strict=True):
             if isinstance(symbol, str) and symbol not in sizes:
                 require(size > 0, f"{name}: has no {DIMENSIONS.get(symbol, symbol)}")
                 sizes[symbol] = size
     shape = array.sized(sizes)
-    require(value.shape == shape, f"{name}: must have shape {shape}, has {value.shape}")
-    require(value.flags.c_contiguous, f"{name}: must be contiguous")
-    if array.kind is Kind.COUNTS:
-        require(bool((value >= 0).all()), f"{name}: must not be negative")
-        sizes[f"sum({name})"] = int(value.sum())
-    else:
-        require(bool(np.isfinite(value).all()), f"{name}: holds infinity or NaN, beyond FP16's range of 65504")
+    if value.shape != shape:
+        raise Refused(f"{name}: must have shape {shape}, has {value.shape}")
+    if not value.flags.c_contiguous:
+        raise Refused(f"{name}: must be contiguous")
+    if array.kind is not Kind.COUNTS:
+        if not np.isfinite(value).all():
+            raise Refused(f"{name}: holds infinity or NaN, beyond FP16's range of 65504")
+        return
+    if value.size and value.min() < 0:
+        raise Refused(f"{name}: must not be negative")
+    sizes[f"sum({name})"] = int(value.sum())
 
 
 def nbytes_in(verb: Verb, command: Command) -> int:

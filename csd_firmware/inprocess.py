@@ -18,7 +18,8 @@ class InProcessDevice:
 
     path: a folder that holds the flash, and what a flush acknowledged, beyond this process; it is this device's alone
     until it is closed. private: the folder is only read, changes stay in memory. methods: what its firmware knows of
-    attention. durability: what a flush outlives, see `csd_io.folder.DiskFolder`.
+    attention. durability: what a flush outlives, see `csd_io.folder.DiskFolder`. threads: of its kernels; no bit
+    depends on them.
     """
 
     def __init__(
@@ -28,12 +29,13 @@ class InProcessDevice:
         private: bool = False,
         methods: Methods = METHODS,
         durability: Durability = "process",
+        threads: int = 1,
     ) -> None:
         self._folder = None if path is None else DriveFolder(spec, path, private, durability)
         self.name = str(path or spec.name)
         try:
             files = self._folder.files if self._folder else None
-            self.firmware = Firmware(spec, Nand(spec.geometry, folder=files, private=private), methods)
+            self.firmware = Firmware(spec, Nand(spec.geometry, folder=files, private=private), methods, threads)
         except BaseException:
             self._let_go()
             raise

@@ -85,7 +85,7 @@ def smart(ftl: Ftl) -> dict[str, Any]:
     time. What has no page there, as sequences and write amplification, is ours.
     """
     c, nand, page = ftl.counters, ftl.nand, ftl.spec.geometry.page_bytes
-    usable = ftl.spec.geometry.blocks - int(nand.bad.sum())
+    usable = ftl.spec.geometry.blocks - nand.bad_blocks
     spare = ftl.spec.geometry.blocks // 2
     return {
         "critical_warning": int(usable <= spare) | bool(ftl.findings) << 2 | bool(nand.failed) << 3,
@@ -119,6 +119,6 @@ def wear(ftl: Ftl) -> dict[str, Any]:
         "erase_max": int(counts.max()),
         "erase_mean": float(counts.mean()),
         "erase_histogram": {str(value): int(count) for value, count in zip(values, blocks, strict=True)},
-        "bad_blocks": int(ftl.nand.bad.sum()),
+        "bad_blocks": ftl.nand.bad_blocks,
         "free_blocks": ftl.placement.free_blocks,
     }

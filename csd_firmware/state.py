@@ -17,8 +17,8 @@ class DriveState:
     v_sums: of each sequence, (layers, H, d). memory: of a sequence's layer, what methods keep between steps.
     """
 
-    def __init__(self, spec: DriveSpec, nand: Nand | None, methods: Methods) -> None:
-        self.spec, self.methods = spec, dict(methods)
+    def __init__(self, spec: DriveSpec, nand: Nand | None, methods: Methods, threads: int = 1) -> None:
+        self.spec, self.methods, self.threads = spec, dict(methods), threads
         self.ftl = Ftl(spec, nand)
         self.engine = EngineClock(spec.engine)
         self.history = History()

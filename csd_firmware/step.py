@@ -28,11 +28,11 @@ class Firmware:
     """One drive's firmware. Commands run one after the other in the order in which they come.
 
     In modelled time those that need no engine overlap with others: they share the flash, and take turns on the link.
-    methods: what it knows of attention, by name.
+    methods: what it knows of attention, by name. threads: of its kernels.
     """
 
-    def __init__(self, spec: DriveSpec, nand: Nand | None = None, methods: Methods = METHODS) -> None:
-        self.state = DriveState(spec, nand, methods)
+    def __init__(self, spec: DriveSpec, nand: Nand | None = None, methods: Methods = METHODS, threads: int = 1) -> None:
+        self.state = DriveState(spec, nand, methods, threads)
         self.spec, self.ftl, self.methods = spec, self.state.ftl, self.state.methods
         self.free_ns = 0  # modelled time from which the engine can take the next command
         self._link_free_ns = 0  # and from which the link can take what such commands have read

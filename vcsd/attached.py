@@ -36,7 +36,7 @@ _KINDS: dict[str, tuple[Any, str]] = {  # of what `attach` is given
     "convention": (str | None, "text"),
     "spec": (DriveSpec, "a DriveSpec"),
     "embedding_bits": (Integral | None, "a whole number"),
-    "mini_batches": _NUMBER,
+    "mini_batches": (Integral | None, "a whole number"),
     "keep": _PATH,
     "transport": _TEXT,
     "flush_every": _NUMBER,
@@ -62,17 +62,18 @@ class Setting:
     """What attends, on what, and how the host goes about it.
 
     drives: those to make or to reach; or devices of your own, which stay open.
-    mini_batches: parts that a decode batch is split into, so that model and drives work at the same time.
+    mini_batches: parts that a decode batch is split into, so that model and drives work at the same time; None is 2 for
+    a model on a GPU, and 1 for one on the CPU, which would read its weights twice.
     flush_every: decode steps after which drives are flushed; 0 is never.
     """
 
     attention: Attention = Attention()
     drives: DriveSet | Sequence[Device] = DriveSet()
-    mini_batches: int = 2
+    mini_batches: int | None = None
     flush_every: int = 0
 
     def __post_init__(self) -> None:
-        if self.mini_batches < 1:
+        if self.mini_batches is not None and self.mini_batches < 1:
             raise ValueError(f"mini_batches = {self.mini_batches}: at least 1 is needed")
         if self.flush_every < 0:
             raise ValueError(f"flush_every = {self.flush_every}: must be at least 0")
@@ -150,7 +151,7 @@ def attach(
     budget: Budget | None = None,
     spec: DriveSpec = INSTCSD_ZYNQ7045_8CH,
     embedding_bits: int | None = None,
-    mini_batches: int = 2,
+    mini_batches: int | None = None,
     keep: Path | None = None,
     transport: str = "inproc",
     flush_every: int = 0,
@@ -175,7 +176,8 @@ def attach(
     compression, convention: see `csd_spec.Compression`, 8 and paper where nothing else is said; budget replaces both.
     embedding_bits: of the values of the embedding-indexed copy of K, 16, 8 or 4; or the number of another layout.
     keep: a folder in which the drives made here outlive the process, one folder each.
-    mini_batches: parts that a decode batch is split into, so that model and drives work at the same time.
+    mini_batches: parts that a decode batch is split into, so that model and drives work at the same time: 2 where the
+    model is on a GPU, else 1, where nothing is said.
     residency: a name of `residency.POLICIES`, or a policy of your own (docs/residency.md); `in-storage` is drives. With
     another one, only tiers may be given: how much of K and V may lie where.
     Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
@@ -222,5 +224,6 @@ def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
         undo.callback(driver.close)
         if isinstance(drives, DriveSet) and drives.keep:
             undo.callback(driver.flush)
-        undo.enter_context(in_drives(model, driver, setting.mini_batches))
+        mini_batches = setting.mini_batches or (1 if model.device.type == "cpu" else 2)
+        undo.enter_context(in_drives(model, driver, mini_batches))
         yield Attached(driver, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection
 from contextlib import AbstractContextManager, closing
@@ -20,7 +21,9 @@ TRANSPORT_HELP = f"way to the drives: {', '.join(each.form for each in transport
 
 
 def _in_process(drives: DriveSet) -> Make:
-    return partial(InProcessDevice, drives.spec, methods=load_methods(drives.methods), durability=drives.durability)
+    threads = max(1, len(os.sched_getaffinity(0)) // drives.count)
+    methods = load_methods(drives.methods)
+    return partial(InProcessDevice, drives.spec, methods=methods, durability=drives.durability, threads=threads)
 
 
 FACTORY = DriveFactory(_in_process, (sys.executable, "-m", "csd_firmware.process"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -45,6 +47,17 @@ def _gather(begin, end, rows, chosen, counts, sums):  # type: ignore[no-untyped-
             for j in range(rows.shape[1]):
                 total += rows[chosen[head, i], j]
         sums[head] = total
+
+
+def read_rate(threads: int, nbytes: int = 1 << 28) -> float:
+    """Bytes a second at which memory is read in order."""
+    rows = np.ones((nbytes // 8 // RUN, RUN), np.uint64)
+    sums, taken = np.empty(rows.shape[0], np.uint64), []
+    for _ in range(4):
+        began = time.perf_counter()
+        over_streams(_read, threads, rows.shape[0], (rows, sums))
+        taken.append(time.perf_counter() - began)
+    return rows.nbytes / statistics.median(taken[1:])
 
 
 @dataclass(frozen=True, slots=True)

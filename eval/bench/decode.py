@@ -1,81 +1,319 @@
-"""How fast the emulator is, beside the same model without it. Wall time, never modelled time."""
+"""How fast the emulator is: a decode step of a model with its K and V in drives, beside the same model with a cache in
+memory. CPU and wall time, never modelled time."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 import typer
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, QuantizedCache
 
 import vcsd
+from csd_firmware import InProcessDevice
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.bench.contest import read_rate
 from eval.experiment import Outcome
+from eval.rivals import caches
+from host_driver.hf.cache import CsdCache
 from vcsd.loading import CHECKPOINT
 from vcsd.loading import load as load_model
-from vcsd.options import ModelFolder
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
-ATTENTIONS = ("sdpa", "dense", "sparf")
+PREALLOCATED = ("preallocated", "preallocated, repeated")  # the faster one counts
+IN_DRIVES = {"dense": ("dense", "sparf"), "ours": ("ours",)}  # what attends in which drive, by who fills it
+FIXED_TOKENS = (64, 256, 512, 1024)  # over which the fixed cost of a layer is fitted
+PREFILL_TOKENS = 1024
+LAYERS, HIDDEN, VOCABULARY = 4, 512, 1024  # of a model that is given by its attention
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """What is decoded, and how often."""
 
-    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="prompt length")] = 1024
-    steps: Annotated[int, typer.Option(min=1, max=1 << 20, help="decode steps a run")] = 16
-    drives: Annotated[int, typer.Option(min=1, max=1024, help="virtual drives")] = 2
-    batch: Annotated[int, typer.Option(min=1, max=1024, help="sequences")] = 4
-    repeats: Annotated[int, typer.Option(min=1, max=10_000, help="runs that count")] = 5
+    shape: Annotated[
+        str, typer.Option(help="shipped, a model's folder, or query heads x KV heads x channels: 16x4x128")
+    ] = "shipped"
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="tokens that are stored")] = 1024
+    batch: Annotated[int, typer.Option(min=1, max=1024, help="sequences")] = 1
+    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="of the model and of its caches in memory")] = "fp32"
+    drives: Annotated[int, typer.Option(min=1, max=1024, help="virtual drives")] = 1
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="of PyTorch and of the drives, on as many cores")] = 1
+    steps: Annotated[int, typer.Option(min=1, max=1 << 20, help="decode steps a turn")] = 8
+    repeats: Annotated[int, typer.Option(min=1, max=10_000, help="turns that count")] = 5
+
+    def model(self) -> PreTrainedModel:
+        """A model of that shape; raises ValueError where there is none, or for more tokens than it takes."""
+        if self.shape == "shipped" or Path(self.shape).is_dir():
+            model, _ = load_model(CHECKPOINT if self.shape == "shipped" else Path(self.shape))
+        else:
+            try:
+                heads, kv_heads, head_dim = (int(part) for part in self.shape.split("x"))
+                model = _random_model(heads, kv_heads, head_dim, self.tokens + self.room)
+            except ValueError as error:
+                raise ValueError(f"shape = {self.shape!r}: shipped, or heads as in 16x4x128 ({error})") from error
+        context = model.config.max_position_embeddings
+        if self.tokens + self.room > context:
+            raise ValueError(f"tokens = {self.tokens}: the model's context is {context}, {self.room} are decoded")
+        return model.to(torch.bfloat16 if self.dtype == "bf16" else torch.float32).eval()
+
+    @property
+    def room(self) -> int:
+        """Tokens that are decoded behind those stored."""
+        return 2 * self.steps * (self.repeats + 1)
+
+
+def _random_model(heads: int, kv_heads: int, head_dim: int, tokens: int) -> PreTrainedModel:
+    """A small model around attention of that shape; raises ValueError for heads that share no KV heads."""
+    if min(heads, kv_heads, head_dim) < 1 or heads % kv_heads:
+        raise ValueError("query heads, KV heads that divide them, channels")
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=max(tokens, 2 * PREFILL_TOKENS),
+    )
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config)
+
+
+@dataclass(slots=True)
+class Way:
+    """A way to keep K and V, and its times of a step. begin: what makes the model go that way."""
+
+    model: PreTrainedModel
+    cache: Cache
+    begin: Callable[[], None] = lambda: None
+    cpu_ms: list[float] = field(default_factory=list)
+    wall_ms: list[float] = field(default_factory=list)
+
+    def turn(self, ids: torch.Tensor, steps: int, counts: bool) -> None:
+        """Some steps."""
+        self.begin()
+        for _ in range(steps):
+            cpu, wall = time.process_time(), time.perf_counter()
+            self.model(input_ids=ids, past_key_values=self.cache, use_cache=True)
+            if counts:
+                self.cpu_ms.append((time.process_time() - cpu) * 1e3)
+                self.wall_ms.append((time.perf_counter() - wall) * 1e3)
+
+
+class Bench:
+    """Ways to decode behind the same random K and V, each with a copy of the model."""
+
+    def __init__(self, load: Load, tokens: int, batch: int, undo: ExitStack) -> None:
+        self.load, self.tokens, self.batch, self.undo = load, tokens, batch, undo
+        self.ways: dict[str, Way] = {}
+        self.layers = 0
+
+    def _model(self) -> PreTrainedModel:
+        model = self.load.model()
+        self.layers = model.config.num_hidden_layers
+        return model
+
+    def _fill(self, take: Callable[[int, torch.Tensor, torch.Tensor], None], config: Any) -> None:
+        """K and V of each layer, (B, kv_heads, tokens, d): FP16 numbers, so that all ways have the same."""
+        generator = torch.Generator().manual_seed(0)
+        shape = self.batch, config.num_key_value_heads, self.tokens, config.head_dim
+        for layer in range(self.layers):
+            k, v = (torch.randn(shape, generator=generator).half() for _ in range(2))
+            take(layer, k, v)
+
+    def in_memory(self, name: str, cache: Cache, attention: str = "sdpa") -> None:
+        """A cache of transformers', or one like those."""
+        model = self._model()
+        model.set_attn_implementation(attention)
+        self._fill(lambda layer, k, v: _update(cache, layer, k.to(model.dtype), v.to(model.dtype)), model.config)
+        self.ways[name] = Way(model, cache)
+
+    def in_drives(self, fills: str, names: Sequence[str]) -> None:
+        """Drives in which `names` attend, filled as `fills` stores K and V."""
+        model, count = self._model(), self.load.drives
+        threads = max(1, self.load.threads // count)
+        devices = [InProcessDevice(INSTCSD_ZYNQ7045_8CH, threads=threads) for _ in range(count)]
+        for device in devices:
+            self.undo.callback(device.close)
+        attached = self.undo.enter_context(vcsd.attach(model, drives=devices, attention=fills))
+        cache = CsdCache(attached.driver, model.config, model.config.max_position_embeddings)
+        self._fill(lambda layer, k, v: _store(cache, layer, k, v), model.config)
+        cache.valid = np.ones((self.batch, self.tokens), bool)
+        for name in names:
+            known = vcsd.Attention.named(name)
+
+            def begin(name: str = name, known: vcsd.Attention = known) -> None:
+                attached.use(name, known.budget)
+
+            self.ways[name] = Way(model, cache, begin)
+
+    def run(self, tick: Tick) -> None:
+        """All ways in turns, the first of which does not count."""
+        ids = torch.ones((self.batch, 1), dtype=torch.long)
+        for number in range(self.load.repeats + 1):
+            for way in self.ways.values():
+                way.turn(ids, self.load.steps, counts=number > 0)
+                tick(None)
+
+
+def _update(cache: Cache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+    cache.update(k, v, layer)
+
+
+def _store(cache: CsdCache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Ship a layer to the drives as a prefill does."""
+    batch, heads, tokens, d = k.shape
+    cache.open(batch)
+    assert cache.batch is not None
+    rows = [part.transpose(1, 2).reshape(batch * tokens, heads, d).contiguous().numpy() for part in (k, v)]
+    lengths = np.full(batch, tokens)
+    cache.driver.append(cache.batch, cache.rows, layer, lengths, lambda: (rows[0], rows[1]))
+    cache.driver.settle()
+    cache.layers[layer].length, cache.layers[layer].is_initialized = tokens, True
+
+
+@contextmanager
+def pinned(threads: int) -> Iterator[list[int]]:
+    """As many threads of PyTorch's on as many cores, until the block ends; which cores."""
+    before, cores = torch.get_num_threads(), sorted(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    os.sched_setaffinity(0, cores[:threads])
+    try:
+        yield cores[:threads]
+    finally:
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(before)
+
+
+def _others(config: Any) -> tuple[dict[str, Cache], dict[str, str]]:
+    """Caches of transformers' that run here, and why others do not."""
+    ways: dict[str, Cache] = {"dynamic": DynamicCache()}
+    missing = {"llama.cpp": "not compared: it takes weights of its own format"}
+    if torch.cuda.is_available():
+        ways["offloaded"] = DynamicCache(config=config, offloading=True)
+    else:
+        missing["offloaded"] = "DynamicCache(offloading=True) needs a GPU"
+    try:
+        ways["quantized"] = QuantizedCache("quanto", config)
+    except (ImportError, ValueError) as error:
+        missing["quantized"] = f"QuantizedCache: {str(error).splitlines()[0]}"
+    return ways, missing
 
 
 @torch.inference_mode()
-def bench_decode(model: PreTrainedModel, load: Load, tick: Tick = no_tick) -> dict[str, Any]:
-    """Wall milliseconds of a decode step after a prompt of random tokens: ordinary attention and drives.
+def bench_decode(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
+    """CPU and wall milliseconds of a decode step, medians over `steps` x `repeats`, every way in turn.
 
-    The ways take turns, `repeats` times; medians are reported, and how many times ordinary attention's wall time
-    the emulator takes.
+    X_over_preallocated: CPU time of a step over that of the faster cache that is allocated once. fixed_us_per_layer:
+    what a layer in one drive costs besides attention, dense, batch 1: the intercept over 64 to 1,024 tokens, less the
+    model without attention. prefill_over_plain: CPU time of a prompt with its K and V shipped over one without.
     """
-    torch.manual_seed(0)
-    prompt = torch.randint(1, model.config.vocab_size, (load.batch, load.tokens))
-    taken: dict[str, list[float]] = {name: [] for name in ATTENTIONS}
+    caches.register()
+    with pinned(load.threads) as cores, ExitStack() as undo:
+        bench = Bench(load, load.tokens, load.batch, undo)
+        model = load.model()
+        others, missing = _others(model.config)
+        for name, cache in others.items():
+            bench.in_memory(name, cache)
+        layers, room = model.config.num_hidden_layers, load.tokens + load.room
+        for name, attention in zip(PREALLOCATED, ("sdpa", caches.REPEATED), strict=True):
+            bench.in_memory(name, caches.preallocated(layers, room), attention)
+        for fills, names in IN_DRIVES.items():
+            bench.in_drives(fills, names)
+        bench.run(tick)
+        cpu = {name: statistics.median(way.cpu_ms) for name, way in bench.ways.items()}
+        rival = min(PREALLOCATED, key=cpu.__getitem__)
+        weights = sum(each.numel() for each in model.parameters())
+        stored = load.batch * load.tokens * layers * 2 * model.config.num_key_value_heads * model.config.head_dim
+        moved = (stored + weights) * (2 if load.dtype == "bf16" else 4)
+        return {
+            "shape": load.shape,
+            "tokens": load.tokens,
+            "batch": load.batch,
+            "dtype": load.dtype,
+            "drives": load.drives,
+            "threads": load.threads,
+            "cores": cores,
+            "step_cpu_ms": cpu,
+            "step_wall_ms": {name: statistics.median(way.wall_ms) for name, way in bench.ways.items()},
+            "step_wall_p99_ms": {name: float(np.percentile(way.wall_ms, 99)) for name, way in bench.ways.items()},
+            "preallocated_is": rival,
+            "preallocated_bandwidth_share": moved / cpu[rival] * 1e3 / read_rate(load.threads),
+            **{f"{name}_over_preallocated": cpu[name] / cpu[rival] for names in IN_DRIVES.values() for name in names},
+            "dense_over_dynamic": cpu["dense"] / cpu["dynamic"],
+            "fixed_us_per_layer": fixed_us_per_layer(load, tick),
+            **prefill_over_plain(load, tick),
+            "not_run": missing,
+        }
+
+
+def fixed_us_per_layer(load: Load, tick: Tick = no_tick) -> float:
+    """CPU microseconds of a layer in a drive at no tokens, dense, one sequence, one drive."""
+    points = []
+    for tokens in FIXED_TOKENS:
+        with ExitStack() as undo:
+            one = Load(load.shape, tokens, 1, load.dtype, 1, load.threads, load.steps, load.repeats)
+            bench = Bench(one, tokens, 1, undo)
+            bench.in_drives("dense", ["dense"])
+            bench.in_memory("none", caches.preallocated(bench.layers, tokens + one.room), caches.NONE)
+            bench.run(tick)
+            taken = [statistics.median(bench.ways[name].cpu_ms) for name in ("dense", "none")]
+            points.append((taken[0] - taken[1]) / bench.layers * 1e3)
+    _, intercept = np.polyfit(FIXED_TOKENS, points, 1)
+    return float(intercept)
+
+
+def prefill_over_plain(load: Load, tick: Tick = no_tick) -> dict[str, float]:
+    """CPU time of a prompt with K and V shipped, as FP16 and as planes, over that of the model alone."""
+    model, tokens = load.model(), min(load.tokens, PREFILL_TOKENS)
+    ids = torch.randint(1, model.config.vocab_size, (load.batch, tokens))
+    taken: dict[str, list[float]] = {"": [], "dense": [], "ours": []}
     for _ in range(load.repeats + 1):
-        for name in ATTENTIONS:
-            taken[name].append(_step_ms(model, prompt, load, name))
+        for name, times in taken.items():
+            with ExitStack() as undo:
+                if name:
+                    undo.enter_context(vcsd.attach(model, drives=load.drives, attention=name))
+                began = time.process_time()
+                out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+                times.append(time.process_time() - began)
+                del out
             tick(None)
-    median = {name: statistics.median(times[1:]) for name, times in taken.items()}  # the first run compiles
-    slowdown = {name: ms / median["sdpa"] for name, ms in median.items()}
-    setting = {"tokens": load.tokens, "batch": load.batch, "drives": load.drives}
-    return setting | {"step_ms": median, "wall_over_sdpa": slowdown}
+    plain, fp16, planes = (statistics.median(times[1:]) for times in taken.values())
+    return {"prefill_over_plain": fp16 / plain, "prefill_planes_over_plain": planes / plain}
 
 
-def _step_ms(model: PreTrainedModel, prompt: torch.Tensor, load: Load, name: str) -> float:
-    if name == "sdpa":
-        return _timed(model, prompt, load.steps)
-    with vcsd.attach(model, drives=load.drives, attention=name):
-        return _timed(model, prompt, load.steps)
-
-
-def _timed(model: PreTrainedModel, prompt: torch.Tensor, steps: int) -> float:
-    out = model(input_ids=prompt, use_cache=True, logits_to_keep=1)
-    began = time.perf_counter()
-    for _ in range(steps):
-        best = out.logits[:, -1:].argmax(-1)
-        out = model(input_ids=best, past_key_values=out.past_key_values, use_cache=True)
-    return (time.perf_counter() - began) / steps * 1e3
-
-
-def experiment(load: Load, model: ModelFolder = None) -> Outcome:
-    """Wall time of a decode step: ordinary attention against emulated drives."""
-    loaded, _ = load_model(model or CHECKPOINT)
-    if load.tokens + load.steps > loaded.config.max_position_embeddings:
-        raise ValueError(f"tokens = {load.tokens}: the model's context is {loaded.config.max_position_embeddings}")
-    with progress("runs", (load.repeats + 1) * len(ATTENTIONS)) as tick:
-        result = bench_decode(loaded, load, tick)
-    title = f"Decode step, {load.batch} x {load.tokens} tokens, {load.drives} drives (wall time)"
-    rows = [(name, f"{ms:.1f}", f"{result['wall_over_sdpa'][name]:.2f}x") for name, ms in result["step_ms"].items()]
-    return Outcome(result, [table(title, ("attention", "ms", "of sdpa's"), rows)])
+def experiment(load: Load) -> Outcome:
+    """CPU and wall time of a decode step: K and V in emulated drives against caches in memory."""
+    ways = 3 + sum(map(len, IN_DRIVES.values()))
+    turns = (load.repeats + 1) * (ways + 2 * len(FIXED_TOKENS) + 3)
+    with progress("turns", turns) as tick:
+        result = bench_decode(load, tick)
+    title = f"Decode step, {load.batch} x {load.tokens:,} tokens, {load.shape}, {load.dtype}, {load.threads} threads"
+    rival = result["step_cpu_ms"][result["preallocated_is"]]
+    keys = "step_cpu_ms", "step_wall_ms", "step_wall_p99_ms"
+    rows = [
+        (name, *(f"{result[key][name]:.2f}" for key in keys), f"{ms / rival:.2f}x")
+        for name, ms in result["step_cpu_ms"].items()
+    ]
+    shown = table(title, ("K and V", "CPU ms", "wall ms", "p99", "of preallocated"), rows)
+    lines = [
+        f"preallocated reaches {result['preallocated_bandwidth_share']:.0%} of the memory's bandwidth",
+        f"a layer in a drive costs {result['fixed_us_per_layer']:.0f} us besides attention",
+        f"a prompt takes {result['prefill_over_plain']:.2f} of the plain one's time, "
+        f"{result['prefill_planes_over_plain']:.2f} with planes",
+        *(f"{name}: {reason}" for name, reason in result["not_run"].items()),
+    ]
+    return Outcome(result, [shown], lines)

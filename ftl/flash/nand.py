@@ -123,6 +123,7 @@ class Nand:
             self._load(NandFiles(folder, geometry, remains=private), private)
         if self.faults.factory_bad and not self.bad.any():
             self.bad[self._generator.random(geometry.blocks) < self.faults.factory_bad] = 1
+        self.bad_blocks = int(np.count_nonzero(self.bad))  # how many, so that nobody has to count them at each write
 
     def _load(self, files: NandFiles, private: bool) -> None:
         self.damage.files += files.wrong
@@ -202,6 +203,7 @@ class Nand:
         other, pages = Nand(self.geometry, self.faults, self.payload, folder), self.programmed()
         for name in ("erase_count", "bad", "next_page"):
             getattr(other, name)[:] = getattr(self, name)
+        other.bad_blocks = self.bad_blocks
         for block in np.flatnonzero((self.erase_count > 0) | (self.bad > 0)).tolist():
             other._write_block(block)
         for some in np.array_split(pages, 1 + pages.size // 4096):
@@ -224,6 +226,11 @@ class Nand:
         if self._files:
             with self._medium():
                 self._files.write_block(block, int(self.erase_count[block]), int(self.bad[block]))
+
+    def _mark_bad(self, block: int) -> None:
+        self.bad_blocks += not self.bad[block]
+        self.bad[block] = 1
+        self._write_block(block)
 
     @contextmanager
     def _medium(self) -> Iterator[None]:
@@ -288,8 +295,7 @@ class Nand:
         if bad >= 0:
             raise NandRuleError(f"page {ppns[bad]} programmed twice or out of order")
         if good < ppns.size:
-            self.bad[self.block_of(ppns[good : good + 1])] = 1
-            self._write_block(int(self.block_of(ppns[good : good + 1])[0]))
+            self._mark_bad(int(self.block_of(ppns[good : good + 1])[0]))
             ppns, tags = ppns[:good], tags[:good]
             data = None if data is None else data[:good]
             write_numbers = None if write_numbers is None else write_numbers[:good]
@@ -345,8 +351,9 @@ class Nand:
         self.next_page[block] = 0
         self.erase_count[block] += 1
         if self.faults.erase_fail and self._generator.random() < self.faults.erase_fail:
-            self.bad[block] = 1
-        self._write_block(block)
+            self._mark_bad(block)
+        else:
+            self._write_block(block)
         return not self.bad[block]
 
     def give_back(self) -> None:

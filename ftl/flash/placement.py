@@ -248,9 +248,8 @@ class Placement:
     def check_alive(self) -> None:
         """Raise ReadOnly when bad blocks have eaten the spare ones."""
         g = self.geometry
-        usable = g.blocks - int(np.count_nonzero(self.nand.bad.view(np.bool_)))
-        if usable < max(4 * g.channels, g.blocks // 2):
-            raise ReadOnly(f"{g.blocks - usable} of {g.blocks} blocks are bad: the drive is read-only")
+        if g.blocks - self.nand.bad_blocks < max(4 * g.channels, g.blocks // 2):
+            raise ReadOnly(f"{self.nand.bad_blocks} of {g.blocks} blocks are bad: the drive is read-only")
 
     def victims(self, count: int) -> list[int]:
         """Closed blocks with garbage, the most of it first."""

@@ -42,7 +42,7 @@ def test_wear_is_that_of_the_array(small_drive):
     firmware.step(SeqCreate(1, 1, 2, 16, 512), 0)
     firmware.step(Flush(), 0)
     firmware.ftl.nand.erase_count[:3] = (1, 1, 4)
-    firmware.ftl.nand.bad[5] = 1
+    firmware.ftl.nand._mark_bad(5)
     wear = read(firmware, LogPage.WEAR)
     blocks = small_drive.geometry.blocks
     assert wear["erase_histogram"] == {"0": blocks - 3, "1": 2, "4": 1}

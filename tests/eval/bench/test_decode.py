@@ -1,14 +1,59 @@
-"""Wall time of a decode step: every way has its turns."""
+"""A decode step's CPU and wall time: every way has its turns, and all ways decode the same.
 
-from eval.bench.decode import ATTENTIONS, Load, bench_decode
-from vcsd.loading import CHECKPOINT, load
+partner of: eval/rivals/caches.py
+"""
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from eval.bench.decode import IN_DRIVES, Bench, Load, bench_decode
+from eval.rivals import caches
+
+WAYS = ["dynamic", "preallocated", "preallocated, repeated", "dense", "sparf", "ours"]
 
 
-def test_every_way_is_timed_beside_ordinary_attention():
-    model, _ = load(CHECKPOINT)
+def test_every_way_is_timed():
     ticks = []
-    result = bench_decode(model, Load(tokens=64, steps=2, drives=2, batch=1, repeats=1), ticks.append)
-    assert list(result["step_ms"]) == list(ATTENTIONS)
-    assert result["wall_over_sdpa"]["sdpa"] == 1
-    assert len(ticks) == 2 * len(ATTENTIONS)  # the first turn compiles and does not count
-    assert model.config._attn_implementation == "sdpa"
+    result = bench_decode(Load("4x2x16", tokens=40, steps=1, repeats=1), ticks.append)
+    assert list(result["step_cpu_ms"]) == list(result["step_wall_ms"]) == WAYS
+    rival = min(result["step_cpu_ms"][name] for name in WAYS[1:3])
+    for name in ("dense", "sparf", "ours"):
+        assert result[f"{name}_over_preallocated"] == result["step_cpu_ms"][name] / rival > 0
+    assert result["prefill_over_plain"] > 0 and result["fixed_us_per_layer"] != 0
+    assert torch.get_num_threads() >= 1 and len(ticks) == 2 * (len(WAYS) + 8 + 3)
+
+
+@torch.inference_mode()
+def test_all_ways_decode_the_same():
+    """Logits of the step behind the same K and V: those of drives that attend to everything are FP16's."""
+    caches.register()
+    load = Load("4x2x16", tokens=50, batch=2)
+    with ExitStack() as undo:
+        bench = Bench(load, load.tokens, load.batch, undo)
+        bench.in_memory("dynamic", DynamicCache())
+        bench.in_memory("preallocated", caches.preallocated(bench.layers, 60))
+        bench.in_memory("repeated", caches.preallocated(bench.layers, 60), caches.REPEATED)
+        for fills, names in IN_DRIVES.items():
+            bench.in_drives(fills, names[:1])
+        logits = {}
+        for name, way in bench.ways.items():
+            way.begin()
+            for token in (1, 2):
+                ids = torch.full((2, 1), token)
+                logits[name] = way.model(input_ids=ids, past_key_values=way.cache, use_cache=True).logits
+    for name, tolerance in (("preallocated", 1e-5), ("repeated", 1e-5), ("dense", 2e-3), ("ours", 2e-1)):
+        torch.testing.assert_close(logits[name], logits["dynamic"], atol=tolerance, rtol=0)
+
+
+def test_no_attention_is_zeros():
+    query = torch.ones(1, 4, 1, 8)
+    assert not caches._none(torch.nn.Identity(), query)[0].any()
+
+
+@pytest.mark.parametrize("shape", ["huge", "4x2", "0x1x8", "4x3x8"])
+def test_a_shape_that_is_none_is_refused(shape):
+    with pytest.raises(ValueError, match="shape"):
+        Load(shape, tokens=8).model()
