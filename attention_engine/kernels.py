@@ -13,9 +13,11 @@ selected is ever loaded into an arithmetic unit: that is the NFC filter.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from attention_engine._half import half_to_float
 from attention_engine._parallel import over_streams
@@ -263,22 +265,43 @@ def _add_rows(sums, rows):  # type: ignore[no-untyped-def]
                 sums[head, channel] += half_to_float(rows[t, head, channel])
 
 
+@njit(cache=True, nogil=True)
+def _all_below(bits, exponent):  # type: ignore[no-untyped-def]
+    """Whether no value has the largest exponent."""
+    found = 0
+    for i in range(bits.size):
+        found += (bits[i] & exponent) == exponent
+    return found == 0
+
+
 def _place(view: KvView) -> tuple[np.uint64, np.uint64, np.uint64]:
     """Addresses of both banks, and the bytes of a page."""
     flash, dram = view.banks
-    for bank in view.banks:
-        if not bank.flags.c_contiguous or bank.shape[1] != flash.shape[1]:
-            raise ValueError("banks: pages of one size, each contiguous, are needed")
-    return np.uint64(flash.ctypes.data), np.uint64(dram.ctypes.data), np.uint64(2 * flash.shape[1])
+    if flash.shape[1] != dram.shape[1] or not (flash.flags.c_contiguous and dram.flags.c_contiguous):
+        raise ValueError("banks: pages of one size, each contiguous, are needed")
+    first, second = (bank.__array_interface__["data"][0] for bank in view.banks)
+    return np.uint64(first), np.uint64(second), np.uint64(2 * flash.shape[1])
+
+
+@njit(cache=True, nogil=True)
+def _fault(tokens, counts, seq_lens):  # type: ignore[no-untyped-def]
+    """What is wrong with a selection: 0 nothing, 1 its counts, 2 its last tokens."""
+    for stream in range(counts.size):
+        count = counts[stream]
+        if count < 0 or count > tokens.shape[1]:
+            return 1
+        if count and tokens[stream, count - 1] >= seq_lens[stream]:
+            return 2
+    return 0
 
 
 def _check_selection(view: KvView, tokens: I32, counts: I64) -> None:
     """Kernels follow addresses: a token that is not there would be read from anywhere."""
     streams = view.seq_lens.size
     assert tokens.shape[0] == counts.size == streams, f"a selection of {tokens.shape[0]} streams, there are {streams}"
-    assert counts.min() >= 0 and counts.max() <= tokens.shape[1], "more tokens are counted than are selected"
-    last = tokens[np.arange(streams), np.maximum(counts, 1) - 1] if tokens.shape[1] else counts - 1
-    assert (last < view.seq_lens).all() or not counts.any(), "a token beyond the end of its stream is selected"
+    fault = _fault(tokens, counts, view.seq_lens)
+    assert fault != 1, "more tokens are counted than are selected"
+    assert fault != 2, "a token beyond the end of its stream is selected"
 
 
 def approximate(view: KvView, q: F32, channels: I32, threads: int = 1) -> F32:
@@ -325,6 +348,13 @@ def attend(
     arguments = _place(view), *slots, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, out, rows
     over_streams(_attend, threads, q.shape[0], arguments)
     return out, rows
+
+
+def all_finite(values: NDArray[Any]) -> bool:
+    """Whether FP16 or FP32 values, contiguous, hold neither infinity nor NaN."""
+    if values.dtype == np.float16:
+        return bool(_all_below(values.reshape(-1).view(np.uint16), np.uint16(0x7C00)))
+    return bool(np.isfinite(values).all())
 
 
 def add_rows(sums: F32, rows: U16) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_engine import Queries, Read, Step
-from csd_firmware.check import Refused, require
+from attention_engine import Queries, Read, Step, all_finite
+from csd_firmware.check import Refused
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.state import DriveState, flash_read
 from csd_firmware.stopwatch import Stopwatch
@@ -17,11 +17,14 @@ from ftl import FtlError
 def check_attend(state: DriveState, command: Attend) -> None:
     """Raise Refused for a method that this drive does not know, or more tokens than there will be."""
     known = state.methods
-    require(command.method in known, f"method = {command.method!r}: this drive knows {', '.join(known)}")
-    for handle, k, recent in zip(command.seqs, command.top_k, command.recent, strict=True):
+    if command.method not in known:
+        raise Refused(f"method = {command.method!r}: this drive knows {', '.join(known)}")
+    for handle, k, recent in zip(command.seqs, command.top_k.tolist(), command.recent.tolist(), strict=True):
         stored = int(state.ftl.sequence(handle).lengths[command.layer]) + 1
-        require(1 <= k <= stored, f"top_k = {k}: sequence {handle} has {stored} tokens")
-        require(0 <= recent <= k, f"recent = {recent}: must lie between 0 and top_k = {k}")
+        if not 1 <= k <= stored:
+            raise Refused(f"top_k = {k}: sequence {handle} has {stored} tokens")
+        if not 0 <= recent <= k:
+            raise Refused(f"recent = {recent}: must lie between 0 and top_k = {k}")
 
 
 def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
@@ -59,7 +62,7 @@ def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[tuple
     exact = state.methods[command.method](step).reshape(B, H, G, d)
     with np.errstate(over="ignore"):  # it is found below
         output = exact.astype(np.float16)
-    if not np.isfinite(output).all():
+    if not all_finite(output):
         raise FloatingPointError("its output holds NaN or values beyond FP16's range")
     rows: F32 = np.ascontiguousarray(step.rows, np.float32).reshape(B, H, G, 2)
     SCHEDULES[state.spec.engine.schedule](step.work, Units(state.ftl, state.engine), watch)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_engine import all_finite
 from csd_firmware.state import DriveState
 from csd_spec import Command, KvRead
 from csd_spec.verbs import DIMENSIONS, VERBS, Array, Kind, Names, Scalar, Verb
@@ -43,14 +44,14 @@ def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Ver
     for scalar in verb.scalars:
         _scalar(scalar, fields[scalar.name], sizes)
         sizes[scalar.name] = fields[scalar.name]
-    for array in verb.arrays:
-        if array.kind.modelled:
-            _array(array, fields[array.name], sizes)
+    for array in verb.modelled:
+        _array(array, fields[array.name], sizes)
     if any("stored" in array.symbols for array in verb.reply):
         lengths = (int(state.ftl.sequences[handle].lengths[fields["layer"]]) for handle in fields["seqs"])
         sizes["stored"] = sum(len(KvRead.of(length, fields["first"], fields["tokens"])) for length in lengths)
     nbytes = verb.reply_bytes(sizes)
-    require(nbytes <= max_bytes, f"{nbytes:,} bytes to the host: this window's slots hold {max_bytes:,}")
+    if nbytes > max_bytes:
+        raise Refused(f"{nbytes:,} bytes to the host: this window's slots hold {max_bytes:,}")
     return verb
 
 
@@ -77,8 +78,8 @@ def _scalar(scalar: Scalar, value: Any, sizes: Mapping[str, int]) -> None:
         require(value in scalar.choices, f"{scalar.name} = {value}: must be one of {choices}")
         return
     high = sizes[scalar.high] if isinstance(scalar.high, str) else scalar.high
-    within = scalar.low <= value <= high
-    require(within, f"{scalar.name} = {value}: must lie between {scalar.low} and {high}")
+    if not scalar.low <= value <= high:
+        raise Refused(f"{scalar.name} = {value}: must lie between {scalar.low} and {high}")
 
 
 def _array(array: Array, value: Any, sizes: dict[str, int]) -> None:
@@ -99,7 +100,7 @@ def _array(array: Array, value: Any, sizes: dict[str, int]) -> None:
     if not value.flags.c_contiguous:
         raise Refused(f"{name}: must be contiguous")
     if array.kind is not Kind.COUNTS:
-        if not np.isfinite(value).all():
+        if not all_finite(value):
             raise Refused(f"{name}: holds infinity or NaN, beyond FP16's range of 65504")
         return
     if value.size and value.min() < 0:
@@ -109,5 +110,5 @@ def _array(array: Array, value: Any, sizes: dict[str, int]) -> None:
 
 def nbytes_in(verb: Verb, command: Command) -> int:
     """Bytes that a command brings to the drive, its 64-byte entry included."""
-    arrays = (getattr(command, array.name) for array in verb.arrays if array.kind.modelled)
-    return 64 + sum(int(array.nbytes) for array in arrays)
+    nbytes: int = sum(getattr(command, array.name).nbytes for array in verb.modelled)
+    return 64 + nbytes

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-import numpy as np
-
 from attention_engine import Compute, EngineClock, Read
 from csd_firmware.stopwatch import Stopwatch
 from ftl import Ftl
@@ -25,12 +23,12 @@ class Units:
 
     def compute(self, item: Compute, streams: slice) -> tuple[int, int]:
         """Nanoseconds of a unit for some streams, and those that softmax takes beyond it; one kernel's worth."""
-        values = item.lines[streams] * item.length[streams]
+        lines, length = item.lines[streams], item.length[streams]
         if item.job == "argtopk":
-            return self.clock.topk_ns(int(np.sum(values))), 0
-        beats = item.lines[streams] * -(-item.length[streams] // self.clock.spec.lanes) * item.queries
-        ns = self.clock.kernel_ns(int(np.sum(beats)))
-        return ns, max(0, self.clock.softmax_ns(int(np.sum(item.scores[streams])) * item.queries) - ns)
+            return self.clock.topk_ns(int(lines @ length)), 0
+        beats = int(lines @ -(-length // self.clock.spec.lanes)) * item.queries
+        ns, scores = self.clock.kernel_ns(beats), int(item.scores[streams].sum()) * item.queries
+        return ns, max(0, self.clock.softmax_ns(scores) - ns)
 
 
 def serial(work: Work, units: Units, watch: Stopwatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from csd_spec._check import at_least
 from csd_spec.checked import Count, value
@@ -80,8 +81,7 @@ class KvLayout:
     @property
     def planes(self) -> Planes | None:
         """The form of its planes, where it has any."""
-        bits = bits_of(self.kind)
-        return Planes(self.page_bytes, self.head_dim, bits, self.m) if bits else None
+        return _planes(self.page_bytes, self.head_dim, self.kind, self.m) if self.kind else None
 
     @property
     def T(self) -> int:
@@ -120,3 +120,9 @@ class KvLayout:
             if max_tokens >= 4 * layout.T:
                 return layout
         return cls(page_bytes=page_bytes, head_dim=head_dim, m=8)
+
+
+@cache
+def _planes(page_bytes: int, head_dim: int, kind: int, m: int) -> Planes | None:
+    bits = bits_of(kind)
+    return Planes(page_bytes, head_dim, bits, m) if bits else None

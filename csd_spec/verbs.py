@@ -140,10 +140,12 @@ class Verb:
     effect: Effect = None
     overlaps: bool = False
     scalars: tuple[Scalar, ...] = field(init=False)
+    modelled: tuple[Array, ...] = field(init=False)  # arrays whose bytes cross the link
 
     def __post_init__(self) -> None:
         scalars = tuple(each for each in self.parameters if isinstance(each, Scalar))
         object.__setattr__(self, "scalars", scalars)
+        object.__setattr__(self, "modelled", tuple(each for each in self.arrays if each.kind.modelled))
         mine = {each.name for each in scalars} | {each.name for each in self.arrays}
         if mine != set(self.command.__slots__) or not 0 <= self.opcode <= 0xFF:
             raise ValueError(f"verb {self.command.__name__} {self.opcode:#x}: has {mine}, not its command's fields")

@@ -134,7 +134,8 @@ class Driver:
         """`decode`, and beside the output what it takes to merge it with attention elsewhere over the same sequences'
         other tokens (`attention_engine.merge`): m and l of each query head, (B, q_heads, 2); see `Attend`."""
         lengths = batch.lengths[rows, layer] + 1
-        params = [self.attention.at(int(length), self.shape.head_dim) for length in lengths]
+        known = {length: self.attention.at(length, self.shape.head_dim) for length in set(lengths.tolist())}
+        params = [known[length] for length in lengths.tolist()]
         top_k, recent = np.array([p.k for p in params]), np.array([p.l for p in params])
         grouped = q.reshape(len(lengths), self.shape.kv_heads, self.shape.group, self.shape.head_dim)
         commands: list[Command] = [
