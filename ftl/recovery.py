@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from csd_spec.arrays import U16, U32, U64
+from csd_spec.arrays import F32, U16, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.discards import Discards
 from ftl.flash import tag
@@ -28,7 +28,7 @@ from ftl.flash.tag import Kind
 from ftl.journal import BROKEN, Journal
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Sequence
-from ftl.record import Record, Type, form_of, tail_bytes
+from ftl.record import Record, Type, form_of, sums_of, tail_bytes
 
 
 class Recovery:
@@ -44,7 +44,7 @@ class Recovery:
         self.records: dict[int, Record] = {}
         self.pages: dict[int, U32] = {}  # of records, in all places where they can be read
         self.newest = self.begun_twice = -1  # the last record of which there is a page, and one in its second place
-        self.sequences: dict[int, tuple[dict[str, Any], bytes]] = {}  # by handle: JSON, rows
+        self.sequences: dict[int, tuple[dict[str, Any], bytes, F32 | None]] = {}  # by handle: JSON, rows, sums of V
         self.unsure: set[int] = set()  # handles of which a lost record may have said something else
         self.writes = 0  # those that the last record counts on
         self.findings = list[str]()  # what was lost
@@ -124,17 +124,18 @@ class Recovery:
             self.unsure.clear()
         for handle in head["gone"]:
             self.sequences.pop(handle, None)
-        at = 0
-        for described in head["sequences"]:
-            size = tail_bytes(described, form_of(described, self.store.geometry.page_bytes))
+        sizes = [tail_bytes(each, form_of(each, self.store.geometry.page_bytes)) for each in head["sequences"]]
+        at, sums_at = 0, sum(sizes)
+        for described, size in zip(head["sequences"], sizes, strict=True):
             handle = described["handle"]
             self.unsure.discard(handle)
             raw = bytes(size) if record.rows is None else record.rows[at : at + size]
             if size and record.rows is None:
                 self.findings.append(f"journal: record {record.number}: rows of sequence {handle} cannot be read")
                 described["failed"] = True
-            self.sequences[handle] = described, raw
-            at += size
+            sums, sums_size = sums_of(described, (record.rows or b"")[sums_at:])
+            self.sequences[handle] = described, raw, sums
+            at, sums_at = at + size, sums_at + sums_size
         self.kv.next_handle, self.kv.owners.next = head["next_handle"], head["next_owner"]
         self.blocks.resize(head["namespace_pages"])
         self.blocks.lost, self.blocks.torn = set(head.get("lost_pages", ())), set(head.get("torn_writes", ()))
@@ -148,8 +149,9 @@ class Recovery:
         """Full groups by their tags, unfinished ones from the recorded rows."""
         if any(SPARES in each for each in self.store.nand.damage.files):
             self._miss("records may be missing with the spare areas")
-        for described, raw in self.sequences.values():
+        for described, raw, sums in self.sequences.values():
             seq = self._sequence(described)
+            seq.v_sums = sums
             self.kv.sequences[seq.handle] = seq
             if seq.handle in self.unsure and not seq.failed:
                 seq.failed = True

@@ -30,6 +30,7 @@ def fork(kv: KvMap, handle: int) -> int:
             if kept and kv.store.nand.payload:
                 kv.buffers.content[ours.buffers[layer]] = kv.buffers.content[theirs.buffers[layer]]
     child.label = parent.label
+    child.v_sums = None if parent.v_sums is None else parent.v_sums.copy()
     child.lengths[:] = parent.lengths
     for layer in range(parent.layers):
         child.owners[layer] = list(parent.owners[layer])

@@ -124,9 +124,10 @@ class KvMap(Referrer):
         return [mapped for handle in handles for mapped in self.sequences[handle].maps.values()]
 
     def checkpoint_pages(self) -> int:
-        """Of each unfinished group of K and V at most a page is recorded, in two places."""
+        """Of each unfinished group of K and V at most a page is recorded, and the sums of V, in two places."""
         rows = sum(2 * seq.heads * int((seq.lengths > 0).sum()) for seq in self.sequences.values())
-        return 2 * -(-rows * 3 // 4)
+        sums = sum(seq.v_sums.nbytes for seq in self.sequences.values() if seq.v_sums is not None)
+        return 2 * (-(-rows * 3 // 4) + -(-sums // self.store.geometry.page_bytes))
 
     def lose(self, tags: U64) -> list[int]:
         """Mark the sequences that hold these pages as failed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec import KvLayout
-from csd_spec.arrays import I64, U16, U32
+from csd_spec.arrays import F32, I64, U16, U32
 from ftl.flash.placement import Writer
 from ftl.kv.layouts import GroupMap, PrimaryMap, layout_of
 
@@ -31,6 +31,7 @@ class Sequence:
         self.writer = writer
         self.failed = False  # lost data to bit errors: can only be freed
         self.label = 0  # what the layer above keeps with it
+        self.v_sums: F32 | None = None  # (layers, H, d), where it keeps the sum of V too
 
     @property
     def copies(self) -> list[GroupMap]:
