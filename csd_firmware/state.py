@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from attention_engine import EngineClock, Memory, Methods, add_rows
 from csd_firmware.logs import History
 from csd_spec import DriveSpec, FlashCounters, Status
 from csd_spec.arrays import F16, F32
-from ftl import Ftl, Nand, PagePlan
+from ftl import Ftl, Nand, PagePlan, Uncorrectable
 
 
 class DriveState:
@@ -31,8 +33,9 @@ class DriveState:
         for handle, seq in self.ftl.sequences.items():  # what a Nand that was used before holds
             known = seq.v_sums is not None
             self.open(handle)
-            for layer in np.flatnonzero([] if known or seq.failed else seq.lengths).tolist():
-                self.add_v(handle, layer, self.ftl.read_back(handle, layer)[1])
+            with suppress(Uncorrectable):  # then it has failed
+                for layer in np.flatnonzero([] if known or seq.failed else seq.lengths).tolist():
+                    self.add_v(handle, layer, self.ftl.read_back(handle, layer)[1])
 
     def open(self, handle: int) -> None:
         """Begin to keep what belongs to a sequence."""

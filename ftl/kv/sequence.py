@@ -57,6 +57,14 @@ class Sequence:
         """Owner of a full group."""
         return next(owner for owner, tokens in self.owners[layer] if tokens < 0 or group < tokens // per_group)
 
+    def owners_of(self, layer: int, per_group: int, groups: int) -> I64:
+        """Owners (groups,) of the first full groups."""
+        chain = self.owners[layer]
+        ends = [groups if tokens < 0 else tokens // per_group for _, tokens in chain]
+        which = np.searchsorted(ends, np.arange(groups), side="right")
+        owners: I64 = np.array([owner for owner, _ in chain], np.int64)[which]
+        return owners
+
     def write_as(self, layer: int, owner: int, tokens: int) -> None:
         """Groups full within `tokens` stay with those who wrote them; `owner` writes from there on."""
         chain = [(old, tokens if kept < 0 else min(kept, tokens)) for old, kept in self.owners[layer]]
