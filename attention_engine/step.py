@@ -336,13 +336,20 @@ class Step:
         self._need_rows()
         n, length = self.view.layout.n, int(self.seq_lens[streams.start])
         slots = slots[streams, first // n : -(-length // n)]
+        self._bring(slots, length - first)
         rows = gather_rows(self.view.banks, slots, length - first, self.view.layout)
         return rows.transpose(1, 0, 2).astype(np.float32)
 
     def peek(self) -> F32:
         """Exact logits (N, G, S) that cost nothing: what an oracle knows."""
         self._need_rows()
+        self._bring(self.view.k_slots, int(self.seq_lens.max()))
         return self.do.exact(self.view, self.q, self.everything(), self.seq_lens, self.threads)
+
+    def _bring(self, slots: U32, tokens: int) -> None:
+        """Have the first `tokens` of slots (N, groups) at hand for nothing: planned, but not read."""
+        everything = np.broadcast_to(np.arange(tokens, dtype=np.int32), (slots.shape[0], tokens))
+        self.pages.token_pages(self.view, slots, everything, np.full(slots.shape[0], tokens))
 
     def everything(self) -> I32:
         """All tokens of all streams, (N, S)."""

@@ -10,7 +10,7 @@ from csd_firmware.folder import DriveFolder, describe, described
 from csd_firmware.step import Firmware
 from csd_io.folder import DiskFolder, Durability
 from csd_spec import Command, Completion, DeviceError, DriveSpec, Flush, Status
-from ftl import Nand
+from ftl import IN_MEMORY, Medium, Nand
 
 
 class InProcessDevice:
@@ -19,7 +19,8 @@ class InProcessDevice:
     path: a folder that holds the flash, and what a flush acknowledged, beyond this process; it is this device's alone
     until it is closed. private: the folder is only read, changes stay in memory. methods: what its firmware knows of
     attention. durability: what a flush outlives, see `csd_io.folder.DiskFolder`. threads: of its kernels; no bit
-    depends on them.
+    depends on them. medium: where pages are while the drive has power (`ftl.flash.content.Medium`): in memory, or in
+    the folder's files.
     """
 
     def __init__(
@@ -30,21 +31,23 @@ class InProcessDevice:
         methods: Methods = METHODS,
         durability: Durability = "process",
         threads: int = 1,
+        medium: Medium = IN_MEMORY,
     ) -> None:
         self._folder = None if path is None else DriveFolder(spec, path, private, durability)
         self.name = str(path or spec.name)
         try:
             files = self._folder.files if self._folder else None
-            self.firmware = Firmware(spec, Nand(spec.geometry, folder=files, private=private), methods, threads)
+            nand = Nand(spec.geometry, folder=files, private=private, medium=medium)
+            self.firmware = Firmware(spec, nand, methods, threads)
         except BaseException:
             self._let_go()
             raise
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.name)
 
     @classmethod
-    def reopen(cls, path: Path, private: bool = False) -> InProcessDevice:
+    def reopen(cls, path: Path, private: bool = False, medium: Medium = IN_MEMORY) -> InProcessDevice:
         """The drive that a folder holds; raises ValueError where it holds none."""
-        return cls(described(path), path, private)
+        return cls(described(path), path, private, medium=medium)
 
     def snapshot(self, path: Path) -> int:
         """Flush, and write data and map to a new folder, from which `reopen` makes a drive in the same state.
@@ -82,6 +85,7 @@ class InProcessDevice:
 
     def close(self) -> None:
         self._worker.shutdown()
+        self.firmware.ftl.nand.held.close()
         self._let_go()
 
     def _let_go(self) -> None:

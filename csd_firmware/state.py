@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from attention_engine import EngineClock, Memory, Methods, add_rows
 from csd_firmware.logs import History
 from csd_spec import DriveSpec, FlashCounters, Status
 from csd_spec.arrays import F16, F32
-from ftl import Ftl, Nand, PagePlan
+from ftl import Ftl, Nand, PagePlan, Uncorrectable
 
 
 class DriveState:
     """The FTL, the engine's clock and methods, the logs; and what is kept of sequences beside their K and V.
 
-    v_sums: of each sequence, (layers, H, d). memory: of a sequence's layer, what methods keep between steps.
+    v_sums: of each sequence, (layers, H, d), kept with it in flash. memory: of a sequence's layer, what methods keep
+    between steps.
     """
 
     def __init__(self, spec: DriveSpec, nand: Nand | None, methods: Methods, threads: int = 1) -> None:
@@ -28,14 +31,18 @@ class DriveState:
         self.v_sums: dict[int, F32] = {}
         self.memory: dict[tuple[int, int], Memory] = {}
         for handle, seq in self.ftl.sequences.items():  # what a Nand that was used before holds
+            known = seq.v_sums is not None
             self.open(handle)
-            for layer in np.flatnonzero(seq.lengths if not seq.failed else []).tolist():
-                self.add_v(handle, layer, self.ftl.read_back(handle, layer)[1])
+            with suppress(Uncorrectable):  # then it has failed
+                for layer in np.flatnonzero([] if known or seq.failed else seq.lengths).tolist():
+                    self.add_v(handle, layer, self.ftl.read_back(handle, layer)[1])
 
     def open(self, handle: int) -> None:
         """Begin to keep what belongs to a sequence."""
         seq = self.ftl.sequences[handle]
-        self.v_sums[handle] = np.zeros((seq.layers, seq.heads, seq.layout.head_dim), np.float32)
+        if seq.v_sums is None:
+            seq.v_sums = np.zeros((seq.layers, seq.heads, seq.layout.head_dim), np.float32)
+        self.v_sums[handle] = seq.v_sums
 
     def close(self, handle: int) -> None:
         """Forget what belongs to a sequence."""

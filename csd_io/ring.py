@@ -12,7 +12,10 @@ import os
 import struct
 from collections.abc import Sequence
 
+import numpy as np
+
 from csd_io.queue import address
+from csd_spec.arrays import I64
 
 READ_FIXED, WRITE_FIXED, READ, WRITE, URING_CMD = 4, 5, 22, 23, 46  # enum io_uring_op
 CMD_FIXED = 1  # IORING_URING_CMD_FIXED: the command's buffer is a registered one
@@ -26,6 +29,14 @@ _PARAMS = struct.Struct("<10I 8IQ 8IQ")  # sizes, flags and features; offsets in
 # a driver's command begins behind that
 _ENTRY = struct.Struct("<BBHiQQIIQHHi")
 _ENTRY_BYTES, _WIDE_BYTES = 64, 128
+_MOVE = np.dtype(  # an entry of a plain read or write
+    {
+        "names": ["op", "fd", "offset", "where", "size", "user"],
+        "formats": ["u1", "<i4", "<u8", "<u8", "<u4", "<u8"],
+        "offsets": [0, 4, 8, 16, 24, 32],
+        "itemsize": _ENTRY_BYTES,
+    }
+)
 _COMPLETION = struct.Struct("<Qi")  # user data, result
 _MASK = 0xFFFFFFFF
 
@@ -68,6 +79,20 @@ class Ring:
         """Prepare a read or a write; buffer: its address, bytes, and number among those registered."""
         where, size, index = buffer
         self._prepare(_ENTRY.pack(op, 0, 0, fd, offset, where, size, 0, user, index, 0, 0))
+
+    def move_many(self, op: int, fd: int, offsets: I64, where: I64, sizes: I64, first: int) -> None:
+        """Prepare as many reads or writes as there are offsets, at most one for each entry; their numbers go from
+        `first` on. where: addresses."""
+        if self._prepared + offsets.size > self.entries:
+            self.enter(0)
+        entries = np.zeros(offsets.size, _MOVE)
+        entries["op"], entries["fd"], entries["offset"], entries["where"] = op, fd, offsets, where
+        entries["size"], entries["user"] = sizes, first + np.arange(offsets.size)
+        tail = self._words[self._tail]
+        all_entries = np.frombuffer(self._entry_map, _MOVE)
+        all_entries[tail + np.arange(offsets.size) & self.entries - 1] = entries
+        self._words[self._tail] = tail + offsets.size & _MASK
+        self._prepared += offsets.size
 
     def command(self, fd: int, code: int, command: bytes, fixed: int | None, user: int) -> None:
         """Prepare a driver's command, at most 80 bytes; fixed: number of its buffer among those registered."""

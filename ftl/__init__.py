@@ -6,6 +6,7 @@ What the groups are used for is not known here.
 
 from ftl.door import Ftl
 from ftl.errors import FtlError, MediumFailed, NandRuleError, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
+from ftl.flash.content import IN_MEMORY, Medium
 from ftl.flash.faults import FaultPlan
 from ftl.flash.nand import Nand
 from ftl.flash.plan import PagePlan
@@ -13,6 +14,7 @@ from ftl.flash.timing import TIMINGS, FlashTiming, Listener
 from ftl.kv.layouts import LAYOUTS, Layout
 
 __all__ = [
+    "IN_MEMORY",
     "LAYOUTS",
     "TIMINGS",
     "FaultPlan",
@@ -21,6 +23,7 @@ __all__ = [
     "FtlError",
     "Layout",
     "Listener",
+    "Medium",
     "MediumFailed",
     "Nand",
     "NandRuleError",

@@ -83,7 +83,7 @@ class BlockNamespace(Referrer):
         mapped = in_flash(ppns)
         finish_ns = self.store.read(self.store.all_of(ppns[mapped]), start_ns)
         data = np.zeros((lpns.size, self.store.geometry.page_bytes), np.uint8)
-        data[mapped] = self.store.nand.content[ppns[mapped]]
+        data[mapped] = self.store.nand.read(ppns[mapped])
         return data, finish_ns
 
     def read_page(self, lpn: int, start_ns: int) -> tuple[bytes, int]:
@@ -93,7 +93,7 @@ class BlockNamespace(Referrer):
             self._check_lost([lpn])
             return bytes(self.store.geometry.page_bytes), start_ns
         finish_ns = self.store.read(PagePlan(ppn, *self._one_page), start_ns)
-        return self.store.nand.content[ppn[0]].tobytes(), finish_ns
+        return self.store.nand.read(ppn)[0].tobytes(), finish_ns
 
     def restore(self, tags: U64, ppns: U32) -> None:
         """Map the newest page of every tag."""
@@ -110,6 +110,12 @@ class BlockNamespace(Referrer):
     def _check(self, lpns: I64) -> None:
         if lpns.size and not 0 <= int(lpns.min()) <= int(lpns.max()) < self.pages:
             raise FtlError(f"logical pages {lpns.min()} to {lpns.max()}: the namespace has {self.pages}")
+
+    def lose(self, tags: U64, for_good: bool) -> list[int]:
+        """Logical pages that are gone for good stay lost until they are written again."""
+        if for_good:
+            self.lost.update(tag.logical_pages(tags[tag.kinds(tags) == tag.Kind.BLOCK]).tolist())
+        return []
 
     def overwrite_blocks(self) -> int:
         """An extent, and so much that blocks with the most garbage have one block of it when all that is written."""

@@ -1,9 +1,10 @@
 """What survives a loss of power: a journal of commits, and the spare areas of everything else.
 
 A commit is one record (`ftl.record`) over as many pages as it needs: sequences that changed since the last one
-(lengths, owners, and the rows that wait in DRAM), and those that were freed. Where their full groups lie is not
-recorded, since tags say it. A flush records every sequence that changed; before blocks are erased it is enough to
-record those that invalidated pages. A checkpoint records all sequences; what came before it is not needed any more.
+(lengths, owners, the rows that wait in DRAM, and the sums of V where they are kept), and those that were freed. Where
+their full groups lie is not recorded, since tags say it. A flush records every sequence that changed; before blocks are
+erased it is enough to record those that invalidated pages. A checkpoint records all sequences; what came before it is
+not needed any more.
 
 Every record is in two places, one written behind the other: a checkpoint whole, changes without their rows. So a record
 that cannot be read is missed, and what it said is known but for rows that waited in DRAM. `ftl.recovery` reads it all
@@ -135,8 +136,9 @@ class Journal(Referrer):
         }
 
     def _rows(self, handles: list[int]) -> list[bytes]:
-        sequences = (self.kv.sequences[handle] for handle in handles)
-        return [tail_rows(self.kv, seq, layer) for seq in sequences for layer in range(seq.layers)]
+        sequences = [self.kv.sequences[handle] for handle in handles]
+        rows = [tail_rows(self.kv, seq, layer) for seq in sequences for layer in range(seq.layers)]
+        return rows + [seq.v_sums.tobytes() for seq in sequences if seq.v_sums is not None]
 
     def _forget_changes(self, recorded: set[int]) -> None:
         changes = self.kv.changes

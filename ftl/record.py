@@ -5,7 +5,7 @@
 | 4, 2, 2, 8 | magic "vjrn", version, type, number |
 | 4 | chain: the digest of the record before |
 | 4, 4 | bytes of the text, bytes of the rows (2^32 - 1: there are none in this place) |
-| | text: JSON, deflated; rows of all sequences it describes, FP16 |
+| | text: JSON, deflated; rows of all sequences it describes, FP16; sums of V of those that have some, FP32 |
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from csd_spec import KvLayout
-from csd_spec.arrays import U8
+from csd_spec.arrays import F32, U8
 from ftl.errors import FtlError
 from ftl.kv.layouts import layout_of
 from ftl.kv.map import KvMap
@@ -44,8 +44,8 @@ class Record:
     """A commit. chain: the digest of the record before it, so that none can be missing between two unnoticed; None in
     version 1, which had none.
 
-    text: what it says of sequences, deflated JSON. rows: those that wait in DRAM, of all its sequences; None where only
-    the text is left.
+    text: what it says of sequences, deflated JSON. rows: those that wait in DRAM, and the sums of V, of all its
+    sequences; None where only the text is left.
     """
 
     type: Type
@@ -117,6 +117,7 @@ def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
         "born": {owner: kv.owners.first_write[owner] for owner in seq.all_owners},
         "failed": seq.failed,
         **({"label": seq.label} if seq.label else {}),
+        **({"sums": True} if seq.v_sums is not None else {}),
     }
 
 
@@ -143,3 +144,12 @@ def tail_bytes(described: dict[str, Any], form: KvLayout) -> int:
     tokens: int = sum(length % mapped.per_group for length in described["lengths"] for mapped in primary)
     heads: int = described["shape"][1]
     return 2 * heads * form.head_dim * tokens
+
+
+def sums_of(described: dict[str, Any], raw: bytes) -> tuple[F32 | None, int]:
+    """The sums of V of a described sequence where they begin `raw`, and how many bytes they take."""
+    layers, heads, head_dim, *_ = described["shape"]
+    size = 4 * layers * heads * head_dim * described.get("sums", False)
+    if not size or len(raw) < size:
+        return None, size
+    return np.frombuffer(raw, np.float32, size // 4).reshape(layers, heads, head_dim).copy(), size

@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from csd_spec.arrays import U16, U32, U64
+from csd_spec.arrays import F32, U16, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.discards import Discards
+from ftl.errors import Uncorrectable
 from ftl.flash import tag
+from ftl.flash.content import distinct
 from ftl.flash.files import SPARES
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Writer
@@ -28,7 +30,7 @@ from ftl.flash.tag import Kind
 from ftl.journal import BROKEN, Journal
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Sequence
-from ftl.record import Record, Type, form_of, tail_bytes
+from ftl.record import Record, Type, form_of, sums_of, tail_bytes
 
 
 class Recovery:
@@ -44,7 +46,7 @@ class Recovery:
         self.records: dict[int, Record] = {}
         self.pages: dict[int, U32] = {}  # of records, in all places where they can be read
         self.newest = self.begun_twice = -1  # the last record of which there is a page, and one in its second place
-        self.sequences: dict[int, tuple[dict[str, Any], bytes]] = {}  # by handle: JSON, rows
+        self.sequences: dict[int, tuple[dict[str, Any], bytes, F32 | None]] = {}  # by handle: JSON, rows, sums of V
         self.unsure: set[int] = set()  # handles of which a lost record may have said something else
         self.writes = 0  # those that the last record counts on
         self.findings = list[str]()  # what was lost
@@ -54,6 +56,7 @@ class Recovery:
         places: dict[tuple[int, int], dict[int, int]] = {}
         counts: dict[tuple[int, int], int] = {}
         fields = (each.tolist() for each in tag.record_fields(self.journal_tags))
+        self.store.nand.bring(self.journal_pages)
         good = self.store.nand.intact(self.journal_pages)
         for ppn, fine, number, place, index, count in zip(self.journal_pages.tolist(), good, *fields, strict=True):
             self.newest = max(self.newest, number)
@@ -65,7 +68,7 @@ class Recovery:
         for (number, place), parts in sorted(places.items()):
             if len(parts) == (count := counts[number, place]):
                 pages = np.array([parts[index] for index in range(count)], np.uint32)
-                self._add(number, Record.unpack(self.store.nand.content[pages]), pages)
+                self._add(number, Record.unpack(self.store.nand.read(pages)), pages)
         self.journal.number = self.newest + 1
 
     def _add(self, number: int, record: Record, pages: U32) -> None:
@@ -124,17 +127,18 @@ class Recovery:
             self.unsure.clear()
         for handle in head["gone"]:
             self.sequences.pop(handle, None)
-        at = 0
-        for described in head["sequences"]:
-            size = tail_bytes(described, form_of(described, self.store.geometry.page_bytes))
+        sizes = [tail_bytes(each, form_of(each, self.store.geometry.page_bytes)) for each in head["sequences"]]
+        at, sums_at = 0, sum(sizes)
+        for described, size in zip(head["sequences"], sizes, strict=True):
             handle = described["handle"]
             self.unsure.discard(handle)
             raw = bytes(size) if record.rows is None else record.rows[at : at + size]
             if size and record.rows is None:
                 self.findings.append(f"journal: record {record.number}: rows of sequence {handle} cannot be read")
                 described["failed"] = True
-            self.sequences[handle] = described, raw
-            at += size
+            sums, sums_size = sums_of(described, (record.rows or b"")[sums_at:])
+            self.sequences[handle] = described, raw, sums
+            at, sums_at = at + size, sums_at + sums_size
         self.kv.next_handle, self.kv.owners.next = head["next_handle"], head["next_owner"]
         self.blocks.resize(head["namespace_pages"])
         self.blocks.lost, self.blocks.torn = set(head.get("lost_pages", ())), set(head.get("torn_writes", ()))
@@ -146,10 +150,12 @@ class Recovery:
 
     def restore_sequences(self) -> None:
         """Full groups by their tags, unfinished ones from the recorded rows."""
+        self.index.check(self.writes)
         if any(SPARES in each for each in self.store.nand.damage.files):
             self._miss("records may be missing with the spare areas")
-        for described, raw in self.sequences.values():
+        for described, raw, sums in self.sequences.values():
             seq = self._sequence(described)
+            seq.v_sums = sums
             self.kv.sequences[seq.handle] = seq
             if seq.handle in self.unsure and not seq.failed:
                 seq.failed = True
@@ -159,7 +165,20 @@ class Recovery:
                 self._find_groups(seq, layer)
                 at = _buffer_rows(self.kv, seq, layer, raw, at)
                 if not seq.failed:
-                    _buffer_copies(self.kv, seq, layer)
+                    self._buffer_copies(seq, layer)
+
+    def _buffer_copies(self, seq: Sequence, layer: int) -> None:
+        """Give copies the rows of their unfinished groups, from the primary maps."""
+        length = int(seq.lengths[layer])
+        for mapped in seq.copies:
+            first = length // mapped.per_group * mapped.per_group
+            if mapped.waits_in(length // mapped.per_group):
+                try:
+                    rows = self.kv.rows(seq, mapped.source, layer, range(first, length))
+                except Uncorrectable:
+                    self.findings.append(f"sequence {seq.handle}: pages of layer {layer} cannot be read")
+                    return
+                self.kv.tails.buffer_tail(mapped, layer, first, length - first, rows)
 
     def _sequence(self, described: dict[str, Any]) -> Sequence:
         layers, heads, *_ = described["shape"]
@@ -178,7 +197,7 @@ class Recovery:
         for mapped in seq.maps.values():
             groups = length // mapped.per_group * mapped.programmed
             mapped.reserve(-(-length // mapped.per_group))
-            owners = np.array([seq.owner_of(layer, mapped.per_group, group) for group in range(groups)])
+            owners = seq.owners_of(layer, mapped.per_group, groups)
             for owner in np.unique(owners).tolist():
                 which = np.flatnonzero(owners == owner)
                 found = self.index.find(mapped.tags(owner, layer, which), self.kv.owners.first_write[owner])
@@ -226,9 +245,10 @@ class Recovery:
     def count_valid(self) -> None:
         """Pages that are in use, each once, however many sequences share it."""
         mapped = [m.flash_slots() for seq in self.kv.sequences.values() for m in seq.maps.values()]
-        shared = np.unique(np.concatenate([*mapped, np.zeros(0, np.uint32)]))
+        shared = distinct(np.concatenate([*mapped, np.zeros(0, np.uint32)]))
         for pages in (self.journal.pages, shared):
-            np.add.at(self.store.placement.valid, self.store.nand.block_of(pages), 1)
+            blocks, counts = np.unique(self.store.nand.block_of(pages), return_counts=True)
+            self.store.placement.valid[blocks] += counts
 
     def change_owners(self) -> None:
         """What was programmed after the last commit has tags of the same owners: go on as others."""
@@ -271,22 +291,23 @@ def _buffer_rows(kv: KvMap, seq: Sequence, layer: int, raw: bytes, at: int) -> i
     return at
 
 
-def _buffer_copies(kv: KvMap, seq: Sequence, layer: int) -> None:
-    """Give copies the rows of their unfinished groups, from the primary maps."""
-    length = int(seq.lengths[layer])
-    for mapped in seq.copies:
-        first = length // mapped.per_group * mapped.per_group
-        if mapped.waits_in(length // mapped.per_group):
-            rows = seq.rows(kv.banks, mapped.source, layer, range(first, length))
-            kv.tails.buffer_tail(mapped, layer, first, length - first, rows)
-
-
 class TagIndex:
     """Programmed pages by tag."""
 
     def __init__(self, nand: Nand, ppns: U32, tags: U64) -> None:
         order = np.lexsort((nand.write_numbers[ppns], tags))
         self.nand, self.ppns, self.tags = nand, ppns[order], tags[order]
+        same = np.concatenate([[False], self.tags[1:] == self.tags[:-1], [False]])
+        self._alone = ~(same[1:] | same[:-1])[: self.tags.size]
+
+    def check(self, writes: int) -> None:
+        """Check pages of which it is not certain that they were programmed whole: those whose tag another has, and
+        those that were written after so many writes. On all others a record counts, and was written behind them; where
+        one is damaged, that is found when it is read."""
+        doubtful = ~self._alone | (self.nand.write_numbers[self.ppns] > writes)
+        for some in np.array_split(self.ppns[doubtful], 1 + int(doubtful.sum()) // 4096):
+            self.nand.held.begin()
+            self.nand.bring(np.sort(some))
 
     def find(self, wanted: U64, after: int) -> U32:
         """An intact page with each tag, written after write number `after`; UNMAPPED where there is none."""

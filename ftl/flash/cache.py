@@ -62,6 +62,16 @@ class PageCache:
             self._filled, self._hand = _touch(ppns, self._state, self._ring, self._filled, self._hand, missed)
         return missed
 
+    @property
+    def kept(self) -> U32:
+        """The pages of the ring, those among them that were forgotten too."""
+        return self._ring[: self._filled]
+
+    def holds(self, ppns: U32) -> NDArray[np.bool_]:
+        """Which of these pages (P,) are in the cache."""
+        there: NDArray[np.bool_] = self._state[ppns] & _THERE != 0 if self.capacity else np.zeros(ppns.size, np.bool_)
+        return there
+
     def forget(self, ppns: U32) -> None:
         """These pages hold something else from now on."""
         if self.capacity:

@@ -98,9 +98,11 @@ class Collector:
         kept = pages[valid(store.referrers, pages, nand.tags[pages])]
         assert kept.size == store.placement.valid[block], f"block {block}: {kept.size} pages are referred to"
         if kept.size:
+            if self.store.lost_of(kept) is not None:  # moved it looks whole: whose it is has to be recorded before
+                self.journal.record(start_ns, everything=False)
             lanes = kept.astype(np.int64) % store.geometry.lanes
             (targets,) = store.placement.allocate([(writer, lanes)], 0)
-            data = nand.content[kept] if nand.payload else None
+            data = nand.read(kept) if nand.payload else None
             numbers = nand.write_numbers[kept] if nand.payload else None
             tags = nand.tags[kept].copy()
             read_ns = store.timing.read(kept, np.full(kept.size, store.geometry.page_bytes), start_ns)

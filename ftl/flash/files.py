@@ -24,7 +24,7 @@ from csd_io.folder import File, Folder
 from csd_spec import Geometry
 from csd_spec.arrays import I64, U8, U32
 from ftl.flash.memory import lazy_zeros
-from ftl.flash.spare import SPARE, Spare, rows, take_copies
+from ftl.flash.spare import SPARE, Spare, one_bit, rows, take_copies
 
 BLOCK = np.dtype([("erases", "<u4"), ("bad", "<u4"), ("seal", "<u4")])
 CONTENT, SPARES, COPY, BLOCKS = "content.bin", "spare.bin", "spare_copy.bin", "blocks.bin"
@@ -148,6 +148,13 @@ class NandFiles:
                 file.read(at, into[at : min(end, at + _CHUNK)].data)
         return ranges
 
+    def write_spares(self, ppns: U32, spare: Spare) -> None:
+        """Write spare areas (N,) and their copies alone."""
+        raw = rows(spare)
+        for file in (self.spares, self.copy):
+            for run in runs(ppns.astype(np.int64)):
+                file.write(int(ppns[run][0]) * SPARE.itemsize, raw[run].reshape(-1).data)
+
     def write_pages(self, ppns: U32, pages: U8, spare: Spare) -> None:
         """Write spare areas (N,) and content (N, page_bytes)."""
         size, raw = self.geometry.page_bytes, rows(spare)
@@ -167,11 +174,6 @@ class NandFiles:
         """Give back the space of pages of erased blocks."""
         size = self.geometry.page_bytes
         self.content.discard(first * size, count * size)
-
-
-def one_bit(raw: U8) -> bool:
-    """Whether bytes would all be zero but for one bit."""
-    return int(np.unpackbits(raw).sum()) == 1
 
 
 def entry(erases: int, bad: int) -> NDArray[Any]:

@@ -12,10 +12,11 @@ from numpy.typing import DTypeLike, NDArray
 _MAP_NORESERVE = 0x4000  # Linux; Python's mmap module names it from 3.13
 
 
-def lazy_memory(size: int) -> mmap.mmap:
-    """Zeroed memory on pages that the kernel supplies at first touch: a 2 TB drive fits a laptop."""
+def lazy_memory(size: int, huge: bool = True) -> mmap.mmap:
+    """Zeroed memory on pages that the kernel supplies at first touch: a 2 TB drive fits a laptop. huge: large ones."""
     memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    memory.madvise(mmap.MADV_HUGEPAGE)  # what is read page by page would wait for a page walk each time
+    # What is read page by page would wait for a page walk each time; what comes and goes page by page has to be small
+    memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     return memory
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from csd_io.folder import Folder
 from csd_spec import Geometry
 from csd_spec.arrays import I32, I64, U8, U32, U64
 from ftl.errors import MediumFailed, NandRuleError
+from ftl.flash.content import IN_MEMORY, NONE, Medium, content_of, distinct
+from ftl.flash.damage import Damage
 from ftl.flash.faults import FaultPlan
-from ftl.flash.files import NandFiles, correct_entries, one_bit, runs
-from ftl.flash.memory import as_array, lazy_memory, lazy_zeros, release
-from ftl.flash.spare import SPARE, Spare, correct_page, correct_spare, made, matches, rows, unsealed, words
+from ftl.flash.files import NandFiles, correct_entries, runs
+from ftl.flash.memory import lazy_zeros
+from ftl.flash.spare import SPARE, Spare, correct_page, made, matches, mend
 
 MARGIN_BYTES = 16 << 20  # of a disk: what the journal and small files may take when nothing else may
 
@@ -65,22 +68,6 @@ def _first_unwritten(ppns, next_page, lanes, pages_per_block):  # type: ignore[n
     return -1
 
 
-@dataclass(slots=True)
-class Damage:
-    """What reading an array has found wrong.
-
-    corrected: how many pages, spare areas and blocks' entries had one wrong bit. pages: those that are not what their
-    spare areas say. spares: pages with spare areas that say nothing any more; blocks: those with such entries. files:
-    those that are missing or have another size.
-    """
-
-    corrected: int = 0
-    pages: set[int] = field(default_factory=set)
-    spares: set[int] = field(default_factory=set)
-    files: list[str] = field(default_factory=list)
-    blocks: set[int] = field(default_factory=set)
-
-
 class Nand:
     """Pages that are programmed once and in order within their block, and erased by block.
 
@@ -89,7 +76,8 @@ class Nand:
 
     payload=False keeps tags only: time and wear of drives whose content would not fit this machine.
     folder: where the array's files are; they are read at once, and written as the array is. private: they are only
-    read, as far as they are there, and changes stay in memory.
+    read, as far as they are there, and changes stay in memory. medium: where content is while there is power. Where it
+    stays in the files, a page is checked when it is first brought, and may be looked at only then.
     """
 
     def __init__(
@@ -99,13 +87,16 @@ class Nand:
         payload: bool = True,
         folder: Folder | None = None,
         private: bool = False,
+        medium: Medium = IN_MEMORY,
     ) -> None:
         """Raises ValueError for files of another size, OSError for what cannot be read."""
         self.geometry, self.faults, self.payload = geometry, faults or FaultPlan(), payload
         pages = geometry.pages
-        stored = pages if payload else 1
-        self._memory = lazy_memory(stored * geometry.page_bytes)
-        self.content: U8 = as_array(self._memory, (stored, geometry.page_bytes), np.uint8)
+        files = None if folder is None else NandFiles(folder, geometry, remains=private)
+        path = Path(folder.name) if folder is not None and not private else None
+        self.held = content_of(medium, geometry, pages if payload else 1, path)
+        self.content: U8 = self.held.pages
+        self._unchecked: U8 = lazy_zeros((pages if self.held.lazy else 0,), np.uint8)
         self.spare: Spare = lazy_zeros((pages if payload else 0,), SPARE)
         self.tags: U64 = self.spare["tag"] if payload else lazy_zeros((pages,), np.uint64)
         self.write_numbers: U64 = self.spare["write_number"]
@@ -119,8 +110,8 @@ class Nand:
         self._unsynced = False
         self._generator = np.random.default_rng(self.faults.seed)
         self._files: NandFiles | None = None
-        if folder is not None:
-            self._load(NandFiles(folder, geometry, remains=private), private)
+        if files is not None:
+            self._load(files, private)
         if self.faults.factory_bad and not self.bad.any():
             self.bad[self._generator.random(geometry.blocks) < self.faults.factory_bad] = 1
         self.bad_blocks = int(np.count_nonzero(self.bad))  # how many, so that nobody has to count them at each write
@@ -135,17 +126,20 @@ class Nand:
         superblocks, taken = files.read_spares(self.spare)
         self.erase_count[:], self.bad[:] = entries["erases"], entries["bad"] != 0
         areas = np.union1d(self._read_spares(superblocks), taken).astype(np.uint32)
-        ppns = np.sort(self.programmed())
-        files.read_content(self.content, ppns)
-        wrong = self._check_content(ppns)
+        ppns, wrong = np.sort(self.programmed()), NONE
+        if self.held.lazy:
+            self._unchecked[ppns] = 1
+        else:
+            files.read_content(self.content, ppns)
+            wrong = self._check_content(ppns)
         self.damage.corrected = len(fixed) + areas.size + wrong.size
         if not private:
             self._files = files
             with suppress(MediumFailed):  # what is in memory is right; `failed` refuses whatever would change it
                 for block in (*fixed, *lost):
                     self._write_block(block)
-                for some in (areas, wrong):
-                    self._write(some, self.content[some])
+                self._write_spares(areas)
+                self._write(wrong, self.content[wrong])
 
     def power_on(self) -> None:
         """Learn from the spare areas what a controller knows: what is programmed, and which of it is damaged."""
@@ -159,15 +153,9 @@ class Nand:
         for superblock in superblocks:
             first = superblock * g.superblock_pages
             spare = self.spare[first : first + g.superblock_pages]
-            there = np.flatnonzero(words(spare).any(axis=1))
-            for i in there[unsealed(spare[there])].tolist() if there.size else ():
-                if one_bit(rows(spare)[i]):
-                    rows(spare)[i] = 0
-                elif not correct_spare(spare, i):
-                    spare[i] = 0
-                    self.damage.spares.add(first + i)
-                    continue
-                fixed.append(first + i)
+            mended, lost = mend(spare)
+            fixed += [first + i for i in mended]
+            self.damage.spares.update(first + i for i in lost)
             lives = self.erase_count[superblock * g.lanes : (superblock + 1) * g.lanes]
             of_pages = spare["life"].reshape(g.pages_per_block, g.lanes)
             lives[:] = np.maximum(lives, of_pages.max(0))  # where the count is lost, the last pages have it
@@ -190,11 +178,33 @@ class Nand:
             if not spare["write_number"]:
                 self.damage.pages.add(ppn)
             elif not matches(page, spare):
+                page = page.copy()
                 if correct_page(page, spare):
                     fixed.append(ppn)
+                    self.held.put(np.array([ppn], np.uint32), page[None])
+                    if self.held.lazy:
+                        self._write(np.array([ppn], np.uint32), page[None])
                 else:
                     self.damage.pages.add(ppn)
         return np.array(fixed, np.uint32)
+
+    def bring(self, ppns: U32) -> None:
+        """Have the content of programmed pages at hand until the next turn, checked; `damage` says which are not what
+        their spare areas say."""
+        if not self.held.lazy or not ppns.size:
+            return
+        self.damage.pages.update(self.held.bring(ppns).tolist())
+        new = ppns[self._unchecked[ppns] > 0]
+        if new.size:
+            new = distinct(new)
+            self._unchecked[new] = 0
+            self.damage.corrected += self._check_content(new[self.intact(new)]).size
+
+    def read(self, ppns: U32) -> U8:
+        """A copy of the content of pages, (N, page_bytes)."""
+        self.bring(ppns)
+        pages: U8 = self.content[ppns]
+        return pages
 
     def copy(self, folder: Folder | None = None) -> Nand:
         """An array of its own with the same content and wear, in memory or in a new folder."""
@@ -208,8 +218,10 @@ class Nand:
             other._write_block(block)
         for some in np.array_split(pages, 1 + pages.size // 4096):
             if self.payload:
-                other.content[some], other.spare[some] = self.content[some], self.spare[some]
-                other._write(some, self.content[some])
+                content = self.read(some)
+                other.content[some], other.spare[some] = content, self.spare[some]
+                other._write(some, content)
+                self.held.begin()
             else:
                 other.tags[some] = self.tags[some]
         other.writes = self.writes
@@ -221,6 +233,12 @@ class Nand:
         if self._files:
             with self._medium():
                 self._files.write_pages(ppns, pages, self.spare[ppns])
+
+    def _write_spares(self, ppns: U32) -> None:
+        """Write spare areas anew."""
+        if self._files:
+            with self._medium():
+                self._files.write_spares(ppns, self.spare[ppns])
 
     def _write_block(self, block: int) -> None:
         if self._files:
@@ -305,7 +323,10 @@ class Nand:
                 write_numbers = np.arange(self.writes + 1, self.writes + 1 + good, dtype=np.uint64)
             self.give_back()
             spare = made(data, tags, write_numbers, self.erase_count[self.block_of(ppns)])
-            self.content[ppns], self.spare[ppns] = data, spare
+            self.held.put(ppns, data)
+            self.spare[ppns] = spare
+            if self.held.lazy:
+                self._unchecked[ppns] = 0
             self._write(ppns, data)
             if self.log:
                 for i in range(good):
@@ -372,8 +393,7 @@ class Nand:
                     self._discard(first, g.superblock_pages if whole else lanes.size)
 
     def _discard(self, first: int, count: int) -> None:
-        size = self.geometry.page_bytes
-        release(self._memory, first * size, count * size)
+        self.held.discard(first, count)
         if self._files:
             with self._medium():
                 self._files.discard(first, count)

@@ -58,8 +58,11 @@ class Referrer(ABC):
         """Blocks that must stay free for what takes another page's place to be programmed before that one is erased."""
         return 0
 
-    def lose(self, tags: U64) -> list[int]:
-        """Pages with these tags cannot be read any more; returns the handles of sequences that lost data."""
+    def lose(self, tags: U64, for_good: bool) -> list[int]:
+        """Pages with these tags could not be read; returns the handles of sequences that lost data.
+
+        for_good: their content is gone, and to be recorded as lost before they look whole again somewhere else.
+        """
         return []
 
 

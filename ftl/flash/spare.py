@@ -10,6 +10,7 @@ import zlib
 from typing import Any
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from csd_io.crc import corrected
@@ -42,10 +43,48 @@ def words(spare: Spare) -> U64:
     return spare.view(np.uint64).reshape(-1, SPARE.itemsize // 8)
 
 
+_CRC: NDArray[np.uint32] = np.array([zlib.crc32(bytes([i])) ^ zlib.crc32(b"\0") for i in range(256)], np.uint32)
+
+
+@njit(cache=True, nogil=True)
+def _sealed(raw, table, good):  # type: ignore[no-untyped-def]
+    """Whether the last four bytes of each row (N, 32) are the CRC-32 of those before, as zlib has it."""
+    for i in range(raw.shape[0]):
+        crc = np.uint32(0xFFFFFFFF)
+        for j in range(28):
+            crc = table[(crc ^ raw[i, j]) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
+        crc ^= np.uint32(0xFFFFFFFF)
+        good[i] = True
+        for j in range(4):
+            good[i] &= raw[i, 28 + j] == (crc >> np.uint32(8 * j)) & np.uint32(0xFF)
+
+
 def unsealed(spare: Spare) -> list[int]:
     """Which spare areas do not match their seal."""
-    seals = spare["seal"].tolist()
-    return [i for i, row in enumerate(rows(spare)) if zlib.crc32(row[:_SEALED]) != seals[i]]
+    good = np.empty(spare.size, np.bool_)
+    _sealed(rows(spare), _CRC, good)
+    found: list[int] = np.flatnonzero(~good).tolist()
+    return found
+
+
+def mend(spare: Spare) -> tuple[list[int], list[int]]:
+    """Undo single flipped bits of spare areas; returns which were corrected, and which are lost and erased here."""
+    fixed, lost = list[int](), list[int]()
+    there = np.flatnonzero(words(spare).any(axis=1))
+    for i in there[unsealed(spare[there])].tolist() if there.size else ():
+        if one_bit(rows(spare)[i]):
+            rows(spare)[i] = 0
+        elif not correct_spare(spare, i):
+            spare[i] = 0
+            lost.append(i)
+            continue
+        fixed.append(i)
+    return fixed, lost
+
+
+def one_bit(raw: U8) -> bool:
+    """Whether bytes would all be zero but for one bit."""
+    return int(np.unpackbits(raw).sum()) == 1
 
 
 def correct_spare(spare: Spare, i: int) -> bool:

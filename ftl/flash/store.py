@@ -12,6 +12,7 @@ from csd_spec.view import UNMAPPED
 from ftl.counters import Counters
 from ftl.errors import OutOfSpace, Uncorrectable
 from ftl.flash.cache import PageCache
+from ftl.flash.content import distinct
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Placement, Writer
 from ftl.flash.plan import PagePlan
@@ -136,6 +137,26 @@ class FlashStore:
         """A plan for everything in these pages."""
         return PagePlan.all_of(ppns, self.geometry.page_bytes)
 
+    def bring(self, ppns: U32) -> None:
+        """Have pages at hand, wherever the emulator keeps them; that takes no modelled time. Raises Uncorrectable, and
+        fails the sequences concerned, for those that are not what was programmed."""
+        handles = self.lost_of(ppns)
+        if handles is not None:
+            raise Uncorrectable(handles)
+
+    def lost_of(self, ppns: U32) -> list[int] | None:
+        """Bring pages; returns the sequences that have failed now, where some are not what was programmed."""
+        self.nand.bring(ppns)
+        if not (self.nand.held.lazy and self.nand.damage.pages):
+            return None
+        lost = distinct(ppns[~self.nand.intact(ppns)])
+        return self._lose(lost, True) if lost.size else None
+
+    def _lose(self, ppns: U32, for_good: bool) -> list[int]:
+        self.counters.unrecovered += ppns.size
+        tags = self.nand.tags[ppns]
+        return sorted({handle for each in self.referrers for handle in each.lose(tags, for_good)})
+
     def read(self, plan: PagePlan, start_ns: int) -> int:
         """Bring a plan's pages to the engine; returns when all are there.
 
@@ -143,6 +164,7 @@ class FlashStore:
         """
         if plan.stored:
             self.nand.check_readable(plan.ppns)
+            self.bring(plan.ppns)
         self.counters.read += plan.ppns.size
         finish_ns = self.timing.read(plan.ppns, plan.nbytes, start_ns)
         if self.nand.faults.raw_bit_errors and plan.stored:
@@ -152,9 +174,7 @@ class FlashStore:
                 finish_ns = self.timing.read(plan.ppns[again], plan.nbytes[again], finish_ns)
             lost = plan.ppns[errors > self.nand.faults.retry_bits]
             if lost.size:
-                self.counters.unrecovered += lost.size
-                tags = self.nand.tags[lost]
-                raise Uncorrectable(sorted({handle for each in self.referrers for handle in each.lose(tags)}))
+                raise Uncorrectable(self._lose(lost, False))
         return finish_ns
 
     def erase(self, block: int, start_ns: int) -> None:

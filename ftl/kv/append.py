@@ -142,7 +142,7 @@ class _Growth:
         end_ns = self.kv.store.read(self.kv.store.all_of(slots[in_flash(slots)]), start_ns)
         if not self.kv.store.nand.payload:
             return None, end_ns
-        return self.seq.rows(self.kv.banks, source, self.layer, range(first, self.length)), end_ns
+        return self.kv.rows(self.seq, source, self.layer, range(first, self.length)), end_ns
 
     def map(self, rows: Rows, ppns: U32) -> None:
         """Let the maps point to new pages, and buffer the rows that are left over."""

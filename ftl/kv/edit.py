@@ -30,6 +30,7 @@ def fork(kv: KvMap, handle: int) -> int:
             if kept and kv.store.nand.payload:
                 kv.buffers.content[ours.buffers[layer]] = kv.buffers.content[theirs.buffers[layer]]
     child.label = parent.label
+    child.v_sums = None if parent.v_sums is None else parent.v_sums.copy()
     child.lengths[:] = parent.lengths
     for layer in range(parent.layers):
         child.owners[layer] = list(parent.owners[layer])
@@ -75,7 +76,7 @@ def _cut_rows(kv: KvMap, seq: Sequence, name: str, layer: int, length: int) -> U
     per = seq.maps[name].per_group
     if not kv.store.nand.payload or length // per == seq.lengths[layer] // per:
         return None
-    return seq.primary[name].rows(kv.banks, layer, range(length // per * per, length))
+    return kv.rows(seq, name, layer, range(length // per * per, length))
 
 
 def _take_back(kv: KvMap, mapped: GroupMap, layer: int, length: int, cut: U32, rows: U16 | None) -> None:
@@ -84,7 +85,7 @@ def _take_back(kv: KvMap, mapped: GroupMap, layer: int, length: int, cut: U32, r
         if rows is not None:
             mapped.fill(kv.tails.content, mapped.buffers[layer], 0, rows)
         elif in_flash(cut[0]):
-            kv.buffers.content[mapped.buffers[layer]] = kv.store.nand.content[cut]
+            kv.buffers.content[mapped.buffers[layer]] = kv.store.nand.read(cut)
         mapped.poison(kv.tails.content, mapped.buffers[layer], length % mapped.per_group)
 
 

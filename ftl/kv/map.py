@@ -37,7 +37,7 @@ class KvMap(Referrer):
         self.store = store
         self.sequences: dict[int, Sequence] = {}
         self.buffers = GroupBuffers(dram_bytes, store.geometry.page_bytes)
-        self.tails = Tails(self.buffers, self.sequences, store.content)
+        self.tails = Tails(self.buffers, self.sequences, store.nand.read)
         self.owners, self.changes = Owners(), Changes()
         self.next_handle = 1
 
@@ -45,6 +45,12 @@ class KvMap(Referrer):
     def banks(self) -> tuple[U16, U16]:
         """Flash and buffers, as slots name them."""
         return self.store.content, self.tails.content
+
+    def rows(self, seq: Sequence, source: str, layer: int, tokens: range) -> U16:
+        """Rows (tokens, H, d) of K or V as they are stored; (tokens, H, 2 d) of both. Raises Uncorrectable."""
+        slots = seq.stored_in(source, layer, tokens)
+        self.store.bring(slots[in_flash(slots)])
+        return seq.rows(self.banks, source, layer, tokens)
 
     def sequence(self, handle: int) -> Sequence:
         """The sequence of a handle; raises UnknownSequence, or Uncorrectable for one that lost data."""
@@ -124,13 +130,17 @@ class KvMap(Referrer):
         return [mapped for handle in handles for mapped in self.sequences[handle].maps.values()]
 
     def checkpoint_pages(self) -> int:
-        """Of each unfinished group of K and V at most a page is recorded, in two places."""
+        """Of each unfinished group of K and V at most a page is recorded, and the sums of V, in two places."""
         rows = sum(2 * seq.heads * int((seq.lengths > 0).sum()) for seq in self.sequences.values())
-        return 2 * -(-rows * 3 // 4)
+        sums = sum(seq.v_sums.nbytes for seq in self.sequences.values() if seq.v_sums is not None)
+        return 2 * (-(-rows * 3 // 4) + -(-sums // self.store.geometry.page_bytes))
 
-    def lose(self, tags: U64) -> list[int]:
+    def lose(self, tags: U64, for_good: bool) -> list[int]:
         """Mark the sequences that hold these pages as failed."""
         handles = sorted(self.owners.sequences(set(tag.owners(tags[tag.is_group(tags)]).tolist())))
         for handle in handles:
             self.sequences[handle].failed = True
+        if for_good:
+            self.changes.dirty.update(handles)
+            self.changes.trimmed.update(handles)
         return handles

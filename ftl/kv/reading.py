@@ -1,4 +1,7 @@
-"""Reading: where one layer's groups lie, which pages are behind a selection, and K and V as they were stored."""
+"""Reading: where one layer's groups lie, which pages are behind a selection, and K and V as they were stored.
+
+What a plan names is at hand when the plan is made, those pages too that the drive's cache saves from being read.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,18 @@ from ftl.kv.pages import plan_channels, plan_tokens, stack
 
 
 class Reader:
-    """Views of sequences, and plans for their pages; nothing is read before the flash store is asked to."""
+    """Views of sequences, and plans for their pages; in modelled time nothing is read before the store is asked to."""
 
     def __init__(self, kv: KvMap) -> None:
         self.kv, self.store = kv, kv.store
         self._word_bytes = kv.store.spec.timing.codeword_bytes or 0  # the least that crosses a channel; 0: whole pages
 
     def view(self, handles: Seq[int], layer: int) -> KvView:
-        """Slots of one layer of sequences that share a layout; no copy of K and V for a single sequence."""
+        """Slots of one layer of sequences that share a layout; no copy of K and V for a single sequence.
+
+        Pages that were brought for an earlier view may be gone.
+        """
+        self.store.nand.held.begin()
         seqs = [self.kv.sequence(handle) for handle in handles]
         first = seqs[0]
         lengths, lay, streams = np.array([seq.lengths[layer] for seq in seqs]), first.layout, len(seqs) * first.heads
@@ -77,6 +84,7 @@ class Reader:
         return self._whole(slots[stored], useful, np.cumsum(stored.sum(1)))
 
     def _whole(self, ppns: U32, useful: I64, ends: I64) -> PagePlan:
+        self.store.bring(ppns)
         return PagePlan(ppns, useful, np.full(ppns.size, self.store.geometry.page_bytes), ends)
 
     def table_pages(self, nbytes: I64) -> PagePlan:
@@ -91,6 +99,7 @@ class Reader:
         return PagePlan(ppns, useful, -(-useful // word) * word, ends, stored=False)
 
     def _plan(self, ppns: U32, useful: I64, words: I64, ends: I64) -> PagePlan:
+        self.store.bring(ppns)
         return PagePlan(ppns, useful, words * (self._word_bytes or self.store.geometry.page_bytes), ends)
 
     def read_back(self, handle: int, layer: int, tokens: range | None = None) -> tuple[F16, F16, PagePlan]:
@@ -107,5 +116,5 @@ class Reader:
         columns = zip(*((p.ppns, p.useful, p.nbytes) for p in plans), strict=True)
         ppns, useful, nbytes = (np.concatenate(column) for column in columns)
         plan = PagePlan(ppns, useful, nbytes, np.array([ppns.size]))
-        k, v = (seq.rows(view.banks, name, layer, tokens).view(np.float16) for name in "kv")
+        k, v = (self.kv.rows(seq, name, layer, tokens).view(np.float16) for name in "kv")
         return k, v, plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec import KvLayout
-from csd_spec.arrays import I64, U16, U32
+from csd_spec.arrays import F32, I64, U16, U32
 from ftl.flash.placement import Writer
 from ftl.kv.layouts import GroupMap, PrimaryMap, layout_of
 
@@ -31,6 +31,7 @@ class Sequence:
         self.writer = writer
         self.failed = False  # lost data to bit errors: can only be freed
         self.label = 0  # what the layer above keeps with it
+        self.v_sums: F32 | None = None  # (layers, H, d), where it keeps the sum of V too
 
     @property
     def copies(self) -> list[GroupMap]:
@@ -55,6 +56,14 @@ class Sequence:
     def owner_of(self, layer: int, per_group: int, group: int) -> int:
         """Owner of a full group."""
         return next(owner for owner, tokens in self.owners[layer] if tokens < 0 or group < tokens // per_group)
+
+    def owners_of(self, layer: int, per_group: int, groups: int) -> I64:
+        """Owners (groups,) of the first full groups."""
+        chain = self.owners[layer]
+        ends = [groups if tokens < 0 else tokens // per_group for _, tokens in chain]
+        which = np.searchsorted(ends, np.arange(groups), side="right")
+        owners: I64 = np.array([owner for owner, _ in chain], np.int64)[which]
+        return owners
 
     def write_as(self, layer: int, owner: int, tokens: int) -> None:
         """Groups full within `tokens` stay with those who wrote them; `owner` writes from there on."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from csd_spec.arrays import I64, U8, U16
+from csd_spec.arrays import I64, U8, U16, U32
 from csd_spec.view import UNMAPPED, dram_slots, in_flash
 from ftl.errors import OutOfSpace
 from ftl.flash.memory import lazy_zeros
@@ -45,7 +47,8 @@ class GroupBuffers:
 class Tails:
     """Which unfinished groups have buffers. Those of primary maps must; those of copies have while there is room."""
 
-    def __init__(self, buffers: GroupBuffers, sequences: dict[int, Sequence], flash: U16) -> None:
+    def __init__(self, buffers: GroupBuffers, sequences: dict[int, Sequence], flash: Callable[[U32], U8]) -> None:
+        """flash: the content of pages."""
         self.buffers, self._sequences, self._flash = buffers, sequences, flash
 
     @property
@@ -101,7 +104,7 @@ class Tails:
     def _before(self, mapped: GroupMap, layer: int, group: int) -> U16 | None:
         """Pages of the group before one, where these are in flash."""
         slots = mapped.slots[layer, :, group - 1] if group else mapped.slots[layer, :, :0]
-        return self._flash[slots] if slots.size and in_flash(slots).all() else None
+        return self._flash(slots).view(np.uint16) if slots.size and in_flash(slots).all() else None
 
     def buffer_tail(self, mapped: GroupMap, layer: int, length: int, tokens: int, rows: U16 | None) -> None:
         """Buffer what `tokens` rows behind `length` leave in an unfinished group, of a copy where there is room."""

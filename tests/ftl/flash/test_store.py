@@ -43,7 +43,7 @@ class Table(Referrer):
     def references(self, tags):
         yield Reference(self.pages, np.arange(tags.size), tag.logical_pages(tags))
 
-    def lose(self, tags):
+    def lose(self, tags, for_good):
         self.lost += tag.logical_pages(tags).tolist()
         return self.lost
 

@@ -1,0 +1,262 @@
+"""Where the bytes of pages are while a drive has power: in memory, in a mapped file, or in a file that is read past the
+page cache.
+
+In all of them a page has the same place in one array, so kernels know no difference; but where pages lie in a file,
+only those that were brought may be looked at. A *turn* is what one command reads: that stays together until the next.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+
+from csd_io.scatter import Scatter, bridged
+from csd_spec import Geometry
+from csd_spec.arrays import I64, U8, U32
+from ftl.flash.cache import PageCache
+from ftl.flash.files import CONTENT, runs
+from ftl.flash.memory import as_array, lazy_memory, lazy_zeros, release
+
+Kind = Literal["memory", "mapped", "direct"]
+KINDS: tuple[Kind, ...] = ("memory", "mapped", "direct")
+BLOCK = 4096  # what direct I/O and the kernel's pages are made of
+WASTE = 1 / 16  # of what is asked for, the most that is read besides to join requests
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """kind: `memory` holds all pages; `mapped` leaves that to the kernel's page cache, and asks it for the pages of a
+    plan; `direct` reads those past it and keeps `cache_bytes` of those that are asked for most often, besides what a
+    command reads."""
+
+    kind: Kind = "memory"
+    cache_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"medium = {self.kind!r}: must be one of {', '.join(KINDS)}")
+        if self.cache_bytes < BLOCK:
+            raise ValueError(f"cache_bytes = {self.cache_bytes}: at least {BLOCK} are needed")
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a medium was asked for. wanted: bytes of pages that were brought; hits: those of them that were there
+    already (of a mapped file nobody knows); asked: bytes asked of the device or the kernel; wasted: those of them that
+    nobody wanted. requests: how many that were."""
+
+    wanted: int = 0
+    hits: int = 0
+    asked: int = 0
+    wasted: int = 0
+    requests: int = 0
+
+
+class Content(Protocol):
+    """pages: (pages, page_bytes). lazy: whether a page has to be brought before it is looked at."""
+
+    pages: U8
+    lazy: bool
+    counts: Counts
+
+    def begin(self) -> None:
+        """A turn begins: nothing of the last one is needed any more."""
+        ...
+
+    def bring(self, ppns: U32) -> U32:
+        """Have pages stand in `pages` until the turn ends; returns those that the device could not read."""
+        ...
+
+    def put(self, ppns: U32, data: U8) -> None:
+        """Pages get other content; in files it is written by whoever has the files."""
+        ...
+
+    def discard(self, first: int, count: int) -> None:
+        """Pages hold nothing any more."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file."""
+        ...
+
+
+IN_MEMORY = Medium()
+NONE: U32 = np.zeros(0, np.uint32)
+
+
+class InMemory:
+    """All pages are there. stored: how many."""
+
+    lazy = False
+
+    def __init__(self, geometry: Geometry, stored: int) -> None:
+        self._size, self.counts = geometry.page_bytes, Counts()
+        self._memory = lazy_memory(stored * self._size)
+        self.pages: U8 = as_array(self._memory, (stored, self._size), np.uint8)
+
+    def begin(self) -> None:
+        """Nothing leaves."""
+
+    def bring(self, ppns: U32) -> U32:
+        return NONE
+
+    def put(self, ppns: U32, data: U8) -> None:
+        self.pages[ppns] = data
+
+    def discard(self, first: int, count: int) -> None:
+        release(self._memory, first * self._size, count * self._size)
+
+    def close(self) -> None:
+        """There is no file."""
+
+
+class Mapped:
+    """A file in the kernel's page cache, of which only what a plan names is asked for. A device that fails is a signal
+    here, so drives that must outlive that lie elsewhere."""
+
+    lazy = True
+
+    def __init__(self, geometry: Geometry, path: Path) -> None:
+        self._size, self.counts = geometry.page_bytes, Counts()
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        memory = mmap.mmap(self._fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        memory.madvise(mmap.MADV_RANDOM)  # nothing but what is asked for
+        self.pages: U8 = as_array(memory, (geometry.pages, self._size), np.uint8)
+
+    def begin(self) -> None:
+        """The kernel decides what leaves."""
+
+    def bring(self, ppns: U32) -> U32:
+        if ppns.size:
+            wanted = distinct(ppns).astype(np.int64)
+            firsts, ends = bridged(wanted, WASTE)
+            for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
+                os.posix_fadvise(self._fd, first * self._size, (end - first) * self._size, os.POSIX_FADV_WILLNEED)
+            _count(self.counts, wanted, firsts, ends, self._size)
+        return NONE
+
+    def put(self, ppns: U32, data: U8) -> None:
+        """The file is written by calls, and the map shows it."""
+
+    def discard(self, first: int, count: int) -> None:
+        """So it is with a hole."""
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Direct:
+    """A file that is read past the page cache into frames of memory, of whole blocks, each at its pages' own place.
+
+    After a turn those stay that are asked for most often: attention goes round, and what was read last is needed last.
+    """
+
+    lazy = True
+
+    def __init__(self, geometry: Geometry, path: Path, cache_bytes: int) -> None:
+        """Raises ValueError for pages that do not fill blocks, or the other way round."""
+        size, self.counts = geometry.page_bytes, Counts()
+        if max(size, BLOCK) % min(size, BLOCK) or geometry.capacity_bytes % BLOCK:
+            raise ValueError(f"medium = direct: pages of {size} bytes do not fill blocks of {BLOCK}: take mapped")
+        self._frame = max(size, BLOCK)
+        self._per, frames = self._frame // size, geometry.capacity_bytes // self._frame
+        self._memory = lazy_memory(geometry.capacity_bytes, huge=False)
+        self.pages: U8 = as_array(self._memory, (geometry.pages, size), np.uint8)
+        self._at = int(self.pages.ctypes.data)
+        self._here: U8 = lazy_zeros((frames,), np.uint8)
+        self._cache, self._turn = PageCache(cache_bytes // self._frame, frames), list[U32]()
+        self._file = Scatter(path)
+        if self._file.fallen:
+            warnings.warn(f"{path}: {self._file.fallen}", stacklevel=2)
+
+    def begin(self) -> None:
+        if not self._turn:
+            return
+        left = distinct(np.concatenate(self._turn))
+        self._turn.clear()
+        self._drop(left[~self._cache.holds(left)])
+
+    def bring(self, ppns: U32) -> U32:
+        if not ppns.size:
+            return NONE
+        frames = distinct(ppns // np.uint32(self._per))
+        missing = frames[self._here[frames] == 0]
+        self.counts.wanted += frames.size * self._frame
+        self.counts.hits += (frames.size - missing.size) * self._frame
+        if self._cache.capacity:
+            before = self._cache.kept.copy()
+            self._cache.touch(frames)
+            self._turn.append(before[before != self._cache.kept[: before.size]])
+        if not missing.size:
+            return NONE
+        failed = self._read(missing.astype(np.int64))
+        return ppns[np.isin(ppns // np.uint32(self._per), failed)] if failed.size else NONE
+
+    def _read(self, frames: I64) -> I64:
+        """Read frames and what lies in small gaps between them; returns those that could not be read."""
+        firsts, ends = bridged(frames, WASTE)
+        most = max(1, (1 << 18) // self._frame)  # frames of a request: many of them fly at once
+        if (ends - firsts).max() > most:
+            cuts = [np.append(np.arange(f, e, most), e) for f, e in zip(firsts.tolist(), ends.tolist(), strict=True)]
+            firsts, ends = (np.concatenate([cut[part] for cut in cuts]) for part in (slice(-1), slice(1, None)))
+        offsets, sizes = firsts * self._frame, (ends - firsts) * self._frame
+        results = self._file.read(offsets, self._at + offsets, sizes)
+        _count(self.counts, frames, firsts, ends, self._frame, wanted=False)
+        lost = results != sizes
+        come = [np.arange(first, end) for first, end in zip(firsts[~lost].tolist(), ends[~lost].tolist(), strict=True)]
+        brought = np.concatenate([np.zeros(0, np.int64), *come]).astype(np.uint32)
+        self._here[brought] = 1
+        self._turn.append(brought)
+        failed: I64 = frames[self._here[frames] == 0]
+        return failed
+
+    def put(self, ppns: U32, data: U8) -> None:
+        there = self._here[ppns // np.uint32(self._per)] > 0
+        self.pages[ppns[there]] = data[there]
+
+    def discard(self, first: int, count: int) -> None:
+        frames = np.arange(first // self._per, (first + count - 1) // self._per + 1, dtype=np.uint32)
+        here = frames[self._here[frames] > 0]
+        self._cache.forget(here)
+        self._drop(here)
+
+    def _drop(self, frames: U32) -> None:
+        for run in runs(frames.astype(np.int64)):
+            self._memory.madvise(mmap.MADV_DONTNEED, int(frames[run][0]) * self._frame, frames[run].size * self._frame)
+        self._here[frames] = 0
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def distinct(numbers: U32) -> U32:
+    """Each number once, ascending: `np.unique`, which hashes, takes several times as long."""
+    ordered = np.sort(numbers)
+    new: U32 = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: ordered.size]]
+    return new
+
+
+def _count(counts: Counts, numbers: I64, firsts: I64, ends: I64, size: int, wanted: bool = True) -> None:
+    """Requests for `numbers`, from firsts to ends."""
+    asked = int((ends - firsts).sum())
+    counts.asked += asked * size
+    counts.wasted += (asked - numbers.size) * size
+    counts.requests += firsts.size
+    counts.wanted += numbers.size * size * wanted
+
+
+def content_of(medium: Medium, geometry: Geometry, stored: int, folder: Path | None) -> Content:
+    """An array's content; stored: pages in memory. Raises ValueError where pages should lie in a file of no folder."""
+    if medium.kind == "memory":
+        return InMemory(geometry, stored)
+    if folder is None or not folder.is_dir() or stored < geometry.pages:
+        raise ValueError(f"medium = {medium.kind}: needs a folder that may be written to")
+    if medium.kind == "mapped":
+        return Mapped(geometry, folder / CONTENT)
+    return Direct(geometry, folder / CONTENT, medium.cache_bytes)

@@ -1,0 +1,49 @@
+"""Ranges of a file land where they belong, by io_uring, by threads, and through the page cache."""
+
+import errno
+
+import numpy as np
+import pytest
+
+from csd_io.queue import address, aligned
+from csd_io.scatter import Scatter, bridged
+
+BLOCK = 4096
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(np.random.default_rng(0).integers(0, 255, 200 * BLOCK, np.uint8).tobytes())
+    return path
+
+
+@pytest.mark.parametrize("ways", [{}, {"ring": False}, {"direct": False}, {"ring": False, "direct": False}])
+def test_ranges_land_where_they_belong(path, ways):
+    scatter, memory, content = Scatter(path, **ways), aligned(200 * BLOCK), path.read_bytes()
+    assert ways == {} or scatter.fallen
+    numbers = np.random.default_rng(1).permutation(200)[:150]
+    offsets = numbers * BLOCK
+    results = scatter.read(offsets, address(memory) + offsets, np.full(150, BLOCK))
+    scatter.close()
+    assert (results == BLOCK).all()
+    for number in range(200):
+        part = slice(number * BLOCK, (number + 1) * BLOCK)
+        assert bytes(memory[part]) == (content[part] if number in numbers else bytes(BLOCK))
+
+
+@pytest.mark.parametrize("ring", [True, False])
+def test_what_fails_says_so_and_the_rest_goes_on(path, ring):
+    scatter, memory = Scatter(path, ring=ring), aligned(4 * BLOCK)
+    offsets = np.array([0, 1000 * BLOCK, 199 * BLOCK])
+    results = scatter.read(offsets, np.array([address(memory), address(memory), 16]), np.full(3, BLOCK))
+    scatter.close()
+    assert results.tolist() == [BLOCK, 0, -errno.EFAULT]
+
+
+def test_gaps_are_bridged_smallest_first_within_their_share():
+    numbers = np.array([0, 1, 3, 4, 9, 10, 11, 20])
+    assert [each.tolist() for each in bridged(numbers, 0)] == [[0, 3, 9, 20], [2, 5, 12, 21]]
+    assert [each.tolist() for each in bridged(numbers, 0.125)] == [[0, 9, 20], [5, 12, 21]]
+    assert [each.tolist() for each in bridged(numbers, 0.625)] == [[0, 20], [12, 21]]
+    assert [each.tolist() for each in bridged(numbers[:1], 0)] == [[0], [1]]

@@ -1,0 +1,223 @@
+"""Pages in a mapped file and in one that is read past the page cache: the same bits as in memory, whatever is read, and
+what is damaged is found when it is read.
+
+partner of: ftl/flash/content.py, ftl/flash/damage.py
+"""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from attention_engine import METHODS
+from csd_firmware import InProcessDevice
+from csd_io.folder import DiskFolder
+from csd_spec import Attend, Flush, KvAppend, KvCrop, KvRead, SeqCreate, Status
+from csd_spec.planes import number_of
+from csd_spec.view import in_flash
+from eval.bench.random_host import DRIVE, RandomHost
+from ftl import Ftl, Medium, Nand, Uncorrectable
+from ftl.flash.content import BLOCK
+from ftl.flash.files import CONTENT, NandFiles
+
+HEADS, DIM = 2, 32
+FILES = [Medium("mapped"), Medium("direct", BLOCK), Medium("direct", 40 * BLOCK)]
+
+
+def rows(generator, tokens):
+    return generator.standard_normal((tokens, HEADS, DIM)).astype(np.float16)
+
+
+def opened(drive, folder, medium):
+    return InProcessDevice(drive, folder, medium=medium)
+
+
+def run(device, command):
+    done = device.submit(command, device.firmware.free_ns).result()
+    assert done.status is Status.SUCCESS, done.reason
+    return done
+
+
+def asked(device, bits, seed=0):
+    """Random commands of all kinds, and what each has answered."""
+    generator, answers = np.random.default_rng(seed), []
+    create = SeqCreate(count=2, layers=2, kv_heads=HEADS, head_dim=DIM, max_tokens=400, embedding_bits=bits)
+    handles = [int(each) for each in run(device, create).data[0]]
+    k, v = rows(generator, 500), rows(generator, 500)
+    for layer in range(2):
+        run(device, KvAppend(seqs=tuple(handles), layer=layer, lengths=np.array([300, 200]), k=k, v=v))
+    names = [name for name in ("dense", "sparf", "quest", "h2o", "oracle", "sparq", "twilight") if name in METHODS]
+    for name in ["progressive"] if number_of(2, False) <= bits else names:
+        for layer in range(2):
+            q, k, v = (
+                generator.standard_normal((2, HEADS, 2, DIM)).astype(np.float16),
+                rows(generator, 2),
+                rows(generator, 2),
+            )
+            params = {"r": 4, "top_k": np.array([40, 30]), "recent": np.array([8, 8])}
+            done = run(device, Attend(seqs=tuple(handles), layer=layer, q=q, k=k, v=v, method=name, **params))
+            answers += [*done.data, done.finish_ns, done.flash]
+    run(device, KvCrop(seqs=(handles[0],), layer=1, lengths=np.array([133])))
+    run(device, Flush())
+    for layer in range(2):
+        answers += [*run(device, KvRead(seqs=(handles[1],), layer=layer)).data]
+        answers += [*run(device, KvRead(seqs=(handles[0],), layer=layer, first=100, tokens=30)).data]
+    return answers
+
+
+def assert_same(answers, others):
+    for one, other in zip(answers, others, strict=True):
+        if isinstance(one, np.ndarray):
+            np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
+        else:
+            assert one == other
+
+
+@pytest.mark.parametrize(
+    ("medium", "page_bytes", "bits"),
+    [*((each, 512, 16) for each in FILES), (FILES[1], 4096, 4), (FILES[1], 512, number_of(2, False))],
+)
+def test_attention_has_the_same_bits_and_times_wherever_pages_lie(small_drive, tmp_path, medium, page_bytes, bits):
+    geometry = replace(small_drive.geometry, page_bytes=page_bytes, blocks_per_plane=128)
+    drive = replace(small_drive, geometry=geometry, dram_bytes=8 << 20, cache_bytes=8 * page_bytes)
+    expected = asked(memory := InProcessDevice(drive, tmp_path / "memory"), bits)
+    memory.close()
+    assert_same(asked(device := opened(drive, tmp_path / "files", medium), bits), expected)
+    assert device.firmware.ftl.nand.held.counts.wanted > 0
+    device.close()
+    for name in ("memory", "files"):
+        folder, answers = tmp_path / name, []
+        for each in (Medium(), medium):
+            shutil.copytree(folder, tmp_path / f"{name}-{each.kind}")
+            device = opened(drive, tmp_path / f"{name}-{each.kind}", each)
+            answers.append(asked(device, bits, seed=1))
+            device.close()
+        assert_same(*answers)
+
+
+def test_a_turn_keeps_what_it_reads_and_the_next_what_is_asked_for_often(small_drive, tmp_path):
+    drive = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=BLOCK))
+    NandFiles.make(folder := DiskFolder(tmp_path), drive.geometry)
+    nand = Nand(drive.geometry, folder=folder, medium=Medium("direct", 2 * BLOCK))
+    lanes = drive.geometry.lanes
+    ppns = np.arange(8, dtype=np.uint32)
+    data = np.random.default_rng(0).integers(0, 255, (8, BLOCK), np.uint8)
+    assert lanes == 4 and nand.program(ppns, data, np.arange(1, 9, dtype=np.uint64)) == 8
+    counts = nand.held.counts
+    for _ in range(3):
+        nand.held.begin()
+        np.testing.assert_array_equal(nand.read(ppns[:2]), data[:2])
+    assert (counts.asked, counts.hits) == (2 * BLOCK, 4 * BLOCK)
+    nand.held.begin()
+    np.testing.assert_array_equal(nand.read(ppns), data)
+    assert np.array_equal(nand.content, nand.content) and (nand.content[:8] == data).all()
+    nand.held.begin()
+    assert (nand.content[2:8] == 0).all() and (nand.content[:2] == data[:2]).all()
+    assert counts.wasted == 0
+    nand.held.close()
+
+
+def copies(folder, count):
+    return [shutil.copytree(folder, folder.parent / f"{folder.name}-{number}") for number in range(count)]
+
+
+def state_of(folder, medium):
+    """What a drive holds after power-on: of every sequence its rows, None where it has failed; logical pages."""
+    nand = Nand(DRIVE.geometry, folder=DiskFolder(folder), medium=medium)
+    ftl = Ftl(DRIVE, nand)
+    found = {}
+    for handle, seq in list(ftl.sequences.items()):
+        try:
+            found[handle] = [ftl.read_back(handle, layer)[:2] for layer in range(seq.layers)]
+        except Uncorrectable:
+            found[handle] = None
+    pages = []
+    for lpn in range(ftl.blocks.pages):
+        try:
+            pages.append(ftl.blocks.read(np.array([lpn]), 0)[0].tobytes())
+        except Uncorrectable:
+            pages.append(None)
+    nand.held.close()
+    return found, pages
+
+
+def assert_same_state(one, other):
+    assert one[1] == other[1]
+    assert set(one[0]) == set(other[0])
+    for handle, layers in one[0].items():
+        assert (layers is None) == (other[0][handle] is None)
+        for mine, theirs in zip(layers or (), other[0][handle] or (), strict=True):
+            for a, b in zip(mine, theirs, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("medium", FILES[:2])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_power_cut_leaves_the_same_drive_wherever_its_pages_lie(tmp_path, medium, seed):
+    """Power is lost in the middle of random verbs, and the pages that were written last are torn."""
+    folder, generator = tmp_path / "drive", np.random.default_rng(seed)
+    folder.mkdir()
+    NandFiles.make(files := DiskFolder(folder), DRIVE.geometry)
+    nand = Nand(DRIVE.geometry, folder=files, medium=medium)
+    host = RandomHost(seed, nand)
+    for turn in range(6):
+        for _ in range(int(generator.integers(3, 12))):
+            host.step()
+        here = tmp_path / f"{turn}"
+        shutil.copytree(folder, here)
+        newest = np.argsort(nand.write_numbers[ppns := nand.programmed()])[-int(generator.integers(1, 4)) :]
+        with (here / CONTENT).open("r+b") as file:
+            for ppn in ppns[newest].tolist():
+                file.seek(ppn * DRIVE.geometry.page_bytes + 100)
+                file.write(generator.integers(0, 255, 300, np.uint8).tobytes())
+        one, other = copies(here, 2)
+        assert_same_state(state_of(one, Medium()), state_of(other, medium))
+    nand.held.close()
+
+
+@pytest.mark.parametrize("medium", FILES[:2])
+def test_damage_is_found_when_it_is_read_and_never_moved_as_if_it_were_whole(tmp_path, medium):
+    found = set()
+    for seed in range(10):
+        folder, generator = tmp_path / f"{medium.kind}{medium.cache_bytes}-{seed}", np.random.default_rng(seed)
+        folder.mkdir()
+        NandFiles.make(files := DiskFolder(folder), DRIVE.geometry)
+        host = RandomHost(seed, Nand(DRIVE.geometry, folder=files))
+        for _ in range(40):
+            host.step()
+        host.ftl.flush(0)
+        used = [m.flash_slots() for seq in host.ftl.sequences.values() for m in seq.maps.values()]
+        used.append(host.ftl.blocks.map[in_flash(host.ftl.blocks.map)])
+        ppn = int(generator.choice(np.concatenate(used)))
+        with (folder / CONTENT).open("r+b") as file:
+            file.seek(ppn * DRIVE.geometry.page_bytes)
+            file.write(generator.integers(0, 255, DRIVE.geometry.page_bytes, np.uint8).tobytes())
+        held = Nand(DRIVE.geometry, folder=DiskFolder(folder), medium=medium)
+        ftl = Ftl(DRIVE, held)
+        ftl.collector._level(int(held.block_of(np.array([ppn]))[0]), 0)  # its block's valid pages are moved
+        ftl.flush(0)
+        held.held.close()
+        sequences, pages = state_of(folder, Medium())
+        for handle, layers in host.model.items():
+            if sequences[handle] is None:
+                found.add("failed")
+                continue
+            for mine, theirs in zip(layers, sequences[handle], strict=True):
+                for a, b in zip(mine, theirs, strict=True):
+                    np.testing.assert_array_equal(a, b)
+        for lpn, page in enumerate(pages):
+            assert page is None or page == host.blocks[lpn].tobytes()
+    assert "failed" in found
+
+
+def test_what_cannot_lie_in_files_says_so(small_drive, tmp_path):
+    with pytest.raises(ValueError, match="medium = 'tape': must be one of memory, mapped, direct"):
+        Medium("tape")
+    with pytest.raises(ValueError, match="cache_bytes = 7"):
+        Medium("direct", 7)
+    with pytest.raises(ValueError, match="medium = mapped: needs a folder"):
+        InProcessDevice(small_drive, medium=Medium("mapped"))
+    odd = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=6000 // 16 * 16))
+    with pytest.raises(ValueError, match="do not fill blocks of 4096: take mapped"):
+        InProcessDevice(odd, tmp_path / "odd", medium=Medium("direct"))
