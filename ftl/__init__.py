@@ -8,6 +8,7 @@ from ftl.door import Ftl
 from ftl.errors import FtlError, MediumFailed, NandRuleError, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
 from ftl.flash.faults import FaultPlan
 from ftl.flash.nand import Nand
+from ftl.flash.pipeline import Fetch, Link, Use
 from ftl.flash.plan import PagePlan
 from ftl.flash.timing import TIMINGS, FlashTiming, Listener
 from ftl.kv.layouts import LAYOUTS, Layout
@@ -16,10 +17,12 @@ __all__ = [
     "LAYOUTS",
     "TIMINGS",
     "FaultPlan",
+    "Fetch",
     "FlashTiming",
     "Ftl",
     "FtlError",
     "Layout",
+    "Link",
     "Listener",
     "MediumFailed",
     "Nand",
@@ -29,4 +32,5 @@ __all__ = [
     "ReadOnly",
     "Uncorrectable",
     "UnknownSequence",
+    "Use",
 ]
