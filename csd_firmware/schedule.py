@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+
+import numpy as np
 
 from attention_engine import Compute, EngineClock, Read
 from csd_firmware.stopwatch import Stopwatch
-from ftl import Ftl
+from csd_spec.arrays import I64
+from ftl import Fetch, Ftl, Use
 
 Work = Sequence[Read | Compute]
 MAX_JOBS = 256
+POOLS = ("argtopk", "kernel")  # of the engine's units
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +24,26 @@ class Units:
     ftl: Ftl
     clock: EngineClock
 
-    def compute(self, item: Compute, streams: slice) -> tuple[int, int]:
-        """Nanoseconds of a unit for some streams, and those that softmax takes beyond it; one kernel's worth."""
-        lines, length = item.lines[streams], item.length[streams]
+    def compute(self, item: Compute, bounds: I64) -> tuple[list[int], list[int]]:
+        """Nanoseconds of a unit for the streams from bounds[j] to before bounds[j + 1], and those that softmax takes
+        beyond it, for each j; one kernel's worth."""
         if item.job == "argtopk":
-            return self.clock.topk_ns(int(lines @ length)), 0
-        beats = int(lines @ -(-length // self.clock.spec.lanes)) * item.queries
-        ns, scores = self.clock.kernel_ns(beats), int(item.scores[streams].sum()) * item.queries
-        return ns, max(0, self.clock.softmax_ns(scores) - ns)
+            values = _between(item.lines * item.length, bounds)
+            return [self.clock.topk_ns(each) for each in values], [0] * len(values)
+        beats = _between(item.lines * -(-item.length // self.clock.spec.lanes) * item.queries, bounds)
+        scores = _between(item.scores * item.queries, bounds)
+        taken = {each: self.clock.kernel_ns(each) for each in set(beats)}  # many jobs are alike
+        behind = {each: self.clock.softmax_ns(each) for each in set(scores)}
+        ns = [taken[each] for each in beats]
+        return ns, [max(0, behind[each] - busy) for each, busy in zip(scores, ns, strict=True)]
+
+
+def _between(values: I64, bounds: I64) -> list[int]:
+    """Sums of values (N,) from bounds[j] to before bounds[j + 1]."""
+    until = np.zeros(values.size + 1, np.int64)
+    np.cumsum(values, out=until[1:])
+    sums: list[int] = np.diff(until[bounds]).tolist()
+    return sums
 
 
 def serial(work: Work, units: Units, watch: Stopwatch) -> None:
@@ -37,19 +52,10 @@ def serial(work: Work, units: Units, watch: Stopwatch) -> None:
         if isinstance(item, Read):
             watch.until(item.unit, units.ftl.read(item.plan, watch.now_ns))
         else:
-            ns, softmax_ns = units.compute(item, slice(None))
+            (ns,), (softmax_ns,) = units.compute(item, np.array([0, item.lines.size]))
             share = units.clock.spec.kernels if item.job == "kernel" else 1
             watch.spend(item.unit, -(-ns // share))
             watch.spend("softmax", -(-softmax_ns // share))
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """One job's part of an item: which unit took it until when, right after what."""
-
-    unit: str
-    finish_ns: int
-    cause: _Done | None
 
 
 def overlapped(work: Work, units: Units, watch: Stopwatch) -> None:
@@ -59,54 +65,23 @@ def overlapped(work: Work, units: Units, watch: Stopwatch) -> None:
     The nanoseconds are those of the chain of waits at whose end the last stream ends. More than MAX_JOBS streams go as
     bundles of neighbours.
     """
-    start = _Done("", watch.now_ns, None)
     if not work:
         return
-    streams = max(item.lines.size if isinstance(item, Compute) else item.plan.ends.size for item in work)
+    streams = max(map(_streams, work))
     size = -(-streams // MAX_JOBS)
-    before = [_waits_for(work, number) for number in range(len(work))]
-    after = [[later for later in range(len(work)) if number in before[later]] for number in range(len(work))]
-    last_use = {"argtopk": [start], "kernel": [start] * units.clock.spec.kernels}
-    done: dict[tuple[int, int], _Done] = {}
-    first, jobs = [number for number in range(len(work)) if not before[number]], range(-(-streams // size))
-    ready = [(start.finish_ns, job, number) for job in jobs for number in first]
-    heapify(ready)
-    while ready:
-        now_ns, job, number = heappop(ready)
-        item = work[number]
-        cause = max((done[job, earlier] for earlier in before[number]), key=_finish_ns, default=start)
+    cuts, stages = np.minimum(np.arange(-(-streams // size) + 1) * size, streams), list[Fetch | Use]()
+    for number, item in enumerate(work):  # a query head may have become a stream of its own
+        bounds, after = cuts * _streams(item) // streams, _waits_for(work, number)
         if isinstance(item, Read):
-            plan = item.plan.part(*_share(job * size, size, item.plan.ends.size, streams))
-            end = _Done(item.unit, units.ftl.read(plan, now_ns), cause)
+            stages.append(Fetch(after, item.plan, bounds))
         else:
-            users = last_use[item.job]
-            free = min(range(len(users)), key=lambda number: users[number].finish_ns)
-            cause = max(cause, users[free], key=_finish_ns)
-            ns, softmax_ns = units.compute(item, slice(*_share(job * size, size, item.lines.size, streams)))
-            end = _Done(item.unit, cause.finish_ns + ns, cause)
-            if softmax_ns:
-                end = _Done("softmax", end.finish_ns + softmax_ns, end)
-            users[free] = end
-        done[job, number] = end
-        for later in after[number]:
-            if all((job, earlier) in done for earlier in before[later]):
-                ready_ns = max(done[job, earlier].finish_ns for earlier in before[later])
-                heappush(ready, (ready_ns, job, later))
-    chain, end = [], max(done.values(), key=_finish_ns, default=start)
-    while end.cause:
-        chain.append(end)
-        end = end.cause
-    for link in reversed(chain):
-        watch.until(link.unit, link.finish_ns)
+            stages.append(Use(after, POOLS.index(item.job), *units.compute(item, bounds)))
+    for link in units.ftl.pipeline(stages, (1, units.clock.spec.kernels), watch.now_ns):
+        watch.until("softmax" if link.tail else work[link.stage].unit, link.finish_ns)
 
 
-def _share(first: int, count: int, size: int, streams: int) -> tuple[int, int]:
-    """The part of an item of `size` streams for `count` of all: a query head may have become a stream of its own."""
-    return first * size // streams, min(first + count, streams) * size // streams
-
-
-def _finish_ns(done: _Done) -> int:
-    return done.finish_ns
+def _streams(item: Read | Compute) -> int:
+    return item.lines.size if isinstance(item, Compute) else item.plan.ends.size
 
 
 def _waits_for(work: Work, number: int) -> list[int]:

@@ -9,6 +9,7 @@ from ftl.errors import FtlError, MediumFailed, NandRuleError, OutOfSpace, ReadOn
 from ftl.flash.content import IN_MEMORY, Medium
 from ftl.flash.faults import FaultPlan
 from ftl.flash.nand import Nand
+from ftl.flash.pipeline import Fetch, Link, Use
 from ftl.flash.plan import PagePlan
 from ftl.flash.timing import TIMINGS, FlashTiming, Listener
 from ftl.kv.layouts import LAYOUTS, Layout
@@ -18,10 +19,12 @@ __all__ = [
     "LAYOUTS",
     "TIMINGS",
     "FaultPlan",
+    "Fetch",
     "FlashTiming",
     "Ftl",
     "FtlError",
     "Layout",
+    "Link",
     "Listener",
     "Medium",
     "MediumFailed",
@@ -32,4 +35,5 @@ __all__ = [
     "ReadOnly",
     "Uncorrectable",
     "UnknownSequence",
+    "Use",
 ]

@@ -9,6 +9,7 @@ from csd_spec.arrays import F16, I32, I64, U32
 from ftl.block import BlockNamespace
 from ftl.flash.collect import Collector
 from ftl.flash.nand import Nand
+from ftl.flash.pipeline import Fetch, Link, Use, pipeline
 from ftl.flash.plan import PagePlan
 from ftl.flash.store import FlashStore
 from ftl.journal import Journal
@@ -123,3 +124,7 @@ class Ftl:
     def read(self, plan: PagePlan, start_ns: int) -> int:
         """Bring a plan's pages to the engine; returns when all are there. Raises Uncorrectable."""
         return self.store.read(plan, start_ns)
+
+    def pipeline(self, stages: Seq[Fetch | Use], pools: Seq[int], start_ns: int) -> list[Link]:
+        """Reads between the work of units; see `ftl.flash.pipeline`. Raises Uncorrectable."""
+        return pipeline(self.store, stages, pools, start_ns)

@@ -22,11 +22,11 @@ def trace_replay(
 ) -> None:
     """Modelled latencies of a trace on a conventional SSD."""
     from csd_spec.presets import BLOCK_SSDS
-    from eval.bench.block_trace import load_trace, replay
+    from eval.bench.block_trace import replay_file
 
     if preset not in BLOCK_SSDS:
         raise ValueError(f"preset = {preset!r}: must be one of {', '.join(BLOCK_SSDS)}")
-    show(f"replay, {file.name}", replay(load_trace(file), BLOCK_SSDS[preset]), output)
+    show(f"replay, {file.name}", replay_file(file, BLOCK_SSDS[preset]), output)
 
 
 @trace.command("record")

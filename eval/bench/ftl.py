@@ -14,7 +14,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from csd_spec import DriveSpec, Geometry, KvLayout
+from attention_engine import METHODS, Arithmetic, Compute, EngineClock, Queries, Read, Step
+from csd_firmware.schedule import SCHEDULES, Units
+from csd_firmware.stopwatch import Stopwatch
+from csd_spec import DriveSpec, Geometry, KvLayout, KvView
 from csd_spec.arrays import I32, I64
 from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
@@ -22,6 +25,8 @@ from eval.rivals.conventional import ConventionalSsd
 from ftl import Ftl, Nand, OutOfSpace
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress, status
+
+Picks = tuple[I32, I32]  # tokens (heads, k) and channels (heads, r), ascending
 
 
 class Workload(StrEnum):
@@ -49,6 +54,13 @@ class Requests:
             raise ValueError(f"preset = {self.preset!r}: must be one of {', '.join(BLOCK_SSDS)}")
 
 
+class Schedule(StrEnum):
+    """When pages are read beside the engine's work."""
+
+    SERIAL = "serial"
+    OVERLAPPED = "overlapped"
+
+
 @dataclass(frozen=True, slots=True)
 class Reads:
     """Load `attention`: heads' pages, on a drive that prefilled sequences have filled to a share."""
@@ -58,6 +70,9 @@ class Reads:
     heads: Annotated[int, typer.Option(min=1, max=128, help="attention: KV heads")] = 40
     tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="attention: tokens of a sequence")] = 1536
     compression: Annotated[int, typer.Option(min=1, max=64, help="attention: SparF at 1/C")] = 8
+    schedule: Annotated[
+        Schedule | None, typer.Option(help="attention: the engine works too, in this order (default: flash alone)")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +128,8 @@ def bench_attention(load: Reads, requests: int) -> dict[str, Any]:
 
     Each request is one sequence's layer as SparF at 1 / C reads it: embedding pages of the selected
     channels, then the token pages behind random tokens of K and of V. pages_per_wall_s covers finding the pages
-    and their modelled time. balance is the busiest channel over the mean for one head's K, V and embedding pages.
+    and their modelled time; with a schedule the engine's work is among both. balance is the busiest channel over the
+    mean for one head's K, V and embedding pages.
     """
     spec = with_capacity(INSTCSD_ZYNQ7045_8CH, load.capacity_gb * 10**9)
     heads, tokens = load.heads, load.tokens
@@ -126,22 +142,16 @@ def bench_attention(load: Reads, requests: int) -> dict[str, Any]:
         for layer in range(layers):
             used += ftl.append([handle], layer, np.array([tokens]), None, None, 0)[0]
         handles.append(handle)
-    counts, picks = np.full(heads, tokens // load.compression, np.int64), _selections(load)
+    picks, request = _selections(load), _Request(ftl, load)
     now, pages, wall_s = ftl.timing.idle_ns(), 0, 0.0
     began_ns, latencies = now, np.empty(requests, np.int64)
     for number in range(-2, requests):  # the first two compile
-        selected, channels = picks[number % len(picks)]
         handle, layer = handles[number % len(handles)], number % layers
-        began, start = time.perf_counter(), now
-        view = ftl.view([handle], layer)
-        plans = [ftl.embedding_pages(view, channels)]
-        now = ftl.read(plans[0], now)
-        for slots in (view.k_slots, view.v_slots):
-            plans.append(ftl.token_pages(view, slots, selected, counts))
-            now = ftl.read(plans[-1], now)
+        began, start, before = time.perf_counter(), now, ftl.counters.read
+        now = request(ftl.view([handle], layer), picks[number % len(picks)], now)
         if number >= 0:
             wall_s += time.perf_counter() - began
-            pages += sum(plan.ppns.size for plan in plans)
+            pages += ftl.counters.read - before
             latencies[number] = now - start
         else:
             began_ns = now
@@ -162,7 +172,56 @@ def bench_attention(load: Reads, requests: int) -> dict[str, Any]:
     )
 
 
-def _selections(load: Reads, count: int = 8) -> list[tuple[I32, I32]]:
+class _Request:
+    """One sequence's layer as SparF reads it, without data."""
+
+    def __init__(self, ftl: Ftl, load: Reads) -> None:
+        self.ftl, self.load, self.units = ftl, load, Units(ftl, EngineClock(ftl.spec.engine))
+        self.counts = np.full(load.heads, load.tokens // load.compression, np.int64)
+
+    def __call__(self, view: KvView, picks: Picks, now: int) -> int:
+        """When all is done."""
+        if self.load.schedule:
+            watch = Stopwatch(now)
+            SCHEDULES[self.load.schedule](self._work(view, picks), self.units, watch)
+            return watch.now_ns
+        selected, channels = picks
+        now = self.ftl.read(self.ftl.embedding_pages(view, channels), now)
+        for slots in (view.k_slots, view.v_slots):
+            now = self.ftl.read(self.ftl.token_pages(view, slots, selected, self.counts), now)
+        return now
+
+    def _work(self, view: KvView, picks: Picks) -> list[Read | Compute]:
+        """What SparF asks for, of flash and engine."""
+        q = np.broadcast_to(np.zeros(1, np.float32), (self.load.heads, 1, 128))
+        queries = Queries(q, picks[1].shape[1], self.counts, self.counts // 4, q[:, 0], [{}])
+        step = Step(view, self.ftl, queries, arithmetic=_Picked(*picks))
+        METHODS["sparf"](step)
+        return step.work
+
+
+class _Picked(Arithmetic):
+    """Selections that are known, and nothing behind them."""
+
+    def __init__(self, tokens: I32, channels: I32) -> None:
+        self.tokens, self.channels = tokens, channels
+
+    def top_channels(self, *arguments: Any) -> I32:
+        return self.channels
+
+    def best_tokens(self, *arguments: Any) -> I32:
+        return self.tokens
+
+    def approximate(self, *arguments: Any) -> Any:
+        return None
+
+    weigh = cover = approximate  # type: ignore[assignment]
+
+    def attend(self, *arguments: Any) -> Any:
+        return None, np.float32(0)
+
+
+def _selections(load: Reads, count: int = 8) -> list[Picks]:
     """Random tokens (heads, k) and channels (heads, r), ascending."""
     generator, heads = np.random.default_rng(0), load.heads
     k, r = load.tokens // load.compression, max(1, 128 // load.compression)

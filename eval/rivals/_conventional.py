@@ -327,5 +327,15 @@ def run_closed_loop(depth, requests, count, places, read_percent, seed, p, s, la
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def run_replay(times, firsts, counts, ops, p, s, latencies):  # type: ignore[no-untyped-def]
+    """Requests at given times. Where they will look is asked for ahead: its mapping first, then what a write makes
+    invalid."""
     for number in range(times.size):
+        mapped, written = number + AHEAD, number + AHEAD // 2
+        if mapped < times.size:
+            for logical in range(firsts[mapped], firsts[mapped] + min(counts[mapped], p.partitions)):
+                prefetch(s.l2p, logical % p.partitions, logical // p.partitions)
+        if written < times.size and ops[written] == WRITE:
+            for logical in range(firsts[written], firsts[written] + min(counts[written], p.partitions)):
+                old = s.l2p[logical % p.partitions, logical // p.partitions]
+                prefetch(s.p2l, logical % p.partitions, max(old, 0))
         latencies[number] = _admit(firsts[number], counts[number], ops[number], times[number], p, s) - times[number]

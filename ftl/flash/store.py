@@ -17,7 +17,7 @@ from ftl.flash.nand import Nand
 from ftl.flash.placement import Placement, Writer
 from ftl.flash.plan import PagePlan
 from ftl.flash.references import Referrer
-from ftl.flash.timing import TIMINGS
+from ftl.flash.timing import TIMINGS, Reading
 
 
 class Reclaim(Protocol):
@@ -176,6 +176,17 @@ class FlashStore:
             if lost.size:
                 raise Uncorrectable(self._lose(lost, False))
         return finish_ns
+
+    def begin_reads(self, plans: list[PagePlan]) -> Reading | None:
+        """Check and count reads that are timed elsewhere, part by part; None: each part has to be asked of `read`."""
+        if self.timing.listener or self.nand.faults.raw_bit_errors or not self.timing.reading:
+            return None
+        for plan in plans:
+            if plan.stored:
+                self.nand.check_readable(plan.ppns)
+                self.bring(plan.ppns)
+            self.counters.read += plan.ppns.size
+        return self.timing.reading
 
     def erase(self, block: int, start_ns: int) -> None:
         """Erase a block that holds nothing valid, and take it back."""

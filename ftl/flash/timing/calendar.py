@@ -13,7 +13,7 @@ from numba import njit
 
 from csd_spec import Geometry, NandTiming
 from csd_spec.arrays import I64, U32
-from ftl.flash.timing.model import FlashTiming
+from ftl.flash.timing.model import FlashTiming, Reading
 
 SLOT_NS = 4_000
 SLOTS = 1 << 16  # 262 ms ahead of the earliest request still open
@@ -28,7 +28,7 @@ def _ceil_ns(nbytes, byte_ns):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _occupy(ppns, nbytes, start, channels, before_ns, after_ns, cached, slot_bytes, byte_ns, lane_free, cells, runs):  # type: ignore[no-untyped-def]
+def occupy(ppns, nbytes, start, channels, before_ns, after_ns, cached, slot_bytes, byte_ns, lane_free, cells, runs):  # type: ignore[no-untyped-def]
     """Pages one after the other: their lane works for before_ns, then bytes cross the channel, then after_ns more."""
     finish, lanes = start, np.uint32(lane_free.size)
     per_byte = (1 << 40) // slot_bytes + 1  # slots, in 2^-40
@@ -86,18 +86,20 @@ class FlashCalendar(FlashTiming):
         # Of each channel's last run: its first slot, the slot it ends in, and the bytes used of that one. The cells
         # of a run are written when another begins.
         self._runs: I64 = np.zeros((geometry.channels, 3), np.int64)
+        self._state = self.slot_bytes, self._byte_ns, self.lane_free, self._cells, self._runs
+
+    @property
+    def reading(self) -> Reading:
+        t = self.timing
+        return self.geometry.channels, t.read_ns, 0, t.cache_read, *self._state
 
     def read_ends(self, ppns: U32, nbytes: I64, start_ns: int) -> int:
-        t = self.timing
-        return self._occupy(ppns, nbytes, start_ns, t.read_ns, 0, t.cache_read)
+        return int(occupy(ppns, nbytes, start_ns, *self.reading))
 
     def program_ends(self, ppns: U32, start_ns: int) -> int:
         nbytes = np.full(ppns.size, self.geometry.page_bytes)
-        return self._occupy(ppns, nbytes, start_ns, 0, self.timing.program_ns, False)
-
-    def _occupy(self, ppns: U32, nbytes: I64, start_ns: int, *times: int) -> int:
-        channel = self.slot_bytes, self._byte_ns, self.lane_free, self._cells, self._runs
-        return int(_occupy(ppns, nbytes, start_ns, self.geometry.channels, *times, *channel))
+        times = 0, self.timing.program_ns, False
+        return int(occupy(ppns, nbytes, start_ns, self.geometry.channels, *times, *self._state))
 
     def erase(self, lane: int, start_ns: int) -> int:
         self.lane_free[lane] = max(start_ns, int(self.lane_free[lane])) + self.timing.erase_ns

@@ -9,6 +9,7 @@ from csd_spec import Geometry, NandTiming
 from csd_spec.arrays import I64, U32
 
 Listener = Callable[[str, U32, int], None]  # "read" or "program", pages, when they were asked for
+Reading = tuple[int, int, int, bool, int, int, I64, I64, I64]  # what `calendar.occupy` takes behind start
 
 
 class FlashTiming(ABC):
@@ -20,6 +21,11 @@ class FlashTiming(ABC):
 
     grain_ns = 1
     listener: Listener | None = None
+
+    @property
+    def reading(self) -> Reading | None:
+        """For who calls `calendar.occupy` in place of `read_ends`; None: this model has to be asked."""
+        return None
 
     def read(self, ppns: U32, nbytes: I64, start_ns: int) -> int:
         """Sense pages and bring nbytes (N,) of each over its channel; returns the last end."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.bench.ftl import Churn, Reads, bench_attention, bench_churn, read_trace
+from eval.bench.ftl import Churn, Reads, Schedule, bench_attention, bench_churn, read_trace
 
 
 def test_attention_reads_are_balanced_and_use_the_channels():
@@ -10,6 +10,17 @@ def test_attention_reads_are_balanced_and_use_the_channels():
     assert result["balance"] <= 1.1
     assert result["map_bytes_per_page"] <= 8
     assert 0.7 < result["bandwidth_share"] <= 1
+
+
+def test_the_engine_works_between_attention_reads_or_under_them():
+    """The same pages; the engine takes time, of which a schedule hides some."""
+    alone, serial, overlapped = (
+        bench_attention(Reads(capacity_gb=1, heads=8, tokens=512, schedule=schedule), requests=3)
+        for schedule in (None, Schedule.SERIAL, Schedule.OVERLAPPED)
+    )
+    assert alone["pages"] == serial["pages"] == overlapped["pages"] > 0
+    assert alone["mean_latency_us"] < serial["mean_latency_us"]
+    assert overlapped["mean_latency_us"] < serial["mean_latency_us"]
 
 
 def test_churn_writes_little_more_than_the_hosts_data():
