@@ -11,7 +11,6 @@ asked for, torch and transformers with those that need them.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ __all__ = ["Attached", "attach", *(name for name in _PLACE if name not in ("Atta
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return version("vcsd")
+        return import_module("importlib.metadata").version("vcsd")
     if name not in _PLACE:
         raise AttributeError(f"module 'vcsd' has no attribute {name!r}")
     if name == "presets":

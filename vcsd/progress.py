@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from threading import Event, Thread
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 Tick = Callable[[object], None]  # called with anything when a part is done
 
@@ -37,6 +36,8 @@ def status(what: str) -> Iterator[None]:
 
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[Tick]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     bar = Progress(*columns, console=err, transient=True)
     task = bar.add_task(what, total=total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ from eval.experiment import Outcome
 from vcsd.progress import err
 from vcsd_cli.shared import Output, OutputLetterOption, OutputOption, print_json, stdout
 from vcsd_cli.strict import StrictCommand
+
+_NEXT_STATEMENT = re.compile(r"\n(?=[^\s)])")
 
 EXPERIMENT = "experiment"  # the function of a module that is one
 
@@ -81,15 +84,18 @@ def _load(name: str | None, place: str) -> Any:
 
 
 def _help(module: str, attribute: str) -> str | None:
-    """What a function's docstring or a Typer's help says, by reading the source."""
+    """What a function's docstring or a Typer's help says, by reading the source: only its own statement is parsed."""
     spec = find_spec(module)
     assert spec and spec.origin, module
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name == attribute:
-            return ast.get_docstring(node)
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == attribute:
-            texts = [key.value for key in getattr(node.value, "keywords", []) if key.arg == "help"]
-            return ast.literal_eval(texts[0]) if texts else None
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    begin = max(source.find(f"\n{start}") for start in (f"def {attribute}(", f"{attribute} = ")) + 1
+    end = _NEXT_STATEMENT.search(source, begin)
+    node = ast.parse(source[begin : end.start() if end else None]).body[0]
+    if isinstance(node, ast.FunctionDef):
+        return ast.get_docstring(node)
+    if isinstance(node, ast.Assign):
+        texts = [key.value for key in getattr(node.value, "keywords", []) if key.arg == "help"]
+        return ast.literal_eval(texts[0]) if texts else None
     return None
 
 

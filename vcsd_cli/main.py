@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 import vcsd
-from csd_spec import DeviceError
 from vcsd_cli.experiments import BENCH, EVAL
 from vcsd_cli.lazy import LazyGroup
 
@@ -73,7 +72,11 @@ def main() -> None:
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
-    except (ValueError, OSError, DeviceError) as error:
+    except Exception as error:
+        from csd_spec import DeviceError  # numpy and pydantic come with it, which help does not need
+
+        if not isinstance(error, ValueError | OSError | DeviceError):
+            raise
         says = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"vcsd: {' '.join(says.split())}", file=sys.stderr)
         sys.exit(1)
