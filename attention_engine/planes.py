@@ -57,7 +57,7 @@ def _add_line(places, tables, codes, rows, stride, numbers, live):  # type: igno
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _score_page(page, following, form, q, powers, scratch, out):  # type: ignore[no-untyped-def]
+def _score_page(page, form, q, powers, scratch, out):  # type: ignore[no-untyped-def]
     """Add the logits of the first tokens of a page, at an address, to out (G, tokens); q and powers as `_take_queries`
     has them."""
     m, T, rows, header_bytes = form
@@ -75,8 +75,6 @@ def _score_page(page, following, form, q, powers, scratch, out):  # type: ignore
         for j in range(live):
             places[j] = _at(out) + np.uint64((first_query + j) * out.strides[0])
         for first in range(0, whole, LINE):
-            if first_query == 0:
-                ask(following + np.uint64(first * 18), 18 * LINE)
             _add_line(places, _at(tables), codes + np.uint64(first // 2), rows, stride, numbers, live)
             for j in range(live):
                 places[j] += np.uint64(4 * LINE)
@@ -217,10 +215,7 @@ def _score(begin, end, place, scores, pages, k_slots, seq_lens, form, n, q, out)
             out[stream, :, first:last] = 0
             for part in range(parts):
                 page = _page(place, scores[stream, part, first // T])
-                flat = first // T * parts + part + 1
-                nxt = scores[stream, flat % parts, flat // parts] if flat // parts < scores.shape[2] else UNMAPPED
-                following = _page(place, nxt) if nxt != UNMAPPED else page
-                _score_page(page, following, form, scaled[part], powers[part], scratch, out[stream, :, first:last])
+                _score_page(page, form, scaled[part], powers[part], scratch, out[stream, :, first:last])
 
 
 @njit(inline="always")
