@@ -77,9 +77,15 @@ class Reader:
         return self._whole(ppns, useful, ends)
 
     def score_pages(self, view: KvView) -> PagePlan:
-        """All pages of K in few bits; they cross as a whole, and all that is in them is wanted."""
+        """All pages of K in few bits; they cross as a whole, and all that is in them is wanted.
+
+        Tokens that no such page holds get exact scores, by those who fetch them in any case: their pages are at hand.
+        """
         slots = view.planes["scores"].reshape(view.seq_lens.size, -1)
         stored = in_flash(slots)
+        groups = (view.planes["scores"][:, 0] != UNMAPPED).sum(1).min()
+        refined = view.planes["refined"][:, 0, int(groups) * view.layout.T // view.layout.n :]
+        self.store.bring(refined[in_flash(refined)])
         useful = np.full(int(stored.sum()), self.store.geometry.page_bytes)
         return self._whole(slots[stored], useful, np.cumsum(stored.sum(1)))
 

@@ -76,7 +76,12 @@ def assert_same(answers, others):
 
 @pytest.mark.parametrize(
     ("medium", "page_bytes", "bits"),
-    [*((each, 512, 16) for each in FILES), (FILES[1], 4096, 4), (FILES[1], 512, number_of(2, False))],
+    [
+        *((each, 512, 16) for each in FILES),
+        (FILES[1], 4096, 4),
+        (FILES[1], 512, number_of(2, False)),
+        (FILES[1], 4096, number_of(2, False)),
+    ],
 )
 def test_attention_has_the_same_bits_and_times_wherever_pages_lie(small_drive, tmp_path, medium, page_bytes, bits):
     geometry = replace(small_drive.geometry, page_bytes=page_bytes, blocks_per_plane=128)
