@@ -61,7 +61,8 @@ class Load:
                 heads, kv_heads, head_dim = (int(part) for part in self.shape.split("x"))
                 model = _random_model(heads, kv_heads, head_dim, self.tokens + self.room)
             except ValueError as error:
-                raise ValueError(f"shape = {self.shape!r}: shipped, or heads as in 16x4x128 ({error})") from error
+                what = "query heads x KV heads that divide them x channels, as 16x4x128"
+                raise ValueError(f"shape = {self.shape!r}: must be shipped, a model's folder, or {what}") from error
         context = model.config.max_position_embeddings
         if self.tokens + self.room > context:
             raise ValueError(f"tokens = {self.tokens}: the model's context is {context}, {self.room} are decoded")
@@ -76,7 +77,7 @@ class Load:
 def _random_model(heads: int, kv_heads: int, head_dim: int, tokens: int) -> PreTrainedModel:
     """A small model around attention of that shape; raises ValueError for heads that share no KV heads."""
     if min(heads, kv_heads, head_dim) < 1 or heads % kv_heads:
-        raise ValueError("query heads, KV heads that divide them, channels")
+        raise ValueError(f"{heads} x {kv_heads} x {head_dim}")
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=HIDDEN,
@@ -208,8 +209,8 @@ def _others(config: Any) -> tuple[dict[str, Cache], dict[str, str]]:
         missing["offloaded"] = "DynamicCache(offloading=True) needs a GPU"
     try:
         ways["quantized"] = QuantizedCache("quanto", config)
-    except (ImportError, ValueError) as error:
-        missing["quantized"] = f"QuantizedCache: {str(error).splitlines()[0]}"
+    except ImportError:
+        missing["quantized"] = "QuantizedCache needs optimum-quanto"
     return ways, missing
 
 
