@@ -26,7 +26,7 @@ from ftl.flash.memory import as_array, lazy_memory, lazy_zeros, release
 Kind = Literal["memory", "mapped", "direct"]
 KINDS: tuple[Kind, ...] = ("memory", "mapped", "direct")
 BLOCK = 4096  # what direct I/O and the kernel's pages are made of
-WASTE = 1 / 16  # of what is asked for, the most that is read besides to join requests
+WASTE = 1 / 12  # of a plan's pages, the most that are read besides to join requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Mapped:
     def bring(self, ppns: U32) -> U32:
         if ppns.size:
             wanted = distinct(ppns).astype(np.int64)
-            firsts, ends = bridged(wanted, WASTE)
+            firsts, ends = bridged(wanted, int(WASTE * wanted.size))
             for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
                 os.posix_fadvise(self._fd, first * self._size, (end - first) * self._size, os.POSIX_FADV_WILLNEED)
             _count(self.counts, wanted, firsts, ends, self._size)
@@ -195,12 +195,12 @@ class Direct:
             self._turn.append(before[before != self._cache.kept[: before.size]])
         if not missing.size:
             return NONE
-        failed = self._read(missing.astype(np.int64))
+        failed = self._read(missing.astype(np.int64), int(WASTE * frames.size))
         return ppns[np.isin(ppns // np.uint32(self._per), failed)] if failed.size else NONE
 
-    def _read(self, frames: I64) -> I64:
-        """Read frames and what lies in small gaps between them; returns those that could not be read."""
-        firsts, ends = bridged(frames, WASTE)
+    def _read(self, frames: I64, spare: int) -> I64:
+        """Read frames and at most `spare` between them; returns those that could not be read."""
+        firsts, ends = bridged(frames, spare)
         most = max(1, (1 << 18) // self._frame)  # frames of a request: many of them fly at once
         if (ends - firsts).max() > most:
             cuts = [np.append(np.arange(f, e, most), e) for f, e in zip(firsts.tolist(), ends.tolist(), strict=True)]
