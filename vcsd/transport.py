@@ -20,7 +20,13 @@ TRANSPORT_HELP = f"way to the drives: {', '.join(each.form for each in transport
 
 
 def _in_process(drives: DriveSet) -> Make:
-    return partial(InProcessDevice, drives.spec, methods=load_methods(drives.methods), durability=drives.durability)
+    return partial(
+        InProcessDevice,
+        drives.spec,
+        methods=load_methods(drives.methods),
+        durability=drives.durability,
+        medium=drives.medium,
+    )
 
 
 FACTORY = DriveFactory(_in_process, (sys.executable, "-m", "csd_firmware.process"))

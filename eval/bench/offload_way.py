@@ -80,8 +80,8 @@ class Way(Protocol):
 
 
 def _sdpa(shape: Shape, kv: torch.Tensor, q: F16) -> None:
-    """Dense attention of a layer's queries over K and V (2, H, S, d). Those that share a head are its rows, in a quarter
-    of the time that `enable_gqa` takes."""
+    """Dense attention of a layer's queries over K and V (2, H, S, d). Those that share a head are its rows, which takes
+    a quarter of the time that `enable_gqa` does."""
     torch.nn.functional.scaled_dot_product_attention(torch.from_numpy(q)[None], kv[None, 0], kv[None, 1])
 
 

@@ -12,10 +12,11 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from csd_io.medium import BLOCK, Medium
 from csd_io.scatter import Scatter, bridged
 from csd_spec import Geometry
 from csd_spec.arrays import I64, U8, U32
@@ -23,26 +24,7 @@ from ftl.flash.cache import PageCache
 from ftl.flash.files import CONTENT, runs
 from ftl.flash.memory import as_array, lazy_memory, lazy_zeros, release
 
-Kind = Literal["memory", "mapped", "direct"]
-KINDS: tuple[Kind, ...] = ("memory", "mapped", "direct")
-BLOCK = 4096  # what direct I/O and the kernel's pages are made of
 WASTE = 1 / 12  # of a plan's pages, the most that are read besides to join requests
-
-
-@dataclass(frozen=True, slots=True)
-class Medium:
-    """kind: `memory` holds all pages; `mapped` leaves that to the kernel's page cache, and asks it for the pages of a
-    plan; `direct` reads those past it and keeps `cache_bytes` of those that are asked for most often, besides what a
-    command reads."""
-
-    kind: Kind = "memory"
-    cache_bytes: int = 256 << 20
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"medium = {self.kind!r}: must be one of {', '.join(KINDS)}")
-        if self.cache_bytes < BLOCK:
-            raise ValueError(f"cache_bytes = {self.cache_bytes}: at least {BLOCK} are needed")
 
 
 @dataclass(slots=True)
@@ -86,7 +68,6 @@ class Content(Protocol):
         ...
 
 
-IN_MEMORY = Medium()
 NONE: U32 = np.zeros(0, np.uint32)
 
 

@@ -13,10 +13,11 @@ from numba import njit
 from numpy.typing import NDArray
 
 from csd_io.folder import Folder
+from csd_io.medium import IN_MEMORY, Medium
 from csd_spec import Geometry
 from csd_spec.arrays import I32, I64, U8, U32, U64
 from ftl.errors import MediumFailed, NandRuleError
-from ftl.flash.content import IN_MEMORY, NONE, Medium, content_of, distinct
+from ftl.flash.content import NONE, content_of, distinct
 from ftl.flash.damage import Damage
 from ftl.flash.faults import FaultPlan
 from ftl.flash.files import NandFiles, correct_entries, runs
