@@ -52,10 +52,11 @@ class Load:
     kv_heads: Annotated[int, typer.Option(min=1, max=64, help="KV heads of a layer, of 128 channels")] = 8
     queries: Annotated[int, typer.Option(min=1, max=16, help="query heads that share a KV head")] = 4
     steps: Annotated[int, typer.Option(min=1, max=1000, help="decode steps that count, of each turn")] = 2
+    warm: Annotated[int, typer.Option(min=0, max=1000, help="steps before them, while caches fill")] = 4
     rounds: Annotated[int, typer.Option(min=1, max=100, help="turns of every way")] = 2
     drift: Annotated[float, typer.Option(min=0, max=0.999, help="correlation of neighbouring tokens")] = 0.97
     ways: Annotated[str, typer.Option(help="rivals, and media with methods")] = (
-        "mmap,prefetch,mapped-dense,direct-dense,mapped-sparf-8,direct-sparf-8,direct-sparf-32,mapped-ours,direct-ours"
+        "mmap,prefetch,mapped-dense,direct-dense,direct-sparf-8,direct-sparf-32,mapped-ours,direct-ours"
     )
     folder: Annotated[Path | None, typer.Option(help="on which disk (default: that of temporary files)")] = None
 
@@ -100,7 +101,7 @@ def bench_offload(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
                     shape=shape,
                     cache_bytes=max(16 * MIB, load.limit_mib * MIB - BESIDE_CACHE),
                     steps=load.steps,
-                    warm=1,
+                    warm=load.warm,
                     drop=group is None,
                 )
                 taken[name].append(_child(job, group))

@@ -24,7 +24,8 @@ from ftl.flash.cache import PageCache
 from ftl.flash.files import CONTENT, runs
 from ftl.flash.memory import as_array, lazy_memory, lazy_zeros, release
 
-WASTE = 1 / 12  # of a plan's pages, the most that are read besides to join requests
+WASTE = 1 / 12  # of a plan's bytes, the most that is read beyond them to join requests
+GAP_BYTES = 16 << 10  # between what is joined: a request of its own takes as long
 
 
 @dataclass(slots=True)
@@ -116,7 +117,7 @@ class Mapped:
     def bring(self, ppns: U32) -> U32:
         if ppns.size:
             wanted = distinct(ppns).astype(np.int64)
-            firsts, ends = bridged(wanted, int(WASTE * wanted.size))
+            firsts, ends = bridged(wanted, int(WASTE * wanted.size), GAP_BYTES // self._size)
             for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
                 os.posix_fadvise(self._fd, first * self._size, (end - first) * self._size, os.POSIX_FADV_WILLNEED)
             _count(self.counts, wanted, firsts, ends, self._size)
@@ -176,12 +177,12 @@ class Direct:
             self._turn.append(before[before != self._cache.kept[: before.size]])
         if not missing.size:
             return NONE
-        failed = self._read(missing.astype(np.int64), int(WASTE * frames.size))
+        failed = self._read(missing.astype(np.int64), int((1 + WASTE) * frames.size) - missing.size)
         return ppns[np.isin(ppns // np.uint32(self._per), failed)] if failed.size else NONE
 
     def _read(self, frames: I64, spare: int) -> I64:
         """Read frames and at most `spare` between them; returns those that could not be read."""
-        firsts, ends = bridged(frames, spare)
+        firsts, ends = bridged(frames, spare, GAP_BYTES // self._frame)
         most = max(1, (1 << 18) // self._frame)  # frames of a request: many of them fly at once
         if (ends - firsts).max() > most:
             cuts = [np.append(np.arange(f, e, most), e) for f, e in zip(firsts.tolist(), ends.tolist(), strict=True)]

@@ -10,7 +10,7 @@ from eval.bench import offload, offload_way
 from eval.bench.offload import Load, bench_offload
 from eval.bench.offload_way import Job, Shape, rows_of
 
-SMALL = {"kv_mib": 16, "limit_mib": 900, "layers": 2, "kv_heads": 4, "steps": 1, "rounds": 1}
+SMALL = {"kv_mib": 16, "limit_mib": 900, "layers": 2, "kv_heads": 4, "steps": 1, "warm": 1, "rounds": 1}
 
 
 def refuse(limit_bytes):
