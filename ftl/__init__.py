@@ -4,9 +4,9 @@ It maps (sequence, layer, head, group) straight to a physical page: no file syst
 What the groups are used for is not known here.
 """
 
+from csd_io.medium import IN_MEMORY, Medium
 from ftl.door import Ftl
 from ftl.errors import FtlError, MediumFailed, NandRuleError, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
-from ftl.flash.content import IN_MEMORY, Medium
 from ftl.flash.faults import FaultPlan
 from ftl.flash.nand import Nand
 from ftl.flash.pipeline import Fetch, Link, Use

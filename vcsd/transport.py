@@ -21,9 +21,14 @@ TRANSPORT_HELP = f"way to the drives: {', '.join(each.form for each in transport
 
 
 def _in_process(drives: DriveSet) -> Make:
-    threads = max(1, len(os.sched_getaffinity(0)) // drives.count)
-    methods = load_methods(drives.methods)
-    return partial(InProcessDevice, drives.spec, methods=methods, durability=drives.durability, threads=threads)
+    return partial(
+        InProcessDevice,
+        drives.spec,
+        methods=load_methods(drives.methods),
+        durability=drives.durability,
+        medium=drives.medium,
+        threads=max(1, len(os.sched_getaffinity(0)) // drives.count),
+    )
 
 
 FACTORY = DriveFactory(_in_process, (sys.executable, "-m", "csd_firmware.process"))

@@ -6,6 +6,7 @@ BENCH = {
     "ftl": "eval.bench.ftl",
     "queue-depth": "eval.bench.queue_depth",
     "page-cache": "eval.bench.page_cache",
+    "offload": "eval.bench.offload",
     "crash": "eval.bench.crash",
     "flips": "eval.bench.flips",
     "faults": "eval.bench.faults",

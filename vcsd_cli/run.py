@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from csd_io.medium import BLOCK, Kind, Medium
 from csd_link.driveset import DriveSet
 from csd_spec import Attention, Budget, Compression, DriveSpec, Fixed, SparFParams
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -109,6 +110,10 @@ class Where:
     restart: Annotated[bool, typer.Option(help="restart a drive that dies, where it has its own process")] = True
     methods: MethodsFile = None
     durability: DurabilityOption = "process"
+    medium: Annotated[Kind, typer.Option(help="where flash pages are: memory, or the files of --keep")] = "memory"
+    host_memory_mib: Annotated[
+        int, typer.Option(min=1, max=1 << 24, help="pages that a direct medium keeps, of all drives")
+    ] = 512
     flush_every: Annotated[int, typer.Option(min=0, max=1 << 20, help="flush drives after so many steps; 0: never")] = 0
 
     def value(self) -> DriveSet:
@@ -122,6 +127,7 @@ class Where:
             restart=self.restart,
             methods=self.methods,
             durability=self.durability,
+            medium=Medium(self.medium, max(BLOCK, (self.host_memory_mib << 20) // self.drives)),
         )
 
 

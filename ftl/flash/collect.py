@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from csd_spec.arrays import U32
 from ftl.errors import OutOfSpace
 from ftl.flash.placement import Writer
 from ftl.flash.references import remap, valid
@@ -88,18 +89,24 @@ class Collector:
                 return False
         return True
 
+    def _kept(self, block: int) -> U32:
+        """A block's pages that somebody refers to."""
+        nand = self.store.nand
+        pages = nand.pages_of(block)[: nand.next_page[block]]
+        return pages[valid(self.store.referrers, pages, nand.tags[pages])]
+
     def _move(self, block: int, writer: Writer, start_ns: int) -> int:
         """Move a block's valid pages elsewhere and leave it empty; returns how many.
 
         Raises OutOfSpace before anything moves.
         """
         store, nand = self.store, self.store.nand
-        pages = nand.pages_of(block)[: nand.next_page[block]]
-        kept = pages[valid(store.referrers, pages, nand.tags[pages])]
+        kept = self._kept(block)
+        if store.lost_of(kept) is not None:  # moved it looks whole: whose it is has to be recorded before
+            self.journal.record(start_ns, everything=False)
+            kept = self._kept(block)
         assert kept.size == store.placement.valid[block], f"block {block}: {kept.size} pages are referred to"
         if kept.size:
-            if self.store.lost_of(kept) is not None:  # moved it looks whole: whose it is has to be recorded before
-                self.journal.record(start_ns, everything=False)
             lanes = kept.astype(np.int64) % store.geometry.lanes
             (targets,) = store.placement.allocate([(writer, lanes)], 0)
             data = nand.read(kept) if nand.payload else None

@@ -12,10 +12,11 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from csd_io.medium import BLOCK, Medium
 from csd_io.scatter import Scatter, bridged
 from csd_spec import Geometry
 from csd_spec.arrays import I64, U8, U32
@@ -23,26 +24,8 @@ from ftl.flash.cache import PageCache
 from ftl.flash.files import CONTENT, runs
 from ftl.flash.memory import as_array, lazy_memory, lazy_zeros, release
 
-Kind = Literal["memory", "mapped", "direct"]
-KINDS: tuple[Kind, ...] = ("memory", "mapped", "direct")
-BLOCK = 4096  # what direct I/O and the kernel's pages are made of
-WASTE = 1 / 16  # of what is asked for, the most that is read besides to join requests
-
-
-@dataclass(frozen=True, slots=True)
-class Medium:
-    """kind: `memory` holds all pages; `mapped` leaves that to the kernel's page cache, and asks it for the pages of a
-    plan; `direct` reads those past it and keeps `cache_bytes` of those that are asked for most often, besides what a
-    command reads."""
-
-    kind: Kind = "memory"
-    cache_bytes: int = 256 << 20
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"medium = {self.kind!r}: must be one of {', '.join(KINDS)}")
-        if self.cache_bytes < BLOCK:
-            raise ValueError(f"cache_bytes = {self.cache_bytes}: at least {BLOCK} are needed")
+WASTE = 1 / 12  # of a plan's bytes, the most that is read beyond them to join requests
+GAP_BYTES = 16 << 10  # between what is joined: a request of its own takes as long
 
 
 @dataclass(slots=True)
@@ -86,7 +69,6 @@ class Content(Protocol):
         ...
 
 
-IN_MEMORY = Medium()
 NONE: U32 = np.zeros(0, np.uint32)
 
 
@@ -135,7 +117,7 @@ class Mapped:
     def bring(self, ppns: U32) -> U32:
         if ppns.size:
             wanted = distinct(ppns).astype(np.int64)
-            firsts, ends = bridged(wanted, WASTE)
+            firsts, ends = bridged(wanted, int(WASTE * wanted.size), GAP_BYTES // self._size)
             for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
                 os.posix_fadvise(self._fd, first * self._size, (end - first) * self._size, os.POSIX_FADV_WILLNEED)
             _count(self.counts, wanted, firsts, ends, self._size)
@@ -195,12 +177,12 @@ class Direct:
             self._turn.append(before[before != self._cache.kept[: before.size]])
         if not missing.size:
             return NONE
-        failed = self._read(missing.astype(np.int64))
+        failed = self._read(missing.astype(np.int64), int((1 + WASTE) * frames.size) - missing.size)
         return ppns[np.isin(ppns // np.uint32(self._per), failed)] if failed.size else NONE
 
-    def _read(self, frames: I64) -> I64:
-        """Read frames and what lies in small gaps between them; returns those that could not be read."""
-        firsts, ends = bridged(frames, WASTE)
+    def _read(self, frames: I64, spare: int) -> I64:
+        """Read frames and at most `spare` between them; returns those that could not be read."""
+        firsts, ends = bridged(frames, spare, GAP_BYTES // self._frame)
         most = max(1, (1 << 18) // self._frame)  # frames of a request: many of them fly at once
         if (ends - firsts).max() > most:
             cuts = [np.append(np.arange(f, e, most), e) for f, e in zip(firsts.tolist(), ends.tolist(), strict=True)]

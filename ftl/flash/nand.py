@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,15 +14,16 @@ from numba import njit
 from numpy.typing import NDArray
 
 from csd_io.folder import Folder
+from csd_io.medium import IN_MEMORY, Medium
 from csd_spec import Geometry
 from csd_spec.arrays import I32, I64, U8, U32, U64
 from ftl.errors import MediumFailed, NandRuleError
-from ftl.flash.content import IN_MEMORY, NONE, Medium, content_of, distinct
+from ftl.flash.content import NONE, content_of, distinct
 from ftl.flash.damage import Damage
 from ftl.flash.faults import FaultPlan
 from ftl.flash.files import NandFiles, correct_entries, runs
 from ftl.flash.memory import lazy_zeros
-from ftl.flash.spare import SPARE, Spare, correct_page, made, matches, mend
+from ftl.flash.spare import SPARE, Spare, correct_page, made, mend
 
 MARGIN_BYTES = 16 << 20  # of a disk: what the journal and small files may take when nothing else may
 
@@ -173,19 +175,16 @@ class Nand:
     def _check_content(self, ppns: U32) -> U32:
         """Find damaged ones of programmed pages; returns those that were corrected."""
         fixed = []
-        for ppn in ppns.tolist():
-            page, spare = self.content[ppn], self.spare[ppn]
-            if not spare["write_number"]:
+        found = np.array([zlib.crc32(self.content[ppn]) for ppn in ppns.tolist()], np.uint32)
+        for ppn in ppns[(found != self.spare["crc"][ppns]) | (self.write_numbers[ppns] == 0)].tolist():
+            page, spare = self.content[ppn].copy(), self.spare[ppn]
+            if spare["write_number"] and correct_page(page, spare):
+                fixed.append(ppn)
+                self.held.put(np.array([ppn], np.uint32), page[None])
+                if self.held.lazy:
+                    self._write(np.array([ppn], np.uint32), page[None])
+            else:
                 self.damage.pages.add(ppn)
-            elif not matches(page, spare):
-                page = page.copy()
-                if correct_page(page, spare):
-                    fixed.append(ppn)
-                    self.held.put(np.array([ppn], np.uint32), page[None])
-                    if self.held.lazy:
-                        self._write(np.array([ppn], np.uint32), page[None])
-                else:
-                    self.damage.pages.add(ppn)
         return np.array(fixed, np.uint32)
 
     def bring(self, ppns: U32) -> None:

@@ -109,11 +109,6 @@ def _readable(spare: Spare, i: int) -> bool:
     return bool(spare[i]["seal"]) and (not unsealed(spare[i : i + 1]) or correct_spare(spare[i : i + 1].copy(), 0))
 
 
-def matches(page: U8, spare: Any) -> bool:
-    """Whether a page (page_bytes,) is what its spare area says."""
-    return zlib.crc32(page.data) == int(spare["crc"])
-
-
 def correct_page(page: U8, spare: Any) -> bool:
     """Undo one flipped bit of a page; whether it is what its (good) spare area says now."""
     found = corrected(page.tobytes(), int(spare["crc"]))

@@ -41,9 +41,11 @@ def test_what_fails_says_so_and_the_rest_goes_on(path, ring):
     assert results.tolist() == [BLOCK, 0, -errno.EFAULT]
 
 
-def test_gaps_are_bridged_smallest_first_within_their_share():
+def test_gaps_are_bridged_smallest_first_within_what_may_come_along():
     numbers = np.array([0, 1, 3, 4, 9, 10, 11, 20])
-    assert [each.tolist() for each in bridged(numbers, 0)] == [[0, 3, 9, 20], [2, 5, 12, 21]]
-    assert [each.tolist() for each in bridged(numbers, 0.125)] == [[0, 9, 20], [5, 12, 21]]
-    assert [each.tolist() for each in bridged(numbers, 0.625)] == [[0, 20], [12, 21]]
-    assert [each.tolist() for each in bridged(numbers[:1], 0)] == [[0], [1]]
+    assert [each.tolist() for each in bridged(numbers, 0, 9)] == [[0, 3, 9, 20], [2, 5, 12, 21]]
+    assert [each.tolist() for each in bridged(numbers, 1, 9)] == [[0, 9, 20], [5, 12, 21]]
+    assert [each.tolist() for each in bridged(numbers, 5, 9)] == [[0, 20], [12, 21]]
+    assert [each.tolist() for each in bridged(numbers, 13, 9)] == [[0], [21]]
+    assert [each.tolist() for each in bridged(numbers[:1], 0, 9)] == [[0], [1]]
+    assert [each.tolist() for each in bridged(numbers, 13, 3)] == [[0, 9, 20], [5, 12, 21]]

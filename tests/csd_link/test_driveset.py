@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from csd_io.medium import Medium
 from csd_link.driveset import DriveSet
 
 
@@ -14,7 +15,7 @@ def test_a_set_says_where_its_drives_are():
     assert DriveSet(count=2).folders == [None, None]
 
 
-@pytest.mark.parametrize("fields", [{"count": 0}, {"methods": Path("/nowhere.py")}])
+@pytest.mark.parametrize("fields", [{"count": 0}, {"methods": Path("/nowhere.py")}, {"medium": Medium("direct")}])
 def test_what_is_off_is_named(fields):
-    with pytest.raises(ValueError, match=r"drives = 0|/nowhere\.py"):
+    with pytest.raises(ValueError, match=r"drives = 0|/nowhere\.py|medium = direct: needs a folder"):
         DriveSet(**fields)

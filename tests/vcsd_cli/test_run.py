@@ -114,6 +114,22 @@ def test_kept_drives_outlive_a_power_cut_where_that_is_asked_for(capsys, monkeyp
     assert counts[1] > 2 * counts[0]  # `process` has those of the description alone
 
 
+@pytest.mark.parametrize("medium", ["mapped", "direct"])
+def test_where_flash_pages_are_changes_no_figure(capsys, monkeypatch, tmp_path, medium):
+    words = ("run", "--prompt", PROMPT, "--max-new-tokens", "4", "-o", "json")
+    figures = []
+    for more in ((), ("--medium", medium, "--keep", str(tmp_path), "--host-memory-mib", "1")):
+        code, out, _ = vcsd(capsys, monkeypatch, *words, *more)
+        assert code == 0
+        figures.append({name: value for name, value in json.loads(out).items() if name != "wall_s"})
+    assert figures[0] == figures[1]
+
+
+def test_a_medium_in_files_needs_files(capsys, monkeypatch):
+    code, _, err = vcsd(capsys, monkeypatch, "run", "--medium", "direct")
+    assert code == 1 and "medium = direct: needs a folder to keep drives in" in err
+
+
 def test_another_durability_is_refused(capsys, monkeypatch):
     code, _, err = vcsd(capsys, monkeypatch, "run", "--durability", "ever")
     assert (code, "'process', 'host'" in err) == (2, True)

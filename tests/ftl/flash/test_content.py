@@ -1,7 +1,7 @@
 """Pages in a mapped file and in one that is read past the page cache: the same bits as in memory, whatever is read, and
 what is damaged is found when it is read.
 
-partner of: ftl/flash/content.py, ftl/flash/damage.py
+partner of: ftl/flash/content.py, ftl/flash/damage.py, csd_io/medium.py
 """
 
 import shutil
@@ -13,12 +13,12 @@ import pytest
 from attention_engine import METHODS
 from csd_firmware import InProcessDevice
 from csd_io.folder import DiskFolder
+from csd_io.medium import BLOCK
 from csd_spec import Attend, Flush, KvAppend, KvCrop, KvRead, SeqCreate, Status
 from csd_spec.planes import number_of
 from csd_spec.view import in_flash
 from eval.bench.random_host import DRIVE, RandomHost
 from ftl import Ftl, Medium, Nand, Uncorrectable
-from ftl.flash.content import BLOCK
 from ftl.flash.files import CONTENT, NandFiles
 
 HEADS, DIM = 2, 32

@@ -1,0 +1,232 @@
+"""K and V that are larger than memory, for real: drives whose pages lie in files beside what others do.
+
+The rivals attend over all tokens: a mapped cache, and layers that are read whole ahead of their turn (FlexGen,
+arXiv 2303.06865). K and V drift from token to token, so that SparF's pages are about as many as on recorded ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from csd_firmware import InProcessDevice
+from csd_io.cgroup import Group, join, limited
+from csd_spec import Flush, KvAppend, SeqCreate, Status
+from csd_spec.attention import NAMED
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.bench.offload_way import RAW, RIVALS, SPARSE, Job, Shape, rows_of
+from eval.experiment import Outcome
+from ftl import Medium
+from vcsd.progress import Tick, no_tick, progress
+from vcsd.tables import table
+
+MIB = 1 << 20
+LAYOUTS = {"fp16": 16, "ours": NAMED["ours"].embedding_bits}
+METHODS = ("dense", *SPARSE, "ours")
+CHUNK = 4096  # tokens of an append
+BESIDE_CACHE = 400 * MIB  # of the limit: for the drive's tables and what a command reads
+CHILD_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """K and V, the memory that there is for them, and who attends."""
+
+    kv_mib: Annotated[int, typer.Option(min=16, max=1 << 16, help="MiB of K and V")] = 1536
+    limit_mib: Annotated[int, typer.Option(min=16, max=1 << 20, help="MiB of memory for a process")] = 1331
+    layers: Annotated[int, typer.Option(min=2, max=256, help="layers")] = 16
+    kv_heads: Annotated[int, typer.Option(min=1, max=64, help="KV heads of a layer, of 128 channels")] = 8
+    queries: Annotated[int, typer.Option(min=1, max=16, help="query heads that share a KV head")] = 4
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="decode steps that count, of each turn")] = 2
+    warm: Annotated[int, typer.Option(min=0, max=1000, help="steps before them, while caches fill")] = 4
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="turns of every way")] = 2
+    drift: Annotated[float, typer.Option(min=0, max=0.999, help="correlation of neighbouring tokens")] = 0.97
+    ways: Annotated[str, typer.Option(help="rivals, and media with methods")] = (
+        "mmap,prefetch,mapped-dense,direct-dense,direct-sparf-8,direct-sparf-32,mapped-ours,direct-ours"
+    )
+    folder: Annotated[Path | None, typer.Option(help="on which disk (default: that of temporary files)")] = None
+
+    @property
+    def shape(self) -> Shape:
+        """Whole chunks of tokens."""
+        tokens = self.kv_mib * MIB // (self.layers * 4 * self.kv_heads * 128)
+        return Shape(
+            layers=self.layers, kv_heads=self.kv_heads, queries=self.queries, head_dim=128, tokens=tokens // 64 * 64
+        )
+
+    def names(self) -> list[str]:
+        """The ways; raises ValueError for one that there is none of."""
+        known = {*RIVALS} | {f"{medium}-{name}" for medium in ("mapped", "direct") for name in METHODS}
+        names = self.ways.split(",")
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"ways = {unknown[0]!r}: must be one of {', '.join(sorted(known))}")
+        return names
+
+
+def bench_offload(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
+    """Every way in turn, `rounds` times, each time in a process of its own under the limit.
+
+    how: what limits the memory, a control group or, where this user may make none (`why`), that the page cache forgets
+    a rival's file after each layer; mapped drives are left out then. tokens_per_s: of the median step; over_rivals: to
+    the better rival's. device_mib: that the kernel has had read for this process in a step. planned_mib: of pages that
+    the drive's commands named. open_s, open_share: of reopening a drive, the time, and the bytes read over K and V's.
+    """
+    names, shape = load.names(), load.shape
+    taken: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="offload-", dir=load.folder) as place, ExitStack() as undo:
+        folders = _fill(shape, load, Path(place), tick)
+        group, why = _group(load.limit_mib * MIB, undo)
+        names = [name for name in names if group or not name.startswith("mapped")]
+        for _ in range(load.rounds):
+            for name in names:
+                folder = folders[RAW if name in RIVALS else "ours" if name.endswith("ours") else "fp16"]
+                _forget(folder)
+                job = Job(
+                    way=name,
+                    folder=str(folder),
+                    shape=shape,
+                    cache_bytes=max(16 * MIB, load.limit_mib * MIB - BESIDE_CACHE),
+                    steps=load.steps,
+                    warm=load.warm,
+                    drop=group is None,
+                )
+                taken[name].append(_child(job, group))
+                tick(None)
+    how = group.how if group else "what is forgotten after each layer"
+    rows = [_row(name, runs, shape) for name, runs in taken.items()]
+    rivals = [row["tokens_per_s"] for row in rows if row["way"] in RIVALS]
+    for row in rows if rivals else []:
+        row["over_rivals"] = row["tokens_per_s"] / max(rivals)
+    return asdict(load) | {"folder": str(load.folder), "how": how, "why": why, "tokens": shape.tokens, "rows": rows}
+
+
+def _group(limit_bytes: int, undo: ExitStack) -> tuple[Group | None, str | None]:
+    try:
+        return undo.enter_context(limited(limit_bytes)), None
+    except OSError as error:
+        return None, str(error)
+
+
+def _row(name: str, runs: list[dict[str, Any]], shape: Shape) -> dict[str, Any]:
+    row: dict[str, Any] = {"way": name}
+    row["step_s"] = statistics.median(each for run in runs for each in run["step_s"])
+    row["tokens_per_s"] = 1 / row["step_s"]
+    row["device_mib"] = statistics.median(run["device_bytes"] for run in runs) / MIB
+    if runs[0]["planned_bytes"] is not None:
+        row["planned_mib"] = statistics.median(run["planned_bytes"] for run in runs) / MIB
+        row["open_s"] = statistics.median(run["open_s"] for run in runs)
+        row["open_share"] = statistics.median(run["open_bytes"] for run in runs) / (shape.layers * shape.layer_bytes)
+        row["counts"] = runs[-1]["counts"]
+    return row
+
+
+def _fill(shape: Shape, load: Load, place: Path, tick: Tick) -> dict[str, Path]:
+    """The raw file and a drive of each layout with the same K and V."""
+    needed = shape.layers * shape.layer_bytes * 7 // 2
+    if shutil.disk_usage(place).free < needed:
+        raise OSError(f"{place}: {needed // MIB} MiB are needed: take another --folder or less --kv-mib")
+    folders = {name: place / name for name in (RAW, *LAYOUTS)}
+    folders[RAW].mkdir()
+    with (folders[RAW] / RAW).open("wb") as raw, ExitStack() as undo:
+        drives = [undo.enter_context(_made(folders[name], shape, bits)) for name, bits in LAYOUTS.items()]
+        for layer in range(shape.layers):
+            k, v = rows_of(shape, layer, load.drift)
+            for rows in (k, v):
+                raw.write(np.ascontiguousarray(rows.transpose(1, 0, 2)).data)
+            for device in drives:
+                for at in range(0, shape.tokens, CHUNK):
+                    part = k[at : at + CHUNK], v[at : at + CHUNK]
+                    lengths = np.array([part[0].shape[0]])
+                    _done(device, KvAppend(seqs=(1,), layer=layer, lengths=lengths, k=part[0], v=part[1]))
+            tick(None)
+    return folders
+
+
+@contextmanager
+def _made(folder: Path, shape: Shape, bits: int) -> Iterator[InProcessDevice]:
+    """A drive with an empty sequence; it is flushed in the end."""
+    device = InProcessDevice(INSTCSD_ZYNQ7045_8CH, folder, medium=Medium("mapped"))
+    shaped = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    _done(device, SeqCreate(count=1, **shaped, max_tokens=shape.tokens + 4096, embedding_bits=bits))
+    yield device
+    _done(device, Flush())
+    device.close()
+
+
+def _done(device: InProcessDevice, command: Any) -> None:
+    done = device.submit(command, device.firmware.free_ns).result()
+    if done.status is not Status.SUCCESS:
+        raise OSError(f"{device.name}: {done.reason}")
+
+
+def _forget(folder: Path) -> None:
+    """Let the page cache hold nothing of a folder's files."""
+    for path in folder.iterdir():
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def _child(job: Job, group: Group | None) -> dict[str, Any]:
+    """Have a job done by a process in a group; raises OSError where it ends without figures."""
+    command = [sys.executable, "-m", "eval.bench.offload_way"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        if group:
+            join(group, child.pid)
+        out, errors = child.communicate(json.dumps(asdict(job)) + "\n", CHILD_S)
+    finally:
+        child.kill()
+        child.wait()
+    if child.returncode:
+        last = errors.strip().splitlines()[-1:] or [f"ended with {child.returncode}"]
+        raise OSError(f"{job.way}: {last[0]}")
+    figures: dict[str, Any] = json.loads(out)
+    return figures
+
+
+def experiment(load: Load) -> Outcome:
+    """K and V larger than memory: drives whose pages lie in files beside a mapped cache and layers read ahead."""
+    with progress("layers filled and turns taken", load.layers + load.rounds * len(load.names())) as tick:
+        result = bench_offload(load, tick)
+    columns = (
+        "way",
+        "tokens/s",
+        "of a rival's",
+        "MiB read a step",
+        "MiB of its plan",
+        "opened in s",
+        "reading, of K and V",
+    )
+    shown = [
+        (
+            row["way"],
+            f"{row['tokens_per_s']:.2f}",
+            f"{row['over_rivals']:.2f}x" if "over_rivals" in row else "",
+            f"{row['device_mib']:,.0f}",
+            f"{row['planned_mib']:,.0f}" if "planned_mib" in row else "",
+            f"{row['open_s']:.2f}" if "open_s" in row else "",
+            f"{row['open_share']:.1%}" if "open_share" in row else "",
+        )
+        for row in result["rows"]
+    ]
+    title = f"{load.kv_mib} MiB of K and V, {load.limit_mib} MiB of memory, limited by {result['how']}"
+    notes = [f"no control group ({result['why']}): drives in mapped files are left out"] if result["why"] else []
+    return Outcome(result, [table(title, columns, shown)], notes)

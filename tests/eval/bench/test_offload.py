@@ -1,0 +1,72 @@
+"""K and V beyond memory: every way attends, and what a drive reads from its disk stays within its plan.
+
+partner of: eval/bench/offload.py, eval/bench/offload_way.py
+"""
+
+import pytest
+import torch
+
+from eval.bench import offload, offload_way
+from eval.bench.offload import Load, bench_offload
+from eval.bench.offload_way import Job, Shape, rows_of
+
+SMALL = {"kv_mib": 16, "limit_mib": 900, "layers": 2, "kv_heads": 4, "steps": 1, "warm": 1, "rounds": 1}
+
+
+def refuse(limit_bytes):
+    raise PermissionError(13, "not for this user")
+
+
+@pytest.fixture
+def one_process(monkeypatch):
+    """Every way in this process; what one is limited to is not the point here."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(offload, "_child", lambda job, group: offload_way.run(job))
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_every_way_attends_and_nothing_is_left(tmp_path, monkeypatch, one_process):
+    monkeypatch.setattr(offload, "limited", refuse)
+    ways = "mmap,prefetch,mapped-dense,direct-dense,direct-sparf-8,direct-ours"
+    result = bench_offload(Load(**SMALL, ways=ways, folder=tmp_path))
+    rows = {row["way"]: row for row in result["rows"]}
+    assert list(rows) == [way for way in ways.split(",") if way != "mapped-dense"]  # which needs a control group
+    assert "not for this user" in result["why"]
+    dense, sparse = rows["direct-dense"], rows["direct-sparf-8"]
+    assert dense["planned_mib"] == pytest.approx(16, abs=0.1) and sparse["planned_mib"] < dense["planned_mib"]
+    for row in (dense, sparse, rows["direct-ours"]):
+        counts = row["counts"]
+        assert 0 < counts["asked"] <= 1.1 * counts["wanted"]
+        assert counts["hits"] > 0
+    assert max(rows["mmap"]["over_rivals"], rows["prefetch"]["over_rivals"]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_way_is_a_process_of_its_own_under_a_limit(tmp_path):
+    result = bench_offload(Load(**SMALL, ways="prefetch", folder=tmp_path))
+    (row,) = result["rows"]
+    assert row["tokens_per_s"] > 0 and "planned_mib" not in row
+    assert result["why"] is not None or result["how"].startswith("cgroup")
+
+
+def test_a_way_that_fails_says_why_in_one_line(tmp_path):
+    shape = Shape(layers=1, kv_heads=1, queries=1, head_dim=128, tokens=64)
+    job = Job(way="mmap", folder=str(tmp_path), shape=shape, cache_bytes=1 << 20, steps=1, warm=0, drop=False)
+    with pytest.raises(OSError, match="mmap: FileNotFoundError"):
+        offload._child(job, None)
+
+
+def test_neighbouring_tokens_resemble_each_other_as_much_as_is_asked():
+    shape = Shape(layers=1, kv_heads=2, queries=1, head_dim=128, tokens=400)
+    for drift in (0.0, 0.9):
+        for rows in rows_of(shape, 0, drift):
+            found = float((rows[1:].astype("f4") * rows[:-1].astype("f4")).mean() / rows.astype("f4").var())
+            assert found == pytest.approx(drift, abs=0.05)
+
+
+def test_ways_that_there_are_none_of_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="ways = 'tape'"):
+        bench_offload(Load(**SMALL, ways="mmap,tape", folder=tmp_path))
+    with pytest.raises(OSError, match="MiB are needed"):
+        bench_offload(Load(kv_mib=1 << 16, folder=tmp_path))
