@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from eval.experiment import Outcome
 from vcsd.progress import err
-from vcsd_cli.shared import Output, OutputLetterOption, OutputOption, print_json, stdout
+from vcsd_cli.shared import Output, OutputLetterOption, OutputOption, importing, print_json, stdout
 from vcsd_cli.strict import StrictCommand
 
 _NEXT_STATEMENT = re.compile(r"\n(?=[^\s)])")
@@ -73,7 +73,8 @@ def _parse(place: str) -> tuple[str, str]:
 def _load(name: str | None, place: str) -> Any:
     """The command at a place."""
     module, attribute = _parse(place)
-    found = getattr(importlib.import_module(module), attribute)
+    with importing():
+        found = getattr(importlib.import_module(module), attribute)
     if isinstance(found, typer.Typer):
         for each in found.registered_commands:
             each.cls = StrictCommand

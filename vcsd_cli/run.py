@@ -20,7 +20,7 @@ from vcsd.options import MAX_COMPRESSION, MAX_SEED, DurabilityOption, LayoutOpti
 from vcsd.progress import progress, status
 from vcsd.tables import table
 from vcsd.transport import TRANSPORT_HELP, check_method, methods_of
-from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, print_json, stdout
+from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, importing, print_json, stdout
 from vcsd_cli.tiers import InTiers
 
 if TYPE_CHECKING:
@@ -146,9 +146,10 @@ def run(
     if in_tiers and what.attention is not None:
         raise ValueError(f"--attention is of drives, and with --residency {tiers.residency} the model attends itself")
     with status("loading the model"):
-        from host_driver.hf.shape import model_shape
-        from vcsd.generate import compare
-        from vcsd.loading import CHECKPOINT, encode, load
+        with importing():
+            from host_driver.hf.shape import model_shape
+            from vcsd.generate import compare
+            from vcsd.loading import CHECKPOINT, encode, load
 
         setting: Attachable = in_tiers or _in_drives(what, where, tiers)
         path = model or CHECKPOINT

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -13,9 +16,32 @@ from rich.console import Console
 from vcsd.progress import err
 from vcsd.tables import flat_table
 
-__all__ = ["ATTENTION_HELP", "Output", "OutputLetterOption", "OutputOption", "err", "print_json", "show", "stdout"]
+__all__ = [
+    "ATTENTION_HELP",
+    "Output",
+    "OutputLetterOption",
+    "OutputOption",
+    "err",
+    "importing",
+    "print_json",
+    "show",
+    "stdout",
+]
 
 ATTENTION_HELP = "how drives attend: dense, sparf, or another method of attention_engine (see docs/methods.md)"
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Nothing is collected meanwhile: what is imported stays, and looking for garbage in it would take a tenth of the
+    time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def stdout() -> Console:

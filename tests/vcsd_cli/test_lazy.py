@@ -3,6 +3,7 @@
 partner of: vcsd_cli/experiments.py, eval/experiment.py, eval/options.py, vcsd/options.py, vcsd/tables.py
 """
 
+import gc
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from eval.options import number, numbers
 from tests.vcsd_cli.test_main import vcsd
 from vcsd_cli.experiments import BENCH, EVAL
+from vcsd_cli.main import app
 
 MADE_UP = '''
 """A made-up experiment."""
@@ -71,6 +73,25 @@ def test_help_needs_nothing_that_is_slow_to_import(words):
     code += f"finally: print(*{slow} & set(sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_nothing_is_collected_while_a_command_is_imported(monkeypatch, collects):
+    """Whatever becomes of the import, the collector is afterwards as it was."""
+    seen = []
+
+    def broken(name):
+        seen.append(gc.isenabled())
+        raise ImportError(name)
+
+    monkeypatch.setattr("importlib.import_module", broken)
+    (gc.enable if collects else gc.disable)()
+    try:
+        with pytest.raises(ImportError):
+            app.load("run")
+        assert (seen, gc.isenabled()) == ([False], collects)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("word", [*(f"bench {name}" for name in BENCH), *(f"eval {name}" for name in EVAL), "report"])
