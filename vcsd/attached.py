@@ -133,9 +133,10 @@ class Attached:
     def use(self, attention: str, budget: Budget) -> None:
         """Attend otherwise from the next decode step on; what is stored stays."""
         method = Attention.named(attention).method
-        check_method(method, self._known)
+        asked = replace(self.driver.attention, method=method, budget=budget)
+        check_method(asked, self._known)
         budget.at(1, self.driver.shape.head_dim)
-        self.driver.attention = replace(self.driver.attention, method=method, budget=budget)
+        self.driver.attention = asked
 
     def report(self) -> Report:
         """What has been done so far; printing it shows a table."""
@@ -212,10 +213,8 @@ def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
     model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
     shape, what = model_shape(model), setting.attention
     setting.check(shape)
-    if what.embedding_bits not in LAYOUTS:
-        raise ValueError(f"embedding_bits = {what.embedding_bits}: must be one of {', '.join(map(str, LAYOUTS))}")
     known = setting.known_methods()
-    check_method(what.method, known)
+    check_method(what, known)
     check_free(model)
     with ExitStack() as undo:
         drives = setting.drives

@@ -8,13 +8,16 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, closing
 from functools import partial
 
-from attention_engine import load_methods
+from attention_engine import METHODS, load_methods
+from attention_engine.methods import BY_PLANES
 from csd_firmware import InProcessDevice
 from csd_link import transports
 from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
 from csd_link.transports.transport import DriveFactory, Make
-from csd_spec import Device, LogPage
+from csd_spec import Attention, Device, LogPage
+from csd_spec.planes import bits_of
+from ftl import LAYOUTS
 from vcsd.administer import read_log
 
 TRANSPORT_HELP = f"way to the drives: {', '.join(each.form for each in transports.transports().values())}"
@@ -55,7 +58,18 @@ def _programs(connect: Connect) -> list[str]:
         return [each["name"] for each in read_log(device, LogPage.PROGRAMS)["programs"]]
 
 
-def check_method(attention: str, known: Collection[str] | None) -> None:
-    """Raise ValueError for a method that the drives do not know; known: None where they say so themselves."""
-    if known is not None and attention not in known:
-        raise ValueError(f"attention = {attention!r}: the drives know {', '.join(known)}")
+def check_method(what: Attention, known: Collection[str] | None) -> None:
+    """Raise ValueError for a method that the drives do not know, or one of ours that a layout of theirs cannot serve.
+
+    known: None where drives say themselves what they know; what a layout has, they say of others' methods at the first
+    step.
+    """
+    method, layout = what.method, LAYOUTS.get(what.embedding_bits)
+    if known is not None and method not in known:
+        raise ValueError(f"attention = {method!r}: the drives know {', '.join(known)}")
+    if layout is None:
+        raise ValueError(f"embedding_bits = {what.embedding_bits}: must be one of {', '.join(map(str, LAYOUTS))}")
+    if method in BY_PLANES and not bits_of(layout.number):
+        raise ValueError(f"attention = {method!r}: layout {layout.name} has no planes, use one that has, as planes2")
+    if method in METHODS and method not in (*BY_PLANES, "dense") and layout.lossy:
+        raise ValueError(f"attention = {method!r}: layout {layout.name} keeps no FP16, use {layout.name}-exact")

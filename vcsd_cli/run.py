@@ -180,7 +180,7 @@ def _in_drives(what: What, where: Where, tiers: InTiers) -> Setting:
 
     drives = where.value()
     attention = what.value("dense" if tiers.residency else "sparf")
-    check_method(attention.method, methods_of(drives))
+    check_method(attention, methods_of(drives))
     return Setting(attention=attention, drives=drives, flush_every=where.flush_every)
 
 

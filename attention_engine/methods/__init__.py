@@ -49,6 +49,8 @@ METHODS: dict[str, Method] = {
     "progressive-top-p": partial(progressive, top_p=0.95),
 }
 
+BY_PLANES = frozenset(name for name in METHODS if name.startswith("progressive"))  # what scores by K in few bits
+
 
 def _checked(source: str, name: object, method: Any) -> Method:
     """A method of somebody else's; raises ValueError for what no command could name, or call."""

@@ -75,6 +75,8 @@ def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch)
         (["--attention", "magic"], "magic"),
         (["--drives", "two"], "--drives"),
         (["--embedding-bits", "5"], "--embedding-bits"),
+        (["--attention", "sparf", "--layout", "planes2"], "use planes2-exact"),
+        (["--attention", "ours", "--layout", "int4"], "has no planes"),
         (["--methods", "/nowhere.py"], "/nowhere.py"),
         (["--device", "abacus"], "abacus"),
         (["--colour"], "colour"),
