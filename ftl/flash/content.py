@@ -195,6 +195,8 @@ class Direct:
         brought = np.concatenate([np.zeros(0, np.int64), *come]).astype(np.uint32)
         self._here[brought] = 1
         self._turn.append(brought)
+        if self._cache.kept.size < self._cache.capacity:  # what came along is kept while there is room
+            self._cache.touch(np.setdiff1d(brought, frames.astype(np.uint32), assume_unique=True))
         failed: I64 = frames[self._here[frames] == 0]
         return failed
 
