@@ -300,7 +300,7 @@ def _count(tally: Tally, step: Step, out: F32, recorded: Recorded, stored: int) 
 
 def errors_over_bytes(result: dict[str, Any]) -> Any:
     """A figure of the error over the bytes fetched, a line for each method."""
-    figure, axes = new_figure()
+    figure, axes = new_figure(width=8.5)
     for name in dict.fromkeys(row["name"] for row in result["methods"] if row["name"] != "dense"):
         rows = [row for row in result["methods"] if row["name"] == name]
         shares, errors = [row["bytes_fetched_share"] for row in rows], [row["output_rel_error"] for row in rows]
@@ -308,7 +308,7 @@ def errors_over_bytes(result: dict[str, Any]) -> Any:
     axes.set(
         xscale="log", yscale="log", xlabel="bytes fetched / bytes of K and V", ylabel="relative error of the output"
     )
-    axes.legend(fontsize=6, ncols=2)
+    axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
 
 
