@@ -23,6 +23,7 @@ from csd_spec.planes import is_lossy
 from csd_spec.view import UNMAPPED, gather_rows
 
 Memory = dict[str, Any]
+WORTH_THREADS = 1 << 14  # tokens of all streams, about a millisecond of dense attention: handing out less costs more
 
 
 class Plan(Protocol):
@@ -140,7 +141,8 @@ class Step:
         self, view: KvView, pages: Pages, queries: Queries, threads: int = 1, arithmetic: Arithmetic | None = None
     ) -> None:
         self.do = arithmetic or Arithmetic()
-        self.view, self.pages, self.threads = view, pages, threads
+        self.view, self.pages = view, pages
+        self.threads = threads if int(view.seq_lens.sum()) >= WORTH_THREADS else 1
         self.q, self.v_mean, self.memory = queries.q, queries.v_mean, queries.memory
         self.r, self.top_k, self.recent = queries.r, queries.top_k, queries.recent
         self.seq_lens = view.seq_lens
