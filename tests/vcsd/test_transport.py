@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from csd_link.driveset import DriveSet
-from csd_spec import KvRead
+from csd_spec import Attention, KvRead
 from tests.served import decoder
 from vcsd.transport import check_method, methods_of, open_drives
 
@@ -38,6 +38,6 @@ def test_every_way_in_gives_the_same_outputs_and_modelled_times(tmp_path, transp
 
 def test_drives_that_are_made_for_a_run_know_our_methods():
     known = methods_of(DriveSet())
-    check_method("sparf", known)
+    check_method(Attention("sparf"), known)
     with pytest.raises(ValueError, match="attention = 'magic': the drives know dense, sparf"):
-        check_method("magic", known)
+        check_method(Attention("magic"), known)
