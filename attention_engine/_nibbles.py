@@ -140,10 +140,9 @@ def _fill_row(builder: Any, tables: Any, up: Any, down: Any) -> None:
     halves = []
     for plane in (0, 2):
         a, b = ([*range(first, first + 4)] for first in (4 * plane, 4 * plane + 4))
-        bits = lambda one, other: _pick(builder, down, one + other, up)  # noqa: E731
         set_a, set_b = [16 + lane for lane in a], [16 + lane for lane in b]
-        low = builder.add(bits(a, set_a), bits(b, b))
-        high = builder.add(bits(a, set_a), bits(set_b, set_b))
+        first = _pick(builder, down, a + set_a, up)
+        low, high = (builder.add(first, _pick(builder, down, second * 2, up)) for second in (b, set_b))
         halves.append(_pick(builder, low, [*range(8)] + [8 + lane for lane in range(8)], high))
     for query in range(0, QUERIES, 2):
         lanes = [(query + j, name) for j in range(2) for name in range(16)]

@@ -28,6 +28,7 @@ LINE = 32  # tokens that are scored at once
 
 @njit(inline="always")
 def _at(array):  # type: ignore[no-untyped-def]
+    """Its address."""
     return np.uint64(array.ctypes.data)
 
 

@@ -179,10 +179,8 @@ class Step:
     def _by_stream(self, column: str) -> I64:
         total: I64 = np.zeros(self.streams, np.int64)
         for plan in (item.plan for item in self.work if isinstance(item, Read)):
-            until = np.zeros(plan.ends.size + 1, np.int64)
-            until[1:] = plan.ends
-            until = np.concatenate([[0], np.cumsum(getattr(plan, column))])[until]
-            total += (until[1:] - until[:-1]).reshape(self.streams, -1).sum(1)  # a query head may have read for itself
+            until = np.concatenate([[0], np.cumsum(getattr(plan, column))])[plan.ends]
+            total += np.diff(until, prepend=0).reshape(self.streams, -1).sum(1)  # a query head may have read for itself
         return total
 
     @property

@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 def require(ok: bool, reason: str) -> None:
-    """Raise Refused unless it is so."""
+    """Raise Refused unless it is so. The reason is made either way: what every decode step checks raises by itself."""
     if not ok:
         raise Refused(reason)
 

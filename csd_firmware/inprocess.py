@@ -19,7 +19,7 @@ class InProcessDevice:
     path: a folder that holds the flash, and what a flush acknowledged, beyond this process; it is this device's alone
     until it is closed. private: the folder is only read, changes stay in memory. methods: what its firmware knows of
     attention. durability: what a flush outlives, see `csd_io.folder.DiskFolder`. threads: of its kernels; no bit
-    depends on them. medium: where pages are while the drive has power (`ftl.flash.content.Medium`): in memory, or in
+    depends on them. medium: where pages are while the drive has power (`csd_io.medium.Medium`): in memory, or in
     the folder's files.
     """
 

@@ -49,7 +49,9 @@ METHODS: dict[str, Method] = {
     "progressive-top-p": partial(progressive, top_p=0.95),
 }
 
-BY_PLANES = frozenset(name for name in METHODS if name.startswith("progressive"))  # what scores by K in few bits
+BY_PLANES = frozenset(  # what scores by K in few bits
+    name for name, method in METHODS.items() if getattr(method, "func", method) is progressive
+)
 
 
 def _checked(source: str, name: object, method: Any) -> Method:

@@ -70,7 +70,7 @@ def _wait(kv: KvMap, seqs: list[Sequence], layer: int, rows: dict[str, U16] | No
     content = kv.tails.content
     for number, seq in enumerate(seqs):
         length = int(seq.lengths[layer])
-        for mapped in seq.maps.values() if rows else ():
+        for mapped in seq.maps.values():
             if rows and mapped.buffered(layer):
                 row = rows[mapped.source][number : number + 1]  # maps whose rows are K with V have no buffers
                 mapped.fill(content, mapped.buffers[layer], length % mapped.per_group, row)
