@@ -11,8 +11,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,10 +23,11 @@ import numpy as np
 import typer
 
 from csd_firmware import InProcessDevice
-from csd_io.cgroup import Group, join, limited
+from csd_io.cgroup import Group, limited
 from csd_spec import Flush, KvAppend, SeqCreate, Status
 from csd_spec.attention import NAMED
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.bench import child
 from eval.bench.offload_way import RAW, RIVALS, SPARSE, Job, Shape, rows_of
 from eval.experiment import Outcome
 from ftl import Medium
@@ -185,22 +184,10 @@ def _forget(folder: Path) -> None:
 
 def _child(job: Job, group: Group | None) -> dict[str, Any]:
     """Have a job done by a process in a group; raises OSError where it ends without figures."""
-    command = [sys.executable, "-m", "eval.bench.offload_way"]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert child.stdout is not None
-        child.stdout.readline()
-        if group:
-            join(group, child.pid)
-        out, errors = child.communicate(json.dumps(asdict(job)) + "\n", CHILD_S)
-    finally:
-        child.kill()
-        child.wait()
-    if child.returncode:
-        last = errors.strip().splitlines()[-1:] or [f"ended with {child.returncode}"]
-        raise OSError(f"{job.way}: {last[0]}")
-    figures: dict[str, Any] = json.loads(out)
-    return figures
+        return child.done("eval.bench.offload_way", json.dumps(asdict(job)) + "\n", group, CHILD_S)
+    except OSError as error:
+        raise OSError(f"{job.way}: {error}") from error
 
 
 def experiment(load: Load) -> Outcome:

@@ -5,9 +5,6 @@ Dual-Blade (arXiv 2604.26557) keeps as many layers in the page cache as fit and 
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from csd_io.cgroup import Group, join, limited
+from csd_io.cgroup import Group, limited
+from eval.bench import child
 from eval.bench.cyclic import Job, as_text
 from eval.experiment import Outcome
 from vcsd.progress import Tick, no_tick, progress
@@ -88,22 +86,10 @@ def bench_page_cache(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
 
 def _child(job: Job, group: Group | None) -> dict[str, Any]:
     """Have a job done by a process in a group; raises OSError where it ends without figures."""
-    command = [sys.executable, "-m", "eval.bench.cyclic"]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert child.stdout is not None
-        child.stdout.readline()
-        if group:
-            join(group, child.pid)
-        out, errors = child.communicate(as_text(job), CHILD_S)
-    finally:
-        child.kill()
-        child.wait()
-    if child.returncode:
-        last = errors.strip().splitlines()[-1:] or [f"ended with {child.returncode}"]
-        raise OSError(f"reading in {job.folder}: {last[0]}")
-    figures: dict[str, Any] = json.loads(out)
-    return figures
+        return child.done("eval.bench.cyclic", as_text(job), group, CHILD_S)
+    except OSError as error:
+        raise OSError(f"reading in {job.folder}: {error}") from error
 
 
 def off(row: dict[str, Any]) -> bool:

@@ -1,6 +1,6 @@
 """Tensors round and round: in a control group where this user may make one, else in a cache of our own.
 
-partner of: eval/bench/page_cache.py, eval/bench/cyclic.py
+partner of: eval/bench/page_cache.py, eval/bench/cyclic.py, eval/bench/child.py
 """
 
 import os
