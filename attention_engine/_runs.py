@@ -1,8 +1,7 @@
-"""Runs of rows that lie behind each other, several queries to a pass: a value is widened once for all of them.
+"""Runs of rows of int8 codes that lie behind each other, several queries to a pass: a code is widened once for all.
 
-A row is of FP16, or of int8 codes whose channels have a scale each: q x scale goes in, or scales come in behind the
-sum, so codes meet nothing but additions and products with FP32. Dot products add lane by lane and fold as those of
-`_rows` do, whatever the number of queries.
+Each channel has a scale: q x scale goes in, or scales come in behind the sum, so codes meet nothing but additions and
+products with FP32. Dot products add lane by lane and fold as those of `_rows` do, whatever the number of queries.
 """
 
 from __future__ import annotations
@@ -29,41 +28,40 @@ from attention_engine._rows import (
     _store,
 )
 
-_BYTE, _HALF, _INDEX = ir.IntType(8), ir.HalfType(), ir.IntType(32)
+_BYTE, _INDEX = ir.IntType(8), ir.IntType(32)
 
 
-def _widen(builder: Any, row: Any, index: Any, kind: Any, nbytes: int) -> Any:
-    """Values of a row as FP32: codes where a value has one byte, else FP16."""
-    narrow = _BYTE if nbytes == 1 else _HALF
-    some = _load(builder, row, index, ir.VectorType(narrow, WIDTH) if kind == _FLOATS else narrow, nbytes)
-    return builder.sitofp(some, kind) if nbytes == 1 else builder.fpext(some, kind)
+def _widen(builder: Any, row: Any, index: Any, kind: Any) -> Any:
+    """Codes of a row as FP32."""
+    narrow = ir.VectorType(_BYTE, WIDTH) if kind == _FLOATS else _BYTE
+    return builder.sitofp(_load(builder, row, index, narrow, 1), kind)
 
 
-def _dots(nbytes: int) -> Any:
-    def typed(typing_context: Any, queries: Any, row: Any, count: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            queries, row, count = arguments
-            each = [builder.extract_value(queries, j) for j in range(signature.args[0].count)]
-            totals = {kind: [cgutils.alloca_once(builder, kind) for _ in each] for kind in (_FLOATS, _FLOAT)}
-            for kind in totals:
-                for total in totals[kind]:
-                    builder.store(_all(0.0, kind), total)
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def dot_codes(typing_context: Any, queries: Any, row: Any, count: Any) -> Any:
+    """Sums of query_j[i] * row[i], a tuple: FP32 at a tuple of addresses, one row of `count` codes."""
 
-            def add(index: Any, kind: Any) -> None:
-                values = _widen(builder, row, index, kind, nbytes)
-                for query, total in zip(each, totals[kind], strict=True):
-                    factor = _load(builder, query, index, kind, 4)
-                    builder.store(_fma(builder, factor, values, builder.load(total)), total)
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        queries, row, count = arguments
+        each = [builder.extract_value(queries, j) for j in range(signature.args[0].count)]
+        totals = {kind: [cgutils.alloca_once(builder, kind) for _ in each] for kind in (_FLOATS, _FLOAT)}
+        for kind in totals:
+            for total in totals[kind]:
+                builder.store(_all(0.0, kind), total)
 
-            _over_row(builder, count, [], add)
-            lanes = [builder.load(total) for total in totals[_FLOATS]]
-            folded = _fold_four(builder, lanes) if len(lanes) == 4 else [_fold(builder, some) for some in lanes]
-            sums = [builder.fadd(sum_, builder.load(t)) for sum_, t in zip(folded, totals[_FLOAT], strict=True)]
-            return context.make_tuple(builder, signature.return_type, sums)
+        def add(index: Any, kind: Any) -> None:
+            values = _widen(builder, row, index, kind)
+            for query, total in zip(each, totals[kind], strict=True):
+                factor = _load(builder, query, index, kind, 4)
+                builder.store(_fma(builder, factor, values, builder.load(total)), total)
 
-        return types.UniTuple(types.float32, queries.count)(queries, types.uint64, types.int64), generate
+        _over_row(builder, count, [], add)
+        lanes = [builder.load(total) for total in totals[_FLOATS]]
+        folded = _fold_four(builder, lanes) if len(lanes) == 4 else [_fold(builder, some) for some in lanes]
+        sums = [builder.fadd(sum_, builder.load(t)) for sum_, t in zip(folded, totals[_FLOAT], strict=True)]
+        return context.make_tuple(builder, signature.return_type, sums)
 
-    return intrinsic(typed)
+    return types.UniTuple(types.float32, queries.count)(queries, types.uint64, types.int64), generate
 
 
 def _fold_four(builder: Any, four: list[Any]) -> list[Any]:
@@ -81,44 +79,38 @@ def _fold_four(builder: Any, four: list[Any]) -> list[Any]:
     return [builder.extract_element(sums, _INDEX(j)) for j in range(4)]
 
 
-def _add_run(nbytes: int) -> Any:
-    def typed(typing_context: Any, sums: Any, weights: Any, row: Any, rows: Any, scales: Any, count: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            sums, weights, first, rows, scales, count = arguments
-            queries = range(signature.args[0].count)
-            sums, weights = ([builder.extract_value(each, j) for j in queries] for each in (sums, weights))
-            totals = {kind: [cgutils.alloca_once(builder, kind) for _ in queries] for kind in (_FLOATS, _FLOAT)}
-            row_bytes = builder.mul(count, _WORD(nbytes))
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def add_code_run(typing_context: Any, sums: Any, weights: Any, row: Any, rows: Any, scales: Any, count: Any) -> Any:
+    """sums_j[i] += scales[i] * the sum over rows of weights_j[row] * row[i]: FP32 at tuples of addresses.
 
-            def add(index: Any, kind: Any) -> None:
-                for total in totals[kind]:
-                    builder.store(_all(0.0, kind), total)
-                with cgutils.for_range_slice(builder, _WORD(0), rows, _WORD(1), _WORD) as (row, _):
-                    values = _widen(builder, builder.add(first, builder.mul(row, row_bytes)), index, kind, nbytes)
-                    for at, total in zip(weights, totals[kind], strict=True):
-                        weight = _load(builder, at, row, _FLOAT, 4)
-                        factor = _spread(builder, weight) if kind == _FLOATS else weight
-                        builder.store(_fma(builder, factor, values, builder.load(total)), total)
-                scale = _load(builder, scales, index, kind, 4)
-                for at, total in zip(sums, totals[kind], strict=True):
-                    sum_ = _fma(builder, builder.load(total), scale, _load(builder, at, index, kind, 4))
-                    _store(builder, sum_, at, index)
+    row: address of the first of `rows` rows. scales: address of `count` values; as many codes has a row.
+    """
 
-            _over_row(builder, count, [], add)
-            return context.get_dummy_value()
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        sums, weights, first, rows, scales, count = arguments
+        queries = range(signature.args[0].count)
+        sums, weights = ([builder.extract_value(each, j) for j in queries] for each in (sums, weights))
+        totals = {kind: [cgutils.alloca_once(builder, kind) for _ in queries] for kind in (_FLOATS, _FLOAT)}
 
-        words = types.uint64, types.int64, types.uint64, types.int64
-        return types.void(sums, weights, *words), generate
+        def add(index: Any, kind: Any) -> None:
+            for total in totals[kind]:
+                builder.store(_all(0.0, kind), total)
+            with cgutils.for_range_slice(builder, _WORD(0), rows, _WORD(1), _WORD) as (row, _):
+                values = _widen(builder, builder.add(first, builder.mul(row, count)), index, kind)
+                for at, total in zip(weights, totals[kind], strict=True):
+                    weight = _load(builder, at, row, _FLOAT, 4)
+                    factor = _spread(builder, weight) if kind == _FLOATS else weight
+                    builder.store(_fma(builder, factor, values, builder.load(total)), total)
+            scale = _load(builder, scales, index, kind, 4)
+            for at, total in zip(sums, totals[kind], strict=True):
+                sum_ = _fma(builder, builder.load(total), scale, _load(builder, at, index, kind, 4))
+                _store(builder, sum_, at, index)
 
-    return intrinsic(typed)
+        _over_row(builder, count, [], add)
+        return context.get_dummy_value()
 
-
-dot_codes, dot_halves = _dots(1), _dots(2)
-"""Sums of query_j[i] * row[i], a tuple: FP32 at a tuple of addresses, one row of `count` values."""
-
-add_code_run, add_half_run = _add_run(1), _add_run(2)
-"""sums_j[i] += scales[i] * the sum over rows of weights_j[row] * row[i]: tuples of addresses of FP32; the first row's
-address, how many there are, scales at an address, `count` values of each."""
+    words = types.uint64, types.int64, types.uint64, types.int64
+    return types.void(sums, weights, *words), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]

@@ -15,8 +15,8 @@ from numba import njit
 
 from attention_engine._nibbles import QUERIES, ROW_BYTES, add_entries, fill_entries, fill_tables
 from attention_engine._parallel import over_streams
-from attention_engine._rows import dots
-from attention_engine._runs import add_code_run, add_half_run, ask, dot_codes, dot_halves, powers_of
+from attention_engine._rows import add_scaled, dots
+from attention_engine._runs import add_code_run, ask, dot_codes, powers_of
 from attention_engine.kernels import BLOCK, _check_selection, _mix, _page, _place, _rescale, _weight
 from csd_spec import KvView
 from csd_spec.arrays import F32, I32, I64
@@ -102,56 +102,46 @@ def _logits(q, scale, run, following, weights):  # type: ignore[no-untyped-def]
     run: address of its first row, how many there are, whether they are codes. following: address and bytes of what is
     needed next, asked for meanwhile.
     """
-    (at, count, coded), (queries, d), part = run, q.shape, (following[1] + run[1] - 1) // run[1]
-    row_bytes, each = np.uint64(d if coded else 2 * d), np.uint64(4 * d)
-    for first in range(0, queries - 3, 4):
-        four = _four(_at(q) + np.uint64(first) * each, each)
-        for i in range(count):
-            if first == 0:
-                ask(following[0] + np.uint64(i * part), part)
-            row = at + np.uint64(i) * row_bytes
-            some = dot_codes(four, row, d) if coded else dot_halves(four, row, d)
+    (at, count, coded), (queries, d), each = run, q.shape, np.uint64(4 * q.shape[1])
+    part, together = (following[1] + count - 1) // count, queries // 4 * 4 if coded else 0
+    for i in range(count):
+        ask(following[0] + np.uint64(i * part), part)
+        row = at + np.uint64(i * d if coded else 2 * i * d)
+        for first in range(0, together, 4):
+            some = dot_codes(_four(_at(q) + np.uint64(first) * each, each), row, d)
             for j in range(4):
                 weights[first + j, i] = scale * some[j]
-    for query in range(queries // 4 * 4, queries):
-        one_query = (_at(q) + np.uint64(query) * each,)
-        for i in range(count):
-            row = at + np.uint64(i) * row_bytes
-            some_one = dot_codes(one_query, row, d) if coded else dot_halves(one_query, row, d)
-            weights[query, i] = scale * some_one[0]
+        for query in range(together, queries):
+            one = _at(q) + np.uint64(query) * each
+            weights[query, i] = scale * (dot_codes((one,), row, d) if coded else dots(one, (row,), (), d))[0]
     for query in range(queries):
         for i in range(count, (count + BLOCK - 1) // BLOCK * BLOCK):
             weights[query, i] = -np.inf
 
 
-@njit(inline="always")
-def _add_run(sums, weights, run, scales, d):  # type: ignore[no-untyped-def]
-    at, count, coded = run
-    if coded:
-        add_code_run(sums, weights, at, count, scales, d)
-    else:
-        add_half_run(sums, weights, at, count, scales, d)
-
-
 @njit(cache=True, nogil=True, error_model="numpy")
 def _add_values(sums, weights, run, scales):  # type: ignore[no-untyped-def]
-    """Add a run's rows of V, weighted, to sums (Q, d), each value times its channel's scale (d,). run: see `_logits`.
+    """Add a run's rows of V, weighted, to sums (Q, d), each code times its channel's scale (d,). run: see `_logits`.
 
     Five sums go together where five are left, as those of four queries and of what is chosen are.
     """
-    queries, d = sums.shape
-    each, width, first = np.uint64(4 * d), np.uint64(4 * weights.shape[1]), 0
+    (at, count, coded), (queries, d), first = run, sums.shape, 0
+    each, width, scales_at = np.uint64(4 * d), np.uint64(4 * weights.shape[1]), _at(scales)
     while first < queries:
-        s, w = _at(sums) + np.uint64(first) * each, _at(weights) + np.uint64(first) * width
-        if queries - first == 5:
+        s, w, left = _at(sums) + np.uint64(first) * each, _at(weights) + np.uint64(first) * width, queries - first
+        if not coded:
+            for i in range(count):
+                add_scaled(s, (weights[first, i],), (at + np.uint64(2 * i * d),), (), d)
+            first += 1
+        elif left == 5:
             s5, w5 = (s + np.uint64(4) * each,), (w + np.uint64(4) * width,)
-            _add_run(_four(s, each) + s5, _four(w, width) + w5, run, _at(scales), d)
+            add_code_run(_four(s, each) + s5, _four(w, width) + w5, at, count, scales_at, d)
             first += 5
-        elif queries - first >= 4:
-            _add_run(_four(s, each), _four(w, width), run, _at(scales), d)
+        elif left >= 4:
+            add_code_run(_four(s, each), _four(w, width), at, count, scales_at, d)
             first += 4
         else:
-            _add_run((s,), (w,), run, _at(scales), d)
+            add_code_run((s,), (w,), at, count, scales_at, d)
             first += 1
 
 

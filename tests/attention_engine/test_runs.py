@@ -1,4 +1,4 @@
-"""Runs of rows: dot products and weighted sums of codes and of FP16, for several queries at once.
+"""Runs of rows: dot products and weighted sums of codes, for several queries at once.
 
 partner of: attention_engine/_runs.py
 """
@@ -7,31 +7,28 @@ import numpy as np
 import pytest
 from numba import njit
 
-from attention_engine._runs import add_code_run, add_half_run, dot_codes, dot_halves, powers_of
+from attention_engine._runs import add_code_run, dot_codes, powers_of
 
 at = njit(lambda array: np.uint64(array.ctypes.data))
 
 
 @njit
-def four_dots(q, row, coded):
+def four_dots(q, row):
     a, each, d = at(q), np.uint64(q.shape[1] * 4), q.shape[1]
     four = a, a + each, a + np.uint64(2) * each, a + np.uint64(3) * each
-    return dot_codes(four, at(row), d) if coded else dot_halves(four, at(row), d)
+    return dot_codes(four, at(row), d)
 
 
 @njit
-def one_dot(q, row, coded):
-    return (dot_codes((at(q),), at(row), q.size) if coded else dot_halves((at(q),), at(row), q.size))[0]
+def one_dot(q, row):
+    return dot_codes((at(q),), at(row), q.size)[0]
 
 
 @njit
-def add_run(sums, weights, rows, scales, coded):
+def add_run(sums, weights, rows, scales):
     s, w, d = at(sums), at(weights), sums.shape[1]
     to, by = (s, s + np.uint64(4 * d)), (w, w + np.uint64(4 * weights.shape[1]))
-    if coded:
-        add_code_run(to, by, at(rows), rows.shape[0], at(scales), d)
-    else:
-        add_half_run(to, by, at(rows), rows.shape[0], at(scales), d)
+    add_code_run(to, by, at(rows), rows.shape[0], at(scales), d)
 
 
 @njit
@@ -39,37 +36,28 @@ def raise_all(exponents, out):
     powers_of(at(out), at(exponents), out.size)
 
 
-def bits(rows):
-    """FP16 as kernels take it."""
-    return rows.view(np.uint16) if rows.dtype == np.float16 else rows
+def some_codes(generator, shape):
+    return generator.integers(-127, 128, shape).astype(np.int8)
 
 
-def some_rows(generator, coded, shape):
-    if coded:
-        return generator.integers(-127, 128, shape).astype(np.int8)
-    return generator.standard_normal(shape).astype(np.float16)
-
-
-@pytest.mark.parametrize("coded", [True, False])
 @pytest.mark.parametrize("d", [8, 16, 40, 64, 80, 128, 250])
-def test_four_queries_get_what_one_gets(d, coded):
+def test_four_queries_get_what_one_gets(d):
     generator = np.random.default_rng(d)
-    q, row = generator.standard_normal((4, d)).astype(np.float32), some_rows(generator, coded, d)
-    got = np.array(four_dots(q, bits(row), coded), np.float32)
-    np.testing.assert_array_equal(got, np.array([one_dot(each, bits(row), coded) for each in q], np.float32))
+    q, row = generator.standard_normal((4, d)).astype(np.float32), some_codes(generator, d)
+    got = np.array(four_dots(q, row), np.float32)
+    np.testing.assert_array_equal(got, np.array([one_dot(each, row) for each in q], np.float32))
     exact, size = q.astype(np.float64) @ row.astype(np.float64), np.abs(q) @ np.abs(row.astype(np.float64))
     assert (np.abs(got - exact) <= 1e-6 * size).all()
 
 
-@pytest.mark.parametrize("coded", [True, False])
 @pytest.mark.parametrize(("d", "count"), [(8, 5), (64, 31), (80, 1), (128, 15), (250, 3)])
-def test_a_run_is_added_with_its_weights_and_scales(d, count, coded):
+def test_a_run_is_added_with_its_weights_and_scales(d, count):
     generator = np.random.default_rng(d)
     sums, weights = (generator.standard_normal((2, n)).astype(np.float32) for n in (d, 32))
-    rows, scales = some_rows(generator, coded, (count, d)), np.exp2(generator.integers(-8, 3, d)).astype(np.float32)
+    rows, scales = some_codes(generator, (count, d)), np.exp2(generator.integers(-8, 3, d)).astype(np.float32)
     expected = sums + (weights[:, :count].astype(np.float64) @ rows.astype(np.float64)) * scales
     size = np.abs(sums) + np.abs(weights[:, :count]) @ np.abs(rows.astype(np.float64)) * scales
-    add_run(sums, weights, bits(rows), scales, coded)
+    add_run(sums, weights, rows, scales)
     assert (np.abs(sums - expected) <= 1e-6 * size).all()
 
 
