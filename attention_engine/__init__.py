@@ -4,7 +4,7 @@ Kernels see banks of pages and opaque slot numbers; what a slot number means is 
 """
 
 from attention_engine.clock import EngineClock
-from attention_engine.kernels import add_rows, all_finite, approximate, attend, exact
+from attention_engine.kernels import add_rows, all_finite, approximate, attend, exact, to_half
 from attention_engine.methods import METHODS, Methods, load_methods
 from attention_engine.parts import merge
 from attention_engine.select import GroupScore, best_tokens, cover, top_channels, weigh
@@ -31,6 +31,7 @@ __all__ = [
     "exact",
     "load_methods",
     "merge",
+    "to_half",
     "top_channels",
     "weigh",
 ]

@@ -19,11 +19,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from attention_engine._half import half_to_float
+from attention_engine._half import float_to_half, half_to_float
 from attention_engine._parallel import over_streams
 from attention_engine._rows import add_codes, add_scaled, dots, exp, exponentials, largest
 from csd_spec import KvView
-from csd_spec.arrays import F32, I32, I64, U16
+from csd_spec.arrays import F16, F32, I32, I64, U16
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 
 BLOCK = 16  # tokens of an online softmax step
@@ -266,12 +266,19 @@ def _add_rows(sums, rows):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _all_below(bits, exponent):  # type: ignore[no-untyped-def]
-    """Whether no value has the largest exponent."""
+def _all_finite(bits):  # type: ignore[no-untyped-def]
+    """Whether no value of FP16 has the largest exponent."""
     found = 0
     for i in range(bits.size):
-        found += (bits[i] & exponent) == exponent
+        found += (bits[i] & np.uint16(0x7C00)) == np.uint16(0x7C00)
     return found == 0
+
+
+@njit(cache=True, nogil=True)
+def _to_half(values, out):  # type: ignore[no-untyped-def]
+    for i in range(values.size):
+        out[i] = float_to_half(values[i])
+    return _all_finite(out)
 
 
 def _place(view: KvView) -> tuple[np.uint64, np.uint64, np.uint64]:
@@ -353,8 +360,16 @@ def attend(
 def all_finite(values: NDArray[Any]) -> bool:
     """Whether FP16 or FP32 values, contiguous, hold neither infinity nor NaN."""
     if values.dtype == np.float16:
-        return bool(_all_below(values.reshape(-1).view(np.uint16), np.uint16(0x7C00)))
+        return bool(_all_finite(values.reshape(-1).view(np.uint16)))
     return bool(np.isfinite(values).all())
+
+
+def to_half(values: F32) -> F16:
+    """Values, contiguous, as FP16; raises FloatingPointError for what is beyond its range, or NaN."""
+    out = np.empty(values.shape, np.uint16)
+    if not _to_half(values.reshape(-1), out.reshape(-1)):
+        raise FloatingPointError("its output holds NaN or values beyond FP16's range")
+    return out.view(np.float16)
 
 
 def add_rows(sums: F32, rows: U16) -> None:

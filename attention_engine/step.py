@@ -84,7 +84,7 @@ class Compute:
     unit: str
     job: Literal["argtopk", "kernel"]
     lines: I64  # (N,)
-    length: I64  # (N,)
+    length: I64 | int  # (N,), or the same for all
     queries: int
     scores: I64  # (N,): of each query that softmax takes meanwhile
 
@@ -148,6 +148,8 @@ class Step:
         self.seq_lens = view.seq_lens
         self.streams, self.queries, self.head_dim = self.q.shape
         assert view.k_slots.shape[0] in (self.streams, 0) and self.seq_lens.shape == (self.streams,)
+        self.each: I64 = np.ones(self.streams, np.int64)  # one for each stream
+        self._none: I64 = np.zeros(self.streams, np.int64)
         self.work: list[Read | Compute] = []
         self.byte_addressable = False  # whether a selection can be fetched without its pages
         self.chosen: tuple[I32, I64] | None = None  # what was attended: tokens (N, k), of which counts (N,)
@@ -183,14 +185,9 @@ class Step:
             total += np.diff(until, prepend=0).reshape(self.streams, -1).sum(1)  # a query head may have read for itself
         return total
 
-    @property
-    def each(self) -> I64:
-        """One for each stream."""
-        return np.ones(self.streams, np.int64)
-
     def top_channels(self, r: int) -> I32:
         """The r channels (N, r) with the largest |q| of the query group."""
-        self.compute("argtopk", "argtopk", self.each, self.head_dim * self.each)
+        self.compute("argtopk", "argtopk", self.each, self.head_dim)
         return self.do.top_channels(self.q, r, self.threads)
 
     def scoring_channels(self, share: float | None = None) -> I32:
@@ -254,7 +251,7 @@ class Step:
         """Exact logits (N, G, k) of tokens (N, k), of which counts (N,) are used; -inf behind them."""
         self._need_rows()
         self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
-        self.compute("logit", "kernel", counts, self.head_dim * self.each, counts)
+        self.compute("logit", "kernel", counts, self.head_dim, counts)
         self._scored = tokens
         return self.do.exact(self.view, self.q, tokens, counts, self.threads)
 
@@ -272,12 +269,12 @@ class Step:
         elif self._scored is not tokens:
             self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
         if self._scored is not tokens:
-            self.compute("logit", "kernel", counts, self.head_dim * self.each, counts)
+            self.compute("logit", "kernel", counts, self.head_dim, counts)
         if not refined:
             self.read("flash_token", self.pages.token_pages(self.view, self.view.v_slots, tokens, counts))
-        self.compute("attend", "kernel", counts, self.head_dim * self.each, 0 * counts)
+        self.compute("attend", "kernel", counts, self.head_dim)
         if weights is not None and refined:  # the sum of V of what is selected, by weights of 1
-            self.work.append(Compute("attend", "kernel", counts, self.head_dim * self.each, 1, 0 * counts))
+            self.work.append(Compute("attend", "kernel", counts, self.head_dim, 1, self._none))
         if weights is not None:
             self.alpha = self.do.cover(weights, tokens, counts, self.threads)
         attend = self.do.attend_refined if refined else self.do.attend
@@ -348,13 +345,13 @@ class Step:
 
     def _bring(self, slots: U32, tokens: int) -> None:
         """Have the first `tokens` of slots (N, groups) at hand for nothing: planned, but not read."""
-        everything = np.broadcast_to(np.arange(tokens, dtype=np.int32), (slots.shape[0], tokens))
-        self.pages.token_pages(self.view, slots, everything, np.full(slots.shape[0], tokens))
+        streams = slots.shape[0]
+        self.pages.token_pages(self.view, slots, _alike(streams, tokens), np.full(streams, tokens))
 
     def everything(self) -> I32:
         """All tokens of all streams, (N, S)."""
         longest = int(self.seq_lens.max())
-        return np.broadcast_to(np.arange(longest, dtype=np.int32), (self.streams, longest))
+        return _alike(self.streams, longest)
 
     def _need_rows(self) -> None:
         """Raise ValueError for a layout without K in FP16."""
@@ -386,11 +383,17 @@ class Step:
         unit: str,
         job: Literal["argtopk", "kernel"],
         lines: I64,
-        length: I64,
+        length: I64 | int,
         scores: I64 | None = None,
     ) -> None:
         """Let a unit work."""
-        self.work.append(Compute(unit, job, lines, length, self.queries, 0 * lines if scores is None else scores))
+        self.work.append(Compute(unit, job, lines, length, self.queries, self._none if scores is None else scores))
+
+
+def _alike(streams: int, tokens: int) -> I32:
+    """The first tokens for each stream, (N, tokens): `np.broadcast_to` of one row, in a tenth of its time."""
+    row = np.arange(tokens, dtype=np.int32)
+    return np.ndarray((streams, tokens), np.int32, row, strides=(0, row.itemsize))
 
 
 Method = Callable[[Step], F32]

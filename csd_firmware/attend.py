@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_engine import Queries, Read, Step, all_finite
+from attention_engine import Queries, Read, Step, to_half
 from csd_firmware.check import Refused
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.state import DriveState, flash_read
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import Attend, Completion, FlashCounters, KvView, Status
+from csd_spec import Attend, Completion, KvView, Status
 from csd_spec.arrays import F16, F32
-from ftl import FtlError
+from ftl import FtlError, PagePlan
 
 
 def check_attend(state: DriveState, command: Attend) -> None:
@@ -31,43 +31,39 @@ def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
     """Store the new token and attend over all. It waits in DRAM; if it completes a group, that is programmed in the
     background."""
     v_sums = {handle: state.v_sums[handle][command.layer].copy() for handle in command.seqs}
-    ones = np.ones(len(command.seqs), np.int64)
-    programmed, _ = state.ftl.append(command.seqs, command.layer, ones, command.k, command.v, watch.now_ns)
+    ones, new = np.ones(len(command.seqs), np.int64), (command.k, command.v)
+    programmed, _ = state.ftl.append(command.seqs, command.layer, ones, *new, watch.now_ns)
     for handle, row in zip(command.seqs, command.v, strict=True):
         state.add_v(handle, command.layer, row[None])
     try:
-        data, flash = _attend(state, command, watch)
+        data, plans = _attend(state, command, watch)
     except Exception as error:  # whatever a method raises, of ours or of the user's, or lost data
         _take_back(state, command, v_sums, watch.now_ns)
         if isinstance(error, FtlError):
             raise
         raise Refused(f"method {command.method}: {type(error).__name__}: {error}") from error
-    flash += FlashCounters(pages_programmed=programmed)
+    flash = flash_read(*plans, programmed=programmed)
     return Completion(status=Status.SUCCESS, data=data, flash=flash)
 
 
-def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[tuple[F16, F32], FlashCounters]:
-    """The completion's data and the flash traffic."""
+def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[tuple[F16, F32], list[PagePlan]]:
+    """The completion's data, and what was read."""
     view = state.ftl.view(command.seqs, command.layer)
     B, H, G, d = command.q.shape
     queries = Queries(
         command.q.astype(np.float32).reshape(B * H, G, d),
         command.r,
-        np.repeat(command.top_k, H),
-        np.repeat(command.recent, H),
+        command.top_k.repeat(H),
+        command.recent.repeat(H),
         _v_means(state, command, view),
         [state.memory.setdefault((handle, command.layer), {}) for handle in command.seqs],
     )
     step = Step(view, state.ftl, queries, state.threads)
     exact = state.methods[command.method](step).reshape(B, H, G, d)
-    with np.errstate(over="ignore"):  # it is found below
-        output = exact.astype(np.float16)
-    if not all_finite(output):
-        raise FloatingPointError("its output holds NaN or values beyond FP16's range")
+    output = to_half(np.ascontiguousarray(exact, np.float32))
     rows: F32 = np.ascontiguousarray(step.rows, np.float32).reshape(B, H, G, 2)
     SCHEDULES[state.spec.engine.schedule](step.work, Units(state.ftl, state.engine), watch)
-    fetched = [flash_read(item.plan) for item in step.work if isinstance(item, Read)]
-    return (output, rows), sum(fetched, FlashCounters())
+    return (output, rows), [item.plan for item in step.work if isinstance(item, Read)]
 
 
 def _take_back(state: DriveState, command: Attend, v_sums: dict[int, F32], now_ns: int) -> None:

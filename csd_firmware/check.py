@@ -46,13 +46,20 @@ def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Ver
         sizes[scalar.name] = fields[scalar.name]
     for array in verb.modelled:
         _array(array, fields[array.name], sizes)
+    if max_bytes < NO_LIMIT:
+        _check_reply(state, verb, fields, sizes, max_bytes)
+    return verb
+
+
+def _check_reply(
+    state: DriveState, verb: Verb, fields: Mapping[str, Any], sizes: dict[str, int], max_bytes: int
+) -> None:
     if any("stored" in array.symbols for array in verb.reply):
         lengths = (int(state.ftl.sequences[handle].lengths[fields["layer"]]) for handle in fields["seqs"])
         sizes["stored"] = sum(len(KvRead.of(length, fields["first"], fields["tokens"])) for length in lengths)
     nbytes = verb.reply_bytes(sizes)
     if nbytes > max_bytes:
         raise Refused(f"{nbytes:,} bytes to the host: this window's slots hold {max_bytes:,}")
-    return verb
 
 
 def _named(ftl: Ftl, verb: Verb, handles: Seq[int]) -> dict[str, int]:
@@ -84,7 +91,7 @@ def _scalar(scalar: Scalar, value: Any, sizes: Mapping[str, int]) -> None:
 
 def _array(array: Array, value: Any, sizes: dict[str, int]) -> None:
     """Check one array; what its shape tells is a size for those behind it."""
-    name, dtype = array.name, array.kind.value
+    name, dtype = array.name, array.dtype
     if not isinstance(value, np.ndarray):
         raise Refused(f"{name}: must be an array")
     if value.dtype != dtype:
@@ -103,9 +110,10 @@ def _array(array: Array, value: Any, sizes: dict[str, int]) -> None:
         if not all_finite(value):
             raise Refused(f"{name}: holds infinity or NaN, beyond FP16's range of 65504")
         return
-    if value.size and value.min() < 0:
+    counts = value.tolist()
+    if counts and min(counts) < 0:
         raise Refused(f"{name}: must not be negative")
-    sizes[f"sum({name})"] = int(value.sum())
+    sizes[f"sum({name})"] = sum(counts)
 
 
 def nbytes_in(verb: Verb, command: Command) -> int:

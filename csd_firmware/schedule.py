@@ -27,15 +27,24 @@ class Units:
     def compute(self, item: Compute, bounds: I64) -> tuple[list[int], list[int]]:
         """Nanoseconds of a unit for the streams from bounds[j] to before bounds[j + 1], and those that softmax takes
         beyond it, for each j; one kernel's worth."""
+        loads = list(zip(_between(self._load(item), bounds), _between(item.scores, bounds), strict=True))
+        taken = {load: self._ns(item, *load) for load in set(loads)}  # many jobs are alike
+        ns, softmax_ns = zip(*(taken[load] for load in loads), strict=True)
+        return list(ns), list(softmax_ns)
+
+    def whole(self, item: Compute) -> tuple[int, int]:
+        """The same for all streams together."""
+        return self._ns(item, int(self._load(item).sum()), int(item.scores.sum()))
+
+    def _load(self, item: Compute) -> I64:
+        """Values of each stream that argtopk takes, or beats of a kernel for each query, (N,)."""
+        return item.lines * (item.length if item.job == "argtopk" else -(-item.length // self.clock.spec.lanes))
+
+    def _ns(self, item: Compute, load: int, scores: int) -> tuple[int, int]:
         if item.job == "argtopk":
-            values = _between(item.lines * item.length, bounds)
-            return [self.clock.topk_ns(each) for each in values], [0] * len(values)
-        beats = _between(item.lines * -(-item.length // self.clock.spec.lanes) * item.queries, bounds)
-        scores = _between(item.scores * item.queries, bounds)
-        taken = {each: self.clock.kernel_ns(each) for each in set(beats)}  # many jobs are alike
-        behind = {each: self.clock.softmax_ns(each) for each in set(scores)}
-        ns = [taken[each] for each in beats]
-        return ns, [max(0, behind[each] - busy) for each, busy in zip(scores, ns, strict=True)]
+            return self.clock.topk_ns(load), 0
+        ns = self.clock.kernel_ns(load * item.queries)
+        return ns, max(0, self.clock.softmax_ns(scores * item.queries) - ns)
 
 
 def _between(values: I64, bounds: I64) -> list[int]:
@@ -52,7 +61,7 @@ def serial(work: Work, units: Units, watch: Stopwatch) -> None:
         if isinstance(item, Read):
             watch.until(item.unit, units.ftl.read(item.plan, watch.now_ns))
         else:
-            (ns,), (softmax_ns,) = units.compute(item, np.array([0, item.lines.size]))
+            ns, softmax_ns = units.whole(item)
             share = units.clock.spec.kernels if item.job == "kernel" else 1
             watch.spend(item.unit, -(-ns // share))
             watch.spend("softmax", -(-softmax_ns // share))

@@ -54,8 +54,11 @@ class DriveState:
         add_rows(self.v_sums[handle][layer], rows.view(np.uint16))
 
 
-def flash_read(plan: PagePlan) -> FlashCounters:
-    """What reading a plan's pages counts."""
+def flash_read(*plans: PagePlan, programmed: int = 0) -> FlashCounters:
+    """What reading the plans' pages, and programming some, counts."""
     return FlashCounters(
-        pages_read=plan.useful.size, useful_bytes=int(plan.useful.sum()), fetched_bytes=int(plan.nbytes.sum())
+        pages_read=sum([plan.useful.size for plan in plans]),
+        pages_programmed=programmed,
+        useful_bytes=sum([int(plan.useful.sum()) for plan in plans]),
+        fetched_bytes=sum([int(plan.nbytes.sum()) for plan in plans]),
     )

@@ -116,7 +116,7 @@ def _unpacked(array: Array, sizes: dict[str, int], payload: _Payload) -> Any:
     shape = array.sized(sizes)
     if array.kind is Kind.HANDLES and prod(shape) > MAX_SEQUENCES:
         raise WireError(f"{prod(shape)} sequences: a command has at most {MAX_SEQUENCES}")
-    value = payload.take(array.kind.value, shape)
+    value = payload.take(array.dtype, shape)
     if array.kind is Kind.HANDLES:
         return tuple(value.tolist())
     if array.kind is Kind.TEXT:

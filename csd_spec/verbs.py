@@ -76,10 +76,12 @@ class Array:
     shape: str
     example: Any = 1
     symbols: tuple[str | int, ...] = field(init=False)
+    dtype: np.dtype[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         symbols = tuple(int(each) if each.isdigit() else each for each in self.shape.split())
         object.__setattr__(self, "symbols", symbols)
+        object.__setattr__(self, "dtype", self.kind.value)
 
     def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Its shape where symbols have these sizes; what is not known yet is 1."""
@@ -178,7 +180,7 @@ class Verb:
     def reply_bytes(self, sizes: Mapping[str, int]) -> int:
         """Of a completion's data where symbols have these sizes; a log page says itself how long it is."""
         known = (array for array in self.reply if array.shape != "bytes")
-        return sum(prod(array.sized(sizes)) * array.kind.value.itemsize for array in known)
+        return sum(prod(array.sized(sizes)) * array.dtype.itemsize for array in known)
 
     def example(self, seqs: tuple[int, ...] = (1,), **sizes: int) -> Any:
         """A command of this kind on sequences with B, H, G and d as `sizes` say: good on a drive that has them."""
@@ -192,7 +194,7 @@ class Verb:
             elif array.kind is Kind.TEXT:
                 fields[array.name] = array.example
             else:
-                value = np.full(array.sized(sizes), array.example, array.kind.value)
+                value = np.full(array.sized(sizes), array.example, array.dtype)
                 fields[array.name] = value
                 sizes[f"sum({array.name})"] = int(value.sum()) if array.kind is Kind.COUNTS else 0
         return self.command(**fields)

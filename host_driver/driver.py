@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from csd_spec import (
     Attend,
@@ -134,8 +136,9 @@ class Driver:
         """`decode`, and beside the output what it takes to merge it with attention elsewhere over the same sequences'
         other tokens (`attention_engine.merge`): m and l of each query head, (B, q_heads, 2); see `Attend`."""
         lengths = batch.lengths[rows, layer] + 1
-        known = {length: self.attention.at(length, self.shape.head_dim) for length in set(lengths.tolist())}
-        params = [known[length] for length in lengths.tolist()]
+        each = lengths.tolist()
+        known = {length: self.attention.at(length, self.shape.head_dim) for length in set(each)}
+        params = [known[length] for length in each]
         top_k, recent = np.array([p.k for p in params]), np.array([p.l for p in params])
         grouped = q.reshape(len(lengths), self.shape.kv_heads, self.shape.group, self.shape.head_dim)
         commands: list[Command] = [
@@ -157,7 +160,7 @@ class Driver:
         done = self._collect(submitted)
         batch.lengths[rows, layer] = lengths
         self._account(mini_batch, done, lengths)
-        output, sums = (np.concatenate(parts, axis=1) for parts in zip(*(c.data for c in done), strict=True))
+        output, sums = (_joined(parts) for parts in zip(*(c.data for c in done), strict=True))
         return output.reshape(q.shape), sums.reshape(*q.shape[:2], 2)
 
     def read(self, batch: Batch, rows: Rows, layer: int, first: int = 0, tokens: int = 0) -> tuple[F16, F16]:
@@ -260,6 +263,11 @@ class Driver:
         finish_ns = max(c.finish_ns for c in done)
         self.traffic.prefill_ns += max(0, finish_ns - self.now_ns)
         self.now_ns = max(self.now_ns, finish_ns)
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """What drives have of (B, kv_heads, ...), by head."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
 def _heads(rows: F16, heads: range) -> F16:

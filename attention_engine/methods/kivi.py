@@ -22,8 +22,8 @@ def kivi(step: Step, bits: int = 4) -> F32:
     v = step.table(f"v{bits}", lambda rows, _: _group(rows, n, by_token(rows, levels)), step.values)
     step.read_table(step.seq_lens // n * group_bytes(n, d, bits))
     step.chosen = step.everything(), step.seq_lens
-    step.compute("logit", "kernel", step.seq_lens, d * step.each, step.seq_lens)
-    step.compute("attend", "kernel", step.seq_lens, d * step.each)
+    step.compute("logit", "kernel", step.seq_lens, d, step.seq_lens)
+    step.compute("attend", "kernel", step.seq_lens, d)
     k, v = (part.reshape(step.streams, -1, d)[:, : int(step.seq_lens.max())] for part in (k, v))
     logits = step.q @ k.transpose(0, 2, 1) / np.float32(np.sqrt(d))
     beyond = np.arange(k.shape[1]) >= step.seq_lens[:, None]

@@ -14,7 +14,7 @@ def choose_pages(step: Step) -> tuple[I32, I64]:
     entries = step.seq_lens // n  # of pages in flash; an entry has as many bytes as a row of K and V
     extremes = step.table("quest", lambda k, _: np.stack([k.min(1), k.max(1)], 1).astype(np.float16))
     step.read_table(entries * 4 * d)
-    step.compute("logit0", "kernel", 2 * entries, d * step.each)
+    step.compute("logit0", "kernel", 2 * entries, d)
     bounds = np.zeros(extremes.shape[:2], np.float32)
     for query in range(step.queries):
         q = step.q[:, query, None, :]

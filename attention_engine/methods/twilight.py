@@ -19,7 +19,7 @@ def twilight(step: Step, p: float = P) -> F32:
     rows = step.table("k4", lambda k, _: in_four_bits(k, every, step.view.layout.n))
     rows = rows.reshape(step.streams, -1, step.head_dim)
     step.read_table(counts * (step.head_dim // 2 + 4))
-    step.compute("logit0", "kernel", counts, step.head_dim * step.each, counts)
+    step.compute("logit0", "kernel", counts, step.head_dim, counts)
     logits = np.full((step.streams, step.queries, int(step.seq_lens.max())), -np.inf, np.float32)
     for stream in range(step.streams):
         chosen = tokens[stream, : counts[stream]]

@@ -14,6 +14,7 @@ from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import OutOfSpace, Uncorrectable
 from ftl.flash.tag import MAX_GROUPS
 from ftl.kv.layouts import GroupMap
+from ftl.kv.layouts.group_map import POISON
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Rows, Sequence
 
@@ -173,12 +174,8 @@ def full_pages(kv: KvMap, mapped: GroupMap, layer: int, length: int, rows: U16) 
     per, position = mapped.per_group, length % mapped.per_group
     groups = (length + rows.shape[0]) // per - length // per
     content = kv.tails.content
-    data = np.full((mapped.streams, groups, content.shape[1]), 0xFFFF, np.uint16)
-    head = per - position if position else 0
-    if position and groups:
-        begun = content[mapped.buffers[layer]]
-        mapped.fill(begun, np.arange(mapped.streams), position, rows[:head])
-        data[:, 0] = begun
-    packed = mapped.pack(rows[head : head + (groups - (position > 0)) * per])
-    data[:, groups - packed.shape[1] :, : packed.shape[2]] = packed
+    data = np.full((mapped.streams, groups, content.shape[1]), POISON)
+    if position:
+        data[:, 0] = content[mapped.buffers[layer]]
+    mapped.write(data, position, rows[: groups * per - position])
     return data.reshape(-1, content.shape[1]).view(np.uint8)

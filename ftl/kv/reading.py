@@ -33,22 +33,21 @@ class Reader:
         """
         self.store.nand.held.begin()
         seqs = [self.kv.sequence(handle) for handle in handles]
-        first = seqs[0]
-        lengths, lay, streams = np.array([seq.lengths[layer] for seq in seqs]), first.layout, len(seqs) * first.heads
+        first, lengths = seqs[0], [int(seq.lengths[layer]) for seq in seqs]
+        lay, streams, longest = first.layout, len(seqs) * first.heads, max(lengths)
         planes = {}
         for name, mapped in first.maps.items():
-            groups = -(-int(lengths.max()) // mapped.per_group)
+            groups = -(-longest // mapped.per_group)
             slots = stack([seq.maps[name].slots[layer] for seq in seqs], groups)
             planes[name] = slots.reshape(streams, mapped.streams // first.heads, groups)
-        no_copy = np.full((streams, 1, -(-int(lengths.max()) // lay.T)), UNMAPPED)
-        no_rows = no_copy[:, 0, :0]
+        none, copy = np.empty((streams, 1, 0), np.uint32), planes.get("embedding_k")
         return KvView(
             layout=lay,
             banks=self.kv.banks,
-            seq_lens=np.repeat(lengths, first.heads),
-            k_slots=planes["k"][:, 0] if "k" in planes else no_rows,
-            v_slots=planes["v"][:, 0] if "v" in planes else no_rows,
-            e_slots=planes.get("embedding_k", no_copy),
+            seq_lens=np.array(lengths).repeat(first.heads),
+            k_slots=planes.get("k", none)[:, 0],
+            v_slots=planes.get("v", none)[:, 0],
+            e_slots=np.full((streams, 1, -(-longest // lay.T)), UNMAPPED) if copy is None else copy,
             planes=planes,
         )
 

@@ -100,14 +100,13 @@ def _decode(
     if cache.mini_batch is None:
         raise Unsupported("this forward did not go through the model that vcsd.attach was given")
     q16, k16, v16 = stage(q, k, v)()
-    rows: Any = cache.rows
-    if not admitted.all():
-        first = rows.start or 0
-        rows = first + np.flatnonzero(admitted)
-        q16, k16, v16 = q16[admitted], k16[admitted], v16[admitted]
-    out = np.zeros(q.shape, np.float16)
-    if admitted.any():
-        out[admitted] = cache.driver.decode(cache.batch, rows, cache.mini_batch, layer.index, q16, k16, v16)
+    if admitted.all():
+        out = cache.driver.decode(cache.batch, cache.rows, cache.mini_batch, layer.index, q16, k16, v16)
+    else:
+        out, rows = np.zeros(q.shape, np.float16), (cache.rows.start or 0) + np.flatnonzero(admitted)
+        if rows.size:
+            new = (each[admitted] for each in (q16, k16, v16))
+            out[admitted] = cache.driver.decode(cache.batch, rows, cache.mini_batch, layer.index, *new)
     return torch.from_numpy(out).to(q.device, q.dtype).unsqueeze(1)
 
 

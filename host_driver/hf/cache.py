@@ -182,7 +182,7 @@ class CsdCache(OwnCache):
                 row = mask[:, 0, -1].expand(batch, past + new).to("cpu", torch.bool).numpy()
             self._seen = mask, row
         row = self._seen[1]
-        if not np.array_equal(row[:, :past], self.valid[:, :past]):
+        if row is not self.valid and not np.array_equal(row[:, :past], self.valid[:, :past]):
             raise Unsupported("the attention mask hides or shows earlier tokens that it did not before")
         self.valid = row
         return row[:, past:]

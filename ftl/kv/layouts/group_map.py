@@ -52,6 +52,12 @@ class GroupMap(ABC):
     def pack(self, rows: U16) -> U16:
         """Cut rows (groups * per_group, H, d) into pages (streams, groups, values)."""
 
+    def write(self, pages: U16, position: int, rows: U16) -> None:
+        """Write rows (t, H, d) that fill pages (streams, groups, values). position: of the first group, where that has
+        waited in buffers."""
+        packed = self.pack(rows)
+        pages[..., : packed.shape[2]] = packed
+
     @abstractmethod
     def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
         """Write rows (t, H, d) from `position` of the group on into the page buffers of every stream."""
@@ -84,6 +90,19 @@ class GroupMap(ABC):
         """Distinct numbers of the streams of a layer, (streams, 1), for placement."""
         first = ((handle * self.slots.shape[0] + layer) * tag.KINDS + self.kind) * self.streams
         return np.arange(first, first + self.streams, dtype=np.uint64)[:, None]
+
+
+class LaidMap(GroupMap):
+    """Rows lie in a page as they come, so that `fill` can go on in the pages behind one: content[buffers + 1], ..."""
+
+    def pack(self, rows: U16) -> U16:
+        pages = np.full((self.streams, rows.shape[0] // self.per_group, self.layout.page_bytes // 2), POISON)
+        self.write(pages, 0, rows)
+        return pages
+
+    def write(self, pages: U16, position: int, rows: U16) -> None:
+        streams, groups, values = pages.shape
+        self.fill(pages.reshape(-1, values), np.arange(streams) * groups, position, rows)
 
 
 class PrimaryMap(GroupMap):

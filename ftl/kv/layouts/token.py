@@ -7,10 +7,11 @@ import numpy as np
 from csd_spec import KvLayout
 from csd_spec.arrays import I64, U16
 from csd_spec.view import gather_rows
-from ftl.kv.layouts.group_map import POISON, PrimaryMap
+from ftl.kv.layouts.group_map import POISON, LaidMap, PrimaryMap
+from ftl.kv.layouts.lay import lay_rows
 
 
-class TokenMap(PrimaryMap):
+class TokenMap(LaidMap, PrimaryMap):
     """K or V, row after row."""
 
     scattered = True
@@ -19,14 +20,8 @@ class TokenMap(PrimaryMap):
         self.per_group, self.streams, self.source = layout.n, heads, source
         super().__init__(kind, layout, layers, heads)
 
-    def pack(self, rows: U16) -> U16:
-        by_head = rows.transpose(1, 0, 2)
-        return by_head.reshape(self.heads, -1, self.per_group * self.layout.head_dim)
-
     def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
-        d = self.layout.head_dim
-        values = rows.transpose(1, 0, 2).reshape(self.heads, -1)
-        content[buffers, position * d : position * d + values.shape[1]] = values
+        lay_rows(content, buffers, self.per_group, position, rows)
 
     def poison(self, content: U16, buffers: I64, position: int) -> None:
         content[buffers, position * self.layout.head_dim :] = POISON

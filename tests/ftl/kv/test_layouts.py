@@ -1,7 +1,7 @@
 """Layouts: the shipped ones in numbers, and one of a newcomer: a file, and a line where it is registered.
 
 partner of: ftl/kv/layouts/layout.py, ftl/kv/layouts/group_map.py, ftl/kv/layouts/token.py,
-ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/dual.py
+ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/dual.py, ftl/kv/layouts/lay.py
 """
 
 import numpy as np
@@ -10,7 +10,8 @@ import pytest
 from csd_spec import KvLayout
 from ftl import LAYOUTS, Ftl, Layout
 from ftl.flash.tag import Kind
-from ftl.kv.layouts.group_map import GroupMap
+from ftl.kv.layouts.embedding import EmbeddingMap
+from ftl.kv.layouts.group_map import POISON, GroupMap
 from ftl.kv.layouts.token import TokenMap
 
 H, D = 2, 16
@@ -58,6 +59,27 @@ def test_numbers_are_those_that_commands_carry():
     for number, layout in LAYOUTS.items():
         form = layout.form(4096, 128, 2048)
         assert (form.kind or form.bits) == layout.number == number
+
+
+@pytest.mark.parametrize("form", ["token", "embedding"])
+@pytest.mark.parametrize(("position", "tokens"), [(0, 24), (3, 1), (3, 21), (7, 150)])
+def test_rows_go_on_in_the_pages_behind(form, position, tokens):
+    layout = KvLayout(page_bytes=256, head_dim=10, m=4)
+    mapped = TokenMap(Kind.K, "k", layout, 1, H) if form == "token" else EmbeddingMap(layout, 1, H)
+    rows = np.random.default_rng(0).integers(0, 1 << 15, (tokens, H, 10)).astype(np.uint16)
+    groups = -(-(position + tokens) // mapped.per_group)
+    pages = np.full((mapped.streams * groups, 128), POISON)
+    mapped.fill(pages, np.arange(mapped.streams) * groups, position, rows)
+    written = 0
+    for token, head, channel in np.ndindex(rows.shape):
+        group, at = divmod(position + token, mapped.per_group)
+        if form == "token":
+            page, value = head * groups + group, at * 10 + channel
+        else:
+            page, value = (head * 3 + channel // 4) * groups + group, channel % 4 * layout.T + at
+        assert pages[page, value] == rows[token, head, channel]
+        written += 1
+    assert (pages != POISON).sum() == written == rows.size
 
 
 def test_a_newcomers_layout_does_what_the_others_do(small_drive, signs):
