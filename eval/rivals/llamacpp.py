@@ -29,7 +29,7 @@ class Kind:
 
     def differs(self, dtype: torch.dtype) -> float:
         """From which difference on, of the largest logit, logits are not those of a model of that dtype."""
-        return 0.1 if dtype is not torch.float32 else 0.02 if self.fp16 else 1e-4
+        return 0.05 if dtype is not torch.float32 else 0.02 if self.fp16 else 1e-4
 
 
 KINDS = {
