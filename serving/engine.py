@@ -1,0 +1,70 @@
+"""What a step takes on a machine, from how many tokens its requests have: fitted lines, as OrbitFlow's profile has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import Field
+
+from csd_spec.checked import value
+from serving.placement import BLOCK_TOKENS, Costs
+
+Seconds = Field(ge=0, le=1e3)
+
+
+@value
+class Drives:
+    """Drives that attend, K and V of every head spread over all of them.
+
+    bytes_per_s: at which all of them together read and attend. token_bytes: that they read of a token in a layer.
+    call_s: of a layer, whatever is attended.
+    """
+
+    bytes_per_s: float = Field(gt=0)
+    token_bytes: float = Field(gt=0)
+    call_s: float = Seconds
+
+
+@value
+class Engine:
+    """A model on a device with a link to the host.
+
+    A decode step computes for step_s + token_s for each token of its requests. All layers of a request come over the
+    link in fetch_s + fetch_token_s for each of its tokens. room_blocks: of one layer, that the device holds of a request
+    whose layers are all there. prefill_tokens_per_s: it computes nothing else meanwhile.
+    """
+
+    name: str
+    layers: int = Field(ge=1, le=1000)
+    step_s: float = Seconds
+    token_s: float = Seconds
+    fetch_s: float = Seconds
+    fetch_token_s: float = Seconds
+    room_blocks: int = Field(ge=1)
+    prefill_tokens_per_s: float = Field(gt=0)
+    drives: Drives | None = None
+
+    def costs(self, tokens: Sequence[int]) -> Costs:
+        """Of a step of requests that have so many tokens each."""
+        each = np.array(tokens, np.int64)
+        L = self.layers
+        attend = None
+        if self.drives:  # the device does not attend to them meanwhile
+            read_s = each * self.drives.token_bytes / self.drives.bytes_per_s
+            attend = read_s + self.drives.call_s / max(1, each.size) - each * self.token_s / L
+        return Costs(
+            compute=np.full(L, self.compute_s(int(each.sum())) / L),
+            fetch=(each * self.fetch_token_s + self.fetch_s) / L,
+            blocks=-(-each // BLOCK_TOKENS),
+            room=self.room_blocks * L,
+            attend=attend,
+        )
+
+    def compute_s(self, tokens: int) -> float:
+        """Of a step with so many tokens in all, none of which lie away."""
+        return self.step_s + self.token_s * tokens
+
+    def slo_s(self, scale: float) -> float:
+        """OrbitFlow's objective: the step of the longest request that fits the device, times a scale."""
+        return scale * self.compute_s(self.room_blocks * BLOCK_TOKENS)

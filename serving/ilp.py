@@ -1,0 +1,165 @@
+"""The same choice as an integer program, as OrbitFlow's planner makes it (section 3.3), solved by HiGHS.
+
+One of each request's options; e_l is when layer l ends. A layer takes its time behind the one before, and behind what
+is fetched for it: from the end of any layer a on, all fetches asked for since and due up to b pass before b starts. The
+rows for a = 0 are there from the begin, others when a solution breaks them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from csd_spec.arrays import F64, I64
+from serving.placement import Placement, Problem
+
+UNIT = 1e3  # of time, so many to the model's compute: the solver's tolerance is an absolute one
+_TOLERANCE = 1e-9
+_OPTIONS = {  # so small a program, with a good choice known, is solved while heuristics and presolve would still begin
+    "output_flag": False,
+    "threads": 1,
+    "mip_abs_gap": 0.0,
+    "presolve": "off",
+    "mip_heuristic_run_feasibility_jump": False,
+    "mip_heuristic_run_rens": False,
+    "mip_heuristic_run_rins": False,
+    "mip_heuristic_run_root_reduced_cost": False,
+}
+
+
+Row = tuple[F64, float, float]  # factors, and between what their sum is
+
+
+class SolverMissing(RuntimeError):
+    """The package that solves is not installed."""
+
+
+def solve(problem: Problem, gap: float = 0.0, limit_s: float = 60.0) -> Placement | None:
+    """The placement with the shortest step; None where none fits.
+
+    gap: relative, at which the solver may stop. Raises SolverMissing, or TimeoutError behind limit_s.
+    """
+    good = problem.good()
+    if good is None:
+        return None
+    model = _Model(problem, good)
+    while (chosen := model.solve(gap, limit_s)) is not None:
+        if not model.add_broken(chosen):
+            return problem.placement(chosen.tolist())
+    return problem.placement(good)  # nothing is better
+
+
+class _Model:
+    """Variables: options of each request, one behind the other, then the length of the step, shorter than `good`'s."""
+
+    def __init__(self, problem: Problem, good: list[int]) -> None:
+        self.problem, costs = problem, problem.costs
+        self.scale = UNIT / float(costs.compute.sum())
+        self.R, self.options = problem.held.shape
+        self.L, self.choices = costs.layers, problem.held.size
+        ends = problem.ends(good)
+        ways = [
+            *([(0, b)] for b in range(self.L)),
+            *(self._own(option) for option in range(1, self.options)),
+            self._chain(np.array(good), ends),
+        ]
+        rows = [*(self._one_of(request) for request in range(self.R)), self._room(), *map(self._at_least, ways)]
+        self.solver = _solver(rows, self.choices, self.scale * float(ends[-1]) * (1 - _TOLERANCE))
+
+    def _own(self, option: int) -> list[tuple[int, int]]:
+        """The stretches in which a request fetches for itself."""
+        asked, due = self.problem.asked[0, option], self.problem.due[0, option]
+        return [(int(a), int(b)) for a, b in zip(asked, due, strict=True) if b >= 0]
+
+    def _one_of(self, request: int) -> Row:
+        row = np.zeros(self.choices + 1)
+        row[request * self.options : (request + 1) * self.options] = 1
+        return row, 1.0, 1.0
+
+    def _room(self) -> Row:
+        return np.append(self.problem.held.ravel() / self.problem.costs.room, 0.0), -np.inf, 1.0
+
+    def _at_least(self, fetches: list[tuple[int, int]]) -> Row:
+        """The step is at least as long as these stretches of fetching, and the layers outside of them.
+
+        fetches: (a, b) is what is asked for from the end of a on and due up to b; they do not overlap.
+        """
+        compute, slower = self.problem.costs.compute, self.problem.slower
+        outside = np.ones(self.L, bool)
+        takes = np.zeros(self.problem.held.shape)
+        for a, b in fetches:
+            outside[a:b] = False
+            takes += self._fetched(a, b)
+        takes += slower[:, :, outside].sum(axis=2)
+        return np.append(-self.scale * takes.ravel(), 1.0), self.scale * float(compute[outside].sum()), np.inf
+
+    def _fetched(self, a: int, b: int) -> F64:
+        """Seconds of the fetches asked for from the end of a on and due up to b, (R, options)."""
+        between = (self.problem.asked >= a) & (self.problem.due >= 0) & (self.problem.due <= b)
+        seconds: F64 = between.sum(axis=2) * self.problem.costs.fetch[:, None]
+        return seconds
+
+    def solve(self, gap: float, limit_s: float) -> I64 | None:
+        """Which option each request gets."""
+        solver = self.solver
+        solver.setOptionValue("mip_rel_gap", gap)
+        solver.setOptionValue("time_limit", limit_s)
+        solver.run()
+        status = solver.modelStatusToString(solver.getModelStatus())
+        if status == "Infeasible":
+            return None
+        if status != "Optimal":
+            raise TimeoutError(f"the solver stopped: {status}")
+        values = np.array(solver.getSolution().col_value[: self.choices])
+        chosen: I64 = values.reshape(self.R, self.options).argmax(axis=1)
+        return chosen
+
+    def add_broken(self, chosen: I64) -> bool:
+        """Add what the solver did not know of a choice whose step is longer than it thinks: its longest chain."""
+        ends = self.problem.ends(chosen.tolist())
+        if ends[-1] <= self.solver.getSolution().col_value[self.choices] / self.scale + _TOLERANCE * ends[-1]:
+            return False
+        _add(self.solver, [self._at_least(self._chain(chosen, ends))])
+        return True
+
+    def _chain(self, chosen: I64, ends: F64) -> list[tuple[int, int]]:
+        """The stretches of fetching that the step's length consists of, the last one first."""
+        found, layer, each = list[tuple[int, int]](), self.L - 1, np.arange(self.R)
+        while layer >= 0:
+            took = self.problem.costs.compute[layer] + self.problem.slower[each, chosen, layer].sum()
+            start = ends[layer + 1] - took
+            if start > ends[layer] * (1 + _TOLERANCE):
+                late = [start - ends[a] - self._fetched(a, layer)[each, chosen].sum() for a in range(layer + 1)]
+                since = int(np.abs(late).argmin())
+                found.append((since, layer))
+                layer = since
+            layer -= 1
+        return found
+
+
+def _solver(rows: list[Row], choices: int, limit: float) -> Any:
+    """HiGHS with a model of these rows, whose last variable is to be small, and at most a limit."""
+    try:
+        import highspy
+    except ImportError as error:
+        raise SolverMissing("the integer program needs HiGHS: pip install 'vcsd[serving]'") from error
+    solver = highspy.Highs()
+    for name, value in _OPTIONS.items():
+        solver.setOptionValue(name, value)
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = choices + 1, 0
+    lp.col_cost_ = np.append(np.zeros(choices), 1.0)
+    lp.col_lower_ = np.zeros(choices + 1)
+    lp.col_upper_ = np.append(np.ones(choices), limit)
+    lp.integrality_ = [highspy.HighsVarType.kInteger] * choices + [highspy.HighsVarType.kContinuous]
+    lp.a_matrix_.start_ = np.zeros(choices + 2, np.int32)
+    solver.passModel(lp)
+    _add(solver, rows)
+    return solver
+
+
+def _add(solver: Any, rows: list[Row]) -> None:
+    for row, low, high in rows:
+        where = np.flatnonzero(row).astype(np.int32)
+        solver.addRow(low, high, where.size, where, row[where])

@@ -1,0 +1,276 @@
+"""Which layers of which request lie away from the device, what that takes of its memory, and how long a step is.
+
+OrbitFlow (VLDB 2026), section 3.3: a request keeps all layers but every N-th one on the device; those that lie away are
+fetched in each step, each into the one buffer that a request has. Fetches share a link by earliest deadline here, the
+layer that waits for them: no order makes any layer start earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numba import njit
+
+from csd_spec.arrays import F64, I64
+
+BLOCK_TOKENS = 16
+
+
+def blocks_of(tokens: int) -> int:
+    """Blocks of a layer's K and V."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+@cache
+def strides(layers: int) -> tuple[int, ...]:
+    """How many layers can lie away where every N-th one does, N from 2 up, and none: ascending."""
+    return (0, *sorted({layers // n for n in range(2, layers + 1)}))
+
+
+@cache
+def spread(layers: int) -> tuple[int, ...]:
+    """The same where any number of layers may, evenly spread."""
+    return tuple(range(layers + 1))
+
+
+@cache
+def away(layers: int, count: int) -> tuple[int, ...]:
+    """Which layers lie away, ascending: every N-th one where `count` is layers // N, else the nearest to even."""
+    stride = layers // count if count else 0
+    if stride > 1 and layers // stride == count:
+        return tuple(range(stride - 1, stride * count, stride))
+    return tuple((i + 1) * layers // count - 1 for i in range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a step takes of a batch of R requests. All times in seconds.
+
+    compute: of each layer, (L,). fetch: of one layer of each request, with the link for itself, (R,). blocks: of each
+    request in a layer, (R,). room: blocks on the device. attend: of one layer of each request in a drive, (R,); None
+    where there are no drives.
+    """
+
+    compute: F64
+    fetch: F64
+    blocks: I64
+    room: int
+    attend: F64 | None = None
+
+    @property
+    def layers(self) -> int:
+        return self.compute.size
+
+    @property
+    def requests(self) -> int:
+        return self.blocks.size
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What may become of a request: `count` layers lie away, and are fetched or, in drives, attended there.
+
+    buffers: for layers that are fetched; with two the next one comes while one is attended.
+    """
+
+    count: int
+    in_drives: bool = False
+    buffers: int = 1
+
+
+Options = Sequence[Sequence[Option]]  # of each request
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What was chosen for each request, and how long a step takes then."""
+
+    chosen: tuple[Option, ...]
+    latency_s: float
+
+
+def blocks_on_device(costs: Costs, chosen: Sequence[Option]) -> int:
+    """Blocks that a placement holds on the device: resident ones, and a buffer for each request that fetches.
+
+    The paper's buffer (Eq. 1) is the largest sum of one layer's, which is too small: a request's next layer arrives
+    between two of its own that lie away.
+    """
+    return int(sum(_held(costs, request, option) for request, option in enumerate(chosen)))
+
+
+def latency_s(costs: Costs, chosen: Sequence[Option]) -> float:
+    """How long a step takes."""
+    return Problem(costs, [[option] for option in chosen]).latency_s((0,) * len(chosen))
+
+
+def _held(costs: Costs, request: int, option: Option) -> int:
+    buffers = 0 if option.in_drives else min(option.buffers, option.count)
+    return int(costs.blocks[request]) * (costs.layers - option.count + buffers)
+
+
+class Problem:
+    """Costs and options as arrays, for those who search.
+
+    asked, due: of each request, option and layer away, in ascending order, the layer from whose end on it can be
+    fetched (0: the step's begin, else its number from 1) and the layer that waits for it; -1 behind the last. slower:
+    seconds that a layer takes longer, since it is attended in drives, (R, options, L). held: blocks, (R, options); those
+    that a request does not have hold more than there is room for.
+    """
+
+    def __init__(self, costs: Costs, options: Options) -> None:
+        self.costs, self.options = costs, options
+        shape = costs.requests, max(map(len, options))
+        self.asked, self.due = (np.full((*shape, costs.layers), -1, np.int64) for _ in range(2))
+        self.slower = np.zeros((*shape, costs.layers))
+        self.held = np.full(shape, costs.room + 1, np.int64)
+        for request, mine in enumerate(options):
+            for number, option in enumerate(mine):
+                layers = np.array(away(costs.layers, option.count), np.int64)
+                self.held[request, number] = _held(costs, request, option)
+                if option.in_drives:
+                    assert costs.attend is not None, "there are no drives"
+                    self.slower[request, number, layers] = costs.attend[request]
+                elif layers.size:
+                    self.due[request, number, : layers.size] = layers
+                    self.asked[request, number, : layers.size] = 0
+                    self.asked[request, number, option.buffers : layers.size] = layers[: -option.buffers] + 1
+
+    def latency_s(self, chosen: Sequence[int]) -> float:
+        """How long a step takes with option chosen[r] of each request."""
+        return float(self.ends(chosen)[-1])
+
+    def ends(self, chosen: Sequence[int]) -> F64:
+        """When layers end, counted from 1; 0 is the step's begin, (L + 1,)."""
+        ends = np.zeros(self.costs.layers + 1)
+        _run(self.costs.compute, self.costs.fetch, self.asked, self.due, self.slower, np.array(chosen), ends)
+        return ends
+
+    def placement(self, chosen: Sequence[int]) -> Placement:
+        """What that is."""
+        named = tuple(mine[number] for mine, number in zip(self.options, chosen, strict=True))
+        return Placement(named, self.latency_s(chosen))
+
+    def good(self) -> list[int] | None:
+        """A choice that no change of two requests makes better, to start from; None where none fits."""
+        chosen = self.held.argmin(axis=1)
+        if self.held[np.arange(chosen.size), chosen].sum() > self.costs.room:
+            return None
+        _descend(
+            self.costs.compute, self.costs.fetch, self.asked, self.due, self.slower, self.held, self.costs.room, chosen
+        )
+        found: list[int] = chosen.tolist()
+        return found
+
+    def best(self) -> Placement | None:
+        """The placement with the shortest step, by looking at all that could be it; None where none fits."""
+        chosen = np.full(self.costs.requests, -1)
+        _search(
+            self.costs.compute, self.costs.fetch, self.asked, self.due, self.slower, self.held, self.costs.room, chosen
+        )
+        return None if chosen[0] < 0 else self.placement(chosen.tolist())
+
+
+@njit(cache=True, nogil=True)
+def _run(compute, fetch, asked, due, slower, chosen, ends):  # type: ignore[no-untyped-def]
+    """When layers end. A layer starts when the one before has ended and what is due by then has been fetched: of the
+    fetches asked for from the end of a layer on, all that are due up to this one take their time from there.
+    """
+    load, at = np.zeros(ends.size), np.zeros(chosen.size, np.int64)
+    for layer in range(compute.size):
+        for request in range(chosen.size):
+            now, option = at[request], chosen[request]
+            if now < compute.size and due[request, option, now] == layer:
+                load[: asked[request, option, now] + 1] += fetch[request]
+                at[request] += 1
+        start, took = ends[layer], compute[layer]
+        for since in range(layer + 1):
+            if load[since] > 0:
+                start = max(start, ends[since] + load[since])
+        for request in range(chosen.size):
+            took += slower[request, chosen[request], layer]
+        ends[layer + 1] = start + took
+
+
+@njit(cache=True, nogil=True)
+def _search(compute, fetch, asked, due, slower, held, room, best):  # type: ignore[no-untyped-def]
+    """The best option of each request, by depth-first search.
+
+    A step is at least as long as the fetches due up to any layer and the layers from there on; what is left to choose
+    only adds to both.
+    """
+    R, options = held.shape
+    L = compute.size
+    fetched, added = np.zeros((R + 1, L)), np.zeros((R + 1, L))  # of the requests so far: due up to a layer, from it on
+    for layer in range(L - 1, -1, -1):
+        added[0, layer] = compute[layer] + (added[0, layer + 1] if layer + 1 < L else 0.0)
+    least = np.zeros(R + 1, np.int64)  # blocks of the requests from one on, at the least
+    for request in range(R - 1, -1, -1):
+        least[request] = least[request + 1] + held[request].min()
+    used, chosen, ends = np.zeros(R + 1, np.int64), np.full(R, -1), np.zeros(L + 1)
+    shortest, depth = np.inf, 0
+    while depth >= 0:
+        chosen[depth] += 1
+        option = chosen[depth]
+        if option == options:
+            chosen[depth] = -1
+            depth -= 1
+            continue
+        used[depth + 1] = used[depth] + held[depth, option]
+        if used[depth + 1] + least[depth + 1] > room:
+            continue
+        at, volume, late, bound = 0, 0.0, 0.0, 0.0
+        for layer in range(L - 1, -1, -1):
+            late += slower[depth, option, layer]
+            added[depth + 1, layer] = added[depth, layer] + late
+        for layer in range(L):
+            if at < L and due[depth, option, at] == layer:
+                volume += fetch[depth]
+                at += 1
+            fetched[depth + 1, layer] = fetched[depth, layer] + volume
+            bound = max(bound, fetched[depth + 1, layer] + added[depth + 1, layer])
+        if bound >= shortest:
+            continue
+        if depth + 1 < R:
+            depth += 1
+            continue
+        ends[0] = 0.0
+        _run(compute, fetch, asked, due, slower, chosen, ends)
+        if ends[L] < shortest:
+            shortest = ends[L]
+            best[:] = chosen
+
+
+@njit(cache=True, nogil=True)
+def _descend(compute, fetch, asked, due, slower, held, room, chosen):  # type: ignore[no-untyped-def]
+    """Change one request's option, or two, as long as the step becomes shorter."""
+    R, options = held.shape
+    L, ends, used = compute.size, np.zeros(compute.size + 1), 0
+    for request in range(R):
+        used += held[request, chosen[request]]
+    _run(compute, fetch, asked, due, slower, chosen, ends)
+    shortest, better = ends[L], True
+    while better:
+        better = False
+        for one in range(R):
+            for other in range(one, R):
+                was, also = chosen[one], chosen[other]
+                rest = used - held[one, was] - (held[other, also] if other > one else 0)
+                best_one, best_other = was, also
+                for option in range(options):
+                    for second in range(options if other > one else 1):
+                        needs = held[one, option] + (held[other, second] if other > one else 0)
+                        if rest + needs > room:
+                            continue
+                        chosen[one] = option
+                        if other > one:
+                            chosen[other] = second
+                        _run(compute, fetch, asked, due, slower, chosen, ends)
+                        if ends[L] < shortest * (1 - 1e-12):
+                            shortest, best_one, better = ends[L], option, True
+                            best_other = second if other > one else option
+                chosen[one] = best_one
+                chosen[other] = best_other if other > one else best_one
+                used = rest + held[one, chosen[one]] + (held[other, chosen[other]] if other > one else 0)

@@ -1,0 +1,164 @@
+"""Who decodes, and where their layers lie: OrbitFlow, the systems that it is compared with, and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from serving.engine import Engine
+from serving.loop import Decision, Live, Policy, Situation
+from serving.placement import Option, Placement, Problem, blocks_on_device, spread, strides
+
+WINDOWS = (128, 96, 64, 32)  # steps that a plan may hold for
+
+
+def _decided(now: Situation, choose: Callable[[Situation, Sequence[Live]], Option]) -> Decision:
+    """The same option for all; where it does not fit, the next that takes less of the device; then the youngest wait."""
+    running = list(now.live)
+    while running:
+        wanted = choose(now, running)
+        costs = now.engine.costs([each.tokens + 1 for each in running])
+        more = [Option(n) for n in strides(now.engine.layers) if n > wanted.count]
+        for option in (wanted, *more):
+            if blocks_on_device(costs, [option] * len(running)) <= costs.room:
+                return Decision(running, [option] * len(running))
+        running.pop()
+    raise RuntimeError("no request fits the device, with every second layer away")
+
+
+def deepspeed(now: Situation) -> Decision:
+    """All layers lie away, the next one comes while one is computed."""
+    return _decided(now, lambda now, running: Option(now.engine.layers, buffers=2))
+
+
+def flexgen(now: Situation) -> Decision:
+    """Every second layer lies away, always."""
+    return _decided(now, lambda now, running: Option(now.engine.layers // 2))
+
+
+def flexgen_plus(now: Situation) -> Decision:
+    """As many layers as fit at the mean length of the trace, at each change of the batch."""
+    return _decided(now, partial(_kept, lambda now, running: _fitting(now, running, now.mean_tokens)))
+
+
+def heuristic(now: Situation) -> Decision:
+    """The same at each step, for the lengths that there are."""
+    return _decided(now, lambda now, running: _fitting(now, running, 0.0))
+
+
+def slo_aware(now: Situation) -> Decision:
+    """As many layers away as come while the others are computed, at each change of the batch."""
+
+    def choose(now: Situation, running: Sequence[Live]) -> Option:
+        costs = now.engine.costs([each.tokens + 1 for each in running])
+        return Option(min(now.engine.layers // 2, int(costs.compute.sum() / costs.fetch.sum())))
+
+    return _decided(now, partial(_kept, choose))
+
+
+def _kept(choose: Callable[[Situation, Sequence[Live]], Option], now: Situation, running: Sequence[Live]) -> Option:
+    """What was chosen when the batch changed last."""
+    who = tuple(each.request.number for each in running)
+    if now.changed or now.memory.get("who") != who:
+        now.memory["who"], now.memory["option"] = who, choose(now, running)
+    kept: Option = now.memory["option"]
+    return kept
+
+
+def _fitting(now: Situation, running: Sequence[Live], least_tokens: float) -> Option:
+    """The fewest layers away, every N-th one, with which all fit at their lengths, or that length where it is more."""
+    costs = now.engine.costs([max(each.tokens + 1, int(least_tokens)) for each in running])
+    resident = costs.room // int(costs.blocks.sum())
+    if resident >= now.engine.layers:
+        return Option(0)
+    stride = max(2, now.engine.layers // (now.engine.layers - resident))
+    return Option(now.engine.layers // stride)
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """OrbitFlow's: the placement with the shortest step, until it expires; where too many tokens would be late, one
+    request pauses.
+
+    counts: how many layers may lie away. late: tokens a step that may be, over the window, less those deposited.
+    pauses: whether requests do. deposits: whether tokens that are deposited count. drives: whether layers may be
+    attended in drives. uniform: one count for all.
+    """
+
+    counts: Callable[[int], Sequence[int]] = strides
+    late: float = 1.0
+    pauses: bool = True
+    deposits: bool = True
+    drives: bool = False
+    uniform: bool = False
+
+    def __call__(self, now: Situation) -> Decision:
+        plan: _Plan | None = now.memory.get("plan")
+        if plan is None or now.changed or now.step >= plan.until or not _holds(now, plan):
+            plan = now.memory["plan"] = self._plan(now)
+            now.memory["planned"] = now.memory.get("planned", 0) + 1
+        return Decision(plan.running, plan.options)
+
+    def _plan(self, now: Situation) -> _Plan:
+        """All of them, or without those that pause: the one with most blocks and deposited tokens first."""
+        running = list(now.live)
+        while True:
+            found = self._placed(now, running)
+            if found:
+                return found
+            if len(running) == 1:
+                raise RuntimeError(f"a request of {running[0].tokens} tokens does not fit the device")
+            running.remove(max(running, key=lambda each: each.tokens // 16 + now.deposited(each)))
+
+    def _placed(self, now: Situation, running: list[Live]) -> _Plan | None:
+        """The best plan for some requests; None where none fits, or too much would be late."""
+        alone = len(running) == 1 or not self.pauses
+        for window in (*WINDOWS, 0):
+            options, placement = self._best(now.engine, [each.tokens + 1 + window for each in running])
+            if placement is None:
+                continue
+            if alone or self._late(now, running, placement, window) <= self.late * max(1, window):
+                return _Plan(running, placement.chosen, now.step + max(1, window))
+        return None
+
+    def _best(self, engine: Engine, tokens: Sequence[int]) -> tuple[list[Option], Placement | None]:
+        options = [Option(n) for n in self.counts(engine.layers)]
+        if self.drives and engine.drives:
+            options += [Option(n, in_drives=True) for n in self.counts(engine.layers) if n]
+        costs = engine.costs(tokens)
+        if self.uniform:
+            found = [Problem(costs, [[option]] * len(tokens)).best() for option in options]
+            return options, min((each for each in found if each), key=lambda each: each.latency_s, default=None)
+        return options, Problem(costs, [options] * len(tokens)).best()
+
+    def _late(self, now: Situation, running: Sequence[Live], placement: Placement, window: int) -> float:
+        """Tokens that would be late in a window, if all its steps were as long as its last one."""
+        steps = max(1, window)
+        if placement.latency_s <= now.slo_s:
+            return 0.0
+        behind = steps * (1 - now.slo_s / placement.latency_s)  # tokens that a deposit would have to give
+        saved = [now.deposited(each) if self.deposits else 0 for each in running]
+        return sum(steps if not self.deposits else max(0.0, behind - each) for each in saved)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    running: list[Live]
+    options: tuple[Option, ...]
+    until: int
+
+
+def _holds(now: Situation, plan: _Plan) -> bool:
+    costs = now.engine.costs([each.tokens + 1 for each in plan.running])
+    return blocks_on_device(costs, plan.options) <= costs.room
+
+
+POLICIES: dict[str, Policy] = {
+    "deepspeed": deepspeed,
+    "flexgen": flexgen,
+    "flexgen+": flexgen_plus,
+    "slo-aware": slo_aware,
+    "heuristic": heuristic,
+    "orbitflow": Planner(),
+}

@@ -1,0 +1,238 @@
+"""Requests that come and go: traces as their sources have them, and a generator."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from csd_spec.checked import from_values, record
+
+Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Gaps = Literal["poisson", "lognormal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request. arrival: in the trace's unit, seconds or engine steps. hashes: of its prompt's blocks of
+    Trace.block_tokens tokens, equal where whole prefixes are."""
+
+    number: int
+    arrival: float
+    input_tokens: int
+    output_tokens: int
+    hashes: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Of which K and V are there at its end: the last token is never fed."""
+        return self.input_tokens + self.output_tokens - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Requests in the order in which they arrive.
+
+    unit: of arrivals. slo_tokens: of the longest request that fits the device, where the trace names it.
+    """
+
+    name: str
+    requests: Sequence[Request]
+    unit: Literal["s", "steps"] = "s"
+    block_tokens: int = 0
+    slo_tokens: int | None = None
+
+    def head(self, count: int) -> Trace:
+        """Its first requests; 0 is all."""
+        kept = self.requests[:count] if count else self.requests
+        return Trace(
+            name=self.name,
+            requests=kept,
+            unit=self.unit,
+            block_tokens=self.block_tokens,
+            slo_tokens=self.slo_tokens,
+        )
+
+    def in_seconds(self, step_s: float) -> Trace:
+        """The same with arrivals in seconds, where a step of the engine that made them took so long."""
+        if self.unit == "s":
+            return self
+        moved = [
+            Request(
+                number=each.number,
+                arrival=each.arrival * step_s,
+                input_tokens=each.input_tokens,
+                output_tokens=each.output_tokens,
+            )
+            for each in self.requests
+        ]
+        return Trace(name=self.name, requests=moved, slo_tokens=self.slo_tokens)
+
+
+@record
+class _Splitwise:
+    arrived_at: Seconds
+    num_prefill_tokens: Tokens
+    num_decode_tokens: Tokens
+
+
+@record
+class _Mooncake:
+    timestamp: Annotated[int, Field(ge=0)]  # ms
+    input_length: Tokens
+    output_length: Tokens
+    hash_ids: list[int]
+
+
+@record
+class _OrbitFlow:
+    input_tokens: Tokens
+    output_tokens: Tokens
+    arrival_step: Annotated[int, Field(ge=0)]
+
+
+MOONCAKE_BLOCK, ORBITFLOW_BLOCK = 512, 16  # tokens
+
+
+def load(path: Path, name: str = "") -> Trace:
+    """The trace in a file, by what it looks like: Splitwise's CSV, Mooncake's JSON lines, OrbitFlow's JSON.
+
+    name: of one of several in a file; the first where none is named. Raises ValueError, in one line, for a record that
+    lacks something, has a value out of range, or arrives before the one ahead of it (OrbitFlow's are sorted).
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"trace {path}: {getattr(error, 'strerror', None) or 'is no text'}") from None
+    if path.suffix == ".csv":
+        return _in_order(path, [_splitwise(*each) for each in _rows(path, text)])
+    try:
+        if path.suffix == ".jsonl":
+            return _in_order(path, [_mooncake(*each) for each in _lines(path, text)], block_tokens=MOONCAKE_BLOCK)
+        return _orbitflow(path, json.loads(text), name)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"trace {path}: line {error.lineno} is no JSON: {error.msg}") from None
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    for number, row in enumerate(csv.DictReader(text.splitlines())):
+        yield f"trace {path}: line {number + 2}", number, {key: _number(value) for key, value in row.items() if key}
+
+
+def _number(text: object) -> object:
+    try:
+        return float(str(text)) if "." in str(text) else int(str(text))
+    except ValueError:
+        return text
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
+    number = 0
+    for at, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield f"trace {path}: line {at}", number, json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"trace {path}: line {at} is no JSON: {error.msg}") from None
+            number += 1
+
+
+def _read(where: str, values: Any, kind: type[Any]) -> Any:
+    try:
+        return from_values(values, kind)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _splitwise(where: str, number: int, values: Any) -> Request:
+    found = _read(where, values, _Splitwise)
+    return Request(
+        number=number,
+        arrival=float(found.arrived_at),
+        input_tokens=found.num_prefill_tokens,
+        output_tokens=found.num_decode_tokens,
+    )
+
+
+def _mooncake(where: str, number: int, values: Any) -> Request:
+    found = _read(where, values, _Mooncake)
+    return Request(
+        number=number,
+        arrival=found.timestamp / 1000,
+        input_tokens=found.input_length,
+        output_tokens=found.output_length,
+        hashes=tuple(found.hash_ids),
+    )
+
+
+def _orbitflow(path: Path, found: Any, name: str) -> Trace:
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"trace {path}: must be an object of traces by name")
+    chosen = name or next(iter(found))
+    if chosen not in found:
+        raise ValueError(f"trace {path}: {chosen!r}: must be one of {', '.join(found)}")
+    where, trace = f"trace {path}: {chosen}", found[chosen]
+    if not isinstance(trace, dict) or not isinstance(trace.get("requests"), list):
+        raise ValueError(f"{where}: has no list `requests`")
+    requests = []
+    for number, each in enumerate(trace["requests"]):
+        one = _read(f"{where}: requests[{number}]", each, _OrbitFlow)
+        requests.append(
+            Request(
+                number=number,
+                arrival=one.arrival_step,
+                input_tokens=one.input_tokens,
+                output_tokens=one.output_tokens,
+            )
+        )
+    blocks = trace.get("slo_base_blocks")
+    if blocks is not None and (not isinstance(blocks, int) or blocks < 1):
+        raise ValueError(f"{where}: slo_base_blocks = {blocks!r}: must be a whole number, at least 1")
+    requests.sort(key=lambda each: each.arrival)
+    slo_tokens = blocks * ORBITFLOW_BLOCK if blocks else None
+    return Trace(name=chosen, requests=requests, unit="steps", slo_tokens=slo_tokens)
+
+
+def _in_order(path: Path, requests: list[Request], block_tokens: int = 0) -> Trace:
+    if not requests:
+        raise ValueError(f"trace {path}: has no requests")
+    for before, after in zip(requests, requests[1:], strict=False):
+        if after.arrival < before.arrival:
+            raise ValueError(f"trace {path}: request {after.number} arrives before the one ahead of it")
+    return Trace(name=path.stem, requests=requests, block_tokens=block_tokens)
+
+
+def generate(
+    count: int,
+    rate: float,
+    input_tokens: tuple[int, int],
+    output_tokens: tuple[int, int],
+    gaps: Gaps = "poisson",
+    cv: float = 1.0,
+    seed: int = 0,
+) -> Trace:
+    """Requests with random gaps, `rate` of them a second, and lengths (least, most) spread evenly over the logarithm.
+
+    cv: standard deviation over mean of lognormal gaps; those of a Poisson process have 1.
+    """
+    generator = np.random.default_rng(seed)
+    if gaps == "poisson":
+        waits = generator.exponential(1 / rate, count)
+    else:
+        sigma = math.sqrt(math.log1p(cv * cv))
+        waits = generator.lognormal(-math.log(rate) - sigma * sigma / 2, sigma, count)
+    arrivals = np.cumsum(waits) - waits[0]
+    lengths = [np.exp(generator.uniform(*np.log(ends), count)).round() for ends in (input_tokens, output_tokens)]
+    requests = [
+        Request(number=number, arrival=float(at), input_tokens=int(given), output_tokens=int(made))
+        for number, (at, given, made) in enumerate(zip(arrivals, *lengths, strict=True))
+    ]
+    return Trace(name=f"{gaps}, {rate:g}/s", requests=requests)
