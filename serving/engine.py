@@ -1,4 +1,4 @@
-"""What a step takes on a machine, from how many tokens its requests have: fitted lines, as OrbitFlow's profile has them."""
+"""What a step takes, from how many tokens its requests have: fitted lines, as OrbitFlow's profile has them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Engine:
     """A model on a device with a link to the host.
 
     A decode step computes for step_s + token_s for each token of its requests. All layers of a request come over the
-    link in fetch_s + fetch_token_s for each of its tokens. room_blocks: of one layer, that the device holds of a request
-    whose layers are all there. prefill_tokens_per_s: it computes nothing else meanwhile.
+    link in fetch_s + fetch_token_s for each of its tokens. room_blocks: of a layer, that the device holds where all
+    layers stay. prefill_tokens_per_s: it computes nothing else meanwhile.
     """
 
     name: str
@@ -60,6 +60,14 @@ class Engine:
             room=self.room_blocks * L,
             attend=attend,
         )
+
+    @property
+    def line(self) -> tuple[float, float, float, float, float, float, float]:
+        """What `costs` follows from: step_s, token_s, fetch_s, fetch_token_s; of drives call_s and seconds a token in a
+        layer; and tokens of a block."""
+        drives = self.drives
+        in_drives = (drives.call_s, drives.token_bytes / drives.bytes_per_s) if drives else (0.0, 0.0)
+        return self.step_s, self.token_s, self.fetch_s, self.fetch_token_s, *in_drives, float(BLOCK_TOKENS)
 
     def compute_s(self, tokens: int) -> float:
         """Of a step with so many tokens in all, none of which lie away."""

@@ -5,15 +5,18 @@ Where their K and V lie, and who pauses, is a policy's choice before each step; 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numba import njit
 
+from csd_spec.arrays import F64
 from serving.engine import Engine
-from serving.placement import Option, Problem, blocks_on_device
+from serving.placement import Option, form, on_device, run
 from serving.trace import Request, Trace
 
 
@@ -21,28 +24,41 @@ from serving.trace import Request, Trace
 class Live:
     """A request that has a slot, or had one.
 
-    arrived_s: in seconds, whatever the trace counts in. made_s: when each token was made. step_s: of the steps that made them. delivered_s: when the last token left the
-    deposit.
+    arrived_s: in seconds, whatever the trace counts in. made_s: when each token was made, and step_s, by a step of which
+    length; the first one's is its prefill. delivered_s: when the last token left the deposit.
     """
 
     request: Request
     arrived_s: float
-    made_s: list[float] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
+    bursts: list[tuple[F64, F64]] = field(default_factory=list)
+    count: int = 0
     delivered_s: float = 0.0
     deposit: deque[float] = field(default_factory=deque)
     option: Option = Option(0)
     paused: bool = False
-    done_s: float = 0.0
+
+    @property
+    def made_s(self) -> F64:
+        return np.concatenate([ends for ends, _ in self.bursts])
+
+    @property
+    def step_s(self) -> F64:
+        return np.concatenate([took for _, took in self.bursts])
 
     @property
     def tokens(self) -> int:
         """Tokens whose K and V are there."""
-        return self.request.input_tokens + len(self.made_s) - 1
+        return self.request.input_tokens + self.count - 1
 
     @property
     def over(self) -> bool:
-        return len(self.made_s) == self.request.output_tokens
+        return self.count == self.request.output_tokens
+
+    def made(self, ends: F64, took: F64) -> None:
+        """Tokens were made, by steps that ended then and took so long."""
+        self.bursts.append((ends, took))
+        self.count += ends.size
+        self.deposit.extend(ends.tolist())
 
 
 @dataclass(slots=True)
@@ -71,10 +87,15 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who decodes in the next step, and where their layers lie; the others pause."""
+    """Who decodes, and where their layers lie; the others pause.
+
+    steps: for how many the policy wants to be asked no more; it is asked earlier where requests come or go, or the
+    placement no longer fits.
+    """
 
     running: Sequence[Live]
     options: Sequence[Option]
+    steps: int = 1
 
 
 Policy = Callable[[Situation], Decision]
@@ -82,80 +103,21 @@ Policy = Callable[[Situation], Decision]
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """A run. fetched_bytes and the like are left to who knows the model: here are seconds and steps.
+    """A run: the requests, and how long what took.
 
-    steps: decode steps. away_layers, in_drives: layers of requests that were fetched, and attended in drives.
+    steps: decode steps. fetched_layers, attended_layers: layers of requests that crossed the link, that drives attended.
     """
 
-    live: list[Live]
     slo_s: float
+    live: list[Live] = field(default_factory=list)
     end_s: float = 0.0
     steps: int = 0
-    planned: int = 0
+    decided: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     idle_s: float = 0.0
     fetched_layers: int = 0
     attended_layers: int = 0
-    most_blocks: int = 0
-
-
-def serve(
-    trace: Trace,
-    engine: Engine,
-    policy: Policy,
-    slo_s: float,
-    slots: int = 4,
-    tick: Callable[[int], object] = lambda done: None,
-) -> Served:
-    """Serve a trace; who came first enters first, and its prefill stops everybody else's decoding.
-
-    Arrivals in engine steps are counted in decode steps, so that a slow engine gets fewer in a time.
-    """
-    queue = _Queue(trace)
-    mean_tokens = float(np.mean([each.tokens for each in trace.requests]))
-    live: list[Live] = []
-    done = Served(live=[], slo_s=slo_s)
-    now_s, memory, changed = 0.0, dict[str, Any](), False
-    while queue.left or live:
-        if not live:
-            idle_s = queue.idle(done.steps, now_s)
-            done.idle_s += idle_s
-            now_s += idle_s
-        queue.arrive(done.steps, now_s)
-        while queue.here and len(live) < slots:
-            one = Live(*queue.here.popleft())
-            took_s = one.request.input_tokens / engine.prefill_tokens_per_s
-            now_s += took_s
-            done.prefill_s += took_s
-            _made(one, now_s, took_s)
-            changed = True
-            done.live.append(one)
-            if one.over:
-                one.done_s = now_s
-            else:
-                live.append(one)
-        if not live:
-            continue
-        now = Situation(engine, live, slo_s, now_s, done.steps, changed, mean_tokens, memory)
-        decision = policy(now)
-        changed = False
-        took_s = _step(engine, decision, done)
-        now_s += took_s
-        done.decode_s += took_s
-        done.steps += 1
-        for each in live:
-            each.paused = True
-        for each, option in zip(decision.running, decision.options, strict=True):
-            each.option, each.paused = option, False
-            _made(each, now_s, took_s)
-        for each in [each for each in live if each.over]:
-            each.done_s = now_s
-            live.remove(each)
-            changed = True
-            tick(len(done.live) - len(live))
-    done.end_s = now_s
-    return done
 
 
 class _Queue:
@@ -186,25 +148,110 @@ class _Queue:
             request = self._coming.popleft()
             self.here.append((request, now_s if self._in_steps else request.arrival))
 
+    def next_after(self, steps: int) -> tuple[float, float]:
+        """How many steps on somebody comes, and at which second: the other one is infinite."""
+        if not self._coming:
+            return math.inf, math.inf
+        at = self._coming[0].arrival
+        return (math.ceil(at - steps - self._skipped), math.inf) if self._in_steps else (math.inf, at)
 
-def _made(live: Live, now_s: float, took_s: float) -> None:
-    live.made_s.append(now_s)
-    live.step_s.append(took_s)
-    live.deposit.append(now_s)
+
+def serve(
+    trace: Trace,
+    engine: Engine,
+    policy: Policy,
+    slo_s: float,
+    slots: int = 4,
+    tick: Callable[[int], object] = lambda done: None,
+) -> Served:
+    """Serve a trace; who came first enters first, and its prefill stops everybody else's decoding.
+
+    Arrivals in engine steps are counted in decode steps, so that a slow engine gets fewer in a time.
+    """
+    queue, done, live = _Queue(trace), Served(slo_s=slo_s), list[Live]()
+    mean_tokens = float(np.mean([each.tokens for each in trace.requests]))
+    now_s, memory, changed = 0.0, dict[str, Any](), False
+    while queue.left or live:
+        if not live:
+            idle_s = queue.idle(done.steps, now_s)
+            done.idle_s += idle_s
+            now_s += idle_s
+        queue.arrive(done.steps, now_s)
+        while queue.here and len(live) < slots:
+            one = Live(*queue.here.popleft())
+            took_s = one.request.input_tokens / engine.prefill_tokens_per_s
+            now_s += took_s
+            done.prefill_s += took_s
+            one.made(np.array([now_s]), np.array([took_s]))
+            done.live.append(one)
+            live.append(one)
+            changed = True
+        if any(each.request.output_tokens > 1 for each in live):
+            now = Situation(engine, live, slo_s, now_s, done.steps, changed, mean_tokens, memory)
+            until = queue.next_after(done.steps) if len(live) < slots else (math.inf, math.inf)
+            now_s, changed = _decode(now, policy(now), until, done), False
+        for each in [each for each in live if each.over]:
+            live.remove(each)
+            changed = True
+        tick(len(done.live) - len(live))
+    done.end_s = now_s
+    return done
 
 
-def _step(engine: Engine, decision: Decision, done: Served) -> float:
-    """How long a step takes; raises RuntimeError for one that does not fit the device."""
-    if not decision.running:
+def _decode(now: Situation, decision: Decision, until: tuple[float, float], done: Served) -> float:
+    """Steps until somebody comes or goes, or the policy is to be asked; returns when the last one ends.
+
+    Raises RuntimeError for a placement that does not fit the device.
+    """
+    engine, running = now.engine, decision.running
+    if not running:
         raise RuntimeError("a policy lets nobody decode")
-    costs = engine.costs([each.tokens + 1 for each in decision.running])
-    held = blocks_on_device(costs, decision.options)
-    if held > costs.room:
-        raise RuntimeError(f"a placement of {held} blocks, the device has {costs.room}")
-    done.most_blocks = max(done.most_blocks, held)
-    for option in decision.options:
+    most = min(decision.steps, until[0], *(each.request.output_tokens - each.count for each in running))
+    took = np.zeros(max(1, int(most)))
+    forms = [form(engine.layers, option) for option in decision.options]
+    asked, due, in_drives = (np.array([[each[k]] for each in forms]) for k in range(3))
+    shares = np.array([on_device(engine.layers, option) for option in decision.options])
+    tokens = np.array([each.tokens + 1 for each in running])
+    count = _steps(engine.line, engine.room_blocks, tokens, asked, due, in_drives, shares, until[1] - now.now_s, took)
+    if not count:
+        raise RuntimeError(f"a placement of {decision.options} does not fit the device")
+    ends = now.now_s + np.cumsum(took[:count])
+    for each in now.live:
+        each.paused = True
+    for each, option in zip(running, decision.options, strict=True):
+        each.option, each.paused = option, False
+        each.made(ends, took[:count])
         if option.in_drives:
-            done.attended_layers += option.count
+            done.attended_layers += count * option.count
         else:
-            done.fetched_layers += option.count
-    return Problem(costs, [[option] for option in decision.options]).latency_s((0,) * len(decision.options))
+            done.fetched_layers += count * option.count
+    done.steps += count
+    done.decided += 1
+    done.decode_s += float(took[:count].sum())
+    return float(ends[-1])
+
+
+@njit(cache=True, nogil=True)
+def _steps(line, room, tokens, asked, due, in_drives, shares, until_s, took):  # type: ignore[no-untyped-def]
+    """Steps of requests that grow by a token in each, until they do not fit or the time is over; how many, and how long
+    each took. line: `Engine.line`.
+    """
+    step_s, token_s, fetch_s, fetch_token_s, call_s, read_token_s, block = line
+    R, L = tokens.size, asked.shape[2]
+    compute, ends, slower = np.zeros(L), np.zeros(L + 1), np.zeros(in_drives.shape)
+    fetch, chosen, passed = np.zeros(R), np.zeros(R, np.int64), 0.0
+    for step in range(took.size):
+        held = 0
+        for r in range(R):
+            held += shares[r] * -(-(tokens[r] + step) // int(block))
+        if held > room * L or passed >= until_s:
+            return step
+        compute[:] = (step_s + token_s * (tokens.sum() + R * step)) / L
+        for r in range(R):
+            now = tokens[r] + step
+            fetch[r] = (fetch_s + fetch_token_s * now) / L
+            slower[r] = in_drives[r] * (read_token_s * now + call_s / R - token_s * now / L)
+        run(compute, fetch, asked, due, slower, chosen, ends)
+        took[step] = ends[L]
+        passed += ends[L]
+    return took.size

@@ -17,7 +17,7 @@ def attained(served: Served, deposit: bool = False) -> float:
     """
     late = total = 0
     for live in served.live:
-        steps = np.array(live.step_s[1:])
+        steps = live.step_s[1:]
         total += steps.size
         late += _late(steps, served.slo_s) if deposit else int((steps > served.slo_s).sum())
     return 1 - late / max(1, total)
@@ -45,7 +45,7 @@ def deadlines_met(served: Served) -> float:
     """Share of tokens that are there when a user reads them: the i-th is due i objectives after the first."""
     met = total = 0
     for live in served.live:
-        made = np.array(live.made_s)
+        made = live.made_s
         due = made[0] + served.slo_s * np.arange(made.size)
         met += int((made[1:] <= due[1:] + 1e-9).sum())
         total += made.size - 1
@@ -63,7 +63,7 @@ def _gaps(live: Sequence[Live]) -> F64:
 
 
 def _tpot(live: Sequence[Live], real: bool) -> F64:
-    several = [each for each in live if len(each.made_s) > 1]
+    several = [each for each in live if each.count > 1]
     return np.array([np.mean(np.diff(each.made_s) if real else each.step_s[1:]) for each in several])
 
 
@@ -75,13 +75,13 @@ def _percentiles(values: F64) -> dict[str, float]:
 def summary(served: Served) -> dict[str, Any]:
     """All of it, in seconds and shares."""
     live = served.live
-    steps = np.concatenate([np.array(each.step_s[1:]) for each in live])
+    steps = np.concatenate([each.step_s[1:] for each in live])
     first = np.array([each.made_s[0] - each.arrived_s for each in live])
-    whole = np.array([each.done_s - each.arrived_s for each in live])
+    whole = np.array([each.made_s[-1] - each.arrived_s for each in live])
     return {
         "requests": len(live),
         "steps": served.steps,
-        "tokens": sum(len(each.made_s) for each in live),
+        "tokens": sum(each.count for each in live),
         "slo_s": served.slo_s,
         "tbt_attained": attained(served),
         "tbt_attained_with_deposit": attained(served, deposit=True),

@@ -92,13 +92,32 @@ class Placement:
     latency_s: float
 
 
-def blocks_on_device(costs: Costs, chosen: Sequence[Option]) -> int:
-    """Blocks that a placement holds on the device: resident ones, and a buffer for each request that fetches.
+def on_device(layers: int, option: Option) -> int:
+    """Layers of a request that the device holds room for: those that stay, and a buffer where some are fetched.
 
     The paper's buffer (Eq. 1) is the largest sum of one layer's, which is too small: a request's next layer arrives
     between two of its own that lie away.
     """
-    return int(sum(_held(costs, request, option) for request, option in enumerate(chosen)))
+    buffers = 0 if option.in_drives else min(option.buffers, option.count)
+    return layers - option.count + buffers
+
+
+def blocks_on_device(costs: Costs, chosen: Sequence[Option]) -> int:
+    """Blocks that a placement holds on the device."""
+    return sum(b * on_device(costs.layers, option) for b, option in zip(costs.blocks.tolist(), chosen, strict=True))
+
+
+@cache
+def form(layers: int, option: Option) -> tuple[I64, I64, F64]:
+    """What `Problem` has of an option: asked and due, (L,), and 1 for the layers that drives attend, (L,)."""
+    asked, due = np.full(layers, -1, np.int64), np.full(layers, -1, np.int64)
+    in_drives, lie = np.zeros(layers), np.array(away(layers, option.count), np.int64)
+    if option.in_drives:
+        in_drives[lie] = 1
+    else:
+        due[: lie.size], asked[: lie.size] = lie, 0
+        asked[option.buffers : lie.size] = lie[: -option.buffers] + 1
+    return asked, due, in_drives
 
 
 def latency_s(costs: Costs, chosen: Sequence[Option]) -> float:
@@ -106,37 +125,28 @@ def latency_s(costs: Costs, chosen: Sequence[Option]) -> float:
     return Problem(costs, [[option] for option in chosen]).latency_s((0,) * len(chosen))
 
 
-def _held(costs: Costs, request: int, option: Option) -> int:
-    buffers = 0 if option.in_drives else min(option.buffers, option.count)
-    return int(costs.blocks[request]) * (costs.layers - option.count + buffers)
-
-
 class Problem:
     """Costs and options as arrays, for those who search.
 
     asked, due: of each request, option and layer away, in ascending order, the layer from whose end on it can be
     fetched (0: the step's begin, else its number from 1) and the layer that waits for it; -1 behind the last. slower:
-    seconds that a layer takes longer, since it is attended in drives, (R, options, L). held: blocks, (R, options); those
-    that a request does not have hold more than there is room for.
+    seconds that a layer takes longer, since it is attended in drives, (R, options, L). held: blocks, (R, options);
+    options that a request does not have hold more than there is room for.
     """
 
     def __init__(self, costs: Costs, options: Options) -> None:
         self.costs, self.options = costs, options
-        shape = costs.requests, max(map(len, options))
-        self.asked, self.due = (np.full((*shape, costs.layers), -1, np.int64) for _ in range(2))
-        self.slower = np.zeros((*shape, costs.layers))
-        self.held = np.full(shape, costs.room + 1, np.int64)
-        for request, mine in enumerate(options):
-            for number, option in enumerate(mine):
-                layers = np.array(away(costs.layers, option.count), np.int64)
-                self.held[request, number] = _held(costs, request, option)
-                if option.in_drives:
-                    assert costs.attend is not None, "there are no drives"
-                    self.slower[request, number, layers] = costs.attend[request]
-                elif layers.size:
-                    self.due[request, number, : layers.size] = layers
-                    self.asked[request, number, : layers.size] = 0
-                    self.asked[request, number, option.buffers : layers.size] = layers[: -option.buffers] + 1
+        width, L = max(map(len, options)), costs.layers
+        forms = [[form(L, option) for option in mine] + [form(L, Option(0))] * (width - len(mine)) for mine in options]
+        self.asked, self.due, in_drives = (np.array([[each[k] for each in mine] for mine in forms]) for k in range(3))
+        self.slower = np.zeros(in_drives.shape)
+        if in_drives.any():
+            assert costs.attend is not None, "there are no drives"
+            self.slower = in_drives * costs.attend[:, None, None]
+        shares = [[on_device(L, option) for option in mine] for mine in options]
+        self.held = np.full((costs.requests, width), costs.room + 1, np.int64)
+        for request, mine in enumerate(shares):
+            self.held[request, : len(mine)] = costs.blocks[request] * np.array(mine)
 
     def latency_s(self, chosen: Sequence[int]) -> float:
         """How long a step takes with option chosen[r] of each request."""
@@ -145,7 +155,7 @@ class Problem:
     def ends(self, chosen: Sequence[int]) -> F64:
         """When layers end, counted from 1; 0 is the step's begin, (L + 1,)."""
         ends = np.zeros(self.costs.layers + 1)
-        _run(self.costs.compute, self.costs.fetch, self.asked, self.due, self.slower, np.array(chosen), ends)
+        run(self.costs.compute, self.costs.fetch, self.asked, self.due, self.slower, np.array(chosen), ends)
         return ends
 
     def placement(self, chosen: Sequence[int]) -> Placement:
@@ -174,7 +184,7 @@ class Problem:
 
 
 @njit(cache=True, nogil=True)
-def _run(compute, fetch, asked, due, slower, chosen, ends):  # type: ignore[no-untyped-def]
+def run(compute, fetch, asked, due, slower, chosen, ends):  # type: ignore[no-untyped-def]
     """When layers end. A layer starts when the one before has ended and what is due by then has been fetched: of the
     fetches asked for from the end of a layer on, all that are due up to this one take their time from there.
     """
@@ -237,7 +247,7 @@ def _search(compute, fetch, asked, due, slower, held, room, best):  # type: igno
             depth += 1
             continue
         ends[0] = 0.0
-        _run(compute, fetch, asked, due, slower, chosen, ends)
+        run(compute, fetch, asked, due, slower, chosen, ends)
         if ends[L] < shortest:
             shortest = ends[L]
             best[:] = chosen
@@ -250,7 +260,7 @@ def _descend(compute, fetch, asked, due, slower, held, room, chosen):  # type: i
     L, ends, used = compute.size, np.zeros(compute.size + 1), 0
     for request in range(R):
         used += held[request, chosen[request]]
-    _run(compute, fetch, asked, due, slower, chosen, ends)
+    run(compute, fetch, asked, due, slower, chosen, ends)
     shortest, better = ends[L], True
     while better:
         better = False
@@ -267,7 +277,7 @@ def _descend(compute, fetch, asked, due, slower, held, room, chosen):  # type: i
                         chosen[one] = option
                         if other > one:
                             chosen[other] = second
-                        _run(compute, fetch, asked, due, slower, chosen, ends)
+                        run(compute, fetch, asked, due, slower, chosen, ends)
                         if ends[L] < shortest * (1 - 1e-12):
                             shortest, best_one, better = ends[L], option, True
                             best_other = second if other > one else option

@@ -8,12 +8,13 @@ from functools import partial
 
 from serving.engine import Engine
 from serving.loop import Decision, Live, Policy, Situation
-from serving.placement import Option, Placement, Problem, blocks_on_device, spread, strides
+from serving.placement import BLOCK_TOKENS, Option, Placement, Problem, blocks_on_device, strides
 
 WINDOWS = (128, 96, 64, 32)  # steps that a plan may hold for
+FOREVER = 1 << 30  # until the batch changes
 
 
-def _decided(now: Situation, choose: Callable[[Situation, Sequence[Live]], Option]) -> Decision:
+def _decided(now: Situation, choose: Callable[[Situation, Sequence[Live]], Option], steps: int = FOREVER) -> Decision:
     """The same option for all; where it does not fit, the next that takes less of the device; then the youngest wait."""
     running = list(now.live)
     while running:
@@ -22,7 +23,7 @@ def _decided(now: Situation, choose: Callable[[Situation, Sequence[Live]], Optio
         more = [Option(n) for n in strides(now.engine.layers) if n > wanted.count]
         for option in (wanted, *more):
             if blocks_on_device(costs, [option] * len(running)) <= costs.room:
-                return Decision(running, [option] * len(running))
+                return Decision(running, [option] * len(running), steps)
         running.pop()
     raise RuntimeError("no request fits the device, with every second layer away")
 
@@ -44,7 +45,8 @@ def flexgen_plus(now: Situation) -> Decision:
 
 def heuristic(now: Situation) -> Decision:
     """The same at each step, for the lengths that there are."""
-    return _decided(now, lambda now, running: _fitting(now, running, 0.0))
+    until = min(BLOCK_TOKENS - each.tokens % BLOCK_TOKENS for each in now.live)  # somebody needs another block
+    return _decided(now, lambda now, running: _fitting(now, running, 0.0), until)
 
 
 def slo_aware(now: Situation) -> Decision:
@@ -98,7 +100,7 @@ class Planner:
         if plan is None or now.changed or now.step >= plan.until or not _holds(now, plan):
             plan = now.memory["plan"] = self._plan(now)
             now.memory["planned"] = now.memory.get("planned", 0) + 1
-        return Decision(plan.running, plan.options)
+        return Decision(plan.running, plan.options, plan.until - now.step)
 
     def _plan(self, now: Situation) -> _Plan:
         """All of them, or without those that pause: the one with most blocks and deposited tokens first."""
@@ -109,7 +111,7 @@ class Planner:
                 return found
             if len(running) == 1:
                 raise RuntimeError(f"a request of {running[0].tokens} tokens does not fit the device")
-            running.remove(max(running, key=lambda each: each.tokens // 16 + now.deposited(each)))
+            running.remove(max(running, key=lambda each: each.tokens // BLOCK_TOKENS + now.deposited(each)))
 
     def _placed(self, now: Situation, running: list[Live]) -> _Plan | None:
         """The best plan for some requests; None where none fits, or too much would be late."""
