@@ -1,6 +1,6 @@
 """Power cuts at every moment; and that the judge sees what a careless drive would lose.
 
-partner of: ftl/journal.py, eval/bench/crash.py
+partner of: ftl/journal.py, eval/bench/crash.py, eval/bench/place.py
 """
 
 import zlib
@@ -13,6 +13,7 @@ from csd_spec import KvLayout
 from eval.bench.crash import DRIVE, bench_crash
 from ftl import Ftl, Nand
 from ftl.flash.collect import Collector
+from ftl.flash.content import Direct
 from ftl.flash.files import NandFiles
 
 LAYOUT = KvLayout(page_bytes=512, head_dim=16, m=4)
@@ -33,6 +34,28 @@ def test_nothing_is_lost_and_nothing_is_wrong(seed):
     result = bench_crash(800, seed)
     assert result["cuts"] >= 800
     assert (result["lost"], result["wrong"], result["recovered"]) == (0, 0, result["cuts"])
+
+
+@pytest.mark.parametrize("medium", ["mapped", "direct"])
+def test_nothing_is_lost_of_drives_whose_pages_lie_in_files(medium):
+    result = bench_crash(100, 0, medium=medium)
+    assert result["medium"] == medium
+    assert (result["cuts_of_the_host"], result["kills"]) == (25, 25)
+    assert result["cuts"] >= 150 and result["writes_lost"] > 0
+    assert (result["lost"], result["wrong"], result["recovered"]) == (0, 0, result["cuts"])
+
+
+def test_the_judge_sees_a_direct_medium_that_shows_what_a_page_held_before(monkeypatch):
+    monkeypatch.setattr(Direct, "put", lambda self, ppns, data: None)
+    monkeypatch.setattr(Direct, "discard", lambda self, first, count: None)
+    result = bench_crash(100, 0, medium="direct")
+    assert result["lost"] + result["wrong"] > 0
+
+
+def test_the_judge_sees_writes_that_are_not_synced(monkeypatch):
+    monkeypatch.setattr(Nand, "sync", lambda self: None)
+    result = bench_crash(100, 0, medium="direct")
+    assert result["lost"] + result["wrong"] > 0
 
 
 def test_the_judge_sees_blocks_that_are_erased_too_early(monkeypatch):
