@@ -10,7 +10,7 @@ import pytest
 
 from csd_io.folder import DiskFolder
 from csd_spec import KvLayout
-from eval.bench.crash import DRIVE, bench_crash
+from eval.bench.crash import DRIVE, bench_crash, embedding_rows
 from ftl import Ftl, Nand
 from ftl.flash.collect import Collector
 from ftl.flash.content import Direct
@@ -94,6 +94,19 @@ def test_what_was_flushed_survives_and_what_was_not_is_forgotten():
     assert again.sequence(kept).lengths.tolist() == [75, 75]
     assert again.sequence(later).lengths.tolist() == [0, 0]
     np.testing.assert_array_equal(again.read_back(kept, 1)[0], k)
+
+
+def test_a_group_of_a_copy_that_ends_within_one_of_k_keeps_its_owner():
+    form = KvLayout(page_bytes=512, head_dim=16, m=16, bits=4)
+    assert (form.n, form.T) == (16, 56)  # neither divides the other
+    ftl, k = Ftl(DRIVE), rows(np.random.default_rng(0), 58)
+    (handle,) = ftl.create(1, 1, 2, form)
+    for first, end in ((0, 53), (53, 57), (57, 58)):  # another owner each time; the second one fills the group
+        ftl.append([handle], 0, np.array([end - first]), k[first:end], k[first:end], 0)
+        ftl.flush(0)
+        ftl = restarted(ftl)
+    assert (ftl.findings, ftl.sequences[handle].failed) == ((), False)
+    np.testing.assert_array_equal(embedding_rows(ftl, handle, 0), k)
 
 
 def test_a_recovered_drive_goes_on():
