@@ -59,7 +59,7 @@ def own_drives(drives: DriveSet, server: Sequence[str], place: Place) -> Iterato
                     path=path.absolute() if path else None,
                     restarts=drives.restart,
                     methods=drives.methods.absolute() if drives.methods else None,
-                    durability=drives.durability,
+                    **drives.hosted(drives.count),
                 ),
                 number,
                 scratch,

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from csd_io.folder import Durability
+from csd_io.medium import Medium
+from csd_link.hosted import Hosted
 from csd_link.window import WindowLayout
 from csd_spec.drive import DriveSpec
 
@@ -19,13 +20,13 @@ _PATHS = ("path", "device", "mount", "methods")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedDrive:
+class ServedDrive(Hosted):
     """path: a folder with its flash; None is memory. mount: a folder to mount it on.
 
     device, offset_bytes: a file or memory device in which its window lies for a host behind a block device; None is
     shared memory. With several tenants their windows follow each other. restarts: whether it is restarted when it is
     killed. methods: its operator's Python file with methods of attention, beside those that every drive knows.
-    durability: what a flush outlives, `process`: the drive's process, `host`: a power cut of the machine.
+    The other fields: `csd_link.hosted.Hosted`.
     """
 
     name: str
@@ -38,7 +39,6 @@ class ServedDrive:
     mount: Path | None = None
     restarts: bool = True
     methods: Path | None = None
-    durability: Durability = "process"
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.tenants):
@@ -48,6 +48,7 @@ class ServedDrive:
                 )
         if not self.tenants or len(set(self.tenants)) != len(self.tenants):
             raise ValueError(f"{self.name}: tenants {', '.join(self.tenants)}: at least one, and each once")
+        self._check(self.path)
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields as JSON takes them."""
@@ -57,8 +58,13 @@ class ServedDrive:
     def from_dict(cls, values: dict[str, Any]) -> ServedDrive:
         """What `to_dict` has made."""
         paths = {name: Path(values[name]) for name in _PATHS if values[name]}
-        spec, layout = DriveSpec.from_dict(values["spec"]), WindowLayout(**values["layout"])
-        return cls(**values | paths | {"spec": spec, "layout": layout, "tenants": tuple(values["tenants"])})
+        made = {
+            "spec": DriveSpec.from_dict(values["spec"]),
+            "layout": WindowLayout(**values["layout"]),
+            "medium": Medium(**values["medium"]),
+            "tenants": tuple(values["tenants"]),
+        }
+        return cls(**values | paths | made)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from typing import Annotated
 from pydantic import Discriminator, Field, Tag
 
 from csd_io.folder import Durability
+from csd_io.medium import Kind, Medium
+from csd_link.hosted import MAX_MIB, MAX_THREADS
 from csd_link.served_drive import DEFAULT, ServedDrive, ServedDrives
 from csd_link.window import MAX_DEPTH, MAX_SLOT_BLOCKS, WindowLayout
 from csd_spec import DriveSpec
@@ -32,7 +34,10 @@ class Layout:
 
 @value
 class Entry:
-    """A drive to serve. drive: a preset, a description file (relative to this one), or a description itself."""
+    """A drive to serve. drive: a preset, a description file (relative to this one), or a description itself.
+
+    host_memory_mib: what its medium keeps in memory, where that is `direct`.
+    """
 
     name: str
     drive: NameOrDescription | None = None
@@ -44,6 +49,9 @@ class Entry:
     offset_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     layout: Layout = Layout()
     durability: Durability = "process"
+    medium: Kind = "memory"
+    host_memory_mib: Annotated[int, Field(ge=1, le=MAX_MIB)] = Medium().cache_bytes >> 20
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
 
     def served(self, folder: Path, restarts: bool) -> ServedDrive:
         """The drive; folder: what its paths begin at."""
@@ -62,6 +70,8 @@ class Entry:
             restarts=restarts,
             methods=methods,
             durability=self.durability,
+            medium=Medium(self.medium, self.host_memory_mib << 20),
+            threads=self.threads,
         )
 
 

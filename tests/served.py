@@ -58,17 +58,17 @@ def kill(name):
     os.kill(pid(name), signal.SIGKILL)
 
 
-def decoder(devices, **options):
-    """A driver with a sequence, and a function that makes one decode step and returns its output."""
+def decoder(devices, tokens=50, **options):
+    """A driver with a sequence of so many tokens, and a function that makes one decode step and returns its output."""
     driver, generator = Driver(devices, SHAPE, Attention("sparf", Compression(4)), **options), np.random.default_rng(0)
 
     def half(*shape):
         return generator.standard_normal(shape).astype(np.float16)
 
-    batch = driver.create(1, 256)
+    batch = driver.create(1, tokens + 206)
     for layer in range(SHAPE.layers):
-        rows = half(50, 4, 16), half(50, 4, 16)
-        driver.append(batch, slice(None), layer, np.array([50]), lambda rows=rows: rows)
+        rows = half(tokens, 4, 16), half(tokens, 4, 16)
+        driver.append(batch, slice(None), layer, np.array([tokens]), lambda rows=rows: rows)
     driver.settle()
 
     def step():

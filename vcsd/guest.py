@@ -153,7 +153,14 @@ def _firmware(drives: DriveSet, backing: Path, at: int, folder: Path) -> Any:
     size = LAYOUT.blocks * BLOCK_BYTES
     names = [f"{folder.name}-{number}" for number in range(WAYS * drives.count)]
     served = [
-        ServedDrive(name=name, spec=drives.spec, layout=LAYOUT, device=backing, offset_bytes=at + number * size)
+        ServedDrive(
+            name=name,
+            spec=drives.spec,
+            layout=LAYOUT,
+            device=backing,
+            offset_bytes=at + number * size,
+            **drives.hosted(drives.count),
+        )
         for number, name in enumerate(names)
     ]
     connects = [partial(open_window, backing, number, at) for number in range(WAYS * drives.count)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from csd_io.folder import Durability
+from csd_io.medium import BLOCK, Kind, Medium
+from csd_link.hosted import MAX_MIB, MAX_THREADS, Hosted
 from ftl import LAYOUTS
 
 MAX_SEED = (1 << 32) - 1  # what every generator of random numbers takes
@@ -33,5 +36,28 @@ LayoutOption = Annotated[
     typer.Option("--layout", "--embedding-bits", parser=_layout, metavar=f"[{'|'.join(_NAMES)}]", help=LAYOUT_HELP),
 ]
 
-DURABILITY_HELP = "what a flush outlives: process, the drive's own; host, a power cut of this machine too"
-DurabilityOption = Annotated[Durability, typer.Option("--durability", help=DURABILITY_HELP)]
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """What drives are given of this machine; None is what their file says, or the default."""
+
+    durability: Annotated[
+        Durability | None,
+        typer.Option(help="what a flush outlives: process, the drive's own (the default); host, a power cut too"),
+    ] = None
+    medium: Annotated[
+        Kind | None, typer.Option(help="where flash pages are: memory (the default), or the drives' files")
+    ] = None
+    host_memory_mib: Annotated[
+        int | None, typer.Option(min=1, max=MAX_MIB, help="pages that a direct medium keeps, of all drives")
+    ] = None
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=MAX_THREADS, help="of each drive (default: drives share the cores)")
+    ] = None
+
+    def over(self, said: Hosted, drives: int) -> dict[str, Any]:
+        """What was asked for, else what was said, as fields of one of so many drives."""
+        kept = None if self.host_memory_mib is None else max(BLOCK, (self.host_memory_mib << 20) // drives)
+        medium = Medium(self.medium or said.medium.kind, kept or said.medium.cache_bytes)
+        fields = {"durability": self.durability or said.durability, "threads": self.threads or said.threads}
+        return fields | {"medium": medium}

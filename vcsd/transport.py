@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Collection
 from contextlib import AbstractContextManager, closing
@@ -28,9 +27,7 @@ def _in_process(drives: DriveSet) -> Make:
         InProcessDevice,
         drives.spec,
         methods=load_methods(drives.methods),
-        durability=drives.durability,
-        medium=drives.medium,
-        threads=max(1, len(os.sched_getaffinity(0)) // drives.count),
+        **drives.hosted(drives.count),
     )
 
 

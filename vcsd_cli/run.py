@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from csd_io.medium import BLOCK, Kind, Medium
 from csd_link.driveset import DriveSet
+from csd_link.hosted import Hosted
 from csd_spec import Attention, Budget, Compression, DriveSpec, Fixed, SparFParams
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from nvmevirt_config import load_drive
-from vcsd.options import MAX_COMPRESSION, MAX_SEED, DurabilityOption, LayoutOption, MethodsFile, ModelFolder
+from vcsd.options import MAX_COMPRESSION, MAX_SEED, Hosting, LayoutOption, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
 from vcsd.tables import table
 from vcsd.transport import TRANSPORT_HELP, check_method, methods_of
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 NOTHING_MOVES: dict[str, Any] = {"places": [], "paths": []}  # but q, k, v and the output: `link_bytes`
+
+HOST_MEMORY_MIB = 512  # of all drives of a run, where nothing is said
 
 
 class Processor(StrEnum):
@@ -109,15 +111,11 @@ class Where:
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc"
     restart: Annotated[bool, typer.Option(help="restart a drive that dies, where it has its own process")] = True
     methods: MethodsFile = None
-    durability: DurabilityOption = "process"
-    medium: Annotated[Kind, typer.Option(help="where flash pages are: memory, or the files of --keep")] = "memory"
-    host_memory_mib: Annotated[
-        int, typer.Option(min=1, max=1 << 24, help="pages that a direct medium keeps, of all drives")
-    ] = 512
     flush_every: Annotated[int, typer.Option(min=0, max=1 << 20, help="flush drives after so many steps; 0: never")] = 0
 
-    def value(self) -> DriveSet:
+    def value(self, hosting: Hosting) -> DriveSet:
         """The options as one value."""
+        hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
         spec: DriveSpec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH
         return DriveSet(
             count=self.drives,
@@ -126,8 +124,7 @@ class Where:
             keep=self.keep,
             restart=self.restart,
             methods=self.methods,
-            durability=self.durability,
-            medium=Medium(self.medium, max(BLOCK, (self.host_memory_mib << 20) // self.drives)),
+            **hosting.over(Hosted(), self.drives),
         )
 
 
@@ -135,6 +132,7 @@ def run(
     text: Text,
     what: What,
     where: Where,
+    hosting: Hosting,
     tiers: InTiers,
     model: ModelFolder = None,
     device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
@@ -151,7 +149,7 @@ def run(
             from vcsd.generate import compare
             from vcsd.loading import CHECKPOINT, encode, load
 
-        setting: Attachable = in_tiers or _in_drives(what, where, tiers)
+        setting: Attachable = in_tiers or _in_drives(what, where.value(hosting), where.flush_every, tiers)
         path = model or CHECKPOINT
         loaded, tokenizer = load(path, device)
         shape = model_shape(loaded)
@@ -174,14 +172,13 @@ def run(
         print_json({"model": {"name": path.name, **figures}, **asked, **_figures(done)})
 
 
-def _in_drives(what: What, where: Where, tiers: InTiers) -> Setting:
+def _in_drives(what: What, drives: DriveSet, flush_every: int, tiers: InTiers) -> Setting:
     """The setting of a run in drives; one that is asked for as a residency attends to everything."""
     from vcsd.attached import Setting
 
-    drives = where.value()
     attention = what.value("dense" if tiers.residency else "sparf")
     check_method(attention, methods_of(drives))
-    return Setting(attention=attention, drives=drives, flush_every=where.flush_every)
+    return Setting(attention=attention, drives=drives, flush_every=flush_every)
 
 
 def _figures(done: Any) -> dict[str, Any]:

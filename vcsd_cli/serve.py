@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +13,12 @@ import typer
 import yaml
 from rich.table import Table
 
-from csd_io.folder import Durability
 from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, window_path
 from csd_link.served_drive import ADMIN, DEFAULT, ServedDrive, ServedDrives
 from csd_spec.checked import adapter
 from nvmevirt_config import load_config
 from nvmevirt_config.serve_config import Entry, ServeFile
-from vcsd.options import DURABILITY_HELP, DurabilityOption, MethodsFile
+from vcsd.options import Hosting, MethodsFile
 from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
 
@@ -49,14 +48,12 @@ WINDOW_HELP = "file or device in which the windows lie, one after the other"
 
 
 def serve(
+    hosting: Hosting,
     what: Annotated[list[str] | None, typer.Argument(help=WHAT_HELP)] = None,
     restart: Annotated[bool | None, typer.Option("--restart/--no-restart", help=RESTART_HELP)] = None,
     window: Annotated[Path | None, typer.Option(help=WINDOW_HELP)] = None,
     mount: Annotated[Path | None, typer.Option(help="folder in which each drive is mounted under its name")] = None,
     methods: MethodsFile = None,
-    durability: Annotated[
-        Durability | None, typer.Option(help=f"{DURABILITY_HELP} (default: as the file says)")
-    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but what went wrong")] = False,
 ) -> None:
     """Serve drives, each in a process of its own, until interrupted."""
@@ -65,8 +62,8 @@ def serve(
     from csd_link.connect import who_serves
 
     load_methods(methods)  # what is wrong with it is said here, not by every drive
-    asked = {"restarts": restart, "methods": methods and methods.absolute(), "durability": durability}
-    drives = _placed(_config(what or []), asked, window, mount)
+    asked = {"restarts": restart, "methods": methods and methods.absolute()}
+    drives = _placed(_config(what or []), asked, hosting, window, mount)
     for drive in drives:
         if who_serves(drive.name):
             raise ValueError(f"drive {drive.name} is served already")
@@ -90,15 +87,17 @@ def _config(what: list[str]) -> ServedDrives:
 
 
 def _placed(
-    config: ServedDrives, asked: dict[str, Any], window: Path | None, mount: Path | None
+    config: ServedDrives, asked: dict[str, Any], hosting: Hosting, window: Path | None, mount: Path | None
 ) -> tuple[ServedDrive, ...]:
     """The drives with what the options ask for; asked: fields of a drive, None where the file decides."""
     from csd_link.medium import make_window_file
     from csd_link.window import BLOCK_BYTES
 
-    placed, at = [], 0
+    placed, at, count = [], 0, len(config.drives)
     for drive in config.drives:
         drive = replace(drive, **{name: value for name, value in asked.items() if value is not None})
+        drive = replace(drive, **hosting.over(drive, count))
+        drive = replace(drive, **drive.hosted(count))
         if window:
             drive = replace(drive, device=window, offset_bytes=at)
             at += len(drive.tenants) * drive.layout.blocks * BLOCK_BYTES
@@ -119,13 +118,13 @@ def running() -> list[str]:
 
 
 def create(
+    hosting: Hosting,
     name: Annotated[str, typer.Argument(help="name of the drive")],
     drive: Annotated[str | None, typer.Option(help="preset, or YAML description (default: the paper's drive)")] = None,
     tenant: Annotated[list[str] | None, typer.Option(help="who may use it, once for each (default: default)")] = None,
     namespace_mib: Annotated[
         int | None, typer.Option(min=1, max=1 << 24, help="size of its block namespace (default: a quarter, or 4096)")
     ] = None,
-    durability: DurabilityOption = "process",
 ) -> None:
     """Make a drive whose flash lies in files; `vcsd serve` begins to serve it."""
     from csd_firmware.folder import describe
@@ -138,7 +137,7 @@ def create(
         path=Path("."),
         drive=str(Path(drive).absolute()) if drive and is_file else drive,
         tenants=tuple(tenant or (DEFAULT,)),
-        durability=durability,
+        **{field: value for field, value in asdict(hosting).items() if value is not None},
     )
     made = entry.served(folder, restarts=True)
     if folder.exists():

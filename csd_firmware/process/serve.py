@@ -48,8 +48,8 @@ class SharedTenant:
 
 def open_firmware(drive: ServedDrive, folder: DriveFolder | None) -> Firmware:
     """The drive's firmware, as its last flush left it."""
-    nand = Nand(drive.spec.geometry, folder=folder.files if folder else None)
-    return Firmware(drive.spec, nand, load_methods(drive.methods))
+    nand = Nand(drive.spec.geometry, folder=folder.files if folder else None, medium=drive.medium)
+    return Firmware(drive.spec, nand, load_methods(drive.methods), drive.threads or 1)
 
 
 def window_medium(drive: ServedDrive, tenant: str) -> MappedMedium:

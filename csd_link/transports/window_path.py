@@ -42,6 +42,11 @@ class WindowPath(Transport):
                 f"methods = {drives.methods}: the drives at {path} are served already, and know what their operator has"
                 f" loaded (vcsd serve --methods)"
             )
+        if drives.hosted(1) != DriveSet().hosted(1):
+            raise ValueError(
+                f"durability, medium and threads of the drives at {path} are as their operator has asked for"
+                f" (vcsd serve --durability, --medium, --threads)"
+            )
         return [partial(open_window, path, number) for number in range(drives.count)]
 
     def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:

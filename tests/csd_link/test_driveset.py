@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from csd_io.medium import Medium
 from csd_link.driveset import DriveSet
 
 
@@ -15,7 +14,13 @@ def test_a_set_says_where_its_drives_are():
     assert DriveSet(count=2).folders == [None, None]
 
 
-@pytest.mark.parametrize("fields", [{"count": 0}, {"methods": Path("/nowhere.py")}, {"medium": Medium("direct")}])
-def test_what_is_off_is_named(fields):
-    with pytest.raises(ValueError, match=r"drives = 0|/nowhere\.py|medium = direct: needs a folder"):
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"count": 0}, "drives = 0"),
+        ({"methods": Path("/nowhere.py")}, r"/nowhere\.py"),
+    ],
+)
+def test_what_is_off_is_named(fields, reason):
+    with pytest.raises(ValueError, match=reason):
         DriveSet(**fields)

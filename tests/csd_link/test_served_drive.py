@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from csd_io.medium import Medium
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_link.window import WindowLayout
 from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
@@ -20,6 +21,9 @@ FULL = ServedDrive(
     mount=Path("/mnt"),
     restarts=False,
     methods=Path("/mine.py"),
+    durability="host",
+    medium=Medium("direct", 1 << 20),
+    threads=3,
 )
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from csd_io.medium import Medium
 from csd_link.window import WindowLayout
 from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_config
@@ -24,7 +25,8 @@ def test_the_documentations_file_is_read_as_it_says(tmp_path):
         1074790400,
     )
     assert second.layout == WindowLayout(depth=8, slot_blocks=8192)
-    assert (first.durability, second.durability) == ("host", "process")
+    assert (first.durability, first.medium, first.threads) == ("host", Medium("direct", 512 << 20), 2)
+    assert (second.durability, second.medium, second.threads) == ("process", Medium("memory"), None)
     assert first.restarts
     assert second.restarts
 
@@ -44,6 +46,8 @@ def test_no_drive_of_a_file_is_restarted_where_it_says_so(tmp_path):
         ("drives: [{name: a, drive: {name: x}}]", "drives.0..drive.description.geometry: is missing"),
         ("drives: [{name: a, drive: nowhere}]", "'nowhere' is no file, and no preset"),
         ("drives: [{name: a, durability: much}]", "drives.0..durability: must be 'process' or 'host', got 'much'"),
+        ("drives: [{name: a, medium: direct}]", "medium = direct: needs a folder"),
+        ("drives: [{name: a, threads: 0}]", "drives.0..threads: must be greater than or equal to 1, got 0"),
         ("drives: [{name: 7}]", "drives.0..name: must be a valid string, got 7"),
         ("drives: [{name: a, path: 5}]", "drives.0..path: must be a valid string, got 5"),
         ("drives: [{name: a, layout: {depth: 8.5}}]", "drives.0..layout.depth: must be a valid integer, got 8.5"),

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from attention_engine.step import WORTH_THREADS
+from csd_io.medium import Medium
 from csd_link.driveset import DriveSet
 from csd_spec import Attention, KvRead
 from tests.served import decoder
@@ -34,6 +36,42 @@ def test_every_way_in_gives_the_same_outputs_and_modelled_times(tmp_path, transp
     (here, *figures), (there, *same) = runs
     np.testing.assert_array_equal(here, there)
     assert figures == same
+
+
+LONG = WORTH_THREADS  # tokens, so that two threads are worth it in a drive with one head
+
+
+@pytest.mark.parametrize(
+    ("transport", "medium"),
+    [
+        ("inproc", "direct"),
+        ("process", "memory"),
+        ("process", "mapped"),
+        ("process", "direct"),
+        ("fuse", "direct"),
+        ("window:{}/window.bin", "direct"),
+    ],
+)
+def test_media_and_threads_are_the_same_on_every_way_and_change_nothing(tmp_path, transport, medium, request):
+    if transport == "fuse":
+        request.getfixturevalue("fuse")
+    given = {"keep": tmp_path / "kept", "medium": Medium(medium, 1 << 20), "threads": 2}
+    runs = []
+    for drives in (DriveSet(threads=1), DriveSet(transport=transport.format(tmp_path), **given)):
+        with open_drives(drives) as devices:
+            driver, _, step = decoder(devices, LONG, flush_every=3)
+            outputs = np.stack([step() for _ in range(4)])
+            runs.append((outputs, [(each.ns, each.link_bytes, each.flash) for each in driver.traffic.steps]))
+            driver.close()
+    (here, figures), (there, same) = runs
+    np.testing.assert_array_equal(here, there)
+    assert figures == same
+
+
+def test_what_served_drives_are_given_is_not_asked_for_by_who_uses_them(tmp_path):
+    path = tmp_path / "windows"
+    with open_drives(DriveSet(transport=f"window:{path}")), pytest.raises(ValueError, match="as their operator has"):
+        methods_of(DriveSet(transport=f"window:{path}", threads=2))
 
 
 def test_drives_that_are_made_for_a_run_know_our_methods():

@@ -1,13 +1,19 @@
 """`vcsd serve`, `create`, `list`, `delete`, as a person uses them."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from csd_io.medium import Medium
+from csd_link.served_drive import ServedDrive, ServedDrives
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_config
 from tests.served import until
+from vcsd.options import Hosting
 from vcsd_cli.serve import _placed, find_created
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
@@ -40,11 +46,21 @@ def test_create_list_serve_delete(tmp_path):
     assert "no drive 'one'" in vcsd("delete", "one").stderr
 
 
-def test_how_durable_a_drive_is_stays_with_it_and_may_be_asked_for():
-    assert vcsd("create", "one", "--durability", "host").returncode == 0
-    config = load_config(find_created("one"))
-    assert config.drives[0].durability == "host"
-    nothing = dict.fromkeys(("restarts", "methods", "durability"))
-    assert _placed(config, nothing, None, None) == config.drives
-    (drive,) = _placed(config, nothing | {"durability": "process", "restarts": False}, None, None)
-    assert (drive.durability, drive.restarts) == ("process", False)
+def test_what_a_drive_is_given_stays_with_it_and_may_be_asked_for():
+    words = ("--durability", "host", "--medium", "direct", "--host-memory-mib", "3", "--threads", "2")
+    assert vcsd("create", "one", *words).returncode == 0
+    config, nothing = load_config(find_created("one")), dict.fromkeys(("restarts", "methods"))
+    given = {"durability": "host", "medium": Medium("direct", 3 << 20), "threads": 2}
+    assert config.drives[0].hosted(1) == given
+    assert _placed(config, nothing, Hosting(), None, None) == config.drives
+    asked = Hosting("process", host_memory_mib=4, threads=1)
+    (drive,) = _placed(config, nothing | {"restarts": False}, asked, None, None)
+    assert not drive.restarts
+    assert drive.hosted(1) == {"durability": "process", "medium": Medium("direct", 4 << 20), "threads": 1}
+
+
+def test_drives_of_a_server_share_cores_and_memory():
+    drives = ServedDrives(tuple(ServedDrive(name=name, spec=INSTCSD_ZYNQ7045_8CH, path=Path(name)) for name in "ab"))
+    placed = _placed(drives, {}, Hosting(medium="direct", host_memory_mib=6), None, None)
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert [(each.medium, each.threads) for each in placed] == [(Medium("direct", 3 << 20), share)] * 2

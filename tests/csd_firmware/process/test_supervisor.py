@@ -11,10 +11,16 @@ from threading import Timer
 import numpy as np
 import pytest
 
+from csd_firmware.folder import DriveFolder
+from csd_firmware.process.serve import open_firmware
+from csd_io.medium import Medium
 from csd_link.driveset import DriveSet
 from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import drive_dir, run_dir
+from csd_link.served_drive import ServedDrive
 from csd_spec import DeviceError, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from ftl.flash.content import Mapped
 from tests.served import decoder, kill, pid, serving, window_of
 from vcsd.transport import open_drives
 
@@ -41,6 +47,33 @@ def test_drives_that_are_killed_come_back_and_decode_goes_on(tmp_path):
         driver.close()
         for device in devices:
             device.close()
+
+
+def test_a_drive_has_the_medium_and_the_threads_that_it_is_given(tmp_path):
+    given = {"path": tmp_path, "medium": Medium("mapped"), "threads": 3}
+    drive = ServedDrive(name="csd0", spec=INSTCSD_ZYNQ7045_8CH, **given)
+    folder = DriveFolder(drive.spec, tmp_path)
+    firmware = open_firmware(drive, folder)
+    assert firmware.state.threads == 3
+    assert isinstance(firmware.ftl.nand.held, Mapped)
+    firmware.ftl.nand.held.close()
+    folder.close()
+
+
+@pytest.mark.parametrize("medium", ["mapped", "direct"])
+def test_a_drive_whose_pages_are_in_files_is_killed_and_goes_on(tmp_path, medium):
+    with open_drives(DriveSet()) as devices:
+        _, _, step = decoder(devices)
+        expected = [step() for _ in range(12)]
+    with serving(tmp_path, "csd0", flash=tmp_path, medium=Medium(medium, 1 << 20), threads=2):
+        device = RecoveringDevice(window_of("csd0"))
+        _, _, step = decoder([device], flush_every=3)
+        for number, outputs in enumerate(expected):
+            if number in (4, 9):
+                kill("csd0")
+            np.testing.assert_array_equal(step(), outputs)
+        assert len(device.recoveries) == 2
+        device.close()
 
 
 def test_a_crop_and_a_free_are_not_undone_by_a_death(tmp_path):

@@ -1,0 +1,41 @@
+"""What a machine gives its drives, in whatever says how they run."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from csd_io.medium import IN_MEMORY, Medium
+from csd_link.driveset import DriveSet
+from csd_link.served_drive import ServedDrive
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+
+WAYS = {
+    "in this process": (DriveSet, "keep"),
+    "in one of its own": (lambda **given: ServedDrive(name="a", spec=INSTCSD_ZYNQ7045_8CH, **given), "path"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_drives_share_the_cores_unless_threads_are_asked_for(way):
+    make, folder = WAYS[way]
+    cores = len(os.sched_getaffinity(0))
+    plain = {"durability": "process", "medium": IN_MEMORY}
+    assert make().hosted(1) == plain | {"threads": cores}
+    assert make().hosted(2 * cores) == plain | {"threads": 1}
+    asked = {"durability": "host", "medium": Medium("direct", 4096), "threads": 3}
+    assert make(**asked, **{folder: Path("kept")}).hosted(64) == asked
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"durability": "ever"}, "durability = 'ever': must be one of process, host"),
+        ({"medium": Medium("direct")}, "medium = direct: needs a folder"),
+        ({"threads": 0}, "threads = 0: at least 1"),
+    ],
+)
+def test_what_is_off_is_named(way, fields, reason):
+    with pytest.raises(ValueError, match=reason):
+        WAYS[way][0](**fields)
