@@ -20,7 +20,7 @@ def test_a_drive_that_is_killed_goes_on_with_the_same_tokens(tmp_path, medium, m
     found = bench_reopen(load, ticks.append)
     assert found["tokens_equal"]
     assert len(ticks) == 9 + found["tokens_lost"]
-    assert 0 < found["reopen_s"] and found["base_memory_mib"] < found["peak_memory_mib"]
+    assert found["reopen_s"] > 0 and found["base_memory_mib"] < found["peak_memory_mib"]
     assert list(tmp_path.iterdir()) == []
 
 
