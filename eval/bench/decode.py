@@ -23,7 +23,7 @@ from csd_firmware import InProcessDevice
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.contest import read_rate
 from eval.experiment import Outcome
-from eval.rivals import caches
+from eval.rivals import caches, llamacpp
 from host_driver.hf.cache import CsdCache
 from vcsd.loading import CHECKPOINT
 from vcsd.loading import load as load_model
@@ -95,10 +95,10 @@ def _random_model(heads: int, kv_heads: int, head_dim: int, tokens: int) -> PreT
 
 @dataclass(slots=True)
 class Way:
-    """A way to keep K and V, and its times of a step. begin: what makes the model go that way."""
+    """A way to keep K and V, and its times of a step. step: logits behind a token of each sequence. begin: what makes
+    the model go that way."""
 
-    model: PreTrainedModel
-    cache: Cache
+    step: Callable[[torch.Tensor], torch.Tensor]
     begin: Callable[[], None] = lambda: None
     cpu_ms: list[float] = field(default_factory=list)
     wall_ms: list[float] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Way:
         self.begin()
         for _ in range(steps):
             cpu, wall = time.process_time(), time.perf_counter()
-            self.model(input_ids=ids, past_key_values=self.cache, use_cache=True)
+            self.step(ids)
             if counts:
                 self.cpu_ms.append((time.process_time() - cpu) * 1e3)
                 self.wall_ms.append((time.perf_counter() - wall) * 1e3)
@@ -140,7 +140,7 @@ class Bench:
         model = self._model()
         model.set_attn_implementation(attention)
         self._fill(lambda layer, k, v: _update(cache, layer, k.to(model.dtype), v.to(model.dtype)), model.config)
-        self.ways[name] = Way(model, cache)
+        self.ways[name] = Way(_step(model, cache))
 
     def in_drives(self, fills: str, names: Sequence[str]) -> None:
         """Drives in which `names` attend, filled as `fills` stores K and V."""
@@ -159,7 +159,31 @@ class Bench:
             def begin(name: str = name, known: vcsd.Attention = known) -> None:
                 attached.use(name, known.budget)
 
-            self.ways[name] = Way(model, cache, begin)
+            self.ways[name] = Way(_step(model, cache), begin)
+
+    def in_llamacpp(self) -> tuple[dict[str, float], dict[str, str]]:
+        """llama.cpp with its kinds of caches, filled by a prompt: the difference of logits of each, and why others are
+        not among the ways."""
+        model, differences, missing = self._model(), dict[str, float](), dict[str, str]()
+        reason = llamacpp.missing(model, self.tokens)
+        if reason:
+            return {}, {"llama.cpp": reason}
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(1, model.config.vocab_size, (self.batch, self.tokens), generator=generator)
+        logits = llamacpp.expected(model, ids)
+        for name, kind in llamacpp.kinds_of(model.dtype).items():
+            try:
+                rival = llamacpp.LlamaCpp(model, self.tokens + self.load.room, self.batch, self.load.threads, kind)
+            except OSError as error:
+                missing[name] = str(error)
+                continue
+            self.undo.callback(rival.close)
+            differences[name] = llamacpp.difference(rival, ids, logits)
+            if differences[name] < kind.differs(model.dtype):
+                self.ways[name] = Way(rival)
+            else:
+                missing[name] = f"its logits are off by {differences[name]:.1e} of the largest"
+        return differences, missing
 
     def run(self, tick: Tick) -> None:
         """All ways in turns, the first of which does not count."""
@@ -168,6 +192,14 @@ class Bench:
             for way in self.ways.values():
                 way.turn(ids, self.load.steps, counts=number > 0)
                 tick(None)
+
+
+def _step(model: PreTrainedModel, cache: Cache) -> Callable[[torch.Tensor], torch.Tensor]:
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        out = model(input_ids=ids, past_key_values=cache, use_cache=True)
+        return out.logits[:, -1]  # type: ignore[no-any-return]  # a tensor, which transformers does not say
+
+    return step
 
 
 def _update(cache: Cache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -202,7 +234,7 @@ def pinned(threads: int) -> Iterator[list[int]]:
 def _others(config: Any) -> tuple[dict[str, Cache], dict[str, str]]:
     """Caches of transformers' that run here, and why others do not."""
     ways: dict[str, Cache] = {"dynamic": DynamicCache()}
-    missing = {"llama.cpp": "not compared: it takes weights of its own format"}
+    missing = dict[str, str]()
     if torch.cuda.is_available():
         ways["offloaded"] = DynamicCache(config=config, offloading=True)
     else:
@@ -218,9 +250,11 @@ def _others(config: Any) -> tuple[dict[str, Cache], dict[str, str]]:
 def bench_decode(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
     """CPU and wall milliseconds of a decode step, medians over `steps` x `repeats`, every way in turn.
 
-    X_over_preallocated: CPU time of a step over that of the faster cache that is allocated once. fixed_us_per_layer:
-    what a layer in one drive costs besides attention, dense, batch 1: the intercept over 64 to 1,024 tokens, less the
-    model without attention. prefill_over_plain: CPU time of a prompt with its K and V shipped over one without.
+    X_over_preallocated: CPU time of a step over that of the faster cache that is allocated once. dense_over_llamacpp:
+    over that of the fastest kind of llama.cpp, whose K and V are a prompt's, where the others' are random.
+    fixed_us_per_layer: what a layer in one drive costs besides attention, dense, batch 1: the intercept over 64 to
+    1,024 tokens, less the model without attention. prefill_over_plain: CPU time of a prompt with its K and V shipped
+    over one without.
     """
     caches.register()
     with pinned(load.threads) as cores, ExitStack() as undo:
@@ -234,6 +268,7 @@ def bench_decode(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
             bench.in_memory(name, caches.preallocated(layers, room), attention)
         for fills, names in IN_DRIVES.items():
             bench.in_drives(fills, names)
+        differences, refused = bench.in_llamacpp()
         bench.run(tick)
         cpu = {name: statistics.median(way.cpu_ms) for name, way in bench.ways.items()}
         rival = min(PREALLOCATED, key=cpu.__getitem__)
@@ -255,10 +290,22 @@ def bench_decode(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
             "preallocated_bandwidth_share": moved / cpu[rival] * 1e3 / read_rate(load.threads),
             **{f"{name}_over_preallocated": cpu[name] / cpu[rival] for names in IN_DRIVES.values() for name in names},
             "dense_over_dynamic": cpu["dense"] / cpu["dynamic"],
+            **_over_llamacpp(cpu, differences),
             "fixed_us_per_layer": fixed_us_per_layer(load, tick),
             **prefill_over_plain(load, tick),
-            "not_run": missing,
+            "not_run": missing | refused,
         }
+
+
+def _over_llamacpp(cpu: dict[str, float], differences: dict[str, float]) -> dict[str, Any]:
+    """What is said of llama.cpp, where it ran: which kind was the fastest, and what others take over it."""
+    ran = [name for name in differences if name in cpu]
+    if not ran:
+        return {}
+    rival = min(ran, key=cpu.__getitem__)
+    names = [f"{each}_over_llamacpp" for each in ("dense", "ours")]
+    ratios = [cpu[each] / cpu[rival] for each in ("dense", "ours")]
+    return {"llamacpp_is": rival, **dict(zip(names, ratios, strict=True)), "llamacpp_logit_differences": differences}
 
 
 def fixed_us_per_layer(load: Load, tick: Tick = no_tick) -> float:
@@ -298,7 +345,7 @@ def prefill_over_plain(load: Load, tick: Tick = no_tick) -> dict[str, float]:
 
 def experiment(load: Load) -> Outcome:
     """CPU and wall time of a decode step: K and V in emulated drives against caches in memory."""
-    ways = 3 + sum(map(len, IN_DRIVES.values()))
+    ways = 3 + sum(map(len, IN_DRIVES.values())) + len(llamacpp.KINDS) * llamacpp.installed()
     turns = (load.repeats + 1) * (ways + 2 * len(FIXED_TOKENS) + 3)
     with progress("turns", turns) as tick:
         result = bench_decode(load, tick)

@@ -10,18 +10,20 @@ import torch
 from transformers import DynamicCache
 
 from eval.bench.decode import IN_DRIVES, Bench, Load, bench_decode
-from eval.rivals import caches
+from eval.rivals import caches, llamacpp
 
 WAYS = ["dynamic", "preallocated", "preallocated, repeated", "dense", "sparf", "ours"]
 
 
-def test_every_way_is_timed():
+def test_every_way_is_timed(monkeypatch):
+    monkeypatch.setattr(llamacpp, "installed", lambda: False)
     ticks = []
     result = bench_decode(Load("4x2x16", tokens=40, steps=1, repeats=1), ticks.append)
     assert list(result["step_cpu_ms"]) == list(result["step_wall_ms"]) == WAYS
     rival = min(result["step_cpu_ms"][name] for name in WAYS[1:3])
     for name in ("dense", "sparf", "ours"):
         assert result[f"{name}_over_preallocated"] == result["step_cpu_ms"][name] / rival > 0
+    assert "vcsd[rivals]" in result["not_run"]["llama.cpp"] and "dense_over_llamacpp" not in result
     assert result["prefill_over_plain"] > 0 and result["fixed_us_per_layer"] != 0
     assert torch.get_num_threads() >= 1 and len(ticks) == 2 * (len(WAYS) + 8 + 3)
 
@@ -43,7 +45,7 @@ def test_all_ways_decode_the_same():
             way.begin()
             for token in (1, 2):
                 ids = torch.full((2, 1), token)
-                logits[name] = way.model(input_ids=ids, past_key_values=way.cache, use_cache=True).logits
+                logits[name] = way.step(ids)
     for name, tolerance in (("preallocated", 1e-5), ("repeated", 1e-5), ("dense", 2e-3), ("ours", 2e-1)):
         torch.testing.assert_close(logits[name], logits["dynamic"], atol=tolerance, rtol=0)
 

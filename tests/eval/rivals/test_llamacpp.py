@@ -1,0 +1,86 @@
+"""llama.cpp on our models' weights: what it refuses, and that it is the same model."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from eval.bench.decode import Load, bench_decode
+from eval.rivals import llamacpp
+from eval.rivals.llamacpp import KINDS, LlamaCpp, difference, expected, kinds_of, missing
+
+
+@pytest.fixture
+def installed():
+    if not llamacpp.installed():
+        pytest.skip("llama-cpp-python and gguf are not installed: pip install 'vcsd[rivals]'")
+
+
+def llama(**fields):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
+    return LlamaForCausalLM(LlamaConfig(**{"max_position_embeddings": 2048, **sizes, **heads, **fields})).eval()
+
+
+def test_what_is_not_compared_says_why(monkeypatch):
+    plain = {"model_type": "llama", "hidden_act": "silu", "rope_parameters": {"rope_type": "default"}}
+    monkeypatch.setattr(llamacpp, "find_spec", lambda name: None)
+    assert "pip install 'vcsd[rivals]'" in missing(SimpleNamespace(config=SimpleNamespace(**plain)), 1024)
+    monkeypatch.setattr(llamacpp, "find_spec", lambda name: name)
+    for fields, tokens, reason in (
+        ({}, 1024, None),
+        ({}, 8193, "more than 8,192 tokens"),
+        ({"model_type": "mistral"}, 1024, "these are mistral's"),
+        ({"hidden_act": "gelu"}, 1024, "only Llama's"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, 1024, "only Llama's"),
+    ):
+        said = missing(SimpleNamespace(config=SimpleNamespace(**plain | fields)), tokens)
+        assert said is reason or reason in said
+
+
+def test_a_model_in_16_bits_has_a_cache_in_16_bits():
+    assert list(kinds_of(torch.float32)) == list(KINDS)
+    assert list(kinds_of(torch.bfloat16)) == ["llama.cpp, fp16", "llama.cpp, fp16, flash"]
+
+
+def test_channels_that_are_rotated_together_lie_side_by_side():
+    halves = torch.arange(2 * 8).reshape(16, 1)
+    assert llamacpp._in_pairs(halves, 2).flatten().tolist() == [
+        *(0, 4, 1, 5, 2, 6, 3, 7),
+        *(8, 12, 9, 13, 10, 14, 11, 15),
+    ]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("fields", [{}, {"attention_bias": True}, {"tie_word_embeddings": True}, {"rms_norm_eps": 0.1}])
+@torch.inference_mode()
+def test_its_logits_are_the_models(name, fields):
+    model, ids = llama(**fields), torch.arange(2 * 700).reshape(2, 700) % 63
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter)
+    rival = LlamaCpp(model, 701, 2, 1, KINDS[name])
+    assert difference(rival, ids, expected(model, ids)) < KINDS[name].differs(torch.float32)
+    rival.close()
+
+
+@pytest.mark.usefixtures("installed")
+@torch.inference_mode()
+def test_weights_in_the_wrong_order_are_noticed(monkeypatch):
+    model, ids = llama(), torch.arange(40).reshape(1, 40)
+    monkeypatch.setattr(llamacpp, "_in_pairs", lambda rows, heads: rows)
+    rival = LlamaCpp(model, 41, 1, 1, KINDS["llama.cpp, fp16"])
+    assert difference(rival, ids, expected(model, ids)) > KINDS["llama.cpp, fp16"].differs(torch.bfloat16)
+    rival.close()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_decode_step_is_timed_beside_it():
+    result = bench_decode(Load("4x2x32", tokens=40, steps=1, repeats=1))
+    cpu = result["step_cpu_ms"]
+    assert set(KINDS) <= set(cpu) and set(result["llamacpp_logit_differences"]) == set(KINDS)
+    assert result["dense_over_llamacpp"] == cpu["dense"] / cpu[result["llamacpp_is"]]
+    assert cpu[result["llamacpp_is"]] == min(cpu[name] for name in KINDS)
