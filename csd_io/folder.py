@@ -21,6 +21,12 @@ _WAIT_BEFORE = 1  # Linux: sync_file_range(2)
 _NO_HOLES = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
+def remedy(error: OSError) -> str:
+    """What to do about a disk that could not be written to."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "free some of that disk" if full else "look after that disk"
+
+
 class File(Protocol):
     """Bytes at offsets, of a fixed size; what was never written reads as zeros."""
 
@@ -93,7 +99,10 @@ class DiskFile:
     def read(self, offset: int, into: memoryview) -> None:
         done = 0
         while done < len(into):
-            count = os.preadv(self._fd, [into[done:]], offset + done)
+            try:
+                count = os.preadv(self._fd, [into[done:]], offset + done)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
             if not count:
                 raise OSError(errno.EIO, f"ends before byte {offset + len(into)}", str(self.path))
             done += count

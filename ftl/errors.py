@@ -20,11 +20,12 @@ class UnknownSequence(FtlError):
 
 
 class Uncorrectable(FtlError):
-    """More bit errors than the ECC corrects; `handles` are the sequences that lost data and now only can be freed."""
+    """More bit errors than the ECC corrects, or files that cannot be read (`why`); `handles` are the sequences that
+    lost data and now only can be freed."""
 
-    def __init__(self, handles: list[int], what: str = "") -> None:
+    def __init__(self, handles: list[int], what: str = "", why: str = "") -> None:
         what = what or f"sequences {', '.join(map(str, handles))}"
-        super().__init__(f"{what}: flash data with more errors than the ECC corrects")
+        super().__init__(f"{what}: {why or 'flash data with more errors than the ECC corrects'}")
         self.handles = handles
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from numbers import Integral, Real
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -25,6 +26,7 @@ from host_driver.sharding import split_heads
 from residency.tiers import Tiers
 from residency.turn import Policy
 from vcsd.report import Report
+from vcsd.room import check_drives
 from vcsd.tiered import TierSetting
 from vcsd.transport import check_method, methods_of, open_drives
 
@@ -91,8 +93,10 @@ class Setting:
         split_heads(shape.kv_heads, self.count)
         self.attention.at(1, shape.head_dim)
 
-    def sized(self, max_tokens: int) -> Setting:
-        """Drives take what comes."""
+    def sized(self, shape: ModelShape, rows: int, max_tokens: int) -> Setting:
+        """Drives take what comes, where they have room; raises ValueError where they have not."""
+        if isinstance(self.drives, DriveSet):
+            check_drives(self.drives, self.attention, shape, rows, max_tokens)
         return self
 
     def asked(self, stored: int, head_dim: int) -> dict[str, Any]:
@@ -103,10 +107,17 @@ class Setting:
         layout = LAYOUTS[self.attention.embedding_bits]
         return asked | {"r": params.r, "k": params.k, "l": params.l, "layout": layout.name, "lossy": layout.lossy}
 
-    def unkept(self) -> Setting:
-        """The same on drives that nobody looks at afterwards."""
+    @contextmanager
+    def unkept(self) -> Iterator[Setting]:
+        """The same on drives that are gone after the block; what is read from files lies beside those that are kept."""
         drives = self.drives
-        return replace(self, drives=replace(drives, keep=None)) if isinstance(drives, DriveSet) else self
+        if not isinstance(drives, DriveSet) or not drives.keep:
+            yield self
+        elif drives.medium.kind == "memory":
+            yield replace(self, drives=replace(drives, keep=None))
+        else:
+            with TemporaryDirectory(prefix=f"{drives.keep.name}-", dir=drives.keep.absolute().parent) as folder:
+                yield replace(self, drives=replace(drives, keep=Path(folder)))
 
     @property
     def count(self) -> int:

@@ -31,16 +31,16 @@ class Attachable(Protocol):
         """Raise ValueError for a model that cannot be served so."""
         ...
 
-    def sized(self, max_tokens: int) -> Attachable:
-        """The same for sequences of at most so many tokens."""
+    def sized(self, shape: ModelShape, rows: int, max_tokens: int) -> Attachable:
+        """The same for so many sequences of at most so many tokens; raises ValueError where they have no room."""
         ...
 
     def asked(self, stored: int, head_dim: int) -> dict[str, Any]:
         """What attends, for programs, and its parameters when so many tokens are stored."""
         ...
 
-    def unkept(self) -> Attachable:
-        """The same, where nobody looks at it afterwards."""
+    def unkept(self) -> AbstractContextManager[Attachable]:
+        """The same until the block ends, where nobody looks at it afterwards."""
         ...
 
 
@@ -54,15 +54,53 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Row 0's text and tokens, agreement over all rows, and the cost of the run. stored: tokens of a row at its end."""
+class Continuation:
+    """Row 0's text and tokens, and the cost of the run. stored: tokens of a row at its end."""
 
     text: str
     tokens: list[int]
     stored: int
-    agreement: Agreement
     report: Any
     wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Continuation):
+    """The same, and agreement over all rows."""
+
+    agreement: Agreement
+
+
+@torch.inference_mode()
+def continue_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    inputs: Inputs,
+    new_tokens: int,
+    setting: Attachable,
+    on_token: OnToken | None = None,
+) -> Continuation:
+    """Greedy decoding in drives or tiers."""
+    return _continue(model, tokenizer, inputs, new_tokens, setting, on_token)[0]
+
+
+def _continue(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    inputs: Inputs,
+    new_tokens: int,
+    setting: Attachable,
+    on_token: OnToken | None,
+) -> tuple[Continuation, torch.Tensor, torch.Tensor]:
+    """The continuation, and token ids and logits as `generate` returns them."""
+    began = time.perf_counter()
+    with setting.attached(model) as elsewhere:
+        tokens, logits = generate(model, inputs, new_tokens, on_token)
+        report = elsewhere.report()
+        wall_s = time.perf_counter() - began
+    prompt, new = inputs["input_ids"][0].tolist(), tokens[0].tolist()
+    stored = len(prompt) + tokens.shape[1] - 1
+    return Continuation(continuation(tokenizer, prompt, new), new, stored, report, wall_s), tokens, logits
 
 
 @torch.inference_mode()
@@ -76,28 +114,18 @@ def compare(
     on_reference_token: OnToken | None = None,
 ) -> Comparison:
     """Greedy decoding in drives or tiers, beside the same model's sdpa."""
-    began = time.perf_counter()
-    with setting.attached(model) as elsewhere:
-        tokens, logits = generate(model, inputs, new_tokens, on_token)
-        report = elsewhere.report()
-        wall_s = time.perf_counter() - began
+    done, tokens, logits = _continue(model, tokenizer, inputs, new_tokens, setting, on_token)
     expected, wanted = generate(model, inputs, new_tokens, on_reference_token)
     equal = torch.equal(tokens, expected)
     if not equal:
-        with setting.unkept().attached(model):
+        with setting.unkept() as again, again.attached(model):
             logits = _force(model, inputs, expected)
-    return Comparison(
-        text=continuation(tokenizer, inputs["input_ids"][0].tolist(), tokens[0].tolist()),
-        tokens=tokens[0].tolist(),
-        stored=inputs["input_ids"].shape[1] + tokens.shape[1] - 1,
-        agreement=Agreement(
-            tokens_equal=equal,
-            max_abs_logit_diff=float((logits - wanted).abs().max()),
-            top1_rate=float((logits.argmax(-1) == wanted.argmax(-1)).float().mean()),
-        ),
-        report=report,
-        wall_s=wall_s,
+    agreement = Agreement(
+        tokens_equal=equal,
+        max_abs_logit_diff=float((logits - wanted).abs().max()),
+        top1_rate=float((logits.argmax(-1) == wanted.argmax(-1)).float().mean()),
     )
+    return Comparison(done.text, done.tokens, done.stored, done.report, done.wall_s, agreement)
 
 
 class _Streamer(transformers.generation.streamers.BaseStreamer):

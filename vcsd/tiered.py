@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -71,7 +71,7 @@ class TierSetting:
     def check(self, shape: ModelShape) -> None:
         """Tiers take K and V of any shape."""
 
-    def sized(self, max_tokens: int) -> TierSetting:
+    def sized(self, shape: ModelShape, rows: int, max_tokens: int) -> TierSetting:
         """The same for sequences of at most so many tokens."""
         return replace(self, tiers=replace(self.tiers, max_tokens=max_tokens))
 
@@ -79,9 +79,9 @@ class TierSetting:
         """The model attends itself."""
         return {"attention": "the model's own"}
 
-    def unkept(self) -> TierSetting:
+    def unkept(self) -> AbstractContextManager[TierSetting]:
         """Nothing of it is kept."""
-        return self
+        return nullcontext(self)
 
 
 class Tiered:

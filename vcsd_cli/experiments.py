@@ -7,6 +7,7 @@ BENCH = {
     "queue-depth": "eval.bench.queue_depth",
     "page-cache": "eval.bench.page_cache",
     "offload": "eval.bench.offload",
+    "reopen": "eval.bench.reopen",
     "crash": "eval.bench.crash",
     "flips": "eval.bench.flips",
     "faults": "eval.bench.faults",

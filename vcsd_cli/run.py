@@ -42,13 +42,14 @@ class Processor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is continued, and by how much."""
+    """What is continued, by how much, and whether it is compared."""
 
     prompt: Annotated[str | None, typer.Option(help="text to continue (default: a text about drives)")] = None
     prompt_file: Annotated[Path | None, typer.Option(help="file with the text to continue")] = None
     max_new_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="length of the continuation")] = 128
     batch: Annotated[int, typer.Option(min=1, max=1024, help="rows; those after the first begin inside the prompt")] = 1
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the places where those rows begin")] = 0
+    compare: Annotated[bool, typer.Option(help="compare with ordinary attention, all in memory")] = True
 
     def read(self) -> str:
         """The text."""
@@ -146,8 +147,9 @@ def run(
     with status("loading the model"):
         with importing():
             from host_driver.hf.shape import model_shape
-            from vcsd.generate import compare
+            from vcsd.generate import Continuation, compare, continue_text
             from vcsd.loading import CHECKPOINT, encode, load
+            from vcsd.room import check_cache
 
         setting: Attachable = in_tiers or _in_drives(what, where.value(hosting), where.flush_every, tiers)
         path = model or CHECKPOINT
@@ -155,13 +157,20 @@ def run(
         shape = model_shape(loaded)
         setting.check(shape)
         inputs = encode(loaded, tokenizer, prompt, text.batch, text.max_new_tokens, text.seed)
-        setting = setting.sized(inputs["input_ids"].shape[1] + text.max_new_tokens)
+        rows, longest = inputs["input_ids"].shape[0], inputs["input_ids"].shape[1] + text.max_new_tokens
+        setting = setting.sized(shape, rows, longest)
+        if text.compare and device is Processor.CPU:
+            check_cache(shape, loaded.dtype.itemsize, rows, longest)
     normal = output is Output.NORMAL
     stream = _TextStream(tokenizer, inputs["input_ids"][0].tolist()) if normal else None
     if normal:
         print(prompt, end="", flush=True)
-    with progress("ordinary attention", text.max_new_tokens) as tick:
-        done = compare(loaded, tokenizer, inputs, text.max_new_tokens, setting, stream, tick)
+    given = loaded, tokenizer, inputs, text.max_new_tokens, setting, stream
+    if text.compare:
+        with progress("ordinary attention", text.max_new_tokens) as tick:
+            done: Continuation = compare(*given, tick)
+    else:
+        done = continue_text(*given)
     asked = setting.asked(done.stored, shape.head_dim)
     if tiers.residency and not in_tiers:
         asked["residency"] = {"policy": tiers.residency, "why": "", "turns": done.report.steps + 1} | NOTHING_MOVES
@@ -186,7 +195,7 @@ def _figures(done: Any) -> dict[str, Any]:
     return {
         "text": done.text,
         "tokens": done.tokens,
-        "agreement": asdict(done.agreement),
+        "agreement": asdict(done.agreement) if hasattr(done, "agreement") else None,
         **done.report.to_dict(),
         "wall_s": done.wall_s,
     }
@@ -194,17 +203,26 @@ def _figures(done: Any) -> dict[str, Any]:
 
 def _show(done: Any, asked: dict[str, Any]) -> None:
     """A comparison for people, behind the text that was streamed."""
-    agreement, selected = done.agreement, [str(asked[name]) for name in ("r", "k", "l") if name in asked]
+    selected = [str(asked[name]) for name in ("r", "k", "l") if name in asked]
+    agreement = getattr(done, "agreement", None)
+    compared = (
+        (
+            ("greedy tokens equal", "yes" if agreement.tokens_equal else "no"),
+            ("same best token, on the reference's text", f"{agreement.top1_rate:.1%}"),
+            ("largest logit difference", f"{agreement.max_abs_logit_diff:.4f}"),
+        )
+        if agreement
+        else ()
+    )
     rows = (
         *([("r, k, l at the last step", ", ".join(selected))] if selected else []),
         *([("layout", f"{asked['layout']}, lossy, {asked['lossy']}")] if asked.get("lossy") else []),
-        ("greedy tokens equal", "yes" if agreement.tokens_equal else "no"),
-        ("same best token, on the reference's text", f"{agreement.top1_rate:.1%}"),
-        ("largest logit difference", f"{agreement.max_abs_logit_diff:.4f}"),
+        *compared,
         ("emulator wall time, s", f"{done.wall_s:.1f}"),
     )
     print("\n")
-    shown = table(f"Agreement with ordinary attention ({asked['attention']})", ("what", "figure"), rows)
+    title = "Agreement with ordinary attention" if agreement else "Not compared with ordinary attention"
+    shown = table(f"{title} ({asked['attention']})", ("what", "figure"), rows)
     stdout().print(shown, done.report)
 
 

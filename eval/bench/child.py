@@ -1,33 +1,52 @@
-"""Work that has to be done in a process of its own: under a limit of memory, or with counters that nobody shares."""
+"""Work that has to be done in a process of its own: under a limit of memory, with counters that nobody shares, or to be
+killed."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from csd_io.cgroup import Group, join
 
 
-def done(module: str, job: str, group: Group | None, limit_s: float) -> dict[str, Any]:
-    """The figures, as JSON, that `python -m module` prints for a job on its standard input.
+@contextmanager
+def started(module: str, job: str, group: Group | None) -> Iterator[subprocess.Popen[str]]:
+    """`python -m module` with a job on its standard input, until the block ends: then it is killed.
 
-    It says a line when it is there, is put into the group, and gets the job then. Raises OSError with its last words
-    where it ends without figures.
+    It says a line when it is there, is put into the group, and gets the job then.
     """
     command = [sys.executable, "-m", module]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert child.stdout is not None
+        assert child.stdin is not None and child.stdout is not None
         child.stdout.readline()
         if group:
             join(group, child.pid)
-        out, errors = child.communicate(job, limit_s)
+        child.stdin.write(job)
+        child.stdin.flush()
+        yield child
     finally:
         child.kill()
         child.wait()
+        for stream in (child.stdin, child.stdout, child.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def check(child: subprocess.Popen[str], limit_s: float | None = None) -> str:
+    """Wait until a process ends, and return what it still says; raises OSError with its last words where it fails."""
+    out, errors = child.communicate(timeout=limit_s)
     if child.returncode:
         raise OSError((errors.strip().splitlines()[-1:] or [f"ended with {child.returncode}"])[0])
-    figures: dict[str, Any] = json.loads(out)
+    return out
+
+
+def done(module: str, job: str, group: Group | None, limit_s: float) -> dict[str, Any]:
+    """The figures, as JSON, that `python -m module` prints for a job; raises OSError where it ends without any."""
+    with started(module, job, group) as child:
+        figures: dict[str, Any] = json.loads(check(child, limit_s))
     return figures

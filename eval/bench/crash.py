@@ -13,13 +13,16 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from csd_io.medium import Kind
+from csd_spec import KvView
 from csd_spec.arrays import F16, U8
 from csd_spec.view import BANK_SHIFT, UNMAPPED, in_flash
+from eval.bench.place import Place, place
 from eval.bench.random_host import DRIVE, LOGICAL_PAGES, RandomHost, State
 from eval.experiment import Outcome, flat
-from eval.simulation.disk import Killed, SimDisk
-from ftl import Ftl, FtlError, Nand
-from ftl.flash.files import NandFiles
+from eval.options import MediumOption
+from eval.simulation.disk import Killed
+from ftl import Ftl, FtlError, Nand, Uncorrectable
 from ftl.flash.nand import Erase, Operation, Program
 from ftl.flash.spare import SPARE
 from ftl.kv.layouts.codes import scored
@@ -98,7 +101,6 @@ def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) ->
 
     newer: what logical pages may hold besides; None leaves them out.
     """
-    nand.power_on()
     try:
         ftl = Ftl(DRIVE, nand)
     except FtlError:
@@ -109,14 +111,10 @@ def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) ->
         if seq is None or seq.failed:
             lost += 1
             continue
-        for layer, (k, v) in enumerate(layers):
-            if len(k) != seq.lengths[layer]:
-                wrong += 1
-            elif len(k):
-                stored_k, stored_v, plan = ftl.read_back(handle, layer)
-                good = nand.intact(plan.ppns).all() and np.array_equal(stored_k, k) and np.array_equal(stored_v, v)
-                wrong += not (good and np.array_equal(embedding_rows(ftl, handle, layer), k))
-                wrong += not scores_agree(ftl, handle, layer)
+        try:
+            wrong += sum(not _right(ftl, handle, layer, *rows) for layer, rows in enumerate(layers))
+        except Uncorrectable:
+            lost += 1
     wrong += len(set(ftl.sequences) - set(expected))
     if expected and newer is not None:
         for lpn in range(ftl.blocks.pages):
@@ -125,13 +123,25 @@ def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) ->
     return lost, wrong
 
 
+def _right(ftl: Ftl, handle: int, layer: int, k: F16, v: F16) -> bool:
+    """Whether a layer holds these rows (S, H, d) and nothing else, in every form."""
+    if len(k) != ftl.sequences[handle].lengths[layer]:
+        return False
+    if not len(k):
+        return True
+    stored_k, stored_v, plan = ftl.read_back(handle, layer)
+    if not (ftl.nand.intact(plan.ppns).all() and np.array_equal(stored_k, k) and np.array_equal(stored_v, v)):
+        return False
+    return np.array_equal(embedding_rows(ftl, handle, layer), k) and scores_agree(ftl, handle, layer)
+
+
 def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
     """K of a layer as its embedding-indexed copy has it, (S, H, d); K itself where that has no pages.
 
     Of a copy in few bits: NaN where its codes are not those of K.
     """
-    view, seq = ftl.view([handle], layer), ftl.sequence(handle)
-    layout, rows = seq.layout, ftl.read_back(handle, layer)[0].view(np.uint16)
+    seq, rows = ftl.sequence(handle), ftl.read_back(handle, layer)[0].view(np.uint16)
+    layout, view = seq.layout, _all_of(ftl, handle, layer)
     slots = view.e_slots.reshape(seq.heads, layout.embedding_pages, -1)
     for group in np.flatnonzero(slots[0, 0] != UNMAPPED).tolist():
         pages = [[view.banks[slot >> BANK_SHIFT][slot & 0x7FFFFFFF] for slot in head[:, group]] for head in slots]
@@ -146,12 +156,20 @@ def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
     return rows.view(np.float16)
 
 
+def _all_of(ftl: Ftl, handle: int, layer: int) -> KvView:
+    """A layer with all of its pages at hand."""
+    view = ftl.view([handle], layer)
+    ftl.store.bring(np.concatenate([each.flash_slots() for each in ftl.sequence(handle).maps.values()]))
+    return view
+
+
 def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
     """Whether all pages of K in few bits, where the layout has them, say of K what their steps allow."""
-    form, view = ftl.sequence(handle).layout.planes, ftl.view([handle], layer)
+    form = ftl.sequence(handle).layout.planes
     if form is None:
         return True
     stored = ftl.read_back(handle, layer)[0].astype(np.float32)
+    view = _all_of(ftl, handle, layer)
     slots = view.planes["scores"][:, 0]
     for head, group in zip(*np.nonzero(in_flash(slots)), strict=True):
         rows = stored[group * form.T : (group + 1) * form.T, head]
@@ -163,27 +181,32 @@ def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
     return True
 
 
-def bench_crash(cuts: int, seed: int, tick: Tick = no_tick) -> dict[str, Any]:
+def bench_crash(cuts: int, seed: int, tick: Tick = no_tick, medium: Kind = "memory") -> dict[str, Any]:
     """Cut the power before, in the middle of and after every operation of a trace; `cuts` is the least number.
 
     Three traces of other seeds, four times as long, are cut at random moments, a tenth as often in all; and a twentieth
-    as often the machine under a drive's files loses its power, with writes that were not synced. lost:
-    sequences that a commit had and recovery did not find. wrong: sequences, tokens or logical pages that are not those
-    of the last commit, byte for byte. recovered: cuts after which all was right.
+    as often the machine under a drive's files loses its power, with writes that were not synced. medium: with one that
+    reads files, what each cut has left lies in files, and is read by it; then the machine dies a quarter as often, and
+    as often only the process that writes. lost: sequences that a commit had and recovery did not find. wrong:
+    sequences, tokens or logical pages that are not those of the last commit, byte for byte. recovered: cuts after which
+    all was right.
     """
-    operations = -(-cuts // 2)
-    total = _sweep(seed, operations, 1.0, tick)
-    every = total["cuts"]
-    reordered = _host_cuts(seed, max(1, cuts // 20), tick)
-    for longer in range(1, 4):
-        total += _sweep(seed + 1000 * longer, 4 * operations, 0.1 / 12, tick)
-    at_random, total = total["cuts"] - every, total + reordered
+    operations, in_files = -(-cuts // 2), medium != "memory"
+    with place(medium, DRIVE.geometry) as where:
+        total = _sweep(where, seed, operations, 1.0, tick)
+        every = total["cuts"]
+        host = _host_cuts(where, seed, max(1, cuts // (4 if in_files else 20)), False, tick)
+        kills = _host_cuts(where, seed + 1, max(1, cuts // 4), True, tick) if in_files else Counter[str]()
+        for longer in range(1, 4):
+            total += _sweep(where, seed + 1000 * longer, 4 * operations, 0.1 / 12, tick)
+    at_random, total = total["cuts"] - every, total + host + kills
     counts = {key: total[key] for key in ("cuts", "lost", "wrong", "recovered", "commits")}
-    kinds = {"cuts_of_every_moment": every, "cuts_at_random": at_random, "cuts_of_the_host": reordered["cuts"]}
-    return counts | kinds | {"writes_lost": reordered["writes_lost"], "seed": seed}
+    kinds = {"cuts_of_every_moment": every, "cuts_at_random": at_random, "cuts_of_the_host": host["cuts"]}
+    kinds |= {"kills": kills["cuts"], "writes_lost": host["writes_lost"]}
+    return {"medium": medium} | counts | kinds | {"seed": seed}
 
 
-def _sweep(seed: int, operations: int, share: float, tick: Tick) -> Counter[str]:
+def _sweep(where: Place, seed: int, operations: int, share: float, tick: Tick) -> Counter[str]:
     """Record a trace and cut it at this share of its moments."""
     trace, total = record(seed, operations), Counter[str]()
     generator = np.random.default_rng(seed)
@@ -202,7 +225,8 @@ def _sweep(seed: int, operations: int, share: float, tick: Tick) -> Counter[str]
                 if isinstance(op, Program)
             }
             undo = _tear(nand, torn, generator) if torn else None
-            missing, bad = _judge(nand, state, blocks, since)
+            with where.powered(nand, [torn.ppn] if isinstance(torn, Program) else []) as found:
+                missing, bad = _judge(found, state, blocks, since)
             if undo:
                 undo()
             total.update(cuts=1, lost=missing, wrong=bad, recovered=int(not (missing or bad)))
@@ -236,35 +260,46 @@ class _Life(RandomHost):
         del self.commits[:-1]
 
 
-def _host_cuts(seed: int, cuts: int, tick: Tick) -> Counter[str]:
-    """Cut the power of the machine under a drive's files: of writes after the last sync any may be lost or torn."""
+def _host_cuts(where: Place, seed: int, cuts: int, killed: bool, tick: Tick) -> Counter[str]:
+    """Cut the power of the machine under a drive's files: of writes after the last sync any may be lost or torn.
+
+    killed: end its process alone instead; what it wrote is there.
+    """
     draw, state, total = random.Random(seed), State(), Counter[str]()
-    disk = SimDisk("crash", "host", draw)
-    NandFiles.make(disk, DRIVE.geometry)
-    for number in range(cuts):
-        life = _Life(seed + number, Nand(DRIVE.geometry, folder=disk), state)
-        disk.synced, disk.deaths = life.synced, draw.randrange(1, 120)
-        with suppress(Killed):
-            while True:
-                life.step()
-        total["writes_lost"] += disk.lose_power()[0]
-        life.commits += life.coming
-        nand = Nand(DRIVE.geometry, folder=disk, private=True)
-        found = [_judge(nand, each, life.blocks, None) for each in life.commits]
-        best = min(range(len(found)), key=lambda i: sum(found[i]))
-        (missing, bad), state = found[best], life.commits[best]
-        total.update(cuts=1, lost=missing, wrong=bad, recovered=int(not (missing or bad)))
-        if missing or bad:
-            break
-        tick(None)
+    with where.disk(draw) as disk:
+        for number in range(cuts):
+            disk.deaths = -1
+            with where.life(disk) as nand:
+                life = _Life(seed + number, nand, state)
+                disk.synced, disk.deaths = life.synced, draw.randrange(1, 120)
+                with suppress(Killed):
+                    while True:
+                        life.step()
+            if killed:
+                life.synced()
+                disk.process_died()
+            else:
+                total["writes_lost"] += disk.lose_power()[0]
+            life.commits += life.coming
+            found = list[tuple[int, int]]()
+            for each in life.commits:
+                with where.after(disk) as nand:
+                    found.append(_judge(nand, each, life.blocks, None))
+            best = min(range(len(found)), key=lambda i: sum(found[i]))
+            (missing, bad), state = found[best], life.commits[best]
+            total.update(cuts=1, lost=missing, wrong=bad, recovered=int(not (missing or bad)))
+            if missing or bad:
+                break
+            tick(None)
     return total
 
 
 def experiment(
     cuts: Annotated[int, typer.Option(min=2, max=10**9, help="cut points at the least")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the trace")] = 0,
+    medium: MediumOption = "memory",
 ) -> Outcome:
     """Cut the power at every moment of a trace of all verbs, and at random in longer ones; then compare every byte."""
     with progress("power cuts", cuts + cuts // 10) as tick:
-        result = bench_crash(cuts, seed, tick)
+        result = bench_crash(cuts, seed, tick, medium)
     return flat("power cuts", result, failed=bool(result["lost"] or result["wrong"]))

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
@@ -17,17 +18,33 @@ from typing import Annotated, Any
 import torch
 import typer
 
-import vcsd
+from csd_io.medium import Medium
+from csd_link.driveset import DriveSet
 from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import pid_path
-from csd_spec import Compression
+from csd_spec import Attention, Compression
 from eval.experiment import Outcome, flat
+from eval.options import MediumOption
+from vcsd.attached import Setting, attached
 from vcsd.generate import generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 
+CACHE_BYTES = 1 << 20  # so little that pages come and go
 MAX_PAUSE_S = 0.4  # between two kills
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many drives are killed in which decode."""
+
+    kills: Annotated[int, typer.Option(min=1, max=10**6, help="drives to kill")] = 100
+    drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, a process each")] = 2
+    tokens: Annotated[int, typer.Option(min=1, max=512, help="length of a decode; as many as it takes")] = 128
+    flush_every: Annotated[int, typer.Option(min=0, max=512, help="decode steps between flushes; 0: never")] = 8
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the moments")] = 0
+    medium: MediumOption = "memory"
 
 
 class Killer(threading.Thread):
@@ -60,7 +77,7 @@ class Killer(threading.Thread):
 
 
 @torch.inference_mode()
-def bench_faults(kills: int, drives: int, tokens: int, flush_every: int, seed: int, tick: Tick) -> dict[str, Any]:
+def bench_faults(asked: Load, tick: Tick) -> dict[str, Any]:
     """Decode again and again, `tokens` tokens a time, until drives with flash in files were killed `kills` times.
 
     lost_tokens: those that a decode did not come to; wrong_tokens: those unlike the undisturbed run's; recovery: from a
@@ -68,16 +85,19 @@ def bench_faults(kills: int, drives: int, tokens: int, flush_every: int, seed: i
     under way or one within that second.
     """
     model, tokenizer = load(CHECKPOINT)
-    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, seed)
-    how: Any = {"attention": "sparf", "budget": Compression(8), "flush_every": flush_every}
-    with vcsd.attach(model, drives, **how):
+    tokens = asked.tokens
+    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, asked.seed)
+    what = Setting(attention=Attention("sparf", Compression(8)), flush_every=asked.flush_every)
+    with attached(model, replace(what, drives=DriveSet(count=asked.drives))):
         expected, _ = generate(model, inputs, tokens, None)
     lost = wrong = runs = 0
     with tempfile.TemporaryDirectory() as scratch:
-        keep = Path(scratch)
-        with vcsd.attach(model, drives, transport="process", keep=keep, **how) as csd:
+        kept = DriveSet(
+            count=asked.drives, transport="process", keep=Path(scratch), medium=Medium(asked.medium, CACHE_BYTES)
+        )
+        with attached(model, replace(what, drives=kept)) as csd:
             devices = [device for device in csd.driver.devices if isinstance(device, RecoveringDevice)]
-            killer = Killer([device.name for device in devices], kills, seed, tick)
+            killer = Killer([device.name for device in devices], asked.kills, asked.seed, tick)
             killer.start()
             while not killer.over.is_set():
                 runs += 1
@@ -88,6 +108,7 @@ def bench_faults(kills: int, drives: int, tokens: int, flush_every: int, seed: i
                 killer.running.clear()
         notices, recoveries = _delays(devices, killer.moments)
     return {
+        "medium": asked.medium,
         "kills": sum(map(len, killer.moments.values())),
         "lost_tokens": lost,
         "wrong_tokens": wrong,
@@ -114,14 +135,8 @@ def _delays(devices: Sequence[RecoveringDevice], moments: dict[str, list[float]]
     return notices, recoveries
 
 
-def experiment(
-    kills: Annotated[int, typer.Option(min=1, max=10**6, help="drives to kill")] = 100,
-    drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, a process each")] = 2,
-    tokens: Annotated[int, typer.Option(min=1, max=512, help="length of a decode; as many as it takes")] = 128,
-    flush_every: Annotated[int, typer.Option(min=0, max=512, help="decode steps between flushes; 0: never")] = 8,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the moments")] = 0,
-) -> Outcome:
+def experiment(load: Load) -> Outcome:
     """Kill drives (SIGKILL) at random moments of a decode; they come back and the tokens stay the same."""
-    with progress("kills", kills) as tick:
-        result = bench_faults(kills, drives, tokens, flush_every, seed, tick)
+    with progress("kills", load.kills) as tick:
+        result = bench_faults(load, tick)
     return flat("faults", result, failed=bool(result["lost_tokens"] or result["wrong_tokens"]))

@@ -33,6 +33,7 @@ import csd_link.window
 import csd_link.wire
 from csd_firmware import Firmware
 from csd_firmware.tenants import Tenant
+from csd_io.medium import Kind as MediumKind
 from csd_link.drive_end import DriveEnd
 from csd_link.host_end import HostEnd, Lost
 from csd_link.window import BLOCK_BYTES, BODY_BYTES, Block, Identity, Kind, WindowLayout
@@ -50,7 +51,9 @@ from csd_spec import (
 from csd_spec.planes import number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.verbs import VERBS, Names, verb_of
+from eval.bench.place import Place, place
 from eval.experiment import Outcome, flat
+from eval.options import MediumOption
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 
@@ -97,9 +100,9 @@ class Memory:
 class World:
     """A drive with a tenant who has data, and a window for another one, who attacks."""
 
-    def __init__(self, seed: int, layout: int) -> None:
+    def __init__(self, seed: int, where: Place, layout: int) -> None:
         generator = np.random.default_rng(seed)
-        self.firmware, secret = Firmware(DRIVE), b"s" * 32
+        self.firmware, secret = Firmware(DRIVE, where.array()), b"s" * 32
         self.victim, self.attacker = Tenant(self.firmware, secret, "victim"), Tenant(self.firmware, secret, "attacker")
         self.rows = generator.standard_normal((40, H, D)).astype(np.float16)
         self.marks = [row.tobytes() for row in self.rows[::7, 0, :8]]
@@ -193,11 +196,19 @@ class Coverage:
         return line
 
 
-def bench_fuzz(inputs: int, seed: int, tick: Tick) -> dict[str, Any]:
+def bench_fuzz(inputs: int, seed: int, tick: Tick, medium: MediumKind = "memory") -> dict[str, Any]:
     """Run `inputs` inputs. A crash is an exception that leaves an end of the window, or an internal error."""
-    draw, found, coverage = random.Random(seed), Findings(), Coverage()
     before = signal.signal(signal.SIGALRM, _alarm)
-    worlds = itertools.cycle([partial(World, seed, layout) for layout in LAYOUTS])
+    try:
+        with place(medium, DRIVE.geometry) as where:
+            return {"medium": medium} | _fuzz(inputs, seed, where, tick)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def _fuzz(inputs: int, seed: int, where: Place, tick: Tick) -> dict[str, Any]:
+    draw, found, coverage = random.Random(seed), Findings(), Coverage()
+    worlds = itertools.cycle([partial(World, seed, where, layout) for layout in LAYOUTS])
     for _ in LAYOUTS:  # what is compiled does not hang
         world = next(worlds)()
         for command in world.seeds():
@@ -205,28 +216,25 @@ def bench_fuzz(inputs: int, seed: int, tick: Tick) -> dict[str, Any]:
     began, world = time.perf_counter(), next(worlds)()
     corpus = [encode(command) for command in world.seeds()]
     handles = {world.own_handle: 0, world.secret_handle: 0}
-    try:
-        for number in range(inputs):
-            if (number % RENEW == 0 and number) or world.broken:
-                world = _renewed(world, found, next(worlds))
-            if draw.random() < IMAGES:
-                _guard(world, found, partial(_image, world, draw, found), "window image")
-            else:
-                request, submit_ns = _mutated(corpus, list(handles), draw), draw.choice((0, 0, 0, *ODD_WIDE))
-                known = len(coverage.pairs)
-                run = _command(world, request, submit_ns, found)
-                if number < 4 * RENEW or number % 16 == 0:
-                    with coverage.watch(request.opcode):
-                        _guard(world, found, run, request)
-                else:
+    for number in range(inputs):
+        if (number % RENEW == 0 and number) or world.broken:
+            world = _renewed(world, found, next(worlds))
+        if draw.random() < IMAGES:
+            _guard(world, found, partial(_image, world, draw, found), "window image")
+        else:
+            request, submit_ns = _mutated(corpus, list(handles), draw), draw.choice((0, 0, 0, *ODD_WIDE))
+            known = len(coverage.pairs)
+            run = _command(world, request, submit_ns, found)
+            if number < 4 * RENEW or number % 16 == 0:
+                with coverage.watch(request.opcode):
                     _guard(world, found, run, request)
-                if len(coverage.pairs) > known and len(request.payload) < 1 << 14:
-                    corpus.append(request)
-            if number % 10_000 == 9_999:
-                tick(None)
-        _renewed(world, found, next(worlds))
-    finally:
-        signal.signal(signal.SIGALRM, before)
+            else:
+                _guard(world, found, run, request)
+            if len(coverage.pairs) > known and len(request.payload) < 1 << 14:
+                corpus.append(request)
+        if number % 10_000 == 9_999:
+            tick(None)
+    _renewed(world, found, next(worlds))
     return {
         "inputs": inputs,
         "crashes": found.crashes,
@@ -369,9 +377,10 @@ def _mutated(corpus: list[Request], handles: list[int], draw: random.Random) -> 
 def experiment(
     inputs: Annotated[int, typer.Option(min=1, max=10**9, help="mutated commands and window images")] = 100_000,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the mutations")] = 0,
+    medium: MediumOption = "memory",
 ) -> Outcome:
     """Put mutated commands and damaged windows on a drive that two tenants share."""
     with progress("inputs, 10,000 each", inputs // 10_000) as tick:
-        result = bench_fuzz(inputs, seed, tick)
+        result = bench_fuzz(inputs, seed, tick, medium)
     found = any(result[each] for each in ("crashes", "hangs", "leaks", "state_changes"))
     return flat("fuzz", result, failed=found)

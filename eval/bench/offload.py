@@ -89,12 +89,12 @@ def bench_offload(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
     taken: dict[str, list[dict[str, Any]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="offload-", dir=load.folder) as place, ExitStack() as undo:
         folders = _fill(shape, load, Path(place), tick)
-        group, why = _group(load.limit_mib * MIB, undo)
+        group, why = group_of_limit(load.limit_mib * MIB, undo)
         names = [name for name in names if group or not name.startswith("mapped")]
         for _ in range(load.rounds):
             for name in names:
                 folder = folders[RAW if name in RIVALS else "ours" if name.endswith("ours") else "fp16"]
-                _forget(folder)
+                forget(folder)
                 job = Job(
                     way=name,
                     folder=str(folder),
@@ -114,7 +114,8 @@ def bench_offload(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
     return asdict(load) | {"folder": str(load.folder), "how": how, "why": why, "tokens": shape.tokens, "rows": rows}
 
 
-def _group(limit_bytes: int, undo: ExitStack) -> tuple[Group | None, str | None]:
+def group_of_limit(limit_bytes: int, undo: ExitStack) -> tuple[Group | None, str | None]:
+    """A control group with a limit of memory, or why there is none."""
     try:
         return undo.enter_context(limited(limit_bytes)), None
     except OSError as error:
@@ -173,7 +174,7 @@ def _done(device: InProcessDevice, command: Any) -> None:
         raise OSError(f"{device.name}: {done.reason}")
 
 
-def _forget(folder: Path) -> None:
+def forget(folder: Path) -> None:
     """Let the page cache hold nothing of a folder's files."""
     for path in folder.iterdir():
         fd = os.open(path, os.O_RDONLY)

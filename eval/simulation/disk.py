@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Callable
 
-from csd_io.folder import Bytes, Durability
+from csd_io.folder import Bytes, DiskFile, DiskFolder, Durability
 
 SECTOR = 512  # bytes: written whole or not at all
 ROOM = 1 << 40
@@ -64,11 +64,14 @@ class SimDisk:
             data = data[: max(0, whole - offset % SECTOR)]
         if self.fault and self.deaths != 0:
             raise OSError(self.fault, os.strerror(self.fault), f"{self.name}/{name}")
-        self.files[name][offset : offset + len(data)] = data
+        self._put(name, offset, data)
         self._pending.append((name, offset, bytes(data)))
         self.deaths -= 1
         if self.deaths == -1:
             raise Killed
+
+    def _put(self, name: str, offset: int, data: bytes) -> None:
+        self.files[name][offset : offset + len(data)] = data
 
     def sync(self) -> None:
         if self.durability == "host":
@@ -107,6 +110,40 @@ class SimDisk:
         """A bit rots."""
         for each in (self.files, self._durable):
             each[name][bit // 8] ^= 1 << bit % 8
+
+
+class MirroredDisk(SimDisk):
+    """A simulated disk whose files lie in a folder too, with the same bytes at every moment: for who reads them there.
+
+    What is written with zeros alone becomes a hole.
+    """
+
+    def __init__(self, folder: DiskFolder, durability: Durability, draw: random.Random) -> None:
+        super().__init__(folder.name, durability, draw)
+        self._folder, self._real = folder, dict[str, DiskFile]()
+
+    def open(self, name: str, size: int) -> SimFile:
+        if name not in self._real:
+            self._real[name] = self._folder.open(name, size)
+        return super().open(name, size)
+
+    def _put(self, name: str, offset: int, data: bytes) -> None:
+        super()._put(name, offset, data)
+        if any(data):
+            self._real[name].write(offset, data)
+        elif data:
+            self._real[name].discard(offset, len(data))
+
+    def lose_power(self) -> tuple[int, int]:
+        gone = super().lose_power()
+        for name, content in self.files.items():
+            self._real[name].discard(0, len(content))
+            self._real[name].write(0, content)
+        return gone
+
+    def close(self) -> None:
+        """Let go of the folder's files."""
+        self._folder.close()
 
 
 class SimFile:

@@ -7,6 +7,7 @@ only those that were brought may be looked at. A *turn* is what one command read
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import warnings
@@ -25,6 +26,7 @@ from ftl.flash.files import CONTENT, runs
 from ftl.flash.memory import as_array, lazy_memory, lazy_zeros, release
 
 WASTE = 1 / 12  # of a plan's bytes, the most that is read beyond them to join requests
+_POPULATE_READ = 22  # Linux: madvise(2), from 5.14; Python has no name for it
 GAP_BYTES = 16 << 10  # between what is joined: a request of its own takes as long
 
 
@@ -42,11 +44,13 @@ class Counts:
 
 
 class Content(Protocol):
-    """pages: (pages, page_bytes). lazy: whether a page has to be brought before it is looked at."""
+    """pages: (pages, page_bytes). lazy: whether a page has to be brought before it is looked at. trouble: what the
+    device said when it could not read a page; empty as long as it could."""
 
     pages: U8
     lazy: bool
     counts: Counts
+    trouble: str
 
     def begin(self) -> None:
         """A turn begins: nothing of the last one is needed any more."""
@@ -75,7 +79,7 @@ NONE: U32 = np.zeros(0, np.uint32)
 class InMemory:
     """All pages are there. stored: how many."""
 
-    lazy = False
+    lazy, trouble = False, ""
 
     def __init__(self, geometry: Geometry, stored: int) -> None:
         self._size, self.counts = geometry.page_bytes, Counts()
@@ -99,29 +103,45 @@ class InMemory:
 
 
 class Mapped:
-    """A file in the kernel's page cache, of which only what a plan names is asked for. A device that fails is a signal
-    here, so drives that must outlive that lie elsewhere."""
+    """A file in the kernel's page cache, of which only what a plan names is asked for. What a device cannot read would
+    be a signal to whoever looks at it, so pages are mapped before that, where a failure is an error."""
 
     lazy = True
 
     def __init__(self, geometry: Geometry, path: Path) -> None:
-        self._size, self.counts = geometry.page_bytes, Counts()
+        self._path, self._size, self.counts, self.trouble = path, geometry.page_bytes, Counts(), ""
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        memory = mmap.mmap(self._fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
-        memory.madvise(mmap.MADV_RANDOM)  # nothing but what is asked for
-        self.pages: U8 = as_array(memory, (geometry.pages, self._size), np.uint8)
+        self._memory = mmap.mmap(self._fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        self._memory.madvise(mmap.MADV_RANDOM)  # nothing but what is asked for
+        self.pages: U8 = as_array(self._memory, (geometry.pages, self._size), np.uint8)
 
     def begin(self) -> None:
         """The kernel decides what leaves."""
 
     def bring(self, ppns: U32) -> U32:
-        if ppns.size:
-            wanted = distinct(ppns).astype(np.int64)
-            firsts, ends = bridged(wanted, int(WASTE * wanted.size), GAP_BYTES // self._size)
-            for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
-                os.posix_fadvise(self._fd, first * self._size, (end - first) * self._size, os.POSIX_FADV_WILLNEED)
-            _count(self.counts, wanted, firsts, ends, self._size)
-        return NONE
+        if not ppns.size:
+            return NONE
+        wanted = distinct(ppns).astype(np.int64)
+        firsts, ends = bridged(wanted, int(WASTE * wanted.size), GAP_BYTES // self._size)
+        requests = list(zip(firsts.tolist(), ends.tolist(), strict=True))
+        for first, end in requests:
+            os.posix_fadvise(self._fd, first * self._size, (end - first) * self._size, os.POSIX_FADV_WILLNEED)
+        _count(self.counts, wanted, firsts, ends, self._size)
+        failed = [page for first, end in requests if not self._map(first, end) for page in range(first, end)]
+        lost = [page for page in failed if not self._map(page, page + 1)]
+        return ppns[np.isin(ppns, lost)] if lost else NONE
+
+    def _map(self, first: int, end: int) -> bool:
+        """Have pages mapped; False where the device cannot read some."""
+        begin = first * self._size // mmap.PAGESIZE * mmap.PAGESIZE
+        try:
+            self._memory.madvise(_POPULATE_READ, begin, end * self._size - begin)
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # a kernel before 5.14
+                return True
+            self.trouble = f"{self._path}: {os.strerror(errno.EIO)}"
+            return False
+        return True
 
     def put(self, ppns: U32, data: U8) -> None:
         """The file is written by calls, and the map shows it."""
@@ -143,7 +163,7 @@ class Direct:
 
     def __init__(self, geometry: Geometry, path: Path, cache_bytes: int) -> None:
         """Raises ValueError for pages that do not fill blocks, or the other way round."""
-        size, self.counts = geometry.page_bytes, Counts()
+        size, self.counts, self.trouble = geometry.page_bytes, Counts(), ""
         if max(size, BLOCK) % min(size, BLOCK) or geometry.capacity_bytes % BLOCK:
             raise ValueError(f"medium = direct: pages of {size} bytes do not fill blocks of {BLOCK}: take mapped")
         self._frame = max(size, BLOCK)
@@ -153,7 +173,7 @@ class Direct:
         self._at = int(self.pages.ctypes.data)
         self._here: U8 = lazy_zeros((frames,), np.uint8)
         self._cache, self._turn = PageCache(cache_bytes // self._frame, frames), list[U32]()
-        self._file = Scatter(path)
+        self._path, self._file = path, Scatter(path)
         if self._file.fallen:
             warnings.warn(f"{path}: {self._file.fallen}", stacklevel=2)
 
@@ -191,6 +211,9 @@ class Direct:
         results = self._file.read(offsets, self._at + offsets, sizes)
         _count(self.counts, frames, firsts, ends, self._frame, wanted=False)
         lost = results != sizes
+        if lost.any():
+            code = -int(results[lost].min())
+            self.trouble = f"{self._path}: {os.strerror(code if code > 0 else errno.EIO)}"
         come = [np.arange(first, end) for first, end in zip(firsts[~lost].tolist(), ends[~lost].tolist(), strict=True)]
         brought = np.concatenate([np.zeros(0, np.int64), *come]).astype(np.uint32)
         self._here[brought] = 1

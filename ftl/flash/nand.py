@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from csd_io.folder import Folder
+from csd_io.folder import Folder, remedy
 from csd_io.medium import IN_MEMORY, Medium
 from csd_spec import Geometry
 from csd_spec.arrays import I32, I64, U8, U32, U64
@@ -258,7 +258,8 @@ class Nand:
         try:
             yield
         except OSError as error:
-            self.failed = f"{error.filename or 'the drive'}: {error.strerror or error}; what was flushed is safe"
+            what = f"{error.filename or 'the drive'}: {error.strerror or error}"
+            self.failed = f"{what}; what was flushed is safe: {remedy(error)}, then open the drive again"
             raise MediumFailed(self.failed) from error
 
     @property

@@ -142,7 +142,7 @@ class FlashStore:
         fails the sequences concerned, for those that are not what was programmed."""
         handles = self.lost_of(ppns)
         if handles is not None:
-            raise Uncorrectable(handles)
+            raise Uncorrectable(handles, why=self.nand.held.trouble)
 
     def lost_of(self, ppns: U32) -> list[int] | None:
         """Bring pages; returns the sequences that have failed now, where some are not what was programmed."""

@@ -68,10 +68,11 @@ class Sequence:
     def write_as(self, layer: int, owner: int, tokens: int) -> None:
         """Groups full within `tokens` stay with those who wrote them; `owner` writes from there on."""
         chain = [(old, tokens if kept < 0 else min(kept, tokens)) for old, kept in self.owners[layer]]
-        smallest = min(mapped.per_group for mapped in self.maps.values())
+        sizes = {mapped.per_group for mapped in self.maps.values()}  # of which none need divide another
         pruned: list[tuple[int, int]] = []
         for old, kept in chain:
-            if kept // smallest > (pruned[-1][1] // smallest if pruned else 0):
+            before = pruned[-1][1] if pruned else 0
+            if any(kept // size > before // size for size in sizes):
                 pruned.append((old, kept))
         self.owners[layer] = [*pruned, (owner, -1)]
 

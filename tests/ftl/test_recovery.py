@@ -1,6 +1,6 @@
 """Power cuts at every moment; and that the judge sees what a careless drive would lose.
 
-partner of: ftl/journal.py, eval/bench/crash.py
+partner of: ftl/journal.py, eval/bench/crash.py, eval/bench/place.py
 """
 
 import zlib
@@ -10,9 +10,10 @@ import pytest
 
 from csd_io.folder import DiskFolder
 from csd_spec import KvLayout
-from eval.bench.crash import DRIVE, bench_crash
+from eval.bench.crash import DRIVE, bench_crash, embedding_rows
 from ftl import Ftl, Nand
 from ftl.flash.collect import Collector
+from ftl.flash.content import Direct
 from ftl.flash.files import NandFiles
 
 LAYOUT = KvLayout(page_bytes=512, head_dim=16, m=4)
@@ -33,6 +34,28 @@ def test_nothing_is_lost_and_nothing_is_wrong(seed):
     result = bench_crash(800, seed)
     assert result["cuts"] >= 800
     assert (result["lost"], result["wrong"], result["recovered"]) == (0, 0, result["cuts"])
+
+
+@pytest.mark.parametrize("medium", ["mapped", "direct"])
+def test_nothing_is_lost_of_drives_whose_pages_lie_in_files(medium):
+    result = bench_crash(100, 0, medium=medium)
+    assert result["medium"] == medium
+    assert (result["cuts_of_the_host"], result["kills"]) == (25, 25)
+    assert result["cuts"] >= 150 and result["writes_lost"] > 0
+    assert (result["lost"], result["wrong"], result["recovered"]) == (0, 0, result["cuts"])
+
+
+def test_the_judge_sees_a_direct_medium_that_shows_what_a_page_held_before(monkeypatch):
+    monkeypatch.setattr(Direct, "put", lambda self, ppns, data: None)
+    monkeypatch.setattr(Direct, "discard", lambda self, first, count: None)
+    result = bench_crash(100, 0, medium="direct")
+    assert result["lost"] + result["wrong"] > 0
+
+
+def test_the_judge_sees_writes_that_are_not_synced(monkeypatch):
+    monkeypatch.setattr(Nand, "sync", lambda self: None)
+    result = bench_crash(100, 0, medium="direct")
+    assert result["lost"] + result["wrong"] > 0
 
 
 def test_the_judge_sees_blocks_that_are_erased_too_early(monkeypatch):
@@ -71,6 +94,19 @@ def test_what_was_flushed_survives_and_what_was_not_is_forgotten():
     assert again.sequence(kept).lengths.tolist() == [75, 75]
     assert again.sequence(later).lengths.tolist() == [0, 0]
     np.testing.assert_array_equal(again.read_back(kept, 1)[0], k)
+
+
+def test_a_group_of_a_copy_that_ends_within_one_of_k_keeps_its_owner():
+    form = KvLayout(page_bytes=512, head_dim=16, m=16, bits=4)
+    assert (form.n, form.T) == (16, 56)  # neither divides the other
+    ftl, k = Ftl(DRIVE), rows(np.random.default_rng(0), 58)
+    (handle,) = ftl.create(1, 1, 2, form)
+    for first, end in ((0, 53), (53, 57), (57, 58)):  # another owner each time; the second one fills the group
+        ftl.append([handle], 0, np.array([end - first]), k[first:end], k[first:end], 0)
+        ftl.flush(0)
+        ftl = restarted(ftl)
+    assert (ftl.findings, ftl.sequences[handle].failed) == ((), False)
+    np.testing.assert_array_equal(embedding_rows(ftl, handle, 0), k)
 
 
 def test_a_recovered_drive_goes_on():

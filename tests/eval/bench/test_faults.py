@@ -2,13 +2,15 @@
 
 import pytest
 
-from eval.bench.faults import bench_faults
+from eval.bench.faults import Load, bench_faults
 
 
 @pytest.mark.usefixtures("own_run_dir")
-def test_a_decode_survives_kills():
+@pytest.mark.parametrize("medium", ["memory", "direct"])
+def test_a_decode_survives_kills(medium):
     ticks = []
-    found = bench_faults(2, drives=2, tokens=24, flush_every=4, seed=0, tick=ticks.append)
+    found = bench_faults(Load(kills=2, tokens=24, flush_every=4, medium=medium), ticks.append)
+    assert found["medium"] == medium
     assert (found["lost_tokens"], found["wrong_tokens"]) == (0, 0)
     assert found["kills"] == len(ticks) == 2
     assert 0 < found["recoveries"] <= 2

@@ -1,5 +1,7 @@
 """The fuzzer finds nothing, and finds what is planted."""
 
+import pytest
+
 from csd_firmware import Firmware
 from csd_firmware.tenants import Tenant
 from eval.bench.fuzz import bench_fuzz
@@ -7,14 +9,16 @@ from eval.bench.fuzz import bench_fuzz
 CLEAN = {"crashes": 0, "hangs": 0, "leaks": 0, "state_changes": 0}
 
 
-def run(inputs):
-    result = bench_fuzz(inputs, 3, lambda _: None)
+def run(inputs, medium="memory"):
+    result = bench_fuzz(inputs, 3, lambda _: None, medium)
     return result, {key: result[key] for key in CLEAN}
 
 
-def test_nothing_is_found():
-    result, found = run(4000)
+@pytest.mark.parametrize(("medium", "inputs"), [("memory", 4000), ("mapped", 2000), ("direct", 2000)])
+def test_nothing_is_found(medium, inputs):
+    result, found = run(inputs, medium)
     assert found == CLEAN, result["notes"]
+    assert result["medium"] == medium
     assert result["accepted"] > 50
     assert result["corpus"] > 30
 

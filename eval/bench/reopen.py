@@ -1,0 +1,137 @@
+"""A drive with more K and V than memory decodes, is killed, is opened again and goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from csd_io.cgroup import Group
+from eval.bench import child
+from eval.bench.offload import MIB, forget, group_of_limit
+from eval.bench.reopen_drive import HEAD_DIM, Job
+from eval.experiment import Outcome, flat
+from vcsd.options import MAX_SEED
+from vcsd.progress import Tick, no_tick, progress
+
+MODULE = "eval.bench.reopen_drive"
+CACHE = 1 / 8  # of the memory: pages that a direct medium keeps
+FILES = 1.6  # bytes of a drive's files over those of K and V, the largest layout's
+GROUP_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """K and V, the memory that there is, and when the drive is killed."""
+
+    kv_mib: Annotated[int, typer.Option(min=1, max=1 << 20, help="MiB of K and V")] = 1024
+    limit_mib: Annotated[int, typer.Option(min=16, max=1 << 20, help="MiB of memory for the drive's process")] = 512
+    medium: Annotated[Literal["mapped", "direct"], typer.Option(help="what reads the drive's files")] = "direct"
+    method: Annotated[Literal["dense", "sparf"], typer.Option(help="what attends, sparf at 1/8")] = "sparf"
+    layers: Annotated[int, typer.Option(min=1, max=256, help="layers")] = 16
+    kv_heads: Annotated[int, typer.Option(min=1, max=64, help="KV heads of a layer, of 128 channels")] = 8
+    queries: Annotated[int, typer.Option(min=1, max=16, help="query heads that share a KV head")] = 4
+    steps: Annotated[int, typer.Option(min=2, max=10_000, help="tokens to decode")] = 16
+    flush_every: Annotated[int, typer.Option(min=1, max=10_000, help="decode steps between flushes")] = 3
+    kills: Annotated[int, typer.Option(min=1, max=1000, help="times that the drive is killed (SIGKILL)")] = 1
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the moments")] = 0
+    folder: Annotated[Path | None, typer.Option(help="on which disk (default: that of temporary files)")] = None
+
+    @property
+    def tokens(self) -> int:
+        """Of the sequence before anything is decoded."""
+        of_token = 4 * self.layers * self.kv_heads * HEAD_DIM
+        return max(GROUP_TOKENS, self.kv_mib * MIB // of_token // GROUP_TOKENS * GROUP_TOKENS)
+
+
+def bench_reopen(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
+    """Fill a drive, decode on a fork of the sequence undisturbed, then on the sequence itself, and kill the process
+    `kills` times in between.
+
+    how: what limits the memory of each of these processes, None where this user may make no control group (`why`).
+    reopen_s: the longest opening after a kill, with nothing of the files in the page cache. peak_memory_mib: what a
+    process had at most, with the interpreter and the drive's code, which alone have base_memory_mib. tokens_lost: those
+    that were decoded and given to the drive again, since the last flush. tokens_equal: whether all tokens are those of
+    the undisturbed decode.
+    """
+    draw, taken = random.Random(load.seed), list[int]()
+    found: dict[str, Any] = {"reopen_s": 0.0, "peak_memory_mib": 0.0, "tokens_lost": 0}
+    with tempfile.TemporaryDirectory(prefix="reopen-", dir=load.folder) as place, ExitStack() as undo:
+        if shutil.disk_usage(place).free < FILES * load.kv_mib * MIB:
+            raise OSError(f"{place}: {FILES * load.kv_mib:.0f} MiB are needed: take another --folder or less --kv-mib")
+        group, why = group_of_limit(load.limit_mib * MIB, undo)
+        stops = sorted(draw.sample(range(1, load.steps), min(load.kills, load.steps - 1)))
+        expected = list[int]()
+        began = time.perf_counter()
+        for number, stop in enumerate([*stops, None]):
+            if number:
+                forget(Path(place))
+            for line in _life(_job(load, Path(place), not number, taken), group, stop and stop - len(taken), draw):
+                if "expected" in line:
+                    expected = line["expected"] or expected
+                    found["fill_s"] = found.get("fill_s", time.perf_counter() - began)
+                    if number:
+                        found["reopen_s"] = max(found["reopen_s"], line["open_s"])
+                        found["tokens_lost"] += len(taken) - line["begun"]
+                        del taken[line["begun"] :]
+                if "token" in line:
+                    taken.append(line["token"])
+                    tick(None)
+                if "peak_mib" in line:
+                    found["peak_memory_mib"] = max(found["peak_memory_mib"], line["peak_mib"])
+                    found["base_memory_mib"] = line["base_mib"]
+                found |= {name: line[name] for name in ("step_s",) if name in line}
+    limit = {"how": group.how if group else None, "why": why, "tokens": load.tokens}
+    return asdict(load) | {"folder": str(load.folder)} | limit | found | {"tokens_equal": taken == expected}
+
+
+def _job(load: Load, place: Path, fill: bool, known: list[int]) -> Job:
+    return Job(
+        folder=str(place),
+        medium=load.medium,
+        cache_bytes=int(load.limit_mib * MIB * CACHE),
+        method=load.method,
+        layers=load.layers,
+        kv_heads=load.kv_heads,
+        queries=load.queries,
+        tokens=load.tokens,
+        steps=load.steps,
+        flush_every=load.flush_every,
+        fill=fill,
+        known=list(known),
+    )
+
+
+def _life(job: Job, group: Group | None, stop: int | None, draw: random.Random) -> Iterator[dict[str, Any]]:
+    """What a process says, until it ends or has said so many tokens: then it is killed somewhere in the next one."""
+    with child.started(MODULE, json.dumps(asdict(job)) + "\n", group) as process:
+        assert process.stdout is not None
+        last, said = time.perf_counter(), 0
+        for text in process.stdout:
+            line = json.loads(text)
+            yield line
+            now = time.perf_counter()
+            took, last = now - last, now
+            said += "token" in line
+            if stop is not None and said >= stop:
+                time.sleep(draw.random() * min(took, 10.0))
+                return
+        child.check(process)
+
+
+def experiment(load: Load) -> Outcome:
+    """Decode over K and V larger than memory in a drive that is killed, opened again, and goes on."""
+    with progress("tokens", load.steps) as tick:
+        result = bench_reopen(load, tick)
+    notes = [f"no control group ({result['why']}): nothing limits the memory"] if result["why"] else []
+    outcome = flat("reopen", result, failed=not result["tokens_equal"])
+    return Outcome(outcome.result, outcome.shown, notes, outcome.failed)

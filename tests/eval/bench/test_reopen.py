@@ -1,0 +1,68 @@
+"""A drive with more K and V than its process has memory: it decodes, is killed, is opened again, and goes on.
+
+partner of: eval/bench/reopen.py, eval/bench/reopen_drive.py, eval/bench/child.py
+"""
+
+import pytest
+
+from csd_firmware import InProcessDevice
+from eval.bench import child
+from eval.bench.reopen import Load, bench_reopen
+from eval.bench.reopen_drive import Job, run
+
+SMALL = {"kv_mib": 16, "layers": 2, "kv_heads": 4}
+
+
+@pytest.mark.parametrize(("medium", "method"), [("direct", "dense"), ("direct", "sparf"), ("mapped", "sparf")])
+def test_a_drive_that_is_killed_goes_on_with_the_same_tokens(tmp_path, medium, method):
+    ticks = []
+    load = Load(**SMALL, medium=medium, method=method, steps=9, flush_every=2, kills=2, folder=tmp_path)
+    found = bench_reopen(load, ticks.append)
+    assert found["tokens_equal"]
+    assert len(ticks) == 9 + found["tokens_lost"]
+    assert found["reopen_s"] > 0 and found["base_memory_mib"] < found["peak_memory_mib"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_k_and_v_five_times_as_large_as_memory(tmp_path):
+    """A tenth of 10 GiB under 2 GiB: what the interpreter and the code have is not of the group."""
+    load = Load(kv_mib=1024, limit_mib=204, layers=32, kv_heads=4, steps=3, flush_every=1, folder=tmp_path)
+    found = bench_reopen(load)
+    if found["how"] is None:
+        pytest.skip(f"nothing limits the memory here: {found['why']}")
+    assert found["tokens_equal"] and found["peak_memory_mib"] - found["base_memory_mib"] < 1024 / 3
+
+
+def test_tokens_follow_from_those_before(tmp_path):
+    job = Job(
+        folder=str(tmp_path),
+        medium="direct",
+        cache_bytes=1 << 20,
+        method="dense",
+        layers=1,
+        kv_heads=2,
+        queries=1,
+        tokens=64,
+        steps=4,
+        flush_every=2,
+        fill=True,
+        known=[],
+    )
+    said = []
+    run(job, said.append)
+    tokens = [line["token"] for line in said if "token" in line]
+    assert tokens == said[0]["expected"] and len(set(tokens)) == 4
+    device = InProcessDevice.reopen(tmp_path)
+    (handle,) = device.firmware.ftl.sequences
+    assert device.firmware.ftl.sequence(handle).lengths.tolist() == [68]
+    device.close()
+
+
+def test_more_than_the_disk_holds_is_refused(tmp_path):
+    with pytest.raises(OSError, match="MiB are needed: take another --folder or less --kv-mib"):
+        bench_reopen(Load(kv_mib=1 << 20, folder=tmp_path))
+
+
+def test_a_process_that_fails_says_why():
+    with pytest.raises(OSError, match="JSONDecodeError"):
+        child.done("eval.bench.reopen_drive", "no job\n", None, 60.0)

@@ -1,0 +1,96 @@
+"""What planned sequences need is known before anything is made, and what does not fit is refused in one line."""
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from csd_firmware import InProcessDevice
+from csd_link.driveset import DriveSet
+from csd_spec import Attention, KvAppend, ModelShape, SeqCreate, Status
+from ftl import LAYOUTS, Medium
+from tests.vcsd_cli.test_main import PROMPT, vcsd
+from vcsd import room
+
+SHAPE = ModelShape(name="model", layers=2, q_heads=4, kv_heads=2, head_dim=32)
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    monkeypatch.setattr(room, "available_bytes", lambda group: 3 << 20)
+
+
+@pytest.mark.parametrize("bits", LAYOUTS)
+def test_as_many_pages_are_foreseen_as_a_drive_programs(small_drive, bits):
+    """But for the last group of each stream, which waits."""
+    rows, tokens = 2, 1000
+    drive = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=4096, blocks_per_plane=128))
+    drive = replace(drive, dram_bytes=8 << 20)
+    device = InProcessDevice(drive)
+    create = SeqCreate(rows, SHAPE.layers, SHAPE.kv_heads, SHAPE.head_dim, tokens, bits)
+    handles = device.submit(create, 0).result().data[0].tolist()
+    values = np.random.default_rng(0).standard_normal((rows * tokens, SHAPE.kv_heads, SHAPE.head_dim)).astype("f2")
+    for layer in range(SHAPE.layers):
+        append = KvAppend(tuple(handles), layer, np.full(rows, tokens), values, values)
+        assert device.submit(append, 0).result().status is Status.SUCCESS
+    ftl = device.firmware.ftl
+    streams = sum(m.streams for seq in ftl.sequences.values() for m in seq.maps.values() if m.programmed)
+    foreseen = room.flash_bytes(drive, Attention(embedding_bits=bits), SHAPE, rows, tokens)
+    assert 0 <= foreseen // (4096 + 32) - ftl.counters.groups <= streams * SHAPE.layers
+    device.close()
+
+
+def test_drives_elsewhere_and_drives_in_files_are_not_asked_for_memory(little_memory, tmp_path):
+    what = Attention(), SHAPE, 64, 4096
+    for drives in (
+        DriveSet(transport="window:/dev/shm/somebody"),
+        DriveSet(keep=tmp_path / "new" / "drives", medium=Medium("direct")),
+    ):
+        room.check_drives(drives, *what)
+    with pytest.raises(
+        ValueError, match=r"K and V of 64 x 4,096 tokens take .* in drives in memory, and there are 3 MiB"
+    ):
+        room.check_drives(DriveSet(), *what)
+
+
+def test_a_disk_that_is_too_small_is_named(monkeypatch, tmp_path):
+    free = shutil_usage(1 << 20)
+    monkeypatch.setattr(room.shutil, "disk_usage", free)
+    drives = DriveSet(keep=tmp_path / "drives", medium=Medium("mapped"))
+    with pytest.raises(ValueError, match=r"on the disk of .*drives, and there are 1 MiB: free some, or name a folder"):
+        room.check_drives(drives, Attention(), SHAPE, 64, 4096)
+
+
+def shutil_usage(free):
+    return lambda path: type("Usage", (), {"free": free})
+
+
+def test_a_run_that_does_not_fit_memory_says_what_to_do(capsys, monkeypatch, little_memory):
+    with tempfile.TemporaryDirectory() as folder:
+        keep = Path(folder) / "drives"
+        run = "run", "--prompt", PROMPT[:40], "--max-new-tokens", "2", "--batch", "16", "-o", "json"
+        for more, reason in (
+            ((), "in drives in memory, and there are 3 MiB: --keep FOLDER --medium direct leaves them in files"),
+            (("--keep", str(keep), "--medium", "direct"), "to compare with, and there are 3 MiB: --no-compare leaves"),
+        ):
+            code, out, err = vcsd(capsys, monkeypatch, *run, *more)
+            assert (code != 0, out, len(err.strip().splitlines())) == (True, "", 1)
+            assert reason in err
+            assert not keep.exists()
+        code, out, _ = vcsd(capsys, monkeypatch, *run, *more, "--no-compare")
+        result = json.loads(out)
+        assert (code, result["agreement"], len(result["tokens"])) == (0, None, 2)
+
+
+def test_tokens_that_differ_are_compared_on_drives_in_files_too(capsys, monkeypatch, tmp_path):
+    args = "--compression", "64", "--max-new-tokens", "24", "-o", "json"
+    found = []
+    for where in ((), ("--keep", str(tmp_path / "drives"), "--medium", "direct", "--host-memory-mib", "1")):
+        code, out, _ = vcsd(capsys, monkeypatch, "run", *where, *args)
+        assert code == 0
+        found.append(json.loads(out)["agreement"])
+    assert found[0] == found[1] and not found[0]["tokens_equal"]
+    assert [path.name for path in tmp_path.iterdir()] == ["drives"]
