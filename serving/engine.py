@@ -9,6 +9,7 @@ from pydantic import Field
 
 from csd_spec.checked import value
 from serving.placement import BLOCK_TOKENS, Costs
+from serving.trace import Request
 
 Seconds = Field(ge=0, le=1e3)
 
@@ -45,8 +46,8 @@ class Engine:
     prefill_tokens_per_s: float = Field(gt=0)
     drives: Drives | None = None
 
-    def costs(self, tokens: Sequence[int]) -> Costs:
-        """Of a step of requests that have so many tokens each."""
+    def costs(self, tokens: Sequence[int], grown: int = 0) -> Costs:
+        """Of a step of requests that have so many tokens each. grown: how many more there is to be room for."""
         each = np.array(tokens, np.int64)
         L = self.layers
         attend = None
@@ -56,10 +57,23 @@ class Engine:
         return Costs(
             compute=np.full(L, self.compute_s(int(each.sum())) / L),
             fetch=(each * self.fetch_token_s + self.fetch_s) / L,
-            blocks=-(-each // BLOCK_TOKENS),
+            blocks=-(-(each + grown) // BLOCK_TOKENS),
             room=self.room_blocks * L,
             attend=attend,
         )
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of one request for which there is room, with every second layer away."""
+        return self.room_blocks * self.layers // (self.layers - self.layers // 2 + 1) * BLOCK_TOKENS
+
+    def check(self, requests: Sequence[Request]) -> None:
+        """Raise ValueError for a request that there never is room for."""
+        for each in requests:
+            if each.tokens > self.longest_tokens:
+                raise ValueError(
+                    f"request {each.number}: {each.tokens:,} tokens, {self.name} has room for {self.longest_tokens:,}"
+                )
 
     @property
     def line(self) -> tuple[float, float, float, float, float, float, float]:

@@ -1,12 +1,13 @@
 """The same choice as an integer program, as OrbitFlow's planner makes it (section 3.3), solved by HiGHS.
 
-One of each request's options; e_l is when layer l ends. A layer takes its time behind the one before, and behind what
-is fetched for it: from the end of any layer a on, all fetches asked for since and due up to b pass before b starts. The
-rows for a = 0 are there from the begin, others when a solution breaks them.
+One of each request's options is chosen. A step is at least as long as any chain: layers that are computed one after
+another, and stretches from the end of a layer a to the begin of b in which all passes that is asked for since and due
+by then. Some chains are there from the begin; the longest one of a solution is added while the solver does not know it.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from serving.placement import Placement, Problem
 
 UNIT = 1e3  # of time, so many to the model's compute: the solver's tolerance is an absolute one
 _TOLERANCE = 1e-9
-_OPTIONS = {  # so small a program, with a good choice known, is solved while heuristics and presolve would still begin
+_OPTIONS: dict[
+    str, Any
+] = {  # so small a program, with a good choice known, is solved while heuristics and presolve would still begin
     "output_flag": False,
     "threads": 1,
     "mip_abs_gap": 0.0,
@@ -38,34 +41,37 @@ class SolverMissing(RuntimeError):
 def solve(problem: Problem, gap: float = 0.0, limit_s: float = 60.0) -> Placement | None:
     """The placement with the shortest step; None where none fits.
 
-    gap: relative, at which the solver may stop. Raises SolverMissing, or TimeoutError behind limit_s.
+    gap: relative, by which it may be longer. limit_s: behind that it is the best so far. Raises SolverMissing.
     """
     good = problem.good()
     if good is None:
         return None
-    model = _Model(problem, good)
-    while (chosen := model.solve(gap, limit_s)) is not None:
+    best, model, until_s = problem.placement(good), _Model(problem, good, gap), time.monotonic() + limit_s
+    while (left_s := until_s - time.monotonic()) > 0 and (chosen := model.solve(left_s)) is not None:
+        found = problem.placement(chosen.tolist())
+        best = min(best, found, key=lambda each: each.latency_s)
         if not model.add_broken(chosen):
-            return problem.placement(chosen.tolist())
-    return problem.placement(good)  # nothing is better
+            break
+    return best  # or nothing is better
 
 
 class _Model:
-    """Variables: options of each request, one behind the other, then the length of the step, shorter than `good`'s."""
+    """Variables: options of each request, one behind the other, then the length of the step, shorter than `good`'s by
+    the gap."""
 
-    def __init__(self, problem: Problem, good: list[int]) -> None:
+    def __init__(self, problem: Problem, good: list[int], gap: float) -> None:
         self.problem, costs = problem, problem.costs
         self.scale = UNIT / float(costs.compute.sum())
         self.R, self.options = problem.held.shape
         self.L, self.choices = costs.layers, problem.held.size
         ends = problem.ends(good)
-        ways = [
+        self.known = [
             *([(0, b)] for b in range(self.L)),
             *(self._own(option) for option in range(1, self.options)),
             self._chain(np.array(good), ends),
         ]
-        rows = [*(self._one_of(request) for request in range(self.R)), self._room(), *map(self._at_least, ways)]
-        self.solver = _solver(rows, self.choices, self.scale * float(ends[-1]) * (1 - _TOLERANCE))
+        rows = [*(self._one_of(request) for request in range(self.R)), self._room(), *map(self._at_least, self.known)]
+        self.solver = _solver(rows, self.choices, self.scale * float(ends[-1]) * (1 - max(gap, _TOLERANCE)), gap)
 
     def _own(self, option: int) -> list[tuple[int, int]]:
         """The stretches in which a request fetches for itself."""
@@ -100,17 +106,13 @@ class _Model:
         seconds: F64 = between.sum(axis=2) * self.problem.costs.fetch[:, None]
         return seconds
 
-    def solve(self, gap: float, limit_s: float) -> I64 | None:
-        """Which option each request gets."""
+    def solve(self, limit_s: float) -> I64 | None:
+        """Which option each request gets; None where nothing is left, or the time is over."""
         solver = self.solver
-        solver.setOptionValue("mip_rel_gap", gap)
         solver.setOptionValue("time_limit", limit_s)
         solver.run()
-        status = solver.modelStatusToString(solver.getModelStatus())
-        if status == "Infeasible":
+        if solver.modelStatusToString(solver.getModelStatus()) != "Optimal":
             return None
-        if status != "Optimal":
-            raise TimeoutError(f"the solver stopped: {status}")
         values = np.array(solver.getSolution().col_value[: self.choices])
         chosen: I64 = values.reshape(self.R, self.options).argmax(axis=1)
         return chosen
@@ -118,10 +120,15 @@ class _Model:
     def add_broken(self, chosen: I64) -> bool:
         """Add what the solver did not know of a choice whose step is longer than it thinks: its longest chain."""
         ends = self.problem.ends(chosen.tolist())
-        if ends[-1] <= self.solver.getSolution().col_value[self.choices] / self.scale + _TOLERANCE * ends[-1]:
-            return False
-        _add(self.solver, [self._at_least(self._chain(chosen, ends))])
+        chain = self._chain(chosen, ends)
+        if chain in self.known or ends[-1] <= self._thought_s() + _TOLERANCE * ends[-1]:
+            return False  # of a chain that it knows the solver is off by its tolerance
+        self.known.append(chain)
+        _add(self.solver, [self._at_least(chain)])
         return True
+
+    def _thought_s(self) -> float:
+        return float(self.solver.getSolution().col_value[self.choices]) / self.scale
 
     def _chain(self, chosen: I64, ends: F64) -> list[tuple[int, int]]:
         """The stretches of fetching that the step's length consists of, the last one first."""
@@ -138,14 +145,14 @@ class _Model:
         return found
 
 
-def _solver(rows: list[Row], choices: int, limit: float) -> Any:
+def _solver(rows: list[Row], choices: int, limit: float, gap: float) -> Any:
     """HiGHS with a model of these rows, whose last variable is to be small, and at most a limit."""
     try:
         import highspy
     except ImportError as error:
         raise SolverMissing("the integer program needs HiGHS: pip install 'vcsd[serving]'") from error
     solver = highspy.Highs()
-    for name, value in _OPTIONS.items():
+    for name, value in {**_OPTIONS, "mip_rel_gap": gap}.items():
         solver.setOptionValue(name, value)
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = choices + 1, 0

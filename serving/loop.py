@@ -24,8 +24,8 @@ from serving.trace import Request, Trace
 class Live:
     """A request that has a slot, or had one.
 
-    arrived_s: in seconds, whatever the trace counts in. made_s: when each token was made, and step_s, by a step of which
-    length; the first one's is its prefill. delivered_s: when the last token left the deposit.
+    arrived_s: in seconds, whatever the trace counts in. made_s: when each token was made; step_s: how long the step was
+    that made it, for the first one its prefill. delivered_s: when the last token left the deposit.
     """
 
     request: Request
@@ -105,7 +105,7 @@ Policy = Callable[[Situation], Decision]
 class Served:
     """A run: the requests, and how long what took.
 
-    steps: decode steps. fetched_layers, attended_layers: layers of requests that crossed the link, that drives attended.
+    steps: decode steps. fetched_layers, attended_layers: layers of requests that crossed the link, or drives attended.
     """
 
     slo_s: float
@@ -166,10 +166,12 @@ def serve(
 ) -> Served:
     """Serve a trace; who came first enters first, and its prefill stops everybody else's decoding.
 
-    Arrivals in engine steps are counted in decode steps, so that a slow engine gets fewer in a time.
+    Arrivals in engine steps are counted in decode steps, so that a slow engine gets fewer in a time. Raises ValueError
+    for a request that the device never has room for.
     """
     queue, done, live = _Queue(trace), Served(slo_s=slo_s), list[Live]()
     mean_tokens = float(np.mean([each.tokens for each in trace.requests]))
+    engine.check(trace.requests)
     now_s, memory, changed = 0.0, dict[str, Any](), False
     while queue.left or live:
         if not live:
@@ -182,6 +184,7 @@ def serve(
             took_s = one.request.input_tokens / engine.prefill_tokens_per_s
             now_s += took_s
             done.prefill_s += took_s
+            queue.arrive(done.steps, now_s)  # some have come meanwhile
             one.made(np.array([now_s]), np.array([took_s]))
             done.live.append(one)
             live.append(one)

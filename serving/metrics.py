@@ -91,6 +91,7 @@ def summary(served: Served) -> dict[str, Any]:
         "deadlines_met": deadlines_met(served),
         "step_s": _percentiles(steps),
         "tbt_s": _percentiles(_gaps(live)),
+        "step_tpot_s": _percentiles(_tpot(live, False)),
         "tpot_s": _percentiles(_tpot(live, True)),
         "ttft_s": _percentiles(first),
         "end_to_end_s": float(whole.mean()),

@@ -158,6 +158,12 @@ class Problem:
         run(self.costs.compute, self.costs.fetch, self.asked, self.due, self.slower, np.array(chosen), ends)
         return ends
 
+    def latencies_s(self, choices: I64) -> F64:
+        """How long a step takes with each of choices (N, R)."""
+        out = np.zeros(len(choices))
+        _run_all(self.costs.compute, self.costs.fetch, self.asked, self.due, self.slower, choices, out)
+        return out
+
     def placement(self, chosen: Sequence[int]) -> Placement:
         """What that is."""
         named = tuple(mine[number] for mine, number in zip(self.options, chosen, strict=True))
@@ -202,6 +208,14 @@ def run(compute, fetch, asked, due, slower, chosen, ends):  # type: ignore[no-un
         for request in range(chosen.size):
             took += slower[request, chosen[request], layer]
         ends[layer + 1] = start + took
+
+
+@njit(cache=True, nogil=True)
+def _run_all(compute, fetch, asked, due, slower, choices, out):  # type: ignore[no-untyped-def]
+    ends = np.zeros(compute.size + 1)
+    for number in range(choices.shape[0]):
+        run(compute, fetch, asked, due, slower, choices[number], ends)
+        out[number] = ends[compute.size]
 
 
 @njit(cache=True, nogil=True)

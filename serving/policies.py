@@ -6,23 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from serving.engine import Engine
 from serving.loop import Decision, Live, Policy, Situation
-from serving.placement import BLOCK_TOKENS, Option, Placement, Problem, blocks_on_device, strides
+from serving.placement import BLOCK_TOKENS, Costs, Option, Placement, Problem, blocks_on_device, strides
 
-WINDOWS = (128, 96, 64, 32)  # steps that a plan may hold for
+WINDOWS = (32, 64, 96, 128)  # steps that a plan may hold for
 FOREVER = 1 << 30  # until the batch changes
 
 
 def _decided(now: Situation, choose: Callable[[Situation, Sequence[Live]], Option], steps: int = FOREVER) -> Decision:
-    """The same option for all; where it does not fit, the next that takes less of the device; then the youngest wait."""
+    """The same option for all; where it does not fit, the next that takes less room; then the youngest wait."""
     running = list(now.live)
     while running:
         wanted = choose(now, running)
-        costs = now.engine.costs([each.tokens + 1 for each in running])
+        costs = _costs(now, running)
         more = [Option(n) for n in strides(now.engine.layers) if n > wanted.count]
         for option in (wanted, *more):
-            if blocks_on_device(costs, [option] * len(running)) <= costs.room:
+            if _fits(costs, [option] * len(running)):
                 return Decision(running, [option] * len(running), steps)
         running.pop()
     raise RuntimeError("no request fits the device, with every second layer away")
@@ -53,7 +52,7 @@ def slo_aware(now: Situation) -> Decision:
     """As many layers away as come while the others are computed, at each change of the batch."""
 
     def choose(now: Situation, running: Sequence[Live]) -> Option:
-        costs = now.engine.costs([each.tokens + 1 for each in running])
+        costs = _costs(now, running)
         return Option(min(now.engine.layers // 2, int(costs.compute.sum() / costs.fetch.sum())))
 
     return _decided(now, partial(_kept, choose))
@@ -97,7 +96,7 @@ class Planner:
 
     def __call__(self, now: Situation) -> Decision:
         plan: _Plan | None = now.memory.get("plan")
-        if plan is None or now.changed or now.step >= plan.until or not _holds(now, plan):
+        if plan is None or now.changed or now.step >= plan.until or not _fits(_costs(now, plan.running), plan.options):
             plan = now.memory["plan"] = self._plan(now)
             now.memory["planned"] = now.memory.get("planned", 0) + 1
         return Decision(plan.running, plan.options, plan.until - now.step)
@@ -114,34 +113,35 @@ class Planner:
             running.remove(max(running, key=lambda each: each.tokens // BLOCK_TOKENS + now.deposited(each)))
 
     def _placed(self, now: Situation, running: list[Live]) -> _Plan | None:
-        """The best plan for some requests; None where none fits, or too much would be late."""
+        """The plan with the shortest step, of those the one that holds longest; None where none fits, or too much would
+        be late."""
+        tokens = [each.tokens + 1 for each in running]
+        best = self._best(now.engine.costs(tokens, WINDOWS[0])) or self._best(now.engine.costs(tokens, 1))
         alone = len(running) == 1 or not self.pauses
-        for window in (*WINDOWS, 0):
-            options, placement = self._best(now.engine, [each.tokens + 1 + window for each in running])
-            if placement is None:
-                continue
-            if alone or self._late(now, running, placement, window) <= self.late * max(1, window):
-                return _Plan(running, placement.chosen, now.step + max(1, window))
-        return None
+        if best is None or not (alone or self._late(now, running, best) <= self.late):
+            return None
+        ends = [each for each in WINDOWS if _fits(now.engine.costs(tokens, each), best.chosen)]  # no other is shorter
+        return _Plan(running, best.chosen, now.step + (ends[-1] if ends else 1))
 
-    def _best(self, engine: Engine, tokens: Sequence[int]) -> tuple[list[Option], Placement | None]:
-        options = [Option(n) for n in self.counts(engine.layers)]
-        if self.drives and engine.drives:
-            options += [Option(n, in_drives=True) for n in self.counts(engine.layers) if n]
-        costs = engine.costs(tokens)
+    def _best(self, costs: Costs) -> Placement | None:
+        """The placement with the shortest step."""
+        options = [Option(n) for n in self.counts(costs.layers)]
+        if self.drives and costs.attend is not None:
+            options += [Option(n, in_drives=True) for n in self.counts(costs.layers) if n]
         if self.uniform:
-            found = [Problem(costs, [[option]] * len(tokens)).best() for option in options]
-            return options, min((each for each in found if each), key=lambda each: each.latency_s, default=None)
-        return options, Problem(costs, [options] * len(tokens)).best()
+            found = [Problem(costs, [[option]] * costs.requests).best() for option in options]
+            return min((each for each in found if each), key=lambda each: each.latency_s, default=None)
+        return Problem(costs, [options] * costs.requests).best()
 
-    def _late(self, now: Situation, running: Sequence[Live], placement: Placement, window: int) -> float:
-        """Tokens that would be late in a window, if all its steps were as long as its last one."""
-        steps = max(1, window)
+    def _late(self, now: Situation, running: Sequence[Live], placement: Placement) -> float:
+        """Tokens a step that are late, over the longest window, less those deposited."""
         if placement.latency_s <= now.slo_s:
             return 0.0
+        if not self.deposits:
+            return float(len(running))
+        steps = WINDOWS[-1]
         behind = steps * (1 - now.slo_s / placement.latency_s)  # tokens that a deposit would have to give
-        saved = [now.deposited(each) if self.deposits else 0 for each in running]
-        return sum(steps if not self.deposits else max(0.0, behind - each) for each in saved)
+        return sum(max(0.0, behind - now.deposited(each)) for each in running) / steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +151,13 @@ class _Plan:
     until: int
 
 
-def _holds(now: Situation, plan: _Plan) -> bool:
-    costs = now.engine.costs([each.tokens + 1 for each in plan.running])
-    return blocks_on_device(costs, plan.options) <= costs.room
+def _costs(now: Situation, running: Sequence[Live]) -> Costs:
+    """Of the next step."""
+    return now.engine.costs([each.tokens + 1 for each in running])
+
+
+def _fits(costs: Costs, options: Sequence[Option]) -> bool:
+    return blocks_on_device(costs, options) <= costs.room
 
 
 POLICIES: dict[str, Policy] = {

@@ -6,7 +6,8 @@ import csv
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,6 @@ from csd_spec.checked import from_values, record
 
 Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
-Gaps = Literal["poisson", "lognormal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,29 +52,15 @@ class Trace:
 
     def head(self, count: int) -> Trace:
         """Its first requests; 0 is all."""
-        kept = self.requests[:count] if count else self.requests
-        return Trace(
-            name=self.name,
-            requests=kept,
-            unit=self.unit,
-            block_tokens=self.block_tokens,
-            slo_tokens=self.slo_tokens,
-        )
+        return replace(self, requests=self.requests[:count]) if count else self
 
     def in_seconds(self, step_s: float) -> Trace:
         """The same with arrivals in seconds, where a step of the engine that made them took so long."""
         if self.unit == "s":
             return self
-        moved = [
-            Request(
-                number=each.number,
-                arrival=each.arrival * step_s,
-                input_tokens=each.input_tokens,
-                output_tokens=each.output_tokens,
-            )
-            for each in self.requests
-        ]
-        return Trace(name=self.name, requests=moved, slo_tokens=self.slo_tokens)
+        return replace(
+            self, requests=[replace(each, arrival=each.arrival * step_s) for each in self.requests], unit="s"
+        )
 
 
 @record
@@ -105,8 +91,9 @@ MOONCAKE_BLOCK, ORBITFLOW_BLOCK = 512, 16  # tokens
 def load(path: Path, name: str = "") -> Trace:
     """The trace in a file, by what it looks like: Splitwise's CSV, Mooncake's JSON lines, OrbitFlow's JSON.
 
-    name: of one of several in a file; the first where none is named. Raises ValueError, in one line, for a record that
-    lacks something, has a value out of range, or arrives before the one ahead of it (OrbitFlow's are sorted).
+    name: of one of several in a file, or a part of it; the first one where none is named. Raises ValueError, in one
+    line, for a record that lacks something, has a value out of range, or arrives before the one ahead of it
+    (OrbitFlow's are sorted).
     """
     try:
         text = path.read_text()
@@ -176,9 +163,9 @@ def _mooncake(where: str, number: int, values: Any) -> Request:
 def _orbitflow(path: Path, found: Any, name: str) -> Trace:
     if not isinstance(found, dict) or not found:
         raise ValueError(f"trace {path}: must be an object of traces by name")
-    chosen = name or next(iter(found))
-    if chosen not in found:
-        raise ValueError(f"trace {path}: {chosen!r}: must be one of {', '.join(found)}")
+    chosen = next((each for each in found if name in each), None)
+    if chosen is None:
+        raise ValueError(f"trace {path}: {name!r}: must be one of {', '.join(found)}")
     where, trace = f"trace {path}: {chosen}", found[chosen]
     if not isinstance(trace, dict) or not isinstance(trace.get("requests"), list):
         raise ValueError(f"{where}: has no list `requests`")
@@ -204,7 +191,7 @@ def _orbitflow(path: Path, found: Any, name: str) -> Trace:
 def _in_order(path: Path, requests: list[Request], block_tokens: int = 0) -> Trace:
     if not requests:
         raise ValueError(f"trace {path}: has no requests")
-    for before, after in zip(requests, requests[1:], strict=False):
+    for before, after in pairwise(requests):
         if after.arrival < before.arrival:
             raise ValueError(f"trace {path}: request {after.number} arrives before the one ahead of it")
     return Trace(name=path.stem, requests=requests, block_tokens=block_tokens)
@@ -215,24 +202,33 @@ def generate(
     rate: float,
     input_tokens: tuple[int, int],
     output_tokens: tuple[int, int],
-    gaps: Gaps = "poisson",
-    cv: float = 1.0,
+    cv: float | None = None,
     seed: int = 0,
+    longest: int = 1 << 24,
 ) -> Trace:
     """Requests with random gaps, `rate` of them a second, and lengths (least, most) spread evenly over the logarithm.
 
-    cv: standard deviation over mean of lognormal gaps; those of a Poisson process have 1.
+    cv: standard deviation over mean of lognormal gaps; None: a Poisson process. longest: tokens of a request
+    in all; what would be longer has a shorter output.
     """
     generator = np.random.default_rng(seed)
-    if gaps == "poisson":
+    if cv is None:
         waits = generator.exponential(1 / rate, count)
     else:
         sigma = math.sqrt(math.log1p(cv * cv))
         waits = generator.lognormal(-math.log(rate) - sigma * sigma / 2, sigma, count)
     arrivals = np.cumsum(waits) - waits[0]
-    lengths = [np.exp(generator.uniform(*np.log(ends), count)).round() for ends in (input_tokens, output_tokens)]
+    lengths = [
+        np.exp(generator.uniform(math.log(ends[0]), math.log(ends[1]), count)).round()
+        for ends in (input_tokens, output_tokens)
+    ]
     requests = [
-        Request(number=number, arrival=float(at), input_tokens=int(given), output_tokens=int(made))
+        Request(
+            number=number,
+            arrival=float(at),
+            input_tokens=int(given),
+            output_tokens=max(1, min(int(made), longest - int(given))),
+        )
         for number, (at, given, made) in enumerate(zip(arrivals, *lengths, strict=True))
     ]
-    return Trace(name=f"{gaps}, {rate:g}/s", requests=requests)
+    return Trace(name=f"generated, {rate:g}/s", requests=requests)

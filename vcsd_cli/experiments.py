@@ -6,6 +6,7 @@ BENCH = {
     "ftl": "eval.bench.ftl",
     "queue-depth": "eval.bench.queue_depth",
     "page-cache": "eval.bench.page_cache",
+    "plan": "eval.bench.plan",
     "offload": "eval.bench.offload",
     "reopen": "eval.bench.reopen",
     "crash": "eval.bench.crash",
@@ -28,5 +29,6 @@ EVAL = {
     "engine-breakdown": "eval.papers.instinfer.engine_breakdown",
     "scaling": "eval.papers.instinfer.scaling",
     "sensitivity": "eval.papers.instinfer.sensitivity",
+    "serving": "eval.serving.serving",
     "claims": "eval.papers.claims",
 }

@@ -94,7 +94,7 @@ class Found:
     """
 
     ours: Mapping[str, float | None]
-    columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
     extent: str = "modelled"

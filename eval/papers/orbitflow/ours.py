@@ -1,0 +1,203 @@
+"""What ours is for each of OrbitFlow's claims: its planner and the systems beside it, serving generated requests."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from eval.papers.options import Machine, Simulated
+from eval.papers.orbitflow.values import ASSUMED, CALIBRATED, CLAIMS, GAP, LATE, LOAD
+from eval.papers.paper import Found, Kind, Paper
+from eval.serving.machines import A5000, A6000
+from serving.loop import Policy, serve
+from serving.metrics import summary
+from serving.placement import Costs, Option, blocks_on_device, latency_s, strides
+from serving.policies import POLICIES, Planner
+from serving.trace import Request, Trace
+from vcsd.progress import Tick, progress
+
+REQUESTS, LONGEST, SEEDS = 52, 12_000, (0, 1, 2)
+HIGH = 5.0  # load: where systems differ
+OTHERS = ("flexgen", "flexgen+", "slo-aware", "heuristic")
+SYSTEMS: dict[str, Policy] = {
+    **{name: POLICIES[name] for name in ("deepspeed", *OTHERS)},
+    "uniform": Planner(uniform=True, pauses=False),
+    "request-wise": Planner(pauses=False),
+    "pause": Planner(late=LATE, deposits=False),
+    "orbitflow": Planner(late=LATE),
+    "late = 0": Planner(late=0),
+    "late = 2": Planner(late=2),
+}
+BY_LATE = ("late = 0", "late = 2")  # what else alpha may be
+RUNS = 29  # of each seed
+RANGES = (("o10", "c", "d"), ("o11", "a", "b"), ("o12", "b", "c"))
+Value = Callable[[dict[str, Any]], float]
+Values = dict[str, float | None]
+
+
+def generated(load: float, seed: int) -> Trace:
+    """Requests as the code's generator makes them: lengths 96 to 144 times a power of two, lognormal gaps with CV 1."""
+    generator = np.random.default_rng(seed)
+    sigma, requests, at = math.sqrt(math.log(2)), list[Request](), 0.0
+    while len(requests) < REQUESTS:
+        given, made = (int(generator.integers(96, 145)) << int(generator.integers(0, 7)) for _ in range(2))
+        if given + made > LONGEST:
+            continue
+        requests.append(Request(number=len(requests), arrival=round(at), input_tokens=given, output_tokens=made))
+        at += generator.lognormal(math.log(GAP.value / load) - sigma * sigma / 2, sigma)
+    return Trace(name=f"generated, {load}x", requests=requests, unit="steps")
+
+
+class Runs:
+    """Summaries of runs, medians over seeds, each run when it is first asked for."""
+
+    def __init__(self, tick: Tick) -> None:
+        self.tick = tick
+        self._made: dict[tuple[str, float, float], list[dict[str, Any]]] = {}
+
+    def at(self, system: str, scale: float, value: Value, load: float = HIGH) -> float:
+        """A value of a system at a scale of the objective."""
+        key = system, scale, load
+        if key not in self._made:
+            self._made[key] = [self._run(*key, seed) for seed in SEEDS]
+        return statistics.median(value(each) for each in self._made[key])
+
+    def _run(self, system: str, scale: float, load: float, seed: int) -> dict[str, Any]:
+        served = serve(generated(load, seed), A5000, SYSTEMS[system], A5000.slo_s(scale))
+        self.tick(None)
+        return summary(served) | {"calls": served.decided / REQUESTS}
+
+
+def _tbt(each: dict[str, Any]) -> float:
+    return float(each["tbt_attained"])
+
+
+def _deposited(each: dict[str, Any]) -> float:
+    return float(each["tbt_attained_with_deposit"])
+
+
+def _tpot(each: dict[str, Any]) -> float:
+    return float(each["tpot_attained"])
+
+
+def _p95(each: dict[str, Any]) -> float:
+    return float(each["step_s"]["p95"])
+
+
+def _p99(each: dict[str, Any]) -> float:
+    return float(each["step_s"]["p99"])
+
+
+def _p99_tpot(each: dict[str, Any]) -> float:
+    return float(each["step_tpot_s"]["p99"])
+
+
+def _end_to_end(each: dict[str, Any]) -> float:
+    return float(each["end_to_end_s"])
+
+
+def _rate(each: dict[str, Any]) -> float:
+    return float(each["requests_per_min"])
+
+
+def _layouts() -> Values:
+    """o1, o2, o4, o6: what follows from counting."""
+    counts = len(strides(32)) - 1
+    orders = math.log10(2.0**128 / counts**4)
+    whole: Values = {"o1a": counts, "o1b": counts**4, "o1c": 2.0**128, "o1d": orders, "o2a": 32 // 4, "o2b": 32 // 5}
+    for name, tokens in (("o4a", 2048), ("o4b", 16384)):
+        costs = A6000.costs([tokens])
+        whole[name] = float(costs.fetch[0] / costs.compute[0])
+    token_bytes = 2 * 2 * A5000.layers * 8 * 128
+    return whole | {"o6a": 2 * 2**30 / token_bytes / 1024}
+
+
+def _figure3() -> Values:
+    """o3: nine layers, three blocks a layer's time, two requests."""
+    made: Values = {}
+    placements = {"A": (3, 3), "B": (0, 3), "C": (2, 3)}
+    for blocks, names in (((3, 6), {"A": "o3a", "B": "o3b", "C": "o3c"}), ((4, 6), {"A": "o3d", "C": "o3e"})):
+        costs = Costs(compute=np.ones(9), fetch=np.array(blocks) / 3, blocks=np.array(blocks), room=70)
+        for placement, name in names.items():
+            made[name] = 3 * latency_s(costs, [Option(count) for count in placements[placement]])
+        made["o3f"] = blocks_on_device(costs, [Option(count) for count in placements["B"]])
+    return made
+
+
+def _served(runs: Runs, mine: str) -> Values:
+    """o8 to o13, o19: what runs give. mine: which of the systems is the paper's."""
+
+    def less(value: Value, than: str, scale: float) -> float:
+        return 100 * (1 - runs.at(mine, scale, value) / runs.at(than, scale, value))
+
+    def more(value: Value, than: str) -> float:
+        return 100 * (runs.at(mine, 1.5, value) / runs.at(than, 1.5, value) - 1)
+
+    tails = [less(value, other, 1.5) for value in (_p99, _p99_tpot) for other in OTHERS]
+    ends, rates = ([more(value, other) for other in OTHERS] for value in (_end_to_end, _rate))
+    return {
+        "o8a": 100 * (runs.at(mine, 1.5, _tpot) - runs.at("deepspeed", 1.5, _tpot)),
+        "o8b": 100 * (runs.at(mine, 1.5, _deposited) - runs.at("deepspeed", 1.5, _tbt)),
+        "o9b": less(_p95, "flexgen", 1.0),
+        "o9c": less(_p95, "deepspeed", 1.0),
+        "o10a": less(_p99, "deepspeed", 1.5),
+        "o10b": less(_p99_tpot, "deepspeed", 1.5),
+        "o10c": min(tails),
+        "o10d": max(tails),
+        "o11a": min(ends),
+        "o11b": max(ends),
+        "o12a": runs.at(mine, 1.5, _rate) / runs.at("deepspeed", 1.5, _rate),
+        "o12b": min(rates),
+        "o12c": max(rates),
+        "o13a": 100 * runs.at(mine, 1.0, _deposited),
+        "o13b": statistics.mean(100 * runs.at(other, 2.5, _tbt) for other in OTHERS),
+        "o19c": runs.at(mine, 1.5, lambda each: each["calls"]),
+    }
+
+
+def _studied(runs: Runs, mine: str) -> Values:
+    """o17, o18: what each part gives, and what the deposit gives others."""
+
+    def attained(system: str, scale: float = 1.0, value: Value = _tbt) -> float:
+        return 100 * runs.at(system, scale, value, LOAD.value)
+
+    def gained(system: str, scale: float) -> float:
+        return attained(system, scale, _deposited) - attained(system, scale)
+
+    return {
+        "o17a": attained("uniform"),
+        "o17b": attained("request-wise"),
+        "o17c": attained("pause"),
+        "o17d": attained(mine, value=_deposited),
+        "o18a": gained("flexgen+", 2.5),
+        "o18b": gained("heuristic", 2.5),
+        "o18c": gained(mine, 2.5),
+        "o18d": gained("heuristic", 1.0),
+        "o18e": gained(mine, 1.0),
+    }
+
+
+def find(machine: Machine, simulated: Simulated, drawn: bool) -> Found:
+    """Count what can be counted, and serve the same requests by all systems at scales of the objective."""
+    printed: Values = {claim.id: claim.value if claim.kind is Kind.INPUT else None for claim in CLAIMS}
+    with progress("runs", RUNS * len(SEEDS)) as tick:
+        runs = Runs(tick)
+        served = {name: _served(runs, name) | _studied(runs, name) for name in ("orbitflow", *BY_LATE)}
+    ours = printed | _layouts() | _figure3() | served["orbitflow"]
+    columns = {name: {claim.id: served[name].get(claim.id) for claim in CLAIMS} for name in BY_LATE}
+    ranges = {name: [ours[f"{name}{low}"], ours[f"{name}{high}"]] for name, low, high in RANGES}
+    notes = [f"{name}: {low:.1f} to {high:.1f} %, beside {_printed(name)}" for name, (low, high) in ranges.items()]
+    return Found(ours=ours, columns=columns, more={"ranges_percent": ranges}, notes=notes)
+
+
+def _printed(name: str) -> str:
+    values = {claim.id: claim.value for claim in CLAIMS}
+    low, high = next((values[name + low], values[name + high]) for named, low, high in RANGES if named == name)
+    return f"{low:g} to {high:g} % in print"
+
+
+PAPER = Paper(title="OrbitFlow", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find)

@@ -1,0 +1,1 @@
+"""Serving under load, measured: machines, runs of a trace, what a plan costs."""

@@ -1,0 +1,42 @@
+"""`vcsd bench plan`: instances, and a judge that looks at all placements.
+
+partner of: eval/bench/plan.py
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from eval.bench.plan import Load, exhaustive, experiment, instance
+from serving.placement import Problem
+
+
+def test_exhaustive_looks_at_all():
+    generator = np.random.default_rng(0)
+    for requests in (1, 2, 3):
+        problem = instance(generator, 12, requests)
+        options = problem.held.shape[1]
+        each = itertools.product(range(options), repeat=requests)
+        fit = [c for c in each if sum(problem.held[r, o] for r, o in enumerate(c)) <= problem.costs.room]
+        expected = min((problem.latency_s(c) for c in fit), default=None)
+        assert exhaustive(problem) == (expected if expected is None else pytest.approx(expected, rel=1e-12))
+
+
+def test_plans_are_compared_and_timed():
+    pytest.importorskip("highspy")
+    outcome = experiment(Load(instances=12, timed=1))
+    result = outcome.result
+    assert result["wrong"] == result["infeasible_wrongly"] == 0 and not outcome.failed
+    assert set(result["sizes"]) == {"32x4", "32x8", "40x16", "80x8"}
+    assert result["median_ms_32x4"] == result["sizes"]["32x4"]["ilp"]["median_ms"] > 0
+
+
+def test_a_wrong_plan_is_found(monkeypatch):
+    pytest.importorskip("highspy")
+    monkeypatch.setattr("eval.bench.plan.solve", lambda problem, *_: _worst(problem))
+    assert experiment(Load(instances=8, timed=1)).failed
+
+
+def _worst(problem: Problem):
+    return problem.placement(problem.held.argmin(axis=1).tolist())

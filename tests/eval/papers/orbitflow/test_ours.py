@@ -1,0 +1,44 @@
+"""OrbitFlow's claims: what follows from counting is exact, and runs fill every row that they can.
+
+partner of: eval/papers/orbitflow/ours.py, eval/papers/orbitflow/values.py
+"""
+
+import pytest
+
+from eval.papers.options import Machine, Simulated
+from eval.papers.orbitflow import ours
+from eval.papers.orbitflow.ours import PAPER, _figure3, _layouts, generated
+from eval.papers.paper import Kind, judge
+
+PRINTED = {claim.id: claim.value for claim in PAPER.claims}
+
+
+def test_what_is_counted():
+    found = _layouts()
+    for name in ("o1a", "o1b", "o2a", "o2b", "o6a"):
+        assert found[name] == PRINTED[name]
+    assert found["o1d"] == pytest.approx(34.7, abs=0.05)
+    assert found["o4b"] == pytest.approx(PRINTED["o4b"], rel=0.01) and found["o4a"] < 1.2
+
+
+def test_figure_3_is_exact():
+    assert _figure3() == {name: pytest.approx(PRINTED[name]) for name in ("o3a", "o3b", "o3c", "o3d", "o3e", "o3f")}
+
+
+def test_generated_requests_are_as_the_codes():
+    trace = generated(5.0, 0)
+    assert trace.unit == "steps" and len(trace.requests) == 52
+    assert max(each.input_tokens + each.output_tokens for each in trace.requests) <= 12_000
+    assert generated(5.0, 0) == trace != generated(5.0, 1)
+
+
+def test_runs_fill_every_row(monkeypatch):
+    monkeypatch.setattr(ours, "SEEDS", (0,))
+    monkeypatch.setattr(ours, "REQUESTS", 6)
+    found = PAPER.find(Machine(), Simulated(), False)
+    result = judge(PAPER, found)
+    assert {row["id"] for row in result["rows"]} == set(PRINTED)
+    missing = {row["id"] for row in result["rows"] if row["ours"] is None}
+    assert missing <= {claim.id for claim in PAPER.claims if claim.kind is Kind.CONTRADICTION}
+    assert set(result["ranges_percent"]) == {"o10", "o11", "o12"}
+    assert all(row["late = 0"] is not None for row in result["rows"] if row["id"] in ("o10a", "o12a", "o17d"))

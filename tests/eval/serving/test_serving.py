@@ -1,0 +1,62 @@
+"""`vcsd eval serving`, and the machines that it has.
+
+partner of: eval/serving/serving.py, eval/serving/machines.py, eval/serving/pages_error.py
+"""
+
+import json
+
+import pytest
+
+from eval.serving.machines import A5000, A6000, drives
+from eval.serving.pages_error import output_error
+from eval.serving.serving import OTHERS, SYSTEMS, Load, experiment
+
+
+def test_machines_are_those_of_the_paper():
+    costs = A6000.costs([16384])
+    assert costs.fetch[0] / costs.compute[0] == pytest.approx(6.1, rel=0.01)  # OrbitFlow, section 2.2
+    assert A5000.slo_s(1.0) == pytest.approx(0.0589, abs=1e-4)
+    assert drives(4).bytes_per_s == 4 * drives(1).bytes_per_s == 4 * 8 * 1.4e9
+    assert drives(1, "fp16").token_bytes == 2 * 8 * 128 * 2
+    assert 0.5 < drives(1, "planes2").token_bytes / drives(1, "fp16").token_bytes < 0.55
+
+
+def test_pages_of_8_bits_cost_a_little():
+    assert output_error("fp16") < 1e-3 < output_error("planes2") < 0.03
+
+
+def test_systems_side_by_side(tmp_path):
+    picture = tmp_path / "deadlines.svg"
+    outcome = experiment(Load(requests=6, load="1,4", systems="all", picture=picture))
+    rows = outcome.result["rows"]
+    assert [row["system"] for row in rows[: len(rows) // 2]] == [*SYSTEMS, *OTHERS]
+    assert set(outcome.result["systems"]) == set(SYSTEMS | OTHERS)
+    for row in rows:
+        assert row["requests"] == 6 and 0 <= row["deadlines_met"] <= 1 and row["end_to_end_s"] > 0
+        assert (row["output_error"] > 0) == bool((SYSTEMS | OTHERS)[row["system"]].drives)
+    assert picture.read_text().startswith("<?xml")
+    json.dumps(outcome.result)
+
+
+def test_arrivals_in_steps_or_seconds(tmp_path):
+    requests = [{"input_tokens": 500, "output_tokens": 40, "arrival_step": 100 * n} for n in range(5)]
+    path = tmp_path / "orbitflow.json"
+    path.write_text(json.dumps({"x_lambda2.0x": {"slo_base_blocks": 60, "requests": requests}}))
+    for arrivals in ("seconds", "steps"):
+        result = experiment(Load(trace=path, arrivals=arrivals)).result
+        assert result["systems"]["ours"]["requests"] == 5
+        assert result["slo_s"] == pytest.approx(1.5 * (A5000.step_s + A5000.token_s * 60 * 16))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"load": "fast"}, "load = 'fast'"),
+        ({"load": "0"}, "above 0"),
+        ({"engine": "tpu"}, "engine = 'tpu'"),
+        ({"systems": "some"}, "systems = 'some'"),
+    ],
+)
+def test_bad_input_is_one_line(given, says):
+    with pytest.raises(ValueError, match=says):
+        experiment(Load(**given))

@@ -1,0 +1,129 @@
+"""Where layers lie: OrbitFlow's own example, the step's length against a simulation, and who finds the best.
+
+partner of: serving/placement.py, serving/ilp.py
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.placement import Costs, Option, Problem, away, blocks_on_device, latency_s, spread, strides
+
+PLACEMENTS = {"A": (3, 3), "B": (0, 3), "C": (2, 3)}
+
+
+def example(*blocks):
+    """Figure 3: nine layers, three blocks in the time of a layer."""
+    return Costs(compute=np.ones(9), fetch=np.array(blocks) / 3, blocks=np.array(blocks), room=70)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "name", "stalled", "held"),
+    [((3, 6), "A", 9, 63), ((3, 6), "B", 0, 69), ((3, 6), "C", 0, 66), ((4, 6), "A", 12, 70), ((4, 6), "C", 2, 74)],
+)
+def test_figure_3(blocks, name, stalled, held):
+    options = [Option(count) for count in PLACEMENTS[name]]
+    assert 3 * (latency_s(example(*blocks), options) - 9) == pytest.approx(stalled, abs=1e-9)
+    assert blocks_on_device(example(*blocks), options) == held
+    assert blocks_on_device(example(4, 6), [Option(0), Option(3)]) == 78
+
+
+def test_counts_of_layers():
+    assert strides(32) == (0, 1, 2, 3, 4, 5, 6, 8, 10, 16) and spread(4) == (0, 1, 2, 3, 4)
+    assert away(9, 3) == (2, 5, 8) and away(9, 2) == (3, 7) and away(4, 4) == (0, 1, 2, 3)
+    for layers, count in itertools.product((5, 32), range(6)):
+        assert len(away(layers, count)) == count == len(set(away(layers, count)))
+
+
+def simulated(costs, options):
+    """A step, event by event: the fetch whose layer comes first has the link."""
+    lists = [list(away(costs.layers, each.count)) for each in options]
+    now, todo = 0.0, []  # fetches: due layer, request, seconds left
+    ended = [0.0]
+    for layer in range(costs.layers):
+        for request, mine in enumerate(lists):
+            for number, due in enumerate(mine):
+                free = number - options[request].buffers
+                asked = 0 if free < 0 else mine[free] + 1
+                if asked == layer:
+                    todo.append([due, request, float(costs.fetch[request])])
+        waits = [each for each in todo if each[0] == layer]
+        while waits:  # all of the link is theirs now
+            waits.sort()
+            now += waits[0][2]
+            todo.remove(waits.pop(0))
+        took = float(costs.compute[layer])
+        now += took
+        left = took
+        while todo and left > 0:
+            first = min(todo)
+            part = min(left, first[2])
+            first[2] -= part
+            left -= part
+            if first[2] <= 1e-15:
+                todo.remove(first)
+        ended.append(now)
+    return now
+
+
+@st.composite
+def problems(draw):
+    layers, requests = draw(st.integers(2, 12)), draw(st.integers(1, 3))
+    blocks = np.array(draw(st.lists(st.integers(1, 50), min_size=requests, max_size=requests)))
+    compute = np.array(draw(st.lists(st.floats(0.1, 5), min_size=layers, max_size=layers)))
+    room = draw(st.integers(1, int(blocks.sum()) * layers + 10))
+    attend = blocks * draw(st.floats(0.01, 1))
+    return Costs(compute=compute, fetch=blocks / draw(st.floats(1, 20)), blocks=blocks, room=room, attend=attend)
+
+
+@given(problems(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_step_is_as_long_as_its_simulation(costs, data):
+    counts = st.integers(0, costs.layers)
+    options = [Option(data.draw(counts), buffers=data.draw(st.integers(1, 2))) for _ in costs.blocks]
+    assert latency_s(costs, options) == pytest.approx(simulated(costs, options), rel=1e-9)
+
+
+@given(problems(), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_the_search_finds_the_best(costs, drives):
+    options = [Option(count) for count in strides(costs.layers)]
+    options += [Option(count, in_drives=True) for count in strides(costs.layers) if count and drives]
+    problem = Problem(costs, [options] * costs.requests)
+    fit = [c for c in itertools.product(options, repeat=costs.requests) if blocks_on_device(costs, c) <= costs.room]
+    best = min((latency_s(costs, each) for each in fit), default=None)
+    found, good = problem.best(), problem.good()
+    assert (found is None) == (best is None) == (good is None)
+    if found:
+        assert found.latency_s == pytest.approx(best, rel=1e-12)
+        assert blocks_on_device(costs, found.chosen) <= costs.room
+        assert problem.latency_s(good) >= best * (1 - 1e-12)
+        assert blocks_on_device(costs, problem.placement(good).chosen) <= costs.room
+
+
+@given(problems(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_the_integer_program_finds_the_same(costs, drives):
+    pytest.importorskip("highspy")
+    from serving.ilp import solve
+
+    options = [Option(count) for count in strides(costs.layers)]
+    options += [Option(count, in_drives=True) for count in strides(costs.layers) if count and drives]
+    problem = Problem(costs, [options] * costs.requests)
+    found, best = solve(problem), problem.best()
+    assert (found is None) == (best is None)
+    if found and best:
+        assert found.latency_s == pytest.approx(best.latency_s, rel=1e-8)
+        within = solve(problem, gap=0.05)
+        assert within and within.latency_s <= best.latency_s * 1.05 * (1 + 1e-6)
+
+
+def test_what_is_attended_in_drives_takes_no_room_and_no_link():
+    costs = Costs(np.ones(4), np.array([9.0]), np.array([5]), 5, attend=np.array([0.25]))
+    assert blocks_on_device(costs, [Option(4, in_drives=True)]) == 0
+    assert latency_s(costs, [Option(4, in_drives=True)]) == 5.0
+    found = Problem(costs, [[Option(3), Option(3, in_drives=True), Option(4, in_drives=True)]]).best()
+    assert found and found.chosen == (Option(3, in_drives=True),) and found.latency_s == 4.75
