@@ -34,8 +34,6 @@ class Live:
     count: int = 0
     delivered_s: float = 0.0
     deposit: deque[float] = field(default_factory=deque)
-    option: Option = Option(0)
-    paused: bool = False
 
     @property
     def made_s(self) -> F64:
@@ -187,9 +185,10 @@ def serve(
             queue.arrive(done.steps, now_s)  # some have come meanwhile
             one.made(np.array([now_s]), np.array([took_s]))
             done.live.append(one)
-            live.append(one)
-            changed = True
-        if any(each.request.output_tokens > 1 for each in live):
+            if not one.over:
+                live.append(one)
+                changed = True
+        if live:
             now = Situation(engine, live, slo_s, now_s, done.steps, changed, mean_tokens, memory)
             until = queue.next_after(done.steps) if len(live) < slots else (math.inf, math.inf)
             now_s, changed = _decode(now, policy(now), until, done), False
@@ -219,10 +218,7 @@ def _decode(now: Situation, decision: Decision, until: tuple[float, float], done
     if not count:
         raise RuntimeError(f"a placement of {decision.options} does not fit the device")
     ends = now.now_s + np.cumsum(took[:count])
-    for each in now.live:
-        each.paused = True
     for each, option in zip(running, decision.options, strict=True):
-        each.option, each.paused = option, False
         each.made(ends, took[:count])
         if option.in_drives:
             done.attended_layers += count * option.count

@@ -19,11 +19,6 @@ from csd_spec.arrays import F64, I64
 BLOCK_TOKENS = 16
 
 
-def blocks_of(tokens: int) -> int:
-    """Blocks of a layer's K and V."""
-    return -(-tokens // BLOCK_TOKENS)
-
-
 @cache
 def strides(layers: int) -> tuple[int, ...]:
     """How many layers can lie away where every N-th one does, N from 2 up, and none: ascending."""

@@ -46,7 +46,7 @@ def trace(unit="s", count=14, seed=0):
             number=number,
             arrival=float(at) if unit == "s" else int(at),
             input_tokens=int(generator.integers(16, 400)),
-            output_tokens=int(generator.integers(1, 120)),
+            output_tokens=1 if number % 5 == 2 else int(generator.integers(2, 120)),
         )
         for number, at in enumerate(arrivals)
     ]
