@@ -43,7 +43,7 @@ class File(Protocol):
         ...
 
     def written(self) -> list[tuple[int, int]]:
-        """Byte ranges [first, end) outside of which nothing was ever written."""
+        """Byte ranges [first, end), ascending, outside of which nothing was ever written."""
         ...
 
 

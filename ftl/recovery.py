@@ -16,14 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from csd_spec.arrays import F32, U16, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.discards import Discards
 from ftl.errors import Uncorrectable
 from ftl.flash import tag
-from ftl.flash.content import distinct
 from ftl.flash.files import SPARES
+from ftl.flash.memory import lazy_zeros
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Writer
 from ftl.flash.tag import Kind
@@ -244,11 +245,11 @@ class Recovery:
 
     def count_valid(self) -> None:
         """Pages that are in use, each once, however many sequences share it."""
-        mapped = [m.flash_slots() for seq in self.kv.sequences.values() for m in seq.maps.values()]
-        shared = distinct(np.concatenate([*mapped, np.zeros(0, np.uint32)]))
-        for pages in (self.journal.pages, shared):
-            blocks, counts = np.unique(self.store.nand.block_of(pages), return_counts=True)
-            self.store.placement.valid[blocks] += counts
+        placement, seen = self.store.placement, lazy_zeros((self.store.geometry.pages,), np.uint8)
+        placement.count(self.journal.pages, seen)
+        for seq in self.kv.sequences.values():
+            for mapped in seq.maps.values():
+                placement.count(mapped.flash_slots(), seen)
 
     def change_owners(self) -> None:
         """What was programmed after the last commit has tags of the same owners: go on as others."""
@@ -291,41 +292,60 @@ def _buffer_rows(kv: KvMap, seq: Sequence, layer: int, raw: bytes, at: int) -> i
     return at
 
 
+@njit(cache=True, nogil=True)
+def _places(tags, wanted, first, last):  # type: ignore[no-untyped-def]
+    """Where each of the wanted tags (N,) begins and ends among ascending ones. Most follow each other in both."""
+    at = 0
+    for i in range(wanted.size):
+        if at == tags.size or tags[at] != wanted[i]:
+            at = np.searchsorted(tags, wanted[i])
+        first[i] = at
+        while at < tags.size and tags[at] == wanted[i]:
+            at += 1
+        last[i] = at
+
+
 class TagIndex:
-    """Programmed pages by tag."""
+    """Programmed pages by tag, those with the same tag by write number."""
 
     def __init__(self, nand: Nand, ppns: U32, tags: U64) -> None:
-        order = np.lexsort((nand.write_numbers[ppns], tags))
-        self.nand, self.ppns, self.tags = nand, ppns[order], tags[order]
+        order, numbers = np.argsort(tags), nand.write_numbers[ppns]
+        self.tags = tags[order]
         same = np.concatenate([[False], self.tags[1:] == self.tags[:-1], [False]])
         self._alone = ~(same[1:] | same[:-1])[: self.tags.size]
+        others = np.flatnonzero(~self._alone)  # few: the fast sort is by one key, and leaves no order among equals
+        which = order[others]
+        order[others] = which[np.lexsort((which, numbers[which], tags[which]))]
+        self.nand, self.ppns, self._numbers = nand, ppns[order], numbers[order]
 
     def check(self, writes: int) -> None:
         """Check pages of which it is not certain that they were programmed whole: those whose tag another has, and
         those that were written after so many writes. On all others a record counts, and was written behind them; where
         one is damaged, that is found when it is read."""
-        doubtful = ~self._alone | (self.nand.write_numbers[self.ppns] > writes)
+        doubtful = ~self._alone | (self._numbers > writes)
         for some in np.array_split(self.ppns[doubtful], 1 + int(doubtful.sum()) // 4096):
             self.nand.held.begin()
             self.nand.bring(np.sort(some))
 
     def find(self, wanted: U64, after: int) -> U32:
         """An intact page with each tag, written after write number `after`; UNMAPPED where there is none."""
-        first, last = (np.searchsorted(self.tags, wanted, side) for side in ("left", "right"))
-        found: U32 = np.full(wanted.shape, UNMAPPED, np.uint32)
+        first, last = np.empty((2, wanted.size), np.int64)
+        _places(self.tags, wanted.reshape(-1), first, last)
+        found: U32 = np.full(wanted.size, UNMAPPED, np.uint32)
         while (open_ := (found == UNMAPPED) & (first < last)).any():
-            last = last - 1
-            ppns = self.ppns[last[open_]]
-            good = self.nand.intact(ppns) & (self.nand.write_numbers[ppns] > after)
-            found[open_] = np.where(good, ppns, UNMAPPED)
-        return found
+            last -= 1
+            at = last[open_]
+            good = (self._numbers[at] > after) & ~self.nand.damage.of(self.ppns[at])
+            found[open_] = np.where(good, self.ppns[at], UNMAPPED)
+        return found.reshape(wanted.shape)
 
     def newest(self, kind: Kind) -> tuple[U64, U32]:
         """Tags of a kind, each once, and the newest intact page of each; UNMAPPED where there is none."""
-        tags = np.unique(self.tags[tag.kinds(self.tags) == kind])
+        tags = np.unique(self.tags[tag.of_kind(self.tags, kind)])
         return tags, self.find(tags, 0)
 
     def damaged(self, kind: Kind) -> tuple[U64, U64]:
         """Tags and write numbers of the damaged pages of a kind."""
-        which = ~self.nand.intact(self.ppns) & (tag.kinds(self.tags) == kind)
-        return self.tags[which], self.nand.write_numbers[self.ppns[which]]
+        mine = tag.of_kind(self.tags, kind)
+        which = ~self.nand.intact(self.ppns[mine])
+        return self.tags[mine][which], self._numbers[mine][which]

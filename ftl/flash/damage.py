@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from csd_spec.arrays import U32
+
 
 @dataclass(slots=True)
 class Damage:
@@ -19,3 +24,7 @@ class Damage:
     spares: set[int] = field(default_factory=set)
     files: list[str] = field(default_factory=list)
     blocks: set[int] = field(default_factory=set)
+
+    def of(self, ppns: U32) -> NDArray[np.bool_]:
+        """Which of these pages are known not to be what their spare areas say."""
+        return np.isin(ppns, list(self.pages)) if self.pages else np.zeros(ppns.shape, np.bool_)

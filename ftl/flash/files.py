@@ -14,6 +14,9 @@ by one write of its entry: pages of an earlier life count no more.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,12 +26,11 @@ from csd_io.crc import corrected
 from csd_io.folder import File, Folder
 from csd_spec import Geometry
 from csd_spec.arrays import I64, U8, U32
-from ftl.flash.memory import lazy_zeros
 from ftl.flash.spare import SPARE, Spare, one_bit, rows, take_copies
 
 BLOCK = np.dtype([("erases", "<u4"), ("bad", "<u4"), ("seal", "<u4")])
 CONTENT, SPARES, COPY, BLOCKS = "content.bin", "spare.bin", "spare_copy.bin", "blocks.bin"
-_CHUNK = 1 << 22  # bytes that are read at once
+Range = tuple[int, int]  # bytes, [first, end)
 
 
 def sizes(geometry: Geometry) -> dict[str, int]:
@@ -57,9 +59,26 @@ def runs(numbers: I64) -> list[slice]:
     return [slice(first, end) for first, end in zip([0, *ends], ends, strict=False) if first < end]
 
 
-def touched(ranges: list[tuple[int, int]], size: int) -> list[int]:
+def touched(ranges: list[Range], size: int) -> list[int]:
     """Numbers of the parts of `size` bytes that ranges touch."""
     return sorted({part for first, end in ranges for part in range(first // size, -(-end // size))})
+
+
+def within(ranges: list[Range], first: int, size: int) -> list[Range]:
+    """What of ascending ranges lies in `size` bytes from `first` on."""
+    begin = bisect_right(ranges, first, key=itemgetter(1))
+    last = bisect_left(ranges, first + size, key=itemgetter(0))
+    return [(max(start, first), min(end, first + size)) for start, end in ranges[begin:last]]
+
+
+def _written(file: File, size: int) -> list[Range]:
+    return [(first, min(end, size)) for first, end in file.written() if first < size]
+
+
+def _read(file: File, ranges: list[Range], offset: int, into: U8) -> None:
+    """Read ranges of a file into the bytes of it that begin at `offset`."""
+    for first, end in ranges:
+        file.read(first, into[first - offset : end - offset].data)
 
 
 class Remains:
@@ -118,20 +137,23 @@ class NandFiles:
     def read_blocks(self) -> NDArray[Any]:
         """Entries of all blocks."""
         entries = np.zeros(self.geometry.blocks, BLOCK)
-        self._read_written(self.blocks, entries.view(np.uint8))
+        raw = entries.view(np.uint8)
+        _read(self.blocks, _written(self.blocks, raw.size), 0, raw)
         return entries
 
-    def read_spares(self, spare: Spare) -> tuple[list[int], I64]:
-        """Fill spare areas (pages,), from their copies where they are lost; returns the superblocks that some page was
-        ever written to, and the pages whose spare areas were lost."""
-        size, copy = self.geometry.superblock_pages * SPARE.itemsize, lazy_zeros(spare.shape, SPARE)
-        ranges = self._read_written(self.spares, spare.view(np.uint8))
-        ranges += self._read_written(self.copy, copy.view(np.uint8))
-        superblocks, lost = touched(ranges, size), [np.zeros(0, np.int64)]
-        for superblock in superblocks:
-            first, end = (each * self.geometry.superblock_pages for each in (superblock, superblock + 1))
-            lost.append(first + take_copies(spare[first:end], copy[first:end]))
-        return superblocks, np.concatenate(lost)
+    def read_spares(self, spare: Spare, lost: list[int]) -> Iterator[int]:
+        """Fill spare areas (pages,), from their copies where they are lost; yields each superblock that some page was
+        ever written to when it is there, and adds the pages whose spare areas were lost."""
+        pages, size = self.geometry.superblock_pages, self.geometry.superblock_pages * SPARE.itemsize
+        copy = np.zeros(pages, SPARE)
+        written = [(file, _written(file, self.geometry.pages * SPARE.itemsize)) for file in (self.spares, self.copy)]
+        for superblock in touched([each for _, ranges in written for each in ranges], size):
+            mine = spare[superblock * pages : (superblock + 1) * pages]
+            rows(copy)[:] = 0
+            for (file, ranges), into in zip(written, (mine, copy), strict=True):
+                _read(file, within(ranges, superblock * size, size), superblock * size, into.view(np.uint8))
+            lost += (superblock * pages + take_copies(mine, copy)).tolist()
+            yield superblock
 
     def read_content(self, content: U8, ppns: U32) -> None:
         """Fill pages `ppns`, ascending, of content (pages, page_bytes)."""
@@ -139,14 +161,6 @@ class NandFiles:
         for run in runs(ppns.astype(np.int64)):
             first, end = int(ppns[run][0]), int(ppns[run][-1]) + 1
             self.content.read(first * page, content[first:end].reshape(-1).data)
-
-    @staticmethod
-    def _read_written(file: File, into: U8) -> list[tuple[int, int]]:
-        ranges = [(first, min(end, into.size)) for first, end in file.written() if first < into.size]
-        for first, end in ranges:
-            for at in range(first, end, _CHUNK):
-                file.read(at, into[at : min(end, at + _CHUNK)].data)
-        return ranges
 
     def write_spares(self, ppns: U32, spare: Spare) -> None:
         """Write spare areas (N,) and their copies alone."""

@@ -23,7 +23,7 @@ from ftl.flash.damage import Damage
 from ftl.flash.faults import FaultPlan
 from ftl.flash.files import NandFiles, correct_entries, runs
 from ftl.flash.memory import lazy_zeros
-from ftl.flash.spare import SPARE, Spare, correct_page, made, mend
+from ftl.flash.spare import SPARE, Spare, correct_page, keep_present_life, made, mend
 
 MARGIN_BYTES = 16 << 20  # of a disk: what the journal and small files may take when nothing else may
 
@@ -68,6 +68,17 @@ def _first_unwritten(ppns, next_page, lanes, pages_per_block):  # type: ignore[n
         if page >= next_page[superblock * lanes + lane]:
             return i
     return -1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _programmed(next_page, lanes, pages_per_block, out):  # type: ignore[no-untyped-def]
+    """Programmed pages, block by block."""
+    count = 0
+    for block in range(next_page.size):
+        superblock, lane = divmod(block, lanes)
+        for page in range(next_page[block]):
+            out[count] = (superblock * pages_per_block + page) * lanes + lane
+            count += 1
 
 
 class Nand:
@@ -125,13 +136,14 @@ class Nand:
         self.damage.blocks.update(lost)
         entries["bad"][lost] = 0
         entries["erases"][lost] = 0
-        superblocks, taken = files.read_spares(self.spare)
         self.erase_count[:], self.bad[:] = entries["erases"], entries["bad"] != 0
-        areas = np.union1d(self._read_spares(superblocks), taken).astype(np.uint32)
-        ppns, wrong = np.sort(self.programmed()), NONE
+        taken = list[int]()
+        areas = np.union1d(self._read_spares(files.read_spares(self.spare, taken)), taken).astype(np.uint32)
+        ppns, wrong = self.programmed(), NONE
         if self.held.lazy:
             self._unchecked[ppns] = 1
         else:
+            ppns.sort()
             files.read_content(self.content, ppns)
             wrong = self._check_content(ppns)
         self.damage.corrected = len(fixed) + areas.size + wrong.size
@@ -158,18 +170,10 @@ class Nand:
             mended, lost = mend(spare)
             fixed += [first + i for i in mended]
             self.damage.spares.update(first + i for i in lost)
-            lives = self.erase_count[superblock * g.lanes : (superblock + 1) * g.lanes]
-            of_pages = spare["life"].reshape(g.pages_per_block, g.lanes)
-            lives[:] = np.maximum(lives, of_pages.max(0))  # where the count is lost, the last pages have it
-            written = (spare["write_number"] > 0).reshape(g.pages_per_block, g.lanes) & (of_pages == lives)
-            spare[~written.reshape(-1)] = 0
-            used = written.copy()
-            for ppn in self.damage.spares:
-                if first <= ppn < first + g.superblock_pages:
-                    used.reshape(-1)[ppn - first] = True
-            count = np.where(used.any(0), g.pages_per_block - used[::-1].argmax(0), 0)
-            self.next_page[superblock * g.lanes : (superblock + 1) * g.lanes] = count
-            self.writes = max(self.writes, int(spare["write_number"].max()))
+            blocks = slice(superblock * g.lanes, (superblock + 1) * g.lanes)
+            known = [ppn - first for ppn in self.damage.spares if ppn // g.superblock_pages == superblock]
+            newest = keep_present_life(spare, known, self.erase_count[blocks], self.next_page[blocks])
+            self.writes = max(self.writes, newest)
         return np.array(sorted(fixed), np.uint32)
 
     def _check_content(self, ppns: U32) -> U32:
@@ -294,9 +298,9 @@ class Nand:
 
     def programmed(self) -> U32:
         """Every page that was programmed since its last erase."""
-        blocks = np.flatnonzero(self.next_page)
-        parts = [self.pages_of(block)[: self.next_page[block]] for block in blocks.tolist()]
-        return np.concatenate([np.zeros(0, np.uint32), *parts])
+        ppns: U32 = np.empty(int(self.next_page.sum(dtype=np.int64)), np.uint32)
+        _programmed(self.next_page, self.geometry.lanes, self.geometry.pages_per_block, ppns)
+        return ppns
 
     def program(self, ppns: U32, data: U8 | None, tags: U64, write_numbers: U64 | None = None) -> int:
         """Write `data` (N, page_bytes) and `tags` (N,) to pages `ppns` (N,), in that order.
@@ -345,10 +349,7 @@ class Nand:
 
     def intact(self, ppns: U32) -> NDArray[np.bool_]:
         """Where the content of a page was found to be what its spare area says, (N,)."""
-        good: NDArray[np.bool_] = self.write_numbers[ppns] > 0
-        if self.damage.pages:
-            good &= ~np.isin(ppns, list(self.damage.pages))
-        return good
+        return (self.write_numbers[ppns] > 0) & ~self.damage.of(ppns)
 
     def bit_errors(self, ppns: U32) -> I64:
         """Bit errors in the worst codeword of each page, as this read finds them."""

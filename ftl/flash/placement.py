@@ -15,7 +15,7 @@ import math
 import numpy as np
 from numba import njit
 
-from csd_spec.arrays import I32, I64, U32, U64
+from csd_spec.arrays import I32, I64, U8, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.errors import OutOfSpace, ReadOnly
 from ftl.flash.nand import Nand
@@ -41,6 +41,15 @@ def _fill(starts, blocks, claimed, lanes, pages_per_block, out):  # type: ignore
         out[i] = (block // lanes * pages_per_block + claimed[block]) * lanes + block % lanes
         claimed[block] += 1
     return starts.size
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _count(ppns, seen, valid, lanes, superblock_pages):  # type: ignore[no-untyped-def]
+    for i in range(ppns.size):
+        ppn = np.int64(ppns[i])
+        if not seen[ppn]:
+            seen[ppn] = 1
+            valid[ppn // superblock_pages * lanes + ppn % lanes] += 1
 
 
 class Writer:
@@ -229,6 +238,10 @@ class Placement:
         blocks = self.nand.block_of(ppns)
         np.subtract.at(self.valid, blocks, 1)
         assert ppns.size == 0 or self.valid[blocks].min() >= 0, "a page was invalidated twice"
+
+    def count(self, ppns: U32, seen: U8) -> None:
+        """Pages are in use, as power-on finds; each counts once. seen: which were counted, (pages,)."""
+        _count(ppns, seen, self.valid, self.geometry.lanes, self.geometry.superblock_pages)
 
     def erasable_blocks(self) -> list[int]:
         """Blocks that were written, hold nothing valid any more and are not being filled."""

@@ -48,6 +48,12 @@ def kinds(tags: U64) -> I64:
     return _field(tags, _KIND, KINDS)
 
 
+def of_kind(tags: U64, kind: int) -> slice:
+    """Where the tags of a kind are among ascending ones."""
+    first, last = np.uint64(kind << _KIND), np.uint64((kind + 1 << _KIND) - 1)
+    return slice(int(np.searchsorted(tags, first)), int(np.searchsorted(tags, last, "right")))
+
+
 def group_tags(kind: int, owner: int, layer: int, streams: int, groups: I64) -> U64:
     """Tags of `groups` of every stream of a layer, (streams, groups)."""
     assert kind not in (Kind.JOURNAL, Kind.BLOCK) and 0 < kind < KINDS, f"kind {kind} is no group's"

@@ -10,11 +10,15 @@ import pytest
 
 from csd_io.folder import DiskFolder
 from csd_spec import KvLayout
+from csd_spec.view import UNMAPPED
 from eval.bench.crash import DRIVE, bench_crash, embedding_rows
 from ftl import Ftl, Nand
+from ftl.flash import tag
 from ftl.flash.collect import Collector
 from ftl.flash.content import Direct
 from ftl.flash.files import NandFiles
+from ftl.flash.placement import Placement
+from ftl.recovery import TagIndex
 
 LAYOUT = KvLayout(page_bytes=512, head_dim=16, m=4)
 
@@ -174,6 +178,36 @@ def test_forks_share_pages_until_both_are_gone():
     ftl.flush(0)
     ftl.flush(0)
     assert int(ftl.placement.valid.sum()) == ftl.journal.pages.size
+
+
+def test_of_pages_with_the_same_tag_the_newest_that_is_whole_is_found():
+    nand, lanes = Nand(DRIVE.geometry), DRIVE.geometry.lanes
+    ppns = np.arange(2 * lanes, dtype=np.uint32)
+    tags = np.sort(tag.block_tags(ppns % 5)) + np.uint64(10)
+    data = np.zeros((ppns.size, DRIVE.geometry.page_bytes), np.uint8)
+    numbers = np.where(ppns % 3 == 0, 50, ppns + 1).astype(np.uint64)  # copies of a write have its number
+    nand.program(ppns, data, tags, numbers)
+    nand.damage.pages = {int(ppns[-1])}
+    pages = nand.programmed()
+    index = TagIndex(nand, pages, nand.tags[pages])
+    wanted = np.concatenate([tags[:1] - np.uint64(1), np.unique(tags), tags[-1:] + np.uint64(1)])
+    for after in (0, 5, 49, 50):
+        expected = []
+        for each in wanted:
+            fit = [i for i, p in enumerate(pages.tolist()) if tags[p] == each and numbers[p] > after and p != ppns[-1]]
+            best = max(fit, key=lambda i: (numbers[pages[i]], i), default=None)
+            expected.append(UNMAPPED if best is None else pages[best])
+        for order in (slice(None), slice(None, None, -1)):
+            assert index.find(wanted[None, order], after)[0].tolist() == expected[order]
+    assert index.damaged(tag.Kind.BLOCK)[1].tolist() == [numbers[-1]]
+
+
+def test_each_page_in_use_counts_once():
+    placement, seen = Placement(Nand(DRIVE.geometry)), np.zeros(DRIVE.geometry.pages, np.uint8)
+    g = DRIVE.geometry
+    for pages in ([0, g.lanes, 1], [1, 2 * g.lanes, g.superblock_pages + 1]):
+        placement.count(np.array(pages, np.uint32), seen)
+    assert placement.valid[: g.lanes + 2].tolist() == [3, 1, *[0] * (g.lanes - 1), 1]
 
 
 @pytest.mark.parametrize("m", [2, 8])

@@ -5,6 +5,7 @@ partner of: ftl/flash/spare.py, ftl/flash/upgrade.py
 
 import errno
 import tarfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 
 from csd_io.folder import DiskFolder
 from ftl.errors import MediumFailed
-from ftl.flash.files import BLOCKS, CONTENT, COPY, SPARES, NandFiles, sizes
+from ftl.flash.files import BLOCKS, CONTENT, COPY, SPARES, NandFiles, sizes, within
 from ftl.flash.nand import Nand
+from ftl.flash.spare import SPARE, keep_present_life, made, rows, unsealed
 from ftl.flash.upgrade import is_old, upgrade
 
 OLD = Path(__file__).parents[2] / "csd_firmware" / "drive_of_format_1.tar.xz"
@@ -83,6 +85,43 @@ def test_what_is_corrected_is_written_back(written, tmp_path):
     (tmp_path / SPARES).write_bytes(raw[:40] + bytes([raw[40] ^ 8]) + raw[41:])
     assert opened(written, tmp_path, private=False).damage.corrected == 1
     assert (tmp_path / SPARES).read_bytes() == raw
+
+
+def test_seals_are_the_crc_of_zlib():
+    generator = np.random.default_rng(0)
+    pages = generator.integers(0, 255, (40, 512), dtype=np.uint8)
+    tags, numbers = generator.integers(0, 1 << 63, (2, 40), dtype=np.uint64)
+    spare = made(pages, tags, numbers, np.arange(40))
+    assert spare["seal"].tolist() == [zlib.crc32(area[:28].tobytes()) for area in rows(spare)]
+    assert spare["crc"].tolist() == [zlib.crc32(page) for page in pages]
+    assert not unsealed(spare).size
+    rows(spare)[5:40:7, 3] ^= 1
+    spare[0] = 0
+    assert unsealed(spare).tolist() == list(range(5, 40, 7))  # what is erased has no seal
+
+
+def test_pages_of_earlier_lives_are_erased():
+    lanes, spare = 4, np.zeros(32, SPARE)
+    spare["life"][:16], spare["write_number"][:16] = 1, np.arange(1, 17)
+    spare["life"][[1, 5]], spare["life"][3] = 3, 0  # lane 1 in its third life, a page of lane 3 before its second
+    before, lives, next_page = spare.copy(), np.array([1, 2, 5, 0], np.int32), np.full(lanes, 7, np.int32)
+    assert keep_present_life(spare, [26, 3], lives, next_page) == 16
+    assert (lives.tolist(), next_page.tolist()) == ([1, 3, 5, 1], [4, 2, 7, 4])  # lane 2: its last page is lost
+    kept = np.flatnonzero(spare["write_number"])
+    assert kept.tolist() == [0, 1, 4, 5, 7, 8, 11, 12, 15]
+    assert (spare[kept] == before[kept]).all() and not rows(spare)[np.setdiff1d(np.arange(32), kept)].any()
+
+
+def test_ranges_are_cut_where_a_part_begins_and_ends():
+    ranges = [(0, 10), (12, 20), (35, 90)]
+    assert [within(ranges, first, 20) for first in (0, 20, 40, 90)] == [[(0, 10), (12, 20)], [(35, 40)], [(40, 60)], []]
+    assert within(ranges, 10, 2) == within([], 0, 5) == []
+
+
+def test_programmed_pages_come_block_by_block(small_drive):
+    nand, g = Nand(small_drive.geometry), small_drive.geometry
+    program(nand, 0, 1, g.lanes, g.lanes + 1, 2 * g.lanes, g.superblock_pages + 2)
+    assert nand.programmed().tolist() == [0, g.lanes, 2 * g.lanes, 1, g.lanes + 1, g.superblock_pages + 2]
 
 
 def test_a_page_that_is_worse_is_damaged_and_says_what_it_was(written, tmp_path):

@@ -42,6 +42,14 @@ def test_logical_pages(lpn):
     assert tag.kinds(tags) == Kind.BLOCK and tag.logical_pages(tags) == lpn and not tag.is_group(tags).any()
 
 
+def test_where_a_kind_is_among_ascending_tags():
+    groups = [tag.group_tags(kind, 3, 2, 2, np.arange(5)).reshape(-1) for kind in (Kind.K, Kind.V, tag.KINDS - 1)]
+    tags = np.sort(np.concatenate([*groups, tag.block_tags(np.array([0, 7, tag.MAX_LOGICAL_PAGES - 1]))]))
+    for kind in range(tag.KINDS):
+        assert (tags[tag.of_kind(tags, kind)] == tags[tag.kinds(tags) == kind]).all(), kind
+    assert tags[tag.of_kind(tags, Kind.BLOCK)].size == 3
+
+
 @pytest.mark.parametrize("kind", [Kind.JOURNAL, Kind.BLOCK, 0, tag.KINDS])
 def test_a_group_has_a_kind_of_its_own(kind):
     with pytest.raises(AssertionError, match="no group's"):
