@@ -28,4 +28,5 @@ EVAL = {
     "scaling": "eval.papers.instinfer.scaling",
     "sensitivity": "eval.papers.instinfer.sensitivity",
     "claims": "eval.papers.claims",
+    "tiers": "eval.papers.tierkv.tiers",
 }
