@@ -46,8 +46,7 @@ def serve(trace: Trace, machine: Machine, policy: Policy, slice_tokens: int) -> 
             server.queue.append(_arrived(coming.popleft(), machine))
         policy.admit(server)
         policy.ahead(server)
-        if not server.active:
-            policy.admit(server)  # new ones have nothing to copy: room is all that they need
+        policy.admit(server)  # new ones have nothing to copy, and are there as soon as there is room
         if server.active:
             _iterate(server)
         elif not server.queue:

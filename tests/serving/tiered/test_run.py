@@ -83,6 +83,12 @@ def test_rounds_of_more_than_fits_move_and_two_tiers_compute_again():
     assert by_name["mended"].tokens_per_s > max(by_name[name].tokens_per_s for name in ROTATING)
 
 
+def test_without_rotation_policies_are_equal():
+    requests = trace([(20, 10)] * 8)
+    seconds = {name: serve(requests, machine(), POLICIES[name], 100).seconds for name in ("lru", "mended", "oracle")}
+    assert len(set(seconds.values())) == 1
+
+
 def test_a_request_that_a_tier_cannot_hold_is_one_line():
     with pytest.raises(ValueError, match=r"request 1: 0\.0 GB of K and V, and the tier host has 0\.0 GB"):
         serve(trace([(5, 5), (30, 30)]), machine(host_bytes=50_000), POLICIES["static"], 5)
