@@ -31,4 +31,5 @@ EVAL = {
     "sensitivity": "eval.papers.instinfer.sensitivity",
     "serving": "eval.serving.serving",
     "claims": "eval.papers.claims",
+    "tiers": "eval.papers.tierkv.tiers",
 }

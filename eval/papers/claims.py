@@ -16,6 +16,7 @@ from vcsd.tables import table
 PAPERS = {  # a line for each paper: a module with a `PAPER`, imported when it is asked for
     "instinfer": "eval.papers.instinfer.ours",
     "dual-blade": "eval.papers.dual_blade.ours",
+    "tierkv": "eval.papers.tierkv.ours",
     "orbitflow": "eval.papers.orbitflow.ours",
 }
 ALL = "all"

@@ -48,10 +48,10 @@ class Claim:
             raise ValueError(f"{self.id}: a contradiction has a reason, and nothing else has")
 
     def error_percent(self, ours: float) -> float:
-        """How far off a value is, 0 within a bound."""
+        """How far off a value is, 0 within a bound; of 0, in percent of one."""
         if (self.bound == "<" and ours < self.value) or (self.bound == ">" and ours > self.value):
             return 0.0
-        return 100 * (ours / self.value - 1)
+        return 100 * (ours / self.value - 1) if self.value else 100 * ours
 
     def is_off(self, ours: float) -> bool:
         """Whether a value is further from the paper's than what a model explains."""
@@ -59,12 +59,12 @@ class Claim:
             return False
         if self.unit == "%":
             return abs(ours - self.value) > MAX_POINTS
-        return abs(100 * (ours / self.value - 1)) > MAX_PERCENT
+        return abs(self.error_percent(ours)) > MAX_PERCENT
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number that the paper does not give: assumed, or calibrated, fixed by one of its claims; why it may be so."""
+    """A number that the paper does not give: assumed, or calibrated, fixed by claims of it; why it may be so."""
 
     name: str
     value: float
@@ -89,8 +89,8 @@ class Found:
     """What a paper's function has found.
 
     ours: our value for each claim by its id, None where none can be had. columns: values under other conditions, by
-    column and id. more: what else programs may want to know. notes: lines for people. extent: what the values are.
-    sections: figures, where they were asked for.
+    column and id, of claims that have one. more: what else programs may want to know. notes: lines for people. extent:
+    what the values are. sections: figures, where they were asked for.
     """
 
     ours: Mapping[str, float | None]
@@ -142,7 +142,7 @@ def _row(claim: Claim, found: Found) -> dict[str, Any]:
         "ours": ours,
         "kind": str(claim.kind),
         "error_percent": None if ours is None else claim.error_percent(ours),
-        **{name: values[claim.id] for name, values in found.columns.items()},
+        **{name: values.get(claim.id) for name, values in found.columns.items()},
         **({"reason": claim.reason} if claim.reason else {}),
         "command": claim.command,
     }

@@ -46,21 +46,23 @@ class Gpu(Profile):
 
 @value
 class Host(Profile):
-    """A host's memory, and its link to the GPU."""
+    """A host's memory, and its link to the GPU. gpu_link_us: what a copy takes without its bytes."""
 
     dram_gib: Annotated[float, Field(ge=4, le=8192)]
     gpu_link_gb_per_s: Annotated[float, Field(ge=1, le=1000)]
+    gpu_link_us: Annotated[float, Field(ge=0, le=500)] = 0
 
 
 @value
 class Ssd(Profile):
-    """A plain SSD. lba_bytes: of its logical blocks."""
+    """A plain SSD. lba_bytes: of its logical blocks. capacity_tb: where it matters."""
 
     read_gb_per_s: Annotated[float, Field(ge=0.1, le=50)]
     write_gb_per_s: Annotated[float, Field(ge=0.1, le=50)]
     random_read_us: Annotated[float, Field(ge=5, le=500)]
     random_write_us: Annotated[float, Field(ge=1, le=500)]
     lba_bytes: Annotated[int, Field(ge=512, le=1 << 16)] = 512
+    capacity_tb: Annotated[float, Field(gt=0, le=1000)] | None = None
 
 
 @value

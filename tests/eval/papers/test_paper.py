@@ -86,3 +86,11 @@ def test_only_a_contradiction_has_a_reason_and_may_be_without_a_value():
 def test_a_machine_is_the_papers_where_it_is_not_said():
     model, gpu, host = Machine(gpu="h100").profiles("opt-13b", "a6000", "pcie4")
     assert (model.name, gpu.name, host.name) == ("opt-13b", "h100", "pcie4")
+
+
+def test_a_column_may_lack_a_row_and_nothing_may_be_printed_as_zero():
+    rows = judged({"held_out": {"a": 4.0}})["rows"]
+    assert [row["held_out"] for row in rows][:2] == [4.0, None]
+    none = Claim("g", "wasted", 0, "%", "I")
+    assert (none.error_percent(0), none.error_percent(0.5)) == (0, pytest.approx(50))
+    assert (none.is_off(0), none.is_off(2), none.is_off(4)) == (False, False, True)

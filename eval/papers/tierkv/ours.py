@@ -1,0 +1,175 @@
+"""What ours is for each of TierKV's claims: a reading in closed form, and beside it a link that is counted once."""
+
+from __future__ import annotations
+
+from statistics import NormalDist, median
+from typing import Any
+
+from eval.papers.options import Machine, Simulated
+from eval.papers.paper import Found, Kind, Paper
+from eval.papers.profiles import Gpu, Host, Model, Ssd
+from eval.papers.tierkv.blocks import best_tokens, block_bytes, efficiency, from_dram_us, from_ssd_us, lost_share
+from eval.papers.tierkv.reading import Reading
+from eval.papers.tierkv.values import (
+    ASSUMED,
+    CALIBRATED,
+    CLAIMS,
+    COMPUTE,
+    COPIES,
+    MEAN_TOKENS,
+    MODELS_7B_UP,
+    PRINTED,
+    SPREAD,
+    STALL_SHARE,
+    STEP_TOKENS,
+    SWEEP_COPIES,
+    UNIFORM,
+    WINDOW,
+    WINDOWS,
+)
+
+Values = dict[str, float | None]
+Figures = dict[str, float]
+BLOCK_SIZES = (4, 8, 16, 32, 64)
+RATIO, BURST = 3, 2  # oversubscription, and by how much a burst multiplies the rate
+LETTERS = "abcd"
+K = int(WINDOW.value)
+SWEEP = Reading(COMPUTE.value, SWEEP_COPIES.value, SPREAD.value)
+
+
+def reading(ratio: float) -> Reading:
+    """At an oversubscription: as table 5 has it, and in proportion beyond."""
+    most = max(COPIES)
+    copies = COPIES[int(ratio)].value if ratio in COPIES else COPIES[most].value * (ratio - 1) / (most - 1)
+    return Reading(COMPUTE.value, copies, SPREAD.value)
+
+
+def tokens_per_s(tpot_ms: float, compute_ms: float = COMPUTE.value) -> float:
+    """Of a stall the throughput feels only a share."""
+    return 1e3 * STEP_TOKENS.value / (compute_ms + STALL_SHARE.value * (tpot_ms - compute_ms))
+
+
+def _blocks(models: list[Model], gpu: Gpu, host: Host, ssd: Ssd) -> Values:
+    """t1 to t3, t23, t24: bytes and how long they take."""
+    first = models[0]
+    small, usual = (efficiency(host, block_bytes(first, tokens)) for tokens in (4, 16))
+    return {
+        **{f"t1{letter}": block_bytes(model) / 2**20 for letter, model in zip(LETTERS, models, strict=True)},
+        "t2a": from_dram_us(host, 2e6),
+        "t2b": from_ssd_us(ssd, 2e6),
+        "t2c": from_dram_us(host, 8e6),
+        "t2d": from_ssd_us(ssd, 8e6),
+        "t2e": gpu.memory_gb_per_s / ssd.read_gb_per_s,
+        "t3a": from_dram_us(host, 8e6) / 1e3,
+        "t3b": PRINTED["t4b"] / (from_dram_us(host, 8e6) / 1e3),
+        "t23": 100 * (small / usual - 1),
+        "t24a": 100 * lost_share(64, MEAN_TOKENS.value),
+        "t24b": best_tokens(first, host, MEAN_TOKENS.value, BLOCK_SIZES),
+        "t24c": best_tokens(first, host, UNIFORM.value, BLOCK_SIZES),
+        "t5-weights": first.weight_bytes / (gpu.memory_gb_per_s * 1e6),
+        "t5-iteration": PRINTED["t4a"],
+    }
+
+
+def _sweeps(conserved: bool) -> Figures:
+    """t5 to t14, t16, t17: TPOT, tokens/s and hits over oversubscription and window, on either link."""
+
+    def tpot(at: Reading, window: int) -> float:
+        return at.conserved_tpot_ms(window) if conserved else at.tpot_ms(window)
+
+    def hits(at: Reading, window: int) -> float:
+        return 100 * (at.conserved_hits(window) if conserved else at.hits(window))
+
+    made = {"t5-oracle": tpot(reading(1), 0), "t9": tokens_per_s(tpot(reading(1), 0))}
+    for ratio in COPIES:
+        reactive, prefetched = (tpot(reading(ratio), window) for window in (0, K))
+        made |= {f"t6-{ratio}": reactive, f"t7-{ratio}": reactive}
+        made |= {f"t10-{ratio}": tokens_per_s(reactive), f"t11-{ratio}": tokens_per_s(reactive)}
+        made[f"t5-{ratio}" if ratio <= RATIO else f"t8-{ratio}"] = prefetched
+        made[f"t12-{ratio}"] = tokens_per_s(prefetched)
+    for window in WINDOWS:
+        made |= {f"t13-{window}": hits(SWEEP, window), f"t14-{window}": tpot(SWEEP, window)}
+    made["t16a"] = made["t6-3"] / made["t5-3"]
+    made["t16b"] = made["t12-3"] / made["t10-3"]
+    made["t17"] = made["t6-5"] / made["t8-5"]
+    made |= {"t22b": hits(reading(RATIO), K), "t22c": hits(reading(RATIO * BURST), K)}
+    made |= {"t25a": hits(reading(RATIO), K), "t25d": made["t14-0"], "t25e": made["t14-0"]}
+    return {name: value for name, value in made.items() if name in PRINTED}
+
+
+def _models(models: list[Model], conserved: bool) -> Figures:
+    """t19: computing grows with the parameters and copies with a block's bytes, from the smallest model's."""
+    made = {}
+    first, base = models[0], reading(RATIO)
+    for letter, model in zip(LETTERS, models, strict=True):
+        computing = base.compute_ms * model.parameters_billion / first.parameters_billion
+        copies = base.mean_ms * block_bytes(model) / block_bytes(first)
+        at = Reading(computing, copies, base.spread)
+        ahead = at.conserved_tpot_ms(K) if conserved else at.tpot_ms(K)
+        made[f"t19{letter}"] = tokens_per_s(ahead, computing) / tokens_per_s(at.tpot_ms(0), computing)
+    return made
+
+
+def _requests() -> Values:
+    """t21, t25: single requests, and t20, whose TTFT no policy changes."""
+    middle, tail = PRINTED["t21a"], PRINTED["t21b"]
+    normal = NormalDist(middle, (tail - middle) / NormalDist().inv_cdf(0.95))
+    base = reading(RATIO)
+    worse = sum(max(0.0, each - K * base.compute_ms) >= each for each in base.copies_ms)
+    return {
+        "t21c": 100 * (1 - normal.cdf(5)),
+        "t25b": float(worse),  # ranks of pairs in which Prefetch is not the faster one: W is 0 where there are none
+        **{f"t20{letter}": 1.0 for letter in LETTERS},
+    }
+
+
+def ssd_use(ratio: float, model: Model, gpu: Gpu, host: Host) -> float:
+    """The share of K and V that neither the GPU's memory nor the host's holds."""
+    held = gpu.memory_gib * 2**30 - model.weight_bytes
+    return max(0.0, 1 - (held + host.dram_gib * 2**30) / (ratio * held))
+
+
+def find(machine: Machine, simulated: Simulated, drawn: bool) -> Found:
+    """All in closed form."""
+    model, gpu, host = machine.profiles(MODELS_7B_UP[0], "h100", "tierkv")
+    models = [model, *(Model.load(name) for name in MODELS_7B_UP[1:])]
+    read, conserved = _sweeps(False), _sweeps(True)
+    ours: Values = {claim.id: claim.value for claim in CLAIMS if claim.kind is Kind.INPUT}
+    ours |= {**_blocks(models, gpu, host, Ssd.load("tierkv")), **read, **_models(models, False), **_requests()}
+    ours |= {"t15": None, "t16c": conserved["t16a"], "t22a": 100 * ssd_use(RATIO * BURST, model, gpu, host)}
+    gains = {f"{ratio}x": conserved[f"t6-{ratio}"] / _ahead(conserved, ratio) for ratio in COPIES}
+    more: dict[str, Any] = {
+        "conserved_gain": gains,
+        "ssd_needed_beyond": _full(model, gpu, host),
+        "median_error_percent_unsaturated": _unsaturated(ours),
+    }
+    notes = [
+        "conserved_bus: the link carries every byte once; TPOT over LRU's is then "
+        + ", ".join(f"{gain:.2f}x at {ratio}" for ratio, gain in gains.items())
+    ]
+    columns = {"conserved_bus": conserved | _models(models, True)}
+    return Found(ours=ours, columns=columns, more=more, notes=notes, extent="in closed form")
+
+
+def _unsaturated(ours: Values) -> float:
+    """The median error of predicted rows, without windows so long that the reading has nothing to say any more."""
+    saturated = {f"{name}-{window}" for name in ("t13", "t14") for window in WINDOWS if window >= K}
+    errors = [
+        abs(claim.error_percent(value))
+        for claim in CLAIMS
+        if claim.kind is Kind.PREDICTED and claim.id not in saturated and (value := ours[claim.id]) is not None
+    ]
+    return median(errors)
+
+
+def _ahead(made: Figures, ratio: int) -> float:
+    return made[f"t5-{ratio}" if ratio <= RATIO else f"t8-{ratio}"]
+
+
+def _full(model: Model, gpu: Gpu, host: Host) -> float:
+    """The oversubscription at which host memory is full too."""
+    held = gpu.memory_gib * 2**30 - model.weight_bytes
+    return (held + host.dram_gib * 2**30) / held
+
+
+PAPER = Paper(title="TierKV", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find)

@@ -1,0 +1,55 @@
+"""A reading under which TierKV's tables agree, and the same on a link that carries every byte once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist, fmean
+
+DRAWS = 4000  # points of a distribution, of equal weight
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Iterations that compute for compute_ms and need copies of mean_ms.
+
+    What copies take is normal with a standard deviation of `spread` of its mean. A window of K iterations hides K times
+    what one computes, from every iteration anew: windows of neighbours overlap, so the link is counted K times.
+    """
+
+    compute_ms: float
+    mean_ms: float
+    spread: float
+
+    @cached_property
+    def copies_ms(self) -> list[float]:
+        """Of iterations, by quantiles."""
+        if not self.mean_ms:
+            return [0.0]
+        normal = NormalDist(self.mean_ms, self.spread * self.mean_ms)
+        return [max(0.0, normal.inv_cdf((at + 0.5) / DRAWS)) for at in range(DRAWS)]
+
+    def tpot_ms(self, window: int) -> float:
+        """Of a token: computing, and what of the copies the window does not hide."""
+        hidden = window * self.compute_ms
+        return self.compute_ms + fmean(max(0.0, each - hidden) for each in self.copies_ms)
+
+    def hits(self, window: int) -> float:
+        """The share of copies that have come when they are needed."""
+        hidden = window * self.compute_ms
+        return fmean(min(1.0, hidden / each) if each else 1.0 for each in self.copies_ms)
+
+    def conserved_tpot_ms(self, window: int) -> float:
+        """The same where the link carries one byte at a time: it gives an iteration no more than the iteration takes.
+
+        A window of one overlaps an iteration with the next one's copies; a longer one evens them out too.
+        """
+        if window == 0:
+            return self.compute_ms + fmean(self.copies_ms)
+        if window == 1:
+            return fmean(max(self.compute_ms, each) for each in self.copies_ms)
+        return max(self.compute_ms, self.mean_ms)
+
+    def conserved_hits(self, window: int) -> float:
+        """The share of copies that the link can have carried under computing."""
+        return min(1.0, self.compute_ms / self.mean_ms) if window and self.mean_ms else float(not self.mean_ms)

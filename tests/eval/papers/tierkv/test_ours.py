@@ -1,0 +1,71 @@
+"""TierKV's claims: every value is judged, and how far off the predicted ones are.
+
+partner of: eval/papers/tierkv/values.py
+"""
+
+import json
+
+import pytest
+
+from eval.papers.options import Machine, Simulated
+from eval.papers.paper import Kind, judge
+from eval.papers.profiles import Gpu, Host, Model
+from eval.papers.tierkv.ours import PAPER, find, ssd_use
+from eval.papers.tierkv.values import CLAIMS
+
+
+@pytest.fixture(scope="module")
+def result():
+    return judge(PAPER, find(Machine(), Simulated(), False))
+
+
+@pytest.fixture(scope="module")
+def rows(result):
+    return {row["id"]: row for row in result["rows"]}
+
+
+def test_every_value_of_the_paper_has_a_row(result):
+    json.dumps(result)
+    assert {row["id"].split("-")[0].rstrip("abcde") for row in result["rows"]} == {f"t{n}" for n in range(1, 26)}
+    assert all(row["ours"] is not None for row in result["rows"] if row["id"] != "t15")
+
+
+def test_predicted_rows_are_close(result):
+    assert result["median_error_percent"] <= 2.5
+    assert result["median_error_percent_unsaturated"] <= 2.5
+    assert result["worst_error_percent"] <= 5
+    assert result["exceptions"] == []
+
+
+def test_calibrated_rows_are_what_they_were_fitted_to():
+    found = find(Machine(), Simulated(), False)
+    errors = [abs(each.error_percent(found.ours[each.id])) for each in CLAIMS if each.kind is Kind.CALIBRATED]
+    assert max(errors) < 2.8
+
+
+def test_a_conserved_bus_gives_less(result, rows):
+    gains = list(result["conserved_gain"].values())
+    assert gains == pytest.approx([1.88, 1.38, 1.24, 1.18], abs=0.01)
+    for name in ("t8-4", "t14-2", "t14-4"):
+        assert rows[name]["conserved_bus"] > 1.4 * rows[name]["ours"]
+    assert rows["t6-3"]["conserved_bus"] == rows["t6-3"]["ours"]
+    assert rows["t1a"]["conserved_bus"] is None
+
+
+def test_what_contradicts_itself_has_what_it_should_have_been(rows):
+    assert (rows["t1c"]["ours"], rows["t1d"]["ours"]) == (3.0, 5.0)
+    assert rows["t3a"]["ours"] == pytest.approx(0.165)
+    assert rows["t17"]["ours"] == pytest.approx(7.74 / 3.10, rel=0.02)
+    assert rows["t19a"]["ours"] > rows["t19b"]["ours"]
+
+
+def test_the_ssd_is_needed_when_host_memory_is_full():
+    model, gpu, host = Model.load("llama-3-8b"), Gpu.load("h100"), Host.load("tierkv")
+    assert ssd_use(6, model, gpu, host) == 0
+    assert 0 < ssd_use(12, model, gpu, host) < ssd_use(24, model, gpu, host) < 1
+
+
+def test_another_gpu_moves_what_follows_from_it():
+    ours = find(Machine(gpu="a6000"), Simulated(), False).ours
+    assert ours["t2e"] == pytest.approx(768 / 7)
+    assert ours["t5-weights"] == pytest.approx(2 * 8.03 / 0.768, rel=0.001)

@@ -1,0 +1,104 @@
+"""The sweep over host memory: ours is at least as fast as the better of the paper's and reactive, everywhere."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from eval.papers.options import Machine
+from eval.papers.profiles import Gpu, Host, Model, Ssd
+from eval.papers.tierkv import tiers
+from eval.papers.tierkv.tiers import experiment, requests, summary
+from serving.tiered.policies import POLICIES
+
+
+@pytest.fixture(scope="module")
+def outcome():
+    return experiment(Machine(), dram_gb="8,64,512", slices="50,200")
+
+
+def test_ours_is_at_least_as_fast_as_the_better_of_both(outcome):
+    found = outcome.result
+    json.dumps(found)
+    assert found["literal_slower_than_reactive"] >= 2
+    assert found["literal_over_reactive_least"] < 0.5
+    assert found["mended_over_better_of_both_least"] >= 1
+    assert found["mended_over_oracle_least"] > 0.95
+    assert found["oversubscription"] == pytest.approx(3, abs=0.2)
+
+
+def test_a_row_for_each_slice_room_and_policy(outcome):
+    rows = outcome.result["rows"]
+    assert len(rows) == 2 * 3 * len(POLICIES)
+    at = {(row["slice"], row["dram_gb"], row["policy"]): row for row in rows}
+    assert at[50, 512, "static"]["flash_bytes"] == at[50, 512, "tierkv"]["flash_bytes"] == 0
+    assert at[50, 8, "mended"]["flash_bytes"] < at[50, 8, "tierkv"]["flash_bytes"] / 10
+    assert at[50, 8, "lru"]["recomputed_tokens"] > 0
+
+
+def test_people_see_tables_first(outcome):
+    page = io.StringIO()
+    console = Console(file=page, width=120)
+    for part in outcome.shown:
+        console.print(part)
+    text = page.getvalue()
+    assert (
+        text.index("tokens/s")
+        < text.index("GB over NVMe")
+        < text.index("longest wait")
+        < text.index("oversubscription")
+    )
+
+
+def test_the_summary_is_of_the_worst_run():
+    def rows(slice_tokens, **rates):
+        return [
+            {"slice": slice_tokens, "dram_gb": 8.0, "policy": name, "tokens_per_s": rate}
+            for name, rate in rates.items()
+        ]
+
+    same = {"lru": 10.0, "lfu": 10.0, "static": 10.0, "oracle": 40.0}
+    found = summary(rows(20, **same, tierkv=5.0, mended=12.0) + rows(50, **same, tierkv=20.0, mended=22.0))
+    assert found["runs"] == 2
+    assert found["literal_slower_than_reactive"] == 1
+    assert found["literal_over_reactive_least"] == 0.5
+    assert found["mended_over_better_of_both_least"] == pytest.approx(1.1)
+    assert found["mended_over_better_of_both_least_where_literal_is_slower"] == pytest.approx(1.2)
+    assert found["mended_over_oracle_least"] == pytest.approx(0.3)
+
+
+def test_requests_are_a_traces_or_generated(tmp_path):
+    file = tmp_path / "some.csv"
+    file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,30,4\n2.5,20,2\n3.5,20,2\n")
+    assert [each.arrival for each in requests(file, 2, None, 0, 1.0).requests] == [0, 2.5]
+    assert {each.arrival for each in requests(None, 5, None, 0, 1.0).requests} == {0}
+    assert requests(None, 5, 2.0, 0, 1.0).requests[-1].arrival > 0
+    with pytest.raises(ValueError, match="--rate is of generated requests"):
+        requests(file, 2, 1.0, 0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"dram_gb": "0"}, "dram_gb = '0': each must be at least 1"),
+        ({"dram_gb": "1"}, r"request \d+: 1.8 GB of K and V, and the tier host has 1.0 GB"),
+        ({"slices": "x"}, "slices = 'x': needs numbers"),
+        ({"trace": tiers.Path("nowhere.csv")}, "trace nowhere.csv: No such file"),
+        ({"ssd": "floppy"}, "ssd = 'floppy': must be a YAML file or one of"),
+    ],
+)
+def test_bad_input_is_one_line(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        experiment(Machine(), **options)
+
+
+def test_weights_must_leave_room():
+    with pytest.raises(ValueError, match="gpu = rtx4090: 24 GiB leave nothing beside the weights of opt-30b"):
+        tiers.machine(Model.load("opt-30b"), Gpu.load("rtx4090"), Host.load("tierkv"), Ssd.load("tierkv"))
+
+
+def test_a_plot_is_drawn(tmp_path):
+    out = tmp_path / "tiers.svg"
+    experiment(Machine(), dram_gb="8,16", slices="200", count=20, plot=out)
+    assert "<svg" in out.read_text()
