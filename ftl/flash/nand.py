@@ -157,8 +157,9 @@ class Nand:
 
     def power_on(self) -> None:
         """Learn from the spare areas what a controller knows: what is programmed, and which of it is damaged."""
-        self.damage = Damage(corrected=self._read_spares(range(self.geometry.blocks_per_plane)).size)
-        self.damage.corrected += self._check_content(self.programmed()).size
+        self.damage = Damage()
+        spares = self._read_spares(range(self.geometry.blocks_per_plane))
+        self.damage.corrected = spares.size + self._check_content(self.programmed()).size
 
     def _read_spares(self, superblocks: Iterable[int]) -> U32:
         """Learn what is programmed in these superblocks; returns pages whose spare areas were corrected."""
@@ -197,9 +198,8 @@ class Nand:
         if not self.held.lazy or not ppns.size:
             return
         self.damage.pages.update(self.held.bring(ppns).tolist())
-        new = ppns[self._unchecked[ppns] > 0]
+        new = distinct(ppns[self._unchecked[ppns] > 0])
         if new.size:
-            new = distinct(new)
             self._unchecked[new] = 0
             self.damage.corrected += self._check_content(new[self.intact(new)]).size
 

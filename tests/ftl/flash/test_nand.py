@@ -54,6 +54,15 @@ def test_spare_area(nand):
     assert (nand.damage.corrected, nand.damage.pages, nand.content[0, 7]) == (1, {1}, 0)
 
 
+def test_power_on_says_which_spare_areas_are_lost(nand):
+    program(nand, 0, 1, 2)
+    nand.spare["tag"][1] ^= np.uint64(0b111)  # more than a code of one bit corrects
+    nand.spare["tag"][2] ^= np.uint64(0b1)
+    nand.power_on()
+    assert nand.damage.spares == {1} and nand.damage.corrected == 1
+    assert nand.tags[2] == 9
+
+
 def test_erase_forgets_a_block_and_only_that(nand):
     lanes = nand.geometry.lanes
     program(nand, 0, 1, lanes)
