@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,11 @@ class Hosted:
     durability: Durability = "process"
     medium: Medium = IN_MEMORY
     threads: int | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything but the defaults is asked for."""
+        return any(getattr(self, each.name) != each.default for each in fields(Hosted))
 
     def hosted(self, drives: int) -> dict[str, Any]:
         """These fields, for one of so many drives."""

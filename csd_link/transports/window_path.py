@@ -42,7 +42,7 @@ class WindowPath(Transport):
                 f"methods = {drives.methods}: the drives at {path} are served already, and know what their operator has"
                 f" loaded (vcsd serve --methods)"
             )
-        if drives.hosted(1) != DriveSet().hosted(1):
+        if drives.asked:
             raise ValueError(
                 f"durability, medium and threads of the drives at {path} are as their operator has asked for"
                 f" (vcsd serve --durability, --medium, --threads)"

@@ -39,7 +39,7 @@ class Load:
     gap: Annotated[
         float, typer.Option(min=0, max=1, help="at which the program may stop where 8 requests are more")
     ] = 0.01
-    seed: Annotated[int, typer.Option(help="of the instances")] = 0
+    seed: Annotated[int, typer.Option(min=0, max=1 << 31, help="of the instances")] = 0
 
 
 def instance(generator: np.random.Generator, layers: int, requests: int) -> Problem:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import residency
+import serving
 import vcsd
 from attention_engine import METHODS, load_methods
 
@@ -59,7 +60,7 @@ def names_of_ours(code):
 def test_examples_use_the_public_face_alone():
     used = {name for code in examples() for name in names_of_ours(code)}
     assert {"vcsd.attach", "vcsd.METHODS", "vcsd.Step"} <= used
-    assert used <= {f"{face.__name__}.{name}" for face in (vcsd, residency) for name in face.__all__}
+    assert used <= {f"{face.__name__}.{name}" for face in (vcsd, residency, serving) for name in face.__all__}
 
 
 def test_the_readme_names_the_public_face_and_no_others():
