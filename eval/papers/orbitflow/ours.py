@@ -15,7 +15,7 @@ from eval.papers.paper import Found, Kind, Paper
 from eval.serving.machines import A5000, A6000
 from serving.loop import Policy, serve
 from serving.metrics import summary
-from serving.placement import Costs, Option, blocks_on_device, latency_s, strides
+from serving.placement import Costs, Option, away, blocks_on_device, latency_s, strides
 from serving.policies import POLICIES, Planner
 from serving.trace import Request, Trace
 from vcsd.progress import Tick, progress
@@ -108,7 +108,8 @@ def _layouts() -> Values:
     """o1, o2, o4, o6: what follows from counting."""
     counts = len(strides(32)) - 1
     orders = math.log10(2.0**128 / counts**4)
-    whole: Values = {"o1a": counts, "o1b": counts**4, "o1c": 2.0**128, "o1d": orders, "o2a": 32 // 4, "o2b": 32 // 5}
+    whole: Values = {"o1a": counts, "o1b": counts**4, "o1c": 2.0**128, "o1d": orders, "o2a": len(away(32, 32 // 4))}
+    whole["o2b"] = len(away(32, 32 // 5))
     for name, tokens in (("o4a", 2048), ("o4b", 16384)):
         costs = A6000.costs([tokens])
         whole[name] = float(costs.fetch[0] / costs.compute[0])
