@@ -98,7 +98,6 @@ class Planner:
         plan: _Plan | None = now.memory.get("plan")
         if plan is None or now.changed or now.step >= plan.until or not _fits(_costs(now, plan.running), plan.options):
             plan = now.memory["plan"] = self._plan(now)
-            now.memory["planned"] = now.memory.get("planned", 0) + 1
         return Decision(plan.running, plan.options, plan.until - now.step)
 
     def _plan(self, now: Situation) -> _Plan:
