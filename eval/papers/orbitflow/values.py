@@ -23,9 +23,7 @@ def _each(name: str, source: str, unit: str, *rows: Row, bound: str = "", after:
     return made
 
 
-_ALPHA = (
-    "it hangs on alpha, 1 in the text: o17 wants less (column late = 0), this more (late = 2), and no one fits both"
-)
+_ALPHA = "o9 wants more than the text's alpha of 1 (column late = 2), o11 less (late = 0): no one fits both"
 _TRACES = "it follows from traces that are not printed: contexts, bursts, lengths of another paper's"
 _VERSIONS = "another version of the paper prints +62 and +66"
 
@@ -82,8 +80,8 @@ CLAIMS = (
         "%",
         ("scale 1.5: less P99 TBT than DeepSpeed", 65),
         ("less P99 TPOT than DeepSpeed", 64),
-        ("less P99 TBT or TPOT than others, least", 3, X, _ALPHA),
-        ("the same, most", 9, X, _ALPHA),
+        ("less P99 TBT or TPOT than others, least", 3),
+        ("the same, most", 9),
     ),
     *_each(
         "o11",
@@ -97,8 +95,8 @@ CLAIMS = (
         "o12",
         "5.2",
         "%",
-        ("over others, least", 4, X, _ALPHA),
-        ("over others, most", 52, X, _ALPHA),
+        ("over others, least", 4),
+        ("over others, most", 52),
         after="a",
     ),
     *_each("o13", "5.2", "%", ("TBT attained, scale 1, high rate", 75), bound=">"),
@@ -128,7 +126,7 @@ CLAIMS = (
         "%",
         ("TBT attained, scale 1: uniform", 45.1, C),
         ("+ request-wise", 54.5, X, "at scale 1 a step is late by computing alone, whatever lies where"),
-        ("+ pause", 71, X, "a pause without a deposit is late at once: with alpha above 0 it depends on who counts it"),
+        ("+ pause", 71),
         ("+ deposit", 85.6),
     ),
     *_each(
