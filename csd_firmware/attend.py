@@ -31,8 +31,8 @@ def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
     """Store the new token and attend over all. It waits in DRAM; if it completes a group, that is programmed in the
     background."""
     v_sums = {handle: state.v_sums[handle][command.layer].copy() for handle in command.seqs}
-    ones, new = np.ones(len(command.seqs), np.int64), (command.k, command.v)
-    programmed, _ = state.ftl.append(command.seqs, command.layer, ones, *new, watch.now_ns)
+    ones = np.ones(len(command.seqs), np.int64)
+    programmed, _ = state.ftl.append(command.seqs, command.layer, ones, command.k, command.v, watch.now_ns)
     for handle, row in zip(command.seqs, command.v, strict=True):
         state.add_v(handle, command.layer, row[None])
     try:

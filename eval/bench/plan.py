@@ -17,12 +17,12 @@ import typer
 from eval.experiment import Outcome
 from eval.serving.machines import A5000
 from serving.ilp import SolverMissing, solve
-from serving.placement import Option, Placement, Problem, spread, strides
+from serving.placement import BLOCK_TOKENS, Option, Placement, Problem, spread, strides
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
 SIZES = ((32, 4), (32, 8), (40, 16), (80, 8))  # layers, requests
-SEARCHED = 8  # requests up to which the search is asked; it doubles with each
+SEARCHED = (40, 8)  # layers and requests up to which the search is asked: beyond it takes minutes at times
 ROOM = (0.4, 1.1)  # of the batch's K and V that the device holds
 SAME_S = 1e-9
 LIMIT_S = 5.0
@@ -36,9 +36,9 @@ class Load:
         int, typer.Option(min=1, max=1_000_000, help="compared with all placements, up to 4 requests")
     ] = 1000
     timed: Annotated[int, typer.Option(min=1, max=100_000, help="of each size, timed")] = 20
-    gap: Annotated[
-        float, typer.Option(min=0, max=1, help="at which the program may stop where 8 requests are more")
-    ] = 0.01
+    gap: Annotated[float, typer.Option(min=0, max=1, help="at which the program may stop for more than 4 requests")] = (
+        0.01
+    )
     seed: Annotated[int, typer.Option(min=0, max=1 << 31, help="of the instances")] = 0
 
 
@@ -46,7 +46,7 @@ def instance(generator: np.random.Generator, layers: int, requests: int) -> Prob
     """A batch: lengths 96 to 144 times a power of two, as OrbitFlow's generator has them, part of the output made."""
     lengths = [int(generator.integers(96, 145)) << int(generator.integers(0, 7)) for _ in range(2 * requests)]
     tokens = [given + int(generator.random() * made) for given, made in zip(lengths[::2], lengths[1::2], strict=True)]
-    blocks = sum(-(-each // 16) for each in tokens)
+    blocks = sum(-(-each // BLOCK_TOKENS) for each in tokens)
     engine = replace(A5000, layers=layers, room_blocks=max(1, int(blocks * generator.uniform(*ROOM))))
     return Problem(engine.costs(tokens), [[Option(count) for count in strides(layers)]] * requests)
 
@@ -93,7 +93,7 @@ def _timed(load: Load, generator: np.random.Generator, layers: int, requests: in
         "ilp": lambda problem: solve(problem, load.gap if requests > 4 else 0.0, LIMIT_S),
         "descent": _descent,
     }
-    if requests <= SEARCHED and layers <= 40:
+    if layers <= SEARCHED[0] and requests <= SEARCHED[1]:
         ways["search"] = Problem.best
     taken: dict[str, list[float]] = {name: [] for name in ways}
     longer: dict[str, list[float]] = {name: [] for name in ways}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from csd_spec import KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from ftl.kv.layouts import LAYOUTS
+from eval.papers.profiles import Model
+from ftl import LAYOUTS
 from serving.engine import Drives, Engine
 
 PREFILL_TOKENS_PER_S = 6000  # assumed: an 8B model on such a GPU
 CALL_S = 20e-6  # assumed: of a command to drives, and its completion
-LLAMA_3_8B = (32, 8, 128)  # layers, KV heads, channels
+LONGEST = 1 << 15  # tokens of a sequence
 
 # The lines are those of OrbitFlow's public profiles (VLDB 2026): a step, and a transfer of everything to the GPU, each
 # over tokens. Rooms are what its traces take as the longest request that needs no offloading.
@@ -35,21 +35,16 @@ A6000 = Engine(
 )
 
 
-def drives(count: int, layout: str = "planes2") -> Drives:
+def drives(count: int, bits: int = 16) -> Drives:
     """InstCSDs that attend to all of what lies in them, side by side, as fast as their flash is read.
 
-    layout: of K and V in pages; those with planes keep them in 8 bits.
+    bits: the layout of K and V, as `SeqCreate.embedding_bits` names it; those with planes keep them in 8 bits.
     """
-    _, heads, channels = LLAMA_3_8B
-    geometry, timing = INSTCSD_ZYNQ7045_8CH.geometry, INSTCSD_ZYNQ7045_8CH.channel_timing
-    form = next(each for each in LAYOUTS.values() if each.name == layout).form(geometry.page_bytes, channels, 1 << 15)
+    shape, spec = Model.load("llama-3-8b").shape, INSTCSD_ZYNQ7045_8CH
+    form = LAYOUTS[bits].form(spec.geometry.page_bytes, shape.head_dim, LONGEST)
+    pages = 1 if form.planes else 2  # of a head's group of n tokens: both in one, or K and V apart
     return Drives(
-        bytes_per_s=float(count * geometry.channels * timing.channel_bytes_per_s),
-        token_bytes=heads * _pages(form) * geometry.page_bytes / form.n,
+        bytes_per_s=float(count * spec.geometry.channels * spec.channel_timing.channel_bytes_per_s),
+        token_bytes=shape.kv_heads * pages * spec.geometry.page_bytes / form.n,
         call_s=CALL_S,
     )
-
-
-def _pages(form: KvLayout) -> int:
-    """Pages of a head's group of n tokens: of K and of V, or of both in 8 bits."""
-    return 1 if form.planes else 2

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
+from attention_engine import reference
 from csd_firmware import InProcessDevice
 from csd_spec import Attend, KvAppend, SeqCreate
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from ftl.kv.layouts import LAYOUTS
 
 TOKENS, HEADS, QUERIES, CHANNELS = 2000, 4, 4, 128
 
 
-def output_error(layout: str, seed: int = 0) -> float:
-    """Root mean square of dense attention's error over that of the exact output, K and V normal, q three times that."""
-    generator, number = np.random.default_rng(seed), next(n for n, each in LAYOUTS.items() if each.name == layout)
+def output_error(bits: int, seed: int = 0) -> float:
+    """Root mean square of dense attention's error over that of the exact output, K and V normal, q three times that.
+
+    bits: the layout, as `SeqCreate.embedding_bits` names it.
+    """
+    generator = np.random.default_rng(seed)
     k, v = (generator.standard_normal((TOKENS, HEADS, CHANNELS)).astype(np.float16) for _ in range(2))
     q = (3 * generator.standard_normal((1, HEADS, QUERIES, CHANNELS))).astype(np.float16)
     device = InProcessDevice(INSTCSD_ZYNQ7045_8CH)
     try:
-        created = device.submit(SeqCreate(1, 1, HEADS, CHANNELS, 2 * TOKENS, number), 0).result()
+        created = device.submit(SeqCreate(1, 1, HEADS, CHANNELS, 2 * TOKENS, bits), 0).result()
         seqs = (int(created.data[0][0]),)
         device.submit(KvAppend(seqs, 0, np.array([TOKENS - 1]), k[:-1], v[:-1]), 0).result()
         every = np.array([TOKENS])
         done = device.submit(Attend(seqs, 0, q, k[-1:], v[-1:], "dense", 1, every, every), 0).result()
     finally:
         device.close()
-    exact = _exact(*(each.astype(np.float64) for each in (q[0], k, v)))
+    q64, k64, v64 = (each.astype(np.float64) for each in (q[0], k, v))
+    exact = np.stack([reference.dense(q64[head], k64[:, head], v64[:, head]) for head in range(HEADS)])
     return float(np.sqrt(np.mean((done.data[0][0] - exact) ** 2) / np.mean(exact**2)))
-
-
-def _exact(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    logits = np.einsum("hgd,thd->hgt", q, k) / np.sqrt(CHANNELS)
-    weights = np.exp(logits - logits.max(axis=2, keepdims=True))
-    mixed: np.ndarray = np.einsum("hgt,thd->hgd", weights / weights.sum(axis=2, keepdims=True), v)
-    return mixed

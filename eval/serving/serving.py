@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from csd_spec.planes import number_of
 from eval.experiment import Outcome
 from eval.plot import lines, save_figure
 from eval.serving.machines import A5000, A6000, drives
@@ -16,6 +17,7 @@ from serving import trace as traces
 from serving.engine import Engine
 from serving.loop import Policy, serve
 from serving.metrics import summary
+from serving.placement import BLOCK_TOKENS
 from serving.policies import POLICIES, Planner
 from serving.trace import Request, Trace
 from vcsd.progress import progress
@@ -28,15 +30,15 @@ GENERATED_PER_S = 0.01  # at load 1
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A policy, and the drives that it has. pages: how K and V lie in them."""
+    """A policy, and the drives that it has. bits: the layout of K and V in them."""
 
     policy: Policy
     drives: int = 0
-    pages: str = "fp16"
+    bits: int = 16
 
     def on(self, engine: Engine) -> Engine:
         """An engine with these drives."""
-        return replace(engine, drives=drives(self.drives, self.pages)) if self.drives else engine
+        return replace(engine, drives=drives(self.drives, self.bits)) if self.drives else engine
 
 
 SYSTEMS = {
@@ -45,7 +47,7 @@ SYSTEMS = {
     "+ 4 drives": System(Planner(pauses=False, drives=True), 4),
     "orbitflow": System(POLICIES["orbitflow"]),
     "orbitflow, strict": System(Planner(late=0)),
-    "ours": System(Planner(late=0, drives=True), 1, "planes2"),
+    "ours": System(Planner(late=0, drives=True), 1, number_of(2, exact=False)),
 }
 OTHERS = {name: System(POLICIES[name]) for name in POLICIES if name not in SYSTEMS}
 SHOWN = ("deadlines_met", "tbt_attained", "tbt_attained_by_gaps", "tpot_attained", "end_to_end_s", "requests_per_min")
@@ -107,16 +109,16 @@ def experiment(load: Load) -> Outcome:
         raise ValueError(f"systems = {load.systems!r}: must be ours or all")
     systems = SYSTEMS | OTHERS if load.systems == "all" else SYSTEMS
     rows, slo_s = [], 0.0
-    errors = {pages: output_error(pages) for pages in sorted({each.pages for each in systems.values() if each.drives})}
+    errors = {bits: output_error(bits) for bits in sorted({each.bits for each in systems.values() if each.drives})}
     with progress("systems", len(systems) * len(load.loads())) as tick:
         for rate in load.loads():
             engine = ENGINES[load.engine]
             trace = load.at(rate, engine)
-            engine = replace(engine, room_blocks=trace.slo_tokens // 16) if trace.slo_tokens else engine
+            engine = replace(engine, room_blocks=trace.slo_tokens // BLOCK_TOKENS) if trace.slo_tokens else engine
             slo_s = engine.slo_s(load.slo_scale)
             for name, system in systems.items():
                 found = summary(serve(trace, system.on(engine), system.policy, slo_s, load.slots))
-                error = errors[system.pages] if system.drives else 0.0
+                error = errors[system.bits] if system.drives else 0.0
                 rows.append({"system": name, "load": rate, "trace": trace.name, "output_error": error, **found})
                 tick(None)
     result = {

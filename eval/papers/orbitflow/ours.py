@@ -12,6 +12,7 @@ import numpy as np
 from eval.papers.options import Machine, Simulated
 from eval.papers.orbitflow.values import ASSUMED, CALIBRATED, CLAIMS, GAP, LATE, LOAD
 from eval.papers.paper import Found, Kind, Paper
+from eval.papers.profiles import Model
 from eval.serving.machines import A5000, A6000
 from serving.loop import Policy, serve
 from serving.metrics import summary
@@ -113,8 +114,7 @@ def _layouts() -> Values:
     for name, tokens in (("o4a", 2048), ("o4b", 16384)):
         costs = A6000.costs([tokens])
         whole[name] = float(costs.fetch[0] / costs.compute[0])
-    token_bytes = 2 * 2 * A5000.layers * 8 * 128
-    return whole | {"o6a": 2 * 2**30 / token_bytes / 1024}
+    return whole | {"o6a": 2 * 2**30 / Model.load("llama-3-8b").shape.kv_bytes_per_token / 1024}
 
 
 def _figure3() -> Values:

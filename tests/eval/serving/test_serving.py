@@ -7,9 +7,12 @@ import json
 
 import pytest
 
+from csd_spec.planes import number_of
 from eval.serving.machines import A5000, A6000, drives
 from eval.serving.pages_error import output_error
 from eval.serving.serving import OTHERS, SYSTEMS, Load, experiment
+
+PLANES2 = number_of(2, exact=False)
 
 
 def test_machines_are_those_of_the_paper():
@@ -17,12 +20,12 @@ def test_machines_are_those_of_the_paper():
     assert costs.fetch[0] / costs.compute[0] == pytest.approx(6.1, rel=0.01)  # OrbitFlow, section 2.2
     assert A5000.slo_s(1.0) == pytest.approx(0.0589, abs=1e-4)
     assert drives(4).bytes_per_s == 4 * drives(1).bytes_per_s == 4 * 8 * 1.4e9
-    assert drives(1, "fp16").token_bytes == 2 * 8 * 128 * 2
-    assert 0.5 < drives(1, "planes2").token_bytes / drives(1, "fp16").token_bytes < 0.55
+    assert drives(1).token_bytes == 2 * 8 * 128 * 2
+    assert 0.5 < drives(1, PLANES2).token_bytes / drives(1).token_bytes < 0.55
 
 
 def test_pages_of_8_bits_cost_a_little():
-    assert output_error("fp16") < 1e-3 < output_error("planes2") < 0.03
+    assert output_error(16) < 1e-3 < output_error(PLANES2) < 0.03
 
 
 def test_systems_side_by_side(tmp_path):
