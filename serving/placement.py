@@ -138,6 +138,7 @@ class Problem:
         if in_drives.any():
             assert costs.attend is not None, "there are no drives"
             self.slower = in_drives * costs.attend[:, None, None]
+        self._step = costs.compute, costs.fetch, self.asked, self.due, self.slower  # what its length follows from
         shares = [[on_device(L, option) for option in mine] for mine in options]
         self.held = np.full((costs.requests, width), costs.room + 1, np.int64)
         for request, mine in enumerate(shares):
@@ -150,13 +151,13 @@ class Problem:
     def ends(self, chosen: Sequence[int]) -> F64:
         """When layers end, counted from 1; 0 is the step's begin, (L + 1,)."""
         ends = np.zeros(self.costs.layers + 1)
-        run(self.costs.compute, self.costs.fetch, self.asked, self.due, self.slower, np.array(chosen), ends)
+        run(*self._step, np.array(chosen), ends)
         return ends
 
     def latencies_s(self, choices: I64) -> F64:
         """How long a step takes with each of choices (N, R)."""
         out = np.zeros(len(choices))
-        _run_all(self.costs.compute, self.costs.fetch, self.asked, self.due, self.slower, choices, out)
+        _run_all(*self._step, choices, out)
         return out
 
     def placement(self, chosen: Sequence[int]) -> Placement:
@@ -169,18 +170,14 @@ class Problem:
         chosen = self.held.argmin(axis=1)
         if self.held[np.arange(chosen.size), chosen].sum() > self.costs.room:
             return None
-        _descend(
-            self.costs.compute, self.costs.fetch, self.asked, self.due, self.slower, self.held, self.costs.room, chosen
-        )
+        _descend(*self._step, self.held, self.costs.room, chosen)
         found: list[int] = chosen.tolist()
         return found
 
     def best(self) -> Placement | None:
         """The placement with the shortest step, by looking at all that could be it; None where none fits."""
         chosen = np.full(self.costs.requests, -1)
-        _search(
-            self.costs.compute, self.costs.fetch, self.asked, self.due, self.slower, self.held, self.costs.room, chosen
-        )
+        _search(*self._step, self.held, self.costs.room, chosen)
         return None if chosen[0] < 0 else self.placement(chosen.tolist())
 
 
@@ -264,32 +261,27 @@ def _search(compute, fetch, asked, due, slower, held, room, best):  # type: igno
 
 @njit(cache=True, nogil=True)
 def _descend(compute, fetch, asked, due, slower, held, room, chosen):  # type: ignore[no-untyped-def]
-    """Change one request's option, or two, as long as the step becomes shorter."""
+    """Change the options of one request, or of two, as long as the step becomes shorter."""
     R, options = held.shape
-    L, ends, used = compute.size, np.zeros(compute.size + 1), 0
-    for request in range(R):
-        used += held[request, chosen[request]]
+    ends = np.zeros(compute.size + 1)
     run(compute, fetch, asked, due, slower, chosen, ends)
-    shortest, better = ends[L], True
+    shortest, better = ends[-1], True
     while better:
         better = False
         for one in range(R):
-            for other in range(one, R):
-                was, also = chosen[one], chosen[other]
-                rest = used - held[one, was] - (held[other, also] if other > one else 0)
-                best_one, best_other = was, also
-                for option in range(options):
-                    for second in range(options if other > one else 1):
-                        needs = held[one, option] + (held[other, second] if other > one else 0)
-                        if rest + needs > room:
-                            continue
+            for other in range(min(one + 1, R - 1), R):  # the last one, and one alone, with itself
+                best, second_best = chosen[one], chosen[other]
+                for second in range(options):
+                    for option in range(options):
+                        chosen[other] = second
                         chosen[one] = option
-                        if other > one:
-                            chosen[other] = second
+                        taken = 0
+                        for request in range(R):
+                            taken += held[request, chosen[request]]
+                        if taken > room:
+                            continue
                         run(compute, fetch, asked, due, slower, chosen, ends)
-                        if ends[L] < shortest * (1 - 1e-12):
-                            shortest, best_one, better = ends[L], option, True
-                            best_other = second if other > one else option
-                chosen[one] = best_one
-                chosen[other] = best_other if other > one else best_one
-                used = rest + held[one, chosen[one]] + (held[other, chosen[other]] if other > one else 0)
+                        if ends[-1] < shortest * (1 - 1e-12):
+                            shortest, best, second_best, better = ends[-1], option, second, True
+                chosen[other] = second_best
+                chosen[one] = best
