@@ -26,6 +26,7 @@ from ftl import Ftl, FtlError, Nand, Uncorrectable
 from ftl.flash.nand import Erase, Operation, Program
 from ftl.flash.spare import SPARE
 from ftl.kv.layouts.codes import scored
+from ftl.kv.layouts.group_map import PackedMap
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 
@@ -147,7 +148,9 @@ def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
         pages = [[view.banks[slot >> BANK_SHIFT][slot & 0x7FFFFFFF] for slot in head[:, group]] for head in slots]
         there = rows[group * layout.T : (group + 1) * layout.T]
         if layout.bits < 16:
-            codes = seq.maps["embedding_k"].pack(there)[:, 0]
+            coded = seq.maps["embedding_k"]
+            assert isinstance(coded, PackedMap)
+            codes = coded.pack(there)[:, 0]
             if not np.array_equal(np.concatenate(pages)[:, : codes.shape[1]], codes):
                 there[:] = 0xFFFF
             continue

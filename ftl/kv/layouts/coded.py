@@ -6,22 +6,19 @@ import numpy as np
 
 from csd_spec.arrays import U16
 from ftl.kv.layouts.embedding import EmbeddingMap
-from ftl.kv.layouts.group_map import GroupMap
+from ftl.kv.layouts.group_map import PackedMap
 
 
-class CodedEmbeddingMap(EmbeddingMap):
+class CodedEmbeddingMap(PackedMap, EmbeddingMap):
     """A group gets its scales when it is full; until then K alone holds its rows."""
 
     def waits_in(self, group: int) -> bool:
         return False
 
-    def write(self, pages: U16, position: int, rows: U16) -> None:
-        GroupMap.write(self, pages, position, rows)
-
     def pack(self, rows: U16) -> U16:
         lay, levels = self.layout, (1 << self.layout.bits) - 1
         plain = np.zeros((self.streams, rows.shape[0] // lay.T, lay.m * lay.T), np.uint16)
-        super().write(plain, 0, rows)
+        EmbeddingMap.write(self, plain, 0, rows)
         values = np.nan_to_num(plain.view(np.float16)).astype(np.float32).reshape(self.streams, -1, lay.m, lay.T)
         least = values.min(axis=-1).astype(np.float16)
         span = values.max(axis=-1) - least.astype(np.float32)

@@ -49,14 +49,9 @@ class GroupMap(ABC):
         content[buffers] = POISON  # a NaN: nobody reads it by mistake
 
     @abstractmethod
-    def pack(self, rows: U16) -> U16:
-        """Cut rows (groups * per_group, H, d) into pages (streams, groups, values)."""
-
     def write(self, pages: U16, position: int, rows: U16) -> None:
         """Write rows (t, H, d) that fill pages (streams, groups, values). position: of the first group, where that has
         waited in buffers."""
-        packed = self.pack(rows)
-        pages[..., : packed.shape[2]] = packed
 
     @abstractmethod
     def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
@@ -95,14 +90,21 @@ class GroupMap(ABC):
 class LaidMap(GroupMap):
     """Rows lie in a page as they come, so that `fill` can go on in the pages behind one: content[buffers + 1], ..."""
 
-    def pack(self, rows: U16) -> U16:
-        pages = np.full((self.streams, rows.shape[0] // self.per_group, self.layout.page_bytes // 2), POISON)
-        self.write(pages, 0, rows)
-        return pages
-
     def write(self, pages: U16, position: int, rows: U16) -> None:
         streams, groups, values = pages.shape
         self.fill(pages.reshape(-1, values), np.arange(streams) * groups, position, rows)
+
+
+class PackedMap(GroupMap):
+    """A page is made of its whole group."""
+
+    @abstractmethod
+    def pack(self, rows: U16) -> U16:
+        """Cut rows (groups * per_group, H, d) into pages (streams, groups, values)."""
+
+    def write(self, pages: U16, position: int, rows: U16) -> None:
+        packed = self.pack(rows)
+        pages[..., : packed.shape[2]] = packed
 
 
 class PrimaryMap(GroupMap):

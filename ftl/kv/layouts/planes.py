@@ -12,7 +12,7 @@ from csd_spec.planes import Planes, number_of
 from csd_spec.view import in_flash
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.codes import begin_scores, forget_scores, put_scores, refine, refined
-from ftl.kv.layouts.group_map import GroupMap
+from ftl.kv.layouts.group_map import GroupMap, PackedMap
 from ftl.kv.layouts.layout import Layout
 from ftl.kv.layouts.token import TokenMap
 
@@ -25,7 +25,7 @@ def _form(layout: KvLayout) -> Planes:
     return layout.planes
 
 
-class RefinedMap(GroupMap):
+class RefinedMap(PackedMap):
     """K and V of n tokens in 8 bits, a page. Rows wait with those who hold K and V."""
 
     source, primary, scattered = "kv", False, True
@@ -51,7 +51,7 @@ class RefinedMap(GroupMap):
         raise AssertionError("its rows wait with K and V")
 
 
-class ScoreMap(GroupMap):
+class ScoreMap(PackedMap):
     """K in few bits. A group under construction has the ranges of the one before; full, it gets its own."""
 
     source, primary, scattered, rebuilt = "k", False, False, True

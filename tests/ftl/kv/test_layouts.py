@@ -11,13 +11,13 @@ from csd_spec import KvLayout
 from ftl import LAYOUTS, Ftl, Layout
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.embedding import EmbeddingMap
-from ftl.kv.layouts.group_map import POISON, GroupMap
+from ftl.kv.layouts.group_map import POISON, PackedMap
 from ftl.kv.layouts.token import TokenMap
 
 H, D = 2, 16
 
 
-class SignMap(GroupMap):
+class SignMap(PackedMap):
     """One bit of each value of K, n tokens a page; written when a group is full."""
 
     source, primary, scattered = "k", False, True
