@@ -14,6 +14,7 @@ import torch
 from csd_io.direct import open_queue
 from csd_io.queue import aligned
 from host_driver.hf.staging import side_stream
+from residency.executor import Attention
 from residency.machine import DEVICE, DIRECT, HOST, PAGE_CACHE, Machine
 from residency.modelled.executor import Modelled, Work
 from residency.real.conductor import Conductor
@@ -22,7 +23,7 @@ from residency.real.frames import CachedFiles, DirectBlocks, Memory, Store
 from residency.replay import replay
 from residency.table import Extent, Refused
 from residency.tiers import BLOCK_BYTES, Tiers
-from residency.turn import Attention, Policy, Residency
+from residency.turn import Policy, Residency
 
 DEVICE_STEPS = 16  # in which a frame on a GPU reaches its full length
 
@@ -181,8 +182,10 @@ class TieredKv:
             raise Refused(f"the model's first layer to attend was not layer 0, but layer {layer}")
         attention = self._said(lambda: self._conductor.reach(layer))
         assert isinstance(attention, Attention)
-        if attention.place != DEVICE:
-            raise Refused(f"the policy attends at {attention.place}: K and V in tiers are attended on the device")
+        if attention.places != (DEVICE,):
+            raise Refused(
+                f"the policy attends at {', '.join(attention.places)}: K and V in tiers are attended on the device"
+            )
         if attention.rows != (request,):
             raise Refused("the policy attends to nobody: the model attends to its batch")
         if attention.method != "dense":
