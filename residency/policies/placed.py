@@ -112,7 +112,9 @@ def _send(t: Turn, extent: Extent, lower: bool = False) -> None:
             t.move(extent, DEVICE)
         return
     below = t.memory["below"] if home == DEVICE else home
-    t.move(extent, below if t.room(below) >= t.lacking(extent, below) else DIRECT)
+    to = below if t.room(below) >= t.lacking(extent, below) else DIRECT
+    if to in t.where(extent) or any(t.has_path(place, to) for place in t.where(extent)):
+        t.move(extent, to)
 
 
 def _home(t: Turn, extent: Extent) -> str:
