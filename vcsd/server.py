@@ -71,6 +71,7 @@ class Server:
         prompt that are prefilled between two decode steps; 0 is all."""
         self._rows, self._scheduler, self._chunk = rows, scheduler, chunk
         self.max_tokens, self.max_waiting = max_tokens, max_waiting
+        self.kv = rows.kv
         self.counters = Counters(rows.kv)
         self.streams: dict[int, Stream] = {}
         self._incoming: deque[Stream] = deque()
@@ -108,7 +109,7 @@ class Server:
 
     def _check(self, request: Request) -> None:
         """Raise Rejected for a request that this server does not take."""
-        kv = self._rows.kv
+        kv = self.kv
         if self._closed:
             raise Rejected("the server is closed")
         if request.tokens > self.max_tokens:
@@ -151,8 +152,8 @@ class Server:
         choice = self._scheduler.next()
         if choice is None:
             return False
-        for number in self._rows.kv.requests() - choice.homes.keys():
-            self._rows.kv.free(number)  # given up: computed again when it comes back
+        for number in self.kv.requests() - choice.homes.keys():
+            self.kv.free(number)  # given up: computed again when it comes back
         for number in choice.entering:
             stream = self.streams[number]
             stream.pending = stream.prompt + stream.tokens
@@ -187,7 +188,7 @@ class Server:
             self._thread.join()
         for stream in [*self._incoming, *self.streams.values()]:
             self._end(stream, "cancelled")
-        self._rows.kv.close()
+        self.kv.close()
 
     def _work(self) -> None:
         try:
@@ -217,7 +218,7 @@ class Server:
         made = []
         while self._filling:
             stream = self._filling[0]
-            first = not self._rows.kv.tokens(stream.number)
+            first = not self.kv.tokens(stream.number)
             count = min(self._chunk or len(stream.pending), len(stream.pending))
             if choice.head and first:  # these tokens are a block of their own
                 count = min(choice.head, len(stream.pending) - 1) or count
@@ -279,7 +280,7 @@ class Server:
         if stream in self._filling:
             self._filling.remove(stream)
         self._scheduler.remove(stream.number)
-        self._rows.kv.free(stream.number)
+        self.kv.free(stream.number)
         self._end(stream, how or stream.ended, error)
 
     def _end(self, stream: Stream, how: str, error: Exception | None = None) -> None:

@@ -43,13 +43,13 @@ def in_drives(now: Situation) -> Decision:
 
 
 SLOTS = PLACING | {
-    "orbitflow, strict": Planner(late=0),
+    "orbitflow-strict": Planner(late=0),
     "ours": Planner(late=0, drives=True),
     "in-storage": in_drives,
-    "in two places": in_drives,
+    "in-two-places": in_drives,
 }
 SLICES = {name: policy for name, policy in TIERED.items() if not policy.free}
-WITH_DRIVES = ("ours", "in-storage", "in two places")
+WITH_DRIVES = ("ours", "in-storage", "in-two-places")
 POLICIES = (*SLOTS, *SLICES)
 
 
@@ -108,7 +108,7 @@ class Serving:
             )
         room = max(0, device - max_tokens * row_bytes)  # one layer of a request comes for its prefill
         fits = replace(engine, room_blocks=max(1, room // (token_bytes * BLOCK_TOKENS)))
-        head = min(max_tokens // 2, room // (token_bytes * self.slots)) if self.policy == "in two places" else 0
+        head = min(max_tokens // 2, room // (token_bytes * self.slots)) if self.policy == "in-two-places" else 0
         return Slots(SLOTS[self.policy], fits, fits.slo_s(self.slo_scale), self.slots, head)
 
     def _machine(self, engine: Engine, token_bytes: int, device: int) -> Machine:
@@ -134,7 +134,7 @@ def assumed(shape: ModelShape, row_bytes: int, drives: int) -> Engine:
     """An engine of which nothing was measured."""
     token_bytes = shape.layers * row_bytes
     return Engine(
-        name=f"{shape.name}, assumed",
+        name="the device",
         layers=shape.layers,
         step_s=shape.layers * LAYER_S,
         token_s=token_bytes / TOKEN_BYTES_PER_S,

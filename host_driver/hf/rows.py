@@ -16,10 +16,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from attention_engine import merge
 from csd_spec.arrays import F32
 from host_driver.hf.attention import check_asked
+from host_driver.hf.cache import IMPLEMENTATION as DRIVES
 from host_driver.hf.forward import check_free
 from host_driver.hf.shape import Unsupported
 from host_driver.rows import RowKv
@@ -27,7 +29,7 @@ from residency.executor import Attention
 from residency.machine import CSD
 from residency.policies.placed import Homes
 
-IMPLEMENTATION = "csd-rows"
+IMPLEMENTATION = f"{DRIVES}-rows"
 
 
 class _Layer(CacheLayerMixin):
@@ -108,7 +110,7 @@ def in_rows(model: PreTrainedModel) -> Iterator[None]:
     """Let a model attend so until the block ends, then put it back as it was."""
     check_free(model)
     AttentionInterface.register(IMPLEMENTATION, row_attention)
-    AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)  # for forwards that are not ours: rows need none
     before, compiled = model.config._attn_implementation, model._compiled_call_impl
     model._compiled_call_impl = None
     model.set_attn_implementation(IMPLEMENTATION)
@@ -146,10 +148,6 @@ def row_attention(
         attend = _in_drives if CSD in attention.places else _on_device
         out[rows] = attend(kv, attention, query[rows], new[rows], scale)
     return out.transpose(1, 2), None
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """Each row knows its own tokens."""
 
 
 def _on_device(kv: RowKv, attention: Attention, q: torch.Tensor, new: torch.Tensor, scale: float) -> torch.Tensor:

@@ -45,10 +45,6 @@ def setting(policy: str, **more) -> Serving:  # type: ignore[no-untyped-def]
     return Serving(**asked | {"max_tokens": LONGEST, "slice_tokens": 4} | more)
 
 
-def kv_of(server):  # type: ignore[no-untyped-def]
-    return server._rows.kv
-
-
 def ask(server, prompt: list[int], number: int) -> vcsd.Stream:  # type: ignore[no-untyped-def]
     """Each other request is greedy, each third one has stop tokens."""
     sampling = vcsd.Sampling(temperature=0.9 * (number % 2), top_p=0.9, top_k=40, seed=number)
@@ -80,7 +76,7 @@ def test_tokens_are_those_of_each_request_alone(model, prompts, alone, policy, c
             assert server.step()
         gone.cancel()
         server.run()
-        kv = kv_of(server)
+        kv = server.kv
         assert kv.residency.table.used.total() == 0 and not kv.requests() and not kv.real.frames
         for place, spec in kv.residency.machine.places.items():
             assert spec.limit_bytes is None or kv.residency.table.peak[place] <= spec.limit_bytes
@@ -131,6 +127,22 @@ def test_what_is_not_taken_says_why(model) -> None:
         server.submit([1] * 40, 30)
 
 
+def test_a_model_that_serves_is_nobody_elses_but_computes_as_before(model) -> None:
+    ids = torch.randint(1, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[1, :6] = 0
+    given = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    wanted = model.generate(**given)
+    with serve(model, setting("orbitflow"), background=False):
+        assert torch.equal(model.generate(**given), wanted)
+        with pytest.raises(vcsd.Unsupported, match="serves already"), vcsd.attach(model):
+            pass
+        with pytest.raises(vcsd.Unsupported, match="serves already"), serve(model):
+            pass
+    with vcsd.attach(model), pytest.raises(vcsd.Unsupported, match="attached to drives already"), serve(model):
+        pass
+
+
 def test_a_server_that_is_closed_ends_its_streams(model) -> None:
     with serve(model, setting("orbitflow")) as server:
         stream = server.submit([1, 2, 3], 60)
@@ -159,7 +171,7 @@ def test_a_drive_that_fails_ends_those_that_it_attended_and_no_others(model, pro
     with serve(model, setting("in-storage", drives=[drive], slots=3), background=False) as server:
         streams = ask_all(server, prompts)
         server.run()
-        assert not kv_of(server).requests() and not kv_of(server).drives.batches
+        assert not server.kv.requests() and not server.kv.drives.batches
     failed = [stream for stream in streams if stream.ended == "failed"]
     assert 1 <= len(failed) <= 3
     with pytest.raises(vcsd.DeviceError, match="lost"):
