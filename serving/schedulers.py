@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from residency.machine import CSD, DEVICE, DIRECT, HOST
 from serving.engine import Engine
 from serving.loop import Live, Policy, Situation
-from serving.placement import Option, away
+from serving.placement import Option, Problem, away
 from serving.tiered.machine import Machine, Tier
 from serving.tiered.run import check, decide, open_server, waiting
 from serving.tiered.server import Policy as TieredPolicy
@@ -24,6 +24,7 @@ from serving.trace import Request
 
 Homes = Sequence[tuple[str, ...]]  # of each layer, the places of a request's blocks
 PATIENCE = 64  # iterations that a request may be passed over
+PARTED, EMA = 1.25, 0.1  # measured over predicted, beyond which plans are made again; of the newest step
 PLACES = {Tier.DEVICE: DEVICE, Tier.HOST: HOST, Tier.FLASH: DIRECT}
 
 
@@ -61,15 +62,17 @@ class Scheduler(Protocol):
         """None where nobody is there."""
         ...
 
-    def made(self, numbers: Collection[int]) -> None:
-        """The iteration is over, in which these requests made a token."""
+    def made(self, numbers: Collection[int], took_s: float | None = None) -> None:
+        """The iteration is over, in which these requests made a token. took_s: of those that decoded, where it was
+        measured."""
         ...
 
 
 class Slots:
     """Slots, and a policy that is asked who of those in them decodes and where their layers lie.
 
-    head: tokens of a row that stay on the device where the policy has it in drives. now_s: modelled.
+    head: tokens of a row that stay on the device where the policy has it in drives. now_s: modelled. Where steps are
+    measured and part from what was predicted, the engine is taken to be slower, or faster, and the policy plans again.
     """
 
     def __init__(self, policy: Policy, engine: Engine, slo_s: float, slots: int = 4, head: int = 0) -> None:
@@ -79,7 +82,9 @@ class Slots:
         self._passed_over = Counter[int]()
         self._memory: dict[str, Any] = {}
         self._asked: tuple[int, ...] = ()
+        self._running: dict[int, Option] = {}
         self._steps = self._count = self._tokens = 0
+        self._given, self._slower, self._replan = engine, 1.0, False
 
     def check(self, request: Request) -> None:
         self.engine.check([request])
@@ -101,29 +106,44 @@ class Slots:
             entering = (self.live[-1].request.number,)
         if not self.live:
             return None
-        running = self._ask()
+        running = self._running = self._ask()
         homes = {each.request.number: self._homes(running.get(each.request.number)) for each in self.live}
         return Choice(entering, tuple(running), homes, self.head)
 
-    def made(self, numbers: Collection[int]) -> None:
+    def made(self, numbers: Collection[int], took_s: float | None = None) -> None:
         ran = [each for each in self.live if each.request.number in numbers]
+        if took_s is not None:
+            self._compare([each for each in ran if each.count], took_s)
         prefilled = sum(each.request.input_tokens for each in ran if not each.count)
-        took_s = prefilled / self.engine.prefill_tokens_per_s
-        took_s += self.engine.compute_s(sum(each.tokens for each in ran if each.count))
-        self.now_s += took_s
+        passed_s = prefilled / self.engine.prefill_tokens_per_s
+        passed_s += self.engine.compute_s(sum(each.tokens for each in ran if each.count))
+        self.now_s += passed_s
         self._steps += 1
         for each in self.live:
             self._passed_over[each.request.number] += 1
         for each in ran:
             self._passed_over[each.request.number] = 0
-            each.made(np.array([self.now_s]), np.array([took_s]))
+            each.made(np.array([self.now_s]), np.array([passed_s]))
+
+    def _compare(self, ran: Sequence[Live], took_s: float) -> None:
+        """What a step took, with what the plan says that it takes."""
+        options = [[self._running[each.request.number]] for each in ran]
+        planned = Problem(self._given.costs([each.tokens + 1 for each in ran]), options).best() if ran else None
+        if planned is None:
+            return
+        self._slower += EMA * (took_s / planned.latency_s - self._slower)
+        reckoned = self.engine.step_s / self._given.step_s
+        if not 1 / PARTED < self._slower / reckoned < PARTED:
+            step_s, token_s = self._given.step_s * self._slower, self._given.token_s * self._slower
+            self.engine, self._replan = replace(self.engine, step_s=step_s, token_s=token_s), True
 
     def _ask(self) -> dict[int, Option]:
         """Who decodes, and how their layers lie. Who was passed over too often is asked about alone."""
         starved = [each for each in self.live if self._passed_over[each.request.number] >= PATIENCE]
         among = starved or self.live
         who = tuple(each.request.number for each in among)
-        changed, self._asked, mean = who != self._asked, who, self._tokens / self._count
+        changed, self._asked, mean = self._replan or who != self._asked, who, self._tokens / self._count
+        self._replan = False
         now = Situation(self.engine, among, self.slo_s, self.now_s, self._steps, changed, mean, self._memory)
         decision = self.policy(now)
         return {each.request.number: option for each, option in zip(decision.running, decision.options, strict=True)}
@@ -176,7 +196,7 @@ class Slices:
         homes = {number: self._homes(kv) for number, kv in self._kvs.items() if not kv.absent}
         return Choice(_numbers(entering), _numbers(server.active), homes)
 
-    def made(self, numbers: Collection[int]) -> None:
+    def made(self, numbers: Collection[int], took_s: float | None = None) -> None:
         ran = [self._kvs[number] for number in numbers]
         self._server.iterated(self.machine.iteration_s(sum(kv.tokens for kv in ran), self._prefilled))
         for kv in ran:

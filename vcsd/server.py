@@ -65,11 +65,18 @@ class Server:
     """A model that serves. `vcsd.serve` makes one, and runs its iterations in a thread."""
 
     def __init__(
-        self, rows: RowModel, scheduler: Scheduler, max_tokens: int, max_waiting: int = 128, chunk: int = 0
+        self,
+        rows: RowModel,
+        scheduler: Scheduler,
+        max_tokens: int,
+        max_waiting: int = 128,
+        chunk: int = 0,
+        measured: bool = False,
     ) -> None:
         """max_tokens: of a request. max_waiting: requests that may wait for their first token. chunk: tokens of a
-        prompt that are prefilled between two decode steps; 0 is all."""
-        self._rows, self._scheduler, self._chunk = rows, scheduler, chunk
+        prompt that are prefilled between two decode steps; 0 is all. measured: let the scheduler know what steps
+        take."""
+        self._rows, self._scheduler, self._chunk, self._measured = rows, scheduler, chunk, measured
         self.max_tokens, self.max_waiting = max_tokens, max_waiting
         self.kv = rows.kv
         self.counters = Counters(rows.kv)
@@ -160,10 +167,11 @@ class Server:
             self._filling.append(stream)
         made = self._prefill(choice)
         waiting = {*made, *self._filling}
-        made += self._forward(
-            [self.streams[n] for n in choice.running if n in self.streams and self.streams[n] not in waiting], choice
-        )
-        self._scheduler.made([stream.number for stream in made])
+        decoding = [self.streams[n] for n in choice.running if n in self.streams and self.streams[n] not in waiting]
+        began_s = time.monotonic()
+        made += self._forward(decoding, choice)
+        took_s = time.monotonic() - began_s if self._measured and decoding else None
+        self._scheduler.made([stream.number for stream in made], took_s)
         self._count_idle(made)
         for stream in [each for each in made if each.ended]:
             self._leave(stream)

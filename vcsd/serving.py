@@ -63,7 +63,8 @@ class Serving:
     max_tokens: of a request; None is the model's context, at most 4096. max_waiting: requests that may wait, beyond
     which they are rejected. chunk: tokens of a prompt that are prefilled between two decode steps; 0 is all.
     engine: what the policy reckons with instead of what is assumed; its room follows from the tiers. slo_scale: the
-    objective over the step of the longest request that fits.
+    objective over the step of the longest request that fits. measured: plan again where steps take longer here, or
+    shorter, than the engine says; then decisions are no longer the same on every day.
     """
 
     policy: str = "orbitflow"
@@ -77,6 +78,7 @@ class Serving:
     chunk: int = 0
     engine: Engine | None = None
     slo_scale: float = 1.5
+    measured: bool = False
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -166,7 +168,9 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
         undo.enter_context(in_rows(model))
         kv = RowKv(tiers, shape, next(model.parameters()), max_tokens, driver, cache_bytes)
         scheduler = serving.scheduler(shape, kv.row_bytes, max_tokens)
-        server = Server(RowModel(model, kv), scheduler, max_tokens, serving.max_waiting, serving.chunk)
+        server = Server(
+            RowModel(model, kv), scheduler, max_tokens, serving.max_waiting, serving.chunk, serving.measured
+        )
         undo.callback(server.close)
         if background:
             server.start()

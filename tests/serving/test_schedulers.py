@@ -141,3 +141,24 @@ def test_what_there_never_is_room_for_is_refused() -> None:
         Slots(Planner(), ENGINE, 1.0).check(request(1, 2000, 40))
     with pytest.raises(ValueError, match=r"request 1: 0\.2 MB of K and V, and the tier device has 0\.2 MB"):
         Slices(TIERED["lru"], MACHINE, 4, 4, 180).check(request(1, 160, 60))
+
+
+def test_plans_are_made_again_where_steps_take_longer_than_predicted() -> None:
+    seen: list[tuple[bool, float]] = []
+
+    def policy(now) -> Decision:  # type: ignore[no-untyped-def]
+        seen.append((now.changed, now.engine.step_s))
+        return Decision(now.live, [Option(0)] * len(now.live))
+
+    slots = Slots(policy, ENGINE, 1.0)
+    slots.add(request(0, 40, 100))
+    for _ in range(30):
+        choice = slots.next()
+        assert choice is not None
+        slots.made(choice.running, 2 * ENGINE.compute_s(60))
+    again = [step_s for changed, step_s in seen[1:] if changed]
+    assert (
+        again == sorted(again)
+        and 1.25 * ENGINE.step_s < again[0]
+        and 1.6 * ENGINE.step_s < again[-1] < 2.1 * ENGINE.step_s
+    )

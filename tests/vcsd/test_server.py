@@ -98,7 +98,7 @@ def test_tokens_stream_to_many_threads_while_others_come(model, prompts, alone) 
     def listen(number: int, stream: vcsd.Stream) -> None:
         found[number] = list(stream)
 
-    with serve(model, setting("orbitflow")) as server:
+    with serve(model, setting("orbitflow", measured=True)) as server:
         streams = ask_all(server, prompts)
         threads = [threading.Thread(target=listen, args=each) for each in enumerate(streams)]
         for thread in threads:
