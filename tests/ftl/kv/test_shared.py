@@ -45,14 +45,14 @@ def test_counts_hold_under_forks_crops_collection_and_power_cuts(small_drive: Dr
                 case "crop" if handles:
                     ftl.crop(draw.choice(handles), draw.randrange(2), draw.randrange(90), 0)
                 case "free" if len(handles) > 3:
-                    ftl.free([draw.choice(handles)], 0)
+                    ftl.free(handles[:1], 0)
                 case "power" if draw.random() < 0.2:
                     ftl.flush(0)
                     ftl = Ftl(small_drive, ftl.nand)
             done += 1
         except FtlError:  # it is full
             with suppress(FtlError):
-                ftl.free([draw.choice(handles)], 0)
+                ftl.free(handles[:1], 0)
         assert np.array_equal(ftl.kv.shared.others, looked_at(ftl))
     assert ftl.counters.moved > 0
     assert done > 100
