@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from csd_firmware import logs
+from csd_firmware import logs, objects
 from csd_firmware.attend import attend, check_attend
 from csd_firmware.check import Refused, require
+from csd_firmware.objects import crop_layer
 from csd_firmware.state import DriveState, flash_read
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import (
@@ -22,10 +23,16 @@ from csd_spec import (
     GetLog,
     KvAppend,
     KvCrop,
+    KvDrop,
+    KvExist,
     KvFree,
+    KvGather,
     KvLayout,
+    KvList,
+    KvName,
     KvRead,
     SeqCreate,
+    SeqFork,
     Status,
 )
 from ftl import LAYOUTS, OutOfSpace
@@ -109,16 +116,10 @@ def read(state: DriveState, command: KvRead, watch: Stopwatch) -> Completion:
 
 
 def crop(state: DriveState, command: KvCrop, watch: Stopwatch) -> Completion:
-    """Cut sequences; the sum of V is not undone but added up again, so that it stays the sum in token order."""
+    """Cut sequences."""
     flash = FlashCounters()
-    for handle, length in zip(command.seqs, command.lengths, strict=True):
-        watch.until("flash_token", state.ftl.crop(handle, command.layer, int(length), watch.now_ns))
-        _, v, plan = state.ftl.read_back(handle, command.layer)
-        watch.until("flash_token", state.ftl.read(plan, watch.now_ns))
-        flash += flash_read(plan)
-        state.memory.pop((handle, command.layer), None)
-        state.v_sums[handle][command.layer] = 0
-        state.add_v(handle, command.layer, v)
+    for handle, length in zip(command.seqs, command.lengths.tolist(), strict=True):
+        flash += crop_layer(state, handle, command.layer, length, watch)
     return Completion(status=Status.SUCCESS, flash=flash)
 
 
@@ -146,8 +147,14 @@ ACTS: dict[type[Any], Act] = {
     KvAppend: Act(append),
     Attend: Act(attend, check_attend),
     KvRead: Act(read),
+    KvGather: Act(objects.gather, objects.check_gather),
     KvCrop: Act(crop),
     KvFree: Act(free),
+    SeqFork: Act(objects.fork),
+    KvName: Act(objects.name, objects.check_name),
+    KvExist: Act(objects.exist),
+    KvDrop: Act(objects.drop),
+    KvList: Act(objects.names),
     GetLog: Act(get_log),
     Flush: Act(flush),
 }

@@ -25,6 +25,7 @@ class DriveState:
         self.ftl = Ftl(spec, nand)
         self.engine = EngineClock(spec.engine)
         self.history = History()
+        self.tenant = 0  # whose command is carried out
         for finding in self.ftl.findings:
             self.history.refuse("power-on", Status.UNRECOVERED_READ_ERROR, finding)
         self.ftl.counters.power_cycles += 1

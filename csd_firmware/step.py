@@ -10,7 +10,7 @@ from csd_firmware.check import NO_LIMIT, Refused, check, nbytes_in
 from csd_firmware.state import DriveState
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Command, Completion, DriveSpec, GetLog, Status
-from csd_spec.verbs import Creates, Verb
+from csd_spec.verbs import Creates, Forks, Verb
 from ftl import FtlError, Listener, MediumFailed, Nand, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
 
 STATUS_OF = (
@@ -44,7 +44,7 @@ class Firmware:
         A completion also waits for its programs, but the engine takes the next command meanwhile. tenant: whose the
         sequences are that it makes. max_bytes: of data in the completion; what would have more is refused.
         """
-        watch = Stopwatch(submit_ns)
+        watch, self.state.tenant = Stopwatch(submit_ns), tenant
         try:
             if self.ftl.nand.failed and not isinstance(command, GetLog):
                 raise MediumFailed(self.ftl.nand.failed)
@@ -64,7 +64,7 @@ class Firmware:
 
     def _complete(self, verb: Verb, command: Command, tenant: int, done: Completion, watch: Stopwatch) -> Completion:
         watch.until("flash_program", done.finish_ns)
-        if isinstance(verb.effect, Creates):
+        if isinstance(verb.effect, Creates | Forks):
             self.ftl.label(done.data[0].tolist(), tenant)
         self._count(verb, watch)
         nbytes_out = sum(array.nbytes for array in done.data)

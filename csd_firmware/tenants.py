@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import blake2s
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from csd_firmware.check import NO_LIMIT
 from csd_firmware.step import Firmware
 from csd_link.served_drive import DEFAULT
 from csd_spec import Command, Completion, Status
-from csd_spec.verbs import VERBS, Creates, Names
+from csd_spec.verbs import VERBS, Array, Kind, Names
 from ftl import UnknownSequence
 
 _ROUNDS = 6
@@ -85,10 +87,16 @@ class Tenant:
             command = replace(command, seqs=numbers)  # type: ignore[arg-type]  # only some of the union have seqs
         done = self._firmware.step(command, submit_ns + self._epoch_ns, self._label, max_bytes)
         done = replace(done, submit_ns=submit_ns, finish_ns=done.finish_ns - self._epoch_ns)
-        if isinstance(verb.effect, Creates) and done.status is Status.SUCCESS:
-            handles = [self._handles.of(int(number)) for number in done.data[0]]
-            done = replace(done, data=(np.array(handles, np.uint64),))
+        if done.status is Status.SUCCESS:
+            pairs = zip(verb.reply, done.data, strict=True)
+            done = replace(done, data=tuple(self._seen(each, data) for each, data in pairs))
         return done
+
+    def _seen(self, array: Array, data: NDArray[Any]) -> NDArray[Any]:
+        """An array of a reply, with this tenant's handles; 0 is none."""
+        if array.kind is not Kind.HANDLES:
+            return data
+        return np.array([self._handles.of(number) if number else 0 for number in data.tolist()], np.uint64)
 
     def _number(self, handle: int) -> int:
         """The number behind a handle of this tenant's; raises UnknownSequence for any other."""

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from csd_link.host_end import Lost, Silent, WindowDevice
-from csd_spec import Command, Completion, DriveSpec, KvAppend, KvCrop, KvFree, SeqCreate, Status
-from csd_spec.arrays import F16, U64
-from csd_spec.verbs import VERBS, Creates, Crops, Frees, Names, Settles, Stores
+from csd_spec import (
+    Command,
+    Completion,
+    DriveSpec,
+    Flush,
+    KvAppend,
+    KvCrop,
+    KvDrop,
+    KvFree,
+    KvName,
+    SeqCreate,
+    SeqFork,
+    Status,
+)
+from csd_spec.arrays import F16, U64, key_list, keys_of
+from csd_spec.verbs import VERBS, Array, Binds, Creates, Crops, Forks, Frees, Kind, Names, Settles, Stores
 
 RESTART_S = 20.0  # how long a drive may take to come back
 
@@ -41,12 +55,17 @@ class Layer:
 
 @dataclass(slots=True)
 class Held:
-    """A sequence: how it was made, its handle on the drive as it is now, what the drive could lose of it."""
+    """A sequence: how it was made, its handle on the drive as it is now, what the drive could lose of it.
 
-    create: SeqCreate
+    create: or forked from which sequence, as far as which token; None of one that was found under a key. layers: none
+    of one that was found, or forked from such a one: what it has is not known here. names: prefixes by key, in tokens.
+    """
+
+    create: SeqCreate | tuple[int, int] | None
     handle: int
     layers: list[Layer]
     flushed: bool = False  # whether the drive knows it after a restart
+    names: dict[bytes, int] = field(default_factory=dict)
 
 
 class RecoveringDevice:
@@ -54,8 +73,9 @@ class RecoveringDevice:
 
     Rows of K and V stay here until a flush acknowledges them. After a restart the drive is brought to where it was:
     what was flushed is there, what was freed since is freed, the rest is made and appended again. Then the command that
-    was under way is given again. Methods that remember something between steps (`h2o`) begin anew. Handles that the
-    host sees are made here: a drive may give one twice that it has forgotten.
+    was under way is given again. Forks, and changes of sequences that were found under a key, are flushed at once: by
+    the next flush what they began with may be gone. Methods that remember something between steps (`h2o`) begin anew.
+    Handles that the host sees are made here: a drive may give one twice that it has forgotten.
 
     connect: attaches to the drive, or raises Lost.
     """
@@ -66,6 +86,7 @@ class RecoveringDevice:
         self._held: dict[int, Held] = {}  # by the handle that the host knows
         self._created = 0
         self._freed: list[int] = []  # handles that are flushed and were freed since
+        self._dropped: set[bytes] = set()  # keys, since the last flush
         self._gone: Lost | None = None
         self.recoveries: list[tuple[float, float]] = []  # wall time at which each began and ended, time.monotonic()
 
@@ -92,7 +113,8 @@ class RecoveringDevice:
                     raise self._gone
                 done = self._device.submit(self._translated(command), submit_ns).result()
                 if done.status is not Status.PATH_LOST:
-                    return self._remember(command, done)
+                    done = self._remember(command, done)
+                    return self._flushed(done) if self._is_unsure(command, done) else done
                 if isinstance(self._device.lost, Silent):  # should it go on later, it has what it had
                     raise self._device.lost
                 if isinstance(VERBS[type(command)].effect, Frees):
@@ -116,6 +138,10 @@ class RecoveringDevice:
             return done
         c: Any = command  # the row says what it has
         match VERBS[type(command)].effect:
+            case Forks():
+                return replace(done, data=(self._hold_forks(c, done),))
+            case Binds():
+                self._bind(key_list(c.keys), c)
             case Creates():
                 return replace(done, data=(self._hold(c, done),))
             case Stores(lengths):
@@ -123,19 +149,85 @@ class RecoveringDevice:
                 cuts = np.cumsum(counts)[:-1]
                 rows = zip(np.split(c.k, cuts), np.split(c.v, cuts), strict=True)
                 for handle, row in zip(c.seqs, rows, strict=True):
-                    self._held[handle].layers[c.layer].rows.append(row)
+                    if self._held[handle].layers:
+                        self._held[handle].layers[c.layer].rows.append(row)
             case Crops():
-                for handle, length in zip(c.seqs, c.lengths, strict=True):
-                    self._held[handle].layers[c.layer].crop(int(length))
+                for handle, length in zip(c.seqs, c.lengths.tolist(), strict=True):
+                    held = self._held[handle]
+                    if held.layers:
+                        held.layers[c.layer].crop(length)
+                    self._unname(held, [key for key, tokens in held.names.items() if tokens > length])
             case Frees():
-                held = [self._held.pop(handle) for handle in c.seqs]
-                self._freed += [each.handle for each in held if each.flushed]
+                gone = [self._held.pop(handle) for handle in c.seqs]
+                self._freed += [each.handle for each in gone if each.flushed]
+                for each in gone:
+                    self._unname(each, list(each.names))
             case Settles():
                 for each in self._held.values():
                     each.flushed = True
                     each.layers = [Layer(layer.length) for layer in each.layers]
+                    each.names.clear()
                 self._freed.clear()
+                self._dropped.clear()
+            case None:
+                pairs = zip(VERBS[type(command)].reply, done.data, strict=True)
+                return replace(done, data=tuple(self._known(array, data) for array, data in pairs))
         return done
+
+    def _is_unsure(self, command: Command, done: Completion) -> bool:
+        """Whether what was done could not be done again after the drive has died."""
+        if done.status is not Status.SUCCESS:
+            return False
+        effect = VERBS[type(command)].effect
+        seqs: Sequence[int] = getattr(command, "seqs", ())
+        unknown = any(not self._held[handle].layers for handle in seqs if handle in self._held)
+        return isinstance(effect, Forks) or (unknown and isinstance(effect, Stores | Crops))
+
+    def _flushed(self, done: Completion) -> Completion:
+        """The completion once all so far survives a loss of power."""
+        flushed = self._run(Flush(), done.finish_ns)
+        if flushed.status is not Status.SUCCESS:
+            return flushed
+        return replace(done, finish_ns=flushed.finish_ns, breakdown_ns=_sum(done.breakdown_ns, flushed.breakdown_ns))
+
+    def _unname(self, held: Held, keys: list[bytes]) -> None:
+        """Names are gone with what they named; before the last flush they may have been another's."""
+        for key in keys:
+            del held.names[key]
+        self._dropped |= set(keys)
+
+    def _bind(self, keys: list[bytes], command: Any) -> None:
+        """Keys name prefixes of a sequence, or nothing."""
+        for held in self._held.values():
+            for key in keys:
+                held.names.pop(key, None)
+        if isinstance(command, KvName):
+            self._held[command.seqs[0]].names |= dict(zip(keys, command.tokens.tolist(), strict=True))
+            self._dropped -= set(keys)
+        else:
+            self._dropped |= set(keys)
+
+    def _known(self, array: Array, data: NDArray[Any]) -> NDArray[Any]:
+        """An array of a reply, with our handles: a sequence that was not made here gets one."""
+        if array.kind is not Kind.HANDLES:
+            return data
+        ours = {held.handle: handle for handle, held in self._held.items()}
+        for theirs in data.tolist():
+            if theirs and theirs not in ours:
+                self._created += 1
+                ours[theirs] = self._created
+                self._held[self._created] = Held(None, theirs, [], flushed=True)
+        return np.array([ours.get(theirs, 0) for theirs in data.tolist()], np.uint64)
+
+    def _hold_forks(self, fork: SeqFork, done: Completion) -> U64:
+        """Handles of our own for sequences that begin as others."""
+        ours = np.arange(self._created + 1, self._created + 1 + len(fork.seqs), dtype=np.uint64)
+        self._created += len(fork.seqs)
+        each = zip(fork.seqs, fork.lengths.tolist(), ours.tolist(), done.data[0].tolist(), strict=True)
+        for parent, length, handle, theirs in each:
+            layers = [Layer(min(layer.length, length)) for layer in self._held[parent].layers]
+            self._held[handle] = Held((parent, length), theirs, layers)
+        return ours
 
     def _hold(self, create: SeqCreate, done: Completion) -> U64:
         """Handles of our own for sequences that a drive has made."""
@@ -185,16 +277,30 @@ class RecoveringDevice:
                 self._again(KvFree((handle,)), submit_ns, Status.UNKNOWN_SEQUENCE)
             for held in self._held.values():
                 if not held.flushed:
-                    held.handle = int(self._again(held.create, submit_ns).data[0][0])
+                    held.handle = int(self._again(self._made(held), submit_ns).data[0][0])
                 for number, layer in enumerate(held.layers):
                     self._replay_layer(held, number, layer, submit_ns)
+            if self._dropped:
+                self._again(KvDrop(keys_of(self._dropped)), submit_ns)
+            for held in self._held.values():
+                if held.names:
+                    tokens = np.array([*held.names.values()])
+                    self._again(KvName((held.handle,), tokens, keys_of(held.names)), submit_ns)
             return True
         except _DiedAgain:
             return False
 
+    def _made(self, held: Held) -> Command:
+        """What makes a sequence again that the drive has forgotten."""
+        if isinstance(held.create, SeqCreate):
+            return held.create
+        assert held.create is not None, "a sequence that was found is known to the drive"
+        parent, length = held.create
+        return SeqFork((self._held[parent].handle,), np.array([length]))
+
     def _replay_layer(self, held: Held, number: int, layer: Layer, submit_ns: int) -> None:
         seqs = (held.handle,)
-        if held.flushed:
+        if held.flushed or isinstance(held.create, tuple):
             self._again(KvCrop(seqs, number, np.array([layer.kept])), submit_ns)
         if layer.rows:
             k, v = (np.concatenate(parts) for parts in zip(*layer.rows, strict=True))
@@ -209,6 +315,11 @@ class RecoveringDevice:
         if done.status not in (Status.SUCCESS, also):
             raise Lost(f"{self.name} came back without what it had acknowledged: {done.reason}")
         return done
+
+
+def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    """Times by unit, of both."""
+    return {unit: first.get(unit, 0) + second.get(unit, 0) for unit in {**first, **second}}
 
 
 class _DiedAgain(Exception):

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from csd_spec.arrays import KEY
 from csd_spec.commands import Command, Completion, FlashCounters
 from csd_spec.status import Status
 from csd_spec.units import MAX_UNIT_BYTES, UNITS, check_unit
@@ -43,6 +44,7 @@ _DTYPES: dict[bytes, np.dtype[Any]] = {
     b"Q": np.dtype(np.uint64),
     b"q": np.dtype(np.int64),
     b"B": np.dtype(np.uint8),
+    b"K": KEY,
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _REASON_BYTES = 512

@@ -13,10 +13,16 @@ from csd_spec.commands import (
     GetLog,
     KvAppend,
     KvCrop,
+    KvDrop,
+    KvExist,
     KvFree,
+    KvGather,
+    KvList,
+    KvName,
     KvRead,
     LogPage,
     SeqCreate,
+    SeqFork,
 )
 from csd_spec.device import Device, DeviceError
 from csd_spec.drive import BlockSsdSpec, DriveSpec, EngineSpec, Geometry, Link, NandTiming
@@ -45,8 +51,13 @@ __all__ = [
     "GetLog",
     "KvAppend",
     "KvCrop",
+    "KvDrop",
+    "KvExist",
     "KvFree",
+    "KvGather",
     "KvLayout",
+    "KvList",
+    "KvName",
     "KvRead",
     "KvView",
     "Link",
@@ -54,6 +65,7 @@ __all__ = [
     "ModelShape",
     "NandTiming",
     "SeqCreate",
+    "SeqFork",
     "SparFParams",
     "Status",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,3 +16,17 @@ U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
+Keys = NDArray[np.void]  # of KEY
+
+KEY = np.dtype("V16")
+
+
+def key_list(keys: Keys) -> list[bytes]:
+    """Keys as bytes."""
+    raw = keys.tobytes()
+    return [raw[at : at + KEY.itemsize] for at in range(0, len(raw), KEY.itemsize)]
+
+
+def keys_of(keys: Iterable[bytes]) -> Keys:
+    """Bytes as keys."""
+    return np.frombuffer(b"".join(keys), KEY)

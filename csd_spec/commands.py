@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_spec.arrays import F16, I64
+from csd_spec.arrays import F16, I64, Keys
 from csd_spec.status import Status
 
 METHOD_BYTES = 32  # of a method's name
@@ -35,7 +35,8 @@ class LogPage(IntEnum):
 class SeqCreate:
     """Open `count` sequences; the completion's data is their handles, (count,) uint64.
 
-    embedding_bits: of the values of the embedding-indexed copy of K, 16 (FP16), 8 or 4; see `KvLayout`.
+    embedding_bits: of the values of the embedding-indexed copy of K, 16 (FP16), 8 or 4; or the number of another
+    layout, see `ftl.LAYOUTS`.
     """
 
     count: int
@@ -114,6 +115,67 @@ class KvFree:
 
 
 @dataclass(frozen=True, slots=True)
+class SeqFork:
+    """Sequences that begin with the first lengths[b] tokens of each layer of these, or as many as there are; the
+    completion's data is their handles, (B,) uint64. Full groups are shared with those that they begin as, unfinished
+    ones are copied in drive DRAM."""
+
+    seqs: tuple[int, ...]
+    lengths: I64  # (B,)
+
+
+@dataclass(frozen=True, slots=True)
+class KvName:
+    """Let a sequence's first tokens[i] tokens of all layers be found under keys[i]; a key that was given before moves.
+
+    A name lasts until its tokens are cropped or freed, and survives a loss of power where they do.
+    """
+
+    seqs: tuple[int, ...]  # one
+    tokens: I64  # (N,)
+    keys: Keys  # (N,)
+
+
+@dataclass(frozen=True, slots=True)
+class KvExist:
+    """Look up keys, up to the first that names nothing: the completion's data is a handle, (N,) uint64, and tokens,
+    (N,) int64, of each; zeros from the first miss on."""
+
+    keys: Keys  # (N,)
+
+
+@dataclass(frozen=True, slots=True)
+class KvDrop:
+    """Forget names; what they named stays. Keys that name nothing are passed over."""
+
+    keys: Keys  # (N,)
+
+
+@dataclass(frozen=True, slots=True)
+class KvList:
+    """Names in the order of their keys, `count` of them after one: the completion's data is keys, handles (uint64) and
+    tokens (int64), each (count,); zeros where there are no more."""
+
+    after: Keys  # (1,)
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvGather:
+    """Read ranges of several sequences and layers back at once: the completion's data is k, v, each (layers, sum of
+    tokens, H, d) float16, of each layer from `layer` on the tokens[b] tokens of sequence b from first[b] on.
+
+    Each range must be stored in all of these layers.
+    """
+
+    seqs: tuple[int, ...]
+    first: I64  # (B,)
+    tokens: I64  # (B,)
+    layer: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Flush:
     """Complete once every program that was begun has ended."""
 
@@ -125,7 +187,22 @@ class GetLog:
     page: int
 
 
-Command = SeqCreate | KvAppend | Attend | KvRead | KvCrop | KvFree | Flush | GetLog
+Command = (
+    SeqCreate
+    | SeqFork
+    | KvAppend
+    | Attend
+    | KvRead
+    | KvGather
+    | KvCrop
+    | KvFree
+    | KvName
+    | KvExist
+    | KvList
+    | KvDrop
+    | Flush
+    | GetLog
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from csd_spec.arrays import KEY
 from csd_spec.commands import (
     METHOD_BYTES,
     Attend,
@@ -28,17 +29,23 @@ from csd_spec.commands import (
     GetLog,
     KvAppend,
     KvCrop,
+    KvDrop,
+    KvExist,
     KvFree,
+    KvGather,
+    KvList,
+    KvName,
     KvRead,
     LogPage,
     SeqCreate,
+    SeqFork,
 )
 
 MAX_SEQUENCES = 1 << 16  # of a command
 MAX_TOKENS = 1 << 24  # of a sequence
 MAX_HEADS = 1024
 
-DIMENSIONS = {"B": "sequence", "H": "KV head", "G": "query head", "d": "channel"}
+DIMENSIONS = {"B": "sequence", "N": "key", "H": "KV head", "G": "query head", "d": "channel"}
 
 
 class Kind(Enum):
@@ -46,6 +53,7 @@ class Kind(Enum):
 
     HANDLES = np.dtype(np.uint64)  # of sequences; a tuple of int in a command
     COUNTS = np.dtype(np.int64)  # of tokens, 0 to MAX_TOKENS
+    KEYS = KEY  # names of prefixes, 16 bytes each
     TEXT = np.dtype(np.uint8)  # padded with zeros; str in a command
     VALUES = np.dtype(np.float16)  # finite
     FLOATS = np.dtype(np.float32)  # finite in a command; of a reply as its command says
@@ -53,7 +61,7 @@ class Kind(Enum):
     @property
     def modelled(self) -> bool:
         """Whether its bytes cross the link by themselves; handles and names are part of a command's fixed cost."""
-        return self in (Kind.COUNTS, Kind.VALUES, Kind.FLOATS)
+        return self in (Kind.COUNTS, Kind.KEYS, Kind.VALUES, Kind.FLOATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,17 @@ class Creates:
 
 
 @dataclass(frozen=True, slots=True)
+class Forks:
+    """The reply is handles of new sequences, which begin as those named, with as many tokens as `lengths` counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binds:
+    """`keys` name prefixes of the sequence from now on, of as many tokens as `tokens` counts; or nothing any more,
+    where no sequence is named."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stores:
     """Rows k and v are added to the layer: as many of each sequence as `lengths` counts, or one where that is None."""
 
@@ -123,7 +142,7 @@ class Settles:
     """What came before survives a loss of power."""
 
 
-Effect = Creates | Stores | Crops | Frees | Settles | None
+Effect = Creates | Forks | Binds | Stores | Crops | Frees | Settles | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +210,8 @@ class Verb:
         for array in self.arrays:
             if array.kind is Kind.HANDLES:
                 fields[array.name] = seqs
+            elif array.kind is Kind.KEYS:
+                fields[array.name] = np.frombuffer(bytes(range(16)) * sizes.get("N", 1), KEY)
             elif array.kind is Kind.TEXT:
                 fields[array.name] = array.example
             else:
@@ -201,6 +222,7 @@ class Verb:
 
 
 _SEQS = Array("seqs", Kind.HANDLES, "B")
+_KEYS = Array("keys", Kind.KEYS, "N")
 _LAYER = Scalar("layer", high="last_layer")
 _LENGTHS = Array("lengths", Kind.COUNTS, "B")
 
@@ -219,6 +241,15 @@ ROWS = (
         ),
         reply=(Array("handles", Kind.HANDLES, "count"),),
         effect=Creates(),
+    ),
+    Verb(
+        command=SeqFork,
+        opcode=0xD0,
+        parameters=("B",),
+        arrays=(_SEQS, _LENGTHS),
+        reply=(Array("handles", Kind.HANDLES, "B"),),
+        names=Names.ALIKE,
+        effect=Forks(),
     ),
     Verb(
         command=KvAppend,
@@ -260,6 +291,18 @@ ROWS = (
         overlaps=True,
     ),
     Verb(
+        command=KvGather,
+        opcode=0xCE,
+        parameters=("B", Scalar("layer", high="last_layer"), Scalar("layers", 1, "max_layers", example=1)),
+        arrays=(_SEQS, Array("first", Kind.COUNTS, "B", 2), Array("tokens", Kind.COUNTS, "B", 3)),
+        reply=(
+            Array("k", Kind.VALUES, "layers sum(tokens) H d"),
+            Array("v", Kind.VALUES, "layers sum(tokens) H d"),
+        ),
+        names=Names.ALIKE,
+        overlaps=True,
+    ),
+    Verb(
         command=KvCrop,
         opcode=0xCC,
         parameters=("B", _LAYER),
@@ -268,6 +311,33 @@ ROWS = (
         effect=Crops(),
     ),
     Verb(command=KvFree, opcode=0xC8, parameters=("B",), arrays=(_SEQS,), names=Names.ANY, effect=Frees()),
+    Verb(
+        command=KvName,
+        opcode=0xD5,
+        parameters=("B", "N"),
+        arrays=(_KEYS, _SEQS, Array("tokens", Kind.COUNTS, "N", 4)),
+        names=Names.ALIKE,
+        effect=Binds(),
+    ),
+    Verb(
+        command=KvExist,
+        opcode=0xD9,
+        parameters=("N",),
+        arrays=(_KEYS,),
+        reply=(Array("handles", Kind.HANDLES, "N"), Array("tokens", Kind.COUNTS, "N")),
+    ),
+    Verb(command=KvDrop, opcode=0xE1, parameters=("N",), arrays=(_KEYS,), effect=Binds()),
+    Verb(
+        command=KvList,
+        opcode=0xDD,
+        parameters=(Scalar("count", 1, MAX_SEQUENCES, example=2),),
+        arrays=(Array("after", Kind.KEYS, "1"),),
+        reply=(
+            Array("keys", Kind.KEYS, "count"),
+            Array("handles", Kind.HANDLES, "count"),
+            Array("tokens", Kind.COUNTS, "count"),
+        ),
+    ),
     Verb(
         command=GetLog,
         opcode=0xCA,

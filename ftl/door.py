@@ -66,6 +66,15 @@ class Ftl:
         """A sequence that begins with all that this one holds. Full groups are shared, unfinished ones copied."""
         return edit.fork(self.kv, handle)
 
+    def name(self, handle: int, keys: Seq[bytes], tokens: Seq[int]) -> None:
+        """Find prefixes of a sequence under keys; its label says who does. They survive with its tokens."""
+        seq = self.kv.sequence(handle)
+        self.kv.changes.dirty |= self.kv.names.bind(seq, keys, tokens) | {handle}
+
+    def unname(self, label: int, keys: Seq[bytes]) -> None:
+        """Forget keys."""
+        self.kv.changes.dirty |= self.kv.names.unbind(label, keys)
+
     def crop(self, handle: int, layer: int, length: int, start_ns: int) -> int:
         """Keep the first `length` tokens of a layer; returns when a group that was cut is in drive DRAM again."""
         return edit.crop(self.kv, handle, layer, length, start_ns)

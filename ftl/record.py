@@ -117,6 +117,7 @@ def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
         "born": {owner: kv.owners.first_write[owner] for owner in seq.all_owners},
         "failed": seq.failed,
         **({"label": seq.label} if seq.label else {}),
+        **({"names": {key.hex(): tokens for key, tokens in seq.names.items()}} if seq.names else {}),
         **({"sums": True} if seq.v_sums is not None else {}),
     }
 

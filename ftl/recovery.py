@@ -158,6 +158,8 @@ class Recovery:
             seq = self._sequence(described)
             seq.v_sums = sums
             self.kv.sequences[seq.handle] = seq
+            seq.names = {bytes.fromhex(key): tokens for key, tokens in described.get("names", {}).items()}
+            self.kv.names.index(seq, list(seq.names))
             if seq.handle in self.unsure and not seq.failed:
                 seq.failed = True
                 self.findings.append(f"sequence {seq.handle}: may lack what a lost record said of it")

@@ -65,6 +65,7 @@ def crop(kv: KvMap, handle: int, layer: int, length: int, start_ns: int) -> int:
         if in_flash(cuts[name][0]) or mapped.buffered(layer) or name in rows:  # else the primary map alone holds it
             _take_back(kv, mapped, layer, length, cuts[name], rows.get(name))
     seq.lengths[layer] = length
+    kv.names.crop(seq, length)
     kv.changes.trimmed.add(handle)
     kv.changes.dirty.add(handle)
     if was_in_flash:

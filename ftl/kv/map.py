@@ -16,6 +16,7 @@ from ftl.flash.placement import GROWTH, Writer
 from ftl.flash.references import Reference, Referrer
 from ftl.flash.store import FlashStore
 from ftl.kv.layouts import GroupMap
+from ftl.kv.names import RECORDED_BYTES, Names
 from ftl.kv.owners import Owners
 from ftl.kv.sequence import Sequence
 from ftl.kv.shared import SharedPages
@@ -40,6 +41,7 @@ class KvMap(Referrer):
         self.buffers = GroupBuffers(dram_bytes, store.geometry.page_bytes)
         self.tails = Tails(self.buffers, self.sequences, store.nand.read)
         self.owners, self.changes = Owners(), Changes()
+        self.names = Names()
         self.shared = SharedPages(store.geometry.pages)
         self.next_handle = 1
 
@@ -98,6 +100,7 @@ class KvMap(Referrer):
 
     def forget(self, seq: Sequence) -> None:
         """A sequence is freed."""
+        self.names.crop(seq, 0)
         self.store.placement.close(seq.writer)
         for name, mapped in seq.maps.items():
             for layer in range(seq.layers):
@@ -129,10 +132,11 @@ class KvMap(Referrer):
         self.shared.moved(old, new)
 
     def checkpoint_pages(self) -> int:
-        """Of each unfinished group of K and V at most a page is recorded, and the sums of V, in two places."""
+        """Of each unfinished group of K and V at most a page is recorded, the sums of V and names, in two places."""
         rows = sum(2 * seq.heads * int((seq.lengths > 0).sum()) for seq in self.sequences.values())
         sums = sum(seq.v_sums.nbytes for seq in self.sequences.values() if seq.v_sums is not None)
-        return 2 * (-(-rows * 3 // 4) + -(-sums // self.store.geometry.page_bytes))
+        names = self.names.count * RECORDED_BYTES
+        return 2 * (-(-rows * 3 // 4) + -(-(sums + names) // self.store.geometry.page_bytes))
 
     def lose(self, tags: U64, for_good: bool) -> list[int]:
         """Mark the sequences that hold these pages as failed."""

@@ -18,11 +18,18 @@ from csd_spec import (
     GetLog,
     KvAppend,
     KvCrop,
+    KvDrop,
+    KvExist,
     KvFree,
+    KvGather,
+    KvList,
+    KvName,
     KvRead,
     SeqCreate,
+    SeqFork,
     Status,
 )
+from csd_spec.arrays import keys_of
 from csd_spec.units import UNITS
 from csd_spec.verbs import VERBS
 
@@ -37,6 +44,7 @@ def steady(*shape):
     return (np.arange(np.prod(shape)) % 7 - 3).astype(np.float16).reshape(shape)
 
 
+KEYS = keys_of([bytes(range(16)), bytes(range(1, 17))])
 SEQS, LENGTHS = (3, 2**64 - 1), np.array([2, 0])
 # Opcode, parameters, and the first digits of SHA-256 of the payload: both ends may be of different age
 BYTES = [
@@ -54,6 +62,12 @@ BYTES = [
     (KvCrop(SEQS, 0, LENGTHS), 0xCC, (2, 0), "f3b1b107c9996b28"),
     (KvFree(SEQS), 0xC8, (2,), "c1591bd2ba341312"),
     (GetLog(0xC2), 0xCA, (0xC2,), "e3b0c44298fc1c14"),
+    (SeqFork(SEQS, LENGTHS), 0xD0, (2,), "f3b1b107c9996b28"),
+    (KvGather(SEQS, LENGTHS, LENGTHS + 1, 1, 2), 0xCE, (2, 1, 2), "334154bc4714a8e0"),
+    (KvName(SEQS[:1], LENGTHS, KEYS), 0xD5, (1, 2), "354df00c76e025cc"),
+    (KvExist(KEYS), 0xD9, (2,), "bbd01d2f9faf43f2"),
+    (KvDrop(KEYS), 0xE1, (2,), "bbd01d2f9faf43f2"),
+    (KvList(KEYS[:1], 5), 0xDD, (5,), "be45cb2605bf36be"),
 ]
 SINGLE = half(2, 2).astype(np.float32)
 COMMANDS = [verb.example(SEQS, H=3, G=2, d=8) for verb in VERBS.values()]

@@ -19,7 +19,11 @@ def test_every_row_has_an_opcode_of_its_own():
 
 
 def test_opcodes_say_their_direction():
-    directions = {0: ("Flush", "SeqCreate", "KvFree", "KvCrop"), 1: ("KvAppend", "Attend"), 2: ("KvRead", "GetLog")}
+    directions = {
+        0: ("Flush", "SeqCreate", "SeqFork", "KvFree", "KvCrop"),
+        1: ("KvAppend", "Attend", "KvName", "KvExist", "KvDrop", "KvList"),
+        2: ("KvRead", "KvGather", "GetLog"),
+    }
     found = {row.name: row.opcode & 3 for row in ROWS}
     assert found == {name: direction for direction, names in directions.items() for name in names}
 
@@ -44,15 +48,24 @@ def test_an_example_has_the_shapes_of_its_row(row):
 
 
 def test_sizes_of_replies():
-    sizes = {"B": 2, "H": 3, "G": 4, "d": 8, "count": 5, "stored": 100}
+    sizes = {"B": 2, "H": 3, "G": 4, "d": 8, "N": 6, "count": 5, "stored": 100, "layers": 7, "sum(tokens)": 9}
     found = {row.name: row.reply_bytes(sizes) for row in ROWS if row.reply}
-    assert found == {"SeqCreate": 40, "Attend": 2 * 3 * 4 * (8 * 2 + 2 * 4), "KvRead": 2 * 100 * 3 * 8 * 2, "GetLog": 0}
+    assert found == {
+        "SeqCreate": 40,
+        "SeqFork": 16,
+        "Attend": 2 * 3 * 4 * (8 * 2 + 2 * 4),
+        "KvRead": 2 * 100 * 3 * 8 * 2,
+        "KvGather": 2 * 7 * 9 * 3 * 8 * 2,
+        "KvExist": 6 * 16,
+        "KvList": 5 * 32,
+        "GetLog": 0,
+    }
 
 
 def test_what_counts_as_a_read_and_as_a_write():
-    assert {row.name for row in ROWS if row.reads} == {"Attend", "KvRead"}
+    assert {row.name for row in ROWS if row.reads} == {"Attend", "KvRead", "KvGather"}
     assert {row.name for row in ROWS if row.writes} == {"Attend", "KvAppend"}
-    assert [kind.modelled for kind in Kind] == [False, True, False, True, True]
+    assert [kind.modelled for kind in Kind] == [False, True, True, False, True, True]
 
 
 def test_the_documentation_lists_the_table():

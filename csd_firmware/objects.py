@@ -1,0 +1,113 @@
+"""K and V as objects: sequences that begin as others, prefixes under keys, ranges of many at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from csd_firmware.check import Refused, require
+from csd_firmware.state import DriveState, flash_read
+from csd_firmware.stopwatch import Stopwatch
+from csd_spec import Completion, FlashCounters, KvDrop, KvExist, KvGather, KvList, KvName, SeqFork, Status
+from csd_spec.arrays import I64, KEY, U64, key_list
+from ftl import FtlError, OutOfSpace
+
+NAME_BYTES = 64  # of drive DRAM
+
+
+def fork(state: DriveState, command: SeqFork, watch: Stopwatch) -> Completion:
+    """Sequences that share what they begin with."""
+    handles, flash = list[int](), FlashCounters()
+    try:
+        for handle, length in zip(command.seqs, command.lengths.tolist(), strict=True):
+            handles.append(state.ftl.fork(handle))
+            state.open(handles[-1])
+            for layer in np.flatnonzero(state.ftl.sequences[handles[-1]].lengths > length).tolist():
+                flash += crop_layer(state, handles[-1], layer, length, watch)
+    except FtlError:
+        state.ftl.free(handles, watch.now_ns)
+        for child in handles:
+            state.close(child)
+        raise
+    return Completion(status=Status.SUCCESS, data=(np.array(handles, np.uint64),), flash=flash)
+
+
+def crop_layer(state: DriveState, handle: int, layer: int, length: int, watch: Stopwatch) -> FlashCounters:
+    """Cut a layer; the sum of V is not undone but added up again, so that it stays the sum in token order."""
+    watch.until("flash_token", state.ftl.crop(handle, layer, length, watch.now_ns))
+    _, v, plan = state.ftl.read_back(handle, layer)
+    watch.until("flash_token", state.ftl.read(plan, watch.now_ns))
+    state.memory.pop((handle, layer), None)
+    state.v_sums[handle][layer] = 0
+    state.add_v(handle, layer, v)
+    return flash_read(plan)
+
+
+def check_gather(state: DriveState, command: KvGather) -> None:
+    """Raise Refused for a range that is not stored."""
+    ends = command.first + command.tokens
+    for handle, end, count in zip(command.seqs, ends.tolist(), command.tokens.tolist(), strict=True):
+        lengths = state.ftl.sequence(handle).lengths[command.layer : command.layer + command.layers]
+        require(len(lengths) == command.layers, f"layers = {command.layers}: there are {len(lengths)} from layer on")
+        require(count > 0, "tokens: a range is empty")
+        require(end <= int(lengths.min()), f"a range ends at {end:,}: sequence {handle} has {int(lengths.min()):,}")
+
+
+def gather(state: DriveState, command: KvGather, watch: Stopwatch) -> Completion:
+    """Bring ranges of many sequences and layers to the host: all pages are asked for at once."""
+    layers = range(command.layer, command.layer + command.layers)
+    ranges = [
+        (handle, range(first, first + count))
+        for handle, first, count in zip(command.seqs, command.first.tolist(), command.tokens.tolist(), strict=True)
+    ]
+    rows = [[state.ftl.read_back(handle, layer, tokens) for handle, tokens in ranges] for layer in layers]
+    plans = [plan for each in rows for _, _, plan in each]
+    start_ns = watch.now_ns
+    for plan in plans:  # each begins when the command does; channels and planes take turns
+        watch.until("flash_token", state.ftl.read(plan, start_ns))
+    k, v = (np.stack([np.concatenate([part[i] for part in each]) for each in rows]) for i in range(2))
+    return Completion(status=Status.SUCCESS, data=(k, v), flash=flash_read(*plans))
+
+
+def check_name(state: DriveState, command: KvName) -> None:
+    """Raise Refused for prefixes that are not stored, OutOfSpace for more names than drive DRAM holds."""
+    require(len(command.seqs) == 1, "seqs: names prefixes of one sequence at a time")
+    stored = int(state.ftl.sequence(command.seqs[0]).lengths.min())
+    most, least = int(command.tokens.max()), int(command.tokens.min())
+    if not 1 <= least <= most <= stored:
+        raise Refused(f"tokens from {least} to {most}: sequence {command.seqs[0]} has {stored} in all layers")
+    wanted = state.ftl.kv.names.count + command.keys.size
+    if wanted * NAME_BYTES > state.spec.dram_bytes // 4:
+        raise OutOfSpace(f"{wanted} names: drive DRAM has room for {state.spec.dram_bytes // 4 // NAME_BYTES}")
+
+
+def name(state: DriveState, command: KvName, watch: Stopwatch) -> Completion:
+    """Give keys."""
+    state.ftl.name(command.seqs[0], key_list(command.keys), command.tokens.tolist())
+    return Completion(status=Status.SUCCESS)
+
+
+def exist(state: DriveState, command: KvExist, watch: Stopwatch) -> Completion:
+    """Look keys up."""
+    handles, tokens = _table(state.ftl.kv.names.find(state.tenant, key_list(command.keys)), command.keys.size)
+    return Completion(status=Status.SUCCESS, data=(handles, tokens))
+
+
+def drop(state: DriveState, command: KvDrop, watch: Stopwatch) -> Completion:
+    """Forget keys."""
+    state.ftl.unname(state.tenant, key_list(command.keys))
+    return Completion(status=Status.SUCCESS)
+
+
+def names(state: DriveState, command: KvList, watch: Stopwatch) -> Completion:
+    """List keys."""
+    found = state.ftl.kv.names.after(state.tenant, key_list(command.after)[0], command.count)
+    keys = np.frombuffer(b"".join(key for key, _ in found).ljust(KEY.itemsize * command.count, b"\0"), KEY)
+    return Completion(status=Status.SUCCESS, data=(keys, *_table([each for _, each in found], command.count)))
+
+
+def _table(found: list[tuple[int, int]], count: int) -> tuple[U64, I64]:
+    """Handles and tokens, zeros behind those found."""
+    handles, tokens = np.zeros(count, np.uint64), np.zeros(count, np.int64)
+    for number, (handle, length) in enumerate(found):
+        handles[number], tokens[number] = handle, length
+    return handles, tokens
