@@ -19,6 +19,8 @@ def check_attend(state: DriveState, command: Attend) -> None:
     known = state.methods
     if command.method not in known:
         raise Refused(f"method = {command.method!r}: this drive knows {', '.join(known)}")
+    if state.ftl.sequence(command.seqs[0]).layout.opaque:
+        raise Refused("seqs: their values are opaque, and are not attended")
     for handle, k, recent in zip(command.seqs, command.top_k.tolist(), command.recent.tolist(), strict=True):
         stored = int(state.ftl.sequence(handle).lengths[command.layer]) + 1
         if not 1 <= k <= stored:

@@ -75,7 +75,7 @@ def _named(ftl: Ftl, verb: Verb, handles: Seq[int]) -> dict[str, int]:
     shape = first.layers, first.heads, first.layout
     alike = all((each.layers, each.heads, each.layout) == shape for each in others)
     require(alike, "seqs: sequences of one command must have the same shape")
-    sizes = {"B": len(handles), "H": first.heads, "d": first.layout.head_dim}
+    sizes = {"B": len(handles), "H": first.heads, "d": first.layout.head_dim, "opaque": first.layout.opaque}
     return sizes | {"last_layer": first.layers - 1}
 
 
@@ -109,7 +109,7 @@ def _array(array: Array, value: Any, sizes: dict[str, int]) -> None:
     if array.kind is Kind.KEYS:
         return
     if array.kind is not Kind.COUNTS:
-        if not all_finite(value):
+        if not sizes.get("opaque") and not all_finite(value):
             raise Refused(f"{name}: holds infinity or NaN, beyond FP16's range of 65504")
         return
     counts = value.tolist()

@@ -34,6 +34,8 @@ def fork(state: DriveState, command: SeqFork, watch: Stopwatch) -> Completion:
 def crop_layer(state: DriveState, handle: int, layer: int, length: int, watch: Stopwatch) -> FlashCounters:
     """Cut a layer; the sum of V is not undone but added up again, so that it stays the sum in token order."""
     watch.until("flash_token", state.ftl.crop(handle, layer, length, watch.now_ns))
+    if state.ftl.sequences[handle].layout.opaque:
+        return FlashCounters()
     _, v, plan = state.ftl.read_back(handle, layer)
     watch.until("flash_token", state.ftl.read(plan, watch.now_ns))
     state.memory.pop((handle, layer), None)

@@ -32,7 +32,7 @@ class DriveState:
         self.v_sums: dict[int, F32] = {}
         self.memory: dict[tuple[int, int], Memory] = {}
         for handle, seq in self.ftl.sequences.items():  # what a Nand that was used before holds
-            known = seq.v_sums is not None
+            known = seq.v_sums is not None or seq.layout.opaque
             self.open(handle)
             with suppress(Uncorrectable):  # then it has failed
                 for layer in np.flatnonzero([] if known or seq.failed else seq.lengths).tolist():
@@ -41,6 +41,9 @@ class DriveState:
     def open(self, handle: int) -> None:
         """Begin to keep what belongs to a sequence."""
         seq = self.ftl.sequences[handle]
+        if seq.layout.opaque:
+            self.v_sums[handle] = np.zeros((seq.layers, 0, 0), np.float32)
+            return
         if seq.v_sums is None:
             seq.v_sums = np.zeros((seq.layers, seq.heads, seq.layout.head_dim), np.float32)
         self.v_sums[handle] = seq.v_sums
@@ -51,7 +54,9 @@ class DriveState:
             self.memory.pop((handle, layer), None)
 
     def add_v(self, handle: int, layer: int, rows: F16) -> None:
-        """Add rows (tokens, H, d) of V to a layer's sum, in token order."""
+        """Add rows (tokens, H, d) of V to a layer's sum, in token order; of opaque ones there is none."""
+        if not self.v_sums[handle].size:
+            return
         add_rows(self.v_sums[handle][layer], rows.view(np.uint16))
 
 

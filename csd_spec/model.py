@@ -10,6 +10,7 @@ from csd_spec.checked import Count, value
 from csd_spec.planes import Planes, bits_of
 
 FP16_BYTES = 2
+OPAQUE = 2  # the number of a layout
 
 
 @value
@@ -72,6 +73,11 @@ class KvLayout:
             raise ValueError(f"m = {self.m}: an embedding page holds 2, 4 or 8 channels, or all {self.head_dim}")
         if self.T < 1:
             raise ValueError(f"m = {self.m}: a page of {self.page_bytes} bytes has no room for one token's channels")
+
+    @property
+    def opaque(self) -> bool:
+        """Whether values are kept as they are, 2 bytes each: BF16 as well, of which nothing is computed."""
+        return self.kind == OPAQUE
 
     @property
     def n(self) -> int:

@@ -192,6 +192,36 @@ def test_what_is_not_there_is_refused(drive: Drive) -> None:
     assert "drive DRAM has room for" in done.reason
 
 
+def test_opaque_values_are_kept_as_they_are_and_not_attended(drive: Drive) -> None:
+    seq = int(drive.do(SeqCreate(1, LAYERS, H, D, 512, 2)).data[0][0])
+    rows = drive.draw.integers(0, 1 << 16, (50, H, D)).astype(np.uint16).view(np.float16)  # BF16, say; some are no FP16
+    for layer in range(LAYERS):
+        drive.do(KvAppend((seq,), layer, one(50), rows, rows))
+    q, k = np.ones((1, H, 2, D), np.float16), np.ones((1, H, D), np.float16)
+    done = drive.do(Attend((seq,), 0, q, k, k, "dense", 4, one(8), one(2)), Status.INVALID_FIELD)
+    assert "opaque" in done.reason
+    child = int(drive.do(SeqFork((seq,), one(21))).data[0][0])
+    drive.do(KvAppend((child,), 0, one(9), rows[:9], rows[:9]))
+    drive.do(Flush())
+    drive.lose_power()
+    found = drive.do(KvGather((seq, child), np.array([0, 0]), np.array([50, 21]), 0, LAYERS)).data
+    for part in found:
+        assert np.array_equal(part.view(np.uint16)[1], np.concatenate([rows, rows[:21]]).view(np.uint16))
+    assert np.array_equal(drive.do(KvRead((child,), 0)).data[0][21:].view(np.uint16), rows[:9].view(np.uint16))
+    assert drive.firmware.ftl.sequences[seq].v_sums is None
+
+
+def test_without_a_copy_of_k_the_same_is_attended(drive: Drive) -> None:
+    rows, q = drive.rows(60), drive.rows(4).reshape(1, H, 2, 2 * D)[..., :D].copy()
+    found = []
+    for layout in (16, 1):
+        seq = int(drive.do(SeqCreate(1, 1, H, D, 512, layout)).data[0][0])
+        drive.do(KvAppend((seq,), 0, one(60), rows, rows))
+        found.append(drive.do(Attend((seq,), 0, q, rows[:1], rows[:1], "dense", 4, one(8), one(2))).data)
+        assert len(drive.firmware.ftl.sequences[seq].maps) == (3 if layout == 16 else 2)
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_names_of_many_are_kept_in_order() -> None:
     draw, names, alive = random.Random(1), Names(), {}
     seqs = [SimpleNamespace(handle=i, label=i % 2, names={}, failed=False) for i in range(6)]

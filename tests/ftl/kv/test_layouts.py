@@ -1,7 +1,7 @@
 """Layouts: the shipped ones in numbers, and one of a newcomer: a file, and a line where it is registered.
 
 partner of: ftl/kv/layouts/layout.py, ftl/kv/layouts/group_map.py, ftl/kv/layouts/token.py,
-ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/dual.py, ftl/kv/layouts/lay.py
+ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/dual.py, ftl/kv/layouts/plain.py, ftl/kv/layouts/lay.py
 """
 
 import numpy as np
@@ -55,7 +55,15 @@ def signs(monkeypatch):
 
 def test_numbers_are_those_that_commands_carry():
     names = {number: layout.name for number, layout in LAYOUTS.items()}
-    assert {16: "fp16", 8: "int8", 4: "int4", 34: "planes2", 50: "planes2-exact"}.items() <= names.items()
+    assert {
+        1: "plain",
+        2: "opaque",
+        16: "fp16",
+        8: "int8",
+        4: "int4",
+        34: "planes2",
+        50: "planes2-exact",
+    }.items() <= names.items()
     for number, layout in LAYOUTS.items():
         form = layout.form(4096, 128, 2048)
         assert (form.kind or form.bits) == layout.number == number
