@@ -1,7 +1,8 @@
 """Layouts: the shipped ones in numbers, and one of a newcomer: a file, and a line where it is registered.
 
 partner of: ftl/kv/layouts/layout.py, ftl/kv/layouts/group_map.py, ftl/kv/layouts/token.py,
-ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/dual.py, ftl/kv/layouts/plain.py, ftl/kv/layouts/lay.py
+ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/dual.py, ftl/kv/layouts/plain.py,
+ftl/kv/layouts/lay.py
 """
 
 import numpy as np
