@@ -179,7 +179,7 @@ def serve(
         queue.arrive(done.steps, now_s)
         while queue.here and len(live) < slots:
             one = Live(*queue.here.popleft())
-            took_s = one.request.input_tokens / engine.prefill_tokens_per_s
+            took_s = engine.prefill_s(one.request.input_tokens)
             now_s += took_s
             done.prefill_s += took_s
             queue.arrive(done.steps, now_s)  # some have come meanwhile

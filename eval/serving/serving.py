@@ -11,7 +11,7 @@ import typer
 from csd_spec.planes import number_of
 from eval.experiment import Outcome
 from eval.plot import lines, save_figure
-from eval.serving.machines import A5000, A6000, drives
+from eval.serving.machines import ENGINES, drives
 from eval.serving.pages_error import output_error
 from serving import trace as traces
 from serving.engine import Engine
@@ -23,7 +23,6 @@ from serving.trace import Request, Trace
 from vcsd.progress import progress
 from vcsd.tables import table
 
-ENGINES = {"a5000": A5000, "a6000": A6000}
 LENGTHS = (96, 9216)  # tokens, of what is generated
 GENERATED_PER_S = 0.01  # at load 1
 
@@ -70,7 +69,7 @@ class Load:
         Literal["seconds", "steps"], typer.Option(help="what a trace in engine steps counts: a slow engine gets fewer")
     ] = "seconds"
     requests: Annotated[int, typer.Option(min=0, max=1 << 20, help="of the trace's first ones; 0 is all")] = 0
-    slots: Annotated[int, typer.Option(min=1, max=6, help="requests that decode at once")] = 4
+    slots: Annotated[int, typer.Option(min=1, max=256, help="requests that decode at once")] = 4
     engine: Annotated[str, typer.Option(help="machine: " + ", ".join(ENGINES))] = "a5000"
     systems: Annotated[str, typer.Option(help="ours, or all: those that OrbitFlow is compared with too")] = "ours"
     picture: Annotated[Path | None, typer.Option(help="draw deadlines met over the load")] = None

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from csd_spec.planes import number_of
-from eval.serving.machines import A5000, A6000, drives
+from eval.serving.machines import A5000, A6000, ENGINES, drives
 from eval.serving.pages_error import output_error
 from eval.serving.serving import OTHERS, SYSTEMS, Load, experiment
 
@@ -22,6 +22,18 @@ def test_machines_are_those_of_the_paper():
     assert drives(4).bytes_per_s == 4 * drives(1).bytes_per_s == 4 * 8 * 1.4e9
     assert drives(1).token_bytes == 2 * 8 * 128 * 2
     assert 0.5 < drives(1, PLANES2).token_bytes / drives(1).token_bytes < 0.55
+
+
+def test_machines_by_data_sheets():
+    h100, eight, a100 = (ENGINES[name] for name in ("h100", "8xh100", "8xa100"))
+    assert h100.step_s == pytest.approx(16.06e9 / 3.35e12, rel=0.01)  # the weights, read once
+    assert eight.token_s == pytest.approx(80 * 4096 / 26.8e12)
+    assert eight.fetch_token_s == pytest.approx(80 * 4096 / 512e9)
+    assert a100.room_blocks == eight.room_blocks and a100.step_s > eight.step_s
+    assert all(ENGINES[name].longest_tokens > 200_000 for name in ("4xa6000", "h100", "8xa100", "8xh100"))
+    assert eight.prefill_s(100_000) > 2.2 * eight.prefill_s(50_000)  # attention grows by the square
+    parts = [eight.prefill_s(until, until - 1000) for until in range(1000, 50_001, 1000)]
+    assert sum(parts) == pytest.approx(eight.prefill_s(50_000)) and parts[-1] > parts[0]
 
 
 def test_pages_of_8_bits_cost_a_little():
