@@ -46,6 +46,7 @@ class Engine:
     room_blocks: int = Field(ge=1)
     prefill_tokens_per_s: float = Field(gt=0)
     prefill_pair_s: float = Field(default=0, ge=0, le=1)
+    token_bytes: float = Field(default=4096, gt=0)
     drives: Drives | None = None
 
     def costs(self, tokens: Sequence[int], grown: int = 0) -> Costs:

@@ -14,6 +14,7 @@ from eval.plot import lines, save_figure
 from eval.serving.machines import ENGINES, drives
 from eval.serving.pages_error import output_error
 from serving import trace as traces
+from serving.admission import Admission
 from serving.engine import Engine
 from serving.loop import Policy, serve
 from serving.metrics import summary
@@ -116,7 +117,7 @@ def experiment(load: Load) -> Outcome:
             engine = replace(engine, room_blocks=trace.slo_tokens // BLOCK_TOKENS) if trace.slo_tokens else engine
             slo_s = engine.slo_s(load.slo_scale)
             for name, system in systems.items():
-                found = summary(serve(trace, system.on(engine), system.policy, slo_s, load.slots))
+                found = summary(serve(trace, system.on(engine), system.policy, slo_s, Admission(slots=load.slots)))
                 error = errors[system.bits] if system.drives else 0.0
                 rows.append({"system": name, "load": rate, "trace": trace.name, "output_error": error, **found})
                 tick(None)
