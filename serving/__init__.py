@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from serving.admission import Admission
 from serving.engine import Drives, Engine
 from serving.loop import Decision, Live, Policy, Served, Situation, serve
 from serving.metrics import summary
@@ -11,6 +12,7 @@ from serving.trace import Request, Trace, generate, load
 
 __all__ = [
     "POLICIES",
+    "Admission",
     "Costs",
     "Decision",
     "Drives",

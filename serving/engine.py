@@ -33,7 +33,8 @@ class Engine:
 
     A decode step computes for step_s + token_s for each token of its requests. All layers of a request come over the
     link in fetch_s + fetch_token_s for each of its tokens. room_blocks: of a layer, that the device holds where all
-    layers stay. prefill_tokens_per_s: it computes nothing else meanwhile.
+    layers stay. prefill_tokens_per_s: of what does not depend on a prompt's length; prefill_pair_s: each token's share
+    of attending to one before it. token_bytes: K and V of a token in a layer.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Engine:
     fetch_token_s: float = Seconds
     room_blocks: int = Field(ge=1)
     prefill_tokens_per_s: float = Field(gt=0)
+    prefill_pair_s: float = Field(default=0, ge=0, le=1)
+    token_bytes: float = Field(default=4096, gt=0)
     drives: Drives | None = None
 
     def costs(self, tokens: Sequence[int], grown: int = 0) -> Costs:
@@ -86,6 +89,11 @@ class Engine:
     def compute_s(self, tokens: int) -> float:
         """Of a step with so many tokens in all, none of which lie away."""
         return self.step_s + self.token_s * tokens
+
+    def prefill_s(self, until: int, since: int = 0) -> float:
+        """Of the tokens of a prompt from one on, up to another."""
+        pairs = (until * until - since * since) / 2
+        return (until - since) / self.prefill_tokens_per_s + pairs * self.prefill_pair_s
 
     def slo_s(self, scale: float) -> float:
         """OrbitFlow's objective: the step of the longest request that fits the device, times a scale."""

@@ -9,12 +9,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numba import njit
 
 from csd_spec.arrays import F64
+from serving.admission import Admission, Queue
 from serving.engine import Engine
 from serving.placement import Option, form, on_device, run
 from serving.trace import Request, Trace
@@ -25,7 +26,8 @@ class Live:
     """A request that has a slot, or had one.
 
     arrived_s: in seconds, whatever the trace counts in. made_s: when each token was made; step_s: how long the step was
-    that made it, for the first one its prefill. delivered_s: when the last token left the deposit.
+    that made it, for the first one its prefill. delivered_s: when the last token left the deposit. entered_s: when its
+    prefill began.
     """
 
     request: Request
@@ -34,6 +36,7 @@ class Live:
     count: int = 0
     delivered_s: float = 0.0
     deposit: deque[float] = field(default_factory=deque)
+    entered_s: float = 0.0
 
     @property
     def made_s(self) -> F64:
@@ -103,11 +106,13 @@ Policy = Callable[[Situation], Decision]
 class Served:
     """A run: the requests, and how long what took.
 
-    steps: decode steps. fetched_layers, attended_layers: layers of requests that crossed the link, or drives attended.
+    rejected: who was not let in, and why. steps: decode steps. fetched_layers, attended_layers: layers of requests that
+    crossed the link, or drives attended. link_bytes, drive_bytes: of K and V that did.
     """
 
     slo_s: float
     live: list[Live] = field(default_factory=list)
+    rejected: list[tuple[Request, str]] = field(default_factory=list)
     end_s: float = 0.0
     steps: int = 0
     decided: int = 0
@@ -116,42 +121,8 @@ class Served:
     idle_s: float = 0.0
     fetched_layers: int = 0
     attended_layers: int = 0
-
-
-class _Queue:
-    """Requests that are to come, and those that are here and wait. Steps that nobody is there for take no time."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._coming, self._in_steps, self._skipped = deque(trace.requests), trace.unit == "steps", 0.0
-        self.here: deque[tuple[Request, float]] = deque()
-
-    @property
-    def left(self) -> bool:
-        return bool(self._coming or self.here)
-
-    def idle(self, steps: int, now_s: float) -> float:
-        """Seconds until somebody is here."""
-        if self.here:
-            return 0.0
-        missing = self._coming[0].arrival - (steps + self._skipped if self._in_steps else now_s)
-        if self._in_steps:
-            self._skipped += max(0.0, missing)
-            return 0.0
-        return max(0.0, missing)
-
-    def arrive(self, steps: int, now_s: float) -> None:
-        """Let those come whose time it is."""
-        reached = steps + self._skipped if self._in_steps else now_s
-        while self._coming and self._coming[0].arrival <= reached:
-            request = self._coming.popleft()
-            self.here.append((request, now_s if self._in_steps else request.arrival))
-
-    def next_after(self, steps: int) -> tuple[float, float]:
-        """How many steps on somebody comes, and at which second: the other one is infinite."""
-        if not self._coming:
-            return math.inf, math.inf
-        at = self._coming[0].arrival
-        return (math.ceil(at - steps - self._skipped), math.inf) if self._in_steps else (math.inf, at)
+    link_bytes: float = 0.0
+    drive_bytes: float = 0.0
 
 
 def serve(
@@ -159,81 +130,154 @@ def serve(
     engine: Engine,
     policy: Policy,
     slo_s: float,
-    slots: int = 4,
+    admission: Admission = Admission(),
     tick: Callable[[int], object] = lambda done: None,
 ) -> Served:
-    """Serve a trace; who came first enters first, and its prefill stops everybody else's decoding.
+    """Serve a trace. tick: told now and then how many requests have left.
 
     Arrivals in engine steps are counted in decode steps, so that a slow engine gets fewer in a time. Raises ValueError
-    for a request that the device never has room for.
+    for a request that the device never has room for, unless such are rejected.
     """
-    queue, done, live = _Queue(trace), Served(slo_s=slo_s), list[Live]()
-    mean_tokens = float(np.mean([each.tokens for each in trace.requests]))
-    engine.check(trace.requests)
-    now_s, memory, changed = 0.0, dict[str, Any](), False
-    while queue.left or live:
-        if not live:
-            idle_s = queue.idle(done.steps, now_s)
-            done.idle_s += idle_s
-            now_s += idle_s
-        queue.arrive(done.steps, now_s)
-        while queue.here and len(live) < slots:
-            one = Live(*queue.here.popleft())
-            took_s = one.request.input_tokens / engine.prefill_tokens_per_s
-            now_s += took_s
-            done.prefill_s += took_s
-            queue.arrive(done.steps, now_s)  # some have come meanwhile
-            one.made(np.array([now_s]), np.array([took_s]))
-            done.live.append(one)
-            if not one.over:
-                live.append(one)
-                changed = True
-        if live:
-            now = Situation(engine, live, slo_s, now_s, done.steps, changed, mean_tokens, memory)
-            until = queue.next_after(done.steps) if len(live) < slots else (math.inf, math.inf)
-            now_s, changed = _decode(now, policy(now), until, done), False
-        for each in [each for each in live if each.over]:
-            live.remove(each)
-            changed = True
-        tick(len(done.live) - len(live))
-    done.end_s = now_s
-    return done
+    loop = _Loop(trace, engine, policy, slo_s, admission)
+    while loop.queue.left or loop.live or loop.prompt:
+        loop.admit()
+        loop.go_on()
+        tick(len(loop.done.live) + len(loop.done.rejected) - len(loop.live))
+    loop.done.end_s = loop.now_s
+    return loop.done
 
 
-def _decode(now: Situation, decision: Decision, until: tuple[float, float], done: Served) -> float:
-    """Steps until somebody comes or goes, or the policy is to be asked; returns when the last one ends.
+class _Loop:
+    """The state of a run. live: who decodes, or pauses. prompt: who is prefilled in chunks, prefilled so far."""
 
-    Raises RuntimeError for a placement that does not fit the device.
+    def __init__(self, trace: Trace, engine: Engine, policy: Policy, slo_s: float, admission: Admission) -> None:
+        self.engine, self.policy, self.slo_s, self.admission = engine, policy, slo_s, admission
+        self.queue = Queue(trace, engine, admission)
+        self.done = Served(slo_s=slo_s, rejected=self.queue.rejected)
+        self.live, self.prompt, self.prefilled = list[Live](), cast(Live | None, None), 0
+        self.now_s, self.changed, self._memory = 0.0, False, dict[str, Any]()
+        self._mean_tokens = float(np.mean([each.tokens for each in trace.requests]))
+
+    def _free(self) -> int:
+        return self.admission.slots - len(self.live) - (self.prompt is not None)
+
+    def _arrive(self) -> None:
+        self.queue.arrive(self.done.steps, self.now_s, self._free())
+
+    def admit(self) -> None:
+        """Give free slots to those who wait, and prefill what is not prefilled in chunks, beside others."""
+        if not self.live and not self.prompt:
+            idle_s = self.queue.idle(self.done.steps, self.now_s)
+            self.done.idle_s += idle_s
+            self.now_s += idle_s
+        self._arrive()
+        if self.prompt and not self.live:
+            self._prefill()
+        while self.queue and self._free() and not self.prompt:
+            self.prompt = Live(*self.queue.take(), entered_s=self.now_s)
+            self.done.live.append(self.prompt)
+            if not (self.admission.chunk and self.live):  # nobody decodes beside it
+                self._prefill()
+
+    def _prefill(self) -> None:
+        """What is left of a prompt at once."""
+        assert self.prompt
+        took_s = self.engine.prefill_s(self.prompt.request.input_tokens, self.prefilled)
+        self.now_s += took_s
+        self.done.prefill_s += took_s
+        self._arrive()  # some have come meanwhile
+        self._enter(self.prompt, took_s)
+
+    def _enter(self, live: Live, took_s: float) -> None:
+        """A prompt is prefilled: the first token is there."""
+        live.made(np.array([self.now_s]), np.array([took_s]))
+        self.prompt, self.prefilled = None, 0
+        if not live.over:
+            self.live.append(live)
+            self.changed = True
+
+    def go_on(self) -> None:
+        """Steps until somebody comes or goes, a prompt is prefilled, or the policy is to be asked."""
+        if not self.live:
+            return
+        now = Situation(
+            self.engine,
+            self.live,
+            self.slo_s,
+            self.now_s,
+            self.done.steps,
+            self.changed,
+            self._mean_tokens,
+            self._memory,
+        )
+        decision, beside = self.policy(now), self._chunks()
+        until = (math.inf, math.inf)
+        if self._free() and not self.prompt:
+            until = self.queue.next_after(self.done.steps)
+        ends = _decode(now, decision, until, beside, self.done)
+        self.now_s, self.changed = float(ends[-1]), False
+        self._arrive()
+        if self.prompt:
+            self.prefilled = min(self.prefilled + ends.size * self.admission.chunk, self.prompt.request.input_tokens)
+            if self.prefilled == self.prompt.request.input_tokens:
+                self._enter(self.prompt, self.now_s - self.prompt.entered_s)
+        for each in [each for each in self.live if each.over]:
+            self.live.remove(each)
+            each.deposit.clear()
+            self.changed = True
+
+    def _chunks(self) -> F64 | None:
+        """Seconds of each chunk that is left of the prompt."""
+        if not self.prompt:
+            return None
+        end, chunk = self.prompt.request.input_tokens, self.admission.chunk
+        begins = range(self.prefilled, end, chunk)
+        return np.array([self.engine.prefill_s(min(begin + chunk, end), begin) for begin in begins])
+
+
+def _decode(now: Situation, decision: Decision, until: tuple[float, float], beside: F64 | None, done: Served) -> F64:
+    """Steps until somebody comes or goes, or the policy is to be asked; when they end.
+
+    beside: seconds that steps take longer, for what else the device does in them; there are no more of them. Raises
+    RuntimeError for a placement that does not fit the device.
     """
     engine, running = now.engine, decision.running
     if not running:
         raise RuntimeError("a policy lets nobody decode")
     most = min(decision.steps, until[0], *(each.request.output_tokens - each.count for each in running))
-    took = np.zeros(max(1, int(most)))
+    took = np.zeros(max(1, int(most if beside is None else min(most, beside.size))))
+    beside = np.zeros(took.size) if beside is None else beside
     forms = [form(engine.layers, option) for option in decision.options]
     asked, due, in_drives = (np.array([[each[k]] for each in forms]) for k in range(3))
     shares = np.array([on_device(engine.layers, option) for option in decision.options])
     tokens = np.array([each.tokens + 1 for each in running])
-    count = _steps(engine.line, engine.room_blocks, tokens, asked, due, in_drives, shares, until[1] - now.now_s, took)
+    within_s = until[1] - now.now_s
+    count = _steps(engine.line, engine.room_blocks, tokens, asked, due, in_drives, shares, within_s, beside, took)
     if not count:
         raise RuntimeError(f"a placement of {decision.options} does not fit the device")
-    ends = now.now_s + np.cumsum(took[:count])
-    for each, option in zip(running, decision.options, strict=True):
-        each.made(ends, took[:count])
-        if option.in_drives:
+    took = took[:count]
+    ends = now.now_s + np.cumsum(took)
+    for each, option, held in zip(running, decision.options, tokens.tolist(), strict=True):
+        each.made(ends, took)
+        read = option.count * (count * held + count * (count - 1) // 2)  # tokens, over all layers away
+        if option.in_drives and engine.drives:
             done.attended_layers += count * option.count
+            done.drive_bytes += read * engine.drives.token_bytes
         else:
             done.fetched_layers += count * option.count
+            done.link_bytes += read * engine.token_bytes
     done.steps += count
     done.decided += 1
-    done.decode_s += float(took[:count].sum())
-    return float(ends[-1])
+    beside_s = float(beside[:count].sum())
+    done.prefill_s += beside_s
+    done.decode_s += float(took.sum()) - beside_s
+    return ends
 
 
 @njit(cache=True, nogil=True)
-def _steps(line, room, tokens, asked, due, in_drives, shares, until_s, took):  # type: ignore[no-untyped-def]
+def _steps(line, room, tokens, asked, due, in_drives, shares, until_s, beside, took):  # type: ignore[no-untyped-def]
     """Steps of requests that grow by a token in each, until they do not fit or the time is over; how many, and how long
-    each took. line: `Engine.line`.
+    each took. line: `Engine.line`. beside: what each takes longer.
     """
     step_s, token_s, fetch_s, fetch_token_s, call_s, read_token_s, block = line
     R, L = tokens.size, asked.shape[2]
@@ -251,6 +295,6 @@ def _steps(line, room, tokens, asked, due, in_drives, shares, until_s, took):  #
             fetch[r] = (fetch_s + fetch_token_s * now) / L
             slower[r] = in_drives[r] * (read_token_s * now + call_s / R - token_s * now / L)
         run(compute, fetch, asked, due, slower, chosen, ends)
-        took[step] = ends[L]
-        passed += ends[L]
+        took[step] = ends[L] + beside[step]
+        passed += took[step]
     return took.size

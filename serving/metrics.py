@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +54,12 @@ def deadlines_met(served: Served) -> float:
     return met / max(1, total)
 
 
+def deadlines_met_of_all(served: Served) -> float:
+    """The same where each token of a request that was rejected is late."""
+    admitted, lost = sum(each.count for each in served.live), sum(each.output_tokens for each, _ in served.rejected)
+    return deadlines_met(served) * admitted / max(1, admitted + lost)
+
+
 def tpot_attained(served: Served, real: bool = False) -> float:
     """Share of requests whose mean step, or mean gap, is within the objective."""
     means = _tpot(served.live, real)
@@ -73,15 +81,22 @@ def _percentiles(values: F64) -> dict[str, float]:
 
 
 def summary(served: Served) -> dict[str, Any]:
-    """All of it, in seconds and shares."""
+    """All of it, in seconds, shares and bytes.
+
+    longest_wait_s: for a slot. longest_pause_s: between two tokens. path_bytes: of K and V, over the link to the host
+    and read in drives.
+    """
     live = served.live
-    steps = np.concatenate([each.step_s[1:] for each in live])
+    steps = np.concatenate([np.zeros(0), *(each.step_s[1:] for each in live)])
+    tokens, span_s = sum(each.count for each in live), served.end_s or math.inf
     first = np.array([each.made_s[0] - each.arrived_s for each in live])
     whole = np.array([each.made_s[-1] - each.arrived_s for each in live])
     return {
         "requests": len(live),
         "steps": served.steps,
-        "tokens": sum(each.count for each in live),
+        "rejected": len(served.rejected),
+        "reasons": dict(Counter(reason for _, reason in served.rejected)),
+        "tokens": tokens,
         "slo_s": served.slo_s,
         "tbt_attained": attained(served),
         "tbt_attained_with_deposit": attained(served, deposit=True),
@@ -89,12 +104,17 @@ def summary(served: Served) -> dict[str, Any]:
         "tpot_attained": tpot_attained(served),
         "tpot_attained_by_gaps": tpot_attained(served, real=True),
         "deadlines_met": deadlines_met(served),
+        "deadlines_met_of_all": deadlines_met_of_all(served),
         "step_s": _percentiles(steps),
         "tbt_s": _percentiles(_gaps(live)),
         "step_tpot_s": _percentiles(_tpot(live, False)),
         "tpot_s": _percentiles(_tpot(live, True)),
         "ttft_s": _percentiles(first),
-        "end_to_end_s": float(whole.mean()),
-        "requests_per_min": 60 * len(live) / served.end_s,
+        "longest_wait_s": max((each.entered_s - each.arrived_s for each in live), default=0.0),
+        "longest_pause_s": float(_gaps(live).max(initial=0.0)),
+        "end_to_end_s": float(whole.mean()) if live else 0.0,
+        "requests_per_min": 60 * len(live) / span_s,
+        "tokens_per_s": tokens / span_s,
+        "path_bytes": {"host_link": served.link_bytes, "drives": served.drive_bytes},
         "makespan_s": served.end_s,
     }

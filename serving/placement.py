@@ -7,9 +7,11 @@ layer that waits for them: no order makes any layer start earlier.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -63,6 +65,19 @@ class Costs:
     def requests(self) -> int:
         return self.blocks.size
 
+    @property
+    def least_s(self) -> float:
+        """No placement that fits has a shorter step: layers that must leave are fetched or take longer in drives."""
+        compute_s, lacking = float(self.compute.sum()), self.layers * int(self.blocks.sum()) - self.room
+        fetched = float((self.fetch / self.blocks).min())  # seconds of a block, at the least
+        attended = float((self.attend / self.blocks).min()) if self.attend is not None else np.inf
+        if lacking <= 0 or attended <= 0 or fetched == 0:
+            return 0.0 if attended < 0 else compute_s
+        over_link = float(lacking)
+        if attended < np.inf:  # so many that the link is busy as long as the device and the drives
+            over_link = min(lacking, (compute_s + attended * lacking) / (fetched + attended))
+        return max(compute_s, fetched * over_link)
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -115,6 +130,12 @@ def form(layers: int, option: Option) -> tuple[I64, I64, F64]:
     return asked, due, in_drives
 
 
+def _forms(layers: int, options: Sequence[Option], width: int) -> tuple[Any, ...]:
+    """The same of several, filled up to so many: (width, L) each."""
+    every = [form(layers, option) for option in options] + [form(layers, Option(0))] * (width - len(options))
+    return tuple(np.array(each) for each in zip(*every, strict=True))
+
+
 def latency_s(costs: Costs, chosen: Sequence[Option]) -> float:
     """How long a step takes."""
     return Problem(costs, [[option] for option in chosen]).latency_s((0,) * len(chosen))
@@ -132,17 +153,21 @@ class Problem:
     def __init__(self, costs: Costs, options: Options) -> None:
         self.costs, self.options = costs, options
         width, L = max(map(len, options)), costs.layers
-        forms = [[form(L, option) for option in mine] + [form(L, Option(0))] * (width - len(mine)) for mine in options]
-        self.asked, self.due, in_drives = (np.array([[each[k] for each in mine] for mine in forms]) for k in range(3))
+        known = {id(mine): _forms(L, mine, width) for mine in options}  # most often all have the same
+        self.asked, self.due, in_drives = (np.stack([known[id(mine)][k] for mine in options]) for k in range(3))
         self.slower = np.zeros(in_drives.shape)
         if in_drives.any():
             assert costs.attend is not None, "there are no drives"
             self.slower = in_drives * costs.attend[:, None, None]
-        self._step = costs.compute, costs.fetch, self.asked, self.due, self.slower  # what its length follows from
-        shares = [[on_device(L, option) for option in mine] for mine in options]
+        self.step = costs.compute, costs.fetch, self.asked, self.due, self.slower  # what its length follows from
         self.held = np.full((costs.requests, width), costs.room + 1, np.int64)
-        for request, mine in enumerate(shares):
-            self.held[request, : len(mine)] = costs.blocks[request] * np.array(mine)
+        for request, mine in enumerate(options):
+            self.held[request, : len(mine)] = costs.blocks[request] * np.array([on_device(L, each) for each in mine])
+
+    @property
+    def choices(self) -> int:
+        """How many placements there are, whether they fit or not."""
+        return math.prod(map(len, self.options))
 
     def latency_s(self, chosen: Sequence[int]) -> float:
         """How long a step takes with option chosen[r] of each request."""
@@ -151,13 +176,13 @@ class Problem:
     def ends(self, chosen: Sequence[int]) -> F64:
         """When layers end, counted from 1; 0 is the step's begin, (L + 1,)."""
         ends = np.zeros(self.costs.layers + 1)
-        run(*self._step, np.array(chosen), ends)
+        run(*self.step, np.array(chosen), ends)
         return ends
 
     def latencies_s(self, choices: I64) -> F64:
         """How long a step takes with each of choices (N, R)."""
         out = np.zeros(len(choices))
-        _run_all(*self._step, choices, out)
+        _run_all(*self.step, choices, out)
         return out
 
     def placement(self, chosen: Sequence[int]) -> Placement:
@@ -170,32 +195,35 @@ class Problem:
         chosen = self.held.argmin(axis=1)
         if self.held[np.arange(chosen.size), chosen].sum() > self.costs.room:
             return None
-        _descend(*self._step, self.held, self.costs.room, chosen)
+        _descend(*self.step, self.held, self.costs.room, chosen)
         found: list[int] = chosen.tolist()
         return found
 
     def best(self) -> Placement | None:
         """The placement with the shortest step, by looking at all that could be it; None where none fits."""
         chosen = np.full(self.costs.requests, -1)
-        _search(*self._step, self.held, self.costs.room, chosen)
+        _search(*self.step, self.held, self.costs.room, chosen)
         return None if chosen[0] < 0 else self.placement(chosen.tolist())
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})  # the largest of numbers: no rounding follows the order
 def run(compute, fetch, asked, due, slower, chosen, ends):  # type: ignore[no-untyped-def]
     """When layers end. A layer starts when the one before has ended and what is due by then has been fetched: of the
     fetches asked for from the end of a layer on, all that are due up to this one take their time from there.
     """
     load, at = np.zeros(ends.size), np.zeros(chosen.size, np.int64)
     for layer in range(compute.size):
+        waits = False
         for request in range(chosen.size):
             now, option = at[request], chosen[request]
             if now < compute.size and due[request, option, now] == layer:
-                load[: asked[request, option, now] + 1] += fetch[request]
+                waits = True
+                for since in range(asked[request, option, now] + 1):
+                    load[since] += fetch[request]
                 at[request] += 1
         start, took = ends[layer], compute[layer]
-        for since in range(layer + 1):
-            if load[since] > 0:
+        if waits:
+            for since in range(layer + 1):
                 start = max(start, ends[since] + load[since])
         for request in range(chosen.size):
             took += slower[request, chosen[request], layer]

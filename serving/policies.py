@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from serving.loop import Decision, Live, Policy, Situation
+from serving.near import near
 from serving.placement import BLOCK_TOKENS, Costs, Option, Placement, Problem, blocks_on_device, strides
 
 WINDOWS = (32, 64, 96, 128)  # steps that a plan may hold for
+EXACT = 1 << 20  # placements, of which the best is found: four requests with drives, six without
 FOREVER = 1 << 30  # until the batch changes
 
 
@@ -115,31 +117,37 @@ class Planner:
         """The plan with the shortest step, of those the one that holds longest; None where none fits, or too much would
         be late."""
         tokens = [each.tokens + 1 for each in running]
-        best = self._best(now.engine.costs(tokens, WINDOWS[0])) or self._best(now.engine.costs(tokens, 1))
-        alone = len(running) == 1 or not self.pauses
-        if best is None or not (alone or self._late(now, running, best) <= self.late):
+        alone, next_one = len(running) == 1 or not self.pauses, now.engine.costs(tokens, 1)
+        if not alone and self._late(now, running, next_one.least_s) > self.late:
+            return None
+        best = self._best(now.engine.costs(tokens, WINDOWS[0])) or self._best(next_one)
+        if best is None or not (alone or self._late(now, running, best.latency_s) <= self.late):
             return None
         ends = [each for each in WINDOWS if _fits(now.engine.costs(tokens, each), best.chosen)]  # no other is shorter
         return _Plan(running, best.chosen, now.step + (ends[-1] if ends else 1))
 
     def _best(self, costs: Costs) -> Placement | None:
-        """The placement with the shortest step."""
+        """The placement with the shortest step, or near it where there are too many to find that."""
+        stay = [Option(0)] * costs.requests
+        if _fits(costs, stay) and (costs.attend is None or costs.attend.min() >= 0):
+            return Placement(tuple(stay), float(costs.compute.cumsum()[-1]))  # whatever is away takes longer
         options = [Option(n) for n in self.counts(costs.layers)]
         if self.drives and costs.attend is not None:
             options += [Option(n, in_drives=True) for n in self.counts(costs.layers) if n]
         if self.uniform:
             found = [Problem(costs, [[option]] * costs.requests).best() for option in options]
             return min((each for each in found if each), key=lambda each: each.latency_s, default=None)
-        return Problem(costs, [options] * costs.requests).best()
+        problem = Problem(costs, [options] * costs.requests)
+        return problem.best() if problem.choices <= EXACT else near(problem)
 
-    def _late(self, now: Situation, running: Sequence[Live], placement: Placement) -> float:
-        """Tokens a step that are late, over the longest window, less those deposited."""
-        if placement.latency_s <= now.slo_s:
+    def _late(self, now: Situation, running: Sequence[Live], latency_s: float) -> float:
+        """Tokens a step that are late where steps are so long, over the longest window, less those deposited."""
+        if latency_s <= now.slo_s:
             return 0.0
         if not self.deposits:
             return float(len(running))
         steps = WINDOWS[-1]
-        behind = steps * (1 - now.slo_s / placement.latency_s)  # tokens that a deposit would have to give
+        behind = steps * (1 - now.slo_s / latency_s)  # tokens that a deposit would have to give
         return sum(max(0.0, behind - now.deposited(each)) for each in running) / steps
 
 

@@ -2,60 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from csd_spec.planes import number_of
 from eval.experiment import Outcome
+from eval.options import check_picture
 from eval.plot import lines, save_figure
-from eval.serving.machines import A5000, A6000, drives
+from eval.serving.machines import ENGINES
 from eval.serving.pages_error import output_error
+from eval.serving.systems import OTHERS, PARTS, SYSTEMS, Run, run
+from eval.sweep import cores, sweep, sweep_on_ray
 from serving import trace as traces
+from serving.admission import Admission
 from serving.engine import Engine
-from serving.loop import Policy, serve
-from serving.metrics import summary
 from serving.placement import BLOCK_TOKENS
-from serving.policies import POLICIES, Planner
 from serving.trace import Request, Trace
 from vcsd.progress import progress
 from vcsd.tables import table
 
-ENGINES = {"a5000": A5000, "a6000": A6000}
 LENGTHS = (96, 9216)  # tokens, of what is generated
 GENERATED_PER_S = 0.01  # at load 1
+MANY = 5_000  # requests of all runs, for which processes are worth their start
+WORTH = ("deadlines_met", "tbt_attained", "tbt_attained_by_gaps", "tpot_attained", "end_to_end_s", "requests_per_min")
+TAILS = {"ttft_s": 1.0, "tpot_s": 1e3, "tbt_s": 1e3}
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class System:
-    """A policy, and the drives that it has. bits: the layout of K and V in them."""
+class Letting:
+    """Who is let in when."""
 
-    policy: Policy
-    drives: int = 0
-    bits: int = 16
+    slots: Annotated[int, typer.Option(min=1, max=256, help="requests that are prefilled or decode at once")] = 4
+    chunk: Annotated[
+        int, typer.Option(min=0, max=1 << 24, help="tokens of a prompt beside each decode step; 0: whole, others wait")
+    ] = 0
+    order: Annotated[
+        Literal["fcfs", "srtf"], typer.Option(help="of those who wait: as they came, or who has least to do first")
+    ] = "fcfs"
+    aging: Annotated[
+        float,
+        typer.Option(min=0, max=1e9, help="srtf: nobody is passed by who comes so many times its own work later"),
+    ] = 10.0
+    queue: Annotated[
+        int | None, typer.Option(min=1, max=1 << 20, help="how many may wait, more are rejected (default: all)")
+    ] = None
+    reject: Annotated[
+        bool, typer.Option("--reject", help="reject a request that is too long, instead of ending the run")
+    ] = False
 
-    def on(self, engine: Engine) -> Engine:
-        """An engine with these drives."""
-        return replace(engine, drives=drives(self.drives, self.bits)) if self.drives else engine
-
-
-SYSTEMS = {
-    "host only": System(Planner(pauses=False)),
-    "+ 1 drive": System(Planner(pauses=False, drives=True), 1),
-    "+ 4 drives": System(Planner(pauses=False, drives=True), 4),
-    "orbitflow": System(POLICIES["orbitflow"]),
-    "orbitflow, strict": System(Planner(late=0)),
-    "ours": System(Planner(late=0, drives=True), 1, number_of(2, exact=False)),
-}
-OTHERS = {name: System(POLICIES[name]) for name in POLICIES if name not in SYSTEMS}
-SHOWN = ("deadlines_met", "tbt_attained", "tbt_attained_by_gaps", "tpot_attained", "end_to_end_s", "requests_per_min")
+    @property
+    def admission(self) -> Admission:
+        return Admission(
+            slots=self.slots,
+            chunk=self.chunk,
+            order=self.order,
+            aging=self.aging,
+            queue=self.queue,
+            reject=self.reject,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is served, and how fast it comes."""
+    """What is served, how fast it comes, and on what."""
 
     trace: Annotated[
         Path | None, typer.Option(help="Splitwise CSV, Mooncake JSON lines or OrbitFlow JSON (default: generated)")
@@ -64,26 +78,19 @@ class Load:
         str, typer.Option(help="rates over the trace's own, as 1,2; of OrbitFlow's file, which of its traces: 2.0")
     ] = "2.0"
     slo_scale: Annotated[
-        float, typer.Option(min=0.1, max=1000, help="objective over the step of the longest request that fits")
-    ] = 1.5
+        str, typer.Option(help="objectives over the step of the longest request that fits, as 1,1.5,2.5")
+    ] = "1.5"
     arrivals: Annotated[
         Literal["seconds", "steps"], typer.Option(help="what a trace in engine steps counts: a slow engine gets fewer")
     ] = "seconds"
     requests: Annotated[int, typer.Option(min=0, max=1 << 20, help="of the trace's first ones; 0 is all")] = 0
-    slots: Annotated[int, typer.Option(min=1, max=6, help="requests that decode at once")] = 4
     engine: Annotated[str, typer.Option(help="machine: " + ", ".join(ENGINES))] = "a5000"
     systems: Annotated[str, typer.Option(help="ours, or all: those that OrbitFlow is compared with too")] = "ours"
     picture: Annotated[Path | None, typer.Option(help="draw deadlines met over the load")] = None
-
-    def loads(self) -> list[float]:
-        """Rates; raises ValueError for what is none."""
-        try:
-            found = [float(each) for each in self.load.split(",")]
-        except ValueError:
-            raise ValueError(f"load = {self.load!r}: needs numbers with commas between them") from None
-        if not all(0 < each <= 1000 for each in found):
-            raise ValueError(f"load = {self.load!r}: each must be above 0, and at most 1000")
-        return found
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="processes (default: a core each, where there is much to do)")
+    ] = None
+    ray: Annotated[str | None, typer.Option(help="run on a Ray cluster instead: auto, local, ray://HOST:PORT")] = None
 
     def at(self, load: float, engine: Engine) -> Trace:
         """The trace at a load."""
@@ -95,50 +102,128 @@ class Load:
             return found if self.arrivals == "steps" else found.in_seconds(engine.slo_s(1.0))
         return _faster(traces.load(self.trace).head(self.requests), load)
 
+    def runs(self, admission: Admission) -> list[Run]:
+        """All of them: each load, each objective, each system. Raises ValueError for what cannot be run."""
+        systems = SYSTEMS | OTHERS if self.systems == "all" else SYSTEMS
+        loads, scales = _numbers("load", self.load, 1e-6), _numbers("slo_scale", self.slo_scale, 0.1)
+        found = []
+        for load in loads:
+            engine = ENGINES[self.engine]
+            trace = self.at(load, engine)
+            engine = replace(engine, room_blocks=trace.slo_tokens // BLOCK_TOKENS) if trace.slo_tokens else engine
+            if not admission.reject:
+                _check(engine, trace)
+            found += [Run(name, load, scale, trace, engine, admission) for scale, name in product(scales, systems)]
+        return found
+
+
+def _numbers(name: str, text: str, least: float) -> list[float]:
+    """An option's numbers; raises ValueError for what is none."""
+    try:
+        found = [float(each) for each in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{name} = {text!r}: needs numbers with commas between them") from None
+    if not all(least <= each <= 1000 for each in found):
+        raise ValueError(f"{name} = {text!r}: each must be at least {least:g}, and at most 1000")
+    if len(set(found)) < len(found):
+        raise ValueError(f"{name} = {text!r}: names one twice")
+    return found
+
+
+def _check(engine: Engine, trace: Trace) -> None:
+    try:
+        engine.check(trace.requests)
+    except ValueError as error:
+        raise ValueError(f"{error}: --engine names another machine, --reject serves the others") from None
+
 
 def _faster(trace: Trace, load: float) -> Trace:
     requests: list[Request] = [replace(each, arrival=each.arrival / load) for each in trace.requests]
     return replace(trace, requests=requests)
 
 
-def experiment(load: Load) -> Outcome:
+def experiment(load: Load, letting: Letting = Letting()) -> Outcome:
     """Requests that come and go, served by several systems: deadlines, tails, throughput."""
     if load.engine not in ENGINES:
         raise ValueError(f"engine = {load.engine!r}: must be one of {', '.join(ENGINES)}")
     if load.systems not in ("ours", "all"):
         raise ValueError(f"systems = {load.systems!r}: must be ours or all")
-    systems = SYSTEMS | OTHERS if load.systems == "all" else SYSTEMS
-    rows, slo_s = [], 0.0
+    if load.ray and load.jobs:
+        raise ValueError("--jobs and --ray: processes of this machine, or a cluster")
+    check_picture(load.picture)
+    runs = load.runs(letting.admission)
+    systems = SYSTEMS | OTHERS
     errors = {bits: output_error(bits) for bits in sorted({each.bits for each in systems.values() if each.drives})}
-    with progress("systems", len(systems) * len(load.loads())) as tick:
-        for rate in load.loads():
-            engine = ENGINES[load.engine]
-            trace = load.at(rate, engine)
-            engine = replace(engine, room_blocks=trace.slo_tokens // BLOCK_TOKENS) if trace.slo_tokens else engine
-            slo_s = engine.slo_s(load.slo_scale)
-            for name, system in systems.items():
-                found = summary(serve(trace, system.on(engine), system.policy, slo_s, load.slots))
-                error = errors[system.bits] if system.drives else 0.0
-                rows.append({"system": name, "load": rate, "trace": trace.name, "output_error": error, **found})
-                tick(None)
+    rows = []
+    for each, found in zip(runs, _side_by_side(load, runs), strict=True):
+        system = systems[each.system]
+        rows.append({**found, "output_error": errors[system.bits] if system.drives else 0.0})
+    last = runs[-1]
     result = {
         "engine": ENGINES[load.engine].name,
         "arrivals": load.arrivals,
-        "slo_scale": load.slo_scale,
-        "slo_s": slo_s,
-        "systems": {row["system"]: row for row in rows if row["load"] == load.loads()[-1]},
+        "slo_scale": last.scale,
+        "slo_s": last.slo_s,
+        "systems": {row["system"]: row for row in rows if (row["load"], row["slo_scale"]) == (last.load, last.scale)},
         "rows": rows,
     }
     if load.picture:
-        save_figure(lines(rows, "load", "deadlines_met", "system"), load.picture)
-    return Outcome(result, [_table(load, rows)])
+        save_figure(_picture(rows), load.picture)
+    return Outcome(result, [_worth(load, rows), _tails(rows), _paths(rows)])
 
 
-def _table(load: Load, rows: list[dict[str, Any]]) -> Any:
+def _side_by_side(load: Load, runs: Sequence[Run]) -> list[Row]:
+    with progress("parts of runs", PARTS * len(runs)) as tick:
+        if load.ray:
+            return sweep_on_ray(run, runs, load.ray, tick)
+        many = sum(len(each.trace.requests) for each in runs) >= MANY
+        return sweep(run, runs, load.jobs or (cores() if many else 1), tick)
+
+
+def _picture(rows: Sequence[Row]) -> Any:
+    """Deadlines met over the load, a line for each system, and each objective where there are several."""
+    several = len({row["slo_scale"] for row in rows}) > 1
+    names = [f"{row['system']}, x {row['slo_scale']:g}" if several else row["system"] for row in rows]
+    named = [{**row, "name": name} for row, name in zip(rows, names, strict=True)]
+    figure = lines(named, "load", "deadlines_met", "name")
+    figure.axes[0].set(xlabel="load, over the trace's rate", ylabel="share of tokens that meet their deadlines")
+    figure.axes[0].set_ylim(0, 1.02)
+    return figure
+
+
+def _at(row: Row) -> tuple[str, str, str]:
+    return f"{row['load']:g}", f"{row['slo_scale']:g}", row["system"]
+
+
+def _worth(load: Load, rows: Sequence[Row]) -> Any:
+    shown = [(*_at(row), *(f"{row[key]:.3f}" for key in WORTH), f"{row['output_error']:.4f}") for row in rows]
+    columns = ("load", "x", "system", "deadlines met", "TBT", "by gaps", "TPOT", "end to end s", "requests/min")
+    title = f"{rows[0]['trace']} on {ENGINES[load.engine].name}, objective x"
+    return table(title, (*columns, "error"), shown, left=("system",))
+
+
+def _tails(rows: Sequence[Row]) -> Any:
+    """How long users wait for the first token, for one, and between two."""
+    columns = [f"{name} p{each}" for name in ("TTFT s", "TPOT ms", "TBT ms") for each in (50, 95, 99)]
+    shown = []
+    for row in rows:
+        times = [value * scale for key, scale in TAILS.items() for value in row[key].values()]
+        shown.append((*_at(row), *(f"{each:,.1f}" for each in times)))
+    return table("Latencies", ("load", "x", "system", *columns), shown, left=("system",))
+
+
+def _paths(rows: Sequence[Row]) -> Any:
+    """What was made, what went over which path, who waited longest, and who was turned away."""
+    columns = ("load", "x", "system", "tokens/s", "GB over the host link", "GB in drives")
+    waits = ("longest wait s", "longest pause s", "rejected")
     shown = [
-        (f"{row['load']:g}", row["system"], *(f"{row[key]:.3f}" for key in SHOWN), f"{row['output_error']:.4f}")
+        (
+            *_at(row),
+            f"{row['tokens_per_s']:,.1f}",
+            *(f"{row['path_bytes'][path] / 1e9:,.1f}" for path in ("host_link", "drives")),
+            *(f"{row[key]:,.1f}" for key in ("longest_wait_s", "longest_pause_s")),
+            f"{row['rejected']:,}",
+        )
         for row in rows
     ]
-    columns = ("load", "system", "deadlines met", "TBT", "by gaps", "TPOT", "end to end s", "requests/min", "error")
-    title = f"{rows[0]['trace']} on {ENGINES[load.engine].name}, objective x {load.slo_scale:g}"
-    return table(title, columns, shown, left=("system",))
+    return table("Throughput, K and V read by path, waiting", (*columns, *waits), shown, left=("system",))

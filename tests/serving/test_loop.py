@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from serving.admission import Admission
 from serving.engine import Drives, Engine
 from serving.loop import Decision, Live, Served, Situation, serve
 from serving.metrics import attained, by_gaps, deadlines_met, summary
@@ -80,7 +81,7 @@ def test_steps_in_one_loop_are_those_that_a_policy_was_asked_for_one_by_one(name
 
 
 def test_slots_and_order():
-    served = serve(trace(), ENGINE, ALL["flexgen"], 0.02, slots=2)
+    served = serve(trace(), ENGINE, ALL["flexgen"], 0.02, Admission(slots=2))
     firsts = [each.made_s[0] for each in served.live]
     assert firsts == sorted(firsts)  # who came first entered first
     busy = [(each.made_s[0], each.made_s[-1]) for each in served.live]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ import numpy as np
 
 from eval.papers.instinfer.simulate import SimulatedDrive
 from eval.papers.instinfer.systems import Breakdown, Constants, InStorage, Result, Setup, deepspeed, finish, flexgen
+from eval.sweep import cores, sweep
 from ftl import OutOfSpace
 from vcsd.progress import Tick, no_tick
 
@@ -153,41 +150,11 @@ def default_workers() -> int:
     memory = Path("/proc/meminfo")
     lines = memory.read_text().splitlines() if memory.exists() else []
     free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), WORKER_BYTES)
-    return max(1, min(len(os.sched_getaffinity(0)), free // WORKER_BYTES))
+    return max(1, min(cores(), free // WORKER_BYTES))
 
 
 def _side_by_side(fills: Sequence[Fill], workers: int, tick: Tick) -> list[list[Result]]:
     """Run fills in processes of their own, the largest first."""
-    context = multiprocessing.get_context("spawn")
-    ticks = context.SimpleQueue()
-    pool = ProcessPoolExecutor(workers, context, _join, (ticks,))
-    try:
-        order = sorted(fills, key=lambda fill: -fill.batch * fill.heads * (2 + len(fill.systems)))
-        futures = {fill: pool.submit(_work, fill) for fill in order}
-        waiting = True
-        while waiting:
-            waiting = bool(wait(futures.values(), 0.2, FIRST_EXCEPTION).not_done)
-            while not ticks.empty():
-                tick(ticks.get())
-            waiting &= not any(future.done() and future.exception() for future in futures.values())
-        return [futures[fill].result() for fill in fills]
-    except BrokenProcessPool as error:
-        raise ChildProcessError("a worker died, perhaps for want of memory: try fewer with --workers") from error
-    except BaseException:
-        for child in multiprocessing.active_children():
-            child.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_ticks: Any = None  # of a worker: where it says that a step is done
-
-
-def _join(ticks: Any) -> None:
-    global _ticks
-    _ticks = ticks
-
-
-def _work(fill: Fill) -> list[Result]:
-    return run(fill, _ticks.put)
+    order = sorted(fills, key=lambda fill: -fill.batch * fill.heads * (2 + len(fill.systems)))
+    done = dict(zip(order, sweep(run, order, workers, tick), strict=True))
+    return [done[fill] for fill in fills]

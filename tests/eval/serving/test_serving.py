@@ -1,16 +1,19 @@
 """`vcsd eval serving`, and the machines that it has.
 
-partner of: eval/serving/serving.py, eval/serving/machines.py, eval/serving/pages_error.py
+partner of: eval/serving/serving.py, eval/serving/systems.py, eval/serving/machines.py, eval/serving/pages_error.py
 """
 
 import json
+from pathlib import Path
 
 import pytest
 
 from csd_spec.planes import number_of
-from eval.serving.machines import A5000, A6000, drives
+from eval.serving.machines import A5000, A6000, ENGINES, drives
 from eval.serving.pages_error import output_error
-from eval.serving.serving import OTHERS, SYSTEMS, Load, experiment
+from eval.serving.serving import Letting, Load, experiment
+from eval.serving.systems import OTHERS, SYSTEMS
+from tests.vcsd_cli.test_main import vcsd
 
 PLANES2 = number_of(2, exact=False)
 
@@ -22,6 +25,18 @@ def test_machines_are_those_of_the_paper():
     assert drives(4).bytes_per_s == 4 * drives(1).bytes_per_s == 4 * 8 * 1.4e9
     assert drives(1).token_bytes == 2 * 8 * 128 * 2
     assert 0.5 < drives(1, PLANES2).token_bytes / drives(1).token_bytes < 0.55
+
+
+def test_machines_by_data_sheets():
+    h100, eight, a100 = (ENGINES[name] for name in ("h100", "8xh100", "8xa100"))
+    assert h100.step_s == pytest.approx(16.06e9 / 3.35e12, rel=0.01)  # the weights, read once
+    assert eight.token_s == pytest.approx(80 * 4096 / 26.8e12)
+    assert eight.fetch_token_s == pytest.approx(80 * 4096 / 512e9)
+    assert a100.room_blocks == eight.room_blocks and a100.step_s > eight.step_s
+    assert all(ENGINES[name].longest_tokens > 200_000 for name in ("4xa6000", "h100", "8xa100", "8xh100"))
+    assert eight.prefill_s(100_000) > 2.2 * eight.prefill_s(50_000)  # attention grows by the square
+    parts = [eight.prefill_s(until, until - 1000) for until in range(1000, 50_001, 1000)]
+    assert sum(parts) == pytest.approx(eight.prefill_s(50_000)) and parts[-1] > parts[0]
 
 
 def test_pages_of_8_bits_cost_a_little():
@@ -55,7 +70,13 @@ def test_arrivals_in_steps_or_seconds(tmp_path):
     ("given", "says"),
     [
         ({"load": "fast"}, "load = 'fast'"),
-        ({"load": "0"}, "above 0"),
+        ({"load": "0"}, "at least 1e-06"),
+        ({"load": "nan"}, "at least 1e-06"),
+        ({"load": "1,2,1"}, "names one twice"),
+        ({"slo_scale": "tight"}, "slo_scale = 'tight'"),
+        ({"slo_scale": "1,0.01"}, "slo_scale = '1,0.01': each must be at least 0.1"),
+        ({"jobs": 2, "ray": "auto"}, "--jobs and --ray"),
+        ({"picture": Path("curves.txt")}, "a picture's name ends in"),
         ({"engine": "tpu"}, "engine = 'tpu'"),
         ({"systems": "some"}, "systems = 'some'"),
     ],
@@ -63,3 +84,67 @@ def test_arrivals_in_steps_or_seconds(tmp_path):
 def test_bad_input_is_one_line(given, says):
     with pytest.raises(ValueError, match=says):
         experiment(Load(**given))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--chunk", "-1"],
+        ["--order", "lifo"],
+        ["--aging", "-2"],
+        ["--queue", "0"],
+        ["--slots", "257"],
+        ["--jobs", "0"],
+        ["--load", "fast"],
+        ["--slo-scale", "0"],
+        ["--engine", "tpu"],
+    ],
+)
+def test_bad_options_are_one_line(capsys, monkeypatch, words):
+    code, out, err = vcsd(capsys, monkeypatch, "eval", "serving", *words)
+    assert (code in (1, 2), out, len(err.splitlines())) == (True, "", 1)
+    assert words[0].removeprefix("--").replace("-", "_") in err.replace("-", "_")
+
+
+def jsonl(folder, requests):
+    path = folder / "mooncake.jsonl"
+    keys = ("timestamp", "input_length", "output_length")
+    path.write_text("".join(json.dumps(dict(zip(keys, each, strict=True), hash_ids=[])) + "\n" for each in requests))
+    return path
+
+
+def test_a_request_that_does_not_fit_is_named_or_rejected(tmp_path):
+    trace = jsonl(tmp_path, [(0, 500, 20), (10, 100_000, 20), (20, 700, 20)])
+    with pytest.raises(ValueError, match=r"request 1: 100,019 tokens, .* 18,400: --engine .* --reject") as raised:
+        experiment(Load(trace=trace, load="1"))
+    assert "\n" not in str(raised.value)
+    rows = experiment(Load(trace=trace, load="1"), Letting(reject=True)).result["rows"]
+    assert {(row["requests"], row["rejected"]) for row in rows} == {(2, 1)}
+    rows = experiment(Load(trace=trace, load="1", engine="8xh100")).result["rows"]
+    assert {(row["requests"], row["rejected"]) for row in rows} == {(3, 0)}
+
+
+def test_a_full_queue_is_in_the_table(tmp_path):
+    trace = jsonl(tmp_path, [(0, 500, 20)] * 9)
+    outcome = experiment(Load(trace=trace, load="1"), Letting(slots=2, queue=3, chunk=256, order="srtf"))
+    row = outcome.result["systems"]["ours"]
+    assert row["rejected"] == 4 and row["reasons"] == {"the queue is full": 4} and row["longest_wait_s"] > 0
+    assert set(row["path_bytes"]) == {"host_link", "drives"} and set(row["tbt_s"]) == {"p50", "p95", "p99"}
+    assert list(outcome.shown[-1].columns[-1].cells) == ["4"] * len(SYSTEMS)
+
+
+def test_sweeps_are_the_same_in_any_number_of_processes(tmp_path):
+    one, two = (
+        experiment(Load(requests=3, load="1,4", slo_scale="1,2", jobs=jobs, picture=tmp_path / "p.svg")).result
+        for jobs in (1, 2)
+    )
+    assert one == two
+    at = [(row["load"], row["slo_scale"], row["system"]) for row in one["rows"]]
+    assert at == [(load, scale, name) for load in (1, 4) for scale in (1, 2) for name in SYSTEMS]
+    assert one["systems"]["ours"] == one["rows"][-1] and one["slo_scale"] == 2
+
+
+def test_a_sweep_on_a_cluster_is_the_same():
+    pytest.importorskip("ray")
+    one, two = (experiment(Load(requests=4, ray=address)).result for address in (None, "local"))
+    assert one == two

@@ -1,0 +1,73 @@
+"""Systems that are compared, and what is run of each: a trace on a machine at a load and an objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from csd_spec.planes import number_of
+from eval.serving.machines import drives
+from serving.admission import Admission
+from serving.engine import Engine
+from serving.loop import Policy, serve
+from serving.metrics import summary
+from serving.policies import POLICIES, Planner
+from serving.trace import Trace
+from vcsd.progress import Tick, no_tick
+
+PARTS = 20  # of a run, that are told of
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A policy, and the drives that it has. bits: the layout of K and V in them."""
+
+    policy: Policy
+    drives: int = 0
+    bits: int = 16
+
+    def on(self, engine: Engine) -> Engine:
+        """An engine with these drives."""
+        return replace(engine, drives=drives(self.drives, self.bits)) if self.drives else engine
+
+
+SYSTEMS = {
+    "host only": System(Planner(pauses=False)),
+    "+ 1 drive": System(Planner(pauses=False, drives=True), 1),
+    "+ 4 drives": System(Planner(pauses=False, drives=True), 4),
+    "orbitflow": System(POLICIES["orbitflow"]),
+    "orbitflow, strict": System(Planner(late=0)),
+    "ours": System(Planner(late=0, drives=True), 1, number_of(2, exact=False)),
+}
+OTHERS = {name: System(POLICIES[name]) for name in POLICIES if name not in SYSTEMS}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A system serves a trace. scale: of the objective. By the system's name, so that it goes to another process."""
+
+    system: str
+    load: float
+    scale: float
+    trace: Trace
+    engine: Engine
+    admission: Admission
+
+    @property
+    def slo_s(self) -> float:
+        return self.engine.slo_s(self.scale)
+
+
+def run(given: Run, tick: Tick = no_tick) -> dict[str, Any]:
+    """What came of a run; ticks PARTS times."""
+    system, told = (SYSTEMS | OTHERS)[given.system], 0
+
+    def tell(left: int) -> None:
+        nonlocal told
+        while told < PARTS * left // len(given.trace.requests):
+            told += 1
+            tick(None)
+
+    served = serve(given.trace, system.on(given.engine), system.policy, given.slo_s, given.admission, tell)
+    row = {"system": given.system, "load": given.load, "slo_scale": given.scale, "trace": given.trace.name}
+    return row | summary(served)

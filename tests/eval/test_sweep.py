@@ -1,0 +1,116 @@
+"""Runs side by side: the results of one after the other, in order, and errors of workers.
+
+partner of: eval/sweep.py
+"""
+
+import os
+import sys
+from concurrent.futures import Future
+from queue import SimpleQueue
+from types import ModuleType
+
+import pytest
+
+from eval.sweep import cores, sweep, sweep_on_ray
+
+
+def squared(number, tick):
+    tick(None)
+    if number < 0:
+        raise ValueError(f"{number} is negative")
+    tick(None)
+    return number * number
+
+
+def killed(number, tick):
+    os._exit(1)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_are_in_order_and_parts_are_told(jobs):
+    ticks = []
+    assert sweep(squared, [3, 1, 2], jobs, ticks.append) == [9, 1, 4]
+    assert len(ticks) == 6
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_workers_error_is_the_callers(jobs):
+    with pytest.raises(ValueError, match="-1 is negative"):
+        sweep(squared, [1, -1, 2], jobs)
+
+
+def test_a_worker_that_dies_is_one_line():
+    with pytest.raises(ChildProcessError, match="a worker died"):
+        sweep(killed, [1, 2], 2)
+
+
+def test_there_is_a_core():
+    assert cores() >= 1
+
+
+class Reference:
+    """As Ray's: has a future."""
+
+    def __init__(self, function, given):
+        self._done = Future()
+        try:
+            self._done.set_result(function(*given))
+        except Exception as error:
+            self._done.set_exception(error)
+
+    def future(self):
+        return self._done
+
+
+class Remote:
+    def __init__(self, function):
+        self.function = function
+
+    def remote(self, *given):
+        return Reference(self.function, given)
+
+
+@pytest.fixture
+def fake_ray(monkeypatch):
+    """What `sweep_on_ray` needs of Ray, in this process."""
+    ray, util, queue = (ModuleType(name) for name in ("ray", "ray.util", "ray.util.queue"))
+    ray.calls = []
+
+    def init(address, **options):
+        ray.calls.append(address)
+        if address == "nowhere:1":
+            raise ConnectionError("Could not find any running Ray instance.\nMore about that.")
+
+    ray.init, ray.remote, ray.shutdown = init, Remote, lambda: ray.calls.append("shutdown")
+    queue.Queue = lambda actor_options: SimpleQueue()
+    for module in (ray, util, queue):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return ray
+
+
+def test_a_cluster_gives_the_same(fake_ray):
+    ticks = []
+    assert sweep_on_ray(squared, [3, 1, 2], "auto", ticks.append) == [9, 1, 4]
+    assert len(ticks) == 6 and fake_ray.calls == ["auto", "shutdown"]
+    with pytest.raises(ValueError, match="-1 is negative"):
+        sweep_on_ray(squared, [1, -1], "auto")
+    assert fake_ray.calls[-1] == "shutdown"
+
+
+def test_a_cluster_that_is_not_there_is_one_line(fake_ray):
+    with pytest.raises(ValueError, match="ray = 'nowhere:1': Could not find any running Ray instance") as raised:
+        sweep_on_ray(squared, [1], "nowhere:1")
+    assert "\n" not in str(raised.value)
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"--ray needs Ray: pip install 'vcsd\[ray\]'"):
+        sweep_on_ray(squared, [1], "auto")
+
+
+def test_a_real_cluster_on_this_machine():
+    pytest.importorskip("ray")
+    ticks = []
+    assert sweep_on_ray(squared, [3, 1, 2], "local", ticks.append) == [9, 1, 4]
+    assert len(ticks) == 6
