@@ -61,12 +61,10 @@ def gather(state: DriveState, command: KvGather, watch: Stopwatch) -> Completion
         (handle, range(first, first + count))
         for handle, first, count in zip(command.seqs, command.first.tolist(), command.tokens.tolist(), strict=True)
     ]
-    rows = [[state.ftl.read_back(handle, layer, tokens) for handle, tokens in ranges] for layer in layers]
-    plans = [plan for each in rows for _, _, plan in each]
+    k, v, plans = state.ftl.read_ranges(ranges, layers)
     start_ns = watch.now_ns
     for plan in plans:  # each begins when the command does; channels and planes take turns
         watch.until("flash_token", state.ftl.read(plan, start_ns))
-    k, v = (np.stack([np.concatenate([part[i] for part in each]) for each in rows]) for i in range(2))
     return Completion(status=Status.SUCCESS, data=(k, v), flash=flash_read(*plans))
 
 

@@ -18,14 +18,14 @@ DEPTH = 128  # measured: a virtual disk serves half as many small reads with 32
 
 class Scatter:
     """A file's ranges, `depth` of them in flight. how: what carries reads out. fallen: why that is not io_uring past
-    the page cache; empty where it is.
+    the page cache; empty where it is. most: that were in flight at once, where io_uring counts them.
 
     Offsets, sizes and addresses are those that direct I/O wants. Used by one thread at a time.
     """
 
     def __init__(self, path: Path, depth: int = DEPTH, ring: bool = True, direct: bool = True) -> None:
         """ring, direct: whether io_uring is tried, and direct I/O. Raises OSError for what cannot be opened."""
-        self.depth, why = depth, list[str]()
+        self.depth, self.most, why = depth, 0, list[str]()
         self._fd = self._open(path, direct, why)
         self._ring: Ring | None = None
         self._pool: ThreadPoolExecutor | None = None
@@ -70,6 +70,7 @@ class Scatter:
             offsets, where, sizes = (column[batch] for column in columns)
             ring.move_many(READ, self._fd, offsets, where, sizes, begun)
             begun = batch.stop
+            self.most = max(self.most, begun - ended)
             ring.enter(min(begun - ended, self.depth // 2))
             for number, result in ring.completions():
                 results[number] = result

@@ -130,6 +130,10 @@ class Ftl:
         """K and V of a layer's tokens, all where none are named, each (tokens, H, d), and the pages they come from."""
         return self.reader.read_back(handle, layer, tokens)
 
+    def read_ranges(self, ranges: Seq[tuple[int, range]], layers: range) -> tuple[F16, F16, list[PagePlan]]:
+        """K and V of ranges of sequences, each (layers, tokens of all, H, d), and their pages."""
+        return self.reader.read_ranges(ranges, layers)
+
     def read(self, plan: PagePlan, start_ns: int) -> int:
         """Bring a plan's pages to the engine; returns when all are there. Raises Uncorrectable."""
         return self.store.read(plan, start_ns)

@@ -8,6 +8,7 @@ BENCH = {
     "page-cache": "eval.bench.page_cache",
     "plan": "eval.bench.plan",
     "serving": "eval.bench.serving",
+    "objects": "eval.bench.objects",
     "offload": "eval.bench.offload",
     "reopen": "eval.bench.reopen",
     "crash": "eval.bench.crash",

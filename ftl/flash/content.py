@@ -34,13 +34,14 @@ GAP_BYTES = 16 << 10  # between what is joined: a request of its own takes as lo
 class Counts:
     """What a medium was asked for. wanted: bytes of pages that were brought; hits: those of them that were there
     already (of a mapped file nobody knows); asked: bytes asked of the device or the kernel; wasted: those of them that
-    nobody wanted. requests: how many that were."""
+    nobody wanted. requests: how many that were; depth: the most in flight at once, as far as that is known."""
 
     wanted: int = 0
     hits: int = 0
     asked: int = 0
     wasted: int = 0
     requests: int = 0
+    depth: int = 0
 
 
 class Content(Protocol):
@@ -209,6 +210,7 @@ class Direct:
             firsts, ends = (np.concatenate([cut[part] for cut in cuts]) for part in (slice(-1), slice(1, None)))
         offsets, sizes = firsts * self._frame, (ends - firsts) * self._frame
         results = self._file.read(offsets, self._at + offsets, sizes)
+        self.counts.depth = self._file.most
         _count(self.counts, frames, firsts, ends, self._frame, wanted=False)
         lost = results != sizes
         if lost.any():

@@ -26,12 +26,13 @@ class Reader:
         self.kv, self.store = kv, kv.store
         self._word_bytes = kv.store.spec.timing.codeword_bytes or 0  # the least that crosses a channel; 0: whole pages
 
-    def view(self, handles: Seq[int], layer: int) -> KvView:
+    def view(self, handles: Seq[int], layer: int, alone: bool = True) -> KvView:
         """Slots of one layer of sequences that share a layout; no copy of K and V for a single sequence.
 
-        Pages that were brought for an earlier view may be gone.
+        alone: pages that were brought for an earlier view may be gone.
         """
-        self.store.nand.held.begin()
+        if alone:
+            self.store.nand.held.begin()
         seqs = [self.kv.sequence(handle) for handle in handles]
         first, lengths = seqs[0], [int(seq.lengths[layer]) for seq in seqs]
         lay, streams, longest = first.layout, len(seqs) * first.heads, max(lengths)
@@ -107,11 +108,34 @@ class Reader:
         self.store.bring(ppns)
         return PagePlan(ppns, useful, words * (self._word_bytes or self.store.geometry.page_bytes), ends)
 
-    def read_back(self, handle: int, layer: int, tokens: range | None = None) -> tuple[F16, F16, PagePlan]:
-        """K and V of a layer's tokens, all where none are named, each (tokens, H, d), and the pages they come from."""
+    def read_ranges(self, ranges: Seq[tuple[int, range]], layers: range) -> tuple[F16, F16, list[PagePlan]]:
+        """K and V of ranges of sequences of one shape, each (layers, tokens of all, H, d), and their pages; all are
+        asked for at once."""
+        self.store.nand.held.begin()
+        seqs = [(self.kv.sequence(handle), tokens) for handle, tokens in ranges]
+        stored = [
+            seq.stored_in(name, layer, tokens).ravel() for layer in layers for seq, tokens in seqs for name in "kv"
+        ]
+        slots = np.concatenate(stored)
+        self.store.bring(slots[in_flash(slots)])
+        rows = [self.read_back(handle, layer, tokens, alone=False) for layer in layers for handle, tokens in ranges]
+        width = len(ranges)
+        k, v = (
+            np.stack([np.concatenate([part[i] for part in rows[at : at + width]]) for at in range(0, len(rows), width)])
+            for i in range(2)
+        )
+        return k, v, [plan for _, _, plan in rows]
+
+    def read_back(
+        self, handle: int, layer: int, tokens: range | None = None, alone: bool = True
+    ) -> tuple[F16, F16, PagePlan]:
+        """K and V of a layer's tokens, all where none are named, each (tokens, H, d), and the pages they come from.
+
+        alone: else what was brought before is still needed.
+        """
         seq = self.kv.sequence(handle)
         tokens = range(int(seq.lengths[layer])) if tokens is None else tokens
-        view = self.view([handle], layer)
+        view = self.view([handle], layer, alone)
         wanted = np.broadcast_to(np.array(tokens, np.int32), (seq.heads, len(tokens)))
         counts = np.full(seq.heads, len(tokens))
         if is_lossy(view.layout.kind):
