@@ -10,7 +10,7 @@ from eval.bench.objects import Load, experiment
 def test_what_is_gathered_is_what_is_asked_of_the_device(tmp_path: Path) -> None:
     found = experiment(Load(objects=40, layers=4, relatives=5, folder=tmp_path)).result
     assert found["objects"] == 40 and found["commands"] == 1
-    assert found["asked_bytes"] == 40 * 128 * 1024 <= found["device_bytes"] <= 1.05 * found["asked_bytes"]
+    assert found["asked_bytes"] == 40 * 128 * 1024 <= found["device_bytes"] <= 1.1 * found["asked_bytes"]
     assert found["queue_depth"] >= 16 or found["requests"] < 16
     assert found["fork_us"] > 0 and found["free_us"] > 0 and found["relatives"] == 5
     assert not list(tmp_path.iterdir())
