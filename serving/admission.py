@@ -25,6 +25,7 @@ class Admission:
     decode step; 0: whole prompts, while nobody decodes. order: of those who wait, as they came or the shortest first.
     aging: under the latter, nobody is passed by a request that comes so many times its own work later. queue: how many
     may wait, more are rejected; None: all. reject: a request that there never is room for, instead of ending the run.
+    patience: steps after which one that has a slot and pauses is asked about without those that need not; None: never.
     """
 
     slots: int = Field(default=4, ge=1)
@@ -33,6 +34,7 @@ class Admission:
     aging: float = Field(default=10.0, ge=0)
     queue: int | None = Field(default=None, ge=1)
     reject: bool = False
+    patience: int | None = Field(default=None, ge=1)
 
 
 class Queue:

@@ -27,7 +27,7 @@ class Live:
 
     arrived_s: in seconds, whatever the trace counts in. made_s: when each token was made; step_s: how long the step was
     that made it, for the first one its prefill. delivered_s: when the last token left the deposit. entered_s: when its
-    prefill began.
+    prefill began. paused: steps since it decoded.
     """
 
     request: Request
@@ -37,6 +37,7 @@ class Live:
     delivered_s: float = 0.0
     deposit: deque[float] = field(default_factory=deque)
     entered_s: float = 0.0
+    paused: int = 0
 
     @property
     def made_s(self) -> F64:
@@ -156,6 +157,7 @@ class _Loop:
         self.done = Served(slo_s=slo_s, rejected=self.queue.rejected)
         self.live, self.prompt, self.prefilled = list[Live](), cast(Live | None, None), 0
         self.now_s, self.changed, self._memory = 0.0, False, dict[str, Any]()
+        self._asked = list[int]()
         self._mean_tokens = float(np.mean([each.tokens for each in trace.requests]))
 
     def _free(self) -> int:
@@ -200,22 +202,17 @@ class _Loop:
         """Steps until somebody comes or goes, a prompt is prefilled, or the policy is to be asked."""
         if not self.live:
             return
-        now = Situation(
-            self.engine,
-            self.live,
-            self.slo_s,
-            self.now_s,
-            self.done.steps,
-            self.changed,
-            self._mean_tokens,
-            self._memory,
-        )
-        decision, beside = self.policy(now), self._chunks()
-        until = (math.inf, math.inf)
+        now = self._situation()
+        decision, (steps, until_s) = self.policy(now), (math.inf, math.inf)
         if self._free() and not self.prompt:
-            until = self.queue.next_after(self.done.steps)
-        ends = _decode(now, decision, until, beside, self.done)
+            steps, until_s = self.queue.next_after(self.done.steps)
+        until = min(steps, self.admission.patience or math.inf), until_s
+        ends = _decode(now, decision, until, self._chunks(), self.done)
         self.now_s, self.changed = float(ends[-1]), False
+        for each in self.live:
+            each.paused += ends.size
+        for each in decision.running:
+            each.paused = 0
         self._arrive()
         if self.prompt:
             self.prefilled = min(self.prefilled + ends.size * self.admission.chunk, self.prompt.request.input_tokens)
@@ -225,6 +222,16 @@ class _Loop:
             self.live.remove(each)
             each.deposit.clear()
             self.changed = True
+
+    def _situation(self) -> Situation:
+        """What the policy is asked about: all, or those who have paused for too long."""
+        patience, among = self.admission.patience, self.live
+        if patience:
+            among = [each for each in self.live if each.paused >= patience] or self.live
+        who, before = [each.request.number for each in among], self._asked
+        self._asked, changed = who, self.changed or who != before
+        step, mean = self.done.steps, self._mean_tokens
+        return Situation(self.engine, among, self.slo_s, self.now_s, step, changed, mean, self._memory)
 
     def _chunks(self) -> F64 | None:
         """Seconds of each chunk that is left of the prompt."""

@@ -55,6 +55,10 @@ class Letting:
         bool, typer.Option("--reject", help="reject a request that is too long, instead of ending the run")
     ] = False
 
+    patience: Annotated[
+        int | None, typer.Option(min=1, max=1 << 20, help="steps for which a policy may pause a request (default: any)")
+    ] = None
+
     @property
     def admission(self) -> Admission:
         return Admission(
@@ -64,6 +68,7 @@ class Letting:
             aging=self.aging,
             queue=self.queue,
             reject=self.reject,
+            patience=self.patience,
         )
 
 

@@ -93,6 +93,24 @@ def test_without_aging_the_shortest_first_is_first_come():
     assert orders[0] == orders[1] == sorted(orders[0])
 
 
+def test_nobody_pauses_for_longer_than_patience_has_it():
+    """One long request among short ones that keep coming, where there is no room for both in time."""
+    lengths = [(300, 50), *[(30, 40)] * 20]
+    requests = [
+        Request(number=n, arrival=0.1 * n, input_tokens=given, output_tokens=made)
+        for n, (given, made) in enumerate(lengths)
+    ]
+    long = Trace(name="long and short", requests=requests)
+    tight = replace(ENGINE, room_blocks=18)
+    served = [
+        serve(long, tight, Planner(late=0), 0.0101, Admission(slots=3, patience=each)) for each in (None, 1 << 30, 16)
+    ]
+    patient, endless, bound = map(summary, served)
+    assert patient == endless and bound["tokens"] == patient["tokens"]
+    assert patient["longest_pause_s"] > 4  # until no short one is left
+    assert bound["longest_pause_s"] < 1
+
+
 def test_a_queue_that_is_full_rejects():
     requests = [Request(number=n, arrival=0, input_tokens=50, output_tokens=20) for n in range(9)]
     served = run(Trace(name="burst", requests=requests), slots=2, queue=3)
@@ -133,6 +151,7 @@ def test_bytes_by_path():
         ({"order": "random"}, "order"),
         ({"aging": -0.1}, "aging"),
         ({"queue": 0}, "queue"),
+        ({"patience": 0}, "patience"),
     ],
 )
 def test_what_is_no_admission_is_one_line(given, says):

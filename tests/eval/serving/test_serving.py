@@ -93,6 +93,7 @@ def test_bad_input_is_one_line(given, says):
         ["--order", "lifo"],
         ["--aging", "-2"],
         ["--queue", "0"],
+        ["--patience", "0"],
         ["--slots", "257"],
         ["--jobs", "0"],
         ["--load", "fast"],
