@@ -19,7 +19,9 @@ import typer
 from transformers import PreTrainedModel
 
 from csd_link.driveset import DriveSet
-from eval.bench.soak import MAX_ANONYMOUS_BYTES, Usage, by_tenth, growth, own_run_dir, steady_memory
+from csd_spec import DriveSpec
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.bench.soak import MAX_ANONYMOUS_BYTES, SPEC, Usage, by_tenth, growth, own_run_dir, steady_memory
 from eval.experiment import Outcome, flat
 from host_driver.hf.shape import model_shape
 from residency.machine import CSD, DEVICE, DIRECT, HOST
@@ -197,7 +199,7 @@ def _right(stream: Stream, wanted: list[int]) -> bool:
     return whole and stream.tokens == wanted[: len(stream.tokens)]
 
 
-def setting(load: Load, name: str, asked: Sequence[Asked]) -> Serving:
+def setting(load: Load, name: str, asked: Sequence[Asked], spec: DriveSpec = INSTCSD_ZYNQ7045_8CH) -> Serving:
     """A policy, and tiers that hold a share of what as many of the longest requests have as there are slots."""
     with_drives = name in WITH_DRIVES
     shape = model_shape(_model())
@@ -209,7 +211,7 @@ def setting(load: Load, name: str, asked: Sequence[Asked]) -> Serving:
     return Serving(
         policy=name,
         tiers=Tiers(device=size, host=size),
-        drives=DriveSet(count=load.drives) if with_drives else (),
+        drives=DriveSet(count=load.drives, spec=spec) if with_drives else (),
         slots=load.slots,
         max_tokens=longest[-1],
         max_waiting=len(asked) + 1,
@@ -258,7 +260,7 @@ def soak(load: Load, name: str, asked: Sequence[Asked]) -> Outcome:
     with steady_memory(), own_run_dir() as run_dir, progress("minutes", math.ceil(load.minutes)) as tick:
         wanted = alone(asked, name in WITH_DRIVES, no_tick)
         shown, began_s = 0, time.monotonic()
-        with _served(setting(load, name, asked)) as server:
+        with _served(setting(load, name, asked, SPEC)) as server:  # all of its flash is used over and over
             while len(rounds) < LEAST_ROUNDS or time.monotonic() < end_s:
                 streams = answered(server, asked, no_tick).streams
                 wrong += sum(not _right(*each) for each in zip(streams, wanted, strict=True))
