@@ -33,6 +33,7 @@ from csd_spec import (
     KvRead,
     SeqCreate,
     SeqFork,
+    SeqSweep,
     Status,
 )
 from ftl import LAYOUTS, OutOfSpace
@@ -155,6 +156,7 @@ ACTS: dict[type[Any], Act] = {
     KvExist: Act(objects.exist),
     KvDrop: Act(objects.drop),
     KvList: Act(objects.names),
+    SeqSweep: Act(objects.sweep),
     GetLog: Act(get_log),
     Flush: Act(flush),
 }

@@ -7,7 +7,7 @@ import numpy as np
 from csd_firmware.check import Refused, require
 from csd_firmware.state import DriveState, flash_read
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import Completion, FlashCounters, KvDrop, KvExist, KvGather, KvList, KvName, SeqFork, Status
+from csd_spec import Completion, FlashCounters, KvDrop, KvExist, KvGather, KvList, KvName, SeqFork, SeqSweep, Status
 from csd_spec.arrays import I64, KEY, U64, key_list
 from ftl import FtlError, OutOfSpace
 
@@ -96,6 +96,16 @@ def drop(state: DriveState, command: KvDrop, watch: Stopwatch) -> Completion:
     """Forget keys."""
     state.ftl.unname(state.tenant, key_list(command.keys))
     return Completion(status=Status.SUCCESS)
+
+
+def sweep(state: DriveState, command: SeqSweep, watch: Stopwatch) -> Completion:
+    """Free what has no name."""
+    sequences = state.ftl.sequences.values()
+    gone = [seq.handle for seq in sequences if seq.label == state.tenant and not seq.names]
+    state.ftl.free(gone, watch.now_ns)
+    for handle in gone:
+        state.close(handle)
+    return Completion(status=Status.SUCCESS, data=(np.array([len(gone)]),))
 
 
 def names(state: DriveState, command: KvList, watch: Stopwatch) -> Completion:

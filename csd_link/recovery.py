@@ -27,7 +27,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import F16, U64, key_list, keys_of
-from csd_spec.verbs import VERBS, Array, Binds, Creates, Crops, Forks, Frees, Kind, Names, Settles, Stores
+from csd_spec.verbs import VERBS, Array, Binds, Creates, Crops, Forks, Frees, Kind, Names, Settles, Stores, Sweeps
 
 RESTART_S = 20.0  # how long a drive may take to come back
 
@@ -162,6 +162,8 @@ class RecoveringDevice:
                 self._freed += [each.handle for each in gone if each.flushed]
                 for each in gone:
                     self._unname(each, list(each.names))
+            case Sweeps():
+                self._held.clear()  # what has names is found by them again
             case Settles():
                 for each in self._held.values():
                     each.flushed = True
@@ -181,7 +183,7 @@ class RecoveringDevice:
         effect = VERBS[type(command)].effect
         seqs: Sequence[int] = getattr(command, "seqs", ())
         unknown = any(not self._held[handle].layers for handle in seqs if handle in self._held)
-        return isinstance(effect, Forks) or (unknown and isinstance(effect, Stores | Crops))
+        return isinstance(effect, Forks | Sweeps) or (unknown and isinstance(effect, Stores | Crops))
 
     def _flushed(self, done: Completion) -> Completion:
         """The completion once all so far survives a loss of power."""

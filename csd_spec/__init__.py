@@ -23,6 +23,7 @@ from csd_spec.commands import (
     LogPage,
     SeqCreate,
     SeqFork,
+    SeqSweep,
 )
 from csd_spec.device import Device, DeviceError
 from csd_spec.drive import BlockSsdSpec, DriveSpec, EngineSpec, Geometry, Link, NandTiming
@@ -66,6 +67,7 @@ __all__ = [
     "NandTiming",
     "SeqCreate",
     "SeqFork",
+    "SeqSweep",
     "SparFParams",
     "Status",
 ]

@@ -161,6 +161,12 @@ class KvList:
 
 
 @dataclass(frozen=True, slots=True)
+class SeqSweep:
+    """Free the tenant's sequences of which nothing has a name: what a host was storing when it died. The completion's
+    data is how many, (1,) int64."""
+
+
+@dataclass(frozen=True, slots=True)
 class KvGather:
     """Read ranges of several sequences and layers back at once: the completion's data is k, v, each (layers, sum of
     tokens, H, d) float16, of each layer from `layer` on the tokens[b] tokens of sequence b from first[b] on.
@@ -190,6 +196,7 @@ class GetLog:
 Command = (
     SeqCreate
     | SeqFork
+    | SeqSweep
     | KvAppend
     | Attend
     | KvRead

@@ -39,6 +39,7 @@ from csd_spec.commands import (
     LogPage,
     SeqCreate,
     SeqFork,
+    SeqSweep,
 )
 
 MAX_SEQUENCES = 1 << 16  # of a command
@@ -138,11 +139,16 @@ class Frees:
 
 
 @dataclass(frozen=True, slots=True)
+class Sweeps:
+    """Sequences of which nothing has a name are gone."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settles:
     """What came before survives a loss of power."""
 
 
-Effect = Creates | Forks | Binds | Stores | Crops | Frees | Settles | None
+Effect = Creates | Forks | Binds | Stores | Crops | Frees | Sweeps | Settles | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +333,7 @@ ROWS = (
         reply=(Array("handles", Kind.HANDLES, "N"), Array("tokens", Kind.COUNTS, "N")),
     ),
     Verb(command=KvDrop, opcode=0xE1, parameters=("N",), arrays=(_KEYS,), effect=Binds()),
+    Verb(command=SeqSweep, opcode=0xDC, reply=(Array("swept", Kind.COUNTS, "1"),), effect=Sweeps()),
     Verb(
         command=KvList,
         opcode=0xDD,

@@ -32,6 +32,7 @@ from csd_spec import (
     KvRead,
     SeqCreate,
     SeqFork,
+    SeqSweep,
     Status,
 )
 from csd_spec.arrays import key_list, keys_of
@@ -172,6 +173,18 @@ def test_ranges_of_many_sequences_and_layers_come_at_once(drive: Drive) -> None:
         assert np.array_equal(found, np.stack(wanted))
     alone = drive.do(replace(command, layer=1, layers=1)).data
     assert np.array_equal(alone[0][0], k[1])
+
+
+def test_what_has_no_name_is_swept_of_one_tenant(drive: Drive) -> None:
+    named, rows = drive.make(20)
+    drive.make(10)
+    bob = Tenant(drive.firmware, b"s" * 32, "bob")
+    his = tuple(bob.step(SeqCreate(1, 1, H, D, 64), 0).data[0].tolist())
+    drive.do(KvName((named,), one(20), keys_of([key(1)])))
+    assert drive.do(SeqSweep()).data[0].tolist() == [1]
+    assert drive.do(SeqSweep()).data[0].tolist() == [0]
+    assert drive.holds(named, rows)
+    assert bob.step(KvFree(his), 0).status is Status.SUCCESS
 
 
 def test_what_is_not_there_is_refused(drive: Drive) -> None:

@@ -27,6 +27,7 @@ from csd_spec import (
     KvRead,
     SeqCreate,
     SeqFork,
+    SeqSweep,
     Status,
 )
 from csd_spec.arrays import keys_of
@@ -66,6 +67,7 @@ BYTES = [
     (KvGather(SEQS, LENGTHS, LENGTHS + 1, 1, 2), 0xCE, (2, 1, 2), "334154bc4714a8e0"),
     (KvName(SEQS[:1], LENGTHS, KEYS), 0xD5, (1, 2), "354df00c76e025cc"),
     (KvExist(KEYS), 0xD9, (2,), "bbd01d2f9faf43f2"),
+    (SeqSweep(), 0xDC, (), "e3b0c44298fc1c14"),
     (KvDrop(KEYS), 0xE1, (2,), "bbd01d2f9faf43f2"),
     (KvList(KEYS[:1], 5), 0xDD, (5,), "be45cb2605bf36be"),
 ]

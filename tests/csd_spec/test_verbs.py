@@ -20,7 +20,7 @@ def test_every_row_has_an_opcode_of_its_own():
 
 def test_opcodes_say_their_direction():
     directions = {
-        0: ("Flush", "SeqCreate", "SeqFork", "KvFree", "KvCrop"),
+        0: ("Flush", "SeqCreate", "SeqFork", "SeqSweep", "KvFree", "KvCrop"),
         1: ("KvAppend", "Attend", "KvName", "KvExist", "KvDrop", "KvList"),
         2: ("KvRead", "KvGather", "GetLog"),
     }
@@ -53,6 +53,7 @@ def test_sizes_of_replies():
     assert found == {
         "SeqCreate": 40,
         "SeqFork": 16,
+        "SeqSweep": 8,
         "Attend": 2 * 3 * 4 * (8 * 2 + 2 * 4),
         "KvRead": 2 * 100 * 3 * 8 * 2,
         "KvGather": 2 * 7 * 9 * 3 * 8 * 2,
