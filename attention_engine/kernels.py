@@ -283,11 +283,14 @@ def _to_half(values, out):  # type: ignore[no-untyped-def]
 
 def _place(view: KvView) -> tuple[np.uint64, np.uint64, np.uint64]:
     """Addresses of both banks, and the bytes of a page."""
-    flash, dram = view.banks
-    if flash.shape[1] != dram.shape[1] or not (flash.flags.c_contiguous and dram.flags.c_contiguous):
-        raise ValueError("banks: pages of one size, each contiguous, are needed")
-    first, second = (bank.__array_interface__["data"][0] for bank in view.banks)
-    return np.uint64(first), np.uint64(second), np.uint64(2 * flash.shape[1])
+    place: tuple[np.uint64, np.uint64, np.uint64] | None = view.kept.get("place")
+    if place is None:
+        flash, dram = view.banks
+        if flash.shape[1] != dram.shape[1] or not (flash.flags.c_contiguous and dram.flags.c_contiguous):
+            raise ValueError("banks: pages of one size, each contiguous, are needed")
+        first, second = (bank.__array_interface__["data"][0] for bank in view.banks)
+        place = view.kept["place"] = np.uint64(first), np.uint64(second), np.uint64(2 * flash.shape[1])
+    return place
 
 
 @njit(cache=True, nogil=True)

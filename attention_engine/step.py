@@ -148,8 +148,8 @@ class Step:
         self.seq_lens = view.seq_lens
         self.streams, self.queries, self.head_dim = self.q.shape
         assert view.k_slots.shape[0] in (self.streams, 0) and self.seq_lens.shape == (self.streams,)
-        self.each: I64 = np.ones(self.streams, np.int64)  # one for each stream
         self._none: I64 = np.zeros(self.streams, np.int64)
+        self.each: I64 = self._none + 1  # one for each stream
         self.work: list[Read | Compute] = []
         self.byte_addressable = False  # whether a selection can be fetched without its pages
         self.chosen: tuple[I32, I64] | None = None  # what was attended: tokens (N, k), of which counts (N,)
@@ -367,7 +367,7 @@ class Step:
         slots = (np.repeat(each, G, axis=0) for each in (view.k_slots, view.v_slots, view.e_slots))
         k_slots, v_slots, e_slots = slots
         seq_lens, top_k, recent = (np.repeat(each, G) for each in (view.seq_lens, self.top_k, self.recent))
-        apart = replace(view, seq_lens=seq_lens, k_slots=k_slots, v_slots=v_slots, e_slots=e_slots)
+        apart = replace(view, seq_lens=seq_lens, k_slots=k_slots, v_slots=v_slots, e_slots=e_slots, kept={})
         q, v_mean = self.q.reshape(-1, 1, self.head_dim), np.repeat(self.v_mean, G, axis=0)
         queries = Queries(q, self.r, top_k, recent, v_mean, self.memory)
         step = Step(apart, self.pages, queries, self.threads, self.do)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +20,10 @@ from ftl.flash.store import FlashStore
 from ftl.kv.layouts import GroupMap
 from ftl.kv.owners import Owners
 from ftl.kv.sequence import Sequence
+from ftl.kv.standing import Standing
 from ftl.kv.tails import GroupBuffers, Tails
+
+MOST_KEPT = 1 << 12
 
 
 @dataclass(slots=True)
@@ -40,6 +45,27 @@ class KvMap(Referrer):
         self.tails = Tails(self.buffers, self.sequences, store.nand.read)
         self.owners, self.changes = Owners(), Changes()
         self.next_handle = 1
+        self.kept: dict[Any, Any] = {}  # what was found out about sequences that holds until `changed`
+
+    def standing(self, handles: Seq[int], layer: int) -> Standing:
+        """What stays as it is of a layer of sequences that share a layout, until `changed`; raises as `sequence`."""
+        key = tuple(handles), layer
+        found: Standing | None = self.kept.get(key)
+        if found is None:
+            seqs = [self.sequence(handle) for handle in handles]
+            found = Standing(seqs, layer, self.banks)
+            self.keep(key, found)
+        return found
+
+    def keep(self, key: Any, found: Any) -> None:
+        """Keep what was found out; of what would be too much nothing is kept."""
+        if len(self.kept) >= MOST_KEPT:
+            self.kept.clear()
+        self.kept[key] = found
+
+    def changed(self) -> None:
+        """Slots or buffers are going to change, or which sequences there are, or have lost data."""
+        self.kept.clear()
 
     @property
     def banks(self) -> tuple[U16, U16]:
@@ -89,6 +115,7 @@ class KvMap(Referrer):
 
     def unmap(self, seq: Sequence, name: str, layer: int, first: int) -> None:
         """Forget a layer's groups of one map from `first` on. Pages that another sequence shares stay valid."""
+        self.changed()
         mapped = seq.maps[name]
         slots = mapped.slots[layer, :, first:]
         mine = in_flash(slots)
@@ -116,6 +143,7 @@ class KvMap(Referrer):
 
     def references(self, tags: U64) -> Iterator[Reference]:
         """Slots of the sequences that share the owners of these tags."""
+        self.changed()
         kinds, owners, (layers, streams, groups) = tag.kinds(tags), tag.owners(tags), tag.group_places(tags)
         ours = tag.is_group(tags)
         for owner in np.unique(owners[ours]).tolist():
@@ -138,6 +166,7 @@ class KvMap(Referrer):
     def lose(self, tags: U64, for_good: bool) -> list[int]:
         """Mark the sequences that hold these pages as failed."""
         handles = sorted(self.owners.sequences(set(tag.owners(tags[tag.is_group(tags)]).tolist())))
+        self.changed()
         for handle in handles:
             self.sequences[handle].failed = True
         if for_good:

@@ -37,3 +37,22 @@ def lay_channels(pages, first, m, T, position, rows):  # type: ignore[no-untyped
                     at += 1
                     if at == T:
                         group, at = group + 1, 0
+
+
+@njit(cache=True, nogil=True)
+def lay_each(pages, firsts, forms, lengths, k, v):  # type: ignore[no-untyped-def]
+    """One row more of each sequence, of k or v (B, H, d), into the pages of maps that have some.
+
+    firsts: `first` of each map and sequence, (maps, B, streams), -1 where it has no pages. forms: tokens of a group, m
+    where rows lie channel by channel or 0, and whether they are of v, (maps, 3). lengths: rows before, (B,).
+    """
+    for i in range(firsts.shape[0]):
+        per_group, m, of_v = forms[i]
+        for j in range(lengths.size):
+            first, position = firsts[i, j], lengths[j] % per_group
+            if first[0] < 0:
+                continue
+            if m:
+                lay_channels(pages, first, m, per_group, position, v[j : j + 1] if of_v else k[j : j + 1])
+            else:
+                lay_rows(pages, first, per_group, position, v[j : j + 1] if of_v else k[j : j + 1])
