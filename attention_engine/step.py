@@ -142,7 +142,7 @@ class Step:
     ) -> None:
         self.do = arithmetic or Arithmetic()
         self.view, self.pages = view, pages
-        self.threads = threads if int(view.seq_lens.sum()) >= WORTH_THREADS else 1
+        self.threads = threads if threads == 1 or int(view.seq_lens.sum()) >= WORTH_THREADS else 1
         self.q, self.v_mean, self.memory = queries.q, queries.v_mean, queries.memory
         self.r, self.top_k, self.recent = queries.r, queries.top_k, queries.recent
         self.seq_lens = view.seq_lens
@@ -153,7 +153,8 @@ class Step:
         self.work: list[Read | Compute] = []
         self.byte_addressable = False  # whether a selection can be fetched without its pages
         self.chosen: tuple[I32, I64] | None = None  # what was attended: tokens (N, k), of which counts (N,)
-        self.alpha: F32 = np.ones(self.q.shape[:2], np.float32)  # the weight of that
+        self.alpha: F32 = np.empty(self.q.shape[:2], np.float32)  # the weight of that
+        self.alpha.fill(1)
         self.rows: F32 = np.zeros((*self.q.shape[:2], 2), np.float32)  # m and l of what the output stands for
         self._scored: I32 | None = None
 
@@ -350,8 +351,7 @@ class Step:
 
     def everything(self) -> I32:
         """All tokens of all streams, (N, S)."""
-        longest = int(self.seq_lens.max())
-        return _alike(self.streams, longest)
+        return _alike(self.streams, int(np.maximum.reduce(self.seq_lens)))
 
     def _need_rows(self) -> None:
         """Raise ValueError for a layout without K in FP16."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_engine import Queries, Read, Step, to_half
+from attention_engine import Queries, Read, Step, take_in, to_half
 from csd_firmware.check import Refused
 from csd_firmware.schedule import SCHEDULES
 from csd_firmware.state import DriveState, flash_read
@@ -12,6 +12,8 @@ from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Attend, Completion, Status
 from csd_spec.arrays import F16, F32
 from ftl import FtlError, PagePlan
+
+_ONE = np.ones(1, np.int64)
 
 
 def check_attend(state: DriveState, command: Attend) -> None:
@@ -30,8 +32,8 @@ def check_attend(state: DriveState, command: Attend) -> None:
 def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
     """Store the new token and attend over all. It waits in DRAM; if it completes a group, that is programmed in the
     background."""
-    ones = np.ones(len(command.seqs), np.int64)
-    programmed, _ = state.ftl.append(command.seqs, command.layer, ones, command.k, command.v, watch.now_ns)
+    one_each = _ONE.repeat(len(command.seqs))
+    programmed, _ = state.ftl.append(command.seqs, command.layer, one_each, command.k, command.v, watch.now_ns)
     try:
         data, plans = _attend(state, command, watch)
     except Exception as error:  # whatever a method raises, of ours or of the user's, or lost data
@@ -47,13 +49,14 @@ def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[tuple
     """The completion's data, and what was read."""
     view = state.ftl.view(command.seqs, command.layer)
     B, H, G, d = command.q.shape
-    v_sums = state.sums_with(command.seqs, command.layer, command.v)
+    v_sums = np.concatenate([state.v_sums[handle][command.layer] for handle in command.seqs])
+    q, v_means = take_in(command.q, command.v, view.seq_lens, v_sums)
     queries = Queries(
-        command.q.astype(np.float32).reshape(B * H, G, d),
+        q,
         command.r,
         command.top_k.repeat(H),
         command.recent.repeat(H),
-        np.divide(v_sums, view.seq_lens[:, None], dtype=np.float32),
+        v_means,
         [state.memory.setdefault((handle, command.layer), {}) for handle in command.seqs],
     )
     step = Step(view, state.ftl, queries, state.threads)

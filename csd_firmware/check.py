@@ -40,7 +40,7 @@ def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Ver
     fields = {name: getattr(command, name) for name in verb.command.__slots__}
     key = None
     if verb.names is Names.ALIKE and not verb.counted:
-        key = verb.opcode, tuple(fields["seqs"]), *(_form(fields[array.name]) for array in verb.modelled)
+        key = verb.opcode, tuple(fields["seqs"]), *_forms([fields[array.name] for array in verb.modelled])
     known: dict[str, int] | None = state.ftl.kv.kept.get(key)
     sizes = known or {"max_layers": MAX_LAYERS, "max_head_dim": state.spec.geometry.page_bytes // 2}
     if verb.names is not Names.NONE and not known:
@@ -59,9 +59,9 @@ def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Ver
     return verb
 
 
-def _form(value: Any) -> Any:
+def _forms(values: list[Any]) -> list[Any]:
     """All that `_shape` looks at."""
-    return (value.dtype, value.shape, value.flags.c_contiguous) if isinstance(value, np.ndarray) else None
+    return [isinstance(each, np.ndarray) and (each.dtype, each.shape, each.flags.c_contiguous) for each in values]
 
 
 def _check_reply(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -36,8 +37,9 @@ class Units:
     def whole(self, item: Compute) -> tuple[int, int]:
         """The same for all streams together."""
         length = self._length(item)
-        load = _total(item.lines) * length if isinstance(length, int) else _total(item.lines * length)
-        return self._ns(item, load, _total(item.scores))
+        lines = _total(item.lines)
+        load = lines * length if isinstance(length, int) else _total(item.lines * length)
+        return self._ns(item, load, lines if item.scores is item.lines else _total(item.scores))
 
     def _load(self, item: Compute) -> I64:
         """Values of each stream that argtopk takes, or beats of a kernel for each query, (N,)."""
@@ -50,8 +52,14 @@ class Units:
     def _ns(self, item: Compute, load: int, scores: int) -> tuple[int, int]:
         if item.job == "argtopk":
             return self.clock.topk_ns(load), 0
-        ns = self.clock.kernel_ns(load * item.queries)
-        return ns, max(0, self.clock.softmax_ns(scores * item.queries) - ns)
+        return _kernel_ns(self.clock, load * item.queries, scores * item.queries)
+
+
+@lru_cache(1 << 10)
+def _kernel_ns(clock: EngineClock, beats: int, scores: int) -> tuple[int, int]:
+    """Of a kernel, and what its softmax takes beyond that; layers of a step mostly have the same work."""
+    ns = clock.kernel_ns(beats)
+    return ns, max(0, clock.softmax_ns(scores) - ns)
 
 
 def _total(values: I64) -> int:

@@ -55,12 +55,6 @@ class DriveState:
         """Add rows (tokens, H, d) of V to a layer's sum, in token order."""
         add_rows(self.v_sums[handle][layer], rows.view(np.uint16))
 
-    def sums_with(self, handles: Sequence[int], layer: int, rows: F16) -> F32:
-        """The sums (B * H, d) of V of a layer, and a token's rows (B, H, d) added to them; nothing changes."""
-        sums = np.concatenate([self.v_sums[handle][layer] for handle in handles])
-        add_rows(sums, rows.view(np.uint16).reshape(1, *sums.shape))
-        return sums
-
     def set_sums(self, handles: Sequence[int], layer: int, sums: F32) -> None:
         """These are the sums (B * H, d) of V of a layer from now on."""
         heads = sums.shape[0] // len(handles)
@@ -70,9 +64,9 @@ class DriveState:
 
 def flash_read(*plans: PagePlan, programmed: int = 0) -> FlashCounters:
     """What reading the plans' pages, and programming some, counts."""
-    return FlashCounters(
-        pages_read=sum([plan.ppns.size for plan in plans]),
-        pages_programmed=programmed,
-        useful_bytes=sum([plan.useful_bytes for plan in plans]),
-        fetched_bytes=sum([plan.fetched_bytes for plan in plans]),
-    )
+    read = useful = fetched = 0
+    for plan in plans:
+        read += plan.ppns.size
+        useful += plan.useful_bytes
+        fetched += plan.fetched_bytes
+    return FlashCounters(pages_read=read, pages_programmed=programmed, useful_bytes=useful, fetched_bytes=fetched)

@@ -17,7 +17,10 @@ class Stopwatch:
 
     def spend(self, unit: str, ns: int) -> None:
         """`unit` is busy for `ns` from now."""
-        self.until(unit, self.now_ns + ns)
+        if unit not in UNITS:
+            check_unit(unit)
+        self.breakdown_ns[unit] = self.breakdown_ns.get(unit, 0) + ns
+        self.now_ns += ns
 
     def until(self, unit: str, finish_ns: int) -> None:
         """`unit` ends at `finish_ns`, or has ended."""
