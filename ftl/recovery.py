@@ -249,7 +249,9 @@ class Recovery:
         placement.count(self.journal.pages, seen)
         for seq in self.kv.sequences.values():
             for mapped in seq.maps.values():
-                placement.count(mapped.flash_slots(), seen)
+                ppns = mapped.flash_slots()
+                self.kv.shared.found(ppns, seen)
+                placement.count(ppns, seen)
 
     def change_owners(self) -> None:
         """What was programmed after the last commit has tags of the same owners: go on as others."""

@@ -14,6 +14,7 @@ import torch
 from csd_io.direct import open_queue
 from csd_io.queue import aligned
 from host_driver.hf.staging import side_stream
+from residency.executor import Attention
 from residency.machine import DEVICE, DIRECT, HOST, PAGE_CACHE, Machine
 from residency.modelled.executor import Modelled, Work
 from residency.real.conductor import Conductor
@@ -22,7 +23,7 @@ from residency.real.frames import CachedFiles, DirectBlocks, Memory, Store
 from residency.replay import replay
 from residency.table import Extent, Refused
 from residency.tiers import BLOCK_BYTES, Tiers
-from residency.turn import Attention, Policy, Residency
+from residency.turn import Policy, Residency
 
 DEVICE_STEPS = 16  # in which a frame on a GPU reaches its full length
 
@@ -55,7 +56,7 @@ class DeviceFrame:
         """The first bytes, so many, which are there from now on."""
         before = self._bytes
         if before is None or len(before) < nbytes:
-            step = _in_blocks(-(-self._limit // DEVICE_STEPS))
+            step = in_blocks(-(-self._limit // DEVICE_STEPS))
             size = min(self._limit, -(-nbytes // step) * step)
             self._bytes = torch.empty(size, dtype=torch.uint8, device=self._device)
             if before is not None:
@@ -86,15 +87,19 @@ class DeviceFrame:
 
     def trim(self, nbytes: int) -> None:
         if self._bytes is not None:
-            self._bytes = self._bytes[: _in_blocks(nbytes)].clone()
+            self._bytes = self._bytes[: in_blocks(nbytes)].clone()
 
     def free(self) -> None:
         self._bytes = None
 
 
-def _pinned(nbytes: int) -> memoryview:
-    """Host memory that a GPU reaches by itself."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
+def bounce_of(device: torch.device) -> Callable[[int], memoryview]:
+    """What makes host memory for copies to and from a device: for a GPU such that it reaches by itself."""
+
+    def pinned(nbytes: int) -> memoryview:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
+
+    return aligned if device.type == "cpu" else pinned
 
 
 class DeviceMemory(Memory):
@@ -105,6 +110,23 @@ class DeviceMemory(Memory):
 
     def frame(self, extent: Extent, nbytes: int) -> Any:
         return super().frame(extent, nbytes) if self.device.type == "cpu" else DeviceFrame(nbytes, self.device)
+
+
+def first_bytes(frame: Any, nbytes: int) -> torch.Tensor:
+    """The first bytes of a frame on the device, to be read and written, (nbytes,) uint8."""
+    if isinstance(frame, DeviceFrame):
+        return frame.first(nbytes)
+    return torch.frombuffer(frame.buffer, dtype=torch.uint8)[:nbytes]
+
+
+def stores(tiers: Tiers, device: torch.device, files: CachedFiles) -> dict[str, Store]:
+    """What holds the bytes at each place. files: those behind the page cache."""
+    if tiers.on_device:
+        assert tiers.files is not None
+        direct = DirectBlocks(open_queue(tiers.files, force=tiers.force))
+    else:
+        direct = DirectBlocks(open_file=lambda nbytes: open_queue(tiers.folder, nbytes))
+    return {DEVICE: DeviceMemory(device), HOST: Memory(), PAGE_CACHE: files, DIRECT: direct}
 
 
 class TieredKv:
@@ -137,8 +159,8 @@ class TieredKv:
         self._over: list[Hashable] = []  # dropped, not yet freed
         self._closed = False
         self.files = CachedFiles(tiers.folder)
-        buffer = aligned if self.device.type == "cpu" else _pinned
-        self.real = Real(self._stores(), self._capacity, self._conductor.attends, buffer)
+        held = stores(tiers, self.device, self.files)
+        self.real = Real(held, self._capacity, self._conductor.attends, bounce_of(self.device))
         self.residency = Residency(
             self.machine, range(layers), policy, self.real, final_tokens=max_tokens, recorded=[] if record else None
         )
@@ -181,8 +203,10 @@ class TieredKv:
             raise Refused(f"the model's first layer to attend was not layer 0, but layer {layer}")
         attention = self._said(lambda: self._conductor.reach(layer))
         assert isinstance(attention, Attention)
-        if attention.place != DEVICE:
-            raise Refused(f"the policy attends at {attention.place}: K and V in tiers are attended on the device")
+        if attention.places != (DEVICE,):
+            raise Refused(
+                f"the policy attends at {', '.join(attention.places)}: K and V in tiers are attended on the device"
+            )
         if attention.rows != (request,):
             raise Refused("the policy attends to nobody: the model attends to its batch")
         if attention.method != "dense":
@@ -191,12 +215,8 @@ class TieredKv:
     def device_rows(self, extent: Extent, tokens: int) -> torch.Tensor:
         """The first tokens of K or V on the device, (tokens, B, H, d), to be read and written."""
         shape = self._shapes[extent.request]
-        frame: Any = self.real.frame(extent, DEVICE)
-        nbytes = tokens * shape.row_bytes
-        on_gpu = isinstance(frame, DeviceFrame)
-        flat = frame.first(nbytes) if on_gpu else torch.frombuffer(frame.buffer, dtype=torch.uint8)[:nbytes]
-        rows: torch.Tensor = flat.view(shape.dtype).view(tokens, *shape.rows)
-        return rows
+        flat = first_bytes(self.real.frame(extent, DEVICE), tokens * shape.row_bytes)
+        return flat.view(shape.dtype).view(tokens, *shape.rows)
 
     def rewrite(self, extent: Extent) -> None:
         """The rows of what is attended now stand in another order."""
@@ -273,16 +293,7 @@ class TieredKv:
         return entry.tokens if entry else 0
 
     def _capacity(self, extent: Extent) -> int:
-        return _in_blocks(self.max_tokens * self._shapes[extent.request].row_bytes)
-
-    def _stores(self) -> dict[str, Store]:
-        tiers = self.tiers
-        if tiers.on_device:
-            assert tiers.files is not None
-            direct = DirectBlocks(open_queue(tiers.files, force=tiers.force))
-        else:
-            direct = DirectBlocks(open_file=lambda nbytes: open_queue(tiers.folder, nbytes))
-        return {DEVICE: DeviceMemory(self.device), HOST: Memory(), PAGE_CACHE: self.files, DIRECT: direct}
+        return in_blocks(self.max_tokens * self._shapes[extent.request].row_bytes)
 
     def _said(self, call: Callable[[], Any]) -> Any:
         """What the policy does; whatever it raises is one clear error."""
@@ -295,6 +306,6 @@ class TieredKv:
             raise Refused(f"policy {name}: {type(error).__name__}: {error}") from error
 
 
-def _in_blocks(nbytes: int) -> int:
+def in_blocks(nbytes: int) -> int:
     """So many bytes and what fills the last block."""
     return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES

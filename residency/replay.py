@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from residency.executor import Act, Executor, Recorded
 from residency.machine import Machine
-from residency.turn import Act, Executor, Recorded, Residency, Turn
+from residency.turn import Residency, Turn
 
 
 def replay(recorded: Sequence[Recorded], machine: Machine, executor: Executor, like: Residency) -> Residency:
@@ -32,7 +33,7 @@ def replay(recorded: Sequence[Recorded], machine: Machine, executor: Executor, l
 
 def _do(t: Turn, run: Residency, act: Act) -> None:
     if act.extent is None:
-        t.attend(act.layer, act.rows, act.place, act.method)
+        t.attend(act.layer, act.rows, act.places, act.method)
     elif act.kind == "copy":
         t.copy(act.extent, act.place, source=act.source, in_turn=act.in_turn)
     elif act.kind == "drop":

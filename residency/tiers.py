@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from tempfile import gettempdir
 
-from residency.machine import DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Path, Place
+from residency.machine import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Path, Place
 
 BLOCK_BYTES = 4096  # what is past the page cache moves in whole blocks
 _GB = 1e9
@@ -62,15 +62,15 @@ class Tiers:
         """Whether what is past the page cache lies in one file, or on a device of its own."""
         return self.files is not None and not self.files.is_dir()
 
-    def machine(self, cache_bytes: int) -> Machine:
-        """The places and paths that these tiers are."""
+    def machine(self, cache_bytes: int, drives: bool = False) -> Machine:
+        """The places and paths that these tiers are. drives: beside drives that attend."""
         places = [
             Place(DEVICE, self.device, attends=True),
             Place(HOST, self.host),
             Place(PAGE_CACHE, cache_bytes=cache_bytes),
             Place(DIRECT),
         ]
-        links = {
+        links: dict[tuple[str, str], tuple[str, ...]] = {
             (HOST, DEVICE): ("up",),
             (DEVICE, HOST): ("down",),
             (PAGE_CACHE, DEVICE): ("copy", "up"),
@@ -80,6 +80,10 @@ class Tiers:
             (DIRECT, HOST): ("read",),
             (HOST, DIRECT): ("write",),
         }
+        if drives:
+            places.append(Place(CSD, attends=True))
+            links |= {(CSD, DEVICE): ("read", "up"), (DEVICE, CSD): ("down", "write")}
+            links |= {(CSD, HOST): ("read",), (HOST, CSD): ("write",)}
         paths = {ends: _path(*ends, passed) for ends, passed in links.items()}
         return Machine.of(places, list(ASSUMED), paths)
 

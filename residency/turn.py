@@ -5,102 +5,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
+from residency.executor import Act, Attention, Executor, Recorded
 from residency.machine import DEVICE, Machine, Path
-from residency.table import Extent, Refused, Table, Ticket, Transfer
+from residency.table import Extent, Refused, Table, Ticket
 
 Policy = Callable[["Turn"], None]
 Plan = Callable[[int], Sequence[Hashable]]
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """One thing that was done: copy, drop, attend, rewrite; and crop and free, between turns.
-
-    place: the target of a copy, else where it was done.
-    """
-
-    kind: str
-    place: str = ""
-    extent: Extent | None = None
-    source: str = ""
-    in_turn: bool = False
-    layer: int = 0
-    rows: tuple[Hashable, ...] = ()
-    method: str = ""
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A turn as it was: what was new, and what was done; or, without anything new, what was done between turns."""
-
-    new: Mapping[Hashable, int]
-    row_bytes: Mapping[Hashable, int]
-    acts: list[Act]
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """Attention of one layer: of which requests, where, and who must have ended before.
-
-    waits: who brings what is attended. room: who still uses the bytes where new tokens are born.
-    """
-
-    layer: int
-    rows: tuple[Hashable, ...]
-    place: str
-    method: str
-    extents: tuple[Extent, ...]
-    waits: tuple[Ticket, ...]
-    room: tuple[Ticket, ...] = ()
-
-
-class Executor(Protocol):
-    """What carries a turn out: in modelled time, or with bytes."""
-
-    def begin(self, transfer: Transfer, path: Path, in_turn: bool, urgency: float) -> Ticket:
-        """Start a copy beside everything else.
-
-        in_turn: it enters its first link when the copy before it on this path has left that.
-        """
-        ...
-
-    def release(self, extent: Extent, place: str, after: tuple[Ticket, ...]) -> None:
-        """An extent has left a place, which some may still be using."""
-        ...
-
-    def attend(self, attention: Attention) -> None:
-        """Compute a layer and attend; returns when that has been done, or, in drives, has been asked for."""
-        ...
-
-    def wait(self, tickets: Iterable[Ticket]) -> None:
-        """Let the model wait for copies."""
-        ...
-
-    def end(self) -> None:
-        """The turn is over when all that was asked for has been computed; copies may go on."""
-        ...
-
-    def queued_s(self, path: Path) -> float:
-        """Time for what is under way on a path."""
-        ...
-
-    def transfer_s(self, path: Path, nbytes: int) -> float:
-        """Time of a copy that has the path for itself."""
-        ...
-
-    def layer_s(self) -> float:
-        """Time of a layer without waiting: a moving average."""
-        ...
-
-    def found(self, place: str) -> tuple[int, int] | None:
-        """Bytes of a place's files that were read, and of these what the page cache had; None where nobody knows."""
-        ...
 
 
 @dataclass(slots=True)
@@ -229,8 +145,7 @@ class Turn:
     def extents(self, layer: int, requests: Iterable[Hashable] | None = None) -> list[Extent]:
         """What there is of a layer of the batch, or of other requests: parts first, then requests."""
         wanted = self.batch if requests is None else list(requests)
-        every = (Extent(request, layer, part) for part in self.parts for request in wanted)
-        return [extent for extent in every if extent in self._run.table.entries]
+        return [extent for part in self.parts for request in wanted for extent in self._blocks(request, layer, part)]
 
     def tokens(self, extent: Extent) -> int:
         """Tokens of an extent."""
@@ -245,12 +160,21 @@ class Turn:
         """Bytes of all parts of one layer of the batch; tokens: of each request, None is after this turn."""
 
         def length(request: Hashable) -> int:
-            extent = Extent(request, self.layers.start, self.parts[0])
-            entry = self._run.table.entries.get(extent)
-            return (entry.tokens if entry else 0) + self.new[request]
+            stored = self._blocks(request, self.layers.start, self.parts[0])
+            return sum(map(self.tokens, stored)) + self.new[request]
 
         rows = ((length(r) if tokens is None else tokens) * self._row_bytes[r] for r in self.batch)
         return len(self.parts) * sum(rows)
+
+    def lacking(self, extent: Extent, place: str) -> int:
+        """Bytes of an extent that a place has not."""
+        entry = self._run.table[extent]
+        copy = entry.copies.get(place)
+        return (entry.tokens - (copy.tokens if copy else 0)) * entry.row_bytes
+
+    def new_bytes(self, request: Hashable) -> int:
+        """Bytes of one part of a layer that a request of the batch gets in this turn."""
+        return self.new[request] * self._row_bytes[request]
 
     def where(self, extent: Extent) -> tuple[str, ...]:
         """Places that hold all of an extent, or are going to."""
@@ -348,33 +272,51 @@ class Turn:
         self._run.executor.wait([ticket for ticket in tickets if ticket is not None])
 
     def attend(
-        self, layer: int, rows: Iterable[Hashable] | None = None, at: str = DEVICE, method: str = "dense"
+        self,
+        layer: int,
+        rows: Iterable[Hashable] | None = None,
+        at: str | tuple[str, ...] = DEVICE,
+        method: str = "dense",
     ) -> None:
         """Compute a layer of the batch, or of some of it; its K and V must be at that place, or on their way.
 
-        The new tokens' K and V are born there.
+        The new tokens' K and V are born there. at: where rows have several blocks, the place of each, of which the last
+        one grows; one more than there are begins a block. What comes of blocks is merged.
         """
-        table, wanted = self._open().table, self.batch if rows is None else tuple(rows)
+        run, wanted = self._open(), self.batch if rows is None else tuple(rows)
+        places = (at,) if isinstance(at, str) else tuple(at)
         for row in wanted:
             if self._next.get(row) != layer:
                 due = f"layer {self._next[row]} is due" if row in self._next else "it is not in this turn"
                 raise Refused(f"attend(layer {layer}) of request {row}: {due}")
             self._next[row] = layer + 1
-        extents, room = [], []
-        for row in wanted:
-            for part in self.parts:
-                extent = Extent(row, layer, part)
-                if extent not in table.entries:
-                    table.add(extent, self._row_bytes[row], at)
-                room += table.grow(extent, at, self.new[row])
-                extents.append(extent)
-        waits = table.attend(extents, at, self.number)
-        self.acts.append(Act("attend", at, layer=layer, rows=wanted, method=method))
+        room = [ticket for row in wanted for part in self.parts for ticket in self._grow(row, layer, part, places)]
+        extents = self.extents(layer, wanted)
+        waits = [
+            ticket
+            for block, place in enumerate(places)
+            for ticket in run.table.attend([each for each in extents if each.block == block], place, self.number)
+        ]
+        self.acts.append(Act("attend", places=places, layer=layer, rows=wanted, method=method))
         try:
-            attention = Attention(layer, wanted, at, method, tuple(extents), tuple(waits), tuple(room))
-            self._run.executor.attend(attention)
+            run.executor.attend(Attention(layer, wanted, places, method, tuple(extents), tuple(waits), tuple(room)))
         finally:
-            table.attended(extents)
+            run.table.attended(extents)
+
+    def _grow(self, row: Hashable, layer: int, part: str, places: tuple[str, ...]) -> list[Ticket]:
+        """New tokens of a row, in the last of as many blocks as there are places; who still uses their bytes."""
+        table, last = self._run.table, Extent(row, layer, part, len(places) - 1)
+        blocks = len(self._blocks(row, layer, part))
+        if blocks not in (len(places) - 1, len(places)):
+            raise Refused(f"attend(layer {layer}) of request {row}: it has {blocks} blocks, not {len(places)}")
+        if last not in table.entries:
+            table.add(last, self._row_bytes[row], places[-1])
+        return table.grow(last, places[-1], self.new[row])
+
+    def _blocks(self, request: Hashable, layer: int, part: str) -> list[Extent]:
+        """What a request has of a part of a layer."""
+        every = (Extent(request, layer, part, block) for block in itertools.count())
+        return list(itertools.takewhile(lambda extent: extent in self._run.table.entries, every))
 
     def _open(self) -> Residency:
         """The run; raises Refused where this turn is over."""

@@ -7,6 +7,7 @@ BENCH = {
     "queue-depth": "eval.bench.queue_depth",
     "page-cache": "eval.bench.page_cache",
     "plan": "eval.bench.plan",
+    "serving": "eval.bench.serving",
     "offload": "eval.bench.offload",
     "reopen": "eval.bench.reopen",
     "crash": "eval.bench.crash",

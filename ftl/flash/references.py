@@ -50,6 +50,9 @@ class Referrer(ABC):
     def references(self, tags: U64) -> Iterator[Reference]:
         """Tables that may hold pages with these tags."""
 
+    def moved(self, old: U32, new: U32) -> None:  # noqa: B027 - most keep nothing by page
+        """All tables have new pages in place of old ones."""
+
     def checkpoint_pages(self) -> int:
         """Pages that a journal checkpoint of its state may take at most; none where tags say everything."""
         return 0
@@ -80,3 +83,4 @@ def remap(referrers: list[Referrer], old: U32, new: U32, tags: U64) -> None:
     for referrer in referrers:
         for reference in referrer.references(tags):
             reference.move(old, new)
+        referrer.moved(old, new)

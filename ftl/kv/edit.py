@@ -25,6 +25,7 @@ def fork(kv: KvMap, handle: int) -> int:
         ours = child.maps[name]
         ours.slots = theirs.slots.copy()
         ours.slots[~in_flash(ours.slots)] = UNMAPPED
+        kv.shared.share(ours.flash_slots())
         for layer in np.flatnonzero(theirs.buffers[:, 0] >= 0).tolist():
             # Making room for a copy may have cost an original its buffers
             kept = theirs.buffered(layer) and kv.tails.buffer_group(ours, layer, int(parent.lengths[layer]))

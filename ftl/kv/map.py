@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from csd_spec import KvLayout
-from csd_spec.arrays import U16, U64
+from csd_spec.arrays import U16, U32, U64
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import OutOfSpace, Uncorrectable, UnknownSequence
 from ftl.flash import tag
@@ -20,6 +20,7 @@ from ftl.flash.store import FlashStore
 from ftl.kv.layouts import GroupMap
 from ftl.kv.owners import Owners
 from ftl.kv.sequence import Sequence
+from ftl.kv.shared import SharedPages
 from ftl.kv.standing import Standing
 from ftl.kv.tails import GroupBuffers, Tails
 
@@ -44,6 +45,7 @@ class KvMap(Referrer):
         self.buffers = GroupBuffers(dram_bytes, store.geometry.page_bytes)
         self.tails = Tails(self.buffers, self.sequences, store.nand.read)
         self.owners, self.changes = Owners(), Changes()
+        self.shared = SharedPages(store.geometry.pages)
         self.next_handle = 1
         self.kept: dict[Any, Any] = {}  # what was found out about sequences that holds until `changed`
 
@@ -116,15 +118,9 @@ class KvMap(Referrer):
     def unmap(self, seq: Sequence, name: str, layer: int, first: int) -> None:
         """Forget a layer's groups of one map from `first` on. Pages that another sequence shares stay valid."""
         self.changed()
-        mapped = seq.maps[name]
-        slots = mapped.slots[layer, :, first:]
-        mine = in_flash(slots)
-        for handle in self.owners.sequences(owner for owner, _ in seq.owners[layer]) - {seq.handle}:
-            other = self.sequences[handle].maps.get(name)
-            if other is not None and other.kind == mapped.kind:
-                theirs = other.slots[layer, :, first : first + slots.shape[1]]
-                mine[:, : theirs.shape[1]] &= slots[:, : theirs.shape[1]] != theirs
-        self.store.placement.invalidate(slots[mine])
+        slots = seq.maps[name].slots[layer, :, first:]
+        mine = slots[in_flash(slots)]
+        self.store.placement.invalidate(mine[self.shared.leave(mine)])
         slots[:] = UNMAPPED
 
     def forget(self, seq: Sequence) -> None:
@@ -143,7 +139,6 @@ class KvMap(Referrer):
 
     def references(self, tags: U64) -> Iterator[Reference]:
         """Slots of the sequences that share the owners of these tags."""
-        self.changed()
         kinds, owners, (layers, streams, groups) = tag.kinds(tags), tag.owners(tags), tag.group_places(tags)
         ours = tag.is_group(tags)
         for owner in np.unique(owners[ours]).tolist():
@@ -156,6 +151,10 @@ class KvMap(Referrer):
     def _maps_of(self, owner: int) -> list[GroupMap]:
         handles = self.owners.sharers.get(owner, ())
         return [mapped for handle in handles for mapped in self.sequences[handle].maps.values()]
+
+    def moved(self, old: U32, new: U32) -> None:
+        self.shared.moved(old, new)
+        self.changed()
 
     def checkpoint_pages(self) -> int:
         """Of each unfinished group of K and V at most a page is recorded, and the sums of V, in two places."""

@@ -43,6 +43,12 @@ def csd_attention(
     if layer is None:
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return out, None
+    check_asked(module, kwargs)
+    return _attend(layer, module, query, key, value, attention_mask, scaling), None
+
+
+def check_asked(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+    """Raise Unsupported where a model's attention wants what drives do not do."""
     for name in _UNSERVED:
         if kwargs.get(name) is not None:
             raise Unsupported(f"{type(module).__name__} attends with {name}, which drives do not do")
@@ -50,7 +56,6 @@ def csd_attention(
         raise Unsupported(f"{type(module).__name__} attends to later tokens, which drives do not do")
     if module.training:
         raise Unsupported("attention in drives is for inference, gradients do not pass it: call model.eval() first")
-    return _attend(layer, module, query, key, value, attention_mask, scaling), None
 
 
 def register() -> None:

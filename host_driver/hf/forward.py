@@ -29,6 +29,8 @@ def check_free(model: PreTrainedModel) -> None:
     """Raise Unsupported for a model that is attached already."""
     if getattr(vars(model).get("forward"), "is_in_tiers", False):
         raise Unsupported("this model is attached already, with K and V in tiers")
+    if model.config._attn_implementation == f"{IMPLEMENTATION}-rows":
+        raise Unsupported("this model serves already")
     if model.config._attn_implementation == IMPLEMENTATION:
         if "forward" in vars(model):
             raise Unsupported("this model is attached to drives already")

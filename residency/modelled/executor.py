@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
+from residency.executor import Attention
 from residency.machine import Machine, Path
 from residency.modelled.cache import PageCache
 from residency.modelled.events import Events
 from residency.modelled.links import Network
 from residency.table import Extent, Ticket, Transfer
-from residency.turn import Attention
 
 EMA_SHARE = 0.1
 

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from residency.executor import Attention
 from residency.table import Refused
-from residency.turn import Attention
 
 PATIENCE_S = 5.0  # with a policy whose model has failed; one that goes on computing is left to itself
 

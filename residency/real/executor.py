@@ -11,10 +11,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from csd_io.queue import aligned
+from residency.executor import Attention
 from residency.machine import Path
 from residency.real.frames import CachedFiles, Frame, Store, move
 from residency.table import Extent, Refused, Ticket, Transfer
-from residency.turn import Attention
 
 THREADS = 2  # of a path: one for K and one for V
 BOUNCE_BYTES = 8 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -38,15 +39,14 @@ class Served:
 
 def serve(trace: Trace, machine: Machine, policy: Policy, slice_tokens: int) -> Served:
     """All requests to their ends. Raises ValueError for one that a tier cannot hold, and where flash is full."""
-    check(trace, machine)
-    server = _server(trace, machine, policy, slice_tokens)
+    check(trace.requests, machine)
+    largest = max(machine.bytes_of(each.tokens + 1) for each in trace.requests)
+    server = open_server(machine, policy, slice_tokens, largest)
     coming = deque(trace.requests)
     while coming or server.queue or server.active:
         while coming and coming[0].arrival <= server.store.now_s:
-            server.queue.append(_arrived(coming.popleft(), machine))
-        policy.admit(server)
-        policy.ahead(server)
-        policy.admit(server)  # new ones have nothing to copy, and are there as soon as there is room
+            server.queue.append(waiting(coming[0], machine, coming.popleft().arrival))
+        decide(server)
         if server.active:
             _iterate(server)
         elif not server.queue:
@@ -56,28 +56,36 @@ def serve(trace: Trace, machine: Machine, policy: Policy, slice_tokens: int) -> 
     return _served(trace, server)
 
 
-def check(trace: Trace, machine: Machine) -> None:
+def check(requests: Sequence[Request], machine: Machine) -> None:
     """Raise ValueError for a request that a tier cannot hold."""
-    largest = max(trace.requests, key=lambda each: each.tokens)
+    largest = max(requests, key=lambda each: each.tokens)
     size = machine.bytes_of(largest.tokens + 1)
     for tier, room in zip(Tier, machine.rooms(), strict=True):
         if size > room:
             raise ValueError(
-                f"request {largest.number}: {size / 1e9:,.1f} GB of K and V, and the tier {tier.name.lower()} has "
-                f"{room / 1e9:,.1f} GB"
+                f"request {largest.number}: {size / 1e6:,.1f} MB of K and V, and the tier {tier.name.lower()} has "
+                f"{room / 1e6:,.1f} MB"
             )
 
 
-def _server(trace: Trace, machine: Machine, policy: Policy, slice_tokens: int) -> Server:
+def open_server(machine: Machine, policy: Policy, slice_tokens: int, largest_bytes: int) -> Server:
+    """A server without requests. largest_bytes: of one of those to come."""
     runs = machine.without_copies() if policy.free else machine
-    largest = max(machine.bytes_of(each.tokens + 1) for each in trace.requests)
-    staged = max(int(policy.staging * machine.device_bytes), largest) if policy.staging else 0
-    limit = max(machine.device_bytes - staged, largest)
+    staged = max(int(policy.staging * machine.device_bytes), largest_bytes) if policy.staging else 0
+    limit = max(machine.device_bytes - staged, largest_bytes)
     return Server(runs, policy, slice_tokens, limit, Store(runs), iteration_s=machine.step_s)
 
 
-def _arrived(request: Request, machine: Machine) -> Kv:
-    return Kv(request, machine.bytes_of(request.tokens + 1), request.input_tokens, left_s=request.arrival)
+def waiting(request: Request, machine: Machine, since_s: float) -> Kv:
+    """A request that has no K and V yet."""
+    return Kv(request, machine.bytes_of(request.tokens + 1), request.input_tokens, left_s=since_s)
+
+
+def decide(server: Server) -> None:
+    """Who decodes next, and what is copied meanwhile."""
+    server.policy.admit(server)
+    server.policy.ahead(server)
+    server.policy.admit(server)  # new ones have nothing to copy, and are there as soon as there is room
 
 
 def _iterate(server: Server) -> None:
@@ -90,11 +98,9 @@ def _iterate(server: Server) -> None:
     takes_s = server.machine.iteration_s(tokens, sum(kv.tokens for kv in absent))
     server.iterated(takes_s)
     for kv in list(server.active):
-        kv.tokens += 1
-        kv.made += 1
-        kv.turn += 1
+        kv.grow()
         if kv.made == kv.request.output_tokens:
-            server.end(kv)
+            server.withdraw(kv)
 
 
 def _wait(server: Server, coming: deque[Request]) -> bool:

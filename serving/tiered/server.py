@@ -90,11 +90,14 @@ class Server:
         kv.pinned, kv.left_s, kv.used = False, self.store.now_s, self.iteration
         self.queue.append(kv)
 
-    def end(self, kv: Kv) -> None:
-        """A request has made its last token."""
-        self.active.remove(kv)
-        self.active_bytes -= kv.room
-        self.store.drop(kv)
+    def withdraw(self, kv: Kv) -> None:
+        """A request has made its last token, or is not wanted any more."""
+        if kv in self.active:
+            self.active.remove(kv)
+            self.active_bytes -= kv.room
+        else:
+            self.queue.remove(kv)
+        self.store.withdraw(kv)
 
     def iterated(self, takes_s: float) -> None:
         """An iteration goes by, and copies under it."""

@@ -39,6 +39,12 @@ class Kv:
         """Whether it may decode: all is on the device, or has room to be computed there."""
         return self.tier is Tier.DEVICE and self.move is None
 
+    def grow(self) -> None:
+        """A token was made."""
+        self.tokens += 1
+        self.made += 1
+        self.turn += 1
+
 
 @dataclass(slots=True, eq=False)
 class Move:
@@ -124,6 +130,16 @@ class Store:
         self.free[kv.tier] += self.size(kv, kv.tier)
         kv.tier = None
         self._start()
+
+    def withdraw(self, kv: Kv) -> None:
+        """Give up K and V, wherever they are: a copy that has begun ends first."""
+        if kv.move and kv.move.end_s is None:
+            self.waiting.remove(kv.move)
+            kv.move = None
+        while kv.move:
+            self.step()
+        if kv.tier is not None:
+            self.drop(kv)
 
     def step(self) -> bool:
         """Go on to when the next copies end; False if nothing is under way."""

@@ -1,4 +1,4 @@
-"""partner of: residency/turn.py, residency/machine.py"""
+"""partner of: residency/turn.py, residency/executor.py, residency/machine.py"""
 
 from __future__ import annotations
 

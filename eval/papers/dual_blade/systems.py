@@ -8,6 +8,7 @@ from functools import partial
 
 from eval.papers.dual_blade.machine import COPY, EVICTED, FAULTS, Drive, Setup, machine
 from residency import DIRECT, PAGE_CACHE, Machine, Policy, Residency, Turn
+from residency.executor import Attention
 from residency.modelled.events import Events
 from residency.modelled.executor import Modelled, Work
 from residency.modelled.links import Network
@@ -15,7 +16,6 @@ from residency.policies._stream import stream
 from residency.policies.dual_blade import CROSS, INTRA, dual_blade, first_group, in_cache, pipelined
 from residency.policies.flexgen import flexgen
 from residency.policies.split import split
-from residency.turn import Attention
 
 BATCH = "batch"  # the request that all sequences are
 READING = ("page-cache", "evicted", "direct")  # paths to the GPU

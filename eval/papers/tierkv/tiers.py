@@ -139,7 +139,7 @@ def experiment(
     served = requests(trace, count, rate, seed, one.step_s)
     machines = [replace(one, host_bytes=int(room * 1e9)) for room in rooms]
     for at in machines:
-        check(served, at)
+        check(served.requests, at)
     with progress("runs", len(machines) * len(each_slice) * len(POLICIES)) as tick:
         rows = sweep(machines, served, each_slice, tick)
     if plot:

@@ -57,7 +57,7 @@ def test_any_policy_on_any_machine(name: str, layers: int, rows: int, device: in
     size = rows * LAYER
     room = max(2, device) if name == "reactive" else device  # what goes down leaves its room while the next one comes
     one = machine(room * size, host * size, cache * size)
-    executor = Modelled(one, lambda attention: Work(1000, 1000 if attention.place == CSD else 0))
+    executor = Modelled(one, lambda attention: Work(1000, 1000 if attention.places == (CSD,) else 0))
     run = Residency(one, range(layers), POLICIES[name], executor, final_tokens=PROMPT + STEPS)
     requests = {f"r{number}": PROMPT for number in range(rows)}
     row_bytes = dict.fromkeys(requests, ROW)

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from residency.executor import Attention
 from residency.real.conductor import Abandoned, Conductor
 from residency.table import Refused
-from residency.turn import Attention
 
 
 def attention(layer: int) -> Attention:

@@ -17,13 +17,13 @@ import pytest
 
 from csd_io.queue import aligned
 from residency import DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, Policy, Refused, Residency, Turn
+from residency.executor import Attention
 from residency.modelled.executor import Modelled, Work
 from residency.real.executor import Real, RealCopy
 from residency.real.frames import CachedFiles, Memory, MemoryFrame
 from residency.replay import replay
 from residency.table import Extent
 from residency.tiers import Tiers
-from residency.turn import Attention
 
 ROW = 512
 LAYERS, TOKENS = 4, 40

@@ -1,0 +1,309 @@
+"""The shipped model serves a trace under every policy: is each request's answer the one that it gets alone, does any
+tier hold more than it may, does anything stay behind."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from transformers import PreTrainedModel
+
+from csd_link.driveset import DriveSet
+from eval.bench.soak import MAX_ANONYMOUS_BYTES, Usage, by_tenth, growth, own_run_dir, steady_memory
+from eval.experiment import Outcome, flat
+from host_driver.hf.shape import model_shape
+from residency.machine import CSD, DEVICE, DIRECT, HOST
+from residency.tiers import Tiers
+from serving.trace import Trace, generate
+from serving.trace import load as load_trace
+from vcsd.loading import CHECKPOINT, PROMPT
+from vcsd.loading import load as load_model
+from vcsd.options import MAX_SEED
+from vcsd.progress import Tick, no_tick, progress
+from vcsd.sampling import Sampling
+from vcsd.server import Server, Stream
+from vcsd.serving import POLICIES, WITH_DRIVES, Serving, assumed, serve
+from vcsd.tables import table
+
+MIB = 1 << 20
+LENGTHS = (64, 320), (16, 64)  # tokens of prompts and answers, of what is generated
+CANCELLED, SAMPLED, STOPPED = 8, 2, 3  # every so many-th request
+AFTER = 3  # tokens, a request is cancelled
+NEWLINE = 10  # the model's tokens are bytes
+LEAST_NEW = 4
+SLOW_LINK = 4.0  # steps that a fetch of all layers of the longest request takes: so that policies have to choose
+LEAST_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is served, and what there is to serve it with."""
+
+    trace: Annotated[
+        Path | None, typer.Option(help="Splitwise CSV, Mooncake JSON lines or OrbitFlow JSON (default: generated)")
+    ] = None
+    requests: Annotated[int, typer.Option(min=1, max=100_000, help="of the trace's first ones")] = 64
+    policies: Annotated[str, typer.Option(help="all, or names with commas between them")] = "all"
+    slots: Annotated[int, typer.Option(min=1, max=6, help="requests that decode at once")] = 6
+    share: Annotated[
+        float,
+        typer.Option(min=0.05, max=1, help="of the KV of as many longest requests that device and host hold each"),
+    ] = 0.25
+    longest: Annotated[int, typer.Option(min=32, max=4096, help="tokens that the trace's longest request has")] = 384
+    drives: Annotated[int, typer.Option(min=1, max=4, help="drives, where the policy attends in them")] = 2
+    chunk: Annotated[int, typer.Option(min=0, max=4096, help="tokens of a prompt between two steps; 0 is all")] = 0
+    minutes: Annotated[
+        float, typer.Option(min=0, max=10_000, help="serve it for so long under one policy (ours), and watch memory")
+    ] = 0
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of prompts and of what is generated")] = 0
+
+    def names(self) -> list[str]:
+        """Policies; raises ValueError for what is none."""
+        names = list(POLICIES) if self.policies == "all" else [name.strip() for name in self.policies.split(",")]
+        if other := [name for name in names if name not in POLICIES]:
+            raise ValueError(f"policies = {other[0]!r}: must be all, or of {', '.join(POLICIES)}")
+        return names
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: when it comes, in iterations; whether it is cancelled."""
+
+    at: int
+    prompt: list[int]
+    new: int
+    stop: tuple[int, ...]
+    sampling: Sampling
+    cancelled: bool
+
+
+@dataclass(slots=True)
+class Answers:
+    """What a server has said: streams in the order of the requests; and in how many iterations."""
+
+    streams: list[Stream]
+    iterations: int
+    wall_s: float
+
+
+def experiment(load: Load) -> Outcome:
+    """The shipped model serves a trace under every policy, its tiers a quarter of the KV: every answer as alone."""
+    names, asked = load.names(), requests(load)
+    torch.set_num_threads(1)  # threads of the model would wait for each other beside those that copy
+    if load.minutes:
+        return soak(load, "ours" if load.policies == "all" else names[0], asked)
+    modes = sorted({name in WITH_DRIVES for name in names})
+    with progress("requests", len(asked) * (len(modes) + len(names))) as tick:
+        wanted = {drives: alone(asked, drives, tick) for drives in modes}
+        rows = [run(load, name, asked, wanted[name in WITH_DRIVES], tick) for name in names]
+    result = {
+        "requests": len(asked),
+        "tokens": sum(each.new for each in asked),
+        **{key: sum(row[key] for row in rows) for key in ("wrong", "over_limit", "left_bytes", "failed")},
+        "longest_wait_iterations": max(row["longest_wait_iterations"] for row in rows),
+        "policies": {row["policy"]: row for row in rows},
+        "rows": rows,
+    }
+    bad = any(result[key] for key in ("wrong", "over_limit", "left_bytes", "failed"))
+    return Outcome(result, [_table(rows)], failed=bad)
+
+
+def requests(load: Load) -> list[Asked]:
+    """The trace's requests, shortened until the longest fits; they come about as fast as they are served."""
+    if load.trace is None:
+        trace = generate(load.requests, 1.0, *LENGTHS, cv=1.5, seed=load.seed)
+    else:
+        trace = load_trace(load.trace).head(load.requests)
+    scale = min(1.0, load.longest / max(each.tokens for each in trace.requests))
+    text, draw = list(PROMPT.read_bytes()), random.Random(load.seed)
+    lengths = [
+        (max(1, int(each.input_tokens * scale) - LEAST_NEW), max(LEAST_NEW, int(each.output_tokens * scale)))
+        for each in trace.requests
+    ]
+    steps_each = sum(new for _, new in lengths) / len(lengths) / load.slots
+    found = []
+    for number, ((given, new), at) in enumerate(zip(lengths, _arrivals(trace), strict=True)):
+        start = draw.randrange(max(1, len(text) - given))
+        found.append(
+            Asked(
+                at=int(at * len(lengths) * steps_each),
+                prompt=(text[start:] + text * (given // len(text) + 1))[:given],
+                new=new,
+                stop=(NEWLINE,) if number % STOPPED == 0 else (),
+                sampling=Sampling(temperature=0.0 if number % SAMPLED else 0.8, top_p=0.95, seed=number),
+                cancelled=number % CANCELLED == CANCELLED - 1,
+            )
+        )
+    return found
+
+
+def _arrivals(trace: Trace) -> list[float]:
+    """From 0 to 1."""
+    last = max(1e-9, trace.requests[-1].arrival)
+    return [each.arrival / last for each in trace.requests]
+
+
+def alone(asked: Sequence[Asked], drives: bool, tick: Tick) -> list[list[int]]:
+    """Answers of a server that has each request to itself, with all of its K and V on the device."""
+    found = []
+    with _served(Serving(slots=1, drives=DriveSet() if drives else ())) as server:
+        for each in asked:
+            found.append(_submit(server, each).result())
+            tick(None)
+    return found
+
+
+def run(load: Load, name: str, asked: Sequence[Asked], wanted: Sequence[list[int]], tick: Tick) -> dict[str, Any]:
+    """The trace under a policy: counts of what must not be, and what it took."""
+    with _served(setting(load, name, asked)) as server:
+        answers = answered(server, asked, tick)
+        kv = server.kv
+        used, peak, moved = kv.residency.table.used, dict(kv.residency.table.peak), dict(kv.real.moved)
+        limits = {place: spec.limit_bytes for place, spec in kv.residency.machine.places.items()}
+        left = used.total() + (len(kv.drives.batches) if kv.drives else 0)
+        longest = server.counters.longest_wait
+    streams = answers.streams
+    return {
+        "policy": name,
+        "right": sum(_right(*each) for each in zip(streams, wanted, strict=True)),
+        "wrong": sum(not _right(*each) for each in zip(streams, wanted, strict=True)),
+        "cancelled": sum(stream.ended == "cancelled" for stream in streams),
+        "stopped": sum(stream.ended == "stop" for stream in streams),
+        "failed": sum(stream.ended == "failed" for stream in streams),
+        "over_limit": sum(limit is not None and peak.get(place, 0) > limit for place, limit in limits.items()),
+        "left_bytes": left,
+        "limit_bytes": {place: limits[place] for place in (DEVICE, HOST)},
+        "peak_bytes": peak,
+        "moved_bytes": moved,
+        "iterations": answers.iterations,
+        "longest_wait_iterations": longest,
+        "wall_tokens_per_s": sum(len(stream.tokens) for stream in streams) / answers.wall_s,
+    }
+
+
+def _right(stream: Stream, wanted: list[int]) -> bool:
+    """Whether tokens are those of the request alone, as far as it was served."""
+    whole = stream.ended == "cancelled" or len(stream.tokens) == len(wanted)
+    return whole and stream.tokens == wanted[: len(stream.tokens)]
+
+
+def setting(load: Load, name: str, asked: Sequence[Asked]) -> Serving:
+    """A policy, and tiers that hold a share of what as many of the longest requests have as there are slots."""
+    with_drives = name in WITH_DRIVES
+    shape = model_shape(_model())
+    row_bytes = 2 * shape.kv_heads * shape.head_dim * (2 if with_drives else 4)
+    longest = sorted(len(each.prompt) + each.new for each in asked)[-load.slots :]
+    size = int(load.share * load.slots * sum(longest) / len(longest)) * shape.layers * row_bytes
+    engine = assumed(shape, row_bytes, load.drives if with_drives else 0)
+    engine = replace(engine, fetch_token_s=SLOW_LINK * engine.step_s / longest[-1])
+    return Serving(
+        policy=name,
+        tiers=Tiers(device=size, host=size),
+        drives=DriveSet(count=load.drives) if with_drives else (),
+        slots=load.slots,
+        max_tokens=longest[-1],
+        max_waiting=len(asked) + 1,
+        chunk=load.chunk,
+        engine=engine,
+    )
+
+
+def answered(server: Server, asked: Sequence[Asked], tick: Tick) -> Answers:
+    """Let requests come, be cancelled and end."""
+    streams, began_s = list[Stream](), time.perf_counter()
+    coming = iter(asked)
+    following = next(coming, None)
+    for iteration in count():
+        while following and following.at <= iteration:
+            streams.append(_submit(server, following))
+            following = next(coming, None)
+        busy = server.step()
+        for stream, each in zip(streams, asked, strict=False):
+            if each.cancelled and len(stream.tokens) >= AFTER and not stream.ended:
+                stream.cancel()
+        if not busy and not following:
+            break
+    for _ in streams:
+        tick(None)
+    return Answers(streams, iteration, time.perf_counter() - began_s)
+
+
+def _submit(server: Server, asked: Asked) -> Stream:
+    return server.submit(asked.prompt, asked.new, asked.stop, asked.sampling)
+
+
+@cache
+def _model() -> PreTrainedModel:
+    return load_model(CHECKPOINT)[0]
+
+
+def _served(serving: Serving) -> AbstractContextManager[Server]:
+    return serve(_model(), serving, background=False)
+
+
+def soak(load: Load, name: str, asked: Sequence[Asked]) -> Outcome:
+    """One server for all the time: the trace again and again, at least four times; growth as in `vcsd bench soak`."""
+    rounds, wrong = list[list[Usage]](), 0
+    end_s = time.monotonic() + 60 * load.minutes
+    with steady_memory(), own_run_dir() as run_dir, progress("minutes", math.ceil(load.minutes)) as tick:
+        wanted = alone(asked, name in WITH_DRIVES, no_tick)
+        shown, began_s = 0, time.monotonic()
+        with _served(setting(load, name, asked)) as server:
+            while len(rounds) < LEAST_ROUNDS or time.monotonic() < end_s:
+                streams = answered(server, asked, no_tick).streams
+                wrong += sum(not _right(*each) for each in zip(streams, wanted, strict=True))
+                rounds.append([Usage.now(run_dir)])
+                while shown < (time.monotonic() - began_s) // 60:
+                    shown += 1
+                    tick(shown)
+            left = server.kv.residency.table.used.total()
+    result = {
+        "policy": name,
+        "minutes": load.minutes,
+        "rounds": len(rounds),
+        "requests": len(rounds) * len(asked),
+        "wrong": wrong,
+        "left_bytes": left,
+        **growth(rounds),
+        "anonymous_bytes_by_tenth": by_tenth(rounds),
+    }
+    grown = growth(rounds)["anonymous_growth_bytes"] > MAX_ANONYMOUS_BYTES
+    return flat("serving", result, failed=bool(wrong or left or grown))
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    columns = (
+        "policy",
+        "right",
+        "wrong",
+        "cancelled",
+        "device",
+        "limit",
+        "host",
+        "files",
+        "drives",
+        "moved",
+        "wait",
+        "/s",
+    )
+
+    def row(each: dict[str, Any]) -> tuple[str, ...]:
+        held = (f"{each['peak_bytes'].get(place, 0) / MIB:.1f}" for place in (HOST, DIRECT, CSD))
+        device, limit = (each[key][DEVICE] / MIB for key in ("peak_bytes", "limit_bytes"))
+        moved = sum(each["moved_bytes"].values()) / MIB
+        counts = (str(each[key]) for key in ("right", "wrong", "cancelled"))
+        tail = (f"{moved:,.0f}", str(each["longest_wait_iterations"]), f"{each['wall_tokens_per_s']:.0f}")
+        return (each["policy"], *counts, f"{device:.1f}", f"{limit:.1f}", *held, *tail)
+
+    title = "The shipped model serves: K and V in MiB, the longest wait in iterations, tokens a second of this machine"
+    return table(title, columns, [row(each) for each in rows], left=("policy",))

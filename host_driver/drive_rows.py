@@ -1,0 +1,121 @@
+"""Drives as a place among others: K and V of requests move there and back by ranges of tokens, or are attended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+from csd_spec import DeviceError
+from csd_spec.arrays import F16, F32
+from host_driver.driver import Batch, Driver, MiniBatch
+from residency.table import Extent
+
+ALL = slice(None)
+
+
+class DriveRows:
+    """A sequence for each block of a request; each layer of it is a frame.
+
+    Bytes of a token are its K and V, (2, H, d) float16. One thread at a time talks to the drives.
+    """
+
+    def __init__(self, driver: Driver, max_tokens: int) -> None:
+        self.driver, self.max_tokens = driver, max_tokens
+        self.batches: dict[tuple[Hashable, int], Batch] = {}
+        self.lock = threading.Lock()
+        self._step: MiniBatch | None = None
+
+    def frame(self, extent: Extent, nbytes: int) -> DriveFrame:
+        with self.lock:
+            return DriveFrame(self, self._batch(extent.request, extent.block), extent.layer)
+
+    def _batch(self, request: Hashable, block: int) -> Batch:
+        """The sequence of a block."""
+        if (request, block) not in self.batches:
+            self.batches[request, block] = self.driver.create(1, self.max_tokens)
+        return self.batches[request, block]
+
+    def forget(self, request: Hashable) -> None:
+        for key in [key for key in self.batches if key[0] == request]:
+            with self.lock, suppress(DeviceError):
+                self.driver.free(self.batches.pop(key))
+
+    def close(self) -> None:
+        for request, _ in list(self.batches):
+            self.forget(request)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A decode step, whose layers follow each other in the drives' modelled time."""
+        step = self.driver.step(1)
+        with self.lock:
+            (self._step,) = step.__enter__()
+        yield
+        with self.lock:  # nobody else's copies are between
+            step.__exit__(None, None, None)
+
+    def attend(self, requests: Sequence[Hashable], block: int, layer: int, q: F16, k: F16, v: F16) -> tuple[F16, F32]:
+        """Store a token of this block of each request and attend to it, as `Driver.attend` does."""
+        assert self._step is not None, "outside of a step"
+        with self.lock:
+            batches = [self._batch(request, block) for request in requests]
+        together = Batch(
+            [np.concatenate(handles) for handles in zip(*(batch.handles for batch in batches), strict=True)],
+            np.concatenate([batch.lengths for batch in batches]),
+        )
+        with self.lock:
+            found = self.driver.attend(together, ALL, self._step, layer, q, k, v)
+        for batch, lengths in zip(batches, together.lengths, strict=True):
+            batch.lengths[0] = lengths
+        return found
+
+
+class DriveFrame:
+    """A layer of a sequence in drives."""
+
+    def __init__(self, owner: DriveRows, batch: Batch, layer: int) -> None:
+        self._owner, self._batch, self._layer = owner, batch, layer
+        shape = owner.driver.shape
+        self._token = (2, shape.kv_heads, shape.head_dim)
+        self._row_bytes = 4 * shape.kv_heads * shape.head_dim
+
+    def view(self, at: int, nbytes: int) -> None:
+        return None
+
+    def load(self, at: int, into: memoryview) -> None:
+        first, tokens = self._range(at, into)
+        with self._owner.lock:
+            k, v = self._owner.driver.read(self._batch, ALL, self._layer, first, tokens)
+        np.stack([k, v], axis=1, out=np.frombuffer(into, np.float16).reshape(tokens, *self._token))
+
+    def store(self, at: int, data: memoryview) -> None:
+        first, tokens = self._range(at, data)
+        rows = np.frombuffer(data, np.float16).reshape(tokens, *self._token)
+        driver, lengths = self._owner.driver, np.array([tokens])
+        with self._owner.lock:
+            if first < self._batch.lengths[0, self._layer]:
+                driver.crop(self._batch, self._layer, np.array([first]))
+            driver.append(self._batch, ALL, self._layer, lengths, _loader(rows))
+            driver.settle()
+
+    def trim(self, nbytes: int) -> None:
+        with suppress(DeviceError), self._owner.lock:
+            self._owner.driver.crop(self._batch, self._layer, np.array([-(-nbytes // self._row_bytes)]))
+
+    def free(self) -> None:
+        self.trim(0)
+
+    def _range(self, at: int, data: memoryview) -> tuple[int, int]:
+        """The first token, and how many."""
+        first, rest = divmod(at, self._row_bytes)
+        tokens, more = divmod(len(data), self._row_bytes)
+        if rest or more:
+            raise ValueError(f"bytes {at} to {at + len(data)} are no whole tokens of {self._row_bytes} bytes")
+        return first, tokens
+
+
+def _loader(rows: F16) -> Callable[[], tuple[F16, F16]]:
+    return lambda: (np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1]))

@@ -1,0 +1,58 @@
+"""Pages that several sequences have, counted: the same as by looking at all of them, whatever happens.
+
+partner of: ftl/kv/shared.py
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from csd_spec import DriveSpec
+from ftl import LAYOUTS, Ftl, FtlError
+
+
+def looked_at(ftl: Ftl):  # type: ignore[no-untyped-def]
+    """How many sequences beside one have each page."""
+    counts = np.zeros(ftl.spec.geometry.pages, np.int64)
+    for seq in ftl.sequences.values():
+        for mapped in seq.maps.values():
+            counts[mapped.flash_slots()] += 1
+    return np.maximum(counts - 1, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("bits", [16, 4])
+def test_counts_hold_under_forks_crops_collection_and_power_cuts(small_drive: DriveSpec, seed: int, bits: int) -> None:
+    draw, ftl = random.Random(seed), Ftl(small_drive)
+    layout, done = LAYOUTS[bits].form(512, 16, 256), 0
+    generator = np.random.default_rng(seed)
+    for _ in range(600):
+        handles = [h for h, seq in ftl.sequences.items() if not seq.failed]
+        try:
+            match draw.choice(("create", "append", "append", "append", "fork", "fork", "crop", "free", "power")):
+                case "create" if len(handles) < 3:
+                    ftl.create(1, 2, 1, layout)
+                case "append" if handles:
+                    rows = generator.standard_normal((draw.randint(1, 60), 1, 16)).astype(np.float16)
+                    lengths = np.array([len(rows)])
+                    ftl.append([draw.choice(handles)], draw.randrange(2), lengths, rows, rows, 0)
+                case "fork" if 0 < len(handles) < 8:
+                    ftl.fork(draw.choice(handles))
+                case "crop" if handles:
+                    ftl.crop(draw.choice(handles), draw.randrange(2), draw.randrange(90), 0)
+                case "free" if len(handles) > 3:
+                    ftl.free(handles[:1], 0)
+                case "power" if draw.random() < 0.2:
+                    ftl.flush(0)
+                    ftl = Ftl(small_drive, ftl.nand)
+            done += 1
+        except FtlError:  # it is full
+            with suppress(FtlError):
+                ftl.free(handles[:1], 0)
+        assert np.array_equal(ftl.kv.shared.others, looked_at(ftl))
+    assert ftl.counters.moved > 0
+    assert done > 100

@@ -1,0 +1,134 @@
+"""Requests of different lengths in one forward, their K and V in different places: the tokens of each as alone.
+
+partner of: host_driver/hf/rows.py, host_driver/rows.py, host_driver/drive_rows.py
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from csd_firmware import InProcessDevice
+from csd_spec import Attention
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from host_driver.driver import Driver
+from host_driver.hf.rows import RowModel, in_rows
+from host_driver.hf.shape import Unsupported, model_shape
+from host_driver.rows import RowKv
+from residency import CSD, DEVICE, DIRECT, HOST, Refused
+from residency.tiers import Tiers
+from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
+
+NEW, LONGEST = 10, 80
+HOMES = ((DEVICE,), (HOST,), (CSD,), (DIRECT,), (DEVICE, CSD))
+
+
+@pytest.fixture(autouse=True)
+def inference():
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+def drives(model, count: int = 2) -> Driver:
+    devices = [InProcessDevice(INSTCSD_ZYNQ7045_8CH) for _ in range(count)]
+    return Driver(devices, model_shape(model), Attention.named("dense"))
+
+
+def prompts(count: int = 5) -> dict[str, list[int]]:
+    return {f"r{i}": torch.randint(1, VOCABULARY, (9 + 13 * i,)).tolist() for i in range(count)}
+
+
+def alone(model, prompt: list[int]) -> list[int]:
+    out = model.generate(
+        torch.tensor([prompt]), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, pad_token_id=0
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def served(model, kv: RowKv, given: dict[str, list[int]], homes, chunk: int = 0) -> dict[str, list[int]]:  # type: ignore[no-untyped-def]
+    """Tokens of each: prompts one after the other, then all together."""
+    rows = RowModel(model, kv)
+    tokens: dict[str, list[int]] = {}
+    with in_rows(model):
+        for request, prompt in given.items():
+            for at in range(0, len(prompt), chunk or len(prompt)):
+                logits = rows.forward({request: prompt[at : at + (chunk or len(prompt))]}, homes)
+            tokens[request] = [int(logits[0].argmax())]
+        for _ in range(NEW - 1):
+            logits = rows.forward({request: each[-1:] for request, each in tokens.items()}, homes)
+            for each, row in zip(tokens.values(), logits, strict=True):
+                each.append(int(row.argmax()))
+            kv.residency.table.check()
+    return tokens
+
+
+@pytest.mark.parametrize("make", [opt, llama, qwen3, gpt2])
+@pytest.mark.parametrize("chunk", [0, 7])
+def test_rows_of_a_layer_lie_in_different_places(tmp_path, make, chunk) -> None:
+    model, given = sharpen(make()), prompts()
+    wanted = {request: alone(model, prompt) for request, prompt in given.items()}
+    kv = RowKv(Tiers(files=tmp_path), model_shape(model), next(model.parameters()), LONGEST, drives(model))
+    assert served(model, kv, given, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk) == wanted
+    assert kv.real.moved["device>csd"] and kv.real.moved["device>direct"] and kv.real.moved["device>host"]
+    assert model.config._attn_implementation == "sdpa"
+    kv.close()
+    assert kv.residency.table.used.total() == 0
+    assert {request: alone(model, prompt) for request, prompt in given.items()} == wanted  # the model is as it was
+
+
+def test_without_drives_the_models_own_dtype_and_a_small_device(tmp_path) -> None:
+    model, given = sharpen(llama()), prompts()
+    shape, like = model_shape(model), next(model.parameters())
+    one = RowKv(Tiers(), shape, like, LONGEST).row_bytes * LONGEST  # of a layer
+    kv = RowKv(Tiers(device=2 * one, host=3 * one, files=tmp_path), shape, like, LONGEST)
+    assert kv.dtype == like.dtype
+    assert served(model, kv, given, lambda request, layer: (HOST,)) == {r: alone(model, p) for r, p in given.items()}
+    peak = kv.residency.table.peak
+    assert peak[DEVICE] <= 2 * one and peak[HOST] <= 3 * one and peak[DIRECT] > 0
+    kv.close()
+
+
+def test_homes_change_while_requests_are_served(tmp_path) -> None:
+    model, given, draw = sharpen(llama()), prompts(), random.Random(3)
+    homes: dict[tuple[str, int], tuple[str, ...]] = {}
+    kv = RowKv(Tiers(files=tmp_path), model_shape(model), next(model.parameters()), LONGEST, drives(model))
+    turn = kv.turn
+
+    def changed(new, wanted):  # type: ignore[no-untyped-def]
+        homes.update({(r, layer): draw.choice(HOMES) for r in given for layer in range(kv.shape.layers)})
+        return turn(new, wanted)
+
+    kv.turn = changed  # type: ignore[method-assign]
+    tokens = served(model, kv, given, lambda request, layer: homes[request, layer])
+    assert tokens == {request: alone(model, prompt) for request, prompt in given.items()}
+    kv.close()
+
+
+def test_a_forward_that_fails_harms_nobody_else() -> None:
+    model = sharpen(llama())
+    like = next(model.parameters())
+    kv = RowKv(Tiers(device=40 * RowKv(Tiers(), model_shape(model), like, 1).row_bytes), model_shape(model), like, 64)
+    rows, prompt = RowModel(model, kv), prompts(1)["r0"]
+    with in_rows(model):
+        first = rows.forward({"a": prompt}, lambda request, layer: (HOST,))
+        with pytest.raises(Refused, match="device is full"):
+            rows.forward({"b": [1] * 50}, lambda request, layer: (HOST,))
+        kv.free("b")
+        with pytest.raises(Refused, match="65 tokens: there is room for 64"):
+            rows.forward({"a": [1] * (65 - len(prompt))}, lambda request, layer: (HOST,))
+        tokens = [int(first.argmax())]
+        for _ in range(NEW - 1):
+            tokens.append(int(rows.forward({"a": tokens[-1:]}, lambda request, layer: (HOST,)).argmax()))
+    assert tokens == alone(model, prompt)
+    assert kv.requests() == {"a"}
+    kv.close()
+
+
+def test_a_model_without_positions_is_refused() -> None:
+    model = llama()
+    model.forward = lambda input_ids, past_key_values=None: None
+    with pytest.raises(Unsupported, match="takes no position_ids"):
+        RowModel(model, None)  # type: ignore[arg-type]

@@ -1,0 +1,117 @@
+"""partner of: residency/policies/placed.py"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from residency import CSD, DEVICE, DIRECT, HOST, Link, Machine, Path, Place, Refused, Residency, Turn
+from residency.modelled.executor import Modelled, Work
+from residency.policies.placed import placed
+
+LAYERS, ROW = 4, 8
+PATHS = ((HOST, DEVICE), (DEVICE, HOST), (DIRECT, DEVICE), (DEVICE, DIRECT), (HOST, DIRECT), (DIRECT, HOST))
+DRIVES = ((DEVICE, CSD), (CSD, DEVICE), (HOST, CSD), (CSD, HOST))
+
+
+def machine(device: int | None = None, host: int | None = None) -> Machine:
+    places = [Place(DEVICE, device, attends=True), Place(HOST, host), Place(DIRECT), Place(CSD, attends=True)]
+    paths = {(a, b): Path(f"{a}>{b}", ("bus",)) for a, b in PATHS + DRIVES}
+    return Machine.of(places, [Link("bus", 1e9)], paths)
+
+
+def served(homes, device: int | None = None, host: int | None = None):  # type: ignore[no-untyped-def]
+    """A run, and where each turn attended what: (row, layer) to places."""
+    attended: list[dict[tuple[object, int], tuple[str, ...]]] = []
+
+    def compute(attention):  # type: ignore[no-untyped-def]
+        attended[-1].update(((row, attention.layer), attention.places) for row in attention.rows)
+        return Work(10)
+
+    def policy(t: Turn) -> None:
+        attended.append({})
+        placed(t)
+
+    one = machine(device, host)
+    run = Residency(one, range(LAYERS), policy, Modelled(one, compute), parts=("kv",))
+    run.memory |= {"homes": homes, "below": HOST}
+    return run, attended
+
+
+def turn(run: Residency, **new: int) -> None:
+    run.turn(new, dict.fromkeys(new, ROW))
+    run.table.check()
+
+
+def test_rows_of_a_layer_lie_in_different_places() -> None:
+    homes = {"a": (DEVICE,), "b": (HOST,), "c": (CSD,), "d": (DIRECT,)}
+    run, attended = served(lambda row, layer: homes[row])
+    for row in homes:
+        turn(run, **{row: 5})
+    turn(run, a=1, b=1, c=1, d=1)
+    assert all(attended[-1][row, 2] == ((CSD,) if row == "c" else (DEVICE,)) for row in homes)
+    for extent, entry in run.table.entries.items():
+        assert run.table.where(extent) == homes[str(extent.request)] and entry.tokens == 6
+    assert run.traffic["device>csd"].bytes == 5 * LAYERS * ROW  # the last token was born there
+
+
+def test_a_row_in_two_blocks() -> None:
+    run, attended = served(lambda row, layer: (DEVICE, CSD))
+    turn(run, a=6)  # the first block
+    turn(run, a=3)  # begins the second
+    turn(run, a=1)
+    assert attended[-2]["a", 0] == (DEVICE, DEVICE) and attended[-1]["a", 0] == (DEVICE, CSD)
+    lengths = {(extent.layer, extent.block): entry.tokens for extent, entry in run.table.entries.items()}
+    assert lengths == {(layer, block): (6, 4)[block] for layer in range(LAYERS) for block in (0, 1)}
+    assert run.table.used[DEVICE] == 6 * LAYERS * ROW
+
+
+def test_a_block_that_is_not_the_last_is_never_in_drives() -> None:
+    places = {"now": (DEVICE, DEVICE)}
+    run, attended = served(lambda row, layer: places["now"])
+    turn(run, a=4)
+    turn(run, a=4)
+    places["now"] = (CSD,)
+    turn(run, a=1)
+    assert attended[-1]["a", 0] == (DEVICE, CSD)
+    where = {extent.block: run.table.where(extent) for extent in run.table.entries if extent.layer == 0}
+    assert where == {0: (HOST,), 1: (CSD,)}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_is_wanted_no_place_holds_more_than_it_may(seed: int) -> None:
+    draw = random.Random(seed)
+    homes: dict[tuple[object, int], tuple[str, ...]] = {}
+    run, _ = served(lambda row, layer: homes[row, layer], device=60 * ROW, host=draw.choice((0, 50, 500)) * ROW)
+    alive: dict[str, int] = {}
+    for number in range(40):
+        if len(alive) < 4:
+            row = f"r{number}"
+            alive[row] = 0
+        for each in alive:
+            for layer in range(LAYERS):
+                last = draw.choice((DEVICE, HOST, DIRECT, CSD))
+                homes[each, layer] = draw.choice(((last,), (last,), (DEVICE, last)))
+        new = draw.sample(sorted(alive), draw.randint(1, len(alive)))
+        grown = {each: 1 if alive[each] else draw.randint(1, 9) for each in new}
+        turn(run, **grown)
+        for each, tokens in grown.items():
+            alive[each] += tokens
+        for each, tokens in alive.items():
+            for layer in range(LAYERS):
+                blocks = [
+                    entry.tokens for x, entry in run.table.entries.items() if (x.request, x.layer) == (each, layer)
+                ]
+                assert sum(blocks) == tokens
+        gone = [each for each, tokens in alive.items() if tokens > 14]
+        for each in gone:
+            del alive[each]
+            run.free(each)
+    assert run.table.peak[DEVICE] <= 60 * ROW
+
+
+def test_what_no_room_suffices_for_is_refused() -> None:
+    run, _ = served(lambda row, layer: (DEVICE,), device=4 * ROW)
+    with pytest.raises(Refused, match="device is full"):
+        turn(run, a=5)

@@ -1,0 +1,201 @@
+"""A model that serves: tokens of each request as alone, whoever else comes, goes, is cancelled or rejected.
+
+partner of: vcsd/server.py, vcsd/serving.py, vcsd/sampling.py, vcsd/counters.py
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+import vcsd
+from csd_firmware import InProcessDevice
+from csd_link.driveset import DriveSet
+from csd_spec import Attend, Completion, Status
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from residency.tiers import Tiers
+from tests.host_driver.hf.test_cache import VOCABULARY, llama, sharpen
+from vcsd.serving import POLICIES, WITH_DRIVES, Serving, serve
+
+TOKEN_BYTES = 3 * 2 * 2 * 16 * 4  # of the tiny model, in FP32
+LONGEST = 72
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        return sharpen(llama())
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(1, VOCABULARY, (4 + 5 * i,), generator=draw).tolist() for i in range(9)]
+
+
+def setting(policy: str, **more) -> Serving:  # type: ignore[no-untyped-def]
+    """Tiers that hold a quarter of what six of the longest requests have."""
+    drives = DriveSet(count=2) if policy in WITH_DRIVES else ()
+    size = 6 * LONGEST * TOKEN_BYTES // 4 // (2 if drives else 1)
+    asked = {"policy": policy, "tiers": Tiers(device=size, host=size), "drives": drives, "slots": 6}
+    return Serving(**asked | {"max_tokens": LONGEST, "slice_tokens": 4} | more)
+
+
+def ask(server, prompt: list[int], number: int) -> vcsd.Stream:  # type: ignore[no-untyped-def]
+    """Each other request is greedy, each third one has stop tokens."""
+    sampling = vcsd.Sampling(temperature=0.9 * (number % 2), top_p=0.9, top_k=40, seed=number)
+    stop = range(0, VOCABULARY, 7) if number % 3 == 0 else ()
+    return server.submit(prompt, 12 + number, stop, sampling)
+
+
+def ask_all(server, prompts) -> list[vcsd.Stream]:  # type: ignore[no-untyped-def]
+    return [ask(server, prompt, number) for number, prompt in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module")
+def alone(model, prompts) -> list[list[int]]:
+    """Each request with the server to itself, everything on the device."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        with serve(model, background=False) as server:
+            found.append(ask(server, prompt, number).result())
+    return found
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("chunk", [0, 5])
+def test_tokens_are_those_of_each_request_alone(model, prompts, alone, policy, chunk) -> None:
+    with serve(model, setting(policy, chunk=chunk), background=False) as server:
+        streams = ask_all(server, prompts)
+        gone = streams[4]
+        while len(gone.tokens) < 3:
+            assert server.step()
+        gone.cancel()
+        server.run()
+        kv = server.kv
+        assert kv.residency.table.used.total() == 0 and not kv.requests() and not kv.real.frames
+        for place, spec in kv.residency.machine.places.items():
+            assert spec.limit_bytes is None or kv.residency.table.peak[place] <= spec.limit_bytes
+        assert not kv.drives or not kv.drives.batches
+        text = server.counters.text()
+    assert gone.ended == "cancelled" and gone.tokens == alone[4][: len(gone.tokens)]
+    for number, (stream, wanted) in enumerate(zip(streams, alone, strict=True)):
+        if number != 4:
+            assert stream.tokens == wanted, number
+            assert stream.ended == ("stop" if stream.tokens[-1] in stream.stop else "length")
+    assert 'vcsd_requests_total{how="cancelled"} 1.0' in text
+    assert "vcsd_tbt_seconds_bucket" in text and 'vcsd_peak_bytes{place="device"}' in text
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_tokens_stream_to_many_threads_while_others_come(model, prompts, alone) -> None:
+    found: dict[int, list[int]] = {}
+
+    def listen(number: int, stream: vcsd.Stream) -> None:
+        found[number] = list(stream)
+
+    with serve(model, setting("orbitflow", measured=True)) as server:
+        streams = ask_all(server, prompts)
+        threads = [threading.Thread(target=listen, args=each) for each in enumerate(streams)]
+        for thread in threads:
+            thread.start()
+        first = next(iter(streams[0]))
+        for thread in threads:
+            thread.join(60)
+    assert first == alone[0][0] and [found[number] for number in range(len(prompts))] == alone
+
+
+def test_what_is_not_taken_says_why(model) -> None:
+    with serve(model, setting("orbitflow", max_waiting=2), background=False) as server:
+        with pytest.raises(vcsd.Rejected, match="73 tokens with the new ones: the server was made for 72"):
+            server.submit([1] * 13, 61)
+        server.submit([1, 2], 3)
+        server.submit([1, 2], 3)
+        with pytest.raises(vcsd.Rejected, match="2 requests wait already"):
+            server.submit([1, 2], 3)
+        with pytest.raises(ValueError, match="0 tokens, and 3 new ones"):
+            server.submit([], 3)
+        server.run()
+        server.submit([1, 2], 3)
+        assert 'vcsd_requests_total{how="rejected"} 2.0' in server.counters.text()
+    small = serve(model, setting("lru", tiers=Tiers(device=TOKEN_BYTES * 64)), background=False)
+    with small as server, pytest.raises(vcsd.Rejected, match="MB of K and V, and the tier device has"):
+        server.submit([1] * 40, 30)
+
+
+def test_a_model_that_serves_is_nobody_elses_but_computes_as_before(model) -> None:
+    ids = torch.randint(1, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[1, :6] = 0
+    given = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    wanted = model.generate(**given)
+    with serve(model, setting("orbitflow"), background=False):
+        assert torch.equal(model.generate(**given), wanted)
+        with pytest.raises(vcsd.Unsupported, match="serves already"), vcsd.attach(model):
+            pass
+        with pytest.raises(vcsd.Unsupported, match="serves already"), serve(model):
+            pass
+    with vcsd.attach(model), pytest.raises(vcsd.Unsupported, match="attached to drives already"), serve(model):
+        pass
+
+
+def test_a_server_that_is_closed_ends_its_streams(model) -> None:
+    with serve(model, setting("orbitflow")) as server:
+        stream = server.submit([1, 2, 3], 60)
+        next(iter(stream))
+    assert stream.ended == "cancelled" and 1 <= len(stream.result()) < 60
+    with pytest.raises(vcsd.Rejected, match="closed"):
+        server.submit([1], 1)
+
+
+class Failing(InProcessDevice):
+    """A drive of which one attention fails."""
+
+    attends = 0
+
+    def submit(self, command, submit_ns):  # type: ignore[no-untyped-def]
+        self.attends += isinstance(command, Attend)
+        if isinstance(command, Attend) and self.attends == 40:
+            done = Future[Completion]()
+            done.set_result(Completion(status=Status.UNRECOVERED_READ_ERROR, reason="lost"))
+            return done
+        return super().submit(command, submit_ns)
+
+
+def test_a_drive_that_fails_ends_those_that_it_attended_and_no_others(model, prompts, alone) -> None:
+    drive = Failing(INSTCSD_ZYNQ7045_8CH)
+    with serve(model, setting("in-storage", drives=[drive], slots=3), background=False) as server:
+        streams = ask_all(server, prompts)
+        server.run()
+        assert not server.kv.requests() and not server.kv.drives.batches
+    failed = [stream for stream in streams if stream.ended == "failed"]
+    assert 1 <= len(failed) <= 3
+    with pytest.raises(vcsd.DeviceError, match="lost"):
+        failed[0].result()
+    for stream, wanted in zip(streams, alone, strict=True):
+        assert stream.tokens == (wanted[: len(stream.tokens)] if stream in failed else wanted)
+    drive.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"policy": "best"}, "policy = 'best': must be one of deepspeed"),
+        ({"policy": "ours", "drives": ()}, "policy = 'ours': attends in drives: give it some"),
+        ({"slots": 0}, "slots = 0: must be at least 1"),
+        ({"max_tokens": 9999}, "max_tokens = 9999: the model's context is 512"),
+    ],
+)
+def test_bad_settings_are_one_line(model, given, says) -> None:
+    with pytest.raises(ValueError, match=says), serve(model, Serving(**given)):
+        pass
+
+
+@pytest.mark.parametrize("given", [{"temperature": -1}, {"top_p": 0}, {"top_k": -1}, {"seed": -1}])
+def test_bad_sampling_is_refused(given) -> None:
+    with pytest.raises(ValueError):
+        vcsd.Sampling(**given)

@@ -1,0 +1,41 @@
+"""How the next token is drawn from a row of logits, by request: greedy, or at random with a seed of its own."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from csd_spec.checked import value
+
+
+@value
+class Sampling:
+    """temperature 0 takes the largest logit. top_k 0 keeps all tokens. seed: the same request makes the same tokens."""
+
+    temperature: float = Field(default=0.0, ge=0, le=100)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+
+
+class Sampler:
+    """Draws the tokens of one request."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._greedy = sampling.temperature == 0
+        self._generator = torch.Generator().manual_seed(sampling.seed)
+        self._warp = LogitsProcessorList()
+        if not self._greedy:
+            self._warp.append(TemperatureLogitsWarper(sampling.temperature))
+            if sampling.top_k:
+                self._warp.append(TopKLogitsWarper(sampling.top_k))
+            if sampling.top_p < 1:
+                self._warp.append(TopPLogitsWarper(sampling.top_p))
+
+    def next(self, logits: torch.Tensor, before: list[int]) -> int:
+        """The next token after others, from its logits (vocabulary,) float32."""
+        if self._greedy:
+            return int(logits.argmax())
+        warped = self._warp(torch.tensor([before]), logits.cpu()[None])
+        return int(torch.multinomial(warped.softmax(dim=-1)[0], 1, generator=self._generator))

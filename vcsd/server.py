@@ -1,0 +1,299 @@
+"""Requests that come and go while others are served: streams of tokens, and the iterations that make them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from typing import Any
+
+from host_driver.hf.rows import RowModel
+from serving.schedulers import Choice, Scheduler
+from serving.trace import Request
+from vcsd.counters import Counters
+from vcsd.sampling import Sampler, Sampling
+
+
+class Rejected(ValueError):
+    """A request that is not taken, with the reason."""
+
+
+class Stream:
+    """A request, and its tokens as they are made: iterate over it, in any thread.
+
+    ended: how it has: length, stop, cancelled or failed (then iterating raises `error`); empty while it is served.
+    idle: iterations since its last token. longest_idle: the most so far.
+    """
+
+    def __init__(
+        self, server: Server, request: Request, prompt: Sequence[int], stop: Collection[int], sampling: Sampling
+    ) -> None:
+        self._server, self.request, self.prompt, self.stop = server, request, list(prompt), frozenset(stop)
+        self.tokens: list[int] = []
+        self.ended = ""
+        self.error: Exception | None = None
+        self.sampler = Sampler(sampling)
+        self.pending: list[int] = []  # to be prefilled
+        self.idle = self.longest_idle = 0
+        self.since_s = time.monotonic()  # when it came, or made its last token
+
+    @property
+    def number(self) -> int:
+        """By which the server knows it."""
+        return self.request.number
+
+    def __iter__(self) -> Iterator[int]:
+        at = 0
+        while self._server.wait(self, at):
+            new = self.tokens[at:]
+            yield from new
+            at += len(new)
+        if self.error:
+            raise self.error
+
+    def result(self) -> list[int]:
+        """All tokens, when it has ended."""
+        return list(self)
+
+    def cancel(self) -> None:
+        """It is not wanted any more; what it has so far stays."""
+        self._server.cancel(self)
+
+
+class Server:
+    """A model that serves. `vcsd.serve` makes one, and runs its iterations in a thread."""
+
+    def __init__(
+        self,
+        rows: RowModel,
+        scheduler: Scheduler,
+        max_tokens: int,
+        max_waiting: int = 128,
+        chunk: int = 0,
+        measured: bool = False,
+    ) -> None:
+        """max_tokens: of a request. max_waiting: requests that may wait for their first token. chunk: tokens of a
+        prompt that are prefilled between two decode steps; 0 is all. measured: let the scheduler know what steps
+        take."""
+        self._rows, self._scheduler, self._chunk, self._measured = rows, scheduler, chunk, measured
+        self.max_tokens, self.max_waiting = max_tokens, max_waiting
+        self.kv = rows.kv
+        self.counters = Counters(rows.kv)
+        self.streams: dict[int, Stream] = {}
+        self._incoming: deque[Stream] = deque()
+        self._cancelled: deque[Stream] = deque()
+        self._filling: deque[Stream] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._count, self._closed = 0, False
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        stop: Collection[int] = (),
+        sampling: Sampling = Sampling(),
+    ) -> Stream:
+        """Ask for tokens after a prompt's. stop: of which each ends it, as its last token.
+
+        Raises ValueError for what is no request, Rejected (a ValueError) for one that is not taken.
+        """
+        if not len(prompt) or max_new_tokens < 1:
+            raise ValueError(f"{len(prompt)} tokens, and {max_new_tokens} new ones: both must be at least 1")
+        with self._changed:
+            self._count += 1
+            request = Request(number=self._count, arrival=0.0, input_tokens=len(prompt), output_tokens=max_new_tokens)
+            stream = Stream(self, request, prompt, stop, sampling)
+            try:
+                self._check(request)
+            except Rejected:
+                self.counters.ended("rejected")
+                raise
+            self._incoming.append(stream)
+            self._changed.notify_all()
+        return stream
+
+    def _check(self, request: Request) -> None:
+        """Raise Rejected for a request that this server does not take."""
+        kv = self.kv
+        if self._closed:
+            raise Rejected("the server is closed")
+        if request.tokens > self.max_tokens:
+            raise Rejected(f"{request.tokens:,} tokens with the new ones: the server was made for {self.max_tokens:,}")
+        room = kv.residency.machine.places["device"].limit_bytes
+        if room is not None and request.tokens * kv.row_bytes > room:
+            raise Rejected(f"K and V of a layer at {request.tokens:,} tokens are more than the device's {room:,} bytes")
+        try:
+            self._scheduler.check(request)
+        except ValueError as error:
+            raise Rejected(str(error)) from error
+        waiting = len(self._incoming) + sum(not stream.tokens for stream in self.streams.values())
+        if waiting >= self.max_waiting:
+            raise Rejected(f"{waiting} requests wait already: try again later")
+
+    def cancel(self, stream: Stream) -> None:
+        """A request is not wanted any more."""
+        with self._changed:
+            if not stream.ended:
+                self._cancelled.append(stream)
+                self._changed.notify_all()
+        if self._thread is None:
+            self._take()
+
+    def wait(self, stream: Stream, count: int) -> bool:
+        """Until a stream has more than so many tokens; False where it has ended without."""
+
+        def there() -> bool:
+            return len(stream.tokens) > count or bool(stream.ended)
+
+        while self._thread is None and not there() and self.step():
+            pass
+        with self._changed:
+            self._changed.wait_for(there)
+        return len(stream.tokens) > count
+
+    def step(self) -> bool:
+        """One iteration; False where nobody is there. For one thread."""
+        self._take()
+        choice = self._scheduler.next()
+        if choice is None:
+            return False
+        for number in self.kv.requests() - choice.homes.keys():
+            self.kv.free(number)  # given up: computed again when it comes back
+        for number in choice.entering:
+            stream = self.streams[number]
+            stream.pending = stream.prompt + stream.tokens
+            self._filling.append(stream)
+        made = self._prefill(choice)
+        waiting = {*made, *self._filling}
+        decoding = [self.streams[n] for n in choice.running if n in self.streams and self.streams[n] not in waiting]
+        began_s = time.monotonic()
+        made += self._forward(decoding, choice)
+        took_s = time.monotonic() - began_s if self._measured and decoding else None
+        self._scheduler.made([stream.number for stream in made], took_s)
+        self._count_idle(made)
+        for stream in [each for each in made if each.ended]:
+            self._leave(stream)
+        return True
+
+    def run(self) -> None:
+        """Iterations until nobody is there."""
+        while self.step():
+            pass
+
+    def start(self) -> None:
+        """Iterate in a thread of its own from now on."""
+        self._thread = threading.Thread(target=self._work, name="server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End all streams, and free everything."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        for stream in [*self._incoming, *self.streams.values()]:
+            self._end(stream, "cancelled")
+        self.kv.close()
+
+    def _work(self) -> None:
+        try:
+            while not self._closed:
+                if not self.step():
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._closed or self._incoming or self._cancelled)
+        except Exception as error:
+            for stream in [*self._incoming, *self.streams.values()]:
+                self._end(stream, "failed", error)
+            self._closed = True
+
+    def _take(self) -> None:
+        """Let those in who have come, and those go who are not wanted any more."""
+        with self._changed:
+            while self._incoming:
+                stream = self._incoming.popleft()
+                self.streams[stream.number] = stream
+                self._scheduler.add(stream.request)
+            cancelled, self._cancelled = self._cancelled, deque()
+        for stream in cancelled:
+            if not stream.ended:
+                self._leave(stream, "cancelled")
+
+    def _prefill(self, choice: Choice) -> list[Stream]:
+        """Compute what is pending, all of it or the next chunk; who has got a token by that."""
+        made = []
+        while self._filling:
+            stream = self._filling[0]
+            first = not self.kv.tokens(stream.number)
+            count = min(self._chunk or len(stream.pending), len(stream.pending))
+            if choice.head and first:  # these tokens are a block of their own
+                count = min(choice.head, len(stream.pending) - 1) or count
+            now, stream.pending = stream.pending[:count], stream.pending[count:]
+            if not stream.pending:
+                self._filling.popleft()
+            made += self._computed([stream], [now], choice, final=not stream.pending)
+            if stream.pending and self._chunk:
+                break
+        return made
+
+    def _forward(self, streams: list[Stream], choice: Choice) -> list[Stream]:
+        """A decode step; who has got a token by that."""
+        return self._computed(streams, [stream.tokens[-1:] for stream in streams], choice) if streams else []
+
+    def _computed(
+        self, streams: list[Stream], tokens: list[list[int]], choice: Choice, final: bool = True
+    ) -> list[Stream]:
+        """Compute tokens of streams, and draw the next ones where these were final. If that fails they have failed."""
+        given: dict[Hashable, list[int]] = {stream.number: each for stream, each in zip(streams, tokens, strict=True)}
+
+        def homes(number: Any, layer: int) -> tuple[str, ...]:
+            return choice.homes[number][layer]
+
+        try:
+            logits = self._rows.forward(given, homes)
+            if not final:
+                return []
+            for stream, row in zip(streams, logits, strict=True):
+                self._emit(stream, stream.sampler.next(row, stream.prompt + stream.tokens))
+        except Exception as error:  # whatever it is, others are served on
+            for stream in streams:
+                self._leave(stream, "failed", error)
+            return []
+        return streams
+
+    def _emit(self, stream: Stream, token: int) -> None:
+        now_s = time.monotonic()
+        self.counters.token(now_s - stream.since_s, first=not stream.tokens)
+        with self._changed:
+            stream.since_s, stream.idle = now_s, 0
+            stream.tokens.append(token)
+            if token in stream.stop:
+                stream.ended = "stop"
+            elif len(stream.tokens) == stream.request.output_tokens:
+                stream.ended = "length"
+            self._changed.notify_all()
+
+    def _count_idle(self, made: list[Stream]) -> None:
+        for stream in self.streams.values():
+            if stream not in made:
+                stream.idle += 1
+                stream.longest_idle = max(stream.longest_idle, stream.idle)
+        longest = max((stream.longest_idle for stream in self.streams.values()), default=0)
+        self.counters.iteration(len(made), len(self.streams), longest)
+
+    def _leave(self, stream: Stream, how: str = "", error: Exception | None = None) -> None:
+        """Nothing of a request stays behind."""
+        if stream in self._filling:
+            self._filling.remove(stream)
+        self._scheduler.remove(stream.number)
+        self.kv.free(stream.number)
+        self._end(stream, how or stream.ended, error)
+
+    def _end(self, stream: Stream, how: str, error: Exception | None = None) -> None:
+        with self._changed:
+            self.streams.pop(stream.number, None)
+            stream.ended, stream.error = how, error
+            self._changed.notify_all()
+        self.counters.ended(how)

@@ -1,0 +1,193 @@
+"""`vcsd.serve`: a model, and tiers, drives and a policy for the requests that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedModel
+
+from csd_io.cgroup import available_bytes, group_of
+from csd_link.driveset import DriveSet
+from csd_spec import Attention, Device, ModelShape
+from host_driver.driver import Driver
+from host_driver.hf.rows import RowModel, in_rows
+from host_driver.hf.shape import model_shape
+from host_driver.rows import RowKv
+from host_driver.sharding import split_heads
+from residency.tiers import Tiers
+from serving.engine import Drives, Engine
+from serving.loop import Decision, Situation
+from serving.placement import BLOCK_TOKENS, Option
+from serving.policies import POLICIES as PLACING
+from serving.policies import Planner
+from serving.schedulers import Scheduler, Slices, Slots
+from serving.tiered.machine import Machine
+from serving.tiered.policies import POLICIES as TIERED
+from vcsd.server import Server
+from vcsd.tiered import MAX_TOKENS
+from vcsd.transport import check_method, methods_of, open_drives
+
+# Of a model of which nothing else is said: what a policy reckons with, assumed
+LAYER_S, TOKEN_BYTES_PER_S = 1e-3, 50e9  # a layer of a step without K and V; at which those are read
+FETCH_BYTES_PER_S, DRIVE_BYTES_PER_S, CALL_S = 25e9, 6e9, 20e-6
+PREFILL_TOKENS_PER_S = 6000.0
+FLASH_SHARE = 0.25  # of the link to the host, that flash is as fast as
+UNLIMITED = 1 << 40  # bytes, of a tier without a limit
+
+
+def in_drives(now: Situation) -> Decision:
+    """All layers of all are attended in drives."""
+    return Decision(now.live, [Option(now.engine.layers, in_drives=True)] * len(now.live))
+
+
+SLOTS = PLACING | {
+    "orbitflow-strict": Planner(late=0),
+    "ours": Planner(late=0, drives=True),
+    "in-storage": in_drives,
+    "in-two-places": in_drives,
+}
+SLICES = {name: policy for name, policy in TIERED.items() if not policy.free}
+WITH_DRIVES = ("ours", "in-storage", "in-two-places")
+POLICIES = (*SLOTS, *SLICES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How a model serves.
+
+    policy: a name of `POLICIES` (docs/serving.md). tiers: bytes for K and V. drives: for layers that are attended
+    there, with `attention`; none where the policy has no use for them. slots: requests that decode at once, where a
+    policy places layers. slice_tokens: what a request makes before others have their turn, where they take turns.
+    max_tokens: of a request; None is the model's context, at most 4096. max_waiting: requests that may wait, beyond
+    which they are rejected. chunk: tokens of a prompt that are prefilled between two decode steps; 0 is all.
+    engine: what the policy reckons with instead of what is assumed; its room follows from the tiers. slo_scale: the
+    objective over the step of the longest request that fits. measured: plan again where steps take longer here, or
+    shorter, than the engine says; then decisions are no longer the same on every day.
+    """
+
+    policy: str = "orbitflow"
+    tiers: Tiers = Tiers()
+    drives: DriveSet | Sequence[Device] = ()
+    attention: Attention = Attention.named("dense")
+    slots: int = 4
+    slice_tokens: int = 32
+    max_tokens: int | None = None
+    max_waiting: int = 128
+    chunk: int = 0
+    engine: Engine | None = None
+    slo_scale: float = 1.5
+    measured: bool = False
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy = {self.policy!r}: must be one of {', '.join(POLICIES)}")
+        if self.policy in WITH_DRIVES and not self.count:
+            raise ValueError(f"policy = {self.policy!r}: attends in drives: give it some (drives)")
+        for name, least in {"slots": 1, "slice_tokens": 1, "max_tokens": 1, "max_waiting": 1, "chunk": 0}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} = {value}: must be at least {least}")
+
+    @property
+    def count(self) -> int:
+        """Number of drives."""
+        return self.drives.count if isinstance(self.drives, DriveSet) else len(self.drives)
+
+    def scheduler(self, shape: ModelShape, row_bytes: int, max_tokens: int) -> Scheduler:
+        """The policy, with the room that there is. row_bytes: K and V of a token in a layer."""
+        engine = self.engine or assumed(shape, row_bytes, self.count)
+        token_bytes = shape.layers * row_bytes
+        device = UNLIMITED if self.tiers.device is None else self.tiers.device
+        if self.policy in SLICES:
+            return Slices(
+                SLICES[self.policy],
+                self._machine(engine, token_bytes, device),
+                shape.layers,
+                self.slice_tokens,
+                max_tokens,
+            )
+        room = max(0, device - max_tokens * row_bytes)  # one layer of a request comes for its prefill
+        fits = replace(engine, room_blocks=max(1, room // (token_bytes * BLOCK_TOKENS)))
+        head = min(max_tokens // 2, room // (token_bytes * self.slots)) if self.policy == "in-two-places" else 0
+        return Slots(SLOTS[self.policy], fits, fits.slo_s(self.slo_scale), self.slots, head)
+
+    def _machine(self, engine: Engine, token_bytes: int, device: int) -> Machine:
+        """What takes turns reckons with the same, and with whole requests."""
+        host = UNLIMITED if self.tiers.host is None else self.tiers.host
+        rate = token_bytes / max(engine.fetch_token_s, 1e-15)
+        return Machine(
+            token_bytes=token_bytes,
+            block_tokens=BLOCK_TOKENS,
+            device_bytes=max(1, device),
+            host_bytes=max(1, host),
+            flash_bytes=UNLIMITED,
+            host_bytes_per_s=rate,
+            host_start_s=engine.fetch_s,
+            flash_bytes_per_s=rate * FLASH_SHARE,
+            step_s=max(engine.step_s, 1e-9),
+            kv_bytes_per_s=token_bytes / max(engine.token_s, 1e-15),
+            prefill_tokens_per_s=engine.prefill_tokens_per_s,
+        )
+
+
+def assumed(shape: ModelShape, row_bytes: int, drives: int) -> Engine:
+    """An engine of which nothing was measured."""
+    token_bytes = shape.layers * row_bytes
+    return Engine(
+        name="the device",
+        layers=shape.layers,
+        step_s=shape.layers * LAYER_S,
+        token_s=token_bytes / TOKEN_BYTES_PER_S,
+        fetch_s=0.0,
+        fetch_token_s=token_bytes / FETCH_BYTES_PER_S,
+        room_blocks=1,
+        prefill_tokens_per_s=PREFILL_TOKENS_PER_S,
+        drives=Drives(bytes_per_s=drives * DRIVE_BYTES_PER_S, token_bytes=row_bytes, call_s=CALL_S) if drives else None,
+    )
+
+
+@contextmanager
+def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool = True) -> Iterator[Server]:
+    """Let a model serve requests until the block ends, then put it back as it was.
+
+    background: iterate in a thread; else whoever iterates over a stream, or calls `Server.step`, does. Raises
+    ValueError (Unsupported) for a model or a setting that cannot serve.
+    """
+    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    shape = model_shape(model)
+    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or MAX_TOKENS
+    max_tokens = serving.max_tokens or min(context, MAX_TOKENS)
+    if max_tokens > context:
+        raise ValueError(f"max_tokens = {max_tokens}: the model's context is {context}")
+    tiers = serving.tiers
+    cache_bytes = available_bytes(group_of()) if tiers.page_cache is None else tiers.page_cache
+    with ExitStack() as undo:
+        driver = undo.enter_context(_driver(serving, shape)) if serving.count else None
+        undo.enter_context(in_rows(model))
+        kv = RowKv(tiers, shape, next(model.parameters()), max_tokens, driver, cache_bytes)
+        scheduler = serving.scheduler(shape, kv.row_bytes, max_tokens)
+        server = Server(
+            RowModel(model, kv), scheduler, max_tokens, serving.max_waiting, serving.chunk, serving.measured
+        )
+        undo.callback(server.close)
+        if background:
+            server.start()
+        yield server
+
+
+@contextmanager
+def _driver(serving: Serving, shape: ModelShape) -> Iterator[Driver]:
+    """The drives, and who talks to them."""
+    split_heads(shape.kv_heads, serving.count)
+    with ExitStack() as undo:
+        drives = serving.drives
+        if isinstance(drives, DriveSet):
+            check_method(serving.attention, methods_of(drives))
+            devices = undo.enter_context(open_drives(drives))
+        else:
+            devices = list(drives)
+        driver = Driver(devices, shape, serving.attention)
+        undo.callback(driver.close)
+        yield driver
