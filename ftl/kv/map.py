@@ -50,7 +50,7 @@ class KvMap(Referrer):
         self.kept: dict[Any, Any] = {}  # what was found out about sequences that holds until `changed`
 
     def standing(self, handles: Seq[int], layer: int) -> Standing:
-        """What stays as it is of a layer of sequences that share a layout, until `changed`; raises as `sequence`."""
+        """What stays as it is of a layer of sequences, until `changed`; raises as `sequence`."""
         key = tuple(handles), layer
         found: Standing | None = self.kept.get(key)
         if found is None:

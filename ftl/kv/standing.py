@@ -12,14 +12,15 @@ from csd_spec import KvView
 from csd_spec.arrays import F16, I64, U16, U32
 from csd_spec.view import UNMAPPED
 from ftl.flash.plan import PagePlan
-from ftl.kv.layouts.group_map import LaidMap
+from ftl.kv.layouts.group_map import GroupMap, LaidMap
 from ftl.kv.layouts.lay import lay_each
 from ftl.kv.pages import stack
 from ftl.kv.sequence import Sequence
 
 
 class Standing:
-    """Of sequences that share a layout. Lengths are always asked of the sequences, since others may add to them too.
+    """Of sequences; a view is of those that share a layout. Lengths are always asked of the sequences, since others may
+    add to them too.
 
     whole: plans of all pages of a map, by its name.
     """
@@ -49,28 +50,29 @@ class Standing:
 
     def waits(self) -> bool:
         """Whether one token more of each sequence only joins groups that wait: what most decode steps add."""
-        return all(low <= length < end for length, (low, end) in zip(self.stored(), self._between, strict=True))
+        known = zip(self.lengths, self._between, strict=True)
+        return all(low <= lengths[self.layer] < end for lengths, (low, end) in known)
+
+    @cached_property
+    def _waiting(self) -> list[tuple[int, GroupMap]]:
+        """Maps whose group under construction has page buffers, and which sequence each is of."""
+        each = ((number, mapped) for number, seq in enumerate(self.seqs) for mapped in seq.maps.values())
+        return [(number, mapped) for number, mapped in each if mapped.buffered(self.layer)]
 
     @cached_property
     def _laid(self) -> tuple[I64, I64]:
-        """Of groups whose rows lie in page buffers as they come: `lay_each`'s firsts and forms."""
-        names = [name for name, mapped in self.seqs[0].maps.items() if isinstance(mapped, LaidMap)]
-        maps = [[seq.maps[name] for seq in self.seqs] for name in names]
-        streams = max(mapped.streams for mapped, *_ in maps)
-        firsts = np.full((len(maps), len(self.seqs), streams), -1)
-        for each, row in zip(maps, firsts, strict=True):
-            for mapped, mine in zip(each, row, strict=True):
-                mine[: mapped.streams] = mapped.buffers[self.layer]
-        forms = [(mapped.per_group, mapped.channels, mapped.source == "v") for mapped, *_ in maps]  # type: ignore[attr-defined]  # LaidMap all
-        return firsts, np.array(forms, np.int64)
+        """Those of them whose rows lie as they come, as `lay_each` takes them: pages and forms."""
+        found = [(number, mapped) for number, mapped in self._waiting if isinstance(mapped, LaidMap)]
+        firsts = np.zeros((len(found), max((mapped.streams for _, mapped in found), default=0)), np.int64)
+        forms = np.empty((len(found), 4), np.int64)
+        for i, (number, mapped) in enumerate(found):
+            firsts[i, : mapped.streams] = mapped.buffers[self.layer]
+            forms[i] = number, mapped.per_group, mapped.channels, mapped.source == "v"
+        return firsts, forms
 
     @cached_property
-    def _others(self) -> list[str]:
-        return [
-            name
-            for name, mapped in self.seqs[0].maps.items()
-            if not isinstance(mapped, LaidMap) and any(seq.maps[name].buffered(self.layer) for seq in self.seqs)
-        ]
+    def _others(self) -> list[tuple[int, GroupMap]]:
+        return [(number, mapped) for number, mapped in self._waiting if not isinstance(mapped, LaidMap)]
 
     def wait(self, k: F16 | None, v: F16 | None) -> None:
         """Add a token k, v (B, H, d) of each sequence to the groups that wait, as far as they have buffers."""
@@ -78,12 +80,9 @@ class Standing:
         if k is not None and v is not None:
             content, rows = self.banks[1], {"k": k.view(np.uint16), "v": v.view(np.uint16)}
             lay_each(content, *self._laid, np.array(stored), rows["k"], rows["v"])
-            for name in self._others:
-                for number, (seq, length) in enumerate(zip(self.seqs, stored, strict=True)):
-                    mapped = seq.maps[name]
-                    if mapped.buffered(layer):
-                        row = rows[mapped.source][number : number + 1]
-                        mapped.fill(content, mapped.buffers[layer], length % mapped.per_group, row)
+            for number, mapped in self._others:
+                row = rows[mapped.source][number : number + 1]
+                mapped.fill(content, mapped.buffers[layer], stored[number] % mapped.per_group, row)
         for lengths in self.lengths:
             lengths[layer] += 1
 

@@ -1,7 +1,4 @@
-"""What is kept between the steps of a drive changes nothing: the same commands where it is forgotten before each.
-
-partner of: ftl/kv/standing.py
-"""
+"""What is kept between the steps of a drive changes nothing: the same commands where it is forgotten before each."""
 
 from dataclasses import replace
 

@@ -40,19 +40,24 @@ def lay_channels(pages, first, m, T, position, rows):  # type: ignore[no-untyped
 
 
 @njit(cache=True, nogil=True)
-def lay_each(pages, firsts, forms, lengths, k, v):  # type: ignore[no-untyped-def]
-    """One row more of each sequence, of k or v (B, H, d), into the pages of maps that have some.
+def _lay_one(pages, first, per_group, m, position, row):  # type: ignore[no-untyped-def]
+    if m:
+        lay_channels(pages, first, m, per_group, position, row)
+    else:
+        lay_rows(pages, first, per_group, position, row)
 
-    firsts: `first` of each map and sequence, (maps, B, streams), -1 where it has no pages. forms: tokens of a group, m
-    where rows lie channel by channel or 0, and whether they are of v, (maps, 3). lengths: rows before, (B,).
+
+@njit(cache=True, nogil=True)
+def lay_each(pages, firsts, forms, lengths, k, v):  # type: ignore[no-untyped-def]
+    """One row more of each sequence, of k or v (B, H, d), into pages under construction.
+
+    firsts: `first` of each map, (maps, streams). forms: which sequence's it is, tokens of a group, m where rows lie
+    channel by channel or 0, and whether they are of v, (maps, 4). lengths: rows before, (B,).
     """
     for i in range(firsts.shape[0]):
-        per_group, m, of_v = forms[i]
-        for j in range(lengths.size):
-            first, position = firsts[i, j], lengths[j] % per_group
-            if first[0] < 0:
-                continue
-            if m:
-                lay_channels(pages, first, m, per_group, position, v[j : j + 1] if of_v else k[j : j + 1])
-            else:
-                lay_rows(pages, first, per_group, position, v[j : j + 1] if of_v else k[j : j + 1])
+        number, per_group, m, of_v = forms[i]
+        position = lengths[number] % per_group
+        if of_v:
+            _lay_one(pages, firsts[i], per_group, m, position, v[number : number + 1])
+        else:
+            _lay_one(pages, firsts[i], per_group, m, position, k[number : number + 1])
