@@ -4,11 +4,12 @@ Kernels see banks of pages and opaque slot numbers; what a slot number means is 
 """
 
 from attention_engine.clock import EngineClock
-from attention_engine.kernels import add_rows, all_finite, approximate, attend, exact, to_half
+from attention_engine.kernels import approximate, attend, exact
 from attention_engine.methods import METHODS, Methods, load_methods
 from attention_engine.parts import merge
 from attention_engine.select import GroupScore, best_tokens, cover, top_channels, weigh
 from attention_engine.step import Arithmetic, Compute, Memory, Method, Queries, Read, Step
+from attention_engine.values import add_rows, all_finite, take_in, to_half
 
 __all__ = [
     "METHODS",
@@ -31,6 +32,7 @@ __all__ = [
     "exact",
     "load_methods",
     "merge",
+    "take_in",
     "to_half",
     "top_channels",
     "weigh",

@@ -13,17 +13,14 @@ selected is ever loaded into an arithmetic unit: that is the NFC filter.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from attention_engine._half import float_to_half, half_to_float
 from attention_engine._parallel import over_streams
 from attention_engine._rows import add_codes, add_scaled, dots, exp, exponentials, largest
 from csd_spec import KvView
-from csd_spec.arrays import F16, F32, I32, I64, U16
+from csd_spec.arrays import F32, I32, I64
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 
 BLOCK = 16  # tokens of an online softmax step
@@ -257,37 +254,17 @@ def _exact(begin, end, place, k_slots, n, q, tokens, counts, out):  # type: igno
                 out[stream, query, i] = scale * dots(q_row, (row,), (), d)[0]
 
 
-@njit(cache=True, nogil=True)
-def _add_rows(sums, rows):  # type: ignore[no-untyped-def]
-    for t in range(rows.shape[0]):
-        for head in range(rows.shape[1]):
-            for channel in range(rows.shape[2]):
-                sums[head, channel] += half_to_float(rows[t, head, channel])
-
-
-@njit(cache=True, nogil=True)
-def _all_finite(bits):  # type: ignore[no-untyped-def]
-    """Whether no value of FP16 has the largest exponent."""
-    found = 0
-    for i in range(bits.size):
-        found += (bits[i] & np.uint16(0x7C00)) == np.uint16(0x7C00)
-    return found == 0
-
-
-@njit(cache=True, nogil=True)
-def _to_half(values, out):  # type: ignore[no-untyped-def]
-    for i in range(values.size):
-        out[i] = float_to_half(values[i])
-    return _all_finite(out)
-
-
 def _place(view: KvView) -> tuple[np.uint64, np.uint64, np.uint64]:
     """Addresses of both banks, and the bytes of a page."""
-    flash, dram = view.banks
-    if flash.shape[1] != dram.shape[1] or not (flash.flags.c_contiguous and dram.flags.c_contiguous):
-        raise ValueError("banks: pages of one size, each contiguous, are needed")
-    first, second = (bank.__array_interface__["data"][0] for bank in view.banks)
-    return np.uint64(first), np.uint64(second), np.uint64(2 * flash.shape[1])
+    banks, place = view.kept.get("place", (None, None))
+    if banks is not view.banks:
+        flash, dram = view.banks
+        if flash.shape[1] != dram.shape[1] or not (flash.flags.c_contiguous and dram.flags.c_contiguous):
+            raise ValueError("banks: pages of one size, each contiguous, are needed")
+        first, second = (bank.__array_interface__["data"][0] for bank in view.banks)
+        place = np.uint64(first), np.uint64(second), np.uint64(2 * flash.shape[1])
+        view.kept["place"] = view.banks, place
+    return place  # type: ignore[no-any-return]  # what is kept has no type
 
 
 @njit(cache=True, nogil=True)
@@ -355,23 +332,3 @@ def attend(
     arguments = _place(view), *slots, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, out, rows
     over_streams(_attend, threads, q.shape[0], arguments)
     return out, rows
-
-
-def all_finite(values: NDArray[Any]) -> bool:
-    """Whether FP16 or FP32 values, contiguous, hold neither infinity nor NaN."""
-    if values.dtype == np.float16:
-        return bool(_all_finite(values.reshape(-1).view(np.uint16)))
-    return bool(np.isfinite(values).all())
-
-
-def to_half(values: F32) -> F16:
-    """Values, contiguous, as FP16; raises FloatingPointError for what is beyond its range, or NaN."""
-    out = np.empty(values.shape, np.uint16)
-    if not _to_half(values.reshape(-1), out.reshape(-1)):
-        raise FloatingPointError("its output holds NaN or values beyond FP16's range")
-    return out.view(np.float16)
-
-
-def add_rows(sums: F32, rows: U16) -> None:
-    """Add rows (t, H, d) of FP16 bits to sums (H, d), in token order."""
-    _add_rows(sums, rows)

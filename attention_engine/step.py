@@ -142,18 +142,19 @@ class Step:
     ) -> None:
         self.do = arithmetic or Arithmetic()
         self.view, self.pages = view, pages
-        self.threads = threads if int(view.seq_lens.sum()) >= WORTH_THREADS else 1
+        self.threads = threads if threads == 1 or int(view.seq_lens.sum()) >= WORTH_THREADS else 1
         self.q, self.v_mean, self.memory = queries.q, queries.v_mean, queries.memory
         self.r, self.top_k, self.recent = queries.r, queries.top_k, queries.recent
         self.seq_lens = view.seq_lens
         self.streams, self.queries, self.head_dim = self.q.shape
         assert view.k_slots.shape[0] in (self.streams, 0) and self.seq_lens.shape == (self.streams,)
-        self.each: I64 = np.ones(self.streams, np.int64)  # one for each stream
         self._none: I64 = np.zeros(self.streams, np.int64)
+        self.each: I64 = self._none + 1  # one for each stream
         self.work: list[Read | Compute] = []
         self.byte_addressable = False  # whether a selection can be fetched without its pages
         self.chosen: tuple[I32, I64] | None = None  # what was attended: tokens (N, k), of which counts (N,)
-        self.alpha: F32 = np.ones(self.q.shape[:2], np.float32)  # the weight of that
+        self.alpha: F32 = np.empty(self.q.shape[:2], np.float32)  # the weight of that
+        self.alpha.fill(1)
         self.rows: F32 = np.zeros((*self.q.shape[:2], 2), np.float32)  # m and l of what the output stands for
         self._scored: I32 | None = None
 
@@ -350,8 +351,7 @@ class Step:
 
     def everything(self) -> I32:
         """All tokens of all streams, (N, S)."""
-        longest = int(self.seq_lens.max())
-        return _alike(self.streams, longest)
+        return _alike(self.streams, int(np.maximum.reduce(self.seq_lens)))
 
     def _need_rows(self) -> None:
         """Raise ValueError for a layout without K in FP16."""
@@ -367,7 +367,7 @@ class Step:
         slots = (np.repeat(each, G, axis=0) for each in (view.k_slots, view.v_slots, view.e_slots))
         k_slots, v_slots, e_slots = slots
         seq_lens, top_k, recent = (np.repeat(each, G) for each in (view.seq_lens, self.top_k, self.recent))
-        apart = replace(view, seq_lens=seq_lens, k_slots=k_slots, v_slots=v_slots, e_slots=e_slots)
+        apart = replace(view, seq_lens=seq_lens, k_slots=k_slots, v_slots=v_slots, e_slots=e_slots, kept={})
         q, v_mean = self.q.reshape(-1, 1, self.head_dim), np.repeat(self.v_mean, G, axis=0)
         queries = Queries(q, self.r, top_k, recent, v_mean, self.memory)
         step = Step(apart, self.pages, queries, self.threads, self.do)

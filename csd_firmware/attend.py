@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_engine import Queries, Read, Step, to_half
+from attention_engine import Queries, Read, Step, take_in, to_half
 from csd_firmware.check import Refused
-from csd_firmware.schedule import SCHEDULES, Units
+from csd_firmware.schedule import SCHEDULES
 from csd_firmware.state import DriveState, flash_read
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import Attend, Completion, KvView, Status
+from csd_spec import Attend, Completion, Status
 from csd_spec.arrays import F16, F32
 from ftl import FtlError, PagePlan
+
+_ONE = np.ones(1, np.int64)
 
 
 def check_attend(state: DriveState, command: Attend) -> None:
@@ -32,15 +34,12 @@ def check_attend(state: DriveState, command: Attend) -> None:
 def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
     """Store the new token and attend over all. It waits in DRAM; if it completes a group, that is programmed in the
     background."""
-    v_sums = {handle: state.v_sums[handle][command.layer].copy() for handle in command.seqs}
-    ones = np.ones(len(command.seqs), np.int64)
-    programmed, _ = state.ftl.append(command.seqs, command.layer, ones, command.k, command.v, watch.now_ns)
-    for handle, row in zip(command.seqs, command.v, strict=True):
-        state.add_v(handle, command.layer, row[None])
+    one_each = _ONE.repeat(len(command.seqs))
+    programmed, _ = state.ftl.append(command.seqs, command.layer, one_each, command.k, command.v, watch.now_ns)
     try:
         data, plans = _attend(state, command, watch)
     except Exception as error:  # whatever a method raises, of ours or of the user's, or lost data
-        _take_back(state, command, v_sums, watch.now_ns)
+        _take_back(state, command, watch.now_ns)
         if isinstance(error, FtlError):
             raise
         raise Refused(f"method {command.method}: {type(error).__name__}: {error}") from error
@@ -52,32 +51,28 @@ def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[tuple
     """The completion's data, and what was read."""
     view = state.ftl.view(command.seqs, command.layer)
     B, H, G, d = command.q.shape
+    v_sums = np.concatenate([state.v_sums[handle][command.layer] for handle in command.seqs])
+    q, v_means = take_in(command.q, command.v, view.seq_lens, v_sums)
     queries = Queries(
-        command.q.astype(np.float32).reshape(B * H, G, d),
+        q,
         command.r,
         command.top_k.repeat(H),
         command.recent.repeat(H),
-        _v_means(state, command, view),
+        v_means,
         [state.memory.setdefault((handle, command.layer), {}) for handle in command.seqs],
     )
     step = Step(view, state.ftl, queries, state.threads)
     exact = state.methods[command.method](step).reshape(B, H, G, d)
     output = to_half(np.ascontiguousarray(exact, np.float32))
     rows: F32 = np.ascontiguousarray(step.rows, np.float32).reshape(B, H, G, 2)
-    SCHEDULES[state.spec.engine.schedule](step.work, Units(state.ftl, state.engine), watch)
+    SCHEDULES[state.spec.engine.schedule](step.work, state.units, watch)
+    state.set_sums(command.seqs, command.layer, v_sums)
     return (output, rows), [item.plan for item in step.work if isinstance(item, Read)]
 
 
-def _take_back(state: DriveState, command: Attend, v_sums: dict[int, F32], now_ns: int) -> None:
+def _take_back(state: DriveState, command: Attend, now_ns: int) -> None:
     """Remove the token that a step has stored before it failed; from sequences that lost data nothing is taken."""
     for handle in (handle for handle in command.seqs if not state.ftl.sequences[handle].failed):
         length = int(state.ftl.sequence(handle).lengths[command.layer])
         state.ftl.crop(handle, command.layer, length - 1, now_ns)
-        state.v_sums[handle][command.layer] = v_sums[handle]
         state.memory.pop((handle, command.layer), None)
-
-
-def _v_means(state: DriveState, command: Attend, view: KvView) -> F32:
-    sums = np.concatenate([state.v_sums[handle][command.layer] for handle in command.seqs])
-    means: F32 = np.divide(sums, view.seq_lens[:, None], dtype=np.float32)
-    return means

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ftl import Fetch, Ftl, Use
 
 Work = Sequence[Read | Compute]
 MAX_JOBS = 256
+FEW = 64
 POOLS = ("argtopk", "kernel")  # of the engine's units
 
 
@@ -34,17 +36,35 @@ class Units:
 
     def whole(self, item: Compute) -> tuple[int, int]:
         """The same for all streams together."""
-        return self._ns(item, int(self._load(item).sum()), int(item.scores.sum()))
+        length = self._length(item)
+        lines = _total(item.lines)
+        load = lines * length if isinstance(length, int) else _total(item.lines * length)
+        return self._ns(item, load, lines if item.scores is item.lines else _total(item.scores))
 
     def _load(self, item: Compute) -> I64:
         """Values of each stream that argtopk takes, or beats of a kernel for each query, (N,)."""
-        return item.lines * (item.length if item.job == "argtopk" else -(-item.length // self.clock.spec.lanes))
+        return item.lines * self._length(item)
+
+    def _length(self, item: Compute) -> I64 | int:
+        """What a line takes of that."""
+        return item.length if item.job == "argtopk" else -(-item.length // self.clock.spec.lanes)
 
     def _ns(self, item: Compute, load: int, scores: int) -> tuple[int, int]:
         if item.job == "argtopk":
             return self.clock.topk_ns(load), 0
-        ns = self.clock.kernel_ns(load * item.queries)
-        return ns, max(0, self.clock.softmax_ns(scores * item.queries) - ns)
+        return _kernel_ns(self.clock, load * item.queries, scores * item.queries)
+
+
+@lru_cache(1 << 10)
+def _kernel_ns(clock: EngineClock, beats: int, scores: int) -> tuple[int, int]:
+    """Of a kernel, and what its softmax takes beyond that; layers of a step mostly have the same work."""
+    ns = clock.kernel_ns(beats)
+    return ns, max(0, clock.softmax_ns(scores) - ns)
+
+
+def _total(values: I64) -> int:
+    """The sum of values (N,): of a few by themselves, in a quarter of the time."""
+    return sum(values.tolist()) if values.size < FEW else int(values.sum())
 
 
 def _between(values: I64, bounds: I64) -> list[int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
 
 from attention_engine import EngineClock, Memory, Methods, add_rows
 from csd_firmware.logs import History
+from csd_firmware.schedule import Units
 from csd_spec import DriveSpec, FlashCounters, Status
 from csd_spec.arrays import F16, F32
 from ftl import Ftl, Nand, PagePlan, Uncorrectable
@@ -23,7 +25,7 @@ class DriveState:
     def __init__(self, spec: DriveSpec, nand: Nand | None, methods: Methods, threads: int = 1) -> None:
         self.spec, self.methods, self.threads = spec, dict(methods), threads
         self.ftl = Ftl(spec, nand)
-        self.engine = EngineClock(spec.engine)
+        self.units = Units(self.ftl, EngineClock(spec.engine))
         self.history = History()
         self.tenant = 0  # whose command is carried out
         for finding in self.ftl.findings:
@@ -59,12 +61,18 @@ class DriveState:
             return
         add_rows(self.v_sums[handle][layer], rows.view(np.uint16))
 
+    def set_sums(self, handles: Sequence[int], layer: int, sums: F32) -> None:
+        """These are the sums (B * H, d) of V of a layer from now on."""
+        heads = sums.shape[0] // len(handles)
+        for number, handle in enumerate(handles):
+            self.v_sums[handle][layer] = sums[number * heads : (number + 1) * heads]
+
 
 def flash_read(*plans: PagePlan, programmed: int = 0) -> FlashCounters:
     """What reading the plans' pages, and programming some, counts."""
-    return FlashCounters(
-        pages_read=sum([plan.useful.size for plan in plans]),
-        pages_programmed=programmed,
-        useful_bytes=sum([int(plan.useful.sum()) for plan in plans]),
-        fetched_bytes=sum([int(plan.nbytes.sum()) for plan in plans]),
-    )
+    read = useful = fetched = 0
+    for plan in plans:
+        read += plan.ppns.size
+        useful += plan.useful_bytes
+        fetched += plan.fetched_bytes
+    return FlashCounters(pages_read=read, pages_programmed=programmed, useful_bytes=useful, fetched_bytes=fetched)

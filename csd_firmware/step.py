@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from attention_engine import METHODS, Methods
 from csd_firmware.acts import ACTS
 from csd_firmware.check import NO_LIMIT, Refused, check, nbytes_in
@@ -51,7 +49,8 @@ class Firmware:
             verb = check(self.state, command, max_bytes)
             act = ACTS[verb.command]
             act.check(self.state, command)
-            watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(nbytes_in(verb, command)))
+            nbytes = nbytes_in(verb, command)
+            watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(nbytes))
             if not verb.overlaps:
                 watch.until("queue", self.free_ns)
             done = act.run(self.state, command, watch)
@@ -60,25 +59,28 @@ class Firmware:
             return self.refuse(type(command).__name__, status, str(error), submit_ns)
         if not verb.overlaps:
             self.free_ns = watch.now_ns
-        return self._complete(verb, command, tenant, done, watch)
-
-    def _complete(self, verb: Verb, command: Command, tenant: int, done: Completion, watch: Stopwatch) -> Completion:
-        watch.until("flash_program", done.finish_ns)
         if isinstance(verb.effect, Creates | Forks):
             self.ftl.label(done.data[0].tolist(), tenant)
+        return self._complete(verb, nbytes, done, watch)
+
+    def _complete(self, verb: Verb, nbytes_in: int, done: Completion, watch: Stopwatch) -> Completion:
+        watch.until("flash_program", done.finish_ns)
         self._count(verb, watch)
-        nbytes_out = sum(array.nbytes for array in done.data)
+        nbytes_out = sum([array.nbytes for array in done.data])
         if verb.overlaps:
             watch.until("link", self._link_free_ns)
         watch.spend("link", self.spec.link.transfer_ns(nbytes_out))
         if verb.overlaps:
             self._link_free_ns = watch.now_ns
-        return replace(
-            done,
+        return Completion(
+            status=done.status,
+            reason=done.reason,
             submit_ns=watch.start_ns,
             finish_ns=watch.now_ns,
             breakdown_ns=watch.breakdown_ns,
-            link_bytes=nbytes_in(verb, command) + nbytes_out,
+            flash=done.flash,
+            link_bytes=nbytes_in + nbytes_out,
+            data=done.data,
         )
 
     def format(self) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from csd_spec.units import check_unit
+from csd_spec.units import UNITS, check_unit
 
 
 class Stopwatch:
@@ -17,11 +17,15 @@ class Stopwatch:
 
     def spend(self, unit: str, ns: int) -> None:
         """`unit` is busy for `ns` from now."""
-        self.until(unit, self.now_ns + ns)
+        if unit not in UNITS:
+            check_unit(unit)
+        self.breakdown_ns[unit] = self.breakdown_ns.get(unit, 0) + ns
+        self.now_ns += ns
 
     def until(self, unit: str, finish_ns: int) -> None:
         """`unit` ends at `finish_ns`, or has ended."""
-        check_unit(unit)
-        ns = max(0, finish_ns - self.now_ns)
+        if unit not in UNITS:
+            check_unit(unit)
+        ns = finish_ns - self.now_ns if finish_ns > self.now_ns else 0
         self.breakdown_ns[unit] = self.breakdown_ns.get(unit, 0) + ns
         self.now_ns += ns

@@ -86,11 +86,13 @@ class Array:
     example: Any = 1
     symbols: tuple[str | int, ...] = field(init=False)
     dtype: np.dtype[Any] = field(init=False)
+    total: str = field(init=False)  # the symbol of its sum
 
     def __post_init__(self) -> None:
         symbols = tuple(int(each) if each.isdigit() else each for each in self.shape.split())
         object.__setattr__(self, "symbols", symbols)
         object.__setattr__(self, "dtype", self.kind.value)
+        object.__setattr__(self, "total", f"sum({self.name})")
 
     def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Its shape where symbols have these sizes; what is not known yet is 1."""
@@ -168,11 +170,15 @@ class Verb:
     overlaps: bool = False
     scalars: tuple[Scalar, ...] = field(init=False)
     modelled: tuple[Array, ...] = field(init=False)  # arrays whose bytes cross the link
+    counted: bool = field(init=False)  # whether the shape of an array follows from what another one counts
+    reads: bool = field(init=False)  # whether K, V or attention goes to the host
 
     def __post_init__(self) -> None:
         scalars = tuple(each for each in self.parameters if isinstance(each, Scalar))
         object.__setattr__(self, "scalars", scalars)
         object.__setattr__(self, "modelled", tuple(each for each in self.arrays if each.kind.modelled))
+        object.__setattr__(self, "counted", any("sum(" in each.shape for each in self.arrays))
+        object.__setattr__(self, "reads", any(each.kind is Kind.VALUES for each in self.reply))
         mine = {each.name for each in scalars} | {each.name for each in self.arrays}
         if mine != set(self.command.__slots__) or not 0 <= self.opcode <= 0xFF:
             raise ValueError(f"verb {self.command.__name__} {self.opcode:#x}: has {mine}, not its command's fields")
@@ -180,11 +186,6 @@ class Verb:
     @property
     def name(self) -> str:
         return self.command.__name__
-
-    @property
-    def reads(self) -> bool:
-        """Whether K, V or attention goes to the host."""
-        return any(array.kind is Kind.VALUES for array in self.reply)
 
     @property
     def writes(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,8 @@ class KvView:
 
     Slots are read through `banks`: bank slot >> 31 (flash, drive DRAM), page slot & 0x7FFFFFFF. A page is a row of
     FP16 bit patterns; `layout` says of what. An embedding group that has no pages is UNMAPPED; the token pages of K
-    hold it. planes: all maps of the layout by name, (N, pages of a head, groups), for methods that read others.
+    hold it. planes: all maps of the layout by name, (N, pages of a head, groups), for methods that read others. kept:
+    what has been found out about these slots; it is the next view's too, as long as they stay.
     """
 
     layout: KvLayout
@@ -52,6 +54,7 @@ class KvView:
     v_slots: U32  # (N, token groups)
     e_slots: U32  # (N, embedding pages, embedding groups)
     planes: Mapping[str, U32] = field(default_factory=lambda: MappingProxyType({}))
+    kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 def gather_rows(banks: tuple[U16, U16], slots: U32, length: int, layout: KvLayout) -> F16:

@@ -59,6 +59,17 @@ class MiniBatch:
     breakdown_ns: Counter[str] = field(default_factory=Counter)
     turnstile: Turnstile | None = None
     number: int = 0
+    _params: tuple[tuple[Attention, list[int]], tuple[int, I64, I64]] | None = None
+
+    def params(self, attention: Attention, lengths: I64, head_dim: int) -> tuple[int, I64, I64]:
+        """r, and of each sequence k and l, for `lengths` tokens: mostly the same for all layers of a step."""
+        each = lengths.tolist()
+        if self._params is None or self._params[0] != (attention, each):
+            known = {length: attention.at(length, head_dim) for length in set(each)}
+            found = [known[length] for length in each]
+            asked = found[0].r, np.array([each.k for each in found]), np.array([each.l for each in found])
+            self._params = (attention, each), asked
+        return self._params[1]
 
     def turn(self) -> AbstractContextManager[None]:
         """Its turn to submit."""
@@ -135,26 +146,13 @@ class Driver:
     ) -> tuple[F16, F32]:
         """`decode`, and beside the output what it takes to merge it with attention elsewhere over the same sequences'
         other tokens (`attention_engine.merge`): m and l of each query head, (B, q_heads, 2); see `Attend`."""
-        lengths = batch.lengths[rows, layer] + 1
-        each = lengths.tolist()
-        known = {length: self.attention.at(length, self.shape.head_dim) for length in set(each)}
-        params = [known[length] for length in each]
-        top_k, recent = np.array([p.k for p in params]), np.array([p.l for p in params])
-        grouped = q.reshape(len(lengths), self.shape.kv_heads, self.shape.group, self.shape.head_dim)
-        commands: list[Command] = [
-            Attend(
-                seqs,
-                layer,
-                _heads(grouped, heads),
-                _heads(k, heads),
-                _heads(v, heads),
-                self.attention.method,
-                params[0].r,
-                top_k,
-                recent,
-            )
-            for seqs, heads in zip(self._handles(batch, rows), self.heads, strict=True)
-        ]
+        lengths, shape = batch.lengths[rows, layer] + 1, self.shape
+        params = mini_batch.params(self.attention, lengths, shape.head_dim)
+        grouped = q.reshape(len(lengths), shape.kv_heads, shape.group, shape.head_dim)
+        method, commands = self.attention.method, list[Command]()
+        for seqs, heads in zip(self._handles(batch, rows), self.heads, strict=True):
+            mine = _heads(grouped, heads), _heads(k, heads), _heads(v, heads)
+            commands.append(Attend(seqs, layer, *mine, method, *params))
         with mini_batch.turn():
             submitted = self._submit(commands, mini_batch.now_ns)
         done = self._collect(submitted)
@@ -214,10 +212,11 @@ class Driver:
 
     def _account(self, mini_batch: MiniBatch, done: list[Completion], lengths: I64) -> None:
         """A layer ends when its slowest drive does; that drive's breakdown is the layer's."""
-        slowest = max(done, key=lambda c: c.finish_ns)
-        mini_batch.breakdown_ns.update(slowest.breakdown_ns)
+        slowest = done[0] if len(done) == 1 else max(done, key=lambda c: c.finish_ns)
+        for unit, ns in slowest.breakdown_ns.items():
+            mini_batch.breakdown_ns[unit] += ns
         mini_batch.now_ns = slowest.finish_ns
-        self.traffic.count_decode(done, int(lengths.sum()) * self.shape.kv_bytes_per_token // self.shape.layers)
+        self.traffic.count_decode(done, sum(lengths.tolist()) * self.shape.kv_bytes_per_token // self.shape.layers)
 
     def _handles(self, batch: Batch, rows: Rows) -> list[tuple[int, ...]]:
         return [tuple(handles[rows].tolist()) for handles in batch.handles]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from csd_spec.arrays import I64, U32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PagePlan:
     """Distinct flash pages behind a selection, how many bytes of it lie in each, and how many bytes of each have to
     cross the channel: the codewords that hold them. Pages come stream by stream."""
@@ -20,6 +21,16 @@ class PagePlan:
     nbytes: I64  # (P,)
     ends: I64  # (N,): pages up to the last of each stream
     stored: bool = True  # False: their content is not in this array, they only take time
+
+    @cached_property
+    def useful_bytes(self) -> int:
+        """Of all pages."""
+        return int(self.useful.sum())
+
+    @cached_property
+    def fetched_bytes(self) -> int:
+        """Of all pages."""
+        return int(self.nbytes.sum())
 
     @classmethod
     def all_of(cls, ppns: U32, page_bytes: int) -> PagePlan:

@@ -140,6 +140,8 @@ class FlashStore:
     def bring(self, ppns: U32) -> None:
         """Have pages at hand, wherever the emulator keeps them; that takes no modelled time. Raises Uncorrectable, and
         fails the sequences concerned, for those that are not what was programmed."""
+        if not self.nand.held.lazy:
+            return
         handles = self.lost_of(ppns)
         if handles is not None:
             raise Uncorrectable(handles, why=self.nand.held.trouble)

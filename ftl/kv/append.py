@@ -27,11 +27,14 @@ def append(
     Where drive DRAM has no room for an unfinished group of a copy, the primary map alone holds its rows until it is
     full. Returns the number of pages programmed and when the last program ends. Without payload k and v are None.
     """
-    seqs = [kv.sequence(handle) for handle in handles]
-    if _nothing_ends(seqs, layer, lengths):
-        _wait(kv, seqs, layer, None if k is None or v is None else {"k": k.view(np.uint16), "v": v.view(np.uint16)})
+    standing = kv.standing(handles, layer)
+    if set(lengths.tolist()) == {1} and standing.waits():
+        kv.store.placement.check_alive()
+        standing.wait(k, v)
         kv.changes.dirty.update(handles)
         return 0, start_ns
+    seqs = standing.seqs
+    kv.changed()
     allocated = _allocate(kv, seqs, layer, lengths, start_ns)
     cut, finish_ns = np.cumsum(lengths)[:-1], start_ns
     new_k, new_v = ([None] * len(seqs) if rows is None else np.split(rows.view(np.uint16), cut) for rows in (k, v))
@@ -54,31 +57,7 @@ def append(
     return pages, finish_ns
 
 
-def _nothing_ends(seqs: list[Sequence], layer: int, lengths: I64) -> bool:
-    """Whether each gets one token that neither begins nor ends a group: what most decode steps add."""
-    if lengths.max() > 1 or lengths.min() < 1:
-        return False
-    return all(
-        1 <= int(seq.lengths[layer]) % mapped.per_group < mapped.per_group - 1
-        for seq in seqs
-        for mapped in seq.maps.values()
-    )
-
-
-def _wait(kv: KvMap, seqs: list[Sequence], layer: int, rows: dict[str, U16] | None) -> None:
-    """Add a token (B, H, d) of each sequence to the groups that wait in drive DRAM, as far as they have buffers."""
-    kv.store.placement.check_alive()
-    content = kv.tails.content
-    for number, seq in enumerate(seqs):
-        length = int(seq.lengths[layer])
-        for mapped in seq.maps.values():
-            if rows and mapped.buffered(layer):
-                row = rows[mapped.source][number : number + 1]  # maps whose rows are K with V have no buffers
-                mapped.fill(content, mapped.buffers[layer], length % mapped.per_group, row)
-        seq.lengths[layer] = length + 1
-
-
-def _allocate(kv: KvMap, seqs: list[Sequence], layer: int, lengths: I64, start_ns: int) -> list[U32]:
+def _allocate(kv: KvMap, seqs: Seq[Sequence], layer: int, lengths: I64, start_ns: int) -> list[U32]:
     """Pages for the groups that become full, and the certainty that drive DRAM has room for what does not."""
     tokens = max(int(seq.lengths[layer] + length) for seq, length in zip(seqs, lengths, strict=True))
     limit = MAX_GROUPS * seqs[0].layout.n

@@ -17,6 +17,7 @@ from ftl.kv.sequence import Sequence
 def fork(kv: KvMap, handle: int) -> int:
     """A sequence that begins with all that this one holds. Full groups are shared, unfinished ones copied."""
     parent = kv.sequence(handle)
+    kv.changed()
     kv.tails.check_room(sum(int((mapped.buffers >= 0).sum()) for mapped in parent.primary.values()))
     (child_handle,) = kv.create(1, parent.layers, parent.heads, parent.layout)
     child = kv.sequences[child_handle]

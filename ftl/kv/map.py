@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,10 @@ from ftl.kv.names import RECORDED_BYTES, Names
 from ftl.kv.owners import Owners
 from ftl.kv.sequence import Sequence
 from ftl.kv.shared import SharedPages
+from ftl.kv.standing import Standing
 from ftl.kv.tails import GroupBuffers, Tails
+
+MOST_KEPT = 1 << 12
 
 
 @dataclass(slots=True)
@@ -44,6 +49,27 @@ class KvMap(Referrer):
         self.names = Names()
         self.shared = SharedPages(store.geometry.pages)
         self.next_handle = 1
+        self.kept: dict[Any, Any] = {}  # what was found out about sequences that holds until `changed`
+
+    def standing(self, handles: Seq[int], layer: int) -> Standing:
+        """What stays as it is of a layer of sequences, until `changed`; raises as `sequence`."""
+        key = tuple(handles), layer
+        found: Standing | None = self.kept.get(key)
+        if found is None:
+            seqs = [self.sequence(handle) for handle in handles]
+            found = Standing(seqs, layer, self.banks)
+            self.keep(key, found)
+        return found
+
+    def keep(self, key: Any, found: Any) -> None:
+        """Keep what was found out; of what would be too much nothing is kept."""
+        if len(self.kept) >= MOST_KEPT:
+            self.kept.clear()
+        self.kept[key] = found
+
+    def changed(self) -> None:
+        """Slots or buffers are going to change, or which sequences there are, or have lost data."""
+        self.kept.clear()
 
     @property
     def banks(self) -> tuple[U16, U16]:
@@ -93,6 +119,7 @@ class KvMap(Referrer):
 
     def unmap(self, seq: Sequence, name: str, layer: int, first: int) -> None:
         """Forget a layer's groups of one map from `first` on. Pages that another sequence shares stay valid."""
+        self.changed()
         slots = seq.maps[name].slots[layer, :, first:]
         mine = slots[in_flash(slots)]
         self.store.placement.invalidate(mine[self.shared.leave(mine)])
@@ -130,6 +157,7 @@ class KvMap(Referrer):
 
     def moved(self, old: U32, new: U32) -> None:
         self.shared.moved(old, new)
+        self.changed()
 
     def checkpoint_pages(self) -> int:
         """Of each unfinished group of K and V at most a page is recorded, the sums of V and names, in two places."""
@@ -141,6 +169,7 @@ class KvMap(Referrer):
     def lose(self, tags: U64, for_good: bool) -> list[int]:
         """Mark the sequences that hold these pages as failed."""
         handles = sorted(self.owners.sequences(set(tag.owners(tags[tag.is_group(tags)]).tolist())))
+        self.changed()
         for handle in handles:
             self.sequences[handle].failed = True
         if for_good:

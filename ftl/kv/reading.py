@@ -16,7 +16,7 @@ from csd_spec.planes import is_lossy
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.flash.plan import PagePlan
 from ftl.kv.map import KvMap
-from ftl.kv.pages import plan_channels, plan_tokens, stack
+from ftl.kv.pages import plan_channels, plan_tokens
 
 
 class Reader:
@@ -33,29 +33,26 @@ class Reader:
         """
         if alone:
             self.store.nand.held.begin()
-        seqs = [self.kv.sequence(handle) for handle in handles]
-        first, lengths = seqs[0], [int(seq.lengths[layer]) for seq in seqs]
-        lay, streams, longest = first.layout, len(seqs) * first.heads, max(lengths)
-        planes = {}
-        for name, mapped in first.maps.items():
-            groups = -(-longest // mapped.per_group)
-            slots = stack([seq.maps[name].slots[layer] for seq in seqs], groups)
-            planes[name] = slots.reshape(streams, mapped.streams // first.heads, groups)
-        none, copy = np.empty((streams, 1, 0), np.uint32), planes.get("embedding_k")
-        return KvView(
-            layout=lay,
-            banks=self.kv.banks,
-            seq_lens=np.array(lengths).repeat(first.heads),
-            k_slots=planes.get("k", none)[:, 0],
-            v_slots=planes.get("v", none)[:, 0],
-            e_slots=np.full((streams, 1, -(-longest // lay.T)), UNMAPPED) if copy is None else copy,
-            planes=planes,
-        )
+        return self.kv.standing(handles, layer).view()
 
     def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
         """Pages of `slots` (k_slots or v_slots) behind tokens (N, k), ascending, of which counts (N,) are used."""
+        if counts is view.seq_lens and (slots is view.k_slots or slots is view.v_slots):
+            return self._whole_map(view, "k" if slots is view.k_slots else "v", slots, tokens)
+        return self._tokens(view, slots, tokens, counts)
+
+    def _tokens(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
         row_bytes = FP16_BYTES * view.layout.head_dim
         return self._plan(*plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, self._word_bytes))
+
+    def _whole_map(self, view: KvView, name: str, slots: U32, tokens: I32) -> PagePlan:
+        """All pages of K or V: the same until a group is full."""
+        plan: PagePlan | None = view.kept.get(name)
+        if plan is None:
+            plan = view.kept[name] = self._tokens(view, slots, tokens, view.seq_lens)
+        else:
+            self.store.bring(plan.ppns)
+        return plan
 
     def embedding_pages(self, view: KvView, channels: I32) -> PagePlan:
         """Pages behind channels (N, r), ascending: embedding pages, or K's own where there are none yet.

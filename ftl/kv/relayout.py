@@ -52,6 +52,7 @@ def relayout(reader: Reader, handle: int, m: int, bits: int, start_ns: int) -> i
         store.counters.groups += ppns.size
     for layer in used:
         kv.unmap(seq, COPY, layer, 0)
+    kv.changed()
     seq.layout, seq.maps[COPY] = layout, new
     kv.changes.dirty.add(handle)
     kv.changes.trimmed.add(handle)

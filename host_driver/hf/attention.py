@@ -20,8 +20,9 @@ from transformers.masking_utils import sdpa_mask
 
 from host_driver.hf.cache import IMPLEMENTATION, CsdLayer
 from host_driver.hf.shape import Unsupported
-from host_driver.hf.staging import stage
+from host_driver.hf.staging import stage, unstage
 
+ROUNDING = 1e-9  # of a scale in double precision, far below what q has
 _UNSERVED = ("softcap", "s_aux", "position_bias", "sliding_window")
 
 
@@ -82,10 +83,11 @@ def _attend(
         mask = mask[..., : past + new]  # of a cache of fixed size it is as long as that
     admitted = cache.admit(mask, batch, past, new)
     if past and new == 1:
-        d = query.shape[-1]
         # Drives divide by sqrt(d); models with another scale get it through q
-        q = query[:, :, 0] * (1.0 if scaling is None else scaling * d**0.5)
-        out = _decode(layer, q, key[:, :, 0], value[:, :, 0], admitted[:, 0])
+        factor = 1.0 if scaling is None else scaling * query.shape[-1] ** 0.5
+        if abs(factor - 1) > ROUNDING:
+            query = query * factor
+        out = _decode(layer, query, key, value, admitted[:, 0])
     else:
         keys, values = _read_back(layer, key, value) if past else (key, value)
         out, _ = sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling)
@@ -99,20 +101,22 @@ def _attend(
 def _decode(
     layer: CsdLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, admitted: NDArray[np.bool_]
 ) -> torch.Tensor:
-    """One token a sequence, (B, heads, d) each; a row of padding is not stored and attends to nothing."""
+    """One token a sequence, (B, heads, 1, d) each; a row of padding is not stored and attends to nothing."""
     cache = layer.cache
     assert cache.batch is not None
     if cache.mini_batch is None:
         raise Unsupported("this forward did not go through the model that vcsd.attach was given")
-    q16, k16, v16 = stage(q, k, v)()
-    if admitted.all():
+    (rows16,) = stage(torch.cat((q, k, v), dim=1))()  # at once: each of a few small steps takes longer than the bytes
+    of_q, of_k = q.shape[1], k.shape[1]
+    q16, k16, v16 = rows16[:, :of_q, 0], rows16[:, of_q : of_q + of_k, 0], rows16[:, of_q + of_k :, 0]
+    if all(admitted.tolist()):
         out = cache.driver.decode(cache.batch, cache.rows, cache.mini_batch, layer.index, q16, k16, v16)
     else:
-        out, rows = np.zeros(q.shape, np.float16), (cache.rows.start or 0) + np.flatnonzero(admitted)
+        out, rows = np.zeros(q16.shape, np.float16), (cache.rows.start or 0) + np.flatnonzero(admitted)
         if rows.size:
             new = (each[admitted] for each in (q16, k16, v16))
             out[admitted] = cache.driver.decode(cache.batch, rows, cache.mini_batch, layer.index, *new)
-    return torch.from_numpy(out).to(q.device, q.dtype).unsqueeze(1)
+    return unstage(out[:, None], q)
 
 
 def _ship(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor, admitted: NDArray[np.bool_]) -> None:

@@ -7,6 +7,8 @@ k and v only; the key tensor carries its `CsdLayer`, by which `host_driver.hf.at
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -51,11 +53,12 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.cache.check_use(self.index)
+        cache = self.cache
+        cache.check_use(self.index)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys = key_states.view(key_states.shape)  # an object of its own, so that nobody else's tensor is marked
-        keys.csd_layer = self.cache.pending = self  # type: ignore[attr-defined]  # a mark of ours, read back by attention
+        keys.csd_layer = cache.pending = self  # type: ignore[attr-defined]  # a mark of ours, read back by attention
         return keys, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -137,12 +140,13 @@ class CsdCache(OwnCache):
 
     def check_use(self, layer: int) -> None:
         """Raise where the attention that follows is not ours, or where ours was not called last time."""
-        implementation = self.config._attn_implementation
-        if implementation != IMPLEMENTATION:
-            raise Unsupported(
-                f"this cache's K and V are in drives, and the model now uses attention {implementation!r}: "
-                "use the cache inside vcsd.attach"
-            )
+        if layer == 0 or not self._in_forward:  # once a forward: a config answers slowly
+            implementation = self.config._attn_implementation
+            if implementation != IMPLEMENTATION:
+                raise Unsupported(
+                    f"this cache's K and V are in drives, and the model now uses attention {implementation!r}: "
+                    "use the cache inside vcsd.attach"
+                )
         self.check_in_forward()
         self.end_forward()
 
@@ -152,6 +156,15 @@ class CsdCache(OwnCache):
             raise Unsupported(
                 f"the model did not pass the cached keys of layer {layer} on to its attention as they were"
             )
+
+    @contextmanager
+    def whole(self, mini_batch: MiniBatch) -> Iterator[None]:
+        """A decode step of all sequences as one mini-batch."""
+        self.mini_batch = mini_batch
+        try:
+            yield
+        finally:
+            self.mini_batch = None
 
     def part(self, rows: slice, mini_batch: MiniBatch) -> CsdCache:
         """The same sequences seen through `rows`, for one mini-batch of one decode step."""
@@ -175,7 +188,7 @@ class CsdCache(OwnCache):
         """
         if self._seen is None or self._seen[0] is not mask or self._seen[1].shape[1] != past + new:
             if mask is None:
-                row = np.concatenate([self.valid[:, :past], np.ones((batch, new), bool)], axis=1)
+                self.valid = row = np.concatenate([self.valid[:, :past], np.ones((batch, new), bool)], axis=1)
             else:
                 if mask.dtype != torch.bool:
                     raise Unsupported(f"an attention mask of {mask.dtype}: only padding masks are served")

@@ -90,8 +90,10 @@ def own_forward(
 
     @functools.wraps(model.forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind_partial(*args, **kwargs).arguments
-        given |= given.pop("kwargs", {})
+        given = kwargs
+        if args:
+            given = signature.bind_partial(*args, **kwargs).arguments
+            given |= given.pop("kwargs", {})
         own, use_cache = given.get("past_key_values"), given.get("use_cache")
         if own is None and not (config.use_cache if use_cache is None else use_cache):
             return forward(**given)
@@ -127,12 +129,15 @@ def _run(forward: Callable[..., Any], driver: Driver, mini_batches: int, cache: 
         return out
     count = min(mini_batches, batch)
     with driver.step(count) as each:
+        if count == 1:
+            with cache.whole(each[0]):
+                return forward(**given)
         cuts = [number * batch // count for number in range(count + 1)]
         rows = [slice(first, end) for first, end in pairwise(cuts)]
         parts = [cache.part(mine, mini_batch) for mine, mini_batch in zip(rows, each, strict=True)]
         outs = _side_by_side(forward, given, parts, batch)
         cache.merge(parts)
-    return outs[0] if count == 1 else _concatenate(outs)
+    return _concatenate(outs)
 
 
 def _side_by_side(
@@ -153,8 +158,6 @@ def _side_by_side(
         finally:
             part.mini_batch.leave(failed)
 
-    if len(parts) == 1:
-        return [run(parts[0])]
     with ThreadPoolExecutor(len(parts), thread_name_prefix="mini-batch") as pool:
         futures = [pool.submit(run, part) for part in parts]
         errors = [error for future in futures if (error := future.exception())]

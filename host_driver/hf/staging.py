@@ -1,9 +1,10 @@
-"""Tensors to FP16 host arrays: from the GPU through pinned buffers on a side stream, without stopping it."""
+"""Tensors to FP16 host arrays and back: from the GPU through pinned buffers on a side stream, without stopping it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from csd_spec.arrays import F16
@@ -38,3 +39,10 @@ def stage(*tensors: torch.Tensor) -> Callable[[], tuple[F16, ...]]:
         return tuple(buffer.numpy() for buffer in pinned)
 
     return wait
+
+
+def unstage(rows: F16, like: torch.Tensor) -> torch.Tensor:
+    """Rows as a tensor of the device and the type of another."""
+    if like.dtype is torch.float32 and like.device.type == "cpu":
+        return torch.from_numpy(rows.astype(np.float32))  # in half the time
+    return torch.from_numpy(rows).to(like.device, like.dtype)

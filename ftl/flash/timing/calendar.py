@@ -87,14 +87,14 @@ class FlashCalendar(FlashTiming):
         # of a run are written when another begins.
         self._runs: I64 = np.zeros((geometry.channels, 3), np.int64)
         self._state = self.slot_bytes, self._byte_ns, self.lane_free, self._cells, self._runs
+        self._reading = geometry.channels, timing.read_ns, 0, timing.cache_read, *self._state
 
     @property
     def reading(self) -> Reading:
-        t = self.timing
-        return self.geometry.channels, t.read_ns, 0, t.cache_read, *self._state
+        return self._reading
 
     def read_ends(self, ppns: U32, nbytes: I64, start_ns: int) -> int:
-        return int(occupy(ppns, nbytes, start_ns, *self.reading))
+        return int(occupy(ppns, nbytes, start_ns, *self._reading))
 
     def program_ends(self, ppns: U32, start_ns: int) -> int:
         nbytes = np.full(ppns.size, self.geometry.page_bytes)

@@ -16,6 +16,7 @@ class EmbeddingMap(LaidMap):
 
     def __init__(self, layout: KvLayout, layers: int, heads: int) -> None:
         self.per_group, self.streams = layout.T, heads * layout.embedding_pages
+        self.channels = layout.m
         form = (16, 8, 4).index(layout.bits) * 4 + ((2, 4, 8).index(layout.m) if layout.m in (2, 4, 8) else 3)
         super().__init__(Kind.EMBEDDING_K + form, layout, layers, heads)
 

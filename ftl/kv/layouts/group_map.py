@@ -88,7 +88,12 @@ class GroupMap(ABC):
 
 
 class LaidMap(GroupMap):
-    """Rows lie in a page as they come, so that `fill` can go on in the pages behind one: content[buffers + 1], ..."""
+    """Rows lie in a page as they come, so that `fill` can go on in the pages behind one: content[buffers + 1], ...
+
+    channels: m, where they lie channel by channel; 0 where row after row.
+    """
+
+    channels = 0
 
     def write(self, pages: U16, position: int, rows: U16) -> None:
         streams, groups, values = pages.shape

@@ -37,3 +37,27 @@ def lay_channels(pages, first, m, T, position, rows):  # type: ignore[no-untyped
                     at += 1
                     if at == T:
                         group, at = group + 1, 0
+
+
+@njit(cache=True, nogil=True)
+def _lay_one(pages, first, per_group, m, position, row):  # type: ignore[no-untyped-def]
+    if m:
+        lay_channels(pages, first, m, per_group, position, row)
+    else:
+        lay_rows(pages, first, per_group, position, row)
+
+
+@njit(cache=True, nogil=True)
+def lay_each(pages, firsts, forms, lengths, k, v):  # type: ignore[no-untyped-def]
+    """One row more of each sequence, of k or v (B, H, d), into pages under construction.
+
+    firsts: `first` of each map, (maps, streams). forms: which sequence's it is, tokens of a group, m where rows lie
+    channel by channel or 0, and whether they are of v, (maps, 4). lengths: rows before, (B,).
+    """
+    for i in range(firsts.shape[0]):
+        number, per_group, m, of_v = forms[i]
+        position = lengths[number] % per_group
+        if of_v:
+            _lay_one(pages, firsts[i], per_group, m, position, v[number : number + 1])
+        else:
+            _lay_one(pages, firsts[i], per_group, m, position, k[number : number + 1])
