@@ -61,7 +61,7 @@ def exhaustive(problem: Problem) -> float | None:
 
 
 def bench_plan(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
-    """Milliseconds of each way to plan, by size; whether it was the best, and never infeasible where something fits.
+    """CPU milliseconds of each way to plan, by size; whether it was the best, and never infeasible where something fits.
 
     ilp: to the end where there are at most 4 requests, else to `gap`. search: depth-first with bounds, exact. descent:
     no change of two requests makes it better. near: the same within a bounded effort. spread: where any count of layers
@@ -103,9 +103,9 @@ def _timed(load: Load, generator: np.random.Generator, layers: int, requests: in
     for _ in range(load.timed):
         problem, found = instance(generator, layers, requests), dict[str, Placement | None]()
         for name, way in ways.items():
-            began = time.perf_counter()
+            began = time.process_time()
             found[name] = way(problem)
-            taken[name].append(1e3 * (time.perf_counter() - began))
+            taken[name].append(1e3 * (time.process_time() - began))
         steps = {name: each.latency_s for name, each in found.items() if each}
         fits += bool(steps)
         for name, step in steps.items():
@@ -148,7 +148,7 @@ def experiment(load: Load) -> Outcome:
             result = bench_plan(load, tick)
         except SolverMissing as error:
             raise ValueError(str(error)) from error
-    columns = ("layers x requests", "way", "median ms", "max ms", "step longer, mean", "worst")
+    columns = ("layers x requests", "way", "median CPU ms", "max CPU ms", "step longer, mean", "worst")
     rows = [
         (
             *(size, name, f"{way['median_ms']:.2f}", f"{way['max_ms']:.1f}"),
