@@ -57,3 +57,8 @@ def test_what_contradicts_does_not_come_out(rows):
 def test_what_needs_a_gpu_has_no_value(rows):
     needing = [row for row in rows.values() if row["kind"] == Kind.UNMODELLED]
     assert needing and all(row["ours"] is None and "needs a GPU" in row["reason"] for row in needing)
+
+
+def test_questions_are_faster_loaded_than_attended_to_in_drives(result):
+    slower = {row["new"]: row["in_drives_s"] > row["load_s"] for row in result["in_drives"]}
+    assert slower == {1: False, 16: True, 64: True, 256: True}
