@@ -35,4 +35,5 @@ EVAL = {
     "claims": "eval.papers.claims",
     "tiers": "eval.papers.tierkv.tiers",
     "reuse": "eval.papers.tutti.reuse",
+    "prefixes": "eval.papers.tutti.prefixes",
 }

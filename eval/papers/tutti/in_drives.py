@@ -80,24 +80,25 @@ class Drives:
         """Prefill of new tokens, layer after layer, each with its prefix in drives."""
         return reading.compute_s(new, 0) + self.shape.layers * self.layer(new, prefix).total_s
 
-    def split_s(self, reading: Reading, new: int, prefix: int) -> tuple[float, float]:
-        """The best share of the prefix to attend in drives, while the rest is loaded from them; a token's time with it.
+    def split_s(self, reading: Reading, new: int, prefix: int, path: Path) -> tuple[float, float]:
+        """The best share of the prefix to attend to in drives, while the rest is loaded; the first token's time.
 
         The rest of the next layer comes while one is attended to; GPU and drives attend side by side; every page is
         read once.
         """
+        layers, alone = self.shape.layers, reading.compute_s(new, 0)
+        flash = layers * self.layer(new, prefix).flash_s
 
-        def at(attended: int) -> float:
-            loaded = prefix - attended
-            alone = reading.compute_s(new, 0)
-            on_gpu, beside = reading.compute_s(new, loaded) - alone, self.shape.layers * self._beside(new, attended)
-            chain, load = alone + max(on_gpu, beside), reading.load_s(loaded, self.path())
-            layers = self.shape.layers
-            flash = layers * self.layer(new, prefix).flash_s
+        def at(part: int) -> float:
+            attended = prefix * part // SHARES
+            on_gpu, load = reading.compute_s(new, prefix - attended) - alone, reading.load_s(prefix - attended, path)
+            chain = alone + max(on_gpu, layers * self._beside(new, attended))
             return max(chain + load / layers, load + chain / layers, flash)
 
-        time, share = min((at(prefix * part // SHARES), part) for part in range(SHARES + 1))
-        return share / SHARES, time
+        best = 0
+        while best < SHARES and at(best + 1) < at(best):  # the greatest of lines: convex
+            best += 1
+        return best / SHARES, at(best)
 
     def _beside(self, new: int, prefix: int) -> float:
         return self.layer(new, prefix).total_s if prefix else 0.0
@@ -130,7 +131,7 @@ def table_rows(
     prefixes = tuple(prefixes)
     for new in news:
         for prefix in prefixes:
-            share, split = drives.split_s(reading, new, prefix)
+            share, split = drives.split_s(reading, new, prefix, drives.path())
             needed = drives.engine_needed(reading, new, prefix, path)
             yield {
                 "drives": drives.count,

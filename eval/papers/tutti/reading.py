@@ -41,12 +41,15 @@ class Reading:
         """K and V of a prefix."""
         return self.model.shape.kv_bytes_per_token * prefix / path.bytes_per_s
 
-    def first_token_s(self, new: float, prefix: float, path: Path | None) -> float:
-        """Both: one after the other, or by layers, where the first load and the last prefill stand alone."""
+    def first_token_s(self, new: float, prefix: float, path: Path | None, here: float = 0) -> float:
+        """Both: one after the other, or by layers, where the first load and the last prefill stand alone.
+
+        here: tokens of the prefix that need not come.
+        """
         compute = self.compute_s(new, prefix)
-        if path is None or not prefix:
+        if path is None or prefix <= here:
             return compute
-        load, layers = self.load_s(prefix, path), self.model.layers
+        load, layers = self.load_s(prefix - here, path), self.model.layers
         if not path.layered:
             return compute + load
         return max(compute + load / layers, load + compute / layers)

@@ -66,7 +66,7 @@ def test_drives_with_the_engine_that_is_needed_tie():
 def test_both_at_once_are_never_slower_than_loading_from_the_same_drives():
     gains = []
     for new in (1, 4, 16, 64, 256):
-        share, time = EIGHT.split_s(READING, new, PREFIX)
+        share, time = EIGHT.split_s(READING, new, PREFIX, EIGHT.path())
         loaded = READING.first_token_s(new, PREFIX, EIGHT.path())
         assert time <= loaded and 0 <= share <= 1
         assert time >= MODEL.layers * EIGHT.layer(new, PREFIX).flash_s

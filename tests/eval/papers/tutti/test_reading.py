@@ -31,6 +31,12 @@ def test_layers_hide_the_lesser_of_both():
     assert READING.first_token_s(64, 0, LAYERED) == READING.first_token_s(64, 0, None) == READING.compute_s(64, 0)
 
 
+def test_what_is_here_need_not_come():
+    some = READING.first_token_s(256, 8192, PLAIN, here=6144)
+    assert some == READING.compute_s(256, 8192) + READING.load_s(2048, PLAIN)
+    assert READING.first_token_s(256, 8192, LAYERED, here=8192) == READING.compute_s(256, 8192)
+
+
 def test_the_crossover_is_where_waiting_passes_working():
     at = READING.crossover(32768, LAYERED, 64)
     prefix = round(at * 32768)
