@@ -34,4 +34,6 @@ EVAL = {
     "serving": "eval.serving.serving",
     "claims": "eval.papers.claims",
     "tiers": "eval.papers.tierkv.tiers",
+    "reuse": "eval.papers.tutti.reuse",
+    "prefixes": "eval.papers.tutti.prefixes",
 }

@@ -18,6 +18,7 @@ PAPERS = {  # a line for each paper: a module with a `PAPER`, imported when it i
     "dual-blade": "eval.papers.dual_blade.ours",
     "tierkv": "eval.papers.tierkv.ours",
     "orbitflow": "eval.papers.orbitflow.ours",
+    "tutti": "eval.papers.tutti.ours",
 }
 ALL = "all"
 Name = StrEnum("Name", [(name, name) for name in (*PAPERS, ALL)])  # type: ignore[misc]
@@ -66,19 +67,19 @@ def _shown(paper: Paper, found: Found, result: dict[str, Any]) -> list[Any]:
         table(f"Claims of {paper.title} ({found.extent})", columns, rows, left=("id", "text", "kind")),
         _constants("Calibrated", result["calibrated"], (*names, "fixed_by")),
         _constants("Assumed", result["assumed"], names),
-        *(f"contradiction {', '.join(ids)}: {reason}" for reason, ids in _reasons(result["rows"]).items()),
+        *(f"{kind} {', '.join(ids)}: {reason}" for (kind, reason), ids in _reasons(result["rows"]).items()),
         *(f"exception {each['id']}: {each['reason']}" for each in result["exceptions"]),
         f"predicted rows: median error {median:.1f} %, worst {worst:.1f} %",
         *found.notes,
     ]
 
 
-def _reasons(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Contradictions by their reasons."""
-    found: dict[str, list[str]] = {}
+def _reasons(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
+    """Contradictions, and what is not modelled, by their reasons."""
+    found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if "reason" in row:
-            found.setdefault(row["reason"], []).append(row["id"])
+            found.setdefault((row["kind"], row["reason"]), []).append(row["id"])
     return found
 
 

@@ -23,6 +23,10 @@ class Kind(StrEnum):
     CALIBRATED = "calibrated"  # a constant was fitted to it
     PREDICTED = "predicted"  # follows, with nothing fitted
     CONTRADICTION = "contradiction"  # does not agree with the paper's other values, or lacks what it follows from
+    UNMODELLED = "not modelled"  # needs hardware that is not modelled; printed, so that no value is left out
+
+
+WITH_REASON = (Kind.CONTRADICTION, Kind.UNMODELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Claim:
     """One value that a paper prints.
 
     source: its section, table or figure. command: what shows ours. bound: "<" or ">" where the paper prints a bound.
-    reason: what a contradiction contradicts, or lacks.
+    reason: what a contradiction contradicts, or lacks; what a value would need that is not modelled.
     """
 
     id: str
@@ -44,8 +48,8 @@ class Claim:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if (self.kind is Kind.CONTRADICTION) != bool(self.reason):
-            raise ValueError(f"{self.id}: a contradiction has a reason, and nothing else has")
+        if (self.kind in WITH_REASON) != bool(self.reason):
+            raise ValueError(f"{self.id}: a contradiction, or what is not modelled, has a reason, and nothing else has")
 
     def error_percent(self, ours: float) -> float:
         """How far off a value is, 0 within a bound; of 0, in percent of one."""
@@ -132,8 +136,8 @@ def judge(paper: Paper, found: Found) -> dict[str, Any]:
 
 def _row(claim: Claim, found: Found) -> dict[str, Any]:
     ours = found.ours[claim.id]
-    if ours is None and claim.kind is not Kind.CONTRADICTION:
-        raise ValueError(f"{claim.id}: only a contradiction may be without a value of ours")
+    if ours is None and claim.kind not in WITH_REASON:
+        raise ValueError(f"{claim.id}: only a contradiction, or what is not modelled, may be without a value of ours")
     unit = "" if claim.unit == "x" else f", {claim.unit}"
     return {
         "id": claim.id,

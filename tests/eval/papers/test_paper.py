@@ -75,12 +75,27 @@ def test_further_columns_are_in_each_row():
 
 
 def test_only_a_contradiction_has_a_reason_and_may_be_without_a_value():
-    with pytest.raises(ValueError, match="c2: only a contradiction may be without a value"):
+    with pytest.raises(ValueError, match="c2: only a contradiction, or what is not modelled, may"):
         judged(c2=None)
-    with pytest.raises(ValueError, match="g: a contradiction has a reason"):
+    with pytest.raises(ValueError, match="g: a contradiction, or what is not modelled, has"):
         Claim("g", "gain", 3, "x", "II", Kind.CONTRADICTION)
-    with pytest.raises(ValueError, match="g: a contradiction has a reason"):
+    with pytest.raises(ValueError, match="g: a contradiction, or what is not modelled, has"):
         Claim("g", "gain", 3, "x", "II", reason="why not")
+    with pytest.raises(ValueError, match="g: a contradiction, or what is not modelled, has"):
+        Claim("g", "gain", 3, "x", "II", Kind.UNMODELLED)
+
+
+def test_what_is_not_modelled_is_a_row_without_a_value():
+    wide = Claim("g", "gain", 3, "x", "II", Kind.UNMODELLED, reason="needs a GPU")
+    plain = Claim("h", "gain", 3, "x", "II")
+    paper = Paper(title="One", claims=(wide, plain), calibrated=(), assumed=(), find=lambda *_: Found(ours={}))
+    row = judge(paper, Found(ours={"g": None, "h": 3.0}))["rows"][0]
+    assert (row["kind"], row["ours"], row["error_percent"], row["reason"]) == (
+        "not modelled",
+        None,
+        None,
+        "needs a GPU",
+    )
 
 
 def test_a_machine_is_the_papers_where_it_is_not_said():

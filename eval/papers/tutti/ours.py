@@ -1,0 +1,197 @@
+"""What ours is for each of Tutti's claims: prefill in closed form, one server, and prices."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from csd_spec.presets import INSTCSD_OVERLAPPED
+from eval.papers.options import Machine, Simulated
+from eval.papers.paper import Found, Kind, Paper
+from eval.papers.profiles import Model, Ssd
+from eval.papers.tutti.in_drives import Drives, table_rows
+from eval.papers.tutti.reading import Path, Reading, Workload, mean_ttft_s
+from eval.papers.tutti.values import (
+    ASSUMED,
+    CALIBRATED,
+    CLAIMS,
+    DRAM_PATH,
+    FLOPS,
+    FLOPS_FEW,
+    GDS_PATH,
+    HALVINGS,
+    LEVAL,
+    LOOGLE,
+    PRINTED,
+    QUESTION,
+    RATE_STEP,
+    REVIEW,
+    SIGMA,
+    SSD_LONG,
+    SSD_PATH,
+    SSD_TB,
+    START,
+)
+
+Values = dict[str, float | None]
+GB, KI = 1e9, 1024
+PAGE, LIST, ENTRY = 64 * KI, 4 * KI, 16  # bytes: of a page of the pool, its PRP list, an SGL entry
+STORED = 64  # tokens of a block of vLLM
+OBJECT = 32 * KI  # bytes, of 16 tokens
+H100_HOUR, DRAM_GB_HOUR, SSD_GB_HOUR, DRAM_GB = 5, 0.0088, 0.000082, 256  # $, and what is pinned
+DRIVES, QUESTIONS = 8, (1, 16, 64, 256)
+TUTTI = Path(PRINTED["t8a"] * GB, layered=True)
+DRAM = Path(DRAM_PATH.value * GB, layered=True)
+GDS, SSD = Path(GDS_PATH.value * GB), Path(SSD_PATH.value * GB)
+SYSTEMS = {"HBM": None, "DRAM": DRAM, "SSD": SSD, "GDS": GDS, "Tutti": TUTTI}
+HITS = {
+    "LEval": dict(zip(SYSTEMS, (PRINTED[f"t5{each}"] / 100 for each in "abccc"), strict=True)),
+    "LooGLE": dict(zip(SYSTEMS, (PRINTED[f"t5{each}"] / 100 for each in "defff"), strict=True)),
+}
+
+
+def workload(name: str) -> Workload:
+    """Documents of a benchmark, with a question each."""
+    mean = {"LEval": LEVAL, "LooGLE": LOOGLE}[name]
+    return Workload(mean.value, SIGMA.value, int(QUESTION.value))
+
+
+def _below(ours: float, other: float) -> float:
+    return 100 * (1 - ours / other)
+
+
+def _requests(reading: Reading) -> Values:
+    """t1 to t3, t23: requests that wait for each other. t20: what an hour costs."""
+    moments = {
+        name: {system: workload(name).moments(reading, HITS[name][system], path) for system, path in SYSTEMS.items()}
+        for name in HITS
+    }
+    leval = {system: mean_ttft_s(each, 1.5) for system, each in moments["LEval"].items()}
+    loogle = {system: mean_ttft_s(each, 0.6) for system, each in moments["LooGLE"].items()}
+    tested = [RATE_STEP.value * step for step in range(1, round(1.5 / RATE_STEP.value) + 1)]
+    within = {
+        system: max(rate for rate in tested if mean_ttft_s(moments["LEval"][system], rate) < 1)
+        for system in ("DRAM", "GDS", "Tutti")
+    }
+    without_dram = H100_HOUR + SSD_TB.value * 1000 * SSD_GB_HOUR
+    with_dram = without_dram + DRAM_GB * DRAM_GB_HOUR
+    served = min(1, 1 / moments["LooGLE"]["SSD"][0] / 0.5)
+    return {
+        "t1a": _below(leval["Tutti"], leval["GDS"]),
+        "t1b": _below(leval["Tutti"], leval["DRAM"]),
+        "t2a": within["Tutti"] / within["DRAM"],
+        "t2b": within["Tutti"] / within["GDS"],
+        "t3a": _below(loogle["Tutti"], loogle["DRAM"]),
+        "t3b": _below(loogle["Tutti"], loogle["GDS"]),
+        "t20a": _below(without_dram, with_dram),
+        "t20b": _below(without_dram, with_dram / served),
+        **{f"t23{letter}": leval[system] for letter, system in (("b", "DRAM"), ("d", "GDS"), ("e", "Tutti"))},
+    }
+
+
+def _one_request(reading: Reading) -> Values:
+    """t6, t7, t12 to t14: a request alone, with many tokens behind its prefix."""
+    new, prefix = 16 * KI, 48 * KI
+    full, long, question = 128 * KI, 112 * KI, QUESTION.value
+
+    def bubble(path: Path) -> float:
+        return 100 * reading.bubble_s(new, prefix, path) / reading.first_token_s(new, prefix, path)
+
+    def first(stored: float, path: Path | None) -> float:
+        """Of 128K tokens with so many stored, or of a question behind them."""
+        return reading.first_token_s(full - stored or question, stored, path)
+
+    return {
+        "t6b": bubble(Path(DRAM.bytes_per_s)),
+        "t6c": bubble(SSD),
+        "t6d": bubble(Path(SSD.bytes_per_s, layered=True)),
+        "t6e": bubble(Path(PRINTED["t8b"] * GB)),
+        "t7a": _below(reading.compute_s(new + prefix, 0), reading.first_token_s(new, prefix, SSD)),
+        "t12a": first(long, Path(SSD_LONG.value * GB)),
+        "t12b": first(long, TUTTI),
+        "t13a": _below(first(32 * KI, TUTTI), first(32 * KI, GDS)),
+        "t13b": _below(first(full, TUTTI), first(full, GDS)),
+        "t14a": _below(first(96 * KI, TUTTI), first(96 * KI, DRAM)),
+        "t14b": -_below(first(full, TUTTI), first(full, DRAM)),
+    }
+
+
+def _few_tokens(reading: Reading) -> Values:
+    """t15, t16: a prompt of 32K of which almost everything is stored."""
+    tokens = 32 * KI
+    bubbles = [
+        1e3 * reading.bubble_s(tokens >> power, tokens - (tokens >> power), TUTTI)
+        for power in range(1, int(HALVINGS.value) + 1)
+    ]
+    return {
+        **{
+            f"t15{letter}": 100 * reading.crossover(tokens, path, STORED)
+            for letter, path in zip("abc", (SSD, DRAM, TUTTI), strict=True)
+        },
+        "t16a": statistics.mean(bubbles),
+        "t16b": bubbles[3],
+    }
+
+
+def _counted(model: Model, ssd: Ssd) -> Values:
+    """t8, t11, t18, t19, and what the review has wrong: bytes and rates."""
+    pages = 60 * 2**30 // PAGE
+    qwen, glm = Model.load("qwen3-32b"), Model.load("glm-4-9b-1m")
+    two = Reading(glm, 2 * FLOPS_FEW.value * 1e12, START.value / 1e3)
+    layer = 64 * KI * model.shape.kv_bytes_per_token / model.layers
+    glm_s = 128 * KI * glm.shape.kv_bytes_per_token / (4 * ssd.read_gb_per_s * GB)
+    few = Reading(model, FLOPS_FEW.value * 1e12, START.value / 1e3)
+    return {
+        "t8c": PRINTED["t8a"] / PRINTED["t8b"],
+        "t11a": pages,
+        "t11b": pages * LIST / 2**20,
+        "t11c": pages * ENTRY / 2**20,
+        "t11d": LIST / ENTRY,
+        "t18a": 128 * KI // STORED * qwen.layers * 2,
+        "t18b": STORED * qwen.kv_heads * qwen.head_dim * 2 / KI,
+        "t19a": two.first_token_s(QUESTION.value, 640 * KI, Path(2 * TUTTI.bytes_per_s, layered=True)),
+        "t19c": glm_s,
+        "r1a": 1e3 * layer / TUTTI.bytes_per_s,
+        "r1b": 1e3 * few.first_token_s(QUESTION.value, 64 * KI, TUTTI),
+        "r3a": 128 * KI * model.shape.kv_bytes_per_token / 2**30,
+        "r4a": 1e3 * 320 * 2048 * OBJECT / (PRINTED["t9a"] * GB),
+    }
+
+
+def find(machine: Machine, simulated: Simulated, drawn: bool) -> Found:
+    """Work out every value in closed form."""
+    model, _, _ = machine.profiles("llama-3-8b", "h100", "pcie5")
+    start = START.value / 1e3
+    many, few = (Reading(model, each.value * 1e12, start) for each in (FLOPS, FLOPS_FEW))
+    ours: Values = {claim.id: claim.value if claim.kind is Kind.INPUT else None for claim in CLAIMS}
+    ours |= _requests(many) | _one_request(many) | _few_tokens(few) | _counted(model, Ssd.load("d7-ps1010"))
+    rows = in_drives(few)
+    notes = [
+        f"{row['new']} new tokens behind 128K, {DRIVES} drives: {row['load_s']:.2f} s loaded by Tutti, "
+        f"{row['in_drives_s']:.2f} s attended to in drives (vcsd eval reuse)"
+        for row in rows
+    ]
+    return Found(ours=ours, more=_by_source(ours) | {"in_drives": rows}, notes=notes)
+
+
+def in_drives(reading: Reading) -> list[dict[str, Any]]:
+    """Questions of the lengths that people ask, behind 128K tokens that are attended to in drives."""
+    drives = Drives(INSTCSD_OVERLAPPED, DRIVES, reading.model.shape)
+    return list(table_rows(drives, reading, TUTTI, QUESTIONS, (128 * KI,)))
+
+
+def _by_source(ours: Values) -> dict[str, Any]:
+    """The median error of predicted values that the review has, and how many there are of either source."""
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for claim in CLAIMS:
+        found = ours[claim.id]
+        if claim.kind is Kind.PREDICTED and found is not None:
+            errors[claim.source.endswith(REVIEW)].append(abs(claim.error_percent(found)))
+    return {
+        "predicted_by_review": len(errors[True]),
+        "predicted_by_notes": len(errors[False]),
+        "median_error_percent_by_review": statistics.median(errors[True]),
+    }
+
+
+PAPER = Paper(title="Tutti", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find)

@@ -1,0 +1,220 @@
+"""Requests that share prefixes, over stores and ways to load from them: hits, times to first tokens, rates, prices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from csd_spec.presets import INSTCSD_OVERLAPPED
+from eval.experiment import Outcome
+from eval.options import numbers
+from eval.papers import options
+from eval.papers.profiles import Gpu, Model
+from eval.papers.tutti.in_drives import Drives
+from eval.papers.tutti.ours import (
+    DRAM,
+    DRAM_GB,
+    DRAM_GB_HOUR,
+    DRIVES,
+    GB,
+    GDS,
+    H100_HOUR,
+    SSD,
+    SSD_GB_HOUR,
+    TUTTI,
+)
+from eval.papers.tutti.reading import Path as Way
+from eval.papers.tutti.reading import Reading
+from eval.papers.tutti.store import Store
+from eval.papers.tutti.values import FLOPS, SSD_TB, START
+from serving.trace import Request, Trace, load
+from vcsd.tables import table
+
+Array = NDArray[np.float64]
+USED = 0.9  # assumed: of the GPU's memory, by weights and K and V
+SLO_S = 1.0  # mean time to first token
+HALVED = 40  # of an interval of rates
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What stores prefixes behind the GPU's memory. in_drives: part may be attended to where it lies."""
+
+    store_gb: float = 0
+    way: Way | None = None
+    dram_gb: float = 0
+    in_drives: bool = False
+
+    @property
+    def dollars_per_hour(self) -> float:
+        """By Tutti's prices; a drive that attends is taken to cost what an SSD does."""
+        ssd_gb = 0 if self.way is DRAM else self.store_gb
+        return H100_HOUR + self.dram_gb * DRAM_GB_HOUR + ssd_gb * SSD_GB_HOUR
+
+
+_SSD_GB = 1000 * SSD_TB.value
+SYSTEMS = {
+    "HBM": System(),
+    "LMCache-DRAM": System(DRAM_GB, DRAM, DRAM_GB),
+    "LMCache-SSD": System(_SSD_GB, SSD, DRAM_GB),
+    "LMCache-GDS": System(_SSD_GB, GDS, DRAM_GB),
+    "Tutti": System(_SSD_GB, TUTTI),
+    "ours": System(_SSD_GB, TUTTI, in_drives=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """What of each prompt is stored, and what of that the GPU's memory holds: tokens. written: blocks, to the store."""
+
+    stored: Sequence[int]
+    on_gpu: Sequence[int]
+    blocks: int
+    written: int
+
+
+def find_hits(trace: Trace, gpu_blocks: int, store_blocks: int | None) -> Hits:
+    """Look every prompt up when its turn comes, and keep it in both; its last token is never taken from a store."""
+    gpu, store = Store(gpu_blocks), Store(store_blocks)
+    stored, on_gpu, blocks = list[int](), list[int](), 0
+    for request in trace.requests:
+        near = gpu.leading(request.hashes)
+        far = max(near, store.leading(request.hashes))
+        blocks += far
+        for kept, found in ((stored, far), (on_gpu, near)):
+            kept.append(min(found * trace.block_tokens, request.input_tokens - 1))
+        gpu.put(request.hashes)
+        store.put(request.hashes)
+    return Hits(stored, on_gpu, blocks, store.written)
+
+
+def service_s(requests: Sequence[Request], hits: Hits, system: System, reading: Reading) -> Array:
+    """Of each request: its new tokens, and what has to come for them."""
+    drives = Drives(INSTCSD_OVERLAPPED, min(DRIVES, reading.model.kv_heads), reading.model.shape)
+
+    def one(request: Request, stored: int, on_gpu: int) -> float:
+        new, away = request.input_tokens - stored, stored - on_gpu
+        loaded = reading.first_token_s(new, stored, system.way, here=on_gpu)
+        if system.way is None or not (system.in_drives and away):
+            return loaded
+        near = reading.compute_s(new, stored) - reading.compute_s(new, away)
+        return min(loaded, drives.split_s(reading, new, away, system.way)[1] + near)
+
+    return np.array([one(*each) for each in zip(requests, hits.stored, hits.on_gpu, strict=True)])
+
+
+def ttft_s(arrivals: Array, service: Array) -> Array:
+    """Of requests at one server, first come, first served."""
+    before = np.cumsum(service) - service
+    return np.maximum.accumulate(arrivals - before) + before - arrivals + service
+
+
+def spread(arrivals: Array) -> Array:
+    """Requests of one time evenly over the time until the next ones: traces round to seconds in which many come."""
+    times, where, counts = np.unique(arrivals, return_inverse=True, return_counts=True)
+    gaps = np.append(np.diff(times), 0.0)
+    behind = np.arange(len(arrivals)) - (np.cumsum(counts) - counts)[where]
+    return times[where] + gaps[where] * behind / counts[where]
+
+
+def most_speed(arrivals: Array, service: Array, within: Callable[[Array], bool]) -> float:
+    """How many times as fast the trace may come."""
+    low, high = 0.0, 1.0
+    while within(ttft_s(arrivals / high, service)) and high < 1024:
+        low, high = high, 2 * high
+    for _ in range(HALVED):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(ttft_s(arrivals / middle, service)) else (low, middle)
+    return low
+
+
+def experiment(
+    machine: options.Machine,
+    trace: Annotated[Path, typer.Option(help="requests with hashes of their blocks: Mooncake's JSON lines")],
+    count: Annotated[int, typer.Option("--requests", min=0, max=1 << 20, help="a trace's first; 0: all")] = 0,
+    stores: Annotated[str, typer.Option(help="GB of stores whose hits are counted, with commas")] = "100,256,1000",
+    speed: Annotated[float, typer.Option(min=1e-4, max=100, help="of arrivals, at which TTFT is shown")] = 0.25,
+) -> Outcome:
+    """Prompts that share prefixes: hits by size of the store; first tokens, rates and prices of Tutti, rivals, ours."""
+    model, gpu, _ = machine.profiles("llama-3-8b", "h100", "pcie5")
+    served = load(trace).head(count)
+    if not served.block_tokens:
+        raise ValueError(f"trace {trace}: has no hashes of blocks")
+    if served.unit != "s":
+        raise ValueError(f"trace {trace}: arrivals must be in seconds")
+    block = served.block_tokens * model.shape.kv_bytes_per_token
+    asked = sum(len(each.hashes) for each in served.requests)
+    by_size = [
+        {"store_gb": size, "hit_percent": 100 * find_hits(served, 0, _blocks(size, block)).blocks / asked}
+        for size in (*numbers("stores", stores, float), None)
+    ]
+    reading = Reading(model, FLOPS.value * 1e12, START.value / 1e3)
+    rows = [_row(name, served, reading, _room(model, gpu) // block, speed) for name in SYSTEMS]
+    return Outcome({"requests": len(served.requests), "stores": by_size, "systems": rows}, _shown(by_size, rows, speed))
+
+
+def _room(model: Model, gpu: Gpu) -> int:
+    """Bytes of K and V that the GPU keeps."""
+    room = int(USED * gpu.memory_gib * 2**30 - model.weight_bytes)
+    if room <= 0:
+        raise ValueError(f"gpu = {gpu.name}: {gpu.memory_gib:g} GiB leave nothing beside the weights of {model.name}")
+    return room
+
+
+def _blocks(size_gb: float | None, block: int) -> int | None:
+    return None if size_gb is None else int(size_gb * GB / block)
+
+
+def _row(name: str, trace: Trace, reading: Reading, gpu_blocks: int, speed: float) -> dict[str, Any]:
+    """What one system does with a trace."""
+    system, requests = SYSTEMS[name], trace.requests
+    block = trace.block_tokens * reading.model.shape.kv_bytes_per_token
+    hits = find_hits(trace, gpu_blocks, _blocks(system.store_gb, block))
+    service = service_s(requests, hits, system, reading)
+    arrivals = spread(np.array([each.arrival for each in requests]))
+    first = ttft_s(arrivals / speed, service)
+    most = most_speed(arrivals, service, lambda each: bool(each.mean() < SLO_S))
+    per_s = most * len(requests) / max(arrivals[-1], 1e-9)
+    tokens = float(np.mean([each.input_tokens for each in requests]))
+    return {
+        "system": name,
+        "hit_percent": 100 * hits.blocks / sum(len(each.hashes) for each in requests),
+        "service_s": float(service.mean()),
+        **{f"ttft_p{part}_s": float(np.percentile(first, part)) for part in (50, 90, 99)},
+        "ttft_mean_s": float(first.mean()),
+        "rate_per_s": per_s,
+        "dollars_per_hour": system.dollars_per_hour,
+        "dollars_per_million_tokens": system.dollars_per_hour / (3600e-6 * per_s * tokens) if per_s else None,
+        "written_gb": hits.written * block / GB,
+    }
+
+
+_COLUMNS = {
+    "system": "system",
+    "hit_percent": "hits, %",
+    "service_s": "prefill, s",
+    "ttft_p50_s": "TTFT p50, s",
+    "ttft_p90_s": "p90",
+    "ttft_p99_s": "p99",
+    "rate_per_s": "rate with a mean under 1 s, 1/s",
+    "dollars_per_hour": "$/h",
+    "dollars_per_million_tokens": "$ a million tokens",
+}
+
+
+def _shown(by_size: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], speed: float) -> list[Any]:
+    sizes = [
+        ("any" if each["store_gb"] is None else f"{each['store_gb']:g}", f"{each['hit_percent']:.1f}")
+        for each in by_size
+    ]
+    cells = [[row[name] if name == "system" else options.cell(row[name]) for name in _COLUMNS] for row in rows]
+    return [
+        table("Hits of stores", ("GB", "hits, %"), sizes),
+        table(f"Systems (modelled), arrivals at {speed:g} of the trace's speed", list(_COLUMNS.values()), cells),
+    ]

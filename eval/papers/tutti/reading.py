@@ -1,0 +1,94 @@
+"""A request's first token behind a stored prefix, and requests that wait for each other, in closed form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.polynomial.hermite_e import hermegauss
+from numpy.typing import NDArray
+
+from eval.papers.profiles import Model
+
+NODES = 64  # of the integral over lengths
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """How K and V of a prefix come to the GPU. layered: each layer while the one before it is computed."""
+
+    bytes_per_s: float
+    layered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A model on a GPU. flops: that prefill gets of it. start_s: of a prefill without its tokens."""
+
+    model: Model
+    flops: float
+    start_s: float
+
+    def compute_s(self, new: float, prefix: float) -> float:
+        """Prefill of new tokens behind a prefix: all weights, and causal attention."""
+        shape = self.model.shape
+        width = shape.layers * shape.q_heads * shape.head_dim
+        return (self.model.weight_bytes * new + 4 * width * new * (prefix + new / 2)) / self.flops + self.start_s
+
+    def load_s(self, prefix: float, path: Path) -> float:
+        """K and V of a prefix."""
+        return self.model.shape.kv_bytes_per_token * prefix / path.bytes_per_s
+
+    def first_token_s(self, new: float, prefix: float, path: Path | None, here: float = 0) -> float:
+        """Both: one after the other, or by layers, where the first load and the last prefill stand alone.
+
+        here: tokens of the prefix that need not come.
+        """
+        compute = self.compute_s(new, prefix)
+        if path is None or prefix <= here:
+            return compute
+        load, layers = self.load_s(prefix - here, path), self.model.layers
+        if not path.layered:
+            return compute + load
+        return max(compute + load / layers, load + compute / layers)
+
+    def bubble_s(self, new: float, prefix: float, path: Path) -> float:
+        """In which the GPU waits for K and V."""
+        return self.first_token_s(new, prefix, path) - self.compute_s(new, prefix)
+
+    def crossover(self, tokens: int, path: Path, step: int) -> float:
+        """The least share of a prompt, stored in blocks of step tokens, at which waiting takes longer than work."""
+        for prefix in range(step, tokens, step):
+            if self.bubble_s(tokens - prefix, prefix, path) > self.compute_s(tokens - prefix, prefix):
+                return prefix / tokens
+        return math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Questions about documents of lognormal lengths: mean of its tokens, sigma of their logarithm."""
+
+    mean: float
+    sigma: float
+    question: int
+
+    def lengths(self) -> tuple[Array, Array]:
+        """Lengths of documents and their weights, by Gauss-Hermite quadrature."""
+        nodes, weights = hermegauss(NODES)
+        return np.exp(math.log(self.mean) - self.sigma**2 / 2 + self.sigma * nodes), weights / weights.sum()
+
+    def moments(self, reading: Reading, hit: float, path: Path | None) -> tuple[float, float]:
+        """Mean and mean square of the service time, where a document is stored with probability hit."""
+        lengths, weights = self.lengths()
+        hits = np.array([reading.first_token_s(self.question, length, path) for length in lengths])
+        misses = np.array([reading.first_token_s(self.question + length, 0, path) for length in lengths])
+        mean, square = (float(weights @ (hit * hits**power + (1 - hit) * misses**power)) for power in (1, 2))
+        return mean, square
+
+
+def mean_ttft_s(moments: tuple[float, float], rate: float) -> float:
+    """Of Poisson arrivals at one server, first come, first served (Pollaczek-Khinchine); inf where it falls behind."""
+    mean, square = moments
+    return mean + rate * square / (2 * (1 - rate * mean)) if rate * mean < 1 else math.inf

@@ -1,0 +1,97 @@
+"""A stored prefix, attended to where it lies or loaded: which is sooner, and from which prefix on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from csd_spec.presets import INSTCSD_OVERLAPPED
+from eval.experiment import Outcome
+from eval.options import numbers
+from eval.papers.profiles import Model
+from eval.papers.tutti.in_drives import LONGEST, Drives, crossover, table_rows
+from eval.papers.tutti.ours import TUTTI
+from eval.papers.tutti.reading import Path as Way
+from eval.papers.tutti.reading import Reading
+from eval.papers.tutti.values import FLOPS_FEW, START
+from nvmevirt_config import load_drive
+from vcsd.tables import table
+
+GB = 1e9
+COLUMNS = {
+    "drives": "drives",
+    "new": "new tokens",
+    "prefix": "stored",
+    "load_s": "loaded, ms",
+    "load_from_drives_s": "from the drives, ms",
+    "in_drives_s": "attended there, ms",
+    "bound": "bound",
+    "split_s": "both, ms",
+    "split_share": "of it there",
+    "engine_needed_gmac_per_s": "engine for a tie, GMAC/s",
+}
+
+
+def experiment(
+    model: Annotated[str, typer.Option(help="model profile: a name or a YAML file")] = "llama-3-8b",
+    drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: InstCSD)")] = None,
+    drives: Annotated[str, typer.Option(help="numbers of drives, with commas")] = "8",
+    new: Annotated[str, typer.Option(help="tokens of a question, with commas")] = "1,16,64,256",
+    prefix: Annotated[str, typer.Option(help="stored tokens, with commas")] = "8192,32768,131072",
+    load_gb_per_s: Annotated[float, typer.Option(min=0.01, max=1000, help="at which a prefix is loaded")] = (
+        TUTTI.bytes_per_s / GB
+    ),
+    tflops: Annotated[float, typer.Option(min=0.1, max=1e5, help="that the GPU gets of few tokens' prefill")] = (
+        FLOPS_FEW.value
+    ),
+) -> Outcome:
+    """A question behind a stored prefix: loaded to the GPU layer by layer, attended to in drives, or both."""
+    reading = Reading(Model.load(model), tflops * 1e12, START.value / 1e3)
+    way = Way(load_gb_per_s * GB, layered=True)
+    news, prefixes = numbers("new", new), numbers("prefix", prefix)
+    spec = load_drive(drive) if drive else INSTCSD_OVERLAPPED
+    kinds = [Drives(spec, count, reading.model.shape) for count in numbers("drives", drives)]
+    rows = [row for each in kinds for row in table_rows(each, reading, way, news, prefixes)]
+    ways = {"load": way, "load_from_drives": None}
+    least = [
+        {"drives": each.count, "new": count}
+        | {name: crossover(each, reading, count, path or each.path()) for name, path in ways.items()}
+        for each in kinds
+        for count in news
+    ]
+    return Outcome({"rows": rows, "drives_faster_from": least}, _shown(rows, least))
+
+
+def _shown(rows: Sequence[dict[str, Any]], least: Sequence[dict[str, Any]]) -> list[Any]:
+    """Tables for people: times by question and prefix, and the prefix from which drives are faster."""
+    cells = [[_cell(name, row[name]) for name in COLUMNS] for row in rows]
+    from_where = [
+        [str(each["drives"]), str(each["new"]), *(_tokens(each[name]) for name in ("load", "load_from_drives"))]
+        for each in least
+    ]
+    return [
+        table("First token behind a stored prefix (modelled)", list(COLUMNS.values()), cells, left=("bound",)),
+        table(
+            "Attending in drives is faster from so many stored tokens on",
+            ("drives", "new tokens", "than loading", "than loading from the drives"),
+            from_where,
+            left=("-",),
+        ),
+    ]
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "none would do"
+    if name.endswith("per_s"):
+        return f"{value:,.0f}"
+    if name.endswith("_s"):
+        return f"{1e3 * value:,.1f}"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _tokens(found: int | None) -> str:
+    return f"never, to {LONGEST:,}" if found is None else f"{found:,}"

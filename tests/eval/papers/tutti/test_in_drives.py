@@ -1,0 +1,90 @@
+"""Attention to a stored prefix inside drives: what bounds it, and where loading is faster.
+
+partner of: eval/papers/tutti/in_drives.py, eval/papers/tutti/reuse.py
+"""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from csd_spec.presets import INSTCSD_OVERLAPPED
+from eval.papers.profiles import Model
+from eval.papers.tutti.in_drives import Drives, crossover, table_rows
+from eval.papers.tutti.ours import TUTTI
+from eval.papers.tutti.reading import Path, Reading
+from eval.papers.tutti.reuse import experiment
+
+MODEL = Model.load("llama-3-8b")
+READING = Reading(MODEL, 245e12, 8e-3)
+EIGHT = Drives(INSTCSD_OVERLAPPED, 8, MODEL.shape)
+PREFIX = 131_072
+
+
+def engines(factor):
+    """Eight drives whose engines are so many times as fast."""
+    engine = replace(EIGHT.spec.engine, kernels=EIGHT.spec.engine.kernels * factor)
+    return Drives(replace(EIGHT.spec, engine=engine), 8, MODEL.shape)
+
+
+def test_a_prefix_is_read_once_and_arithmetic_is_for_each_query():
+    one, many = (EIGHT.layer(new, PREFIX) for new in (1, 64))
+    assert one.flash_s == many.flash_s == pytest.approx(PREFIX * 4096 / 8 / 11.2e9)
+    assert many.engine_s == pytest.approx(64 * one.engine_s, rel=1e-3)
+    assert many.engine_s == pytest.approx(64 * PREFIX * 2 * 4 * 128 / (116 * 285e6), rel=1e-3)
+    assert (one.bound, many.bound) == ("flash", "engine")
+
+
+def test_pages_are_whole_and_drives_with_more_heads_take_longer():
+    assert EIGHT.layer(1, 1).flash_s == EIGHT.layer(1, 16).flash_s < EIGHT.layer(1, 17).flash_s
+    three, four = (Drives(INSTCSD_OVERLAPPED, count, MODEL.shape) for count in (3, 4))
+    assert three.layer(4, PREFIX).engine_s > four.layer(4, PREFIX).engine_s
+    with pytest.raises(ValueError, match="drives = 9: must be 1 to 8"):
+        Drives(INSTCSD_OVERLAPPED, 9, MODEL.shape)
+
+
+def test_one_token_is_faster_in_drives_and_a_question_is_faster_loaded():
+    assert crossover(EIGHT, READING, 1, TUTTI) == 3072
+    for new in (16, 64, 256):
+        assert crossover(EIGHT, READING, new, TUTTI) is None
+    slow = Path(1.21e9)
+    assert crossover(EIGHT, READING, 64, slow) == 1024 and crossover(EIGHT, READING, 256, slow) is None
+
+
+def test_drives_with_the_engine_that_is_needed_tie():
+    needed = EIGHT.engine_needed(READING, 16, PREFIX, TUTTI)
+    has = 116 * 285e6
+    assert 3 < needed / has < 4
+    loaded = READING.first_token_s(16, PREFIX, TUTTI)
+    assert engines(3).first_token_s(READING, 16, PREFIX) > loaded > engines(4).first_token_s(READING, 16, PREFIX)
+    two = Drives(INSTCSD_OVERLAPPED, 2, MODEL.shape)
+    assert two.engine_needed(READING, 1, PREFIX, TUTTI) is None  # their flash is slower than what is loaded
+
+
+def test_both_at_once_are_never_slower_than_loading_from_the_same_drives():
+    gains = []
+    for new in (1, 4, 16, 64, 256):
+        share, time = EIGHT.split_s(READING, new, PREFIX, EIGHT.path())
+        loaded = READING.first_token_s(new, PREFIX, EIGHT.path())
+        assert time <= loaded and 0 <= share <= 1
+        assert time >= MODEL.layers * EIGHT.layer(new, PREFIX).flash_s
+        gains.append(loaded / time)
+    assert gains == sorted(gains, reverse=True) and gains[2] > 1.2 and gains[-1] == 1
+
+
+def test_a_row_for_each_question_and_prefix():
+    rows = list(table_rows(EIGHT, READING, TUTTI, (1, 16), (8192, PREFIX)))
+    assert [(row["new"], row["prefix"]) for row in rows] == [(1, 8192), (1, PREFIX), (16, 8192), (16, PREFIX)]
+    assert rows[1]["in_drives_s"] < rows[1]["load_s"] and rows[3]["in_drives_s"] > rows[3]["load_s"]
+
+
+def test_people_see_times_and_where_they_cross():
+    outcome = experiment(drives="2,8", new="1,16", prefix="8192")
+    json.dumps(outcome.result)
+    assert len(outcome.result["rows"]) == len(outcome.result["drives_faster_from"]) == 4
+    page = io.StringIO()
+    for part in outcome.shown:
+        Console(file=page, width=160).print(part)
+    assert "never, to 1,048,576" in page.getvalue() and "none would do" in page.getvalue()

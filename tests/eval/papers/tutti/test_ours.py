@@ -1,0 +1,64 @@
+"""Tutti's claims: every printed value is there with its kind, and what is predicted is near.
+
+partner of: eval/papers/tutti/ours.py, eval/papers/tutti/values.py
+"""
+
+import re
+
+import pytest
+
+from eval.papers.options import Machine, Simulated
+from eval.papers.paper import Kind, judge
+from eval.papers.tutti.ours import PAPER
+from eval.papers.tutti.values import NOTES, OF_REVIEW, REVIEW
+
+
+@pytest.fixture(scope="module")
+def result():
+    return judge(PAPER, PAPER.find(Machine(), Simulated(), False))
+
+
+@pytest.fixture(scope="module")
+def rows(result):
+    return {row["id"]: row for row in result["rows"]}
+
+
+def test_all_of_the_papers_values_are_there(rows):
+    numbers = {int(re.sub(r"\D", "", name)) for name in rows if name.startswith("t")}
+    assert numbers == set(range(1, 24))
+    assert all(claim.source.endswith((f"; {REVIEW}", f"; {NOTES}")) for claim in PAPER.claims)
+
+
+def test_what_is_predicted_is_near(result):
+    assert result["median_error_percent"] < 8 and result["worst_error_percent"] < 20
+    assert result["median_error_percent_by_review"] < 8
+    predicted = sum(row["kind"] == Kind.PREDICTED for row in result["rows"])
+    assert result["predicted_by_review"] + result["predicted_by_notes"] == predicted
+
+
+def test_calibrated_values_come_out(rows):
+    calibrated = [row for row in rows.values() if row["kind"] == Kind.CALIBRATED]
+    assert all(abs(row["error_percent"]) < 1.5 for row in calibrated)
+
+
+def test_what_is_counted_is_exact(rows):
+    assert [rows[name]["error_percent"] for name in ("t11a", "t11b", "t11c", "t18a")] == [0, 0, 0, 0]
+    assert rows["t18b"]["ours"] == 128 and rows["r3a"]["ours"] == 16
+
+
+def test_what_contradicts_does_not_come_out(rows):
+    for name in ("t2a", "t6e", "t7a", "t13b", "t14a", "t14b", "t18b", "t20b", "r1a", "r3a", "r4a"):
+        assert rows[name]["kind"] == Kind.CONTRADICTION and abs(rows[name]["error_percent"]) > 10
+    ratio = (100 - rows["t3a"]["ours"]) / (100 - rows["t3a"]["paper"])
+    assert 1.5 < ratio < 2.5  # of TTFT over DRAM's
+    assert all((OF_REVIEW in row.get("reason", "")) == name.startswith("r") for name, row in rows.items())
+
+
+def test_what_needs_a_gpu_has_no_value(rows):
+    needing = [row for row in rows.values() if row["kind"] == Kind.UNMODELLED]
+    assert needing and all(row["ours"] is None and "needs a GPU" in row["reason"] for row in needing)
+
+
+def test_questions_are_faster_loaded_than_attended_to_in_drives(result):
+    slower = {row["new"]: row["in_drives_s"] > row["load_s"] for row in result["in_drives"]}
+    assert slower == {1: False, 16: True, 64: True, 256: True}

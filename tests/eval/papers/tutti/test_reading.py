@@ -1,0 +1,75 @@
+"""A first token's time by its parts, and requests that wait for each other against a queue that is played out.
+
+partner of: eval/papers/tutti/reading.py
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from eval.papers.profiles import Model
+from eval.papers.tutti.reading import Path, Reading, Workload, mean_ttft_s
+
+READING = Reading(Model.load("llama-3-8b"), 384e12, 8e-3)
+PLAIN, LAYERED = Path(25.9e9), Path(25.9e9, layered=True)
+
+
+def test_a_prefix_in_parts_costs_as_much_as_at_once():
+    """Causal attention: 48K behind 16K and 16K alone are 64K, but for starting twice."""
+    parts = READING.compute_s(49152, 16384) + READING.compute_s(16384, 0)
+    assert parts == pytest.approx(READING.compute_s(65536, 0) + READING.start_s)
+
+
+def test_layers_hide_the_lesser_of_both():
+    for new, prefix in ((16384, 16384), (64, 131072)):
+        compute, load = READING.compute_s(new, prefix), READING.load_s(prefix, PLAIN)
+        assert READING.first_token_s(new, prefix, PLAIN) == compute + load
+        hidden = READING.first_token_s(new, prefix, LAYERED)
+        assert hidden == pytest.approx(max(compute, load) + min(compute, load) / 32)
+        assert READING.bubble_s(new, prefix, LAYERED) == pytest.approx(hidden - compute)
+    assert READING.first_token_s(64, 0, LAYERED) == READING.first_token_s(64, 0, None) == READING.compute_s(64, 0)
+
+
+def test_what_is_here_need_not_come():
+    some = READING.first_token_s(256, 8192, PLAIN, here=6144)
+    assert some == READING.compute_s(256, 8192) + READING.load_s(2048, PLAIN)
+    assert READING.first_token_s(256, 8192, LAYERED, here=8192) == READING.compute_s(256, 8192)
+
+
+def test_the_crossover_is_where_waiting_passes_working():
+    at = READING.crossover(32768, LAYERED, 64)
+    prefix = round(at * 32768)
+    for stored, waits in ((prefix - 64, False), (prefix, True)):
+        assert (READING.bubble_s(32768 - stored, stored, LAYERED) > READING.compute_s(32768 - stored, stored)) == waits
+    assert READING.crossover(32768, Path(1e15, layered=True), 64) == math.inf
+
+
+def test_lengths_have_their_moments():
+    lengths, weights = Workload(16340, 0.6, 256).lengths()
+    assert weights @ lengths == pytest.approx(16340)
+    assert weights @ lengths**4 == pytest.approx(16340**4 * math.exp(6 * 0.36))
+
+
+def test_waiting_is_that_of_a_queue_played_out():
+    workload, rate, count = Workload(16340, 0.6, 256), 1.0, 200_000
+    generator = np.random.default_rng(1)
+    lengths = np.exp(generator.normal(math.log(16340) - 0.18, 0.6, count))
+    hit = generator.random(count) < 0.84
+    service = np.array(
+        [
+            READING.first_token_s(256, length, PLAIN) if stored else READING.first_token_s(256 + length, 0, None)
+            for length, stored in zip(lengths, hit, strict=True)
+        ]
+    )
+    arrivals = np.cumsum(generator.exponential(1 / rate, count))
+    before = np.cumsum(service) - service
+    played = np.maximum.accumulate(arrivals - before) + before - arrivals + service
+    moments = workload.moments(READING, 0.84, PLAIN)
+    assert moments[0] == pytest.approx(service.mean(), rel=0.01)
+    assert mean_ttft_s(moments, rate) == pytest.approx(played.mean(), rel=0.02)
+
+
+def test_a_server_falls_behind_at_its_rate():
+    assert mean_ttft_s((0.5, 0.25), 1.9) > mean_ttft_s((0.5, 0.25), 1.0) == pytest.approx(0.75)
+    assert mean_ttft_s((0.5, 0.25), 2.0) == math.inf
