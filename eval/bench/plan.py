@@ -61,7 +61,7 @@ def exhaustive(problem: Problem) -> float | None:
 
 
 def bench_plan(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
-    """CPU milliseconds of each way to plan, by size; whether it was the best, and never infeasible where something fits.
+    """CPU milliseconds of each way to plan, by size; whether it was the best, never infeasible where something fits.
 
     ilp: to the end where there are at most 4 requests, else to `gap`. search: depth-first with bounds, exact. descent:
     no change of two requests makes it better. near: the same within a bounded effort. spread: where any count of layers
