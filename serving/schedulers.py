@@ -18,6 +18,7 @@ from serving.loop import Live, Policy, Situation
 from serving.placement import Option, Problem, away
 from serving.tiered.machine import Machine, Tier
 from serving.tiered.run import check, decide, open_server, waiting
+from serving.tiered.server import NothingMoves
 from serving.tiered.server import Policy as TieredPolicy
 from serving.tiered.store import Kv
 from serving.trace import Request
@@ -120,7 +121,7 @@ class Slots:
         self.now_s += passed_s
         self._steps += 1
         for each in self.live:
-            self._passed_over[each.request.number] += 1
+            self._passed_over[each.request.number] += each.count > 0  # who is prefilled waits for nobody
         for each in ran:
             self._passed_over[each.request.number] = 0
             each.made(np.array([self.now_s]), np.array([passed_s]))
@@ -184,11 +185,11 @@ class Slices:
         if not self._kvs:
             return None
         server = self._server
-        decide(server)
+        self._decide()
         while not server.active:
             if not server.store.step():
-                raise RuntimeError("nothing moves")
-            decide(server)
+                self._give_up()
+            self._decide()
         entering = [kv for kv in server.active if kv.absent]
         self._prefilled = sum(kv.tokens for kv in entering)
         for kv in entering:
@@ -201,6 +202,22 @@ class Slices:
         self._server.iterated(self.machine.iteration_s(sum(kv.tokens for kv in ran), self._prefilled))
         for kv in ran:
             kv.grow()
+
+    def _decide(self) -> None:
+        """Ask the policy; where copies wait for each other's room, somebody's K and V are given up."""
+        while True:
+            try:
+                return decide(self._server)
+            except NothingMoves:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """Have K and V of the last one that waits computed again, when it has its turn."""
+        waiting = [kv for kv in reversed(self._server.queue) if kv.move or kv.tier is not None]
+        if not waiting:
+            raise NothingMoves
+        self._server.store.withdraw(waiting[0])
+        waiting[0].absent = True
 
     def _homes(self, kv: Kv) -> Homes:
         tier = kv.move.to if kv.move else kv.tier

@@ -8,6 +8,8 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from csd_spec.checked import value
 
+LEAST = 1e-4  # of a temperature that is not 0: below, logits overflow, and all weight is on the largest
+
 
 @value
 class Sampling:
@@ -27,7 +29,7 @@ class Sampler:
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._warp = LogitsProcessorList()
         if not self._greedy:
-            self._warp.append(TemperatureLogitsWarper(sampling.temperature))
+            self._warp.append(TemperatureLogitsWarper(max(sampling.temperature, LEAST)))
             if sampling.top_k:
                 self._warp.append(TopKLogitsWarper(sampling.top_k))
             if sampling.top_p < 1:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 from host_driver.hf.rows import RowModel
@@ -32,7 +33,8 @@ class Stream:
         self._server, self.request, self.prompt, self.stop = server, request, list(prompt), frozenset(stop)
         self.tokens: list[int] = []
         self.ended = ""
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
+        self.over = ""  # how it is going to end, when nothing of it is left
         self.sampler = Sampler(sampling)
         self.pending: list[int] = []  # to be prefilled
         self.idle = self.longest_idle = 0
@@ -85,8 +87,10 @@ class Server:
         self._cancelled: deque[Stream] = deque()
         self._filling: deque[Stream] = deque()
         self._changed = threading.Condition()
+        self._busy = threading.Lock()  # whoever has it iterates
         self._thread: threading.Thread | None = None
         self._count, self._closed = 0, False
+        self._cause: BaseException | None = None
 
     def submit(
         self,
@@ -99,7 +103,10 @@ class Server:
 
         Raises ValueError for what is no request, Rejected (a ValueError) for one that is not taken.
         """
-        if not len(prompt) or max_new_tokens < 1:
+        prompt, stop = token_ids("prompt", prompt, self._rows.vocabulary), token_ids("stop", stop)
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):
+            raise ValueError(f"max_new_tokens = {max_new_tokens!r}: must be a whole number")
+        if not prompt or max_new_tokens < 1:
             raise ValueError(f"{len(prompt)} tokens, and {max_new_tokens} new ones: both must be at least 1")
         with self._changed:
             self._count += 1
@@ -118,7 +125,7 @@ class Server:
         """Raise Rejected for a request that this server does not take."""
         kv = self.kv
         if self._closed:
-            raise Rejected("the server is closed")
+            raise Rejected("the server is closed" + (f": {self._cause}" if self._cause else ""))
         if request.tokens > self.max_tokens:
             raise Rejected(f"{request.tokens:,} tokens with the new ones: the server was made for {self.max_tokens:,}")
         room = kv.residency.machine.places["device"].limit_bytes
@@ -133,13 +140,16 @@ class Server:
             raise Rejected(f"{waiting} requests wait already: try again later")
 
     def cancel(self, stream: Stream) -> None:
-        """A request is not wanted any more."""
+        """A request is not wanted any more: it goes before the next iteration, or now where none is under way."""
         with self._changed:
             if not stream.ended:
                 self._cancelled.append(stream)
                 self._changed.notify_all()
-        if self._thread is None:
-            self._take()
+        if self._thread is None and self._busy.acquire(blocking=False):
+            try:
+                self._take()
+            finally:
+                self._busy.release()
 
     def wait(self, stream: Stream, count: int) -> bool:
         """Until a stream has more than so many tokens; False where it has ended without."""
@@ -147,14 +157,22 @@ class Server:
         def there() -> bool:
             return len(stream.tokens) > count or bool(stream.ended)
 
-        while self._thread is None and not there() and self.step():
-            pass
+        while self._thread is None and not there():
+            with self._busy:
+                if not there() and not self._step():
+                    break
         with self._changed:
             self._changed.wait_for(there)
         return len(stream.tokens) > count
 
     def step(self) -> bool:
-        """One iteration; False where nobody is there. For one thread."""
+        """One iteration; False where nobody is there."""
+        with self._busy:
+            return self._step()
+
+    def _step(self) -> bool:
+        if self._closed:
+            return False
         self._take()
         choice = self._scheduler.next()
         if choice is None:
@@ -165,16 +183,19 @@ class Server:
             stream = self.streams[number]
             stream.pending = stream.prompt + stream.tokens
             self._filling.append(stream)
-        made = self._prefill(choice)
-        waiting = {*made, *self._filling}
-        decoding = [self.streams[n] for n in choice.running if n in self.streams and self.streams[n] not in waiting]
-        began_s = time.monotonic()
-        made += self._forward(decoding, choice)
-        took_s = time.monotonic() - began_s if self._measured and decoding else None
-        self._scheduler.made([stream.number for stream in made], took_s)
-        self._count_idle(made)
-        for stream in [each for each in made if each.ended]:
-            self._leave(stream)
+        made, took_s = list[Stream](), None
+        try:
+            self._prefill(choice, made)
+            waiting = {*made, *self._filling}
+            decoding = [self.streams[n] for n in choice.running if n in self.streams and self.streams[n] not in waiting]
+            began_s = time.monotonic()
+            self._compute(decoding, [stream.tokens[-1:] for stream in decoding], choice, made)
+            took_s = time.monotonic() - began_s if self._measured and decoding else None
+        finally:  # also where somebody has no patience
+            self._scheduler.made([stream.number for stream in made], took_s)
+            self._count_idle(made)
+            for stream in [each for each in made if each.over]:
+                self._leave(stream, stream.over)
         return True
 
     def run(self) -> None:
@@ -194,9 +215,10 @@ class Server:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        for stream in [*self._incoming, *self.streams.values()]:
-            self._end(stream, "cancelled")
-        self.kv.close()
+        with self._busy:
+            for stream in [*self._incoming, *self.streams.values()]:
+                self._end(stream, "cancelled")
+            self.kv.close()
 
     def _work(self) -> None:
         try:
@@ -204,10 +226,11 @@ class Server:
                 if not self.step():
                     with self._changed:
                         self._changed.wait_for(lambda: self._closed or self._incoming or self._cancelled)
-        except Exception as error:
+        except BaseException as error:  # a policy's, or a thread's end: nobody waits for what never comes
+            with self._changed:
+                self._closed, self._cause = True, error
             for stream in [*self._incoming, *self.streams.values()]:
                 self._end(stream, "failed", error)
-            self._closed = True
 
     def _take(self) -> None:
         """Let those in who have come, and those go who are not wanted any more."""
@@ -221,31 +244,26 @@ class Server:
             if not stream.ended:
                 self._leave(stream, "cancelled")
 
-    def _prefill(self, choice: Choice) -> list[Stream]:
-        """Compute what is pending, all of it or the next chunk; who has got a token by that."""
-        made = []
+    def _prefill(self, choice: Choice, made: list[Stream]) -> None:
+        """Compute what is pending, all of it or the next chunk; who gets a token by that joins `made`."""
         while self._filling:
             stream = self._filling[0]
-            first = not self.kv.tokens(stream.number)
             count = min(self._chunk or len(stream.pending), len(stream.pending))
-            if choice.head and first:  # these tokens are a block of their own
+            if choice.head and not self.kv.tokens(stream.number):  # these tokens are a block of their own
                 count = min(choice.head, len(stream.pending) - 1) or count
             now, stream.pending = stream.pending[:count], stream.pending[count:]
             if not stream.pending:
                 self._filling.popleft()
-            made += self._computed([stream], [now], choice, final=not stream.pending)
+            self._compute([stream], [now], choice, made, final=not stream.pending)
             if stream.pending and self._chunk:
                 break
-        return made
 
-    def _forward(self, streams: list[Stream], choice: Choice) -> list[Stream]:
-        """A decode step; who has got a token by that."""
-        return self._computed(streams, [stream.tokens[-1:] for stream in streams], choice) if streams else []
-
-    def _computed(
-        self, streams: list[Stream], tokens: list[list[int]], choice: Choice, final: bool = True
-    ) -> list[Stream]:
+    def _compute(
+        self, streams: list[Stream], tokens: list[list[int]], choice: Choice, made: list[Stream], final: bool = True
+    ) -> None:
         """Compute tokens of streams, and draw the next ones where these were final. If that fails they have failed."""
+        if not streams:
+            return
         given: dict[Hashable, list[int]] = {stream.number: each for stream, each in zip(streams, tokens, strict=True)}
 
         def homes(number: Any, layer: int) -> tuple[str, ...]:
@@ -253,15 +271,18 @@ class Server:
 
         try:
             logits = self._rows.forward(given, homes)
-            if not final:
-                return []
-            for stream, row in zip(streams, logits, strict=True):
-                self._emit(stream, stream.sampler.next(row, stream.prompt + stream.tokens))
-        except Exception as error:  # whatever it is, others are served on
+        except BaseException as error:  # whatever it is, others are served on
             for stream in streams:
                 self._leave(stream, "failed", error)
-            return []
-        return streams
+            if not isinstance(error, Exception):
+                raise
+            return
+        for stream, row in zip(streams, logits if final else (), strict=final):
+            try:
+                self._emit(stream, stream.sampler.next(row, stream.prompt + stream.tokens))
+                made.append(stream)
+            except Exception as error:
+                self._leave(stream, "failed", error)
 
     def _emit(self, stream: Stream, token: int) -> None:
         now_s = time.monotonic()
@@ -270,9 +291,9 @@ class Server:
             stream.since_s, stream.idle = now_s, 0
             stream.tokens.append(token)
             if token in stream.stop:
-                stream.ended = "stop"
+                stream.over = "stop"
             elif len(stream.tokens) == stream.request.output_tokens:
-                stream.ended = "length"
+                stream.over = "length"
             self._changed.notify_all()
 
     def _count_idle(self, made: list[Stream]) -> None:
@@ -283,17 +304,32 @@ class Server:
         longest = max((stream.longest_idle for stream in self.streams.values()), default=0)
         self.counters.iteration(len(made), len(self.streams), longest)
 
-    def _leave(self, stream: Stream, how: str = "", error: Exception | None = None) -> None:
+    def _leave(self, stream: Stream, how: str, error: BaseException | None = None) -> None:
         """Nothing of a request stays behind."""
         if stream in self._filling:
             self._filling.remove(stream)
         self._scheduler.remove(stream.number)
         self.kv.free(stream.number)
-        self._end(stream, how or stream.ended, error)
+        self._end(stream, how, error)
 
-    def _end(self, stream: Stream, how: str, error: Exception | None = None) -> None:
+    def _end(self, stream: Stream, how: str, error: BaseException | None = None) -> None:
+        self.counters.ended(how)
         with self._changed:
             self.streams.pop(stream.number, None)
             stream.ended, stream.error = how, error
             self._changed.notify_all()
-        self.counters.ended(how)
+
+
+def token_ids(name: str, given: Any, vocabulary: int = 1 << 31) -> list[int]:
+    """Numbers of tokens, from a list, an array, a tensor, or the one row of a batch; raises ValueError."""
+    given = given.tolist() if hasattr(given, "tolist") else given
+    given = [given] if isinstance(given, int) else given
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ValueError(f"{name} = {given!r}: must be numbers of tokens")
+    found = list(given)
+    if len(found) == 1 and isinstance(found[0], list):
+        (found,) = found
+    for each in found:
+        if isinstance(each, bool) or not isinstance(each, Integral) or not 0 <= int(each) < vocabulary:
+            raise ValueError(f"{name}: {each!r} is no token: must be a whole number from 0 to {vocabulary - 1}")
+    return [int(each) for each in found]

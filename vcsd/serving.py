@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -53,6 +54,23 @@ WITH_DRIVES = ("ours", "in-storage", "in-two-places")
 POLICIES = (*SLOTS, *SLICES)
 
 
+_NUMBER = (int, "a whole number")
+_KINDS: dict[str, tuple[Any, str]] = {
+    "policy": (str, "text"),
+    "tiers": (Tiers, "a Tiers"),
+    "drives": (DriveSet | list | tuple, "a whole number, a DriveSet, or devices"),
+    "attention": (Attention, "an Attention, or the name of one"),
+    "slots": _NUMBER,
+    "slice_tokens": _NUMBER,
+    "max_tokens": (int | None, "a whole number"),
+    "max_waiting": _NUMBER,
+    "chunk": _NUMBER,
+    "engine": (Engine | None, "an Engine"),
+    "slo_scale": (float | int, "a number"),
+    "measured": (bool, "True or False"),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """How a model serves.
@@ -69,8 +87,8 @@ class Serving:
 
     policy: str = "orbitflow"
     tiers: Tiers = Tiers()
-    drives: DriveSet | Sequence[Device] = ()
-    attention: Attention = Attention.named("dense")
+    drives: DriveSet | Sequence[Device] | int = ()
+    attention: Attention | str = Attention.named("dense")
     slots: int = 4
     slice_tokens: int = 32
     max_tokens: int | None = None
@@ -81,6 +99,14 @@ class Serving:
     measured: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.attention, str):
+            object.__setattr__(self, "attention", Attention.named(self.attention))
+        if isinstance(self.drives, int) and not isinstance(self.drives, bool):
+            object.__setattr__(self, "drives", DriveSet(count=self.drives) if self.drives else ())
+        for name, (kind, words) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise ValueError(f"{name} = {value!r}: must be {words}")
         if self.policy not in POLICIES:
             raise ValueError(f"policy = {self.policy!r}: must be one of {', '.join(POLICIES)}")
         if self.policy in WITH_DRIVES and not self.count:
@@ -89,15 +115,21 @@ class Serving:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} = {value}: must be at least {least}")
+        if not 0 < self.slo_scale < float("inf"):
+            raise ValueError(f"slo_scale = {self.slo_scale}: must be above 0")
 
     @property
     def count(self) -> int:
         """Number of drives."""
+        if isinstance(self.drives, int):
+            return self.drives
         return self.drives.count if isinstance(self.drives, DriveSet) else len(self.drives)
 
     def scheduler(self, shape: ModelShape, row_bytes: int, max_tokens: int) -> Scheduler:
         """The policy, with the room that there is. row_bytes: K and V of a token in a layer."""
         engine = self.engine or assumed(shape, row_bytes, self.count)
+        if engine.layers != shape.layers:
+            raise ValueError(f"engine.layers = {engine.layers}: the model has {shape.layers}")
         token_bytes = shape.layers * row_bytes
         device = UNLIMITED if self.tiers.device is None else self.tiers.device
         if self.policy in SLICES:
@@ -181,13 +213,14 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
 def _driver(serving: Serving, shape: ModelShape) -> Iterator[Driver]:
     """The drives, and who talks to them."""
     split_heads(shape.kv_heads, serving.count)
+    drives, attention = serving.drives, serving.attention
+    assert isinstance(attention, Attention) and not isinstance(drives, int), "made so when it was checked"
     with ExitStack() as undo:
-        drives = serving.drives
         if isinstance(drives, DriveSet):
-            check_method(serving.attention, methods_of(drives))
+            check_method(attention, methods_of(drives))
             devices = undo.enter_context(open_drives(drives))
         else:
             devices = list(drives)
-        driver = Driver(devices, shape, serving.attention)
+        driver = Driver(devices, shape, attention)
         undo.callback(driver.close)
         yield driver

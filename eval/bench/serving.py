@@ -33,7 +33,7 @@ from vcsd.loading import load as load_model
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.sampling import Sampling
-from vcsd.server import Server, Stream
+from vcsd.server import Rejected, Server, Stream
 from vcsd.serving import POLICIES, WITH_DRIVES, Serving, assumed, serve
 from vcsd.tables import table
 
@@ -71,7 +71,10 @@ class Load:
 
     def names(self) -> list[str]:
         """Policies; raises ValueError for what is none."""
-        names = list(POLICIES) if self.policies == "all" else [name.strip() for name in self.policies.split(",")]
+        given = dict.fromkeys(name.strip() for name in self.policies.split(",") if name.strip())
+        names = list(POLICIES) if self.policies == "all" else list(given)
+        if not names:
+            raise ValueError(f"policies = {self.policies!r}: must be all, or of {', '.join(POLICIES)}")
         if other := [name for name in names if name not in POLICIES]:
             raise ValueError(f"policies = {other[0]!r}: must be all, or of {', '.join(POLICIES)}")
         return names
@@ -241,7 +244,10 @@ def answered(server: Server, asked: Sequence[Asked], tick: Tick) -> Answers:
 
 
 def _submit(server: Server, asked: Asked) -> Stream:
-    return server.submit(asked.prompt, asked.new, asked.stop, asked.sampling)
+    try:
+        return server.submit(asked.prompt, asked.new, asked.stop, asked.sampling)
+    except Rejected as error:
+        raise ValueError(f"{error}: more --share or --slots leave it more, less --longest makes it shorter") from error
 
 
 @cache

@@ -29,6 +29,7 @@ from residency.executor import Attention
 from residency.machine import CSD
 from residency.policies.placed import Homes
 
+_BY_LONGEST = ("longrope", "dynamic")
 IMPLEMENTATION = f"{DRIVES}-rows"
 
 
@@ -78,6 +79,9 @@ class RowModel:
         self.model, self.kv = model, kv
         takes = inspect.signature(model.forward).parameters
         self._more: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
+        if kind := next((kind for kind in _BY_LONGEST if kind in _kinds_of_rope(model.config)), None):
+            raise Unsupported(f"{type(model).__name__} turns positions by the longest of a batch (rope of kind {kind})")
         if "position_ids" not in takes:
             raise Unsupported(f"{type(model).__name__} takes no position_ids: requests of different lengths need them")
 
@@ -103,6 +107,11 @@ class RowModel:
             )
         logits: torch.Tensor = out.logits[:, -1].float()
         return logits
+
+
+def _kinds_of_rope(config: Any) -> str:
+    """What a config says of rotary embeddings."""
+    return str(getattr(config.get_text_config(decoder=True), "rope_parameters", ""))
 
 
 @contextmanager

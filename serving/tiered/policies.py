@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from serving.tiered.machine import Tier
-from serving.tiered.server import NOW, Policy, Server
+from serving.tiered.server import NOW, NothingMoves, Policy, Server
 from serving.tiered.store import Kv
 
 WINDOW, FLASH_WINDOW = 4, 8  # iterations that TierKV looks ahead
@@ -55,7 +55,7 @@ def rotate(server: Server) -> None:
         for kv in late:
             server.bring(kv, Tier.DEVICE, NOW)
         if not all(kv.is_here for kv in late) and not server.store.step():
-            raise RuntimeError("nothing moves")
+            raise NothingMoves
     server.counts.stalled_s += server.store.now_s - began_s
 
 

@@ -63,8 +63,8 @@ def check(requests: Sequence[Request], machine: Machine) -> None:
     for tier, room in zip(Tier, machine.rooms(), strict=True):
         if size > room:
             raise ValueError(
-                f"request {largest.number}: {size / 1e6:,.1f} MB of K and V, and the tier {tier.name.lower()} has "
-                f"{room / 1e6:,.1f} MB"
+                f"request {largest.number}: {size / 1e6:,.2f} MB of K and V, and the tier {tier.name.lower()} has "
+                f"{room / 1e6:,.2f} MB: give it more"
             )
 
 

@@ -16,6 +16,13 @@ ON_FLASH = 8  # requests, beyond which others rather stay on the device
 LATE = 16  # iterations over which the use of links is watched
 
 
+class NothingMoves(RuntimeError):
+    """Everybody waits for room that nobody leaves."""
+
+    def __init__(self) -> None:
+        super().__init__("nothing moves: K and V wait for each other's room")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What is brought and displaced when, and who decodes.

