@@ -6,12 +6,19 @@ partner of: eval/sweep.py
 import os
 import sys
 from concurrent.futures import Future
+from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
 
 import pytest
 
 from eval.sweep import cores, sweep, sweep_on_ray
+
+
+@pytest.fixture(autouse=True)
+def found_by_workers(monkeypatch):
+    """Workers import what they work with from here."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
 
 
 def squared(number, tick):
