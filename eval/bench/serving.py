@@ -26,6 +26,7 @@ from eval.experiment import Outcome, flat
 from host_driver.hf.shape import model_shape
 from residency.machine import CSD, DEVICE, DIRECT, HOST
 from residency.tiers import Tiers
+from serving.placement import BLOCK_TOKENS
 from serving.trace import Trace, generate
 from serving.trace import load as load_trace
 from vcsd.loading import CHECKPOINT, PROMPT
@@ -203,12 +204,15 @@ def _right(stream: Stream, wanted: list[int]) -> bool:
 
 
 def setting(load: Load, name: str, asked: Sequence[Asked], spec: DriveSpec = INSTCSD_ZYNQ7045_8CH) -> Serving:
-    """A policy, and tiers that hold a share of what as many of the longest requests have as there are slots."""
+    """A policy, and tiers that hold a share of what as many of the longest requests have as there are slots, and one of
+    them at least."""
     with_drives = name in WITH_DRIVES
     shape = model_shape(_model())
     row_bytes = 2 * shape.kv_heads * shape.head_dim * (2 if with_drives else 4)
     longest = sorted(len(each.prompt) + each.new for each in asked)[-load.slots :]
-    size = int(load.share * load.slots * sum(longest) / len(longest)) * shape.layers * row_bytes
+    tokens = int(load.share * load.slots * sum(longest) / len(longest))
+    least = -(-(longest[-1] + 1) // BLOCK_TOKENS) * BLOCK_TOKENS  # that one needs, and a layer for its prefill
+    size = max(tokens * shape.layers, least * (shape.layers + 1)) * row_bytes
     engine = assumed(shape, row_bytes, load.drives if with_drives else 0)
     engine = replace(engine, fetch_token_s=SLOW_LINK * engine.step_s / longest[-1])
     return Serving(
