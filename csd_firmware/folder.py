@@ -5,12 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from csd_io.crc import corrected
+from csd_io.crc import corrected, crc32
 from csd_io.folder import DiskFolder, Durability, Folder
 from csd_spec import DriveSpec, Geometry
 from ftl.flash.files import NandFiles
@@ -136,7 +135,7 @@ def sealed(spec: DriveSpec) -> bytes:
 
 
 def _crc(values: Any) -> int:
-    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+    return crc32(json.dumps(values, sort_keys=True).encode())
 
 
 def _unsealed(values: Any) -> Any:
@@ -191,7 +190,7 @@ def read_secret(folder: Folder) -> tuple[bytes, bool]:
     found = corrected(secret, int.from_bytes(kept[_SECRET_BYTES:], "little"))
     if found is None or len(kept) != _SECRET_BYTES + 4:
         raise ValueError(f"{folder.name}/{SECRET} is damaged: vcsd fsck {folder.name} puts another in its place")
-    return found[0], found == (secret, zlib.crc32(secret))
+    return found[0], found == (secret, crc32(secret))
 
 
 def mend_secret(folder: Folder) -> bytes:
@@ -199,7 +198,7 @@ def mend_secret(folder: Folder) -> bytes:
     secret, whole = read_secret(folder)
     secret = secret or os.urandom(_SECRET_BYTES)
     if not whole:
-        folder.put(SECRET, secret + zlib.crc32(secret).to_bytes(4, "little"))
+        folder.put(SECRET, secret + crc32(secret).to_bytes(4, "little"))
     return secret
 
 

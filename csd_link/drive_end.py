@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-import zlib
 from typing import Protocol
 
+from csd_io.crc import crc32
 from csd_link.doorbell import Doorbell
 from csd_link.window import (
     BLOCK_BYTES,
@@ -84,7 +84,7 @@ class DriveEnd:
         if not self.host or block is None or (block.kind, block.host, block.drive, block.sequence) != awaited:
             return False
         done = self._carry_out(block.body)
-        body, data = encode_completion(done, zlib.crc32)
+        body, data = encode_completion(done, crc32)
         if len(body) + len(data) <= BODY_BYTES:
             body += data
         else:
@@ -93,7 +93,7 @@ class DriveEnd:
             except OSError as error:  # the window's memory or disk is full: say so in the block that is there
                 reason = f"window: {error.strerror}: {len(data):,} bytes do not fit"
                 refused = self.service.refuse("data", Status.TRANSFER_ERROR, reason, done.submit_ns)
-                body, _ = encode_completion(refused, zlib.crc32)
+                body, _ = encode_completion(refused, crc32)
         answer = Block(Kind.COMPLETION, self.host, self.drive, self.sequence, body)
         self.medium.write(self.layout.completion(self.sequence), answer.pack())
         self.sequence += 1
@@ -125,7 +125,7 @@ class DriveEnd:
             payload = blocks
         else:
             raise WireError(f"payload of {size} bytes: this window's slots hold {self.layout.slot_bytes}")
-        if len(payload) != size or zlib.crc32(payload) != crc:
+        if len(payload) != size or crc32(payload) != crc:
             raise WireError(f"payload of {size} bytes does not match its checksum", Status.TRANSFER_ERROR)
         return Request(opcode, tuple(parameters), payload), submit_ns
 

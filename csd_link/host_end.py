@@ -6,11 +6,11 @@ import errno
 import os
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from csd_io.crc import crc32
 from csd_link.doorbell import Doorbell, Polling
 from csd_link.liveness import Liveness
 from csd_link.window import (
@@ -92,7 +92,7 @@ class HostEnd:
         if not inline:
             self.medium.write(layout.to_drive(sequence), payload)
         parameters = (*request.parameters, *(0,) * (PARAMETERS - len(request.parameters)))
-        crc = zlib.crc32(payload)
+        crc = crc32(payload)
         entry = ENTRY.pack(request.opcode, 0, sequence & 0xFFFF, 1, submit_ns, len(payload), crc, *parameters)
         body = entry + payload if inline else entry
         block = Block(Kind.REQUEST, self.host, self.drive, sequence, body)
@@ -118,7 +118,7 @@ class HostEnd:
                 if head.data_bytes > layout.slot_bytes:
                     raise WireError("more data than a slot holds")
                 data = self.medium.read(layout.to_host(sequence), -(-head.data_bytes // BLOCK_BYTES))[: head.data_bytes]
-            if zlib.crc32(data) != head.data_crc:
+            if crc32(data) != head.data_crc:
                 raise WireError("data that does not match its checksum")
             return head.with_data(data)
         except WireError as error:

@@ -21,11 +21,11 @@ from __future__ import annotations
 import json
 import os
 import struct
-import zlib
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
+from csd_io.crc import crc32
 from csd_spec._check import at_least
 from csd_spec.drive import DriveSpec
 
@@ -76,7 +76,7 @@ class Block:
     def pack(self) -> bytes:
         """Its bytes, at most 4 KiB."""
         head = _HEAD.pack(MAGIC, VERSION, self.kind, len(self.body), self.host, self.drive, self.sequence, 0)
-        crc = zlib.crc32(self.body, zlib.crc32(head[:_BEFORE_CRC]))
+        crc = crc32(self.body, crc32(head[:_BEFORE_CRC]))
         return b"".join((head[:_BEFORE_CRC], crc.to_bytes(4, "little"), self.body))
 
 
@@ -86,7 +86,7 @@ def unpack(raw: bytearray) -> Block | None:
     if magic != MAGIC or version != VERSION or size > BODY_BYTES or not Kind.DRIVE <= kind <= Kind.COMPLETION:
         return None
     body = raw[_HEAD.size : _HEAD.size + size]
-    if zlib.crc32(body, zlib.crc32(raw[:_BEFORE_CRC])) != crc:
+    if crc32(body, crc32(raw[:_BEFORE_CRC])) != crc:
         return None
     return Block(Kind(kind), host, drive, sequence, body)
 

@@ -13,7 +13,6 @@ by one write of its entry: pages of an earlier life count no more.
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from operator import itemgetter
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_io.crc import corrected
+from csd_io.crc import corrected, crc32
 from csd_io.folder import File, Folder
 from csd_spec import Geometry
 from csd_spec.arrays import I64, U8, U32
@@ -194,7 +193,7 @@ def entry(erases: int, bad: int) -> NDArray[Any]:
     """A block's entry."""
     made = np.zeros(1, BLOCK)
     made["erases"], made["bad"] = erases, bad
-    made["seal"] = zlib.crc32(made.tobytes()[:8])
+    made["seal"] = crc32(made.tobytes()[:8])
     return made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from csd_io.crc import crc32
 from csd_io.folder import Folder, remedy
 from csd_io.medium import IN_MEMORY, Medium
 from csd_spec import Geometry
@@ -180,7 +180,7 @@ class Nand:
     def _check_content(self, ppns: U32) -> U32:
         """Find damaged ones of programmed pages; returns those that were corrected."""
         fixed = []
-        found = np.array([zlib.crc32(self.content[ppn]) for ppn in ppns.tolist()], np.uint32)
+        found = np.array([crc32(self.content[ppn]) for ppn in ppns.tolist()], np.uint32)
         for ppn in ppns[(found != self.spare["crc"][ppns]) | (self.write_numbers[ppns] == 0)].tolist():
             page, spare = self.content[ppn].copy(), self.spare[ppn]
             if spare["write_number"] and correct_page(page, spare):

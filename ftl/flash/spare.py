@@ -6,14 +6,13 @@ out. The spare area has a CRC-32 of its own, so that a page says what it was tho
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from csd_io.crc import corrected
+from csd_io.crc import adler32, corrected, crc32
 from csd_spec.arrays import I32, I64, U8, U64
 
 Spare = NDArray[Any]
@@ -27,8 +26,8 @@ def made(pages: U8, tags: U64, write_numbers: U64, lives: NDArray[Any]) -> Spare
     """Spare areas (N,) of pages (N, page_bytes). lives: erases of their blocks."""
     spare = np.zeros(tags.size, SPARE)
     spare["tag"], spare["write_number"], spare["life"] = tags, write_numbers, lives
-    spare["crc"] = [zlib.crc32(page) for page in pages]
-    spare["adler"] = [zlib.adler32(page) for page in pages]
+    spare["crc"] = [crc32(page) for page in pages]
+    spare["adler"] = [adler32(page) for page in pages]
     _seals(words(spare), _CRC, spare["seal"])
     return spare
 
@@ -45,8 +44,8 @@ def words(spare: Spare) -> U64:
 
 def _crc_tables() -> NDArray[np.uint32]:
     """What a byte does to a CRC-32, (8, 256): with 0 to 7 bytes of zeros behind it."""
-    zeros = [zlib.crc32(bytes(1 + behind)) for behind in range(8)]
-    return np.array([[zlib.crc32(bytes([i, *bytes(k)])) ^ zeros[k] for i in range(256)] for k in range(8)], np.uint32)
+    zeros = [crc32(bytes(1 + behind)) for behind in range(8)]
+    return np.array([[crc32(bytes([i, *bytes(k)])) ^ zeros[k] for i in range(256)] for k in range(8)], np.uint32)
 
 
 _CRC = _crc_tables()
@@ -163,7 +162,7 @@ def keep_present_life(spare: Spare, lost: list[int], lives: I32, next_page: I32)
 def correct_page(page: U8, spare: Any) -> bool:
     """Undo one flipped bit of a page; whether it is what its (good) spare area says now."""
     found = corrected(page.tobytes(), int(spare["crc"]))
-    if found is None or zlib.adler32(found[0]) != spare["adler"]:
+    if found is None or adler32(found[0]) != spare["adler"]:
         return False
     page[:] = np.frombuffer(found[0], np.uint8)
     return True

@@ -107,7 +107,8 @@ class FlashStore:
         finish_ns = start_ns
         left = np.argsort(ppns, kind="stable")
         while left.size:
-            page = None if data is None else data[left]
+            in_order = left.size == ppns.size and bool((left[1:] > left[:-1]).all())
+            page = data if data is None or in_order else data[left]
             numbers = None if write_numbers is None else write_numbers[left]
             good = self.nand.program(ppns[left], page, tags[left], numbers)
             finish_ns = max(finish_ns, self.timing.program(ppns[left[: good + 1]], start_ns))

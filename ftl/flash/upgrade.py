@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from csd_io.crc import crc32
 from csd_io.folder import Folder
 from csd_spec import Geometry
 from csd_spec.arrays import U8
@@ -62,7 +62,7 @@ def upgrade(folder: Folder, geometry: Geometry) -> None:
             sums = read("checksums.bin", superblock * size, size)[which]
             for i in np.flatnonzero(sums != spare["crc"]).tolist():
                 spare["crc"][i] = sums[i]
-                spare["seal"][i] = zlib.crc32(rows(spare)[i, :-4].data)
+                spare["seal"][i] = crc32(rows(spare)[i, :-4].data)
             all_spares[which] = spare
             for file in spares:
                 file.write(superblock * size * SPARE.itemsize, all_spares.tobytes())

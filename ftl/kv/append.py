@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from csd_spec.arrays import F16, I64, U8, U16, U32
+from csd_spec.arrays import F16, I64, U16, U32
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import OutOfSpace, Uncorrectable
 from ftl.flash.tag import MAX_GROUPS
@@ -96,25 +96,35 @@ class _Growth:
     def program(self, rows: Rows, ppns: U32, start_ns: int) -> int:
         """Program the groups that become full; returns when the last one is, and where in ppns."""
         kv, seq, layer = self.kv, self.seq, self.layer
-        owner, tags, data = seq.owners[layer][-1][0], [], []
+        owner, tags, order = seq.owners[layer][-1][0], [], np.argsort(ppns, kind="stable")
+        place, taken = np.argsort(order), 0  # in the order in which pages are programmed
+        pages = np.empty((ppns.size, kv.tails.content.shape[1]), np.uint16) if kv.store.nand.payload else None
         for mapped in seq.maps.values():
             groups = _new_groups(seq, mapped, layer, self.tokens).ravel()
             if groups.size and mapped.programmed:
                 tags.append(mapped.tags(owner, layer, groups).ravel())
+                at = place[taken : taken + tags[-1].size].reshape(mapped.streams, -1)
+                taken += at.size
                 new = _joined(rows, mapped.source)
-                pages, start_ns = self._pages(mapped, new, int(groups[0]) * mapped.per_group, start_ns)
-                data += pages
-        content = np.concatenate(data) if data else None
-        return kv.store.program(seq.writer, ppns, content, np.concatenate(tags), start_ns)
+                start_ns = self._lay(mapped, pages, at, new, int(groups[0]) * mapped.per_group, start_ns)
+        ordered = ppns[order]
+        try:
+            content = None if pages is None else pages.view(np.uint8)
+            return kv.store.program(seq.writer, ordered, content, np.concatenate(tags)[order], start_ns)
+        finally:
+            ppns[order] = ordered
 
-    def _pages(self, mapped: GroupMap, new: U16 | None, first: int, start_ns: int) -> tuple[list[U8], int]:
-        """Content of the groups from token `first` on that become full, and when what it is made of has been read."""
-        if first < self.length and (mapped.rebuilt or not mapped.buffered(self.layer)):
+    def _lay(self, mapped: GroupMap, pages: U16 | None, at: I64, new: U16 | None, first: int, start_ns: int) -> int:
+        """Lay the groups from token `first` on that become full into pages[at]; returns when what they are made of has
+        been read."""
+        length = self.length
+        if first < length and (mapped.rebuilt or not mapped.buffered(self.layer)):
             old, start_ns = self._read_rows(mapped.source, first, start_ns)
-            if new is None or old is None:
-                return [], start_ns
-            return [full_pages(self.kv, mapped, self.layer, first, np.concatenate([old, new]))], start_ns
-        return [] if new is None else [full_pages(self.kv, mapped, self.layer, self.length, new)], start_ns
+            if new is not None and old is not None:
+                new, length = np.concatenate([old, new]), first
+        if pages is not None and new is not None:
+            lay_full(self.kv, mapped, self.layer, length, new, pages, at)
+        return start_ns
 
     def _read_rows(self, source: str, first: int, start_ns: int) -> tuple[U16 | None, int]:
         """Rows from token `first` on, as primary maps' pages and buffers hold them, and when they have been read."""
@@ -148,13 +158,11 @@ def _joined(rows: Rows, source: str) -> U16 | None:
     return None if parts[0] is None else np.concatenate(parts, axis=2)  # type: ignore[arg-type]
 
 
-def full_pages(kv: KvMap, mapped: GroupMap, layer: int, length: int, rows: U16) -> U8:
-    """Pages (streams * groups, page_bytes) of the groups that `rows` fill, from what waits in the buffers on."""
-    per, position = mapped.per_group, length % mapped.per_group
-    groups = (length + rows.shape[0]) // per - length // per
-    content = kv.tails.content
-    data = np.full((mapped.streams, groups, content.shape[1]), POISON)
+def lay_full(kv: KvMap, mapped: GroupMap, layer: int, length: int, rows: U16, pages: U16, at: I64) -> None:
+    """Lay the groups that `rows` fill, from what waits in the buffers on, into pages[at], `at` (streams, groups)."""
+    position = length % mapped.per_group
+    if not mapped.fills_pages:
+        pages[at] = POISON
     if position:
-        data[:, 0] = content[mapped.buffers[layer]]
-    mapped.write(data, position, rows[: groups * per - position])
-    return data.reshape(-1, content.shape[1]).view(np.uint8)
+        pages[at[:, 0]] = kv.tails.content[mapped.buffers[layer]]
+    mapped.write(pages, at, position, rows[: at.shape[1] * mapped.per_group - position])

@@ -8,7 +8,7 @@ import numpy as np
 
 from csd_spec.arrays import U16, U32
 from ftl.errors import OutOfSpace
-from ftl.kv.append import full_pages
+from ftl.kv.append import lay_full
 from ftl.kv.layouts.dual import embedding_map
 from ftl.kv.layouts.group_map import GroupMap
 from ftl.kv.map import KvMap
@@ -66,4 +66,6 @@ def _program(kv: KvMap, seq: Sequence, new: GroupMap, layer: int, rows: U16, ppn
         return start_ns
     owners = [seq.owner_of(layer, new.per_group, int(group)) for group in groups]
     tags = [new.tags(owner, layer, groups[i : i + 1]) for i, owner in enumerate(owners)]
-    return kv.store.program(seq.writer, ppns, full_pages(kv, new, layer, 0, rows), np.hstack(tags).ravel(), start_ns)
+    pages = np.empty((ppns.size, kv.tails.content.shape[1]), np.uint16)
+    lay_full(kv, new, layer, 0, rows, pages, np.arange(ppns.size).reshape(new.streams, -1))
+    return kv.store.program(seq.writer, ppns, pages.view(np.uint8), np.hstack(tags).ravel(), start_ns)

@@ -63,12 +63,12 @@ class Standing:
     def _laid(self) -> tuple[I64, I64]:
         """Those of them whose rows lie as they come, as `lay_each` takes them: pages and forms."""
         found = [(number, mapped) for number, mapped in self._waiting if isinstance(mapped, LaidMap)]
-        firsts = np.zeros((len(found), max((mapped.streams for _, mapped in found), default=0)), np.int64)
+        at = np.zeros((len(found), max((mapped.streams for _, mapped in found), default=0), 1), np.int64)
         forms = np.empty((len(found), 4), np.int64)
         for i, (number, mapped) in enumerate(found):
-            firsts[i, : mapped.streams] = mapped.buffers[self.layer]
+            at[i, : mapped.streams, 0] = mapped.buffers[self.layer]
             forms[i] = number, mapped.per_group, mapped.channels, mapped.source == "v"
-        return firsts, forms
+        return at, forms
 
     @cached_property
     def _others(self) -> list[tuple[int, GroupMap]]:

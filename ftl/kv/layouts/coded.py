@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
-from csd_spec.arrays import U16
+from csd_spec.arrays import U8, U16
+from ftl.kv.layouts.codes import MAX_HALF, finite
 from ftl.kv.layouts.embedding import EmbeddingMap
 from ftl.kv.layouts.group_map import PackedMap
 
@@ -16,17 +18,44 @@ class CodedEmbeddingMap(PackedMap, EmbeddingMap):
         return False
 
     def pack(self, rows: U16) -> U16:
-        lay, levels = self.layout, (1 << self.layout.bits) - 1
-        plain = np.zeros((self.streams, rows.shape[0] // lay.T, lay.m * lay.T), np.uint16)
-        EmbeddingMap.write(self, plain, 0, rows)
-        values = np.nan_to_num(plain.view(np.float16)).astype(np.float32).reshape(self.streams, -1, lay.m, lay.T)
-        least = values.min(axis=-1).astype(np.float16)
-        span = values.max(axis=-1) - least.astype(np.float32)
-        scale = (span / levels).astype(np.float16)
-        step = np.where(scale > 0, scale, 1).astype(np.float32)[..., None]
-        codes = np.clip(np.rint((values - least.astype(np.float32)[..., None]) / step), 0, levels).astype(np.uint8)
+        lay = self.layout
+        groups = rows.shape[0] // lay.T
+        plain = np.zeros((self.streams * groups, lay.m * lay.T), np.uint16)
+        EmbeddingMap.write(self, plain, np.arange(plain.shape[0]).reshape(-1, groups), 0, rows)
+        scale, least, codes = coded(plain.reshape(-1, lay.T), (1 << lay.bits) - 1)
         if lay.bits == 4:
-            codes = codes[..., : lay.T // 2] | codes[..., lay.T // 2 :] << 4
-        parts = [part.view(np.uint8).reshape(*codes.shape[:2], -1) for part in (scale, least, codes)]
+            codes = codes[:, : lay.T // 2] | codes[:, lay.T // 2 :] << np.uint8(4)
+        parts = [part.view(np.uint8).reshape(self.streams, groups, -1) for part in (scale, least, codes)]
         packed = np.concatenate(parts, axis=-1)
         return np.pad(packed, ((0, 0), (0, 0), (0, packed.shape[-1] % 2))).view(np.uint16)
+
+
+def coded(runs: U16, levels: int) -> tuple[U16, U16, U8]:
+    """Scales and least values, (N,), and codes (N, t) of `levels` + 1 values, of runs of FP16 values (N, t)."""
+    ends = np.empty((2, runs.shape[0]), np.float32)
+    _ends(runs, *ends)
+    least, most = ends
+    scale = ((most - least) / levels).astype(np.float16)
+    codes = np.empty(runs.shape, np.uint8)
+    _encode(runs, least, np.where(scale > 0, scale, 1).astype(np.float32), levels, codes)
+    return scale.view(np.uint16), least.astype(np.float16).view(np.uint16), codes
+
+
+@njit(cache=True, nogil=True)
+def _ends(runs, least, most):  # type: ignore[no-untyped-def]
+    """The least and the largest value of each run."""
+    for i in range(runs.shape[0]):
+        low, high = MAX_HALF, -MAX_HALF
+        for half in runs[i]:
+            value = finite(half)
+            low, high = min(low, value), max(high, value)
+        least[i], most[i] = low, high
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _encode(runs, least, steps, levels, codes):  # type: ignore[no-untyped-def]
+    most = np.float32(levels)
+    for i in range(runs.shape[0]):
+        run, low, step, line = runs[i], least[i], steps[i], codes[i]
+        for t in range(run.size):
+            line[t] = np.uint8(min(max(np.rint((finite(run[t]) - low) / step), np.float32(0)), most))

@@ -37,7 +37,7 @@ def _spread(steps, planes, widths):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _finite(half):  # type: ignore[no-untyped-def]
+def finite(half):  # type: ignore[no-untyped-def]
     """The FP32 value of FP16 bits; what is no number counts as 0, and infinity as the largest.
 
     FP16's exponent and fraction are FP32's, 112 smaller and 13 bits on; subnormals come right by the product.
@@ -55,7 +55,7 @@ def _ranges(rows, least, steps):  # type: ignore[no-untyped-def]
     least[:], most[:] = MAX_HALF, -MAX_HALF
     for t in range(rows.shape[0]):
         for channel in range(rows.shape[1]):
-            value = _finite(rows[t, channel])
+            value = finite(rows[t, channel])
             least[channel] = min(least[channel], value)
             most[channel] = max(most[channel], value)
     for channel in range(rows.shape[1]):
@@ -86,7 +86,7 @@ def _encode(rows, scales, least, widths, codes):  # type: ignore[no-untyped-def]
     line = np.empty(m, np.float32)
     for t in range(count):
         for channel in range(m):
-            code = np.rint((_finite(rows[t, channel]) - least[channel]) / scales[channel])
+            code = np.rint((finite(rows[t, channel]) - least[channel]) / scales[channel])
             line[channel] = min(max(code, np.float32(0)), most[channel]) if most[channel] > 0 else np.float32(0)
         for channel in range(m):
             codes[channel, t] = np.uint8(line[channel])
@@ -148,7 +148,7 @@ def _refine(rows, pages):  # type: ignore[no-untyped-def]
         most[:] = 0
         for t in range(n):
             for channel in range(channels):
-                most[channel] = max(most[channel], abs(_finite(rows[page, t, channel])))
+                most[channel] = max(most[channel], abs(finite(rows[page, t, channel])))
         for channel in range(channels):
             fraction, exponent = math.frexp(most[channel] / np.float32(MAX_CODE))
             exponent -= fraction == 0.5  # the least with most <= MAX_CODE x 2^exponent
@@ -158,7 +158,7 @@ def _refine(rows, pages):  # type: ignore[no-untyped-def]
             for part in range(2):
                 codes = pages[page, channels + (part * n + t) * d : channels + (part * n + t + 1) * d]
                 for channel in range(d):
-                    code = np.rint(_finite(rows[page, t, part * d + channel]) * scales[part * d + channel])
+                    code = np.rint(finite(rows[page, t, part * d + channel]) * scales[part * d + channel])
                     codes[channel] = np.int8(min(max(code, np.float32(-MAX_CODE)), np.float32(MAX_CODE)))
 
 

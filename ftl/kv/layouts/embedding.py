@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from csd_spec import KvLayout
 from csd_spec.arrays import I64, U16
+from csd_spec.model import FP16_BYTES
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.group_map import POISON, LaidMap
-from ftl.kv.layouts.lay import lay_channels
+from ftl.kv.layouts.lay import lay_many
 
 
 class EmbeddingMap(LaidMap):
@@ -19,9 +20,10 @@ class EmbeddingMap(LaidMap):
         self.channels = layout.m
         form = (16, 8, 4).index(layout.bits) * 4 + ((2, 4, 8).index(layout.m) if layout.m in (2, 4, 8) else 3)
         super().__init__(Kind.EMBEDDING_K + form, layout, layers, heads)
+        self.fills_pages = layout.T * layout.m * FP16_BYTES == layout.page_bytes and layout.head_dim % layout.m == 0
 
-    def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
-        lay_channels(content, buffers, self.layout.m, self.layout.T, position, rows)
+    def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
+        lay_many(pages, at, self.layout.m, self.layout.T, position, rows)
 
     def poison(self, content: U16, buffers: I64, position: int) -> None:
         content.reshape(-1, self.layout.m, self.layout.T)[buffers, :, position:] = POISON

@@ -32,6 +32,7 @@ class GroupMap(ABC):
     primary: bool
     scattered: bool  # whether the streams, being few, begin in lanes far apart
     programmed = True  # whether full groups have pages of their own
+    fills_pages = False  # whether full groups leave no byte of their pages
     rebuilt = False  # whether a group that becomes full is packed from rows, not from its page under construction
 
     def __init__(self, kind: int, layout: KvLayout, layers: int, heads: int) -> None:
@@ -49,13 +50,13 @@ class GroupMap(ABC):
         content[buffers] = POISON  # a NaN: nobody reads it by mistake
 
     @abstractmethod
-    def write(self, pages: U16, position: int, rows: U16) -> None:
-        """Write rows (t, H, d) that fill pages (streams, groups, values). position: of the first group, where that has
-        waited in buffers."""
+    def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
+        """Write rows (t, H, d) that fill pages[at], `at` (streams, groups). position: of the first group, where that
+        has waited in buffers."""
 
     @abstractmethod
     def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
-        """Write rows (t, H, d) from `position` of the group on into the page buffers of every stream."""
+        """Write rows (t, H, d) from `position` of the group on into the page buffers of every stream, (streams,)."""
 
     @abstractmethod
     def poison(self, content: U16, buffers: I64, position: int) -> None:
@@ -88,16 +89,15 @@ class GroupMap(ABC):
 
 
 class LaidMap(GroupMap):
-    """Rows lie in a page as they come, so that `fill` can go on in the pages behind one: content[buffers + 1], ...
+    """Rows lie in a page as they come.
 
     channels: m, where they lie channel by channel; 0 where row after row.
     """
 
     channels = 0
 
-    def write(self, pages: U16, position: int, rows: U16) -> None:
-        streams, groups, values = pages.shape
-        self.fill(pages.reshape(-1, values), np.arange(streams) * groups, position, rows)
+    def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
+        self.write(content, buffers[:, None], position, rows)
 
 
 class PackedMap(GroupMap):
@@ -107,9 +107,9 @@ class PackedMap(GroupMap):
     def pack(self, rows: U16) -> U16:
         """Cut rows (groups * per_group, H, d) into pages (streams, groups, values)."""
 
-    def write(self, pages: U16, position: int, rows: U16) -> None:
+    def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
         packed = self.pack(rows)
-        pages[..., : packed.shape[2]] = packed
+        pages[at, : packed.shape[2]] = packed
 
 
 class PrimaryMap(GroupMap):

@@ -6,6 +6,7 @@ import numpy as np
 
 from csd_spec import KvLayout
 from csd_spec.arrays import I64, U16
+from csd_spec.model import FP16_BYTES
 from csd_spec.view import gather_rows
 from ftl.kv.layouts.group_map import POISON, LaidMap, PrimaryMap
 from ftl.kv.layouts.lay import lay_rows
@@ -19,9 +20,10 @@ class TokenMap(LaidMap, PrimaryMap):
     def __init__(self, kind: int, source: str, layout: KvLayout, layers: int, heads: int) -> None:
         self.per_group, self.streams, self.source = layout.n, heads, source
         super().__init__(kind, layout, layers, heads)
+        self.fills_pages = layout.n * layout.head_dim * FP16_BYTES == layout.page_bytes
 
-    def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
-        lay_rows(content, buffers, self.per_group, position, rows)
+    def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
+        lay_rows(pages, at, self.per_group, position, rows)
 
     def poison(self, content: U16, buffers: I64, position: int) -> None:
         content[buffers, position * self.layout.head_dim :] = POISON

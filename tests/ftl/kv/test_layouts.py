@@ -71,21 +71,23 @@ def test_numbers_are_those_that_commands_carry():
 
 
 @pytest.mark.parametrize("form", ["token", "embedding"])
-@pytest.mark.parametrize(("position", "tokens"), [(0, 24), (3, 1), (3, 21), (7, 150)])
-def test_rows_go_on_in_the_pages_behind(form, position, tokens):
-    layout = KvLayout(page_bytes=256, head_dim=10, m=4)
+@pytest.mark.parametrize(("d", "m"), [(10, 4), (12, 8), (16, 2), (12, 12)])
+@pytest.mark.parametrize(("position", "tokens"), [(0, 24), (3, 1), (3, 21), (7, 150), (4, 64)])
+def test_rows_lie_in_the_pages_named(form, d, m, position, tokens):
+    layout, generator = KvLayout(page_bytes=256, head_dim=d, m=m), np.random.default_rng(0)
     mapped = TokenMap(Kind.K, "k", layout, 1, H) if form == "token" else EmbeddingMap(layout, 1, H)
-    rows = np.random.default_rng(0).integers(0, 1 << 15, (tokens, H, 10)).astype(np.uint16)
-    groups = -(-(position + tokens) // mapped.per_group)
+    rows = generator.integers(0, 1 << 15, (tokens, H, d)).astype(np.uint16)
+    groups, parts = -(-(position + tokens) // mapped.per_group), mapped.streams // H
     pages = np.full((mapped.streams * groups, 128), POISON)
-    mapped.fill(pages, np.arange(mapped.streams) * groups, position, rows)
+    at = generator.permutation(pages.shape[0]).reshape(mapped.streams, groups)
+    mapped.write(pages, at, position, rows)
     written = 0
     for token, head, channel in np.ndindex(rows.shape):
-        group, at = divmod(position + token, mapped.per_group)
+        group, row = divmod(position + token, mapped.per_group)
         if form == "token":
-            page, value = head * groups + group, at * 10 + channel
+            page, value = at[head, group], row * d + channel
         else:
-            page, value = (head * 3 + channel // 4) * groups + group, channel % 4 * layout.T + at
+            page, value = at[head * parts + channel // m, group], channel % m * layout.T + row
         assert pages[page, value] == rows[token, head, channel]
         written += 1
     assert (pages != POISON).sum() == written == rows.size
