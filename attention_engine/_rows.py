@@ -7,6 +7,7 @@ the head size alone, not on the machine.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 WIDTH = 16  # values of a vector register
+_LINE = 64  # bytes that a cache loads at once
 _WORD, _FLOAT, _HALF = ir.IntType(64), ir.FloatType(), ir.HalfType()
 _FLOATS, _HALVES = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(_HALF, WIDTH)
 
@@ -46,15 +48,9 @@ def _spread(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(first, first, zeros)
 
 
-def _over_row(builder: Any, count: Any, following: list[Any], step: Callable[[Any, Any], None]) -> None:
-    """Call `step` with the index and the type of each part of a row of FP16: vectors, then the values behind them.
-
-    Of rows that come later, at the addresses `following`, each cache line is asked for in passing.
-    """
+def _over_row(builder: Any, count: Any, step: Callable[[Any, Any], None]) -> None:
+    """Call `step` with the index and the type of each part of a row of FP16: vectors, then the values behind them."""
     line, vector = builder.and_(count, _WORD(-2 * WIDTH)), builder.and_(count, _WORD(-WIDTH))
-    for address in following:
-        with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(2 * WIDTH), _WORD) as (index, _):
-            _ask(builder, builder.add(address, builder.shl(index, _WORD(1))))
     with cgutils.for_range_slice(builder, _WORD(0), line, _WORD(2 * WIDTH), _WORD) as (index, _):
         step(index, _FLOATS)
         step(builder.add(index, _WORD(WIDTH)), _FLOATS)
@@ -81,72 +77,84 @@ def _unpack(builder: Any, values: Any, kind: Any) -> list[Any]:
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def dots(typing_context: Any, query: Any, rows: Any, following: Any, count: Any) -> Any:
-    """Sums of query[i] * row_j[i], a tuple: FP32 at address `query`, FP16 at a tuple of addresses, `count` values.
-
-    following: addresses of rows to ask for meanwhile.
-    """
+def ask(typing_context: Any, addresses: Any, nbytes: Any) -> Any:
+    """Begin to load bytes that are needed soon, at each of a tuple of addresses."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        query, rows, following, count = arguments
-        rows, following = _unpack(builder, rows, signature.args[1]), _unpack(builder, following, signature.args[2])
-        totals = {kind: [cgutils.alloca_once(builder, kind) for _ in rows] for kind in (_FLOATS, _FLOAT)}
+        for address in _unpack(builder, arguments[0], signature.args[0]):
+            with cgutils.for_range_slice(builder, _WORD(0), arguments[1], _WORD(_LINE), _WORD) as (offset, _):
+                _ask(builder, builder.add(address, offset))
+        return context.get_dummy_value()
+
+    return types.void(addresses, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def dots(typing_context: Any, queries: Any, rows: Any, count: Any) -> Any:
+    """Sums of query_i[c] * row_j[c], a tuple by query: FP32 and FP16 at tuples of addresses, `count` values each."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        queries, rows = (_unpack(builder, arguments[i], signature.args[i]) for i in (0, 1))
+        each = [*itertools.product(range(len(queries)), range(len(rows)))]
+        totals = {kind: [cgutils.alloca_once(builder, kind) for _ in each] for kind in (_FLOATS, _FLOAT)}
         for kind in totals:
             for total in totals[kind]:
                 builder.store(_all(0.0, kind), total)
 
         def add(index: Any, kind: Any) -> None:
-            factor = _load(builder, query, index, kind, 4)
-            for row, total in zip(rows, totals[kind], strict=True):
-                sum_ = _fma(builder, factor, _values(builder, row, index, kind), builder.load(total))
-                builder.store(sum_, total)
+            factors = [_load(builder, query, index, kind, 4) for query in queries]
+            values = [_values(builder, row, index, kind) for row in rows]
+            for (i, j), total in zip(each, totals[kind], strict=True):
+                builder.store(_fma(builder, factors[i], values[j], builder.load(total)), total)
 
-        _over_row(builder, count, following, add)
-        loaded = [(builder.load(a), builder.load(b)) for a, b in zip(totals[_FLOATS], totals[_FLOAT], strict=True)]
-        folded = [builder.fadd(_fold(builder, total), single) for total, single in loaded]
-        return context.make_tuple(builder, signature.return_type, folded)
+        _over_row(builder, arguments[2], add)
+        vectors, singles = ([builder.load(total) for total in totals[kind]] for kind in (_FLOATS, _FLOAT))
+        folded = zip(_fold_all(builder, vectors), singles, strict=True)
+        return context.make_tuple(builder, signature.return_type, [builder.fadd(*each) for each in folded])
 
-    return types.UniTuple(types.float32, rows.count)(types.uint64, rows, following, types.int64), generate
+    return types.UniTuple(types.float32, queries.count * rows.count)(queries, rows, types.int64), generate
 
 
 def _fold(builder: Any, lanes: Any, join: Callable[[Any, Any], Any] | None = None) -> Any:
     """A vector's values joined, by default added: the upper half to the lower until one is left."""
-    width = WIDTH
+    return _fold_all(builder, [lanes], join)[0]
+
+
+def _fold_all(builder: Any, vectors: list[Any], join: Callable[[Any, Any], Any] | None = None) -> list[Any]:
+    """The same of several vectors, a power of two of them: two that are half done share a register."""
+    count, width = len(vectors), WIDTH  # lanes of each that are left
     while width > 1:
         width //= 2
-        halves = [
-            builder.shuffle_vector(
-                lanes, lanes, ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(first, first + width)))
-            )
-            for first in (0, width)
-        ]
-        lanes = (join or builder.fadd)(*halves)
-    return builder.extract_element(lanes, ir.IntType(32)(0))
+        pairs = list(zip(vectors[::2], vectors[1::2], strict=False)) or [(vectors[0], vectors[0])]
+        lanes = count // len(pairs) * width
+        halves = ([i // width * 2 * width + i % width + first for i in range(lanes)] for first in (0, width))
+        masks = [ir.Constant(ir.VectorType(ir.IntType(32), lanes), half) for half in halves]
+        vectors = [(join or builder.fadd)(*(builder.shuffle_vector(*pair, mask) for mask in masks)) for pair in pairs]
+    each = count // len(vectors)
+    return [builder.extract_element(vectors[i // each], ir.IntType(32)(i % each)) for i in range(count)]
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def add_scaled(typing_context: Any, sums: Any, weights: Any, rows: Any, following: Any, count: Any) -> Any:
-    """sums[i] += weights[j] * row_j[i], for each j in turn: tuples of weights and of addresses of FP16 rows.
-
-    following: addresses of rows to ask for meanwhile.
-    """
+def add_scaled(typing_context: Any, sums: Any, weights: Any, rows: Any, count: Any) -> Any:
+    """sums_i[c] += weight_ij * row_j[c], for each j in turn: tuples of addresses of sums, of weights by sum, and of
+    addresses of FP16 rows."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        sums, weights, rows, following, count = arguments
-        weights = _unpack(builder, weights, signature.args[1])
-        rows, following = _unpack(builder, rows, signature.args[2]), _unpack(builder, following, signature.args[3])
+        sums, weights, rows = (_unpack(builder, arguments[i], signature.args[i]) for i in range(3))
         factors = {_FLOATS: [_spread(builder, weight) for weight in weights], _FLOAT: weights}
 
         def add(index: Any, kind: Any) -> None:
-            total = _load(builder, sums, index, kind, 4)
-            for factor, row in zip(factors[kind], rows, strict=True):
-                total = _fma(builder, factor, _values(builder, row, index, kind), total)
-            _store(builder, total, sums, index)
+            values = [_values(builder, row, index, kind) for row in rows]
+            for i, at in enumerate(sums):
+                total = _load(builder, at, index, kind, 4)
+                for factor, value in zip(factors[kind][i * len(rows) :], values, strict=False):
+                    total = _fma(builder, factor, value, total)
+                _store(builder, total, at, index)
 
-        _over_row(builder, count, following, add)
+        _over_row(builder, arguments[3], add)
         return context.get_dummy_value()
 
-    return types.void(types.uint64, weights, rows, following, types.int64), generate
+    return types.void(sums, weights, rows, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
@@ -166,7 +174,7 @@ def add_codes(typing_context: Any, sums: Any, weight: Any, codes: Any, shift: An
             total = _fma(builder, spread(weight), builder.uitofp(some, kind), _load(builder, sums, index, kind, 4))
             _store(builder, total, sums, index)
 
-        _over_row(builder, count, [], add)
+        _over_row(builder, count, add)
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.float32, types.uint64, types.int64, types.int64, types.int64), generate

@@ -19,9 +19,8 @@ from attention_engine._rows import (
     _WORD,
     WIDTH,
     _all,
-    _ask,
     _fma,
-    _fold,
+    _fold_all,
     _load,
     _over_row,
     _spread,
@@ -55,28 +54,12 @@ def dot_codes(typing_context: Any, queries: Any, row: Any, count: Any) -> Any:
                 factor = _load(builder, query, index, kind, 4)
                 builder.store(_fma(builder, factor, values, builder.load(total)), total)
 
-        _over_row(builder, count, [], add)
-        lanes = [builder.load(total) for total in totals[_FLOATS]]
-        folded = _fold_four(builder, lanes) if len(lanes) == 4 else [_fold(builder, some) for some in lanes]
+        _over_row(builder, count, add)
+        folded = _fold_all(builder, [builder.load(total) for total in totals[_FLOATS]])
         sums = [builder.fadd(sum_, builder.load(t)) for sum_, t in zip(folded, totals[_FLOAT], strict=True)]
         return context.make_tuple(builder, signature.return_type, sums)
 
     return types.UniTuple(types.float32, queries.count)(queries, types.uint64, types.int64), generate
-
-
-def _fold_four(builder: Any, four: list[Any]) -> list[Any]:
-    """What `_fold` makes of each of four vectors, with the last two steps of all at once."""
-
-    def pick(a: Any, b: Any, lanes: list[int]) -> Any:
-        return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INDEX, len(lanes)), lanes))
-
-    for half in (8, 4):
-        four = [
-            builder.fadd(pick(each, each, [*range(half)]), pick(each, each, [*range(half, 2 * half)])) for each in four
-        ]
-    pairs = [builder.fadd(pick(a, b, [0, 4, 1, 5]), pick(a, b, [2, 6, 3, 7])) for a, b in (four[:2], four[2:])]
-    sums = builder.fadd(pick(pairs[0], pairs[1], [0, 1, 4, 5]), pick(pairs[0], pairs[1], [2, 3, 6, 7]))
-    return [builder.extract_element(sums, _INDEX(j)) for j in range(4)]
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
@@ -106,24 +89,11 @@ def add_code_run(typing_context: Any, sums: Any, weights: Any, row: Any, rows: A
                 sum_ = _fma(builder, builder.load(total), scale, _load(builder, at, index, kind, 4))
                 _store(builder, sum_, at, index)
 
-        _over_row(builder, count, [], add)
+        _over_row(builder, count, add)
         return context.get_dummy_value()
 
     words = types.uint64, types.int64, types.uint64, types.int64
     return types.void(sums, weights, *words), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def ask(typing_context: Any, address: Any, nbytes: Any) -> Any:
-    """Begin to load memory that is needed soon."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, nbytes = arguments
-        with cgutils.for_range_slice(builder, _WORD(0), nbytes, _WORD(64), _WORD) as (offset, _):
-            _ask(builder, builder.add(address, offset))
-        return context.get_dummy_value()
-
-    return types.void(types.uint64, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
@@ -139,7 +109,7 @@ def powers_of(typing_context: Any, powers: Any, exponents: Any, count: Any) -> A
             bits = builder.shl(builder.add(exponent, _all(127, wide)), _all(23, wide))
             _store(builder, builder.bitcast(bits, kind), powers, index)
 
-        _over_row(builder, count, [], raise_)
+        _over_row(builder, count, raise_)
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint64, types.int64), generate

@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 
 from attention_engine._parallel import over_streams
-from attention_engine._rows import add_codes, add_scaled, dots, exp, exponentials, largest
+from attention_engine._rows import add_codes, add_scaled, ask, dots, exp, exponentials, largest
 from csd_spec import KvView
 from csd_spec.arrays import F32, I32, I64
 from csd_spec.view import BANK_SHIFT, UNMAPPED
@@ -26,6 +26,7 @@ from csd_spec.view import BANK_SHIFT, UNMAPPED
 BLOCK = 16  # tokens of an online softmax step
 AHEAD = 32  # tokens whose rows are asked for in advance
 RING = 64  # tokens whose addresses are known; a power of two, at least BLOCK + AHEAD
+LAST = RING - 1
 
 
 @njit(inline="always")
@@ -39,7 +40,7 @@ def _page(place, slot):  # type: ignore[no-untyped-def]
 @njit(inline="always")
 def _four(ring, first):  # type: ignore[no-untyped-def]
     """Four addresses of a ring."""
-    return ring[first % RING], ring[(first + 1) % RING], ring[(first + 2) % RING], ring[(first + 3) % RING]
+    return ring[first & LAST], ring[(first + 1) & LAST], ring[(first + 2) & LAST], ring[(first + 3) & LAST]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -58,8 +59,8 @@ def _locate(  # type: ignore[no-untyped-def]
             first = np.uint64(group) * n
             k_page = _page(place, k_slots[stream, group])
             v_page = _page(place, v_slots[stream, group])
-        keys[i % RING] = k_page + (token - first) * row_bytes
-        values[i % RING] = v_page + (token - first) * row_bytes
+        keys[i & LAST] = k_page + (token - first) * row_bytes
+        values[i & LAST] = v_page + (token - first) * row_bytes
 
 
 @njit(inline="always")
@@ -95,6 +96,54 @@ def _weight(total, share):  # type: ignore[no-untyped-def]
     return weight if weight < np.inf else np.float32(0)
 
 
+@njit(inline="always")
+def _block_logits(keys, start, count, q_at, scale, d, weights):  # type: ignore[no-untyped-def]
+    """Logits of a block's tokens into weights (queries, BLOCK), -inf behind the last. q_at: address of q (queries, d).
+
+    Two queries at a time, for which a row is widened once; rows AHEAD are asked for.
+    """
+    queries, each = weights.shape[0], np.uint64(4 * d)
+    for i in range(0, count - 3, 4):
+        ask(_four(keys, start + i + AHEAD), 2 * d)
+        some, q_row = _four(keys, start + i), q_at
+        for query in range(0, queries - 1, 2):
+            eight = dots((q_row, q_row + each), some, d)
+            q_row += each + each
+            for j in range(4):
+                weights[query, i + j], weights[query + 1, i + j] = scale * eight[j], scale * eight[4 + j]
+        for query in range(queries // 2 * 2, queries):
+            four = dots((q_row,), some, d)
+            for j in range(4):
+                weights[query, i + j] = scale * four[j]
+    for query in range(queries):
+        for i in range(count // 4 * 4, count):
+            weights[query, i] = scale * dots((q_at + query * each,), (keys[(start + i) & LAST],), d)[0]
+        for i in range(count, BLOCK):
+            weights[query, i] = -np.inf
+
+
+@njit(inline="always")
+def _block_values(values, start, count, sums_at, d, weights):  # type: ignore[no-untyped-def]
+    """Add a block's rows of V by their weights to sums (queries, d) at an address, as `_block_logits` goes."""
+    queries, each = weights.shape[0], np.uint64(4 * d)
+    for i in range(0, count - 3, 4):
+        ask(_four(values, start + i + AHEAD), 2 * d)
+        some, sums = _four(values, start + i), sums_at
+        for query in range(0, queries - 1, 2):
+            add_scaled((sums, sums + each), _weights(weights, query, i) + _weights(weights, query + 1, i), some, d)
+            sums += each + each
+        for query in range(queries // 2 * 2, queries):
+            add_scaled((sums,), _weights(weights, query, i), some, d)
+    for query in range(queries):
+        for i in range(count // 4 * 4, count):
+            add_scaled((sums_at + query * each,), (weights[query, i],), (values[(start + i) & LAST],), d)
+
+
+@njit(inline="always")
+def _weights(weights, query, i):  # type: ignore[no-untyped-def]
+    return weights[query, i], weights[query, i + 1], weights[query, i + 2], weights[query, i + 3]
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
 def _attend(  # type: ignore[no-untyped-def]
     begin, end, place, k_slots, v_slots, n, q, tokens, counts, alpha, v_mean, out, rows
@@ -120,38 +169,14 @@ def _attend(  # type: ignore[no-untyped-def]
         known = min(length, AHEAD)
         _locate(place, k_slots, v_slots, tokens, stream, 0, known, n, row_bytes, keys, values)
         for start in range(0, length, BLOCK):
-            count, now = min(BLOCK, length - start), start % RING
+            count = min(BLOCK, length - start)
             last, known = known, min(length, start + BLOCK + AHEAD)
             _locate(place, k_slots, v_slots, tokens, stream, last, known, n, row_bytes, keys, values)
-            for i in range(0, count - 3, 4):
-                some_k, following = _four(keys, start + i), _four(keys, start + i + AHEAD)
-                for query in range(queries):
-                    q_row = np.uint64(q_at + (stream * queries + query) * each)
-                    four = dots(q_row, some_k, (), d) if query else dots(q_row, some_k, following, d)
-                    for j in range(4):
-                        weights[query, i + j] = scale * four[j]
-            for query in range(queries):
-                q_row = np.uint64(q_at + (stream * queries + query) * each)
-                for i in range(count // 4 * 4, count):
-                    weights[query, i] = scale * dots(q_row, (keys[now + i],), (), d)[0]
-                for i in range(count, BLOCK):
-                    weights[query, i] = -np.inf
+            _block_logits(keys, start, count, np.uint64(q_at + stream * queries * each), scale, d, weights)
             for query in range(queries):
                 row = np.uint64(weights_at + 4 * BLOCK * query)
                 _rescale(row, BLOCK, tops, totals, query, out[stream, query])
-            for i in range(0, count - 3, 4):
-                some_v, following = _four(values, start + i), _four(values, start + i + AHEAD)
-                for query in range(queries):
-                    some = weights[query, i], weights[query, i + 1], weights[query, i + 2], weights[query, i + 3]
-                    sums = np.uint64(sums_at + (stream * queries + query) * each)
-                    if query:
-                        add_scaled(sums, some, some_v, (), d)
-                    else:
-                        add_scaled(sums, some, some_v, following, d)
-            for query in range(queries):
-                sums = np.uint64(sums_at + (stream * queries + query) * each)
-                for i in range(count // 4 * 4, count):
-                    add_scaled(sums, (weights[query, i],), (values[now + i],), (), d)
+            _block_values(values, start, count, np.uint64(sums_at + stream * queries * each), d, weights)
         for query in range(queries):
             _mix(out[stream, query], totals[query], alpha[stream, query], v_mean[stream])
             rows[stream, query, 0] = tops[query]
@@ -168,9 +193,9 @@ def _score_runs(place, e_slots, stream, group, m, run_bytes, chosen, weights, su
         runs[i] = page + np.uint64(chosen[stream, i] % m * run_bytes)
     for i in range(0, r - 3, 4):
         some = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
-        add_scaled(sums, some, (runs[i], runs[i + 1], runs[i + 2], runs[i + 3]), (), count)
+        add_scaled((sums,), some, (runs[i], runs[i + 1], runs[i + 2], runs[i + 3]), count)
     for i in range(r // 4 * 4, r):
-        add_scaled(sums, (weights[i],), (runs[i],), (), count)
+        add_scaled((sums,), (weights[i],), (runs[i],), count)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -182,8 +207,8 @@ def _score_codes(place, e_slots, stream, group, form, chosen, weights, sums):  #
     for i in range(weights.size):
         page, row = _page(place, e_slots[stream, chosen[stream, i] // m, group]), chosen[stream, i] % m
         scale_at, least_at = page + np.uint64(2 * row), page + np.uint64(2 * (m + row))
-        weight = weights[i] * dots(one, (scale_at,), (), 1)[0]
-        offset += weights[i] * dots(one, (least_at,), (), 1)[0]
+        weight = weights[i] * dots((one,), (scale_at,), 1)[0]
+        offset += weights[i] * dots((one,), (least_at,), 1)[0]
         codes = page + np.uint64(scale_bytes + row * run_bytes)
         for part in range(8 // bits):
             add_codes(sums + np.uint64(4 * part * run_bytes), weight, codes, part * bits, bits, run_bytes)
@@ -197,7 +222,7 @@ def _score_rows(place, k_slots, stream, first, n, d, chosen, weights, sums, coun
         row = _page(place, k_slots[stream, (first + t) // n]) + np.uint64((first + t) % n * d * 2)
         for i in range(weights.size):
             at = row + np.uint64(2 * chosen[stream, i])
-            add_scaled(sums + np.uint64(4 * t), (weights[i],), (at,), (), 1)
+            add_scaled((sums + np.uint64(4 * t),), (weights[i],), (at,), 1)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -251,7 +276,7 @@ def _exact(begin, end, place, k_slots, n, q, tokens, counts, out):  # type: igno
             row = _page(place, k_slots[stream, token // n]) + np.uint64(token % n * d * 2)
             for query in range(queries):
                 q_row = np.uint64(q_at + (stream * queries + query) * 4 * d)
-                out[stream, query, i] = scale * dots(q_row, (row,), (), d)[0]
+                out[stream, query, i] = scale * dots((q_row,), (row,), d)[0]
 
 
 def _place(view: KvView) -> tuple[np.uint64, np.uint64, np.uint64]:
