@@ -69,7 +69,9 @@ class Ftl:
     def name(self, handle: int, keys: Seq[bytes], tokens: Seq[int]) -> None:
         """Find prefixes of a sequence under keys; its label says who does. They survive with its tokens."""
         seq = self.kv.sequence(handle)
-        self.kv.changes.dirty |= self.kv.names.bind(seq, keys, tokens) | {handle}
+        changed = self.kv.names.bind(seq, keys, tokens) | {handle}
+        self.kv.changes.dirty |= changed
+        self.kv.changes.named |= changed
 
     def unname(self, label: int, keys: Seq[bytes]) -> None:
         """Forget keys."""

@@ -18,7 +18,7 @@ from csd_spec import KvView
 from csd_spec.arrays import F16, U8
 from csd_spec.view import BANK_SHIFT, UNMAPPED, in_flash
 from eval.bench.place import Place, place
-from eval.bench.random_host import DRIVE, LOGICAL_PAGES, RandomHost, State
+from eval.bench.random_host import DRIVE, KEYS, LOGICAL_PAGES, RandomHost, State
 from eval.experiment import Outcome, flat
 from eval.options import MediumOption
 from eval.simulation.disk import Killed
@@ -52,7 +52,7 @@ class _Host(RandomHost):
     def _commit(self, recorded: set[int], freed: set[int]) -> None:
         """A commit may come in the middle of a verb: what it keeps is the state before that verb."""
         self.kept = {handle: layers for handle, layers in self.kept.items() if handle not in freed}
-        self.kept |= {handle: list(self.model[handle]) for handle in recorded if handle in self.model}
+        self.kept |= {handle: self.model[handle].copy() for handle in recorded if handle in self.model}
         self.trace.commits.append((len(self.trace.operations), self.kept, self.blocks.copy()))
 
 
@@ -107,13 +107,14 @@ def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) ->
     except FtlError:
         return len(expected), 0
     lost = wrong = 0
-    for handle, layers in expected.items():
+    for handle, stored in expected.items():
         seq = ftl.sequences.get(handle)
         if seq is None or seq.failed:
             lost += 1
             continue
         try:
-            wrong += sum(not _right(ftl, handle, layer, *rows) for layer, rows in enumerate(layers))
+            wrong += sum(not _right(ftl, handle, layer, *rows) for layer, rows in enumerate(stored.layers))
+            wrong += seq.names != stored.names or not _found(ftl, handle, stored.names)
         except Uncorrectable:
             lost += 1
     wrong += len(set(ftl.sequences) - set(expected))
@@ -122,6 +123,13 @@ def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) ->
             found = ftl.blocks.read(np.array([lpn]), 0)[0][0].tobytes()
             wrong += found != blocks[lpn].tobytes() and found not in newer
     return lost, wrong
+
+
+def _found(ftl: Ftl, handle: int, names: dict[bytes, int]) -> bool:
+    """Whether each of these keys, and no other, leads to this sequence."""
+    return {key: named for key in KEYS for named in ftl.kv.names.find(0, [key]) if named[0] == handle} == {
+        key: (handle, tokens) for key, tokens in names.items()
+    }
 
 
 def _right(ftl: Ftl, handle: int, layer: int, k: F16, v: F16) -> bool:
@@ -245,14 +253,14 @@ class _Life(RandomHost):
 
     def __init__(self, seed: int, nand: Nand, state: State) -> None:
         super().__init__(seed, nand)
-        self.model, self.commits = {handle: list(layers) for handle, layers in state.items()}, [state]
+        self.model, self.commits = {handle: stored.copy() for handle, stored in state.items()}, [state]
         self.coming: list[State] = []
         self.ftl.journal.begins, self.ftl.journal.log = self._begin, self._commit
 
     def _begin(self, recorded: set[int], freed: set[int]) -> None:
         """Power may be lost when the commit counts already."""
         kept = {handle: layers for handle, layers in self.commits[-1].items() if handle not in freed}
-        self.coming = [kept | {handle: list(self.model[handle]) for handle in recorded if handle in self.model}]
+        self.coming = [kept | {handle: self.model[handle].copy() for handle in recorded if handle in self.model}]
 
     def _commit(self, recorded: set[int], freed: set[int]) -> None:
         self.commits += self.coming

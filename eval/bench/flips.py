@@ -127,7 +127,7 @@ def _compare(ftl: Ftl, host: RandomHost) -> tuple[int, int]:
             continue
         for layer in range(LAYERS):
             k, v, _ = ftl.read_back(handle, layer)
-            kept_k, kept_v = host.model[handle][layer]
+            kept_k, kept_v = host.model[handle].layers[layer]
             wrong += not (np.array_equal(k, kept_k) and np.array_equal(v, kept_v))
     for lpn in range(min(host.blocks.shape[0], ftl.blocks.pages)):
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,11 +15,26 @@ from ftl import LAYOUTS, Ftl, Nand, OutOfSpace
 from ftl.kv.layouts.codes import refine, refined
 
 HEADS, LAYERS, DIM, LOGICAL_PAGES = 2, 2, 16, 24
-State = dict[int, list[tuple[F16, F16]]]  # handle -> (K, V) of each layer
+KEYS = [bytes([number]) * 16 for number in range(6)]
 VERBS = (
     *("create", "append", "append", "append", "decode", "fork", "crop", "free", "relayout", "flush"),
-    *("write", "write", "discard"),
+    *("write", "write", "discard", "name", "name", "unname"),
 )
+
+
+@dataclass(slots=True)
+class Stored:
+    """What a sequence holds: K and V of each layer, (S, H, d), and of keys that name prefixes the tokens."""
+
+    layers: list[tuple[F16, F16]]
+    names: dict[bytes, int] = field(default_factory=dict)
+
+    def copy(self) -> Stored:
+        """For one that goes on."""
+        return Stored(list(self.layers), dict(self.names))
+
+
+State = dict[int, Stored]  # by handle
 
 DRIVE: DriveSpec = replace(
     INSTCSD_ZYNQ7045_8CH,
@@ -84,16 +99,16 @@ class RandomHost:
 
     def _create(self) -> None:
         (handle,) = self.ftl.create(1, LAYERS, HEADS, self.draw.choice(FORMS))
-        self.model[handle] = [(self.rows(0), self.rows(0)) for _ in range(LAYERS)]
+        self.model[handle] = Stored([(self.rows(0), self.rows(0)) for _ in range(LAYERS)])
 
     def _append(self, tokens: int | None = None) -> None:
         handle, tokens = self._any(), tokens or self.draw.choice([7, 40, 90])
         for layer in range(LAYERS):
             k, v = self.rows(tokens), self.rows(tokens)
             self.ftl.append([handle], layer, np.array([tokens]), k, v, 0)
-            old, form = self.model[handle][layer], self.ftl.sequence(handle).layout
+            old, form = self.model[handle].layers[layer], self.ftl.sequence(handle).layout
             grown = np.concatenate([old[0], k]), np.concatenate([old[1], v])
-            self.model[handle][layer] = as_stored(form, len(old[0]), *grown)
+            self.model[handle].layers[layer] = as_stored(form, len(old[0]), *grown)
 
     def _decode(self) -> None:
         for _ in range(20):
@@ -102,15 +117,16 @@ class RandomHost:
     def _fork(self) -> None:
         handle = self._any()
         child = self.ftl.fork(handle)
-        self.model[child] = list(self.model[handle])
+        self.model[child] = Stored(list(self.model[handle].layers))
 
     def _crop(self) -> None:
         handle = self._any()
-        for layer in range(LAYERS):
-            length = int(len(self.model[handle][layer][0]) * self.draw.random())
+        stored = self.model[handle]
+        for layer, (k, v) in enumerate(stored.layers):
+            length = int(len(k) * self.draw.random())
             self.ftl.crop(handle, layer, length, 0)
-            k, v = self.model[handle][layer]
-            self.model[handle][layer] = k[:length], v[:length]
+            stored.layers[layer] = k[:length], v[:length]
+            stored.names = {key: tokens for key, tokens in stored.names.items() if tokens <= length}
 
     def _free(self) -> None:
         handle = self._any()
@@ -121,6 +137,24 @@ class RandomHost:
         handle, m = self._any(), self.draw.choice([2, 4, 8])
         if "embedding_k" in self.ftl.sequence(handle).maps:
             self.ftl.relayout(handle, m, 0)
+
+    def _name(self) -> None:
+        handle, keys = self._any(), self.draw.sample(KEYS, 2)
+        length = min(len(k) for k, _ in self.model[handle].layers)
+        if length:
+            tokens = [self.draw.randint(1, length) for _ in keys]
+            self.ftl.name(handle, keys, tokens)
+            self._forget(keys)
+            self.model[handle].names |= dict(zip(keys, tokens, strict=True))
+
+    def _unname(self) -> None:
+        keys = self.draw.sample(KEYS, 1)
+        self.ftl.unname(0, keys)
+        self._forget(keys)
+
+    def _forget(self, keys: list[bytes]) -> None:
+        for stored in self.model.values():
+            stored.names = {key: tokens for key, tokens in stored.names.items() if key not in keys}
 
     def _flush(self) -> None:
         self.ftl.flush(0)

@@ -17,13 +17,15 @@ from csd_io.folder import Durability
 from csd_link.drive_end import DriveEnd
 from csd_link.window import Identity, WindowLayout
 from csd_spec import Attend, Completion, KvAppend, KvCrop, KvFree, SeqCreate, Status
-from eval.bench.random_host import DIM, DRIVE, State
+from csd_spec.arrays import F16
+from eval.bench.random_host import DIM, DRIVE
 from eval.simulation.disk import Killed, SimDisk
 from eval.simulation.link import Clock, Link, Side
 from ftl import FtlError, Nand
 from ftl.flash import tag
 from ftl.flash.files import NandFiles
 
+State = dict[int, list[tuple[F16, F16]]]  # by handle, K and V of each layer
 TENANTS = ("alice", "bob")
 LAYOUT = WindowLayout(depth=2, slot_blocks=16)
 SECRET = bytes(32)

@@ -30,9 +30,13 @@ MOST_KEPT = 1 << 12
 
 @dataclass(slots=True)
 class Changes:
-    """Handles of sequences that the journal has yet to record: changed, those of them that gave pages up, and freed."""
+    """Handles of sequences that the journal has yet to record: changed, those of them that gave pages up, and freed.
+
+    named: those of them that gave keys to others or got some: they are recorded together, or two would have one key.
+    """
 
     dirty: set[int] = field(default_factory=set)
+    named: set[int] = field(default_factory=set)
     trimmed: set[int] = field(default_factory=set)
     freed: set[int] = field(default_factory=set)
 
@@ -136,6 +140,7 @@ class KvMap(Referrer):
         del self.sequences[seq.handle]
         self.owners.leave(seq.all_owners, seq.handle)
         self.changes.dirty.discard(seq.handle)
+        self.changes.named.discard(seq.handle)
         self.changes.freed.add(seq.handle)
 
     # What the flash store asks of whoever refers to pages

@@ -204,11 +204,11 @@ def test_damage_is_found_when_it_is_read_and_never_moved_as_if_it_were_whole(tmp
         ftl.flush(0)
         held.held.close()
         sequences, pages = state_of(folder, Medium())
-        for handle, layers in host.model.items():
+        for handle, stored in host.model.items():
             if sequences[handle] is None:
                 found.add("failed")
                 continue
-            for mine, theirs in zip(layers, sequences[handle], strict=True):
+            for mine, theirs in zip(stored.layers, sequences[handle], strict=True):
                 for a, b in zip(mine, theirs, strict=True):
                     np.testing.assert_array_equal(a, b)
         for lpn, page in enumerate(pages):
