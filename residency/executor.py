@@ -14,7 +14,8 @@ from residency.table import Extent, Ticket, Transfer
 class Act:
     """One thing that was done: copy, drop, attend, rewrite; and crop and free, between turns.
 
-    place: the target of a copy, else where it was done. places: of attention, those of a row's blocks.
+    place: the target of a copy, else where it was done. places: of attention, those of a row's blocks. after: which of
+    the turn's acts are copies that one waits for.
     """
 
     kind: str
@@ -27,6 +28,7 @@ class Act:
     method: str = ""
     tokens: int = 0
     places: tuple[str, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from residency.executor import Act, Executor, Recorded
 from residency.machine import Machine
+from residency.table import Ticket
 from residency.turn import Residency, Turn
 
 
@@ -14,8 +15,10 @@ def replay(recorded: Sequence[Recorded], machine: Machine, executor: Executor, l
     acts: list[Act] = []
 
     def again(t: Turn) -> None:
-        for act in acts:
-            _do(t, run, act)
+        tickets = dict[int, Ticket | None]()
+        for number, act in enumerate(acts):
+            before = [ticket for each in act.after if (ticket := tickets[each])]
+            tickets[number] = _do(t, run, act, before)
 
     run = Residency(machine, like.layers, again, executor, parts=like.parts)
     for each in recorded:
@@ -31,12 +34,14 @@ def replay(recorded: Sequence[Recorded], machine: Machine, executor: Executor, l
     return run
 
 
-def _do(t: Turn, run: Residency, act: Act) -> None:
+def _do(t: Turn, run: Residency, act: Act, after: list[Ticket]) -> Ticket | None:
+    """Returns the ticket of a copy."""
     if act.extent is None:
         t.attend(act.layer, act.rows, act.places, act.method)
     elif act.kind == "copy":
-        t.copy(act.extent, act.place, source=act.source, in_turn=act.in_turn)
+        return t.copy(act.extent, act.place, source=act.source, in_turn=act.in_turn, after=after)
     elif act.kind == "drop":
         t.drop(act.extent, act.place)
     else:
         run.rewrite(act.extent, act.place)
+    return None

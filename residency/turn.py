@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -114,6 +114,7 @@ class Turn:
         self._run, self.number, self.new, self._row_bytes = run, number, MappingProxyType(new), row_bytes
         self.batch, self.layers, self.memory = tuple(new), run.layers, run.memory
         self.acts: list[Act] = []
+        self._copies: dict[int, int] = {}  # by ticket, which act it is of
         self.over = False
         self._next = dict.fromkeys(self.batch, self.layers.start)
 
@@ -223,11 +224,19 @@ class Turn:
     # What a policy may do
 
     def copy(
-        self, extent: Extent, to: str, *, source: str | None = None, urgency: float = 0.0, in_turn: bool = False
+        self,
+        extent: Extent,
+        to: str,
+        *,
+        source: str | None = None,
+        urgency: float = 0.0,
+        in_turn: bool = False,
+        after: Iterable[Ticket] = (),
     ) -> Ticket | None:
         """Let a place have all of an extent too; None where it has.
 
-        source: None is the fastest of those that have it. Tokens that the place has are not moved again.
+        source: None is the fastest of those that have it. Tokens that the place has are not moved again. after: copies
+        that end before it begins.
         """
         run = self._open()
         where = run.table.where(extent)
@@ -240,14 +249,18 @@ class Turn:
             size = self.nbytes(extent)
             source = min(sources, key=lambda place: self.transfer_s(place, to, size))
         path, urgency = run.path(source, to), float(urgency)
+        before = [ticket for ticket in after if not ticket.done]
         transfer = run.table.copy(extent, source, to)
+        transfer = replace(transfer, after=(*transfer.after, *before))
         try:
             ticket = run.executor.begin(transfer, path, in_turn, urgency)
         except BaseException:
             run.table.not_begun(transfer)
             raise
         run.table.begun(transfer, ticket)
-        self.acts.append(Act("copy", to, extent, source, in_turn))
+        numbers = tuple(self._copies[id(each)] for each in before if id(each) in self._copies)
+        self._copies[id(ticket)] = len(self.acts)
+        self.acts.append(Act("copy", to, extent, source, in_turn, after=numbers))
         first, end = path.blocks(transfer.first * transfer.row_bytes, self.nbytes(extent))
         counts = run.traffic.setdefault(path.name, Counts())
         counts.copies += 1

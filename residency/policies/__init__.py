@@ -13,8 +13,10 @@ from residency.policies.auto import auto
 from residency.policies.dual_blade import dual_blade
 from residency.policies.flexgen import flexgen
 from residency.policies.in_storage import in_storage
+from residency.policies.preload import preload
 from residency.policies.reactive import reactive
 from residency.policies.split import split
+from residency.policies.tutti import tutti
 from residency.turn import Policy
 
 POLICIES: dict[str, Policy] = {
@@ -22,6 +24,8 @@ POLICIES: dict[str, Policy] = {
     "flexgen": flexgen,
     "dual-blade": dual_blade,
     "split": split,
+    "preload": preload,
+    "tutti": tutti,
     "in-storage": in_storage,
     "auto": auto,
 }

@@ -25,7 +25,7 @@ from residency import Turn
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
 from vcsd import Tiers, Unsupported
 
-POLICIES = ("reactive", "flexgen", "dual-blade", "split", "auto")
+POLICIES = ("reactive", "flexgen", "dual-blade", "split", "auto", "tutti")
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
 """Every policy on machines of any size: all is attended, nothing is lost, no place overflows.
 
 partner of: residency/policies/_stream.py, residency/policies/dual_blade.py, residency/policies/flexgen.py,
-residency/policies/in_storage.py, residency/policies/reactive.py, residency/policies/split.py
+residency/policies/in_storage.py, residency/policies/reactive.py, residency/policies/split.py,
+residency/policies/preload.py
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def test_a_policy_at_random_under_slow_files_never_brings_wrong_bytes(seed: int)
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("what", ["load", "store"])
-@pytest.mark.parametrize("name", ["flexgen", "dual-blade", "split", "reactive"])
+@pytest.mark.parametrize("name", ["flexgen", "dual-blade", "split", "reactive", "tutti", "preload"])
 def test_a_file_that_fails_is_one_clear_error(name: str, what: str, code: int) -> None:
     count = 0
 
