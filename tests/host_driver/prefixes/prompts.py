@@ -1,0 +1,40 @@
+"""Prompts with K and V of their own, for tests of what keeps them."""
+
+import numpy as np
+
+from csd_spec import ModelShape
+from host_driver.prefixes.names import PrefixNames
+
+SHAPE = ModelShape(name="tiny", layers=2, q_heads=4, kv_heads=4, head_dim=16)
+BLOCK = 8
+NAMES = PrefixNames(shape=SHAPE, drives=2, model="m", block_tokens=BLOCK)
+
+
+def rows(tokens):
+    """K and V as a function of all tokens before, as a model's are; any 16 bits."""
+    bits = np.zeros((2, SHAPE.layers, len(tokens), 4, 16), np.uint16)
+    state = 17
+    for at, token in enumerate(tokens):
+        state = (state * 31 + token + 7) % 65_521
+        bits[:, :, at] = state
+    bits += np.arange(16, dtype=np.uint16) + 1000 * np.arange(2, dtype=np.uint16)[:, None, None, None, None]
+    bits += (
+        77 * np.arange(4, dtype=np.uint16)[:, None]
+        + 999 * np.arange(SHAPE.layers, dtype=np.uint16)[:, None, None, None]
+    )
+    return bits.view(np.float16)
+
+
+def holds(store, tokens, count):
+    """Whether so many tokens are found, with their K and V."""
+    return right(store.load(NAMES.keys(tokens)), tokens, count)
+
+
+def right(found, tokens, count):
+    """Whether what was found is K and V of so many tokens."""
+    if found is None or not count:
+        return found is None and not count
+    return found[0].shape[1] == count and all(
+        np.array_equal(part.view(np.uint16), whole[:, :count].view(np.uint16))
+        for part, whole in zip(found, rows(tokens), strict=True)
+    )

@@ -1,0 +1,197 @@
+"""Loads and stores beside a server's work, over drives in processes of their own: whoever dies, nothing wrong is found.
+
+partner of: host_driver/prefixes/keeper.py
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from csd_firmware import InProcessDevice
+from csd_link.connect import connect
+from csd_link.host_end import Lost
+from csd_spec import KvExist
+from csd_spec.arrays import keys_of
+from host_driver.prefixes.keeper import COUNTS, Keeper, connected
+from host_driver.prefixes.store import PrefixStore
+from tests.host_driver.prefixes.prompts import BLOCK, NAMES, holds, right, rows
+from tests.served import kill, serving, until, window_of
+
+TOKENS = list(range(40))
+HOST = Path(__file__).with_name("dying_host.py")
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+
+
+@pytest.fixture
+def names(tmp_path):
+    """Of two drives that no other test has."""
+    return [f"{tmp_path.name}-{number}" for number in range(2)]
+
+
+def opening(names, tenant="default", **options):
+    return partial(connected, [window_of(name, tenant) for name in names], NAMES, **options)
+
+
+def load(keeper, tokens):
+    return keeper.load(NAMES.keys(tokens)).result(timeout=60)
+
+
+def store(keeper, tokens):
+    return keeper.store(NAMES.keys(tokens), lambda: rows(tokens))
+
+
+@pytest.fixture
+def drives(small_drive):
+    made = [InProcessDevice(small_drive) for _ in range(2)]
+    yield made
+    for device in made:
+        device.close()
+
+
+def test_what_is_stored_is_loaded_and_counted(drives):
+    keeper = Keeper(lambda: PrefixStore(drives, NAMES))
+    assert load(keeper, TOKENS) is None and store(keeper, TOKENS)
+    until(lambda: right(load(keeper, TOKENS), TOKENS, 40))
+    assert keeper.take_changes() == dict.fromkeys(NAMES.keys(TOKENS), True)
+    counts = keeper.take_counts()
+    assert set(counts) <= set(COUNTS)
+    assert (counts["stored_blocks"], counts["stores"]) == (5, 1)
+    assert counts["loaded_tokens"] == 40 and counts["loads"] == counts["loads_failed"] + 1
+    assert not keeper.take_changes() and not keeper.take_counts().get("loads")
+    keeper.close()
+
+
+class Slow(PrefixStore):
+    """One whose first store lasts until it is let go."""
+
+    def __init__(self, devices):
+        super().__init__(devices, NAMES)
+        self.go, self.began = threading.Event(), threading.Event()
+
+    def store(self, *args):
+        self.began.set()
+        self.go.wait(60)
+        return super().store(*args)
+
+
+def test_more_stores_than_may_wait_are_dropped_and_nobody_waits(drives):
+    slow = Slow(drives)
+    keeper = Keeper(lambda: slow, stores_in_flight=2)
+    prompts = [[n, *TOKENS] for n in range(5)]
+    assert store(keeper, prompts[0])
+    slow.began.wait(60)
+    assert [store(keeper, each) for each in prompts[1:]] == [True, True, False, False]
+    assert not keeper.store(NAMES.keys(TOKENS), lambda: pytest.fail("rows of what is dropped are not asked for"))
+    loaded = keeper.load(NAMES.keys(prompts[0]))
+    slow.go.set()
+    assert right(loaded.result(60), prompts[0], 40), "a load does not wait for stores that have not begun"
+    keeper.close()
+    assert keeper.take_counts()["stores_dropped"] == 3 and slow.blocks == 15
+
+
+def test_an_error_of_ours_is_said_and_leaves_nobody_waiting(drives, caplog):
+    store_of = PrefixStore(drives, NAMES)
+    keeper = Keeper(lambda: store_of)
+    assert keeper.load(None).result(60) is None
+    until(lambda: keeper.take_counts().get("drives_lost"))
+    assert "what should not happen" in caplog.text
+    keeper.close()
+
+
+def test_a_killed_drive_fails_loads_and_what_it_has_kept_is_found_again(tmp_path, names):
+    with serving(tmp_path, *names, flash=tmp_path):
+        keeper = Keeper(opening(names))
+        store(keeper, TOKENS)
+        until(lambda: right(load(keeper, TOKENS), TOKENS, 40))
+        keeper.take_changes()
+        until(lambda: not keeper._has_work())
+        kill(names[1])
+        assert load(keeper, TOKENS) is None
+        assert keeper.take_changes() == dict.fromkeys(NAMES.keys(TOKENS), False)
+        until(lambda: keeper.take_changes() == dict.fromkeys(NAMES.keys(TOKENS), True))
+        assert right(load(keeper, TOKENS), TOKENS, 40)
+        keeper.close()
+
+
+def test_drives_killed_at_any_moment_give_nothing_wrong(tmp_path, names):
+    draw = random.Random(0)
+    prompts = [[draw.randrange(100) for _ in range(draw.randint(10, 60))] for _ in range(6)]
+    prompts += [each[: draw.randint(8, 30)] + [draw.randrange(100) for _ in range(20)] for each in prompts]
+    with serving(tmp_path, *names, flash=tmp_path):
+        keeper, found = Keeper(opening(names), stores_in_flight=100), 0
+        for turn in range(12):
+            loads = []
+            for each in draw.choices(prompts, k=6):
+                store(keeper, each)
+                loads.append((each, keeper.load(NAMES.keys(each))))
+            if turn % 3 == 2:
+                kill(draw.choice(names))
+            for tokens, future in loads:
+                got = future.result(60)
+                found += got is not None
+                assert got is None or right(got, tokens, got[0].shape[1])
+        until(lambda: keeper._store is not None)
+        store(keeper, prompts[0])
+        until(lambda: right(load(keeper, prompts[0]), prompts[0], len(prompts[0]) // BLOCK * BLOCK))
+        assert found and keeper.take_counts()["drives_lost"]
+        keeper.close()
+
+
+def test_it_survives_a_restart_of_host_and_drives(tmp_path, names):
+    with serving(tmp_path, *names, flash=tmp_path):
+        keeper = Keeper(opening(names))
+        store(keeper, TOKENS)
+        keeper.close()
+    with serving(tmp_path, *names, flash=tmp_path):
+        keeper = Keeper(opening(names))
+        assert keeper.take_changes() == dict.fromkeys(NAMES.keys(TOKENS), True)
+        assert right(load(keeper, TOKENS), TOKENS, 40)
+        keeper.close()
+
+
+def test_drives_that_do_not_answer_are_said_at_the_start(names):
+    with pytest.raises(Lost, match="no drive is served"):
+        Keeper(opening(names))
+    with pytest.raises(ValueError, match="stores_in_flight = 0"):
+        Keeper(opening(names), 0)
+
+
+@pytest.mark.parametrize(("command", "left"), [("KvAppend", 0), ("KvAppend", 1), ("KvName", 0)])
+def test_a_host_that_is_killed_between_data_and_name_leaves_no_half(tmp_path, names, command, left):
+    with serving(tmp_path, *names, tenants=("alice", "bob")):
+        died = subprocess.run([sys.executable, str(HOST), command, str(left), "alice", *names], env=ENVIRONMENT)
+        assert died.returncode == -signal.SIGKILL
+        stored = connected([window_of(name, "alice") for name in names], NAMES)
+        assert stored.blocks == 2 and holds(stored, TOKENS, 16)
+        stored.store(NAMES.keys(TOKENS), *rows(TOKENS))
+        assert holds(stored, TOKENS, 40)
+        for device in stored.devices:
+            device.close()
+
+
+def test_tenants_share_drives_and_no_keys(tmp_path, names):
+    with serving(tmp_path, *names, tenants=("alice", "bob")):
+        alice, bob = Keeper(opening(names, "alice")), Keeper(opening(names, "bob", max_blocks=3))
+        store(alice, TOKENS)
+        until(lambda: right(load(alice, TOKENS), TOKENS, 40))
+        assert load(bob, TOKENS) is None and not bob.take_changes()
+        other = TOKENS[::-1]
+        store(bob, other[:24])
+        until(lambda: right(load(bob, other), other, 24))
+        assert load(alice, other) is None
+        store(bob, TOKENS[:24])  # its own copy, for which its own go
+        until(lambda: right(load(bob, TOKENS), TOKENS, 24))
+        assert load(bob, other) is None and right(load(alice, TOKENS), TOKENS, 40)
+        bob.close()
+        with_window = connect(window_of(names[0], "bob").args[0])
+        handles = with_window.submit(KvExist(keys_of(NAMES.keys(TOKENS))), 0).result().data[0]
+        assert (handles != 0).tolist() == [True, True, True, False, False], "three blocks of bob's own, none of alice's"
+        with_window.close()
+        alice.close()
