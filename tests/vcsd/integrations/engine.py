@@ -1,0 +1,199 @@
+"""What of vLLM its connector sees: types of its modules, and an engine that calls both sides in vLLM's order, with a
+"model" whose K and V are numbers made of all tokens before."""
+
+import pickle
+import sys
+import time
+from collections import Counter
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import torch
+
+from tests.served import HANG_S
+
+BLOCK, BLOCKS, LAYERS, HEADS, CONTENT = 8, 96, 2, 4, 32  # CONTENT: values of K and V of a head
+BASE = "vllm.distributed.kv_transfer.kv_connector.v1"
+
+
+class Base:
+    def __init__(self, vllm_config, role, kv_cache_config):
+        self._kv_cache_config, self._metadata = kv_cache_config, None
+
+    def bind_connector_metadata(self, metadata):
+        self._metadata = metadata
+
+    def _get_connector_metadata(self):
+        return self._metadata
+
+
+class Prom:
+    def __init__(self, config, kinds, labels, values):
+        self._counter_cls, self.per_engine_labelvalues = kinds["counter"], values
+
+
+def install(monkeypatch):
+    """Put modules of these names where imports find them."""
+    kinds = "KVConnectorHandshakeMetadata", "KVConnectorMetadata", "KVConnectorWorkerMetadata", "KVConnectorStats"
+    made = {kind: type(kind, (), {}) for kind in kinds}
+    made |= {"KVConnectorBase_V1": Base, "KVConnectorPromMetrics": Prom}
+    made["KVConnectorRole"] = SimpleNamespace(SCHEDULER=0, WORKER=1)
+    parts = BASE.split(".")
+    for name in [".".join(parts[: end + 1]) for end in range(len(parts))] + [f"{BASE}.base", f"{BASE}.metrics"]:
+        module = ModuleType(name)
+        module.__dict__.update(made)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def config(drives, workers=1, rank=0, policy="recompute", **extra):
+    """Of vLLM, as far as it is looked at."""
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(
+            kv_load_failure_policy=policy, kv_connector_extra_config={"drives": drives} | extra
+        ),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1, tensor_parallel_size=workers, rank=rank),
+        cache_config=SimpleNamespace(block_size=BLOCK, cache_dtype="auto"),
+        model_config=SimpleNamespace(
+            model="m", revision=None, quantization=None, tokenizer="t", tokenizer_revision=None, dtype=torch.bfloat16
+        ),
+        device_config=SimpleNamespace(device_type="cpu"),
+    )
+
+
+def cache_config(groups=1, content=CONTENT * 2):
+    spec = SimpleNamespace(
+        state_content_size_bytes=content, num_heads=HEADS, block_size=BLOCK, page_size_bytes=HEADS * BLOCK * CONTENT * 2
+    )
+    group = SimpleNamespace(kv_cache_spec=spec, layer_names=[f"layer{n}" for n in range(LAYERS)])
+    return SimpleNamespace(kv_cache_groups=[group] * groups, num_blocks=BLOCKS)
+
+
+class Request:
+    """A request as the scheduler has it."""
+
+    def __init__(self, name, tokens, **fields):
+        self.request_id, self.all_token_ids, self.num_prompt_tokens = name, list(tokens), len(tokens)
+        self.num_computed_tokens = self.num_preemptions = 0
+        self.lora_request = self.cache_salt = self.prompt_embeds = None
+        self.mm_features = []
+        vars(self).update(fields)
+
+
+def k_and_v(tokens, rank):
+    """Of a model, for each token: (LAYERS, tokens, HEADS, CONTENT), any 16 bits."""
+    states, state = [], 17 + rank
+    for token in tokens:
+        state = (state * 31 + token + 7) % 32_749
+        states.append(state)
+    steps = np.arange(LAYERS * HEADS * CONTENT).reshape(LAYERS, 1, HEADS, CONTENT)
+    return (np.array(states)[:, None, None] + 3 * steps).astype(np.int16)
+
+
+class Worker:
+    """A connector's worker, with a cache."""
+
+    def __init__(self, connector, rank):
+        self.connector, self.rank = connector, rank
+        self.cache = [torch.full((BLOCKS, HEADS, BLOCK, CONTENT), -1, dtype=torch.bfloat16) for _ in range(LAYERS)]
+        connector.register_kv_caches({f"layer{n}": layer for n, layer in enumerate(self.cache)})
+
+    def compute(self, request, blocks, first, end):
+        """A forward writes K and V of some tokens."""
+        rows = torch.from_numpy(k_and_v(request.all_token_ids[:end], self.rank))
+        for layer, part in zip(self.cache, rows, strict=True):
+            for at in range(first, end):
+                layer.view(torch.int16)[blocks[at // BLOCK], :, at % BLOCK] = part[at]
+
+    def right(self, request, blocks, end):
+        """Whether the cache has K and V of a request's first tokens."""
+        rows = torch.from_numpy(k_and_v(request.all_token_ids[:end], self.rank))
+        return all(
+            torch.equal(layer.view(torch.int16)[blocks[at // BLOCK], :, at % BLOCK], part[at])
+            for layer, part in zip(self.cache, rows, strict=True)
+            for at in range(end)
+        )
+
+
+class Engine:
+    """Prefills requests: what is found is loaded, what fails is computed, all in iterations."""
+
+    def __init__(self, connector, drives, workers=1, **extra):
+        self.scheduler = connector(config(drives, workers, **extra), 0, cache_config())
+        made = [connector(config(drives, workers, rank, **extra), 1, cache_config()) for rank in range(workers)]
+        self.workers = [Worker(each, rank) for rank, each in enumerate(made)]
+        told = {rank: each.get_handshake_metadata() for rank, each in enumerate(made)}
+        self.scheduler.set_xfer_handshake_metadata(pickle.loads(pickle.dumps(told)))
+        self.tables, self.free, self.failed, self.recomputed = {}, list(range(1, BLOCKS)), set(), 0
+        self.ended = Counter()
+
+    def close(self):
+        for each in self.workers:
+            each.connector.shutdown()
+
+    def prefill(self, *requests):
+        """Tokens that were found in drives, of each request; checks the cache, and lets the requests go."""
+        waiting, ready, hits = set(), [], []
+        for each in requests:
+            self.scheduler.on_new_request(each)
+            tokens, later = self.scheduler.get_num_new_matched_tokens(each, 0)
+            assert later == (tokens > 0) and tokens < len(each.all_token_ids)
+            self.tables[each.request_id] = [self.free.pop() for _ in range(-(-len(each.all_token_ids) // BLOCK))]
+            self._allocate(each, tokens)
+            each.num_computed_tokens = tokens
+            (waiting.add(each.request_id) if later else ready.append(each))
+            hits.append(tokens)
+        deadline = time.monotonic() + HANG_S
+        while waiting or ready:
+            assert time.monotonic() < deadline, f"no end of the loads of {waiting}"
+            came = self.iterate(ready)
+            ready = [each for each in requests if each.request_id in came]
+            waiting -= came
+            for each in ready:
+                self._back_to_what_came(each)
+        for each in requests:
+            table = self.tables.pop(each.request_id)
+            assert all(worker.right(each, table, len(each.all_token_ids)) for worker in self.workers)
+            self.scheduler.request_finished(each, table)
+            self.free += table
+        return hits
+
+    def _allocate(self, request, tokens):
+        blocks = SimpleNamespace(get_block_ids=lambda: (self.tables[request.request_id],))
+        self.scheduler.update_state_after_alloc(request, blocks, tokens)
+
+    def iterate(self, requests=()):
+        """An iteration that computes the rest of these requests; requests whose loads have ended in all workers."""
+        scheduled = {each.request_id: len(each.all_token_ids) - each.num_computed_tokens for each in requests}
+        state = SimpleNamespace(get_block_ids=lambda name: (self.tables[name],))
+        meta = self.scheduler.build_connector_meta(
+            SimpleNamespace(num_scheduled_tokens=scheduled, kv_connector_block_state=state)
+        )
+        changed = None
+        for worker in self.workers:
+            side = worker.connector
+            side.bind_connector_metadata(pickle.loads(pickle.dumps(meta)))
+            for each in requests:
+                table = self.tables[each.request_id]
+                worker.compute(each, table, each.num_computed_tokens, len(each.all_token_ids))
+            side.start_load_kv(None)
+            side.wait_for_save()
+            self.ended.update(side.get_finished(set())[1] or ())
+            self.failed |= side.get_block_ids_with_load_errors()
+            said = side.build_connector_worker_meta()
+            changed = changed.aggregate(said) if changed and said else changed or said
+        self.scheduler.update_connector_output(SimpleNamespace(kv_connector_worker_meta=changed))
+        for each in requests:
+            each.num_computed_tokens = len(each.all_token_ids)
+        came = {name for name, count in self.ended.items() if count == len(self.workers)}
+        self.ended -= Counter(dict.fromkeys(came, len(self.workers)))
+        return came
+
+    def _back_to_what_came(self, request):
+        """A request whose load has failed from some block on is computed from there."""
+        table = self.tables[request.request_id]
+        first = next((n for n, block in enumerate(table) if block in self.failed), len(table))
+        self.failed -= set(table)
+        if first * BLOCK < request.num_computed_tokens:
+            self.recomputed += request.num_computed_tokens - first * BLOCK
+            request.num_computed_tokens = first * BLOCK
+            assert self.scheduler.get_num_new_matched_tokens(request, first * BLOCK) == (0, False), "it would go on so"

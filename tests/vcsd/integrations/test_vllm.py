@@ -1,0 +1,174 @@
+"""The connector through vLLM's interface, both sides of it, over served drives; vLLM itself: `./dev vllm`.
+
+partner of: vcsd/integrations/vllm.py, vcsd/integrations/working.py, vcsd/integrations/settings.py,
+vcsd/integrations/plan.py, vcsd/integrations/paged.py
+"""
+
+import random
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.served import kill, serving, until
+from tests.vcsd.integrations import engine
+from tests.vcsd.integrations.engine import BLOCK, Engine, Request
+from vcsd.integrations.paged import PagedCache
+
+TOKENS = [random.Random(0).randrange(1000) for _ in range(60)]
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """The module of the connector, with vLLM's types."""
+    engine.install(monkeypatch)
+    monkeypatch.delitem(sys.modules, "vcsd.integrations.vllm", raising=False)
+    yield import_module("vcsd.integrations.vllm")
+    sys.modules.pop("vcsd.integrations.vllm", None)
+
+
+@pytest.fixture
+def names(tmp_path):
+    return [f"{tmp_path.name}-{number}" for number in range(2)]
+
+
+def stored(engine, blocks=7):
+    """Iterate until so many blocks are in the drives of every worker, as the scheduler knows."""
+    until(
+        lambda: (
+            engine.iterate() is not None and all(len(each) == blocks for each in engine.scheduler._scheduler._stored)
+        )
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_prefix_is_found_by_the_next_request_and_after_restarts(vllm, tmp_path, names, workers):
+    with serving(tmp_path, *names, flash=tmp_path):
+        first = Engine(vllm.VcsdConnector, names, workers)
+        assert first.prefill(Request("a", TOKENS)) == [0]
+        stored(first)
+        other = [*TOKENS[:44], 1, *TOKENS[45:]]
+        assert first.prefill(Request("b", TOKENS), Request("c", other)) == [56, 40]
+        assert first.prefill(Request("d", TOKENS[:BLOCK])) == [0], "one token at least is left to compute"
+        first.close()
+    with serving(tmp_path, *names, flash=tmp_path):
+        again = Engine(vllm.VcsdConnector, names, workers)
+        assert again.prefill(*(Request(f"r{n}", [*TOKENS[:50], n]) for n in range(4))) == [48] * 4
+        again.close()
+
+
+def test_a_drive_killed_meanwhile_is_made_up_for_by_computing(vllm, tmp_path, names):
+    with serving(tmp_path, *names, flash=tmp_path):
+        one = Engine(vllm.VcsdConnector, names)
+        one.prefill(Request("a", TOKENS))
+        stored(one)
+        kill(names[0])
+        assert one.prefill(Request("b", TOKENS)) == [56] and one.recomputed == 56
+        assert one.prefill(Request("c", TOKENS)) == [0]
+        stored(one)
+        assert one.prefill(Request("d", TOKENS)) == [56] and one.recomputed == 56
+        counts = one.workers[0].connector.get_kv_connector_stats()
+        assert counts.data["drives_lost"] == 1 and counts.data["loads_failed"] == 1
+        one.close()
+
+
+def test_prefixes_of_others_are_not_found(vllm, tmp_path, names):
+    with serving(tmp_path, *names, tenants=("alice", "bob")):
+        one = Engine(vllm.VcsdConnector, names, tenant="alice")
+        one.prefill(Request("a", TOKENS))
+        stored(one)
+        lora = SimpleNamespace(lora_name="l", lora_path="p")
+        for n, fields in enumerate([{"cache_salt": "x"}, {"lora_request": lora}, {"mm_features": [1]}]):
+            assert one.prefill(Request(f"other{n}", TOKENS, **fields)) == [0]
+        one.close()
+        for extra in ({"tenant": "bob"}, {"tenant": "alice", "salt": "x"}, {"tenant": "alice", "seed": 1}):
+            another = Engine(vllm.VcsdConnector, names, **extra)
+            assert another.prefill(Request("a", TOKENS)) == [0]
+            another.close()
+
+
+def test_blocks_are_stored_when_they_were_asked_for_often_enough(vllm, tmp_path, names):
+    with serving(tmp_path, *names):
+        one = Engine(vllm.VcsdConnector, names, admit_after=2, block_tokens=2 * BLOCK)
+        assert one.prefill(Request("a", TOKENS)) == [0]
+        assert "stores" not in (one.workers[0].connector.get_kv_connector_stats() or vllm.Counts()).data
+        assert one.prefill(Request("b", TOKENS)) == [0]
+        stored(one, blocks=3)
+        assert one.prefill(Request("c", TOKENS)) == [48]
+        one.close()
+
+
+def test_what_is_drawn_is_stored_when_it_can_no_more_be_taken_back(vllm, tmp_path, names):
+    with serving(tmp_path, *names):
+        one, request = Engine(vllm.VcsdConnector, names), Request("a", TOKENS[:20])
+        one.scheduler.on_new_request(request)
+        one.tables["a"] = [one.free.pop() for _ in range(5)]
+        one.iterate([request])
+        for token in TOKENS[20:25]:
+            request.all_token_ids.append(token)
+            one.iterate([request])
+        stored(one, blocks=3)
+        one.scheduler.request_finished(request, one.tables.pop("a"))
+        assert one.prefill(Request("b", TOKENS)) == [24]
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"policy": "fail"}, 'kv_load_failure_policy: set it to "recompute"'),
+        ({"drives": []}, "drives"),
+        ({"turbo": 1}, "turbo"),
+        ({"workers": 2, "drives": ["a"]}, "1 drives for 2 workers"),
+        ({"block_tokens": 12}, "block_tokens = 12: must be a multiple of the engine's 8"),
+    ],
+)
+def test_what_is_not_served_is_one_line(vllm, change, reason):
+    with pytest.raises(ValueError, match=reason):
+        vllm.VcsdConnector(engine.config(**{"drives": ["a", "b"]} | change), 0, engine.cache_config())
+
+
+def test_models_that_are_not_served_are_one_line(vllm):
+    with pytest.raises(ValueError, match="2 groups of layers"):
+        vllm.VcsdConnector(engine.config(["a"]), 0, engine.cache_config(groups=2))
+    with pytest.raises(ValueError, match="something else than K and V"):
+        vllm.VcsdConnector(engine.config(["a"]), 0, engine.cache_config(content=0))
+
+
+def test_counts_add_up_and_go_to_prometheus(vllm):
+    counts = vllm.VcsdConnector.build_kv_connector_stats({"loads": 2}).aggregate(vllm.Counts({"loads": 1, "stores": 0}))
+    assert counts.reduce() == {"loads": 3} and not counts.is_empty() and vllm.Counts().is_empty()
+    made = {}
+
+    def counter(name, documentation, labelnames):
+        made[name] = SimpleNamespace(value=0)
+        made[name].inc = lambda by: setattr(made[name], "value", made[name].value + by)
+        made[name].labels = lambda engine: made[name] if engine == "7" else None
+        return made[name]
+
+    metrics = vllm.VcsdConnector.build_prom_metrics(None, {"counter": counter}, ["engine"], {0: ["7"]})
+    metrics.observe({"loads": 3, "load_us": 5})
+    assert made["vllm:vcsd_loads"].value == 3 and made["vllm:vcsd_load_us"].value == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_blocks_of_any_dtype_go_out_and_in(dtype):
+    draw = torch.Generator().manual_seed(0)
+    layers = [torch.randint(0, 255, (12, 3, 4, 16), dtype=torch.uint8, generator=draw) for _ in range(2)]
+    layers = [each.repeat(1, 1, 1, dtype.itemsize).view(dtype) for each in layers]
+    cache = PagedCache(layers, blocks=6, block_tokens=8)  # two of the layers' own are one
+    k, v = cache.read([4, 1])
+    shape = cache.shape()
+    assert k.shape == v.shape == (shape.layers, 16, shape.kv_heads, shape.head_dim)
+    before = [each.clone() for each in layers]
+    for each in layers:
+        each.view(torch.uint8)[8:10] = 0
+        each.view(torch.uint8)[2:4] = 0
+    cache.write([4, 1], k, v)
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(layers, before, strict=True))
+    with pytest.raises(ValueError, match="12 blocks of 4 tokens: not 6 of 4"):
+        PagedCache(layers, blocks=6, block_tokens=4)
+    with pytest.raises(ValueError, match="2 forms"):
+        PagedCache([layers[0], layers[1][:4]], blocks=6, block_tokens=8)

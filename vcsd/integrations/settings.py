@@ -1,0 +1,51 @@
+"""What an engine's operator says of the drives that keep prefixes, as engines hand it on: names and values."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from csd_link.connect import Connect, connect, open_window
+from csd_link.run_dir import window_path
+from csd_link.served_drive import DEFAULT
+from csd_spec.checked import Count, value
+
+_Optional = Annotated[int, Field(ge=0, le=1 << 31)]
+
+
+@value
+class Settings:
+    """drives: names of served drives, or paths of windows on a device; they share the KV heads. tenant: whose windows.
+    salt: secret of all names; seed: of all names. block_tokens: of a block, 0 is as many as the engine's have.
+    max_blocks: that are kept, 0 is as many as fit. admit_after: how often a block is to be asked for before it is
+    stored. stores_in_flight: that may wait, others are dropped.
+    """
+
+    drives: Annotated[tuple[str, ...], Field(min_length=1)]
+    tenant: str = DEFAULT
+    salt: str = ""
+    seed: int = 0
+    block_tokens: _Optional = 0
+    max_blocks: _Optional = 0
+    admit_after: Count = 1
+    stores_in_flight: Count = 8
+
+    def share(self, worker: int, workers: int) -> tuple[str, ...]:
+        """Drives of one of several workers; raises ValueError where they do not go round."""
+        if len(self.drives) % workers:
+            raise ValueError(f"{len(self.drives)} drives for {workers} workers: give as many to each")
+        each = len(self.drives) // workers
+        return self.drives[worker * each : (worker + 1) * each]
+
+    def connects(self, worker: int = 0, workers: int = 1) -> list[Connect]:
+        """What connects to a worker's drives."""
+        return [_connect(name, self.tenant) for name in self.share(worker, workers)]
+
+
+def _connect(name: str, tenant: str) -> Connect:
+    if "/" in name:
+        return partial(open_window, Path(name))
+    return partial(connect, window_path(name, tenant))
