@@ -19,6 +19,7 @@ BENCH = {
     "cli-fuzz": "eval.bench.cli_fuzz",
     "transport": "eval.bench.transport",
     "simulate": "eval.simulation.simulate",
+    "vllm": "eval.bench.vllm",
 }
 EVAL = {
     "selectors": "eval.accuracy.selectors",

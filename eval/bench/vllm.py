@@ -1,0 +1,222 @@
+"""vLLM on a CPU with prefixes in drives, through restarts and a drive's death, beside vLLM alone: the same tokens?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from csd_link.connect import connect
+from csd_link.own_server import Placed, own_server
+from csd_link.run_dir import pid_path, window_path
+from csd_link.served_drive import ServedDrive
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.bench import vllm_child
+from eval.experiment import Outcome
+from vcsd.loading import CHECKPOINT
+from vcsd.progress import Tick, progress
+from vcsd.tables import table
+from vcsd.transport import FACTORY
+
+ROOT = Path(__file__).parents[2]
+BLOCK, PROMPT, PREFIX = 64, 600, 576  # tokens: of vLLM's blocks, of a prompt, of what all prompts begin with
+NEW = 16  # tokens of an answer
+PASSAGE = ROOT / "eval" / "accuracy" / "passage.txt"
+STOP_S = 60.0
+BEFORE_KILL_S = 1.0  # after which a load that the drive does not answer is under way
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Which Python has vLLM, and how many drives share the KV heads."""
+
+    python: Annotated[Path, typer.Option(help="Python of an environment with vLLM: ./dev vllm makes it")] = (
+        ROOT / "build" / "vllm" / "bin" / "python"
+    )
+    drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, a process each, in files")] = 2
+
+
+class Engine:
+    """vLLM in a process of its own."""
+
+    def __init__(self, python: Path, log: Path, dtype: str, drives: Sequence[str] = ()) -> None:
+        self._log = log
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
+        command = [str(python), "-m", vllm_child.__name__, json.dumps(_arguments(dtype, drives))]
+        with log.open("a") as errors:
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        self._before = dict.fromkeys(("external_hits", "loads_failed"), 0)
+        self._answer()
+
+    def ask(self, **asked: Any) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """Tokens, and what was counted since the last answer."""
+        found = self._answer()
+        since = {name: found[name] - before for name, before in self._before.items()}
+        self._before = {name: found[name] for name in self._before}
+        return {"tokens": found["tokens"]} | since
+
+    def generate(self, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        self.ask(prompts=prompts, tokens=NEW)
+        return self.answer()
+
+    def stored(self, blocks: int) -> None:
+        """Wait until so many blocks are in the drives."""
+        self.ask(stored=blocks)
+        self.answer()
+
+    def close(self) -> None:
+        """Let it end by itself: it stores what it has taken on."""
+        with self._process:
+            assert self._process.stdin
+            self._process.stdin.close()
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            self.close()
+            said = self._log.read_text().strip().splitlines() or ["it said nothing"]
+            raise ConnectionError(f"vLLM has ended: {said[-1]} ({self._log})")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+def _arguments(dtype: str, drives: Sequence[str]) -> dict[str, Any]:
+    """vLLM's own cache of prefixes is off, so that what is found is found in drives."""
+    common = {
+        "model": str(CHECKPOINT),
+        "dtype": dtype,
+        "block_size": BLOCK,
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": 64 << 20,
+        "enable_prefix_caching": False,
+        "disable_hybrid_kv_cache_manager": True,
+        "disable_log_stats": False,
+        "enforce_eager": True,
+    }
+    transfer = {
+        "kv_connector": "VcsdConnector",
+        "kv_connector_module_path": "vcsd.integrations.vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"drives": list(drives)},
+    }
+    return common | ({"kv_transfer_config": transfer} if drives else {})
+
+
+class Cases:
+    """What vLLM answers without drives, and each case beside it."""
+
+    def __init__(self, asked: Load, folder: Path, tick: Tick) -> None:
+        self._python, self._folder, self._tick = asked.python, folder, tick
+        self._names = [f"{folder.name}-{number}" for number in range(asked.drives)]
+        self.found: dict[str, dict[str, Any]] = {}
+        self._expected: dict[tuple[str, int], list[int]] = {}
+
+    def run(self) -> None:
+        for dtype in ("float16", "bfloat16"):
+            with self._engine(dtype) as alone:
+                answers = alone.generate([prompt(number) for number in range(8)])["tokens"]
+            self._expected |= {(dtype, number): tokens for number, tokens in enumerate(answers)}
+        with self._served(), self._engine("float16", self._names) as engine:
+            self._first(engine)
+            self._case("shared_prefix", "float16", [1], engine.generate([prompt(1)]))
+        with self._served(), self._engine("float16", self._names) as engine:
+            self._case("restarted", "float16", [2], engine.generate([prompt(2)]))
+            self._killed(engine)
+        with self._served():
+            with self._engine("float16", self._names) as engine:
+                numbers = [4, 5, 6, 7]
+                self._case("four_at_once", "float16", numbers, engine.generate(list(map(prompt, numbers))))
+            with self._engine("bfloat16", self._names) as engine:
+                self._first(engine)
+                self._case("bfloat16", "bfloat16", [1], engine.generate([prompt(1)]))
+
+    def _first(self, engine: Engine) -> None:
+        """A request after which the prefix is stored."""
+        engine.generate([prompt(0)])
+        engine.stored(PREFIX // BLOCK)
+
+    def _killed(self, engine: Engine) -> None:
+        """A drive is killed while a prefix is being loaded from it."""
+        pid = int(pid_path(self._names[-1]).read_text())
+        os.kill(pid, signal.SIGSTOP)
+        engine.ask(prompts=[prompt(3)], tokens=NEW)
+        time.sleep(BEFORE_KILL_S)
+        os.kill(pid, signal.SIGKILL)
+        answer = engine.answer()
+        self._case("drive_killed", "float16", [3], answer)
+        self.found["drive_killed"]["recomputed"] = answer["loads_failed"] > 0
+
+    def _case(self, name: str, dtype: str, numbers: Sequence[int], answer: dict[str, Any]) -> None:
+        equal = answer["tokens"] == [self._expected[dtype, number] for number in numbers]
+        self.found[name] = {"external_hits": answer["external_hits"], "tokens_equal": equal, "requests": len(numbers)}
+        self._tick(None)
+
+    @contextmanager
+    def _engine(self, dtype: str, drives: Sequence[str] = ()) -> Iterator[Engine]:
+        engine = Engine(self._python, self._folder / "vllm.log", dtype, drives)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    @contextmanager
+    def _served(self) -> Iterator[None]:
+        """The drives, on the files that they had before."""
+        drives = [ServedDrive(name=n, spec=INSTCSD_ZYNQ7045_8CH, path=self._folder / f"{n}.flash") for n in self._names]
+        placed = [Placed(each, partial(connect, window_path(each.name))) for each in drives]
+        with own_server(placed, self._folder, FACTORY.server):
+            yield
+
+
+def prompt(number: int) -> list[int]:
+    """600 tokens of text: the first 576 are those of every prompt. The shipped model's tokens are bytes."""
+    text = list(PASSAGE.read_bytes())
+    at = PREFIX + number * (PROMPT - PREFIX)
+    return text[:PREFIX] + text[at : at + PROMPT - PREFIX]
+
+
+def experiment(load: Load) -> Outcome:
+    """Prompts that share 576 of 600 tokens, in vLLM with prefixes in served drives: what was found, and whether the
+    tokens are those of vLLM alone: of a second request, after a restart of both, with a drive killed while it is read,
+    of four requests at once, and in BF16."""
+    if not load.python.exists():
+        raise FileNotFoundError(f"{load.python}: no such Python, ./dev vllm makes an environment with vLLM")
+    with tempfile.TemporaryDirectory(prefix="vllm-") as scratch, progress("cases", 5) as tick:
+        cases = Cases(load, Path(scratch), tick)
+        cases.run()
+    failed = [name for name, each in cases.found.items() if not _is_well(each)]
+    columns = "requests", "external_hits", "tokens_equal"
+    rows = [[name, *(str(each[key]) for key in columns)] for name, each in cases.found.items()]
+    shown = table("vLLM with prefixes in drives", ("case", *columns), rows)
+    return Outcome(dict(cases.found), [shown], failed=bool(failed))
+
+
+def _is_well(case: dict[str, Any]) -> bool:
+    """Whether every request's prefix was found, and its tokens are right; of a killed drive that it was recomputed."""
+    found = case["external_hits"] >= PREFIX * case["requests"]
+    return bool(found and case["tokens_equal"] and case.get("recomputed", True))

@@ -1,0 +1,50 @@
+"""The cases of vLLM with prefixes in drives, with another program in vLLM's place; vLLM itself: `./dev vllm`.
+
+partner of: eval/bench/vllm.py, eval/bench/vllm_child.py
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from eval.bench.vllm import PREFIX, Load, experiment, prompt
+
+CASES = ["shared_prefix", "restarted", "drive_killed", "four_at_once", "bfloat16"]
+
+
+@pytest.fixture
+def python(tmp_path):
+    """A "Python" that runs it, whatever module it is asked to."""
+    file = tmp_path / "python"
+    program = Path(__file__).with_name("made_up_vllm.py")
+    file.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')
+    file.chmod(0o700)
+    return file
+
+
+@pytest.mark.parametrize(("how", "failed"), [("", False), ("wrong", True), ("blind", True)])
+def test_what_is_not_found_or_wrong_fails(python, monkeypatch, how, failed):
+    monkeypatch.setenv("MADE_UP_VLLM", how)
+    found = experiment(Load(python=python, drives=1))
+    assert list(found.result) == CASES and found.failed == failed
+    for each in found.result.values():
+        assert each["tokens_equal"] == (how != "wrong")
+        assert each["external_hits"] == (0 if how == "blind" else PREFIX * each["requests"])
+
+
+def test_a_program_that_ends_is_said_with_its_last_words(python, monkeypatch):
+    monkeypatch.setenv("MADE_UP_VLLM", "dead")
+    with pytest.raises(ConnectionError, match="vLLM has ended: no such model"):
+        experiment(Load(python=python, drives=1))
+
+
+def test_an_environment_that_is_missing_is_one_line(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no such Python, \./dev vllm makes"):
+        experiment(Load(python=tmp_path / "python"))
+
+
+def test_prompts_share_as_much_as_they_say():
+    first, second = prompt(0), prompt(7)
+    assert len(first) == len(second) == 600 and first[:PREFIX] == second[:PREFIX] and first[PREFIX:] != second[PREFIX:]
+    assert first[PREFIX] != second[PREFIX] or first[PREFIX + 1] != second[PREFIX + 1]
