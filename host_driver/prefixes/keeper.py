@@ -77,6 +77,28 @@ class Keeper:
             self._wake.notify()
         return True
 
+    def remove(self, keys: Sequence[bytes]) -> Future[bool]:
+        """`PrefixStore.remove`; it does not wait for stores."""
+        future = Future[bool]()
+        with self._wake:
+            self._loads.append(lambda: self._remove(future, keys))
+            self._wake.notify()
+        return future
+
+    def pin(self, keys: Sequence[bytes]) -> bool:
+        """Keep these blocks until they are unpinned as often, or drives are lost; False where they are gone."""
+        with self._wake:
+            if self._store:
+                self._store.pin(keys)
+            return self._store is not None
+
+    def unpin(self, keys: Sequence[bytes]) -> bool:
+        """They may go again."""
+        with self._wake:
+            if self._store:
+                self._store.unpin(keys)
+            return self._store is not None
+
     def take_changes(self) -> dict[bytes, bool]:
         """Keys that can be loaded now (True), or no more, since this was last asked; at first all that are stored."""
         with self._wake:
@@ -148,6 +170,16 @@ class Keeper:
                 _LOG.warning("prefixes: not stored: %s", error)
         self._unflushed |= new > 0
         self._count(began, "store_us", stored_blocks=new, stores_failed=failed)
+
+    def _remove(self, future: Future[bool], keys: Sequence[bytes]) -> None:
+        went = False
+        try:
+            went = bool(self._store and self._store.remove(keys))
+            self._note_changes()
+        except (DeviceError, OSError) as error:
+            self._lose(str(error))
+        finally:
+            future.set_result(went)
 
     def _flush(self) -> None:
         self._unflushed = False

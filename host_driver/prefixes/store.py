@@ -250,6 +250,14 @@ class PrefixStore:
         for layer in range(self.names.shape.layers):
             self._all([KvCrop((handle,), layer, left) for handle in chain.handles])
 
+    def remove(self, keys: Sequence[bytes]) -> bool:
+        """Forget blocks, from the last on as long as they are there, unpinned, and end a chain; whether all went."""
+        for key in reversed(keys):
+            if key not in self._blocks or not self._is_last(key):
+                return False
+            self._evict(key)
+        return True
+
     def pin(self, keys: Sequence[bytes]) -> None:
         """Keep these blocks until they are unpinned as often."""
         for key in keys:

@@ -140,7 +140,8 @@ def test_drives_killed_at_any_moment_give_nothing_wrong(tmp_path, names):
         until(lambda: keeper._store is not None)
         store(keeper, prompts[0])
         until(lambda: right(load(keeper, prompts[0]), prompts[0], len(prompts[0]) // BLOCK * BLOCK))
-        assert found and keeper.take_counts()["drives_lost"]
+        counts = keeper.take_counts()
+        assert found and counts["drives_lost"] and not counts["rejected"], "names are of what is there"
         keeper.close()
 
 
