@@ -112,6 +112,7 @@ def test_a_killed_drive_fails_loads_and_what_it_has_kept_is_found_again(tmp_path
         until(lambda: right(load(keeper, TOKENS), TOKENS, 40))
         keeper.take_changes()
         until(lambda: not keeper._has_work())
+        assert right(load(keeper, TOKENS), TOKENS, 40)  # after the flush that had begun
         kill(names[1])
         assert load(keeper, TOKENS) is None
         assert keeper.take_changes() == dict.fromkeys(NAMES.keys(TOKENS), False)
