@@ -45,6 +45,7 @@ CUT = (
     "eval.bench.flips:bench_flips",  # in processes of their own
     "eval.bench.soak:bench_soak",
     "eval.simulation.simulate:bench_simulate",
+    "eval.bench.vllm:bench_vllm",
     "eval.accuracy.families:sweep",
 )
 PRELOADED = ("vcsd.attached", "vcsd.generate", "vcsd.loading", "eval.accuracy.measure", "eval.model.llama2c")

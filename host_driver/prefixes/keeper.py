@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from csd_link.connect import Connect
 from csd_spec import Device, DeviceError, Status
@@ -59,15 +60,13 @@ class Keeper:
     def load(self, keys: Sequence[bytes], first: int = 0) -> Future[Rows | None]:
         """K and V of the longest prefix that is stored, from token `first` on; None where nothing could be read."""
         future = Future[Rows | None]()
-        with self._wake:
-            self._loads.append(lambda: self._load(future, keys, first))
-            self._wake.notify()
+        self._ask(future, lambda: self._load(future, keys, first), None)
         return future
 
     def store(self, keys: Sequence[bytes], rows: Callable[[], Rows], first: int = 0) -> bool:
         """Keep a prompt's blocks from token `first` on; False where that is dropped, and `rows` is not called."""
         with self._wake:
-            dropped = self._store is None or len(self._stores) >= self._most
+            dropped = self._store is None or self._closing or len(self._stores) >= self._most
             self._counts["stores_dropped" if dropped else "stores"] += 1
             if dropped:
                 return False
@@ -80,10 +79,17 @@ class Keeper:
     def remove(self, keys: Sequence[bytes]) -> Future[bool]:
         """`PrefixStore.remove`; it does not wait for stores."""
         future = Future[bool]()
-        with self._wake:
-            self._loads.append(lambda: self._remove(future, keys))
-            self._wake.notify()
+        self._ask(future, lambda: self._remove(future, keys), False)
         return future
+
+    def _ask(self, future: Future[Any], job: Callable[[], None], closed: Any) -> None:
+        """Have a job done before stores; once this is closed its future has a value at once."""
+        with self._wake:
+            if self._closing:
+                future.set_result(closed)
+                return
+            self._loads.append(job)
+            self._wake.notify()
 
     def pin(self, keys: Sequence[bytes]) -> bool:
         """Keep these blocks until they are unpinned as often, or drives are lost; False where they are gone."""

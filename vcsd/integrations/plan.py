@@ -125,11 +125,11 @@ class Scheduling:
         return plan
 
     def _save(self, known: Known, tokens: int, blocks_of: Callable[[str], Sequence[int]]) -> Save | None:
-        """Whole blocks that are computed when the iteration ends: of the prompt as far as it goes, of what was drawn
-        only what earlier iterations have computed, as the last of it may be taken back."""
+        """Whole blocks that are computed when the iteration ends: of the prompt as far as it goes; of what was drawn
+        only what earlier iterations have computed, without the last token, which the next one takes in."""
         r = known.request
         prompt = min(r.num_computed_tokens + tokens, r.num_prompt_tokens)
-        keys = self._keys(known, max(prompt, min(r.num_computed_tokens, len(r.all_token_ids))))
+        keys = self._keys(known, max(prompt, min(r.num_computed_tokens, len(r.all_token_ids) - 1)))
         keys = keys[: self._admission.admitted(keys)]
         first, end = max(known.saved, self._there(keys)), len(keys) * self._names.block_tokens
         if end <= first:

@@ -65,7 +65,12 @@ def test_what_is_stored_is_loaded_and_counted(drives):
     assert (counts["stored_blocks"], counts["stores"]) == (5, 1)
     assert counts["loaded_tokens"] == 40 and counts["loads"] == counts["loads_failed"] + 1
     assert not keeper.take_changes() and not keeper.take_counts().get("loads")
+    assert keeper.pin(NAMES.keys(TOKENS)[4:]) and not keeper.remove(NAMES.keys(TOKENS)).result(60)
+    assert keeper.unpin(NAMES.keys(TOKENS)[4:]) and keeper.remove(NAMES.keys(TOKENS)[3:]).result(60)
+    assert right(load(keeper, TOKENS), TOKENS, 24)
+    assert keeper.take_changes() == dict.fromkeys(NAMES.keys(TOKENS)[3:], False)
     keeper.close()
+    assert load(keeper, TOKENS) is None and not store(keeper, TOKENS), "nobody waits for what is closed"
 
 
 class Slow(PrefixStore):

@@ -5,9 +5,12 @@ vcsd/integrations/plan.py, vcsd/integrations/paged.py
 """
 
 import random
+import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import packages_distributions
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +21,7 @@ from tests.vcsd.integrations import engine
 from tests.vcsd.integrations.engine import BLOCK, Engine, Request
 from vcsd.integrations.paged import PagedCache
 
+CONSTRAINTS = Path(__file__).parents[3] / "constraints-vllm.txt"
 TOKENS = [random.Random(0).randrange(1000) for _ in range(60)]
 
 
@@ -173,3 +177,13 @@ def test_blocks_of_any_dtype_go_out_and_in(dtype):
         PagedCache(layers, blocks=6, block_tokens=4)
     with pytest.raises(ValueError, match="2 forms"):
         PagedCache([layers[0], layers[1][:4]], blocks=6, block_tokens=8)
+
+
+def test_what_the_connector_imports_is_in_vllms_environment():
+    code = "import sys, vcsd.integrations.settings, vcsd.integrations.working; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    roots = {each.split(".")[0] for each in loaded}
+    found = [name for root, names in packages_distributions().items() if root in roots for name in names]
+    wanted = {name.lower().replace("_", "-") for name in found}
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in CONSTRAINTS.read_text().splitlines()}
+    assert {"numpy", "torch"} < wanted and wanted - pinned - {"vcsd", "setuptools", "pip"} == set()
