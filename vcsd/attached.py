@@ -21,7 +21,7 @@ from csd_spec.sparf import Convention
 from ftl import LAYOUTS
 from host_driver.driver import Driver
 from host_driver.hf.forward import check_free, in_drives
-from host_driver.hf.shape import model_shape
+from host_driver.hf.shape import Placement, placement
 from host_driver.sharding import split_heads
 from residency.tiers import Tiers
 from residency.turn import Policy
@@ -137,9 +137,10 @@ class Setting:
 class Attached:
     """A model whose decode attention runs in drives."""
 
-    def __init__(self, driver: Driver, known: Collection[str] | None = None) -> None:
-        """known: methods of the drives; None where they say so themselves when they refuse one."""
-        self.driver, self._known = driver, known
+    def __init__(self, driver: Driver, placed: Placement, known: Collection[str] | None = None) -> None:
+        """placed: which layers are in drives. known: methods of the drives; None where they say so themselves when they
+        refuse one."""
+        self.driver, self.placed, self._known = driver, placed, known
 
     def use(self, attention: str, budget: Budget) -> None:
         """Attend otherwise from the next decode step on; what is stored stays."""
@@ -151,7 +152,7 @@ class Attached:
 
     def report(self) -> Report:
         """What has been done so far; printing it shows a table."""
-        return Report.of(self.driver)
+        return Report.of(self.driver, self.placed)
 
 
 def attach(
@@ -222,18 +223,18 @@ def _check_in_tiers(given: dict[str, Any]) -> None:
 def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
     """The same as `attach`, from values."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
-    shape, what = model_shape(model), setting.attention
-    setting.check(shape)
+    placed, what = placement(model), setting.attention
+    setting.check(placed.shape)
     known = setting.known_methods()
     check_method(what, known)
     check_free(model)
     with ExitStack() as undo:
         drives = setting.drives
         devices = undo.enter_context(open_drives(drives)) if isinstance(drives, DriveSet) else drives
-        driver = Driver(devices, shape, what, setting.flush_every)
+        driver = Driver(devices, placed.shape, what, setting.flush_every)
         undo.callback(driver.close)
         if isinstance(drives, DriveSet) and drives.keep:
             undo.callback(driver.flush)
         mini_batches = setting.mini_batches or (1 if model.device.type == "cpu" else 2)
-        undo.enter_context(in_drives(model, driver, mini_batches))
-        yield Attached(driver, known)
+        undo.enter_context(in_drives(model, driver, placed, mini_batches))
+        yield Attached(driver, placed, known)

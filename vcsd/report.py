@@ -11,6 +11,9 @@ from rich.table import Table
 
 from csd_spec.units import STEP_UNITS
 from host_driver.driver import Driver
+from host_driver.hf.shape import FULL, Placement
+
+CONTEXTS = (4096, 32_768, 131_072)  # tokens of a sequence at which the share of K and V in drives is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,11 @@ class Report:
     step_ns: float
     breakdown_ns: dict[str, float]
     drives: list[dict[str, Any]]
+    placed: Placement
 
     @classmethod
-    def of(cls, driver: Driver) -> Report:
-        """Sum up a driver's traffic."""
+    def of(cls, driver: Driver, placed: Placement | None = None) -> Report:
+        """Sum up a driver's traffic. placed: which layers of the model it serves, all where nothing is said."""
         traffic, total, steps = driver.traffic, driver.traffic.total, max(1, driver.traffic.step_count)
         flash = total.flash
         units = Counter(dict.fromkeys(STEP_UNITS, 0))
@@ -49,7 +53,12 @@ class Report:
                 {"id": number, "kv_heads": list(heads), "modelled_busy_ns": busy}
                 for number, (heads, busy) in enumerate(zip(driver.heads, traffic.busy_ns, strict=True))
             ],
+            placed=placed or Placement(driver.shape, (FULL,) * driver.shape.layers, ()),
         )
+
+    def kv_share(self, tokens: int) -> float:
+        """Of the bytes of K and V of a sequence of so many tokens, the share that is in drives and not in windows."""
+        return self.placed.share(tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as `vcsd run -o json` prints it."""
@@ -64,6 +73,7 @@ class Report:
                 "useful_byte_share": self.useful_byte_share,
             },
             "drives": self.drives,
+            "layers": self._layers(),
             "modelled": {
                 "step_ns": self.step_ns,
                 "prefill_ns": self.prefill_ns,
@@ -73,7 +83,8 @@ class Report:
         }
 
     def __rich__(self) -> Group:
-        return Group(self._traffic_table(), self._time_table(), self._drive_table())
+        parts = self._traffic_table(), self._time_table(), self._drive_table()
+        return Group(*parts, self._layer_table()) if self.placed.mixed else Group(*parts)
 
     def __str__(self) -> str:
         console = Console(width=80, no_color=True, emoji=False)
@@ -104,6 +115,28 @@ class Report:
             table.add_row(unit, f"{ns / 1e3:.1f}", f"{ns / max(1, self.step_ns):.1%}")
         table.add_section()
         table.add_row("step", f"{self.step_ns / 1e3:.1f}", "")
+        return table
+
+    def _layers(self) -> dict[str, Any]:
+        """Which layers are where, and the share of K and V in drives by tokens of a sequence."""
+        return {
+            "in_drives": list(self.placed.in_drives),
+            "with_model": {
+                kind: [number for number, each in enumerate(self.placed.kinds) if each == kind]
+                for kind in sorted(set(self.placed.kinds) - {FULL})
+            },
+            "kv_share_in_drives": {str(tokens): self.kv_share(tokens) for tokens in CONTEXTS},
+        }
+
+    def _layer_table(self) -> Table:
+        table = Table(title="Layers", title_justify="left")
+        table.add_column("where")
+        table.add_column("layers")
+        layers = self._layers()
+        for where, numbers in ({"in drives": layers["in_drives"]} | layers["with_model"]).items():
+            table.add_row(where, ", ".join(map(str, numbers)))
+        shares = ", ".join(f"{self.kv_share(tokens):.1%} at {tokens:,} tokens" for tokens in CONTEXTS)
+        table.add_row("K and V in drives", shares)
         return table
 
     def _drive_table(self) -> Table:

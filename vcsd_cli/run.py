@@ -146,7 +146,7 @@ def run(
         raise ValueError(f"--attention is of drives, and with --residency {tiers.residency} the model attends itself")
     with status("loading the model"):
         with importing():
-            from host_driver.hf.shape import model_shape
+            from host_driver.hf.shape import placement
             from vcsd.generate import Continuation, compare, continue_text
             from vcsd.loading import CHECKPOINT, encode, load
             from vcsd.room import check_cache
@@ -154,7 +154,7 @@ def run(
         setting: Attachable = in_tiers or _in_drives(what, where.value(hosting), where.flush_every, tiers)
         path = model or CHECKPOINT
         loaded, tokenizer = load(path, device)
-        shape = model_shape(loaded)
+        shape = placement(loaded).shape
         setting.check(shape)
         inputs = encode(loaded, tokenizer, prompt, text.batch, text.max_new_tokens, text.seed)
         rows, longest = inputs["input_ids"].shape[0], inputs["input_ids"].shape[1] + text.max_new_tokens

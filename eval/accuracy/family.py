@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +14,12 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Pre
 import vcsd
 from eval.accuracy.refusals import confirmed
 from eval.accuracy.tiny import VOCABULARY, build
-from host_driver.hf.shape import model_shape
+from host_driver.hf.shape import model_shape, placement
 from vcsd.tiered import TierReport, TierSetting
 
-PROMPT, PADDED, NEW = 40, 13, 8  # tokens
+PROMPT, PADDED, NEW = 40, (0, 13, 27), 64  # tokens; more than a window has
+MORE, AGAIN = 5, 8  # of a second turn: fed, and generated
+DRIVES = 1, 3
 SPREAD = 3.0  # of the weights: with less attention is flat, and what is wrong with it does not show
 
 # Rounding to FP16 errs by 2^-11 at most: of q, k, v and the output in each of 4 layers
@@ -48,7 +51,7 @@ class Row:
 
 
 class Forced(LogitsProcessor):
-    """Makes greedy decoding take given tokens (B, steps) after a prompt."""
+    """Makes greedy decoding take given tokens, (B, positions) of all that is fed and generated."""
 
     def __init__(self, tokens: torch.Tensor | None) -> None:
         self.tokens, self.begun = tokens, False
@@ -57,7 +60,7 @@ class Forced(LogitsProcessor):
         self.begun = True
         if self.tokens is None:
             return scores
-        wanted = self.tokens[:, input_ids.shape[1] - PROMPT, None]
+        wanted = self.tokens[:, input_ids.shape[1], None]
         return torch.full_like(scores, -torch.inf).scatter_(1, wanted, 0.0)
 
 
@@ -84,7 +87,7 @@ def _try_family(name: str, residency: str) -> Row:
     made = Row(name, "wrong", model_class=type(model).__name__)
     refusal = None
     try:
-        model_shape(model)
+        model_shape(model) if residency else placement(model)
     except vcsd.Unsupported as error:
         refusal = error
     except Exception as error:  # whatever it is, it is a defect
@@ -115,21 +118,23 @@ def _compare(made: Row, model: PreTrainedModel, own: list[tuple[torch.Tensor, to
     """The row with what drives, or tiers, make of it."""
     forced = [Forced(tokens) for tokens, _ in own]
     try:
-        with _elsewhere(model, residency) as elsewhere:
-            got = [_decode(model, *each)[1] for each in zip(_inputs(), forced, strict=True)]
-            report = elsewhere.report()
+        got, reports = [], []
+        for where in _elsewhere(model, residency):
+            with where as elsewhere:
+                got += [_decode(model, *each)[1] for each in zip(_inputs(), forced, strict=True)]
+                reports.append(elsewhere.report())
     except vcsd.Unsupported as error:
         if forced[0].begun:
             return replace(made, outcome="crashed", reason=f"refused after the first token: {error}")
         return _refused(made, model, error)
     except Exception as error:  # a defect, as in model_shape
         return replace(made, outcome="crashed", reason=_line(error))
-    pairs = [(logits, wanted) for logits, (_, wanted) in zip(got, own, strict=True)]
+    pairs = [(logits, wanted) for logits, (_, wanted) in zip(got, own * len(reports), strict=True)]
     largest = max(float(wanted.abs().max()) for _, wanted in pairs)
     difference = max(float((logits - wanted).abs().max()) for logits, wanted in pairs) / largest
     equal = torch.cat([(logits.argmax(-1) == wanted.argmax(-1)).flatten() for logits, wanted in pairs])
     made = replace(made, difference=difference, tokens_equal=float(equal.float().mean()))
-    if lacking := _not_elsewhere(report, len(own)):
+    if lacking := "; ".join(filter(None, (_not_elsewhere(report, len(own)) for report in reports))):
         return replace(made, reason=lacking)
     assert made.control is not None
     if not difference <= (0.0 if residency else min(TOLERANCE, SHOWS * made.control)):
@@ -137,23 +142,27 @@ def _compare(made: Row, model: PreTrainedModel, own: list[tuple[torch.Tensor, to
     return replace(made, outcome="right")
 
 
-def _elsewhere(model: PreTrainedModel, residency: str) -> AbstractContextManager[Any]:
-    """The model with K and V in drives, or in tiers that are small."""
+def _elsewhere(model: PreTrainedModel, residency: str) -> Iterator[AbstractContextManager[Any]]:
+    """The model with K and V in drives, one and several where it has the heads for that, or in tiers that are small."""
     if not residency:
-        return vcsd.attach(model, drives=min(2, model_shape(model).kv_heads), attention="dense")
+        heads = placement(model).shape.kv_heads
+        for drives in sorted({min(drives, heads) for drives in DRIVES}):
+            yield vcsd.attach(model, drives=drives, attention="dense")
+        return
     cache = DynamicCache()
     model(**_inputs()[-1], past_key_values=cache, use_cache=True)
     token = max(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) // PROMPT
-    layer = token * (PROMPT + NEW)
-    tiers = vcsd.Tiers(DEVICE_LAYERS * layer, HOST_LAYERS * layer, CACHE_LAYERS * layer, max_tokens=PROMPT + NEW)
-    return TierSetting(policy=residency, tiers=tiers, record=True).attached(model)
+    longest = PROMPT + NEW + MORE + AGAIN
+    layer = token * longest
+    tiers = vcsd.Tiers(DEVICE_LAYERS * layer, HOST_LAYERS * layer, CACHE_LAYERS * layer, max_tokens=longest)
+    yield TierSetting(policy=residency, tiers=tiers, record=True).attached(model)
 
 
 def _not_elsewhere(report: Any, inputs: int) -> str:
     """What a report says that does not go with K and V elsewhere; empty where all of it does."""
     if not isinstance(report, TierReport):
-        return "" if report.steps == inputs * (NEW - 1) else f"{report.steps} steps were in drives"
-    if report.turns != inputs * NEW or not any(path["bytes"] for path in report.paths):
+        return "" if report.steps == inputs * (NEW - 1 + AGAIN - 1) else f"{report.steps} steps were in drives"
+    if report.turns != inputs * (NEW + AGAIN) or not any(path["bytes"] for path in report.paths):
         return f"{report.turns} forwards were in tiers"
     if over := [each["name"] for each in report.places if (each["limit_bytes"] or torch.inf) < each["peak_bytes"]]:
         return f"more was at {over[0]} than may be"
@@ -168,27 +177,28 @@ def _refused(made: Row, model: PreTrainedModel, error: vcsd.Unsupported) -> Row:
 
 
 def _inputs() -> list[dict[str, torch.Tensor]]:
-    """A prompt, and a batch of it and one that is padded on the left."""
-    ids = torch.randint(10, VOCABULARY, (2, PROMPT), generator=torch.Generator().manual_seed(1))
+    """A prompt, and a batch of it and two that are padded on the left."""
+    ids = torch.randint(10, VOCABULARY, (len(PADDED), PROMPT), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
-    mask[1, :PADDED], ids[1, :PADDED] = 0, 0
-    return [{"input_ids": ids[:rows], "attention_mask": mask[:rows]} for rows in (1, 2)]
+    for row, padded in enumerate(PADDED):
+        mask[row, :padded], ids[row, :padded] = 0, 0
+    return [{"input_ids": ids[:rows], "attention_mask": mask[:rows]} for rows in (1, len(PADDED))]
 
 
 def _decode(
     model: PreTrainedModel, inputs: dict[str, torch.Tensor], forced: Forced
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Greedy decoding: tokens (B, steps) and logits (steps, B, vocabulary)."""
-    out = model.generate(
-        **inputs,
-        max_new_tokens=NEW,
-        do_sample=False,
-        pad_token_id=0,
-        logits_processor=LogitsProcessorList([forced]),
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    return out.sequences[:, PROMPT:], torch.stack(out.logits).float()
+    """Greedy decoding in two turns on one cache: tokens (B, positions) of all that was fed and generated, and logits
+    (steps, B, vocabulary) of what was generated."""
+    options = {"do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True, "output_logits": True}
+    options |= {"logits_processor": LogitsProcessorList([forced])}
+    first = model.generate(**inputs, max_new_tokens=NEW, **options)
+    asked = torch.cat([first.sequences, first.sequences[:, :MORE]], 1)
+    mask = torch.nn.functional.pad(inputs["attention_mask"], (0, NEW + MORE), value=1)
+    cache = first.get("past_key_values")
+    again = {"input_ids": asked, "attention_mask": mask, "past_key_values": cache}
+    second = model.generate(**again, max_new_tokens=AGAIN, **options)
+    return second.sequences, torch.stack([*first.logits, *second.logits]).float()
 
 
 def _line(error: Exception) -> str:

@@ -12,7 +12,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-VOCABULARY, CONTEXT = 128, 256
+VOCABULARY, CONTEXT, WINDOW = 128, 256, 32
 MEMORY_BYTES = 4 << 30  # of a model while it is built
 EXPERTS = 2  # all take part: which of nearly tied ones do would be a matter of rounding
 SIZES = (
@@ -29,6 +29,7 @@ SIZES = (
     ("num_key_value_heads attention_heads", 4),
     ("head_dim d_kv v_head_dim qk_nope_head_dim qk_rope_head_dim attention_head_dim global_head_dim kv_channels", 16),
     ("rotary_dim", 8),
+    ("sliding_window window_size attention_window attention_chunk_size local_attention", WINDOW),
     ("q_lora_rank kv_lora_rank o_lora_rank hidden_size_per_layer_input", 16),
     ("num_experts num_local_experts n_routed_experts moe_num_experts num_moe_experts", EXPERTS),
     ("num_experts_per_tok moe_k moe_top_k top_k_experts moe_topk num_experts_per_token", EXPERTS),
@@ -75,6 +76,8 @@ def shrink(config: PreTrainedConfig, sees: bool = False) -> PreTrainedConfig:
     """
     sees |= "vision_config" in config.__dict__
     changed: dict[str, Any] = {}
+    kinds = config.__dict__.get("layer_types") or ()
+    layers = 1 + kinds.index("full_attention") if "full_attention" in kinds else 0  # so that there is one of them
     for name, value in config.to_dict().items():
         part = config.__dict__.get(name)
         if isinstance(part, PreTrainedConfig):
@@ -83,7 +86,7 @@ def shrink(config: PreTrainedConfig, sees: bool = False) -> PreTrainedConfig:
             changed[name] = True
         elif isinstance(value, int) and not isinstance(value, bool):
             if name in TABLE:
-                changed[name] = TABLE[name] if name in LAYERS else min(value, TABLE[name])
+                changed[name] = max(TABLE[name], layers) if name in LAYERS else min(value, TABLE[name])
             elif name.endswith("token_id") and value >= VOCABULARY:
                 changed[name] = 3 + sum(name.encode()) % 97  # a token of its own, most likely
         elif value is None and name in NEEDED:

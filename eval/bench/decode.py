@@ -150,7 +150,8 @@ class Bench:
         for device in devices:
             self.undo.callback(device.close)
         attached = self.undo.enter_context(vcsd.attach(model, drives=devices, attention=fills))
-        cache = CsdCache(attached.driver, model.config, model.config.max_position_embeddings)
+        layers = attached.placed.in_drives
+        cache = CsdCache(attached.driver, model.config, model.config.max_position_embeddings, layers, layers)
         self._fill(lambda layer, k, v: _store(cache, layer, k, v), model.config)
         cache.valid = np.ones((self.batch, self.tokens), bool)
         for name in names:

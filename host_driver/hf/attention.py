@@ -93,7 +93,7 @@ def _attend(
         out, _ = sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling)
         _ship(layer, key, value, admitted)
     layer.length = past + new
-    if layer.index == len(cache.layers) - 1:
+    if layer.number == cache.driver.shape.layers - 1:
         cache.forget_mask()
     return out
 
@@ -110,12 +110,12 @@ def _decode(
     of_q, of_k = q.shape[1], k.shape[1]
     q16, k16, v16 = rows16[:, :of_q, 0], rows16[:, of_q : of_q + of_k, 0], rows16[:, of_q + of_k :, 0]
     if all(admitted.tolist()):
-        out = cache.driver.decode(cache.batch, cache.rows, cache.mini_batch, layer.index, q16, k16, v16)
+        out = cache.driver.decode(cache.batch, cache.rows, cache.mini_batch, layer.number, q16, k16, v16)
     else:
         out, rows = np.zeros(q16.shape, np.float16), (cache.rows.start or 0) + np.flatnonzero(admitted)
         if rows.size:
             new = (each[admitted] for each in (q16, k16, v16))
-            out[admitted] = cache.driver.decode(cache.batch, rows, cache.mini_batch, layer.index, *new)
+            out[admitted] = cache.driver.decode(cache.batch, rows, cache.mini_batch, layer.number, *new)
     return unstage(out[:, None], q)
 
 
@@ -129,14 +129,14 @@ def _ship(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor, admitted: NDA
         k, v = (array.transpose(0, 2, 1, 3)[admitted] for array in staged())
         return k, v
 
-    cache.driver.append(cache.batch, cache.rows, layer.index, admitted.sum(axis=1).astype(np.int64), load)
+    cache.driver.append(cache.batch, cache.rows, layer.number, admitted.sum(axis=1).astype(np.int64), load)
 
 
 def _read_back(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V of this layer with the new ones behind, (B, kv_heads, past + new, d); padding reads as zero."""
     cache = layer.cache
     assert cache.batch is not None
-    stored = cache.driver.read(cache.batch, cache.rows, layer.index)
+    stored = cache.driver.read(cache.batch, cache.rows, layer.number)
     valid = cache.valid[:, : layer.length]
     joined = []
     for rows, new in zip(stored, (key, value), strict=True):

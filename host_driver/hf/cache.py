@@ -1,4 +1,4 @@
-"""A cache of transformers whose K and V live in drives.
+"""A cache of transformers whose K and V live in drives, those of layers with full attention; others keep their own.
 
 A model calls `cache.update(k, v)` and then the attention function with what update returned. Update returns the new
 k and v only; the key tensor carries its `CsdLayer`, by which `host_driver.hf.attention` finds where it belongs.
@@ -7,7 +7,7 @@ k and v only; the key tensor carries its `CsdLayer`, by which `host_driver.hf.at
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,13 +24,14 @@ IMPLEMENTATION = "csd"
 
 
 class CsdLayer(Elsewhere, CacheLayerMixin):
-    """One layer of a `CsdCache`: knows how much is stored, holds none of it."""
+    """One layer of a `CsdCache`: knows how much is stored, holds none of it. index: of the model's layers; number: of
+    those in drives."""
 
     is_croppable = True
 
-    def __init__(self, cache: CsdCache, index: int) -> None:
+    def __init__(self, cache: CsdCache, index: int, number: int) -> None:
         super().__init__()
-        self._cache, self.index = weakref.ref(cache), index
+        self._cache, self.index, self.number = weakref.ref(cache), index, number
         self.length = 0  # positions seen, padding included
 
     @property
@@ -54,7 +55,7 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         cache = self.cache
-        cache.check_use(self.index)
+        cache.check_use(self.number)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys = key_states.view(key_states.shape)  # an object of its own, so that nobody else's tensor is marked
@@ -86,7 +87,7 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
             raise ValueError(f"crop({tokens_to_remove}): give the number of tokens to remove as a negative number")
         if tokens_to_remove and self.is_initialized:
             self.length = max(0, self.length + tokens_to_remove)
-            self.cache.crop_layer(self.index, self.length)
+            self.cache.crop_layer(self.number, self.length)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         raise Unsupported("beam search moves sequences between rows, which drives do not do yet: use num_beams=1")
@@ -101,13 +102,17 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
 class CsdCache(OwnCache):
     """A transformers cache whose K and V live in drives. Dropping it frees them.
 
+    layers: those of the model's own cache; ours stand in place of the ones in drives, the others stay what they are.
     valid (B, positions) says which positions are stored: padding never is. pending: the layer whose keys are on their
     way to its attention.
     """
 
-    def __init__(self, driver: Driver, config: Any, max_tokens: int) -> None:
-        super().__init__([CsdLayer(self, index) for index in range(driver.shape.layers)], driver)
-        self.driver, self.config, self.max_tokens = driver, config, max_tokens
+    def __init__(
+        self, driver: Driver, config: Any, max_tokens: int, layers: Sequence[Any], in_drives: Sequence[int]
+    ) -> None:
+        ours = {index: CsdLayer(self, index, number) for number, index in enumerate(in_drives)}
+        super().__init__([ours.get(index, layer) for index, layer in enumerate(layers)], driver)
+        self.driver, self.config, self.max_tokens, self.in_drives = driver, config, max_tokens, in_drives
         self.batch: Batch | None = None
         self.rows = slice(None)
         self.mini_batch: MiniBatch | None = None
@@ -135,8 +140,13 @@ class CsdCache(OwnCache):
         """Keep the first `length` positions of one layer."""
         assert self.batch is not None
         self.driver.crop(self.batch, layer, self.valid[:, :length].sum(axis=1).astype(np.int64))
-        if all(each.get_seq_length() == length for each in self.layers):
+        if all(each.length == length for each in self.own_layers):
             self.valid = self.valid[:, :length]
+
+    @property
+    def own_layers(self) -> list[CsdLayer]:
+        """Those in drives."""
+        return [layer for layer in self.layers if isinstance(layer, CsdLayer)]
 
     def check_use(self, layer: int) -> None:
         """Raise where the attention that follows is not ours, or where ours was not called last time."""
@@ -168,17 +178,17 @@ class CsdCache(OwnCache):
 
     def part(self, rows: slice, mini_batch: MiniBatch) -> CsdCache:
         """The same sequences seen through `rows`, for one mini-batch of one decode step."""
-        part = CsdCache(self.driver, self.config, self.max_tokens)
+        part = CsdCache(self.driver, self.config, self.max_tokens, self.layers, self.in_drives)
         part.batch, part.rows, part.mini_batch, part.valid = self.batch, rows, mini_batch, self.valid[rows]
         part._in_forward = True
-        for mine, theirs in zip(self.layers, part.layers, strict=True):
+        for mine, theirs in zip(self.own_layers, part.own_layers, strict=True):
             theirs.length, theirs.is_initialized = mine.length, True
         return part
 
     def merge(self, parts: list[CsdCache]) -> None:
         """Take over what the mini-batches of a step have stored."""
         self.valid = np.concatenate([part.valid for part in parts])
-        for mine, theirs in zip(self.layers, parts[0].layers, strict=True):
+        for mine, theirs in zip(self.own_layers, parts[0].own_layers, strict=True):
             mine.length = theirs.length
 
     def admit(self, mask: torch.Tensor | None, batch: int, past: int, new: int) -> NDArray[np.bool_]:

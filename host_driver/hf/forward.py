@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache, StaticCache
 from transformers.utils import ModelOutput
 
 from host_driver.driver import Driver
 from host_driver.hf.attention import register
 from host_driver.hf.cache import IMPLEMENTATION, CsdCache
 from host_driver.hf.own_cache import C, OwnCache, behind
-from host_driver.hf.shape import Unsupported
+from host_driver.hf.shape import Placement, Unsupported
 from host_driver.turnstile import TurnBroken
 
 _OTHERS = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")  # what cross-attention attends to
@@ -43,15 +43,15 @@ def check_free(model: PreTrainedModel) -> None:
 
 
 @contextmanager
-def in_drives(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Iterator[None]:
-    """Let a model attend in drives until the block ends, then put it back as it was."""
+def in_drives(model: PreTrainedModel, driver: Driver, placed: Placement, mini_batches: int) -> Iterator[None]:
+    """Let layers of a model attend in drives until the block ends, then put it back as it was."""
     check_free(model)
     register()
     before, own = model.config._attn_implementation, model.__dict__.get("forward")
     compiled, model._compiled_call_impl = model._compiled_call_impl, None
     model.set_attn_implementation(IMPLEMENTATION)
     try:
-        model.forward = csd_forward(model, driver, mini_batches)
+        model.forward = csd_forward(model, driver, placed, mini_batches)
         yield
     finally:
         model.__dict__.pop("forward", None)
@@ -61,23 +61,29 @@ def in_drives(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Iter
         model.set_attn_implementation(before)
 
 
-def csd_forward(model: PreTrainedModel, driver: Driver, mini_batches: int) -> Callable[..., Any]:
+def csd_forward(model: PreTrainedModel, driver: Driver, placed: Placement, mini_batches: int) -> Callable[..., Any]:
     """`model.forward`, with a `CsdCache` in place of an empty cache."""
     config = model.config.get_text_config(decoder=True)
     max_tokens = getattr(config, "max_position_embeddings", None) or 4096
-    if any(hasattr(module, "rope_deltas") for module in model.modules()):
+    if placed.mixed or any(hasattr(module, "rope_deltas") for module in model.modules()):
         mini_batches = 1  # the model itself keeps a row for each sequence between forwards
+
+    def make(given: Cache | None) -> CsdCache:
+        layers: Sequence[Any] = placed.in_drives
+        if placed.mixed:
+            layers = (given if isinstance(given, StaticCache) else DynamicCache(config=config)).layers
+        return CsdCache(driver, config, max_tokens, layers, placed.in_drives)
 
     def run(forward: Callable[..., Any], cache: CsdCache, given: dict[str, Any]) -> Any:
         return _run(forward, driver, mini_batches, cache, given)
 
-    return own_forward(model, driver, lambda: CsdCache(driver, config, max_tokens), run)
+    return own_forward(model, driver, make, run)
 
 
 def own_forward(
     model: PreTrainedModel,
     owner: object,
-    make: Callable[[], C],
+    make: Callable[[Cache | None], C],
     run: Callable[[Callable[..., Any], C, dict[str, Any]], Any],
 ) -> Callable[..., Any]:
     """`model.forward`, with a cache of ours in place of an empty one; the signature stays as it was.

@@ -44,7 +44,10 @@ class OwnCache(Elsewhere, Cache):
         finally:
             self._in_forward = False
         self.end_forward()
-        if lacking := [number for number, layer in enumerate(self.layers) if layer.get_seq_length() == before]:
+        lengths = {
+            number: layer.get_seq_length() for number, layer in enumerate(self.layers) if hasattr(layer, "where")
+        }
+        if lacking := [number for number, length in lengths.items() if length == before]:
             raise Unsupported(f"layers {', '.join(map(str, lacking))} cache no K and V: only attention is served")
         self._torn = False
 
@@ -67,7 +70,7 @@ class OwnCache(Elsewhere, Cache):
             given.layers, given.csd_cache = self.layers, self
 
 
-def behind(given: Any, owner: object, make: Callable[[], C]) -> C:
+def behind(given: Any, owner: object, make: Callable[[Cache | None], C]) -> C:
     """The cache of ours that stands behind what a forward of the attached model was given.
 
     Raises Unsupported for a cache that is filled or of another attach, and for kinds that do something else than keep
@@ -81,7 +84,7 @@ def behind(given: Any, owner: object, make: Callable[[], C]) -> C:
             )
         found: C = cache
         return found
-    own = make()
+    own = make(given)
     if given is None:
         return own
     if type(given) not in (DynamicCache, StaticCache):

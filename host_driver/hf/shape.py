@@ -1,35 +1,118 @@
-"""Which models can be served, and the shape of their attention."""
+"""Which models can be served, the shape of their attention, and which of their layers attend in drives."""
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import get_layer_types_and_kwargs
 
 from csd_spec import ModelShape
+from csd_spec.model import FP16_BYTES
+
+FULL = "full_attention"
+WINDOWS = "sliding_attention", "chunked_attention"
+STAYING = (*WINDOWS, "linear_attention", "conv", "dummy")  # kinds of layers that stay with the model's own cache
 
 
 class Unsupported(ValueError):
     """Something that attention in drives cannot serve, with the reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """K and V that a layer keeps with the model: of at most so many tokens, bytes each (2 a value)."""
+
+    tokens: int
+    token_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where each layer of a model attends.
+
+    shape: of the layers in drives. kinds: of all layers in order, as transformers names them. windows: those that stay
+    with the model and keep K and V; what linear, recurrent and convolution layers keep does not grow.
+    """
+
+    shape: ModelShape
+    kinds: tuple[str, ...]
+    windows: tuple[Window, ...]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some layers stay with the model."""
+        return self.shape.layers < len(self.kinds)
+
+    @property
+    def in_drives(self) -> tuple[int, ...]:
+        """Numbers of the model's layers that attend in drives."""
+        return tuple(number for number, kind in enumerate(self.kinds) if kind == FULL)
+
+    def share(self, tokens: int) -> float:
+        """Of the bytes of K and V of a sequence of so many tokens, the share that is in drives."""
+        there = self.shape.kv_bytes_per_token * tokens
+        here = sum(window.token_bytes * min(window.tokens, tokens) for window in self.windows)
+        return there / (there + here)
+
+
 def model_shape(model: PreTrainedModel) -> ModelShape:
-    """The attention shape of a decoder; raises Unsupported, with the reason, for what drives cannot serve."""
+    """The attention shape of a decoder all of whose layers attend to everything; raises Unsupported, with the reason,
+    for any other."""
+    placed, name = placement(model), type(model).__name__
+    if other := sorted(set(placed.kinds) - {FULL}):
+        raise Unsupported(f"{name} has layers of kind {', '.join(other)}: only full attention is served")
+    return placed.shape
+
+
+def placement(model: PreTrainedModel) -> Placement:
+    """Which layers of a decoder attend in drives, those that attend to everything, and their shape; raises Unsupported,
+    with the reason, for what drives cannot serve."""
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise Unsupported(f"{name} is no model of transformers: give attach a PreTrainedModel")
-    if reason := _reason(model, model.config.get_text_config(decoder=True)):
-        raise Unsupported(f"{name} {reason}")
-    # the decoder's own names first: of models that began as encoder and decoder, others are the encoder's
     config = model.config.get_text_config(decoder=True)
-    q_heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
-    return ModelShape(
+    if reason := _reason(model, config):
+        raise Unsupported(f"{name} {reason}")
+    kinds, windows, shapes = _layers(config)
+    if other := sorted(set(kinds) - {FULL, *STAYING}):
+        raise Unsupported(f"{name} has layers of kind {', '.join(other)}: that is neither full attention nor a window")
+    if FULL not in kinds:
+        raise Unsupported(f"{name} has layers of kind {', '.join(sorted(set(kinds)))} alone: nothing is for drives")
+    if len({shape for shape, kind in zip(shapes, kinds, strict=True) if kind == FULL}) > 1:
+        raise Unsupported(f"{name} has layers of several shapes: drives serve the same heads in every layer")
+    q_heads, kv_heads, head_dim = shapes[kinds.index(FULL)]
+    shape = ModelShape(
         name=getattr(config, "name_or_path", "") or name,
-        layers=getattr(config, "decoder_layers", None) or config.num_hidden_layers,
+        layers=kinds.count(FULL),
         q_heads=q_heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or q_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // q_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
     )
+    kept = (
+        Window(window, 2 * heads * channels * FP16_BYTES)
+        for window, (_, heads, channels) in zip(windows, shapes, strict=True)
+        if window
+    )
+    return Placement(shape, tuple(kinds), tuple(kept))
+
+
+def _layers(config: PreTrainedConfig) -> tuple[list[str], list[int], list[tuple[int, int, int]]]:
+    """Of each layer its kind, the tokens of its window, 0 without one, and its heads."""
+    if count := getattr(config, "decoder_layers", None):  # other numbers are the encoder's
+        return [FULL] * count, [0] * count, [_heads(config)] * count
+    kinds, made_with = get_layer_types_and_kwargs(config)
+    windows = [with_["sliding_window"] if kind in WINDOWS else 0 for kind, with_ in zip(kinds, made_with, strict=True)]
+    return kinds, windows, [_heads(each) for each in config.per_layer_config]
+
+
+def _heads(config: PreTrainedConfig) -> tuple[int, int, int]:
+    """Query heads, KV heads and their channels. The decoder's own names first: of models that began as encoder and
+    decoder, others are the encoder's."""
+    q_heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or q_heads
+    return q_heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // q_heads
 
 
 def _reason(model: PreTrainedModel, config: PreTrainedConfig) -> str:
@@ -42,12 +125,6 @@ def _reason(model: PreTrainedModel, config: PreTrainedConfig) -> str:
         return "caps its attention logits (attn_logit_softcapping), which drives do not do"
     if getattr(config, "num_kv_shared_layers", 0):
         return "has layers that attend to other layers' K and V (num_kv_shared_layers), which drives do not do"
-    if getattr(config, "is_heterogeneous", False):
-        return "has layers of several shapes (per_layer_config): drives serve the same heads in every layer"
-    sliding = getattr(config, "sliding_window", None) is not None
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if sliding else "full_attention"]
-    if other := sorted(set(kinds) - {"full_attention"}):
-        return f"has layers of kind {', '.join(other)}: only full attention is served"
     if not model._can_set_attn_implementation():
         return "does not let its attention be replaced (it does not call AttentionInterface)"
     if not model._supports_sdpa:

@@ -192,7 +192,7 @@ def in_tiers(model: PreTrainedModel, kv: TieredKv) -> Iterator[None]:
     own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
     model._compiled_call_impl = None
     try:
-        forward: Any = own_forward(model, kv, lambda: TieredCache(kv), _run)
+        forward: Any = own_forward(model, kv, lambda _: TieredCache(kv), _run)
         forward.is_in_tiers = True
         model.forward = forward
         yield

@@ -197,7 +197,6 @@ def test_a_cache_filled_elsewhere_is_refused():
     [
         (lambda: T5ForConditionalGeneration(T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=2)), "decoder"),
         (lambda: MistralForCausalLM(MistralConfig(**LLAMA, sliding_window=32)), "sliding_attention"),
-        (lambda: Qwen3ForCausalLM(Qwen3Config(**LLAMA, use_sliding_window=True, max_window_layers=1)), "sliding"),
     ],
 )
 def test_models_that_cannot_be_served_are_refused_before_anything_changes(make, reason):
