@@ -19,10 +19,12 @@ from numba import njit
 
 from attention_engine._parallel import over_streams
 from attention_engine._rows import add_codes, add_scaled, ask, dots, exp, exponentials, largest
+from attention_engine.terms import bend
 from csd_spec import KvView
 from csd_spec.arrays import F32, I32, I64
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 
+Chosen = tuple[I32, I64]  # tokens (N, k), of which counts (N,) are used
 BLOCK = 16  # tokens of an online softmax step
 AHEAD = 32  # tokens whose rows are asked for in advance
 RING = 64  # tokens whose addresses are known; a power of two, at least BLOCK + AHEAD
@@ -146,7 +148,7 @@ def _weights(weights, query, i):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _attend(  # type: ignore[no-untyped-def]
-    begin, end, place, k_slots, v_slots, n, q, tokens, counts, alpha, v_mean, out, rows
+    begin, end, place, k_slots, v_slots, n, q, tokens, counts, alpha, v_mean, bends, out, rows
 ):
     """Attention of streams [begin, end) over their selected tokens, BLOCK at a time; arguments as in `attend`.
 
@@ -162,10 +164,8 @@ def _attend(  # type: ignore[no-untyped-def]
     q_at, weights_at, sums_at, each = q.ctypes.data, weights.ctypes.data, out.ctypes.data, 4 * d
     for stream in range(begin, end):
         length = counts[stream]
-        for query in range(queries):
-            tops[query], totals[query] = -np.inf, 0
-            for channel in range(d):
-                out[stream, query, channel] = 0
+        tops[:], totals[:] = -np.inf, 0
+        out[stream] = 0
         known = min(length, AHEAD)
         _locate(place, k_slots, v_slots, tokens, stream, 0, known, n, row_bytes, keys, values)
         for start in range(0, length, BLOCK):
@@ -174,6 +174,8 @@ def _attend(  # type: ignore[no-untyped-def]
             _locate(place, k_slots, v_slots, tokens, stream, last, known, n, row_bytes, keys, values)
             _block_logits(keys, start, count, np.uint64(q_at + stream * queries * each), scale, d, weights)
             for query in range(queries):
+                if bends is not None:
+                    bend(weights[query], bends[stream, query], tokens[stream, start : start + count])
                 row = np.uint64(weights_at + 4 * BLOCK * query)
                 _rescale(row, BLOCK, tops, totals, query, out[stream, query])
             _block_values(values, start, count, np.uint64(sums_at + stream * queries * each), d, weights)
@@ -341,19 +343,20 @@ def exact(view: KvView, q: F32, tokens: I32, counts: I64, threads: int = 1) -> F
 
 
 def attend(
-    view: KvView, q: F32, tokens: I32, counts: I64, alpha: F32, v_mean: F32, threads: int = 1
+    view: KvView, q: F32, chosen: Chosen, alpha: F32, v_mean: F32, bends: F32 | None = None, threads: int = 1
 ) -> tuple[F32, F32]:
     """Softmax attention over selected tokens, mixed with the mean of V by the weight they miss (steps 8 to 11).
 
-    q: (N, G, d) float32; tokens: (N, k) ascending, of which counts (N,) are used; alpha: (N, G); v_mean: (N, d),
-    read where alpha < 1. Returns the output (N, G, d) float32, and rows (N, G, 2) float32: m, the largest logit, and l,
-    the sum of e^(logit - m) over alpha; l = 0 where that is beyond FP32, and of no tokens m = -inf and l = 0.
+    q: (N, G, d) float32; chosen: tokens (N, k) ascending, of which counts (N,) are used; alpha: (N, G); v_mean: (N, d),
+    read where alpha < 1; bends: see `Terms`. Returns the output (N, G, d) float32, and rows (N, G, 2) float32: m, the
+    largest logit, and l, the sum of e^(logit - m) over alpha; l = 0 where that is beyond FP32, and of no tokens m is
+    -inf and l = 0.
     """
-    _check_selection(view, tokens, counts)
+    _check_selection(view, *chosen)
     assert alpha.shape == q.shape[:2] and v_mean.shape == (q.shape[0], q.shape[2])
     out: F32 = np.empty(q.shape, np.float32)
     rows: F32 = np.empty((*q.shape[:2], 2), np.float32)
     slots = view.k_slots, view.v_slots, np.uint64(view.layout.n)
-    arguments = _place(view), *slots, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, out, rows
+    arguments = _place(view), *slots, np.ascontiguousarray(q), *chosen, alpha, v_mean, bends, out, rows
     over_streams(_attend, threads, q.shape[0], arguments)
     return out, rows

@@ -17,9 +17,10 @@ from attention_engine._nibbles import QUERIES, ROW_BYTES, add_entries, fill_entr
 from attention_engine._parallel import over_streams
 from attention_engine._rows import add_scaled, ask, dots
 from attention_engine._runs import add_code_run, dot_codes, powers_of
-from attention_engine.kernels import BLOCK, _check_selection, _mix, _page, _place, _rescale, _weight
+from attention_engine.kernels import BLOCK, Chosen, _check_selection, _mix, _page, _place, _rescale, _weight
+from attention_engine.terms import bend
 from csd_spec import KvView
-from csd_spec.arrays import F32, I32, I64
+from csd_spec.arrays import F32
 from csd_spec.planes import MAX_WIDTH, Planes
 from csd_spec.view import UNMAPPED
 
@@ -220,7 +221,7 @@ def _run_end(tokens, first, length, n):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _attend_refined(  # type: ignore[no-untyped-def]
-    begin, end, place, pages, slots, n, q, tokens, counts, alpha, v_mean, seq_lens, out, rows
+    begin, end, place, pages, slots, n, q, tokens, counts, alpha, v_mean, bends, seq_lens, out, rows
 ):
     """Attention of streams [begin, end), a run at a time: K is scored for all queries, then V is added.
 
@@ -246,6 +247,8 @@ def _attend_refined(  # type: ignore[no-untyped-def]
             _scale(asking, scales, keys)
             _logits(keys, scale, run, (following, size), weights)
             for query in range(queries):
+                if bends is not None:
+                    bend(weights[query], bends[stream, query], mine[first:last])
                 _rescale(_at(weights[query]), (run[1] + BLOCK - 1) // BLOCK * BLOCK, tops, totals, query, sums[query])
             _add_values(sums, weights, _open_run(place, groups, v_slots, taken, n, 1, scales), scales)
             first = last
@@ -282,17 +285,17 @@ def score(view: KvView, q: F32, threads: int = 1) -> F32:
 
 
 def attend_refined(
-    view: KvView, q: F32, tokens: I32, counts: I64, alpha: F32, v_mean: F32, threads: int = 1
+    view: KvView, q: F32, chosen: Chosen, alpha: F32, v_mean: F32, bends: F32 | None = None, threads: int = 1
 ) -> tuple[F32, F32]:
     """What `kernels.attend` does, with K and V in 8 bits where a group is full.
 
     v_mean is of all tokens; what the selection misses goes to the mean of those that it leaves out.
     """
     form = planes_of(view)
-    _check_selection(view, tokens, counts)
+    _check_selection(view, *chosen)
     out: F32 = np.empty(q.shape, np.float32)
     rows: F32 = np.empty((*q.shape[:2], 2), np.float32)
     places = _place(view), view.planes["refined"][:, 0], (view.k_slots, view.v_slots), form.n
-    arguments = *places, np.ascontiguousarray(q), tokens, counts, alpha, v_mean, view.seq_lens, out, rows
+    arguments = *places, np.ascontiguousarray(q), *chosen, alpha, v_mean, bends, view.seq_lens, out, rows
     over_streams(_attend_refined, threads, q.shape[0], arguments)
     return out, rows

@@ -13,6 +13,7 @@ from csd_spec.arrays import F32, I32, I64
 
 _SHIFT = np.uint32(20)
 BINS = 1 << 12  # sign, exponent and three bits of the mantissa
+LEAST_KEPT = np.float32(1e-20)  # by a sink, so that a query's tokens keep their order
 WEIGHTLESS = np.float32(-80)  # from the top: e^-80 over any number of tokens still is an FP32 number
 
 
@@ -98,7 +99,7 @@ def _span(row, size):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _softmax(row, size, top):  # type: ignore[no-untyped-def]
-    """Replace logits row[:size], the largest of which is `top`, by their softmax."""
+    """Replace logits row[:size], the largest of which is `top`, by their softmax; returns the sum under that."""
     whole = size // WIDTH * WIDTH
     total = exponentials(np.uint64(row.ctypes.data), whole, top)
     for t in range(whole, size):
@@ -106,6 +107,7 @@ def _softmax(row, size, top):  # type: ignore[no-untyped-def]
         total += row[t]
     for t in range(size):
         row[t] /= total
+    return total
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -119,8 +121,18 @@ def _below(logits, tops, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _weigh(begin, end, weights, seq_lens, by_logits, scores):  # type: ignore[no-untyped-def]
-    """Softmax of each row; scores are sums of logits, or of weights.
+def _kept(total, top, sink):  # type: ignore[no-untyped-def]
+    """Of the softmax over logits, whose largest is `top`, and a sink, the share that is not the sink's. total: of
+    e^(logit - top)."""
+    if sink <= top:
+        return total / (total + exp(sink - top))
+    total *= exp(top - sink)
+    return total / (total + np.float32(1))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _weigh(begin, end, weights, seq_lens, by_logits, sinks, scores):  # type: ignore[no-untyped-def]
+    """Softmax of each row; scores are sums of logits, or of weights, of which a sink has taken its share.
 
     Weights too small for FP32 still have an order, behind all others. There are none where one query's logits are all
     near its top.
@@ -139,10 +151,12 @@ def _weigh(begin, end, weights, seq_lens, by_logits, scores):  # type: ignore[no
             if by_logits:
                 for t in range(length):
                     score[t] += row[t]
-            _softmax(row, length, tops[query])
+            total, kept = _softmax(row, length, tops[query]), np.float32(1)
+            if sinks is not None:
+                kept = max(_kept(total, tops[query], sinks[stream, query]), LEAST_KEPT)
             if not by_logits:
                 for t in range(length):
-                    score[t] += row[t]
+                    score[t] += kept * row[t]
         for t in range(below.size):
             score[t] = score[t] if score[t] > 0 else below[t]
 
@@ -258,14 +272,21 @@ def top_channels(q: F32, r: int, threads: int = 1) -> I32:
     return out
 
 
-def weigh(logits: F32, seq_lens: I64, group_score: GroupScore = GroupScore.SOFTMAX, threads: int = 1) -> F32:
+def weigh(
+    logits: F32,
+    seq_lens: I64,
+    group_score: GroupScore = GroupScore.SOFTMAX,
+    threads: int = 1,
+    sinks: F32 | None = None,
+) -> F32:
     """Scores of tokens, (N, S) float32, summed over the query group (steps 4 and 6).
 
     logits: (N, G, S) float32, overwritten by their softmax. Weights that vanish in FP32 score by how far their best
-    logit is from its query's top, below zero. Beyond a stream's length -inf.
+    logit is from its query's top, below zero. Beyond a stream's length -inf. sinks (N, G): logits beside those of the
+    tokens, whose share of a query's weight its scores do without.
     """
     scores: F32 = np.empty((logits.shape[0], logits.shape[2]), np.float32)
-    over_streams(_weigh, threads, logits.shape[0], (logits, seq_lens, group_score == GroupScore.LOGITS, scores))
+    over_streams(_weigh, threads, logits.shape[0], (logits, seq_lens, group_score == GroupScore.LOGITS, sinks, scores))
     return scores
 
 

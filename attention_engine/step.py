@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_engine.kernels import approximate, attend, exact
+from attention_engine.pages import Pages
 from attention_engine.planes import attend_refined, planes_of, score
 from attention_engine.select import GroupScore, best_tokens, cover, top_channels, top_mass, top_pages, weigh
+from attention_engine.terms import Terms
 from csd_spec import KvView, SparFParams
 from csd_spec.arrays import F32, I32, I64, U32
 from csd_spec.model import FP16_BYTES
@@ -24,49 +26,6 @@ from csd_spec.view import UNMAPPED, gather_rows
 
 Memory = dict[str, Any]
 WORTH_THREADS = 1 << 14  # tokens of all streams, about a millisecond of dense attention: handing out less costs more
-
-
-class Plan(Protocol):
-    """Pages behind a selection, stream by stream; what a page number means is not known here."""
-
-    @property
-    def useful(self) -> I64:
-        """Bytes (P,) of each page that are wanted."""
-        ...
-
-    @property
-    def nbytes(self) -> I64:
-        """Bytes (P,) of each page that cross the channel."""
-        ...
-
-    @property
-    def ends(self) -> I64:
-        """Pages (N,) up to the last of each stream."""
-        ...
-
-
-class Pages(Protocol):
-    """Where a selection lies."""
-
-    def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> Plan:
-        """Pages of K or V with tokens (N, k), of which counts (N,) are used."""
-        ...
-
-    def embedding_pages(self, view: KvView, channels: I32) -> Plan:
-        """Pages with channels (N, r) of K."""
-        ...
-
-    def refined_pages(self, view: KvView, tokens: I32, counts: I64) -> Plan:
-        """Pages with K and V in 8 bits of tokens (N, k), of which counts (N,) are used."""
-        ...
-
-    def score_pages(self, view: KvView) -> Plan:
-        """All pages with K in few bits."""
-        ...
-
-    def table_pages(self, nbytes: I64) -> Plan:
-        """Pages of a table of nbytes (N,)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +68,8 @@ class Arithmetic:
 class Queries:
     """What one layer's new tokens ask for: one token of each of B sequences, N = B * H streams, G query heads each.
 
-    r, top_k, recent: SparF's parameters. memory: for each sequence, what methods keep between steps.
+    r, top_k, recent: SparF's parameters. memory: for each sequence, what methods keep between steps. terms: (H, G, 4)
+    as `csd_spec.Attend` has them.
     """
 
     q: F32  # (N, G, d)
@@ -118,6 +78,7 @@ class Queries:
     recent: I64  # (N,)
     v_mean: F32  # (N, d)
     memory: Sequence[Memory]
+    terms: F32 | None = None
 
     def __post_init__(self) -> None:
         streams, _, d = self.q.shape
@@ -143,7 +104,10 @@ class Step:
         self.do = arithmetic or Arithmetic()
         self.view, self.pages = view, pages
         self.threads = threads if threads == 1 or int(view.seq_lens.sum()) >= WORTH_THREADS else 1
-        self.q, self.v_mean, self.memory = queries.q, queries.v_mean, queries.memory
+        self.q, self.v_mean, self.memory, self.terms = queries.q, queries.v_mean, queries.memory, None
+        if queries.terms is not None:
+            self.terms = Terms.of(queries.terms, view.seq_lens, self.q.shape[2])
+            self.q = self.q * self.terms.factors
         self.r, self.top_k, self.recent = queries.r, queries.top_k, queries.recent
         self.seq_lens = view.seq_lens
         self.streams, self.queries, self.head_dim = self.q.shape
@@ -208,7 +172,7 @@ class Step:
         self._need_rows()
         self.read("flash_embed", self.pages.embedding_pages(self.view, channels))
         self.compute("logit0", "kernel", channels.shape[1] * self.each, self.seq_lens, self.seq_lens)
-        return self.do.approximate(self.view, self.q, channels, self.threads)
+        return self.bend(self.do.approximate(self.view, self.q, channels, self.threads))
 
     @property
     def unscored(self) -> I64:
@@ -223,11 +187,12 @@ class Step:
         self.read("flash_embed", self.pages.score_pages(self.view))
         words = form.page_bytes // FP16_BYTES * self.each
         self.compute("logit0", "kernel", (slots != UNMAPPED).sum(1), words, self.seq_lens)
-        return self.do.score(self.view, self.q, self.threads)
+        return self.bend(self.do.score(self.view, self.q, self.threads))
 
     def weigh(self, logits: F32, group_score: GroupScore = GroupScore.SOFTMAX) -> F32:
         """Logits become weights, in place; returns the tokens' scores over the query group, (N, S)."""
-        return self.do.weigh(logits, self.seq_lens, group_score, self.threads)
+        more = () if self.terms is None else (self.terms.sinks,)
+        return self.do.weigh(logits, self.seq_lens, group_score, self.threads, *more)
 
     def best_tokens(self, scores: F32, k: I64, recent: I64) -> I32:
         """The `recent` last tokens and those that score best, k in all, (N, max k)."""
@@ -254,7 +219,14 @@ class Step:
         self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
         self.compute("logit", "kernel", counts, self.head_dim, counts)
         self._scored = tokens
-        return self.do.exact(self.view, self.q, tokens, counts, self.threads)
+        return self.bend(self.do.exact(self.view, self.q, tokens, counts, self.threads), tokens, counts)
+
+    def bend(self, logits: F32, tokens: I32 | None = None, counts: I64 | None = None) -> F32:
+        """Logits (N, G, k) of tokens (N, k), all where none are named, as the model has them: capped, by distance."""
+        if self.terms is None:
+            return logits
+        tokens = self.everything() if tokens is None else tokens
+        return self.terms.bend(logits, tokens, self.seq_lens if counts is None else counts, self.threads)
 
     def attend(self, tokens: I32, counts: I64, weights: F32 | None = None, refined: bool = False) -> F32:
         """Attention (N, G, d) over tokens (N, k), ascending, of which counts (N,) are used.
@@ -279,9 +251,14 @@ class Step:
         if weights is not None:
             self.alpha = self.do.cover(weights, tokens, counts, self.threads)
         attend = self.do.attend_refined if refined else self.do.attend
-        out, rows = attend(self.view, self.q, tokens, counts, self.alpha, self.v_mean, self.threads)
+        bends = None if self.terms is None else self.terms.bends
+        out, rows = attend(self.view, self.q, (tokens, counts), self.alpha, self.v_mean, bends, self.threads)
+        return self.sink(out, rows)
+
+    def sink(self, out: F32, rows: F32) -> F32:
+        """An output (N, G, d) whose `rows` (N, G, 2) are m and l, without what the model's sinks take."""
         self.rows[:] = rows
-        return out
+        return out if self.terms is None else self.terms.sink(out, self.rows)
 
     def table(
         self,
@@ -342,7 +319,7 @@ class Step:
         """Exact logits (N, G, S) that cost nothing: what an oracle knows."""
         self._need_rows()
         self._bring(self.view.k_slots, int(self.seq_lens.max()))
-        return self.do.exact(self.view, self.q, self.everything(), self.seq_lens, self.threads)
+        return self.bend(self.do.exact(self.view, self.q, self.everything(), self.seq_lens, self.threads))
 
     def _bring(self, slots: U32, tokens: int) -> None:
         """Have the first `tokens` of slots (N, groups) at hand for nothing: planned, but not read."""
@@ -372,6 +349,7 @@ class Step:
         queries = Queries(q, self.r, top_k, recent, v_mean, self.memory)
         step = Step(apart, self.pages, queries, self.threads, self.do)
         step.work, step.rows = self.work, self.rows.reshape(-1, 1, 2)
+        step.terms, step.q = self.terms and self.terms.apart(), q
         return step
 
     def read(self, unit: str, plan: Any) -> None:
@@ -387,6 +365,8 @@ class Step:
         scores: I64 | None = None,
     ) -> None:
         """Let a unit work."""
+        if scores is not None and self.terms is not None:
+            scores = self.terms.scores(scores)
         self.work.append(Compute(unit, job, lines, length, self.queries, self._none if scores is None else scores))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attention_engine import Queries, Read, Step, take_in, to_half
-from csd_firmware.check import Refused
+from csd_firmware.check import Refused, require
 from csd_firmware.schedule import SCHEDULES
 from csd_firmware.state import DriveState, flash_read
 from csd_firmware.stopwatch import Stopwatch
@@ -23,12 +23,20 @@ def check_attend(state: DriveState, command: Attend) -> None:
         raise Refused(f"method = {command.method!r}: this drive knows {', '.join(known)}")
     if state.ftl.sequence(command.seqs[0]).layout.opaque:
         raise Refused("seqs: their values are opaque, and are not attended")
+    if command.terms is not None:
+        _check_terms(command.terms)
     for handle, k, recent in zip(command.seqs, command.top_k.tolist(), command.recent.tolist(), strict=True):
         stored = int(state.ftl.sequence(handle).lengths[command.layer]) + 1
         if not 1 <= k <= stored:
             raise Refused(f"top_k = {k}: sequence {handle} has {stored} tokens")
         if not 0 <= recent <= k:
             raise Refused(f"recent = {recent}: must lie between 0 and top_k = {k}")
+
+
+def _check_terms(terms: F32) -> None:
+    scale, cap, sink, slope = np.moveaxis(terms, -1, 0)
+    good = np.isfinite(scale).all() and (cap > 0).all() and (sink < np.inf).all() and np.isfinite(slope).all()
+    require(bool(good), "terms: scales and slopes must be finite, caps above 0, sinks below infinity")
 
 
 def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
@@ -60,6 +68,7 @@ def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[tuple
         command.recent.repeat(H),
         v_means,
         [state.memory.setdefault((handle, command.layer), {}) for handle in command.seqs],
+        command.terms,
     )
     step = Step(view, state.ftl, queries, state.threads)
     exact = state.methods[command.method](step).reshape(B, H, G, d)

@@ -49,6 +49,8 @@ def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Ver
         _scalar(scalar, fields[scalar.name], sizes)
         sizes[scalar.name] = fields[scalar.name]
     for array in verb.modelled:
+        if array.given and fields[array.name] is None:
+            continue
         if not known:
             _shape(array, fields[array.name], sizes)
         _values(array, fields[array.name], sizes)
@@ -123,7 +125,7 @@ def _shape(array: Array, value: Any, sizes: dict[str, int]) -> None:
 
 def _values(array: Array, value: Any, sizes: dict[str, int]) -> None:
     """Check what an array of the right shape holds; the sum of what it counts is a size for those behind it."""
-    if array.kind is Kind.KEYS:
+    if array.kind is Kind.KEYS or array.kind is Kind.FLOATS:
         return
     if array.kind is not Kind.COUNTS:
         if not sizes.get("opaque") and not all_finite(value):
@@ -137,5 +139,6 @@ def _values(array: Array, value: Any, sizes: dict[str, int]) -> None:
 
 def nbytes_in(verb: Verb, command: Command) -> int:
     """Bytes that a command brings to the drive, its 64-byte entry included."""
-    nbytes: int = sum([getattr(command, array.name).nbytes for array in verb.modelled])
+    arrays = [getattr(command, array.name) for array in verb.modelled]
+    nbytes: int = sum([array.nbytes for array in arrays if array is not None])
     return 64 + nbytes

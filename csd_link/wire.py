@@ -81,6 +81,8 @@ def encode(command: Command) -> Request:
 
 
 def _packed(array: Array, value: Any) -> Buffer:
+    if array.given and value is None:
+        return b""
     if array.kind is Kind.HANDLES:
         return struct.pack(f"<{len(value)}Q", *value)
     if array.kind is Kind.TEXT:
@@ -115,6 +117,10 @@ def decode(request: Request) -> Command:
 
 def _unpacked(array: Array, sizes: dict[str, int], payload: _Payload) -> Any:
     """An array's field; what it counts is a size for those behind it."""
+    if array.given and not sizes[array.given]:
+        return None
+    if array.given and sizes[array.given] > 1:
+        raise WireError(f"{array.name}: is there {sizes[array.given]} times")
     shape = array.sized(sizes)
     if array.kind is Kind.HANDLES and prod(shape) > MAX_SEQUENCES:
         raise WireError(f"{prod(shape)} sequences: a command has at most {MAX_SEQUENCES}")

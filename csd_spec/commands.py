@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_spec.arrays import F16, I64, Keys
+from csd_spec.arrays import F16, F32, I64, Keys
 from csd_spec.status import Status
 
 METHOD_BYTES = 32  # of a method's name
@@ -64,8 +64,13 @@ class Attend:
 
     method: the name of one that the drive knows. r, top_k and recent are SparF's parameters; other methods take their
     bytes as a budget, or ignore them. The completion's data is the output, (B, H, G, d) float16, and rows, (B, H, G, 2)
-    float32: of each query head m, the largest logit attended (after 1/sqrt(d)), and l, so that l * e^m is the softmax
-    weight that the output stands for; l = 0 where that is not known.
+    float32: of each query head m, the largest logit attended, and l, so that l * e^m is the softmax weight that the
+    output stands for; l = 0 where that is not known.
+
+    terms: of each query head scale, cap, sink and slope. A logit is cap * tanh(scale * q k / cap) - slope * distance,
+    where distance is how many tokens are stored behind the one that is attended. The softmax is over the logits and
+    the sink, whose weight takes part in m and l and has no V. Without terms a logit is q k / sqrt(d); so it is with the
+    scale 1/sqrt(d), an infinite cap, a sink of -infinity and no slope.
     """
 
     seqs: tuple[int, ...]
@@ -77,6 +82,7 @@ class Attend:
     r: int
     top_k: I64  # (B,)
     recent: I64  # (B,)
+    terms: F32 | None = None  # (H, G, 4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ dies (`csd_link.recovery`), and an example for the fuzzer and for tests. How it 
 `csd_firmware.acts`.
 
 Shapes and limits are written with symbols: B sequences, H KV heads and d channels of each, G query heads for a KV head,
-sum(NAME) tokens where the array NAME counts them, `stored` tokens of the layer, as far as they are asked for;
-last_layer, max_layers and max_head_dim are the sequences' and the drive's.
+X is 1 where the field that may be left out is there, sum(NAME) tokens where the array NAME counts them, `stored` tokens
+of the layer, as far as they are asked for; last_layer, max_layers and max_head_dim are the sequences' and the drive's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Kind(Enum):
     KEYS = KEY  # names of prefixes, 16 bytes each
     TEXT = np.dtype(np.uint8)  # padded with zeros; str in a command
     VALUES = np.dtype(np.float16)  # finite
-    FLOATS = np.dtype(np.float32)  # finite in a command; of a reply as its command says
+    FLOATS = np.dtype(np.float32)  # which of them are good, the command says
 
     @property
     def modelled(self) -> bool:
@@ -78,12 +78,16 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A field that is in the payload, or one of a reply. shape: symbols and numbers with spaces between them."""
+    """A field that is in the payload, or one of a reply. shape: symbols and numbers with spaces between them.
+
+    given: the symbol that is 1 where the field is there, and 0 where it is None; empty for one that always is.
+    """
 
     name: str
     kind: Kind
     shape: str
     example: Any = 1
+    given: str = ""
     symbols: tuple[str | int, ...] = field(init=False)
     dtype: np.dtype[Any] = field(init=False)
     total: str = field(init=False)  # the symbol of its sum
@@ -197,6 +201,9 @@ class Verb:
         found: dict[str, int] = {}
         for array in self.arrays:
             value = getattr(command, array.name)
+            if array.given:
+                found[array.given] = int(value is not None)
+                continue
             shape = value.shape if isinstance(value, np.ndarray) else (len(value),)
             for symbol, size in zip(array.symbols, shape, strict=False):
                 if isinstance(symbol, str):
@@ -215,7 +222,9 @@ class Verb:
         for scalar in self.scalars:
             fields[scalar.name] = sizes[scalar.example] if isinstance(scalar.example, str) else scalar.example
         for array in self.arrays:
-            if array.kind is Kind.HANDLES:
+            if array.given:
+                fields[array.name] = None
+            elif array.kind is Kind.HANDLES:
                 fields[array.name] = seqs
             elif array.kind is Kind.KEYS:
                 fields[array.name] = np.frombuffer(bytes(range(16)) * sizes.get("N", 1), KEY)
@@ -274,12 +283,13 @@ ROWS = (
     Verb(
         command=Attend,
         opcode=0xC5,
-        parameters=("B", _LAYER, "H", "G", "d", Scalar("r", 1, "d", example=4)),
+        parameters=("B", _LAYER, "H", "G", "d", Scalar("r", 1, "d", example=4), "X"),
         arrays=(
             _SEQS,
             Array("top_k", Kind.COUNTS, "B", 8),
             Array("recent", Kind.COUNTS, "B", 2),
             Array("method", Kind.TEXT, str(METHOD_BYTES), "sparf"),
+            Array("terms", Kind.FLOATS, "H G 4", given="X"),
             Array("q", Kind.VALUES, "B H G d"),
             Array("k", Kind.VALUES, "B H d"),
             Array("v", Kind.VALUES, "B H d"),

@@ -95,6 +95,7 @@ class Driver:
         self.devices, self.shape, self.attention, self.flush_every = list(devices), shape, attention, flush_every
         self.heads = split_heads(shape.kv_heads, len(devices))
         self.traffic = Traffic(busy_ns=[0] * len(devices))
+        self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
         self.now_ns = 0  # modelled time on the host
         self._shipper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill")
         self._in_flight: deque[Future[list[Future[Completion]]]] = deque()
@@ -149,10 +150,11 @@ class Driver:
         lengths, shape = batch.lengths[rows, layer] + 1, self.shape
         params = mini_batch.params(self.attention, lengths, shape.head_dim)
         grouped = q.reshape(len(lengths), shape.kv_heads, shape.group, shape.head_dim)
-        method, commands = self.attention.method, list[Command]()
+        method, commands, terms = self.attention.method, list[Command](), self.terms.get(layer)
         for seqs, heads in zip(self._handles(batch, rows), self.heads, strict=True):
             mine = _heads(grouped, heads), _heads(k, heads), _heads(v, heads)
-            commands.append(Attend(seqs, layer, *mine, method, *params))
+            told = None if terms is None else np.ascontiguousarray(terms[heads.start : heads.stop])
+            commands.append(Attend(seqs, layer, *mine, method, *params, told))
         with mini_batch.turn():
             submitted = self._submit(commands, mini_batch.now_ns)
         done = self._collect(submitted)

@@ -29,7 +29,7 @@ def double_sparsity(step: Step) -> F32:
     weights = np.einsum("ngr,ntr->ngt", q, labels.reshape(step.streams, -1, r)[:, : int(step.seq_lens.max())])
     kept, whole = (np.abs(each).sum(-1, keepdims=True) for each in (q, step.q))
     share = np.divide(kept, whole, out=np.ones_like(kept), where=kept > 0)  # without any, logits are 0, as SparF's are
-    weights = np.ascontiguousarray(weights / np.sqrt(step.head_dim * share), np.float32)
+    weights = step.bend(np.ascontiguousarray(weights / np.sqrt(step.head_dim * share), np.float32))
     counts = step.rows_for(step.budget_bytes - label_bytes)
     return step.attend(step.best_tokens(step.weigh(weights), counts, np.minimum(step.recent, counts)), counts)
 

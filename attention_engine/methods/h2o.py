@@ -26,9 +26,12 @@ def h2o(step: Step) -> F32:
     counts = np.minimum(counts, np.isfinite(gathered).sum(1))
     tokens = step.best_tokens(gathered, counts, counts // 2)
     weights = step.logits(tokens, counts)
+    share = None if step.terms is None else step.terms.kept(weights)
     weights -= weights.max(-1, keepdims=True)
     np.exp(weights, out=weights)
     weights /= weights.sum(-1, keepdims=True)
+    if share is not None:
+        weights *= share
     for streams, memory in step.sequences():
         memory["h2o"] = np.full((streams.stop - streams.start, int(step.seq_lens[streams.start])), -np.inf, np.float32)
         for row, stream in enumerate(range(streams.start, streams.stop)):

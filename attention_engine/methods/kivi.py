@@ -27,13 +27,11 @@ def kivi(step: Step, bits: int = 4) -> F32:
     k, v = (part.reshape(step.streams, -1, d)[:, : int(step.seq_lens.max())] for part in (k, v))
     logits = step.q @ k.transpose(0, 2, 1) / np.float32(np.sqrt(d))
     beyond = np.arange(k.shape[1]) >= step.seq_lens[:, None]
-    logits = np.where(beyond[:, None], np.float32(-np.inf), logits)
+    logits = np.where(beyond[:, None], np.float32(-np.inf), step.bend(logits))
     m = logits.max(-1, keepdims=True)
     weights = np.exp(logits - m)
     total = weights.sum(-1, keepdims=True)
-    step.rows[:] = np.concatenate([m, total], -1)
-    out: F32 = weights @ v / total
-    return out
+    return step.sink(weights @ v / total, np.concatenate([m, total], -1))
 
 
 def group_bytes(n: int, d: int, bits: int) -> int:

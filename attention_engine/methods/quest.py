@@ -15,10 +15,15 @@ def choose_pages(step: Step) -> tuple[I32, I64]:
     extremes = step.table("quest", lambda k, _: np.stack([k.min(1), k.max(1)], 1).astype(np.float16))
     step.read_table(entries * 4 * d)
     step.compute("logit0", "kernel", 2 * entries, d)
+    rows = (step.q[:, query, None, :] for query in range(step.queries))
+    each = [np.maximum(q * extremes[:, :, 0], q * extremes[:, :, 1]).sum(-1) for q in rows]
+    if step.terms is not None:  # a bound is a logit of a page's last token
+        tokens = np.arange(n - 1, n * extremes.shape[1], n, dtype=np.int32)[None].repeat(step.streams, 0)
+        logits = (np.stack(each, 1) / np.sqrt(d)).astype(np.float32)
+        each = list(step.bend(logits, tokens, entries + (step.seq_lens % n > 0)).transpose(1, 0, 2))
     bounds = np.zeros(extremes.shape[:2], np.float32)
-    for query in range(step.queries):
-        q = step.q[:, query, None, :]
-        bounds += np.maximum(q * extremes[:, :, 0], q * extremes[:, :, 1]).sum(-1)  # a query group decides together
+    for bound in each:
+        bounds += bound  # a query group decides together
     bounds -= bounds.min(1, keepdims=True)
     scores = np.repeat(bounds, n, axis=1)[:, : int(step.seq_lens.max())]
     return step.best_pages(scores, np.maximum(1, step.rows_for(step.budget_bytes - 4 * d * entries) // n), step.each)

@@ -24,4 +24,4 @@ def twilight(step: Step, p: float = P) -> F32:
     for stream in range(step.streams):
         chosen = tokens[stream, : counts[stream]]
         logits[stream][:, chosen] = step.q[stream] @ rows[stream, chosen].T / np.sqrt(step.head_dim)
-    return step.attend(*step.best_share(step.weigh(logits), tokens, counts, p))
+    return step.attend(*step.best_share(step.weigh(step.bend(logits)), tokens, counts, p))

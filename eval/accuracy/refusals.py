@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -157,6 +157,7 @@ CHECKS: tuple[tuple[str, Callable[..., bool]], ...] = (
     (r"attends to later tokens", _looks_ahead),
     (r"attends twice", _twice),
     (r"caps its attention logits", _capped),
+    (r"cache of its own kind", lambda model, ids: type(_own_cache(model, ids)) is not DynamicCache),
     (r"cross-attention", _crosses),
     (r"several shapes", _other_shapes),
     (r"generates without a cache", _generates_all_again),

@@ -9,21 +9,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from host_driver.hf.cache import IMPLEMENTATION, CsdLayer
+from host_driver.hf.device import attend_on_device
 from host_driver.hf.shape import Unsupported
 from host_driver.hf.staging import stage, unstage
 
 ROUNDING = 1e-9  # of a scale in double precision, far below what q has
-_UNSERVED = ("softcap", "s_aux", "position_bias", "sliding_window")
+_TERMS = ("softcap", "s_aux", "slopes")  # of logits, see `csd_spec.Attend`
+UNSERVED = (*_TERMS, "position_bias", "sliding_window")
 
 
 def csd_attention(
@@ -41,15 +43,15 @@ def csd_attention(
     """
     layer: CsdLayer | None = getattr(key, "csd_layer", None)
     if layer is None:
-        out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-        return out, None
-    check_asked(module, kwargs)
-    return _attend(layer, module, query, key, value, attention_mask, scaling), None
+        return attend_on_device(module, query, key, value, attention_mask, kwargs | {"scaling": scaling}), None
+    check_asked(module, kwargs, ("position_bias", "sliding_window"))
+    asked = {name: kwargs.get(name) for name in _TERMS} | {"scaling": scaling}
+    return _attend(layer, module, query, key, value, attention_mask, asked), None
 
 
-def check_asked(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+def check_asked(module: torch.nn.Module, kwargs: dict[str, Any], unserved: Sequence[str] = UNSERVED) -> None:
     """Raise Unsupported where a model's attention wants what drives do not do."""
-    for name in _UNSERVED:
+    for name in unserved:
         if kwargs.get(name) is not None:
             raise Unsupported(f"{type(module).__name__} attends with {name}, which drives do not do")
     if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
@@ -71,7 +73,7 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
-    scaling: float | None,
+    asked: dict[str, Any],
 ) -> torch.Tensor:
     """Attention output (B, new tokens, q_heads, d); the new k and v end up in the drives."""
     cache, (batch, _, new, _) = layer.cache, key.shape
@@ -83,19 +85,35 @@ def _attend(
         mask = mask[..., : past + new]  # of a cache of fixed size it is as long as that
     admitted = cache.admit(mask, batch, past, new)
     if past and new == 1:
-        # Drives divide by sqrt(d); models with another scale get it through q
-        factor = 1.0 if scaling is None else scaling * query.shape[-1] ** 0.5
+        # Drives divide by sqrt(d); models with another scale, and no other terms, get it through q
+        scaling = asked["scaling"]
+        factor = 1.0 if scaling is None or layer.number in cache.driver.terms else scaling * query.shape[-1] ** 0.5
         if abs(factor - 1) > ROUNDING:
             query = query * factor
         out = _decode(layer, query, key, value, admitted[:, 0])
     else:
         keys, values = _read_back(layer, key, value) if past else (key, value)
-        out, _ = sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling)
+        _tell(layer, query, asked)
+        out = attend_on_device(module, query, keys, values, mask, asked)
         _ship(layer, key, value, admitted)
     layer.length = past + new
     if layer.number == cache.driver.shape.layers - 1:
         cache.forget_mask()
     return out
+
+
+def _tell(layer: CsdLayer, query: torch.Tensor, asked: dict[str, Any]) -> None:
+    """Let the drives know a layer's terms, where it has any; query (B, q_heads, new, d)."""
+    if all(asked[name] is None for name in _TERMS):
+        return
+    shape = layer.cache.driver.shape
+    scale = asked["scaling"] or query.shape[-1] ** -0.5
+    terms = np.tile(np.array([scale, np.inf, -np.inf, 0], np.float32), (shape.kv_heads, shape.group, 1))
+    for column, name in enumerate(_TERMS, start=1):
+        if asked[name] is not None:
+            each = torch.as_tensor(asked[name], dtype=torch.float32).cpu().numpy()
+            terms[:, :, column] = np.broadcast_to(each, shape.q_heads).reshape(shape.kv_heads, shape.group)
+    layer.cache.driver.terms[layer.number] = terms
 
 
 def _decode(

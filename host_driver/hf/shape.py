@@ -61,6 +61,8 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
     """The attention shape of a decoder all of whose layers attend to everything; raises Unsupported, with the reason,
     for any other."""
     placed, name = placement(model), type(model).__name__
+    if _bends(model, model.config.get_text_config(decoder=True)):
+        raise Unsupported(f"{name} caps its attention logits, or has sinks beside them, which only drives do")
     if other := sorted(set(placed.kinds) - {FULL}):
         raise Unsupported(f"{name} has layers of kind {', '.join(other)}: only full attention is served")
     return placed.shape
@@ -115,23 +117,29 @@ def _heads(config: PreTrainedConfig) -> tuple[int, int, int]:
     return q_heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // q_heads
 
 
+def _bends(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
+    """Whether a model caps its logits or has sinks beside them, for which it does without sdpa."""
+    sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())
+    return sinks or getattr(config, "attn_logit_softcapping", None) is not None
+
+
 def _reason(model: PreTrainedModel, config: PreTrainedConfig) -> str:
     """Why a model cannot be served, what its architecture does first; empty where it can."""
     if model.config.is_encoder_decoder:
         return "is an encoder-decoder: only decoders are served"
     if getattr(config, "add_cross_attention", False) or getattr(config, "cross_attention_layers", None):
         return "has cross-attention, to what is not in its cache: only attention to its own tokens is served"
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        return "caps its attention logits (attn_logit_softcapping), which drives do not do"
     if getattr(config, "num_kv_shared_layers", 0):
         return "has layers that attend to other layers' K and V (num_kv_shared_layers), which drives do not do"
     if not model._can_set_attn_implementation():
         return "does not let its attention be replaced (it does not call AttentionInterface)"
-    if not model._supports_sdpa:
+    if not model._supports_sdpa and not _bends(model, config):
         return "cannot attend by sdpa, which attends to the prompt on the model's device"
     if "past_key_values" not in inspect.signature(model.forward).parameters:
         return "takes no past_key_values: it generates without a cache"
-    needed = "num_hidden_layers", "num_attention_heads"
-    if lacking := [name for name in needed if not hasattr(config, name)]:
+    if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
+        return "keeps its state in a cache of its own kind"
+    layer = config.per_layer_config[0] if hasattr(config, "num_hidden_layers") else config
+    if lacking := [name for name in ("num_hidden_layers", "num_attention_heads") if not hasattr(layer, name)]:
         return f"has no {' and no '.join(lacking)} in its config: its attention's shape is not known"
     return ""

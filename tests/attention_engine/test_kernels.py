@@ -70,7 +70,7 @@ def run_sparf(view, q, K, V, r, k, l, threads=1):  # noqa: E741
     tokens = best_tokens(weigh(logits, each * S, threads=threads), each * S, each * k, each * l, threads)
     alpha = cover(logits, tokens, each * k, threads)
     v_mean = v_sums / np.float32(S)
-    out, rows = attend(view, q, tokens, each * k, alpha, v_mean, threads)
+    out, rows = attend(view, q, (tokens, each * k), alpha, v_mean, threads=threads)
     return out, channels, tokens, rows
 
 
@@ -143,7 +143,7 @@ def test_rows_without_tokens_or_without_a_weight_say_so():
     view, v_mean = view_of(K, V, 8, 4, generator), np.zeros((2, 16), np.float32)
     tokens = np.tile(np.arange(40, dtype=np.int32), (2, 1))
     alpha = np.array([[1, 1], [0, 1e-45]], np.float32)
-    out, rows = attend(view, q, tokens, np.array([0, 40]), alpha, v_mean)
+    out, rows = attend(view, q, (tokens, np.array([0, 40])), alpha, v_mean)
     np.testing.assert_array_equal(rows[0], [[-np.inf, 0]] * 2)
     np.testing.assert_array_equal(rows[1, :, 1], 0)  # beyond FP32
     m = reference.dense_rows(*(x[1].astype(np.float64) for x in (q, K)))[:, 0]
@@ -226,7 +226,7 @@ def test_what_was_not_selected_never_counts():
     again = best_tokens(weigh(logits, one * 120), one * 120, one * 30, one * 7)
     alpha = cover(logits, again, one * 30)
     v_mean = V.astype(np.float32).mean(axis=1)
-    out, _ = attend(by_token, q, again, one * 30, alpha, v_mean)
+    out, _ = attend(by_token, q, (again, one * 30), alpha, v_mean)
     np.testing.assert_allclose(out, clean, rtol=1e-5, atol=1e-6)
 
 

@@ -3,7 +3,7 @@
 partner of: attention_engine/step.py, attention_engine/methods/dense.py, attention_engine/methods/double_sparsity.py,
 attention_engine/methods/h2o.py, attention_engine/methods/local.py, attention_engine/methods/oracle.py,
 attention_engine/methods/ours.py, attention_engine/methods/quest.py, attention_engine/methods/sparf.py,
-attention_engine/methods/twilight.py
+attention_engine/methods/twilight.py, attention_engine/pages.py
 """
 
 from dataclasses import replace

@@ -143,6 +143,6 @@ def test_it_belongs_to_its_tenant_and_fits_its_window(small_drive):
 def test_it_is_fuzzed(monkeypatch):
     runs = []
     monkeypatch.setitem(ACTS, KvTail, Act(lambda *args: runs.append(1) or tail(*args)))
-    found = bench_fuzz(6000, 3, lambda _: None)
+    found = bench_fuzz(24_000, 3, lambda _: None)
     assert (found["crashes"], found["hangs"], found["leaks"], found["state_changes"]) == (0, 0, 0, 0), found["notes"]
-    assert len(runs) > 5
+    assert len(runs) > 2

@@ -55,7 +55,7 @@ BYTES = [
     (
         Attend(SEQS, 1, steady(2, 3, 2, 8), steady(2, 3, 8), steady(2, 3, 8), "sparf", 4, LENGTHS + 1, LENGTHS),
         0xC5,
-        (2, 1, 3, 2, 8, 4),
+        (2, 1, 3, 2, 8, 4, 0),
         "9d787d8bcfcc1726",
     ),
     (KvRead(SEQS, 3), 0xC2, (2, 3, 0, 0), "c1591bd2ba341312"),

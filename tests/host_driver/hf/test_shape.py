@@ -7,8 +7,6 @@ from transformers import (
     BartForCausalLM,
     BertConfig,
     BertLMHeadModel,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     Gemma3nForCausalLM,
     Gemma3nTextConfig,
     GPT2Config,
@@ -56,7 +54,6 @@ def test_the_shape_is_the_decoders_own():
         (lambda: GPT2LMHeadModel(GPT2Config(**GPT2, add_cross_attention=True)), "cross-attention"),
         (lambda: BertLMHeadModel(BertConfig(**SMALL, is_decoder=True, add_cross_attention=True)), "cross-attention"),
         (mllama, "cross-attention"),
-        (lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA)), "attn_logit_softcapping"),
         (gemma3n, "num_kv_shared_layers"),
     ],
 )

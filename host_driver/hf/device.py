@@ -1,0 +1,56 @@
+"""Attention on the model's device: sdpa, and what sdpa does not do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+ROWS = 256  # queries at once, so that their logits take little memory
+
+
+def attend_on_device(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    asked: dict[str, Any],
+) -> torch.Tensor:
+    """Attention output (B, new, q_heads, d of V): query (B, q_heads, new, d), key and value (B, kv_heads, S, ...).
+
+    mask: bool, True where a query sees a token; without one it sees those up to its own. asked: what the model's layer
+    gives to its attention: scaling, a cap of logits (softcap), a sink (s_aux) and a slope (slopes) for each head.
+    """
+    if all(asked.get(name) is None for name in ("softcap", "s_aux", "slopes")):
+        by_sdpa: torch.Tensor = sdpa_attention_forward(module, query, key, value, mask, **asked)[0]
+        return by_sdpa
+    new, tokens = query.shape[2], key.shape[2]
+    if mask is None:
+        mask = torch.ones(new, tokens, dtype=torch.bool, device=query.device).tril(tokens - new)[None, None]
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    scale = asked.get("scaling") or query.shape[-1] ** -0.5
+    out = []
+    for first in range(0, new, ROWS):
+        rows = slice(first, first + ROWS)
+        logits = (query[:, :, rows] @ key.transpose(2, 3)).float() * scale
+        out.append(_weights(logits, mask[:, :, rows, :tokens], tokens - new + first, asked).to(value.dtype) @ value)
+    return torch.cat(out, dim=2).transpose(1, 2)
+
+
+def _weights(logits: torch.Tensor, mask: torch.Tensor, first: int, asked: dict[str, Any]) -> torch.Tensor:
+    """Softmax of logits (B, heads, rows, S) of queries from position `first` on, as the model asks for it."""
+    cap, sinks, slopes = asked.get("softcap"), asked.get("s_aux"), asked.get("slopes")
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    if slopes is not None:
+        at = torch.arange(logits.shape[3], device=logits.device)
+        behind = at[: logits.shape[2], None] + first - at
+        logits = logits - slopes.to(logits)[:, None, None] * behind
+    logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)  # padding sees nothing, and that is no NaN
+    if sinks is None:
+        return logits.softmax(-1)
+    beside = sinks.to(logits).reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+    return torch.cat([logits, beside], dim=-1).softmax(-1)[..., :-1]
