@@ -107,7 +107,7 @@ def _try_family(name: str, residency: str) -> Row:
 
 def _by_itself(model: PreTrainedModel) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
     """Tokens and logits of both inputs, and the first one's logits after another first token."""
-    model.generation_config.eos_token_id = None
+    model.generation_config.eos_token_id, model.generation_config.use_cache = None, True
     inputs = _inputs()
     own = [_decode(model, each, Forced(None)) for each in inputs]
     exchanged = inputs[0] | {"input_ids": inputs[0]["input_ids"].index_fill(1, torch.tensor([0]), 5)}

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from host_driver.hf.adapters import ADAPTERS
 from host_driver.hf.cache import IMPLEMENTATION, CsdLayer
 from host_driver.hf.device import attend_on_device
 from host_driver.hf.shape import Unsupported
@@ -63,7 +64,16 @@ def check_asked(module: torch.nn.Module, kwargs: dict[str, Any], unserved: Seque
 def register() -> None:
     """Let transformers know this attention. Both tables: without the second a model's mask is silently None."""
     AttentionInterface.register(IMPLEMENTATION, csd_attention)
-    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+    AttentionMaskInterface.register(IMPLEMENTATION, _mask)
+
+
+def _mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tensor | None:
+    """sdpa's mask, True where a query sees a token; None where that is no news, but for models that need it anyway."""
+    adapter = ADAPTERS.get(getattr(config, "model_type", ""))
+    if adapter and adapter.whole_mask:
+        kwargs["allow_is_causal_skip"] = False
+    mask: torch.Tensor | None = sdpa_mask(*args, config=config, **kwargs)
+    return mask
 
 
 def _attend(

@@ -24,6 +24,9 @@ def attend_on_device(
     gives to its attention: scaling, a cap of logits (softcap), a sink (s_aux) and a slope (slopes) for each head.
     """
     if all(asked.get(name) is None for name in ("softcap", "s_aux", "slopes")):
+        if not hasattr(module, "num_key_value_groups") and key.shape[1] < query.shape[1]:
+            group = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
         by_sdpa: torch.Tensor = sdpa_attention_forward(module, query, key, value, mask, **asked)[0]
         return by_sdpa
     new, tokens = query.shape[2], key.shape[2]

@@ -16,7 +16,8 @@ from transformers.cache_utils import Cache, DynamicCache, StaticCache
 from transformers.utils import ModelOutput
 
 from host_driver.driver import Driver
-from host_driver.hf.attention import register
+from host_driver.hf.adapters import ADAPTERS, adapted
+from host_driver.hf.attention import csd_attention, register
 from host_driver.hf.cache import IMPLEMENTATION, CsdCache
 from host_driver.hf.own_cache import C, OwnCache, behind
 from host_driver.hf.shape import Placement, Unsupported
@@ -47,17 +48,31 @@ def in_drives(model: PreTrainedModel, driver: Driver, placed: Placement, mini_ba
     """Let layers of a model attend in drives until the block ends, then put it back as it was."""
     check_free(model)
     register()
-    before, own = model.config._attn_implementation, model.__dict__.get("forward")
-    compiled, model._compiled_call_impl = model._compiled_call_impl, None
-    model.set_attn_implementation(IMPLEMENTATION)
+    own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
+    model._compiled_call_impl = None
     try:
-        model.forward = csd_forward(model, driver, placed, mini_batches)
-        yield
+        with _asking(model):
+            model.forward = csd_forward(model, driver, placed, mini_batches)
+            yield
     finally:
         model.__dict__.pop("forward", None)
         if own is not None:
             model.forward = own
         model._compiled_call_impl = compiled
+
+
+@contextmanager
+def _asking(model: PreTrainedModel) -> Iterator[None]:
+    """A model that asks our attention until the block ends."""
+    if model.config.get_text_config(decoder=True).model_type in ADAPTERS:
+        with adapted(model, IMPLEMENTATION, csd_attention):
+            yield
+        return
+    before = model.config._attn_implementation
+    model.set_attn_implementation(IMPLEMENTATION)
+    try:
+        yield
+    finally:
         model.set_attn_implementation(before)
 
 

@@ -10,6 +10,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from csd_spec import ModelShape
 from csd_spec.model import FP16_BYTES
+from host_driver.hf.adapters import ADAPTERS
 
 FULL = "full_attention"
 WINDOWS = "sliding_attention", "chunked_attention"
@@ -61,8 +62,11 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
     """The attention shape of a decoder all of whose layers attend to everything; raises Unsupported, with the reason,
     for any other."""
     placed, name = placement(model), type(model).__name__
-    if _bends(model, model.config.get_text_config(decoder=True)):
+    config = model.config.get_text_config(decoder=True)
+    if _bends(model, config):
         raise Unsupported(f"{name} caps its attention logits, or has sinks beside them, which only drives do")
+    if config.model_type in ADAPTERS:
+        raise Unsupported(f"{name} does not let its attention be replaced (it does not call AttentionInterface)")
     if other := sorted(set(placed.kinds) - {FULL}):
         raise Unsupported(f"{name} has layers of kind {', '.join(other)}: only full attention is served")
     return placed.shape
@@ -113,7 +117,11 @@ def _heads(config: PreTrainedConfig) -> tuple[int, int, int]:
     """Query heads, KV heads and their channels. The decoder's own names first: of models that began as encoder and
     decoder, others are the encoder's."""
     q_heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or q_heads
+    adapter = ADAPTERS.get(config.model_type)
+    if adapter and adapter.kv_heads:
+        kv_heads = adapter.kv_heads(config)
+    else:
+        kv_heads = getattr(config, "num_key_value_heads", None) or q_heads
     return q_heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // q_heads
 
 
@@ -131,6 +139,8 @@ def _reason(model: PreTrainedModel, config: PreTrainedConfig) -> str:
         return "has cross-attention, to what is not in its cache: only attention to its own tokens is served"
     if getattr(config, "num_kv_shared_layers", 0):
         return "has layers that attend to other layers' K and V (num_kv_shared_layers), which drives do not do"
+    if adapter := ADAPTERS.get(config.model_type):
+        return adapter.reason(config)
     if not model._can_set_attn_implementation():
         return "does not let its attention be replaced (it does not call AttentionInterface)"
     if not model._supports_sdpa and not _bends(model, config):
