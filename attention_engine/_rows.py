@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 WIDTH = 16  # values of a vector register
+BF16_ROWS = 1 << 63  # in an address: its rows are of BF16 instead
 _LINE = 64  # bytes that a cache loads at once
 _WORD, _FLOAT, _HALF = ir.IntType(64), ir.FloatType(), ir.HalfType()
 _FLOATS, _HALVES = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(_HALF, WIDTH)
@@ -72,6 +73,31 @@ def _values(builder: Any, row: Any, index: Any, kind: Any) -> Any:
     return builder.fpext(_load(builder, row, index, _HALVES if kind == _FLOATS else _HALF, 2), kind)
 
 
+def _brains(builder: Any, row: Any, index: Any, kind: Any) -> Any:
+    """The same of BF16, which is FP32 without its lower half."""
+    short, word = ir.IntType(16), ir.IntType(32)
+    shift: Any = word(16)
+    if kind == _FLOATS:
+        short, word = ir.VectorType(short, WIDTH), ir.VectorType(word, WIDTH)
+        shift = ir.Constant(word, [16] * WIDTH)
+    return builder.bitcast(builder.shl(builder.zext(_load(builder, row, index, short, 2), word), shift), kind)
+
+
+def _over_rows(builder: Any, count: Any, rows: list[Any], step: Callable[[Any, Any, list[Any]], None]) -> None:
+    """`_over_row` with the values of rows at addresses, which all are of BF16 where the first one is."""
+
+    def over(rows: list[Any], values: Callable[..., Any]) -> None:
+        _over_row(
+            builder, count, lambda index, kind: step(index, kind, [values(builder, row, index, kind) for row in rows])
+        )
+
+    with builder.if_else(builder.icmp_unsigned(">=", rows[0], _WORD(BF16_ROWS)), likely=False) as (brain, half):
+        with brain:
+            over([builder.and_(row, _WORD(BF16_ROWS - 1)) for row in rows], _brains)
+        with half:
+            over(rows, _values)
+
+
 def _unpack(builder: Any, values: Any, kind: Any) -> list[Any]:
     return [builder.extract_value(values, j) for j in range(kind.count)]
 
@@ -83,7 +109,7 @@ def ask(typing_context: Any, addresses: Any, nbytes: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         for address in _unpack(builder, arguments[0], signature.args[0]):
             with cgutils.for_range_slice(builder, _WORD(0), arguments[1], _WORD(_LINE), _WORD) as (offset, _):
-                _ask(builder, builder.add(address, offset))
+                _ask(builder, builder.add(builder.and_(address, _WORD(BF16_ROWS - 1)), offset))
         return context.get_dummy_value()
 
     return types.void(addresses, types.int64), generate
@@ -91,7 +117,8 @@ def ask(typing_context: Any, addresses: Any, nbytes: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def dots(typing_context: Any, queries: Any, rows: Any, count: Any) -> Any:
-    """Sums of query_i[c] * row_j[c], a tuple by query: FP32 and FP16 at tuples of addresses, `count` values each."""
+    """Sums of query_i[c] * row_j[c], a tuple by query: FP32 and FP16, or BF16 where addresses say so, at tuples of
+    addresses, `count` values each."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         queries, rows = (_unpack(builder, arguments[i], signature.args[i]) for i in (0, 1))
@@ -101,13 +128,12 @@ def dots(typing_context: Any, queries: Any, rows: Any, count: Any) -> Any:
             for total in totals[kind]:
                 builder.store(_all(0.0, kind), total)
 
-        def add(index: Any, kind: Any) -> None:
+        def add(index: Any, kind: Any, values: list[Any]) -> None:
             factors = [_load(builder, query, index, kind, 4) for query in queries]
-            values = [_values(builder, row, index, kind) for row in rows]
             for (i, j), total in zip(each, totals[kind], strict=True):
                 builder.store(_fma(builder, factors[i], values[j], builder.load(total)), total)
 
-        _over_row(builder, arguments[2], add)
+        _over_rows(builder, arguments[2], rows, add)
         vectors, singles = ([builder.load(total) for total in totals[kind]] for kind in (_FLOATS, _FLOAT))
         folded = zip(_fold_all(builder, vectors), singles, strict=True)
         return context.make_tuple(builder, signature.return_type, [builder.fadd(*each) for each in folded])
@@ -143,15 +169,14 @@ def add_scaled(typing_context: Any, sums: Any, weights: Any, rows: Any, count: A
         sums, weights, rows = (_unpack(builder, arguments[i], signature.args[i]) for i in range(3))
         factors = {_FLOATS: [_spread(builder, weight) for weight in weights], _FLOAT: weights}
 
-        def add(index: Any, kind: Any) -> None:
-            values = [_values(builder, row, index, kind) for row in rows]
+        def add(index: Any, kind: Any, values: list[Any]) -> None:
             for i, at in enumerate(sums):
                 total = _load(builder, at, index, kind, 4)
                 for factor, value in zip(factors[kind][i * len(rows) :], values, strict=False):
                     total = _fma(builder, factor, value, total)
                 _store(builder, total, at, index)
 
-        _over_row(builder, arguments[3], add)
+        _over_rows(builder, arguments[3], rows, add)
         return context.get_dummy_value()
 
     return types.void(sums, weights, rows, types.int64), generate

@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 
 from attention_engine._parallel import over_streams
-from attention_engine._rows import add_codes, add_scaled, ask, dots, exp, exponentials, largest
+from attention_engine._rows import BF16_ROWS, add_codes, add_scaled, ask, dots, exp, exponentials, largest
 from attention_engine.terms import bend
 from csd_spec import KvView
 from csd_spec.arrays import F32, I32, I64
@@ -288,7 +288,8 @@ def _place(view: KvView) -> tuple[np.uint64, np.uint64, np.uint64]:
         flash, dram = view.banks
         if flash.shape[1] != dram.shape[1] or not (flash.flags.c_contiguous and dram.flags.c_contiguous):
             raise ValueError("banks: pages of one size, each contiguous, are needed")
-        first, second = (bank.__array_interface__["data"][0] for bank in view.banks)
+        of = BF16_ROWS if view.layout.bf16 else 0
+        first, second = (bank.__array_interface__["data"][0] | of for bank in view.banks)
         place = np.uint64(first), np.uint64(second), np.uint64(2 * flash.shape[1])
         view.kept["place"] = view.banks, place
     return place  # type: ignore[no-any-return]  # what is kept has no type

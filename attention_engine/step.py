@@ -18,6 +18,7 @@ from attention_engine.pages import Pages
 from attention_engine.planes import attend_refined, planes_of, score
 from attention_engine.select import GroupScore, best_tokens, cover, top_channels, top_mass, top_pages, weigh
 from attention_engine.terms import Terms
+from attention_engine.values import to_half, widen
 from csd_spec import KvView, SparFParams
 from csd_spec.arrays import F32, I32, I64, U32
 from csd_spec.model import FP16_BYTES
@@ -313,7 +314,12 @@ class Step:
         slots = slots[streams, first // n : -(-length // n)]
         self._bring(slots, length - first)
         rows = gather_rows(self.view.banks, slots, length - first, self.view.layout)
-        return rows.transpose(1, 0, 2).astype(np.float32)
+        return widen(rows, self.view.layout.bf16).transpose(1, 0, 2)
+
+    def rounded(self, values: F32) -> F32:
+        """Values as a table of a method's own has them: in 2 bytes, as those that are stored."""
+        bf16 = self.view.layout.bf16
+        return widen(to_half(np.ascontiguousarray(values), bf16), bf16)
 
     def peek(self) -> F32:
         """Exact logits (N, G, S) that cost nothing: what an oracle knows."""

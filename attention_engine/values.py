@@ -48,30 +48,61 @@ def _to_half(values, out):  # type: ignore[no-untyped-def]
     return _all_finite(out)
 
 
-def all_finite(values: NDArray[Any]) -> bool:
-    """Whether FP16 or FP32 values, contiguous, hold neither infinity nor NaN."""
+def all_finite(values: NDArray[Any], bf16: bool = False) -> bool:
+    """Whether FP16 or FP32 values, contiguous, hold neither infinity nor NaN. bf16: whether 2 bytes are BF16."""
+    if bf16:
+        return bool(((values.view(np.uint16) & 0x7F80) != 0x7F80).all())
     if values.dtype.char == "e":  # comparing a type with a class would take as long as the rest
         return bool(_all_finite(values.view(np.uint16)))
     return bool(np.isfinite(values).all())
 
 
-def to_half(values: F32) -> F16:
-    """Values, contiguous, as FP16; raises FloatingPointError for what is beyond its range, or NaN."""
+def widen(values: F16, bf16: bool) -> F32:
+    """Values as FP32, exactly; bf16: whether they are BF16, of whatever type their array is."""
+    if not bf16:
+        return values.astype(np.float32)
+    bits = values.view(np.uint16).astype(np.uint32)
+    bits <<= 16
+    return bits.view(np.float32)
+
+
+def _to_bf16(values: F32) -> F16:
+    """The nearest BF16, ties to even."""
+    bits = values.view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.float16)
+    if not (np.isfinite(values).all() and all_finite(rounded, True)):
+        raise FloatingPointError("its output holds NaN or values beyond BF16's range")
+    return rounded
+
+
+def to_half(values: F32, bf16: bool = False) -> F16:
+    """Values, contiguous, as FP16, or BF16 in an array of the same type; raises FloatingPointError for what is beyond
+    its range, or NaN."""
+    if bf16:
+        return _to_bf16(values)
     out = np.empty(values.shape, np.uint16)
     if not _to_half(values.reshape(-1), out.reshape(-1)):
         raise FloatingPointError("its output holds NaN or values beyond FP16's range")
     return out.view(np.float16)
 
 
-def take_in(q: F16, v: F16, seq_lens: I64, sums: F32) -> tuple[F32, F32]:
+def take_in(q: F16, v: F16, seq_lens: I64, sums: F32, bf16: bool = False) -> tuple[F32, F32]:
     """What a step begins with: q (B, H, G, d) as FP32, (N, G, d), and the means (N, d) of V over seq_lens (N,), when v
     (B, H, d) is added to its sums (N, d), in place."""
     streams, d = sums.shape
+    if bf16:
+        sums += widen(v, bf16).reshape(streams, d)
+        lengths: F32 = seq_lens[:, None].astype(np.float32)
+        return widen(q, bf16).reshape(streams, q.shape[2], d), np.divide(sums, lengths, dtype=np.float32)
     out, means = np.empty((streams, q.shape[2], d), np.float32), np.empty((streams, d), np.float32)
     _take_in(q.view(np.uint16).reshape(-1), v.view(np.uint16).reshape(1, streams, d), seq_lens, out, sums, means)
     return out, means
 
 
-def add_rows(sums: F32, rows: U16) -> None:
-    """Add rows (t, H, d) of FP16 bits to sums (H, d), in token order."""
+def add_rows(sums: F32, rows: U16, bf16: bool = False) -> None:
+    """Add rows (t, H, d) of FP16 bits, or of BF16, to sums (H, d), in token order."""
+    if bf16:
+        for row in widen(rows.view(np.float16), bf16):
+            sums += row
+        return
     _add_rows(sums, rows)

@@ -60,7 +60,8 @@ def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[tuple
     view = state.ftl.view(command.seqs, command.layer)
     B, H, G, d = command.q.shape
     v_sums = np.concatenate([state.v_sums[handle][command.layer] for handle in command.seqs])
-    q, v_means = take_in(command.q, command.v, view.seq_lens, v_sums)
+    bf16 = view.layout.bf16
+    q, v_means = take_in(command.q, command.v, view.seq_lens, v_sums, bf16)
     queries = Queries(
         q,
         command.r,
@@ -72,7 +73,7 @@ def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[tuple
     )
     step = Step(view, state.ftl, queries, state.threads)
     exact = state.methods[command.method](step).reshape(B, H, G, d)
-    output = to_half(np.ascontiguousarray(exact, np.float32))
+    output = to_half(np.ascontiguousarray(exact, np.float32), bf16)
     rows: F32 = np.ascontiguousarray(step.rows, np.float32).reshape(B, H, G, 2)
     SCHEDULES[state.spec.engine.schedule](step.work, state.units, watch)
     state.set_sums(command.seqs, command.layer, v_sums)

@@ -90,7 +90,8 @@ def _named(ftl: Ftl, verb: Verb, handles: Seq[int]) -> dict[str, int]:
     shape = first.layers, first.heads, first.layout
     alike = all((each.layers, each.heads, each.layout) == shape for each in others)
     require(alike, "seqs: sequences of one command must have the same shape")
-    sizes = {"B": len(handles), "H": first.heads, "d": first.layout.head_dim, "opaque": first.layout.opaque}
+    form = first.layout
+    sizes = {"B": len(handles), "H": first.heads, "d": form.head_dim, "opaque": form.opaque, "bf16": form.bf16}
     return sizes | {"last_layer": first.layers - 1}
 
 
@@ -128,8 +129,10 @@ def _values(array: Array, value: Any, sizes: dict[str, int]) -> None:
     if array.kind is Kind.KEYS or array.kind is Kind.FLOATS:
         return
     if array.kind is not Kind.COUNTS:
-        if not sizes.get("opaque") and not all_finite(value):
-            raise Refused(f"{array.name}: holds infinity or NaN, beyond FP16's range of 65504")
+        bf16 = bool(sizes.get("bf16"))
+        if not sizes.get("opaque") and not all_finite(value, bf16):
+            beyond = "BF16's range" if bf16 else "FP16's range of 65504"
+            raise Refused(f"{array.name}: holds infinity or NaN, beyond {beyond}")
         return
     counts = value.tolist()
     if counts and min(counts) < 0:

@@ -59,7 +59,7 @@ class DriveState:
         """Add rows (tokens, H, d) of V to a layer's sum, in token order; of opaque ones there is none."""
         if not self.v_sums[handle].size:
             return
-        add_rows(self.v_sums[handle][layer], rows.view(np.uint16))
+        add_rows(self.v_sums[handle][layer], rows.view(np.uint16), self.ftl.sequences[handle].layout.bf16)
 
     def set_sums(self, handles: Sequence[int], layer: int, sums: F32) -> None:
         """These are the sums (B * H, d) of V of a layer from now on."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from csd_spec._check import at_least
+from csd_spec.model import BF16
 from csd_spec.planes import number_of
 from csd_spec.sparf import Budget, Compression, Convention, SparFParams
 
+Storage = Literal["fp16", "bf16"]
 _T = TypeVar("_T")
 
 
@@ -20,14 +22,26 @@ class Attention:
 
     embedding_bits: the layout of K and V: 16, 8 or 4, of the values of the embedding-indexed copy of K; or the number
     of another layout that the drives have (`csd_spec.planes.number_of`).
+    storage: of layout 16, what values are stored as, `fp16` or `bf16`; None is as the model has them, BF16 where it
+    computes in that.
     """
 
     method: str = "sparf"
     budget: Budget = Compression(8)
     embedding_bits: int = 16
+    storage: Storage | None = None
 
     def __post_init__(self) -> None:
         at_least(1, embedding_bits=self.embedding_bits)
+        if self.storage not in (None, "fp16", "bf16"):
+            raise ValueError(f"storage = {self.storage!r}: must be 'fp16' or 'bf16'")
+        if self.storage == "bf16" and self.embedding_bits not in (16, BF16):
+            raise ValueError(f"storage = 'bf16': layout {self.embedding_bits} is made from FP16, use layout 16")
+
+    def stored(self, bf16: bool) -> Attention:
+        """The same for a model, whose layout says what values are stored as. bf16: whether the model computes in it."""
+        wanted = self.storage == "bf16" or (bf16 and self.storage is None)
+        return replace(self, embedding_bits=BF16) if wanted and self.embedding_bits == 16 else self
 
     def at(self, seq_len: int, head_dim: int) -> SparFParams:
         """The budget's parameters for `seq_len` stored tokens of `head_dim` channels."""
@@ -41,12 +55,13 @@ class Attention:
         convention: Convention | None = None,
         budget: Budget | None = None,
         embedding_bits: int | None = None,
+        storage: Storage | None = None,
     ) -> Attention:
         """A method, or what is known as a whole by a name of `NAMED`; what is given besides replaces its part of it."""
         known = NAMED.get(name, cls(name))
         assert isinstance(known.budget, Compression)
         asked = Compression(_or(compression, known.budget.c), _or(convention, known.budget.convention))
-        return cls(known.method, budget or asked, _or(embedding_bits, known.embedding_bits))
+        return cls(known.method, budget or asked, _or(embedding_bits, known.embedding_bits), storage)
 
 
 def _or(given: _T | None, else_: _T) -> _T:

@@ -10,7 +10,7 @@ from csd_spec.checked import Count, value
 from csd_spec.planes import Planes, bits_of
 
 FP16_BYTES = 2
-OPAQUE = 2  # the number of a layout
+OPAQUE, BF16 = 2, 3  # numbers of layouts
 
 
 @value
@@ -80,6 +80,11 @@ class KvLayout:
         return self.kind == OPAQUE
 
     @property
+    def bf16(self) -> bool:
+        """Whether values are BF16: q and the output too."""
+        return self.kind == BF16
+
+    @property
     def n(self) -> int:
         """Tokens of a token page."""
         return self.planes.n if self.planes else self.page_bytes // (FP16_BYTES * self.head_dim)
@@ -113,7 +118,7 @@ class KvLayout:
         return -(-self.head_dim // self.m)
 
     @classmethod
-    def for_context(cls, page_bytes: int, head_dim: int, max_tokens: int, bits: int = 16) -> KvLayout:
+    def for_context(cls, page_bytes: int, head_dim: int, max_tokens: int, bits: int = 16, kind: int = 0) -> KvLayout:
         """In FP16 the smallest m of 2, 4, 8 whose groups fill at least four times over `max_tokens` tokens.
 
         Fewer channels a page waste less of what a channel selection fetches; shorter groups leave fewer
@@ -122,10 +127,10 @@ class KvLayout:
         if bits != 16:
             return cls(page_bytes=page_bytes, head_dim=head_dim, m=head_dim, bits=bits)
         for m in (2, 4):
-            layout = cls(page_bytes=page_bytes, head_dim=head_dim, m=m)
+            layout = cls(page_bytes=page_bytes, head_dim=head_dim, m=m, kind=kind)
             if max_tokens >= 4 * layout.T:
                 return layout
-        return cls(page_bytes=page_bytes, head_dim=head_dim, m=8)
+        return cls(page_bytes=page_bytes, head_dim=head_dim, m=8, kind=kind)
 
 
 @cache

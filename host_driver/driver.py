@@ -34,6 +34,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import F16, F32, I64, U64
+from csd_spec.model import BF16
 from host_driver.sharding import split_heads
 from host_driver.traffic import Traffic
 from host_driver.turnstile import Turnstile
@@ -94,6 +95,7 @@ class Driver:
         """flush_every: decode steps after which drives are flushed; 0 is never."""
         self.devices, self.shape, self.attention, self.flush_every = list(devices), shape, attention, flush_every
         self.heads = split_heads(shape.kv_heads, len(devices))
+        self.bf16 = attention.embedding_bits == BF16  # whether arrays of values hold that
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
         self.now_ns = 0  # modelled time on the host
@@ -252,13 +254,14 @@ class Driver:
     def _abandon(self) -> None:
         """Let everything in flight end, whatever its outcome."""
         while self._in_flight:
-            for future in self._in_flight.popleft().result():
+            shipped = self._in_flight.popleft()
+            for future in () if shipped.exception() else shipped.result():
                 future.exception()
 
     def _settle_oldest(self) -> None:
         try:
             done = self._collect(self._in_flight.popleft().result())
-        except DeviceError:
+        except Exception:  # of a drive, or of what was to be shipped
             self._abandon()
             raise
         finish_ns = max(c.finish_ns for c in done)

@@ -11,11 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
 from csd_spec import Attention, Budget, Device, DriveSpec, ModelShape
+from csd_spec.attention import Storage
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from ftl import LAYOUTS
@@ -38,6 +40,7 @@ _KINDS: dict[str, tuple[Any, str]] = {  # of what `attach` is given
     "convention": (str | None, "text"),
     "spec": (DriveSpec, "a DriveSpec"),
     "embedding_bits": (Integral | None, "a whole number"),
+    "storage": (str | None, "text"),
     "mini_batches": (Integral | None, "a whole number"),
     "keep": _PATH,
     "transport": _TEXT,
@@ -87,6 +90,10 @@ class Setting:
     def attached(self, model: PreTrainedModel) -> AbstractContextManager[Attached]:
         """The model attached to the drives until the block ends."""
         return attached(model, self)
+
+    def stored(self, dtype: torch.dtype) -> Setting:
+        """The same, with values stored as a model that computes in `dtype` has them."""
+        return replace(self, attention=self.attention.stored(dtype is torch.bfloat16))
 
     def check(self, shape: ModelShape) -> None:
         """Raise ValueError for a model that these drives cannot serve."""
@@ -172,6 +179,7 @@ def attach(
     methods: Path | None = None,
     residency: str | Policy = "in-storage",
     tiers: Tiers | None = None,
+    storage: Storage | None = None,
 ) -> AbstractContextManager[Any]:
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
 
@@ -188,6 +196,8 @@ def attach(
     methods: a Python file with methods of your own, for drives that are made here (docs/methods.md).
     compression, convention: see `csd_spec.Compression`, 8 and paper where nothing else is said; budget replaces both.
     embedding_bits: of the values of the embedding-indexed copy of K, 16, 8 or 4; or the number of another layout.
+    storage: what values are stored as, `fp16` or `bf16`; as the model has them where nothing is said and the layout is
+    16. Values beyond FP16's range are refused there.
     keep: a folder in which the drives made here outlive the process, one folder each.
     mini_batches: parts that a decode batch is split into, so that model and drives work at the same time: 2 where the
     model is on a GPU, else 1, where nothing is said.
@@ -201,7 +211,7 @@ def attach(
     if residency != "in-storage" or tiers is not None:
         _check_in_tiers(given)
         return TierSetting(policy=residency, tiers=tiers or Tiers()).attached(model)
-    what = Attention.named(attention, compression, convention, budget, embedding_bits)
+    what = Attention.named(attention, compression, convention, budget, embedding_bits, storage)
     where: DriveSet | Sequence[Device] = (
         drives
         if isinstance(drives, Sequence)
@@ -223,6 +233,7 @@ def _check_in_tiers(given: dict[str, Any]) -> None:
 def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
     """The same as `attach`, from values."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    setting = setting.stored(model.dtype)
     placed, what = placement(model), setting.attention
     setting.check(placed.shape)
     known = setting.known_methods()

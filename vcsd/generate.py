@@ -27,6 +27,10 @@ class Attachable(Protocol):
         """The model attached; what the block gets has a `report()`."""
         ...
 
+    def stored(self, dtype: torch.dtype) -> Attachable:
+        """The same, with values stored as a model that computes in `dtype` has them."""
+        ...
+
     def check(self, shape: ModelShape) -> None:
         """Raise ValueError for a model that cannot be served so."""
         ...

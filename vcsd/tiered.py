@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from rich.console import Console, Group
 from rich.table import Table
 from transformers import PreTrainedModel
@@ -67,6 +68,10 @@ class TierSetting:
                 yield Tiered(kv, self.name)
         finally:
             kv.close()
+
+    def stored(self, dtype: torch.dtype) -> TierSetting:
+        """Tiers keep values as they are."""
+        return self
 
     def check(self, shape: ModelShape) -> None:
         """Tiers take K and V of any shape."""

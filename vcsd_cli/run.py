@@ -13,6 +13,7 @@ import typer
 from csd_link.driveset import DriveSet
 from csd_link.hosted import Hosted
 from csd_spec import Attention, Budget, Compression, DriveSpec, Fixed, SparFParams
+from csd_spec.attention import Storage
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from nvmevirt_config import load_drive
@@ -81,11 +82,14 @@ class What:
         int | None, typer.Option("--l", min=0, max=1 << 20, help="most recent tokens among them (default: k / 4)")
     ] = None
     layout: LayoutOption = None
+    storage: Annotated[
+        Storage | None, typer.Option(help="of K and V in layout 16 (default: as the model computes, else fp16)")
+    ] = None
 
     def value(self, default: str) -> Attention:
         """The options as one value; default: what attends where nothing is said."""
         method = self.attention or default
-        asked = self.compression, self.convention, self._budget(method), self.layout
+        asked = self.compression, self.convention, self._budget(method), self.layout, self.storage
         return Attention.named(method, *asked)
 
     def _budget(self, method: str) -> Budget | None:
@@ -155,6 +159,7 @@ def run(
         path = model or CHECKPOINT
         loaded, tokenizer = load(path, device)
         shape = placement(loaded).shape
+        setting = setting.stored(loaded.dtype)
         setting.check(shape)
         inputs = encode(loaded, tokenizer, prompt, text.batch, text.max_new_tokens, text.seed)
         rows, longest = inputs["input_ids"].shape[0], inputs["input_ids"].shape[1] + text.max_new_tokens

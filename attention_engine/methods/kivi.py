@@ -17,6 +17,8 @@ def kivi(step: Step, bits: int = 4) -> F32:
     K has a scale and a least value for each channel of a token group (KIVI's groups have 32 tokens, as a page of 4 KiB
     has with d = 64), V for each token and 32 channels. Codes of both lie in pages together.
     """
+    if step.view.layout.bf16:
+        raise ValueError("its scales are FP16, whose range BF16 goes beyond: store FP16")
     n, d, levels = step.view.layout.n, step.head_dim, (1 << bits) - 1
     k = step.table(f"k{bits}", lambda rows, _: _group(rows, n, by_channel(rows, levels)))
     v = step.table(f"v{bits}", lambda rows, _: _group(rows, n, by_token(rows, levels)), step.values)

@@ -12,7 +12,7 @@ def choose_pages(step: Step) -> tuple[I32, I64]:
     """Tokens (N, k) and counts (N,) of the pages with the largest bounds; the bounds are paid from the budget."""
     n, d = step.view.layout.n, step.head_dim
     entries = step.seq_lens // n  # of pages in flash; an entry has as many bytes as a row of K and V
-    extremes = step.table("quest", lambda k, _: np.stack([k.min(1), k.max(1)], 1).astype(np.float16))
+    extremes = step.table("quest", lambda k, _: step.rounded(np.stack([k.min(1), k.max(1)], 1)))
     step.read_table(entries * 4 * d)
     step.compute("logit0", "kernel", 2 * entries, d)
     rows = (step.q[:, query, None, :] for query in range(step.queries))

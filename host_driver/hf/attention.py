@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from attention_engine import all_finite
+from csd_spec import DeviceError
+from csd_spec.arrays import F16
 from host_driver.hf.adapters import ADAPTERS
 from host_driver.hf.cache import IMPLEMENTATION, CsdLayer
 from host_driver.hf.device import attend_on_device
@@ -134,27 +137,43 @@ def _decode(
     assert cache.batch is not None
     if cache.mini_batch is None:
         raise Unsupported("this forward did not go through the model that vcsd.attach was given")
-    (rows16,) = stage(torch.cat((q, k, v), dim=1))()  # at once: each of a few small steps takes longer than the bytes
+    bf16, together = cache.driver.bf16, torch.cat((q, k, v), dim=1)
+    (rows16,) = stage(together, bf16=bf16)()  # at once: each of a few small steps takes longer than the bytes
     of_q, of_k = q.shape[1], k.shape[1]
     q16, k16, v16 = rows16[:, :of_q, 0], rows16[:, of_q : of_q + of_k, 0], rows16[:, of_q + of_k :, 0]
     if all(admitted.tolist()):
-        out = cache.driver.decode(cache.batch, cache.rows, cache.mini_batch, layer.number, q16, k16, v16)
+        try:
+            out = cache.driver.decode(cache.batch, cache.rows, cache.mini_batch, layer.number, q16, k16, v16)
+        except DeviceError:
+            _check_range(layer, together, rows16)
+            raise
     else:
         out, rows = np.zeros(q16.shape, np.float16), (cache.rows.start or 0) + np.flatnonzero(admitted)
         if rows.size:
             new = (each[admitted] for each in (q16, k16, v16))
             out[admitted] = cache.driver.decode(cache.batch, rows, cache.mini_batch, layer.number, *new)
-    return unstage(out[:, None], q)
+    return unstage(out[:, None], q, bf16)
+
+
+def _check_range(layer: CsdLayer, given: torch.Tensor, rows: F16) -> None:
+    """Raise Unsupported where FP16 does not hold what was given, with the value and the layer."""
+    if not layer.cache.driver.bf16 and not all_finite(np.ascontiguousarray(rows)):
+        largest = float(given.abs().max())
+        raise Unsupported(
+            f"layer {layer.index} has {largest:,.0f} in q, K or V, beyond FP16's 65,504: storage='bf16' holds it"
+        )
 
 
 def _ship(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor, admitted: NDArray[np.bool_]) -> None:
     """Send the tokens of new k and v to the drives, behind the model's back."""
     cache = layer.cache
     assert cache.batch is not None
-    staged = stage(key, value)
+    staged = stage(key, value, bf16=cache.driver.bf16)
 
     def load() -> tuple[Any, Any]:
         k, v = (array.transpose(0, 2, 1, 3)[admitted] for array in staged())
+        _check_range(layer, key, k)
+        _check_range(layer, value, v)
         return k, v
 
     cache.driver.append(cache.batch, cache.rows, layer.number, admitted.sum(axis=1).astype(np.int64), load)
@@ -170,6 +189,6 @@ def _read_back(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor) -> tuple
     for rows, new in zip(stored, (key, value), strict=True):
         old = np.zeros((*valid.shape, *rows.shape[1:]), np.float16)
         old[valid] = rows
-        before = torch.from_numpy(old).to(new.device, new.dtype).transpose(1, 2)
+        before = unstage(old, new, cache.driver.bf16).transpose(1, 2)
         joined.append(torch.cat([before, new], dim=2))
     return joined[0], joined[1]

@@ -17,10 +17,12 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return _side_streams.setdefault(device, torch.cuda.Stream(device))
 
 
-def stage(*tensors: torch.Tensor) -> Callable[[], tuple[F16, ...]]:
-    """Begin to bring tensors to the host as float16; the function returned waits and gives the arrays."""
+def stage(*tensors: torch.Tensor, bf16: bool = False) -> Callable[[], tuple[F16, ...]]:
+    """Begin to bring tensors to the host as float16, or as BF16 in arrays of that type; the function returned waits and
+    gives the arrays."""
+    kind = torch.bfloat16 if bf16 else torch.float16
     if not tensors[0].is_cuda:
-        return lambda: tuple(t.detach().to(torch.float16).contiguous().numpy() for t in tensors)
+        return lambda: tuple(t.detach().to(kind).contiguous().view(torch.float16).numpy() for t in tensors)
     device = tensors[0].device
     side = side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
@@ -28,7 +30,7 @@ def stage(*tensors: torch.Tensor) -> Callable[[], tuple[F16, ...]]:
     with torch.cuda.stream(side):
         pinned = []
         for tensor in tensors:
-            half = tensor.detach().to(torch.float16).contiguous()
+            half = tensor.detach().to(kind).contiguous().view(torch.float16)
             tensor.record_stream(side)
             buffer = torch.empty(half.shape, dtype=torch.float16, pin_memory=True)
             pinned.append(buffer.copy_(half, non_blocking=True))
@@ -41,8 +43,10 @@ def stage(*tensors: torch.Tensor) -> Callable[[], tuple[F16, ...]]:
     return wait
 
 
-def unstage(rows: F16, like: torch.Tensor) -> torch.Tensor:
-    """Rows as a tensor of the device and the type of another."""
+def unstage(rows: F16, like: torch.Tensor, bf16: bool = False) -> torch.Tensor:
+    """Rows as a tensor of the device and the type of another. bf16: whether they are BF16."""
+    if bf16:
+        return torch.from_numpy(rows).view(torch.bfloat16).to(like.device, like.dtype)
     if like.dtype is torch.float32 and like.device.type == "cpu":
         return torch.from_numpy(rows.astype(np.float32))  # in half the time
     return torch.from_numpy(rows).to(like.device, like.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from csd_spec import KvLayout
+from csd_spec.model import BF16
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.coded import CodedEmbeddingMap
 from ftl.kv.layouts.embedding import EmbeddingMap
@@ -27,6 +28,7 @@ def maps(form: KvLayout, layers: int, heads: int) -> dict[str, GroupMap]:
     }
 
 
+BF16_ROWS = Layout("bf16", BF16, partial(KvLayout.for_context, kind=BF16), maps)  # FP16 in all but what values mean
 FP16, INT8, INT4 = (
     Layout(name, bits, partial(KvLayout.for_context, bits=bits), maps)
     for name, bits in (("fp16", 16), ("int8", 8), ("int4", 4))

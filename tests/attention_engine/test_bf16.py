@@ -1,0 +1,80 @@
+"""BF16 rows in every method, far beyond FP16's range, against float64."""
+
+import numpy as np
+import pytest
+
+from attention_engine import METHODS, Queries, Step, all_finite, reference, to_half
+from attention_engine.values import widen
+from csd_spec.model import BF16
+from ftl import LAYOUTS, Ftl
+
+H, G, D = 2, 3, 16
+LENGTHS = (230, 100, 7)
+LARGE = np.float32(2.0**30)
+EXACT = [name for name in METHODS if not name.startswith(("progressive", "kivi"))]
+
+
+def brains(values):
+    return to_half(np.ascontiguousarray(values, np.float32), True)
+
+
+def step_of(spec, lengths=LENGTHS, seed=0):
+    """A step on rows of BF16, and K and V of each stream in float64; K is large, and q as small."""
+    generator, ftl = np.random.default_rng(seed), Ftl(spec)
+    layout = LAYOUTS[BF16].form(spec.geometry.page_bytes, D, 512)
+    handles = ftl.create(len(lengths), 1, H, layout)
+    k, v = (brains(generator.standard_normal((sum(lengths), H, D)) * size) for size in (LARGE, 100))
+    ftl.append(handles, 0, np.array(lengths), k, v, 0)
+    q = generator.standard_normal((len(lengths) * H, G, D)).astype(np.float32) / LARGE
+    cuts = np.cumsum(lengths)[:-1]
+    K, V = (np.split(widen(rows, True).astype(np.float64), cuts) for rows in (k, v))
+    view = ftl.view(handles, 0)
+    share = -(-view.seq_lens // 4)
+    v_mean = np.concatenate([rows.mean(0) for rows in V]).astype(np.float32)
+    streams = [(K[s // H][:, s % H], V[s // H][:, s % H]) for s in range(len(lengths) * H)]
+    return Step(view, ftl, Queries(q, 4, share, -(-share // 4), v_mean, [{} for _ in lengths])), streams
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_output_is_exact_attention_over_what_was_chosen(small_drive, name):
+    step, streams = step_of(small_drive)
+    out, (tokens, counts) = METHODS[name](step), step.chosen
+    for stream, (K, V) in enumerate(streams):
+        for query in range(G):
+            row = stream if len(counts) == len(streams) else G * stream + query
+            chosen, alpha = tokens[row, : counts[row]], step.alpha[stream, query]
+            q = step.q[stream, query : query + 1].astype(np.float64)
+            expected = alpha * reference.dense(q, K[chosen], V[chosen])[0] + (1 - alpha) * V.mean(0)
+            np.testing.assert_allclose(out[stream, query], expected, rtol=1e-3, atol=1e-2)
+
+
+def test_channels_and_tokens_are_those_of_the_oracle(small_drive):
+    step, streams = step_of(small_drive, seed=1)
+    METHODS["sparf"](step)
+    for stream, (K, V) in enumerate(streams):
+        k = int(step.top_k[stream])
+        _, _, chosen = reference.sparf(step.q[stream].astype(np.float64), K, V, 4, k, -(-k // 4))
+        np.testing.assert_array_equal(step.chosen[0][stream, :k], chosen)
+
+
+@pytest.mark.parametrize("name", ["kivi", "progressive"])
+def test_few_bits_that_are_made_of_fp16_are_refused(small_drive, name):
+    with pytest.raises(ValueError, match=r"FP16|no planes"):
+        METHODS[name](step_of(small_drive)[0])
+
+
+def test_rounding_is_to_the_nearest_and_to_even():
+    values = np.array([1, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 3.3e38, -1e-37], np.float32)
+    expected = np.array([1, 1, 1 + 2.0**-6, 3.3e38, -1e-37])
+    np.testing.assert_allclose(widen(to_half(values, True), True), expected, rtol=2.0**-8)
+    assert widen(to_half(values[:3], True), True).tolist() == [1, 1, 1 + 2.0**-6]
+    random = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    assert (np.abs(widen(to_half(random, True), True) - random) <= np.abs(random) * 2.0**-8).all()
+
+
+def test_what_bf16_does_not_hold_is_no_number():
+    for value in (3.4e38, np.inf, np.nan):
+        with pytest.raises(FloatingPointError, match="BF16"):
+            to_half(np.array([1, value], np.float32), True)
+    assert all_finite(brains(np.array([1e38])), True)
+    assert not all_finite(np.array([0x7F80], np.uint16).view(np.float16), True)

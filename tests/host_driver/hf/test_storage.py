@@ -1,0 +1,106 @@
+"""BF16 in drives: a model whose K is beyond FP16's range, and what is stored of any other.
+
+partner of: csd_spec/attention.py
+"""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import vcsd
+from csd_spec.model import BF16
+
+SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZES |= {"intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": 512}
+LARGE = 2.0**20  # of K, which q is divided by, so that logits are what they were
+BF16_ERROR = 8 * 5e-3  # 8 bits where FP16 has 11, see test_cache.py
+
+
+@pytest.fixture(autouse=True)
+def inference():
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+def llama(layers=(), dtype=torch.float32):
+    """A model whose keys in some layers are a million times as large."""
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.mul_(2)
+    for number in layers:
+        attention = model.model.layers[number].self_attn
+        attention.k_proj.weight.mul_(LARGE)
+        attention.q_proj.weight.div_(LARGE)
+    return model.to(dtype)
+
+
+def decode(model):
+    ids = torch.randint(3, 97, (2, 60), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, :9] = 0
+    options = {"max_new_tokens": 24, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    out = model.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, eos_token_id=None, **options)
+    return torch.stack(out.logits).float()
+
+
+@pytest.mark.parametrize("method", ["dense", "sparf"])
+@pytest.mark.parametrize("drives", [1, 2])
+def test_keys_beyond_fp16_decode_right(drives, method):
+    model = llama(layers=[1])
+    expected = decode(model)
+    with vcsd.attach(model, drives=drives, attention=method, compression=1, storage="bf16"):
+        assert (decode(model) - expected).abs().max() < BF16_ERROR
+
+
+def test_they_are_refused_in_fp16_with_the_value_and_the_layer():
+    model = llama(layers=[1])
+    with vcsd.attach(model, storage="fp16"), pytest.raises(vcsd.Unsupported, match=r"layer 1 has \d+,\d+.*65,504"):
+        decode(model)
+
+
+def test_a_key_that_grows_beyond_fp16_while_decoding_is_refused_as_well():
+    model = llama()
+    with vcsd.attach(model, storage="fp16"):
+        out = model(torch.arange(3, 40)[None], use_cache=True)
+        model.model.layers[2].self_attn.k_proj.weight.mul_(LARGE)
+        with pytest.raises(vcsd.Unsupported, match="layer 2 has"):
+            model(torch.tensor([[5]]), past_key_values=out.past_key_values)
+
+
+@pytest.mark.parametrize(("dtype", "bf16"), [(torch.bfloat16, True), (torch.float32, False), (torch.float16, False)])
+def test_storage_is_the_models_where_nothing_is_said(dtype, bf16):
+    with vcsd.attach(llama(dtype=dtype), attention="dense") as csd:
+        assert (csd.driver.attention.embedding_bits == BF16) is bf16 is csd.driver.bf16
+    with vcsd.attach(llama(dtype=dtype), attention="ours") as csd:
+        assert not csd.driver.bf16  # few bits are made of FP16
+
+
+def test_a_second_turn_and_crop_read_bf16_back():
+    model, ids = llama(layers=[0]), torch.randint(3, 97, (2, 80))
+
+    def talk():
+        out = model(ids[:, :50], use_cache=True)
+        for at in (50, 51):
+            out = model(ids[:, at : at + 1], past_key_values=out.past_key_values)
+        out.past_key_values.crop(-5)
+        first = model(ids[:, 47:70], past_key_values=out.past_key_values)
+        return torch.cat([first.logits, model(ids[:, 70:71], past_key_values=first.past_key_values).logits], 1)
+
+    expected = talk()
+    with vcsd.attach(model, attention="dense", storage="bf16"):
+        assert (talk() - expected).abs().max() < BF16_ERROR
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"storage": "bf16", "attention": "ours"}, "is made from FP16"),
+        ({"storage": "fp8"}, "must be 'fp16' or 'bf16'"),
+        ({"storage": 16}, "must be text"),
+    ],
+)
+def test_storage_that_there_is_none_of_is_refused(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        vcsd.attach(llama(), **options)
