@@ -244,7 +244,7 @@ class Step:
             self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
         if self._scored is not tokens:
             self.compute("logit", "kernel", counts, self.head_dim, counts)
-        if not refined:
+        if not (refined or self.view.layout.latent):  # there a row of V has come with that of K
             self.read("flash_token", self.pages.token_pages(self.view, self.view.v_slots, tokens, counts))
         self.compute("attend", "kernel", counts, self.head_dim)
         if weights is not None and refined:  # the sum of V of what is selected, by weights of 1

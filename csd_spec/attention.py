@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from csd_spec._check import at_least
-from csd_spec.model import BF16
+from csd_spec.model import BF16, LATENT
 from csd_spec.planes import number_of
 from csd_spec.sparf import Budget, Compression, Convention, SparFParams
 
@@ -38,8 +38,15 @@ class Attention:
         if self.storage == "bf16" and self.embedding_bits not in (16, BF16):
             raise ValueError(f"storage = 'bf16': layout {self.embedding_bits} is made from FP16, use layout 16")
 
-    def stored(self, bf16: bool) -> Attention:
-        """The same for a model, whose layout says what values are stored as. bf16: whether the model computes in it."""
+    def stored(self, bf16: bool, latent: bool = False) -> Attention:
+        """The same for a model, whose layout says what values are stored as. bf16: whether the model computes in it.
+        latent: whether V is a part of K."""
+        if latent:
+            if self.embedding_bits not in (16, LATENT) or self.storage == "bf16":
+                raise ValueError("K of which V is a part is stored in FP16: use layout 16 without storage 'bf16'")
+            return replace(self, embedding_bits=LATENT)
+        if self.embedding_bits == LATENT:
+            raise ValueError(f"embedding_bits = {LATENT}: V is no part of K in this model")
         wanted = self.storage == "bf16" or (bf16 and self.storage is None)
         return replace(self, embedding_bits=BF16) if wanted and self.embedding_bits == 16 else self
 

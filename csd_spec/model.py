@@ -10,18 +10,22 @@ from csd_spec.checked import Count, value
 from csd_spec.planes import Planes, bits_of
 
 FP16_BYTES = 2
-OPAQUE, BF16 = 2, 3  # numbers of layouts
+OPAQUE, BF16, LATENT = 2, 3, 5  # numbers of layouts
 
 
 @value
 class ModelShape:
-    """What a drive needs to know of a decoder: layers, heads, head size."""
+    """What a drive needs to know of a decoder: layers, heads, head size.
+
+    latent: whether V is a part of K, so that K alone is stored.
+    """
 
     name: str
     layers: Count
     q_heads: Count
     kv_heads: Count
     head_dim: Count
+    latent: bool = False
 
     def __post_init__(self) -> None:
         if self.q_heads % self.kv_heads:
@@ -35,7 +39,7 @@ class ModelShape:
     @property
     def kv_bytes_per_token(self) -> int:
         """K and V of one token over all layers and heads, FP16."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * FP16_BYTES
+        return (2 - self.latent) * self.layers * self.kv_heads * self.head_dim * FP16_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,11 @@ class KvLayout:
     def bf16(self) -> bool:
         """Whether values are BF16: q and the output too."""
         return self.kind == BF16
+
+    @property
+    def latent(self) -> bool:
+        """Whether V is a part of K, and read with it."""
+        return self.kind == LATENT
 
     @property
     def n(self) -> int:

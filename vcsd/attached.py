@@ -91,9 +91,9 @@ class Setting:
         """The model attached to the drives until the block ends."""
         return attached(model, self)
 
-    def stored(self, dtype: torch.dtype) -> Setting:
-        """The same, with values stored as a model that computes in `dtype` has them."""
-        return replace(self, attention=self.attention.stored(dtype is torch.bfloat16))
+    def stored(self, dtype: torch.dtype, latent: bool) -> Setting:
+        """The same, with values stored as a model that computes in `dtype` has them. latent: V is a part of K."""
+        return replace(self, attention=self.attention.stored(dtype is torch.bfloat16, latent))
 
     def check(self, shape: ModelShape) -> None:
         """Raise ValueError for a model that these drives cannot serve."""
@@ -233,8 +233,9 @@ def _check_in_tiers(given: dict[str, Any]) -> None:
 def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
     """The same as `attach`, from values."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
-    setting = setting.stored(model.dtype)
-    placed, what = placement(model), setting.attention
+    placed = placement(model)
+    setting = setting.stored(model.dtype, placed.shape.latent)
+    what = setting.attention
     setting.check(placed.shape)
     known = setting.known_methods()
     check_method(what, known)

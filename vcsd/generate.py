@@ -27,8 +27,8 @@ class Attachable(Protocol):
         """The model attached; what the block gets has a `report()`."""
         ...
 
-    def stored(self, dtype: torch.dtype) -> Attachable:
-        """The same, with values stored as a model that computes in `dtype` has them."""
+    def stored(self, dtype: torch.dtype, latent: bool) -> Attachable:
+        """The same, with values stored as a model that computes in `dtype` has them. latent: V is a part of K."""
         ...
 
     def check(self, shape: ModelShape) -> None:

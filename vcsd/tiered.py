@@ -69,7 +69,7 @@ class TierSetting:
         finally:
             kv.close()
 
-    def stored(self, dtype: torch.dtype) -> TierSetting:
+    def stored(self, dtype: torch.dtype, latent: bool) -> TierSetting:
         """Tiers keep values as they are."""
         return self
 

@@ -159,7 +159,7 @@ def run(
         path = model or CHECKPOINT
         loaded, tokenizer = load(path, device)
         shape = placement(loaded).shape
-        setting = setting.stored(loaded.dtype)
+        setting = setting.stored(loaded.dtype, shape.latent)
         setting.check(shape)
         inputs = encode(loaded, tokenizer, prompt, text.batch, text.max_new_tokens, text.seed)
         rows, longest = inputs["input_ids"].shape[0], inputs["input_ids"].shape[1] + text.max_new_tokens

@@ -138,7 +138,8 @@ class Reader:
         if is_lossy(view.layout.kind):
             plans = [self.refined_pages(view, wanted, counts)]
         else:
-            plans = [self.token_pages(view, slots, wanted, counts) for slots in (view.k_slots, view.v_slots)]
+            stored = (view.k_slots,) if view.layout.latent else (view.k_slots, view.v_slots)
+            plans = [self.token_pages(view, slots, wanted, counts) for slots in stored]
         columns = zip(*((p.ppns, p.useful, p.nbytes) for p in plans), strict=True)
         ppns, useful, nbytes = (np.concatenate(column) for column in columns)
         plan = PagePlan(ppns, useful, nbytes, np.array([ppns.size]))

@@ -26,6 +26,7 @@ class Sequence:
         self.lengths: I64 = np.zeros(layers, np.int64)
         self.maps: dict[str, GroupMap] = layout_of(layout).maps(layout, layers, heads)
         self.primary = {name: mapped for name, mapped in self.maps.items() if isinstance(mapped, PrimaryMap)}
+        self.holding = {"v": self.primary["k"]} | self.primary if layout.latent else self.primary  # rows by source
         self.newest = -1
         self.owners: list[list[tuple[int, int]]] = [[] for _ in range(layers)]
         self.writer = writer
@@ -41,12 +42,12 @@ class Sequence:
 
     def rows(self, banks: tuple[U16, U16], source: str, layer: int, tokens: range) -> U16:
         """Rows (tokens, H, d) of K or V as they are stored; (tokens, H, 2 d) of both."""
-        parts = [self.primary[name].rows(banks, layer, tokens) for name in source]
+        parts = [self.holding[name].rows(banks, layer, tokens) for name in source]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
 
     def stored_in(self, source: str, layer: int, tokens: range) -> U32:
         """Slots (streams, groups) of the pages with those rows."""
-        holders = dict.fromkeys(self.primary[name].holder for name in source)
+        holders = dict.fromkeys(self.holding[name].holder for name in source)
         ends = [(each, tokens.start // each.per_group, -(-tokens.stop // each.per_group)) for each in holders]
         return np.concatenate([each.slots[layer, :, first:last] for each, first, last in ends])
 

@@ -97,15 +97,20 @@ def _attend(
     if mask is not None and mask.shape[-1] > past + new:
         mask = mask[..., : past + new]  # of a cache of fixed size it is as long as that
     admitted = cache.admit(mask, batch, past, new)
+    latent = layer.latent_space(module, key) if cache.driver.shape.latent else None
     if past and new == 1:
+        query = query if latent is None else latent.queries(query)
         # Drives divide by sqrt(d); models with another scale, and no other terms, get it through q
         scaling = asked["scaling"]
         factor = 1.0 if scaling is None or layer.number in cache.driver.terms else scaling * query.shape[-1] ** 0.5
         if abs(factor - 1) > ROUNDING:
             query = query * factor
         out = _decode(layer, query, key, value, admitted[:, 0])
+        out = out if latent is None else latent.outputs(out)
     else:
         keys, values = _read_back(layer, key, value) if past else (key, value)
+        if latent is not None:
+            keys, values = latent.expand(keys)
         _tell(layer, query, asked)
         out = attend_on_device(module, query, keys, values, mask, asked)
         _ship(layer, key, value, admitted)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from transformers.cache_utils import CacheLayerMixin
 
 from host_driver.driver import Batch, Driver, MiniBatch
+from host_driver.hf.latent import Latent
 from host_driver.hf.own_cache import Elsewhere, OwnCache
 from host_driver.hf.shape import Unsupported
 
@@ -33,6 +34,7 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
         super().__init__()
         self._cache, self.index, self.number = weakref.ref(cache), index, number
         self.length = 0  # positions seen, padding included
+        self._latent: Latent | None = None
 
     @property
     def cache(self) -> CsdCache:
@@ -42,6 +44,10 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         shape = self.cache.driver.shape
+        if shape.latent and (key_states.shape[1], key_states.shape[3] + value_states.shape[3]) == (1, shape.head_dim):
+            self.cache.open(key_states.shape[0])
+            self.is_initialized = True
+            return
         for name, states in (("key", key_states), ("value", value_states)):
             if states.shape[1] != shape.kv_heads or states.shape[3] != shape.head_dim:
                 raise Unsupported(
@@ -61,6 +67,12 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
         keys = key_states.view(key_states.shape)  # an object of its own, so that nobody else's tensor is marked
         keys.csd_layer = cache.pending = self  # type: ignore[attr-defined]  # a mark of ours, read back by attention
         return keys, value_states
+
+    def latent_space(self, module: torch.nn.Module, rows: torch.Tensor) -> Latent:
+        """The way to latent space of a layer whose K and V are expanded from rows, found once."""
+        if self._latent is None:
+            self._latent = Latent(module, rows)
+        return self._latent
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0

@@ -19,6 +19,7 @@ from host_driver.driver import Driver
 from host_driver.hf.adapters import ADAPTERS, adapted
 from host_driver.hf.attention import csd_attention, register
 from host_driver.hf.cache import IMPLEMENTATION, CsdCache
+from host_driver.hf.latent import in_latent_space
 from host_driver.hf.own_cache import C, OwnCache, behind
 from host_driver.hf.shape import Placement, Unsupported
 from host_driver.turnstile import TurnBroken
@@ -71,7 +72,8 @@ def _asking(model: PreTrainedModel) -> Iterator[None]:
     before = model.config._attn_implementation
     model.set_attn_implementation(IMPLEMENTATION)
     try:
-        yield
+        with in_latent_space(model):
+            yield
     finally:
         model.set_attn_implementation(before)
 

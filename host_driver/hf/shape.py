@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
@@ -11,6 +11,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from csd_spec import ModelShape
 from csd_spec.model import FP16_BYTES
 from host_driver.hf.adapters import ADAPTERS
+from host_driver.hf.latent import latent_modules
 
 FULL = "full_attention"
 WINDOWS = "sliding_attention", "chunked_attention"
@@ -65,6 +66,8 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
     config = model.config.get_text_config(decoder=True)
     if _bends(model, config):
         raise Unsupported(f"{name} caps its attention logits, or has sinks beside them, which only drives do")
+    if placed.shape.latent:
+        raise Unsupported(f"{name} expands what it caches to K and V, which only drives do")
     if config.model_type in ADAPTERS:
         raise Unsupported(f"{name} does not let its attention be replaced (it does not call AttentionInterface)")
     if other := sorted(set(placed.kinds) - {FULL}):
@@ -96,6 +99,9 @@ def placement(model: PreTrainedModel) -> Placement:
         kv_heads=kv_heads,
         head_dim=head_dim,
     )
+    if latent := latent_modules(model):
+        d = latent[0].kv_lora_rank + latent[0].qk_rope_head_dim
+        shape = replace(shape, kv_heads=1, head_dim=d, latent=True)
     kept = (
         Window(window, 2 * heads * channels * FP16_BYTES)
         for window, (_, heads, channels) in zip(windows, shapes, strict=True)

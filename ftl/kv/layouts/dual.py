@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from csd_spec import KvLayout
-from csd_spec.model import BF16
+from csd_spec.model import BF16, LATENT
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.coded import CodedEmbeddingMap
 from ftl.kv.layouts.embedding import EmbeddingMap
@@ -28,6 +28,12 @@ def maps(form: KvLayout, layers: int, heads: int) -> dict[str, GroupMap]:
     }
 
 
+def latent_maps(form: KvLayout, layers: int, heads: int) -> dict[str, GroupMap]:
+    """K, of which V is a part, and the copy of K."""
+    return {name: mapped for name, mapped in maps(form, layers, heads).items() if name != "v"}
+
+
+LATENT_ROWS = Layout("latent", LATENT, partial(KvLayout.for_context, kind=LATENT), latent_maps)
 BF16_ROWS = Layout("bf16", BF16, partial(KvLayout.for_context, kind=BF16), maps)  # FP16 in all but what values mean
 FP16, INT8, INT4 = (
     Layout(name, bits, partial(KvLayout.for_context, bits=bits), maps)

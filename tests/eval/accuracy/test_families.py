@@ -67,7 +67,7 @@ def test_what_goes_round_the_tiers_is_seen(monkeypatch):
         ("xglm", "AttentionInterface"),
         ("mllama", "cross-attention"),
         ("diffllama", "twice"),
-        ("deepseek_v3", "1 heads x 16 channels"),
+        ("jetmoe", "did not pass the cached keys"),
         ("pi0", "has no num_hidden_layers and no num_attention_heads in its config"),
     ],
 )

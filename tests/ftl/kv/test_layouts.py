@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from csd_spec import KvLayout
+from csd_spec.model import BF16, LATENT
 from ftl import LAYOUTS, Ftl, Layout
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.embedding import EmbeddingMap
@@ -59,6 +60,8 @@ def test_numbers_are_those_that_commands_carry():
     assert {
         1: "plain",
         2: "opaque",
+        3: "bf16",
+        5: "latent",
         16: "fp16",
         8: "int8",
         4: "int4",
@@ -121,3 +124,31 @@ def test_a_newcomers_layout_does_what_the_others_do(small_drive, signs):
         bits = np.unpackbits(pages, axis=2).reshape(H, full * form.n, D)
         np.testing.assert_array_equal(bits.transpose(1, 0, 2), np.signbit(k[: full * form.n]))
         assert ftl.embedding_pages(view, np.zeros((H, 1), np.int32)).ppns.size == -(-length // form.n) * H - H
+
+
+@pytest.mark.parametrize("number", [BF16, LATENT])
+def test_storage_of_other_kinds_survives_a_loss_of_power(small_drive, number):
+    """Append, fork, crop, collection and recovery; of latent rows K is kept, and is V as well."""
+    ftl, generator = Ftl(small_drive), np.random.default_rng(0)
+    form = LAYOUTS[number].form(small_drive.geometry.page_bytes, D, 512)
+    (handle,) = ftl.create(1, 1, H, form)
+    k, v = (generator.integers(0, 0x7F00, (150, H, D)).astype(np.uint16).view(np.float16) for _ in range(2))
+    for first in range(0, 150, 50):
+        part = slice(first, first + 50)
+        ftl.append([handle], 0, np.array([50]), k[part], v[part], 0)
+    child = ftl.fork(handle)
+    ftl.crop(handle, 0, 70, 0)
+    for _ in range(20):  # garbage for the collector
+        (other,) = ftl.create(1, 1, H, form)
+        ftl.append([other], 0, np.array([150]), k, v, 0)
+        ftl.free([other], 0)
+    ftl.flush(0)
+    ftl.nand.power_on()
+    ftl = Ftl(small_drive, ftl.nand)
+    for each, length in ((handle, 70), (child, 150)):
+        stored_k, stored_v, plan = ftl.read_back(each, 0)
+        kept_v = k if number == LATENT else v
+        np.testing.assert_array_equal(stored_k.view(np.uint16), k[:length].view(np.uint16))
+        np.testing.assert_array_equal(stored_v.view(np.uint16), kept_v[:length].view(np.uint16))
+        pages = plan.ppns.size
+        assert pages == length // form.n * H * (1 if number == LATENT else 2)
