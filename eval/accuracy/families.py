@@ -30,15 +30,17 @@ PAGE = """# Which architectures are served
 `vcsd eval families --page docs/families.md`, transformers {version}: {found}.
 
 Every decoder that transformers has for causal language models, and those for text from images, is built tiny with
-random weights from its own default config, and generates: a prompt alone, and a batch of two of which one is padded
-on the left; with the model's own attention, and with dense attention in two drives (one where there is one KV head).
-In drives it is given the tokens of its own decoding, so that the logits of every step can be compared, and nearly
-tied tokens do not matter. What attach refuses at once does not generate. All experts take part, since rounding
-decides between nearly tied ones.
+random weights from its own default config, and generates in two turns on one cache, 64 steps and 8: a prompt of 40
+tokens alone, and a batch of three of which two are padded on the left; windows have 32 tokens. With the model's own
+attention, and with dense attention in one drive and in three (as many as there are KV heads where those are fewer). In
+drives it is given the tokens of its own decoding, so that the logits of every step can be compared, and nearly tied
+tokens do not matter. What attach refuses at once does not generate. All experts take part, since rounding decides
+between nearly tied ones.
 
 - **right**: all steps were in drives, and no logit differs by more than 2^-7 of the largest, nor by more than a quarter
   of what another first token of the prompt makes of them (*control*, which reaches those steps by attention alone).
-  Storage and link are FP16, 11 bits, and each layer rounds q, k, v and the output.
+  Storage and link are FP16, 11 bits, and each layer rounds q, k, v and the output. Layers of full attention are in
+  drives; windows, linear, recurrent and convolution layers stay with the model's own cache.
 - **refused** with a reason, before the first token; the reason was then found in the model by another way: its own
   cache, its modules, or what its layers give to an attention that only takes notes.
 - **not_built**: default sizes that do not go together when they are shrunk, packages that are not installed, models
