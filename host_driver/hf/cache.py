@@ -194,7 +194,7 @@ class CsdCache(OwnCache):
         part.batch, part.rows, part.mini_batch, part.valid = self.batch, rows, mini_batch, self.valid[rows]
         part._in_forward = True
         for mine, theirs in zip(self.own_layers, part.own_layers, strict=True):
-            theirs.length, theirs.is_initialized = mine.length, True
+            theirs.length, theirs.is_initialized, theirs._latent = mine.length, True, mine._latent
         return part
 
     def merge(self, parts: list[CsdCache]) -> None:

@@ -31,7 +31,9 @@ def attend_on_device(
         return by_sdpa
     new, tokens = query.shape[2], key.shape[2]
     if mask is None:
-        mask = torch.ones(new, tokens, dtype=torch.bool, device=query.device).tril(tokens - new)[None, None]
+        mask = torch.ones(1, 1, new, tokens, dtype=torch.bool, device=query.device)
+        if asked.get("is_causal", getattr(module, "is_causal", True)) is not False:
+            mask = mask.tril(tokens - new)
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     scale = asked.get("scaling") or query.shape[-1] ** -0.5

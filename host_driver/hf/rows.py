@@ -23,6 +23,7 @@ from csd_spec.arrays import F32
 from host_driver.hf.attention import check_asked
 from host_driver.hf.cache import IMPLEMENTATION as DRIVES
 from host_driver.hf.forward import check_free
+from host_driver.hf.latent import latent_modules
 from host_driver.hf.shape import Unsupported
 from host_driver.rows import RowKv
 from residency.executor import Attention
@@ -82,6 +83,8 @@ class RowModel:
         self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
         if kind := next((kind for kind in _BY_LONGEST if kind in _kinds_of_rope(model.config)), None):
             raise Unsupported(f"{type(model).__name__} turns positions by the longest of a batch (rope of kind {kind})")
+        if latent_modules(model):
+            raise Unsupported(f"{type(model).__name__} expands what it caches to K and V, which rows do not do")
         if "position_ids" not in takes:
             raise Unsupported(f"{type(model).__name__} takes no position_ids: requests of different lengths need them")
 

@@ -66,8 +66,6 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
     config = model.config.get_text_config(decoder=True)
     if _bends(model, config):
         raise Unsupported(f"{name} caps its attention logits, or has sinks beside them, which only drives do")
-    if placed.shape.latent:
-        raise Unsupported(f"{name} expands what it caches to K and V, which only drives do")
     if config.model_type in ADAPTERS:
         raise Unsupported(f"{name} does not let its attention be replaced (it does not call AttentionInterface)")
     if other := sorted(set(placed.kinds) - {FULL}):

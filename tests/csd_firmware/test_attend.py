@@ -1,5 +1,7 @@
 """Rows beside the output of an `Attend`: what a method has of them, and what it may say itself."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -63,3 +65,45 @@ def test_rows_of_another_shape_are_an_error_of_the_method(small_drive):
     assert done.status is Status.INVALID_FIELD
     assert done.reason.startswith("method misshapen: ValueError")
     assert bench.firmware.ftl.sequence(bench.seqs[0]).lengths.tolist() == [0, 20]
+
+
+TERMS = np.tile(np.array([0.3, 1.5, 0.5, 0.01], np.float32), (H, G, 1))
+
+
+def test_terms_of_a_command_are_the_oracles(small_drive):
+    """Also in what they add to its bytes."""
+    bench, sent = Bench(small_drive, LENGTHS), []
+    step = bench.firmware.step
+
+    def told(command, now_ns):
+        sent.append(replace(command, terms=TERMS))
+        return step(sent[-1], now_ns)
+
+    bench.firmware.step = told
+    done, _ = bench.attend("dense")
+    plain, _ = Bench(small_drive, LENGTHS).attend("dense")
+    assert done.link_bytes == plain.link_bytes + TERMS.nbytes
+    for b, h in np.ndindex(3, H):
+        args = (each.astype(np.float64) for each in (sent[-1].q[b, h], bench.K[b][:, h], bench.V[b][:, h], TERMS[h]))
+        np.testing.assert_allclose(done.data[0][b, h], reference.dense(*args), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [(0, np.inf), (0, np.nan), (1, 0), (1, -3), (2, np.inf), (2, np.nan), (3, np.nan), (3, np.inf)]
+)
+def test_terms_that_mean_nothing_are_refused(small_drive, column, value):
+    bench, terms = Bench(small_drive, [20]), TERMS.copy()
+    terms[1, 0, column] = value
+    step, before = bench.firmware.step, bench.state()
+    bench.firmware.step = lambda command, now_ns: step(replace(command, terms=terms), now_ns)
+    with pytest.raises(AssertionError, match="terms: "):
+        bench.attend("dense")
+    assert bench.state()[0] == before[0]
+
+
+def test_terms_of_another_shape_are_refused(small_drive):
+    bench = Bench(small_drive, [20])
+    step = bench.firmware.step
+    bench.firmware.step = lambda command, now_ns: step(replace(command, terms=TERMS[:1]), now_ns)
+    with pytest.raises(AssertionError, match="must have shape"):
+        bench.attend("dense")

@@ -73,6 +73,8 @@ BYTES = [
 ]
 SINGLE = half(2, 2).astype(np.float32)
 COMMANDS = [verb.example(SEQS, H=3, G=2, d=8) for verb in VERBS.values()]
+TERMS = np.array([[[0.1, np.inf, -np.inf, 0.5], [0.2, 30, 1, 0]]] * 3, np.float32)
+COMMANDS += [replace(command, terms=TERMS) for command in COMMANDS if isinstance(command, Attend)]
 
 
 def test_every_verb_has_its_bytes():
