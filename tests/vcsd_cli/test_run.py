@@ -14,7 +14,9 @@ def test_run_json_has_every_key(capsys, monkeypatch):
     )
     result = json.loads(out)
     assert code == 0
-    assert result["model"] == {"name": "checkpoint", "layers": 4, "q_heads": 8, "kv_heads": 4, "head_dim": 64}
+    shape = {"layers": 4, "q_heads": 8, "kv_heads": 4, "head_dim": 64, "latent": False}
+    assert result["model"] == {"name": "checkpoint"} | shape
+    assert result["layers"]["in_drives"] == [0, 1, 2, 3]
     assert (result["attention"], result["convention"]) == ("sparf", "paper")
     stored = len(PROMPT) + 11
     k = -(-stored // 8)
@@ -74,7 +76,9 @@ def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch)
         (["--batch", "0"], "--batch"),
         (["--attention", "magic"], "magic"),
         (["--drives", "two"], "--drives"),
-        (["--embedding-bits", "5"], "--embedding-bits"),
+        (["--embedding-bits", "7"], "--embedding-bits"),
+        (["--layout", "latent"], "V is no part of K"),
+        (["--storage", "fp8"], "--storage"),
         (["--attention", "sparf", "--layout", "planes2"], "use planes2-exact"),
         (["--attention", "ours", "--layout", "int4"], "has no planes"),
         (["--methods", "/nowhere.py"], "/nowhere.py"),
