@@ -146,17 +146,17 @@ def _decode(
     (rows16,) = stage(together, bf16=bf16)()  # at once: each of a few small steps takes longer than the bytes
     of_q, of_k = q.shape[1], k.shape[1]
     q16, k16, v16 = rows16[:, :of_q, 0], rows16[:, of_q : of_q + of_k, 0], rows16[:, of_q + of_k :, 0]
-    if all(admitted.tolist()):
-        try:
+    try:
+        if all(admitted.tolist()):
             out = cache.driver.decode(cache.batch, cache.rows, cache.mini_batch, layer.number, q16, k16, v16)
-        except DeviceError:
-            _check_range(layer, together, rows16)
-            raise
-    else:
-        out, rows = np.zeros(q16.shape, np.float16), (cache.rows.start or 0) + np.flatnonzero(admitted)
-        if rows.size:
-            new = (each[admitted] for each in (q16, k16, v16))
-            out[admitted] = cache.driver.decode(cache.batch, rows, cache.mini_batch, layer.number, *new)
+        else:
+            out, rows = np.zeros(q16.shape, np.float16), (cache.rows.start or 0) + np.flatnonzero(admitted)
+            if rows.size:
+                new = (each[admitted] for each in (q16, k16, v16))
+                out[admitted] = cache.driver.decode(cache.batch, rows, cache.mini_batch, layer.number, *new)
+    except DeviceError:
+        _check_range(layer, together, rows16)
+        raise
     return unstage(out[:, None], q, bf16)
 
 

@@ -54,6 +54,10 @@ class OwnCache(Elsewhere, Cache):
     def end_forward(self) -> None:
         """The model's forward is over; raises where it left something out."""
 
+    def tear(self, torn: bool) -> None:
+        """Let the cache be used no more, where it is torn."""
+        self._torn |= torn
+
     def check_whole(self) -> None:
         """Raise Unsupported where a forward has failed."""
         if self._torn:

@@ -119,3 +119,13 @@ def test_a_window_alone_leaves_nothing_for_drives():
     model = Qwen3ForCausalLM(Qwen3Config(**SIZES, num_hidden_layers=2, **windows))
     with pytest.raises(vcsd.Unsupported, match="nothing is for drives"), vcsd.attach(model):
         pass
+
+
+def test_rows_that_only_windows_have_moved_are_of_no_use():
+    model = made(gemma3)
+    with vcsd.attach(model, attention="dense"):
+        cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).past_key_values
+        with pytest.raises(vcsd.Unsupported, match="beam search"):
+            cache.reorder_cache(torch.tensor([1, 0]))
+        with pytest.raises(vcsd.Unsupported, match="start a new one"):
+            model(torch.tensor([[5], [6]]), past_key_values=cache)
