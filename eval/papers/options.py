@@ -33,12 +33,16 @@ class Machine:
     model: Annotated[str | None, typer.Option(help="model profile: a name or a YAML file (default: the paper's)")] = (
         None
     )
-    gpu: Annotated[str | None, typer.Option(help="GPU profile: a name or a YAML file (default: the paper's)")] = None
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU profile: a name, as many as 8xh100, or a YAML file (default: the paper's)")
+    ] = None
     host: Annotated[str | None, typer.Option(help="host profile: a name or a YAML file (default: the paper's)")] = None
 
     def profiles(self, model: str, gpu: str, host: str) -> tuple[Model, Gpu, Host]:
-        """Those that these options name, or else these, the paper's."""
-        return Model.load(self.model or model), Gpu.load(self.gpu or gpu), Host.load(self.host or host)
+        """Those that these options name, or else these, the paper's: of its GPU as many as hold the model."""
+        decoder = Model.load(self.model or model)
+        found = Gpu.some(self.gpu) if self.gpu else Gpu.load(gpu).holding(decoder.weight_bytes)
+        return decoder, found, Host.load(self.host or host)
 
 
 def cell(value: Any) -> str:

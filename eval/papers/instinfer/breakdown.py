@@ -20,12 +20,11 @@ from eval.papers.instinfer.options import (
     run,
 )
 from eval.papers.instinfer.runs import Case, Runs
-from eval.papers.instinfer.systems import DENSE, OURS, SPARF, Result
+from eval.papers.instinfer.systems import IN_DRIVES, Result
 from eval.papers.options import Machine, Simulated
 from eval.plot import save_figure, stack
 
 HOSTS = ("FlexGen", "FlexGen-SparQ")
-IN_DRIVES = (DENSE, SPARF, OURS)
 SHARES = ("kv_share", "engine_share", "other_share")
 COLUMNS = ("system", "batch", "step_s", *SHARES, "hidden_s", "reason")
 

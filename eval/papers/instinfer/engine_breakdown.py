@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from eval.experiment import Outcome
+from typing import Any
+
+from eval.experiment import Outcome, flat
 from eval.options import Picture, check_picture, number
 from eval.papers.instinfer.options import (
     BatchSizes,
@@ -13,24 +15,23 @@ from eval.papers.instinfer.options import (
     rows_outcome,
     run,
 )
-from eval.papers.instinfer.runs import Case, Runs
-from eval.papers.instinfer.systems import DENSE, OURS, SPARF
+from eval.papers.instinfer.runs import Case, Runs, enough
+from eval.papers.instinfer.systems import DENSE, IN_DRIVES, InStorage, Setup, in_drives
 from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
 
-IN_DRIVES = (DENSE, SPARF, OURS)
 COLUMNS = ("system", "unit", "s", "share")
 
 
-def cases(batch: int, drives: int) -> list[Case]:
+def cases(batch: int, drives: int, systems: tuple[InStorage, ...] = IN_DRIVES) -> list[Case]:
     """What `rows` needs."""
-    return [Case(IN_DRIVES, batch, drives)]
+    return [Case(systems, batch, drives)]
 
 
 def rows(runs: Runs, batch: int, drives: int) -> Rows:
     """A row for each system and unit."""
     made: Rows = []
-    for result in (runs.drive(system, batch, drives) for system in IN_DRIVES):
+    for result in (runs.drive(system, batch, drives) for system in in_drives(runs.setup.model)):
         total = sum((result.units_s or {}).values())
         for unit, seconds in (result.units_s or {}).items():
             made.append({"system": result.system, "unit": unit, "s": seconds, "share": seconds / total})
@@ -41,16 +42,48 @@ def experiment(
     machine: Machine,
     work: Work,
     simulated: Simulated,
-    drives: DriveCount = 1,
+    drives: DriveCount | None = None,
     batch_sizes: BatchSizes = "64",
     compression: CompressionFactor = 8,
     plot: Picture = None,
 ) -> Outcome:
-    """Seconds of each unit of a drive in the middle decode step (figure 16)."""
+    """Seconds of each unit of a drive in the middle decode step (figure 16), and how tokens would best be shared by
+    drives and a GPU."""
     check_picture(plot)
     setup, batch = work.setup(machine, simulated, compression), number("batch_sizes", batch_sizes)
-    runs = run(simulated, setup, cases(batch, drives))
+    systems = in_drives(setup.model)
+    drives = drives or enough(setup, systems, batch)
+    runs = run(simulated, setup, cases(batch, drives, systems))
     found = rows(runs, batch, drives)
     if plot:
         save_figure(lines(found, "unit", "s", "system"), plot)
-    return rows_outcome(f"A drive's units, batch {batch}", found, COLUMNS, runs)
+    units = rows_outcome(f"A drive's units, {setup.model.name}, batch {batch}, {drives} drives", found, COLUMNS, runs)
+    dense = runs.drive(DENSE, batch, drives)
+    if dense.reason:
+        return units
+    shared = split(setup, batch, dense.step.kv_s, dense.step.engine_s)
+    shown = flat("tokens shared by drives and the GPU, dense", shared).shown
+    return Outcome(units.result | {"split": shared}, [*units.shown, *shown])
+
+
+def split(setup: Setup, batch: int, flash_s: float, engine_s: float) -> dict[str, Any]:
+    """Dense attention of a step to all tokens: in drives, one unit after the other; on the GPU, where its memory has K
+    and V, or where they come over the link; and the share of tokens in drives at which both are done at once.
+
+    engine_times: how fast the engine would have to be for flash to be all that a drive waits for, beside it.
+    """
+    drives_s, gpu_s = flash_s + engine_s, setup.attention_s(batch)
+    link_s = max(gpu_s, setup.kv_bytes(batch, float(setup.steps.mean())) / (setup.host.gpu_link_gb_per_s * 1e9))
+    shares = {name: s / (s + drives_s) for name, s in (("gpu", gpu_s), ("link", link_s))}
+    return {
+        "bound_by": "engine" if engine_s > flash_s else "flash",
+        "flash_s": flash_s,
+        "engine_s": engine_s,
+        "engine_times": engine_s / flash_s,
+        "gpu_memory_s": gpu_s,
+        "gpu_link_s": link_s,
+        "in_drives_beside_gpu_memory": shares["gpu"],
+        "in_drives_beside_link": shares["link"],
+        "step_beside_gpu_memory_s": shares["gpu"] * drives_s,
+        "step_beside_link_s": shares["link"] * drives_s,
+    }

@@ -9,13 +9,23 @@ from typing import Any
 
 import numpy as np
 
+from csd_spec.model import LATENT
 from eval.papers.instinfer.simulate import SimulatedDrive
-from eval.papers.instinfer.systems import Breakdown, Constants, InStorage, Result, Setup, deepspeed, finish, flexgen
+from eval.papers.instinfer.systems import (
+    ON_HOSTS,
+    Breakdown,
+    Constants,
+    InStorage,
+    Result,
+    Setup,
+    finish,
+)
 from eval.sweep import cores, sweep
-from ftl import OutOfSpace
+from ftl import LAYOUTS, OutOfSpace
 from vcsd.progress import Tick, no_tick
 
 WORKER_BYTES = 5 << 30  # what one worker may need: batch 256 of OPT-13B's layers on one drive takes 4.4 GB
+MOST_PAGES, SAMPLED = 160_000_000, 40_000_000  # that a worker holds; of a part, when it is less than all
 Key = tuple[InStorage, int, int]  # system, batch, drives
 
 
@@ -37,9 +47,7 @@ class Runs:
     def host(self, system: str, batch: int, drives: int = 1, constants: Constants | None = None) -> Result:
         """A system that attends on the host or the GPU."""
         setup = replace(self.setup, constants=constants) if constants else self.setup
-        if system == "DeepSpeed":
-            return deepspeed(setup, batch, drives)
-        return flexgen(setup, batch, drives, sparse=system == "FlexGen-SparQ")
+        return ON_HOSTS[system](setup, batch, drives)
 
     def drive(self, system: InStorage, batch: int, drives: int = 1) -> Result:
         """A system that attends in drives."""
@@ -48,7 +56,7 @@ class Runs:
     @property
     def sampled(self) -> dict[str, dict[str, int]]:
         """How many layers' steps were simulated, of how many; nothing where that is all."""
-        some, every = len(self.setup.layers), self.setup.model.layers
+        some, every = len(self.setup.layers), self.setup.model.shape.layers
         return {"layers": {"simulated": some, "of": every}} if some < every else {}
 
 
@@ -67,6 +75,37 @@ class Fill:
         return -(-self.setup.model.kv_heads // self.drives)
 
     @property
+    def sequences(self) -> int:
+        """Of that drive: all, or a part where all heads share a row of K."""
+        return -(-self.batch // self.drives) if self.setup.model.latent else self.batch
+
+    @property
+    def layout(self) -> int:
+        """The number of that in which K and V are stored."""
+        return LATENT if self.setup.model.latent else self.systems[0].bits
+
+    @property
+    def fits(self) -> bool:
+        """Whether the drive has pages for all that is written in the end."""
+        return self._pages <= self.setup.drive.geometry.pages
+
+    @property
+    def sampled(self) -> int:
+        """Sequences that are simulated: all, or where that is more than a worker can hold a part, which others are
+        like."""
+        return self.sequences if self._pages <= MOST_PAGES else max(1, self.sequences * SAMPLED // self._pages)
+
+    @property
+    def _pages(self) -> int:
+        """That a drive gets."""
+        setup, layout = self.setup, LAYOUTS[self.layout]
+        shape, tokens = setup.model.shape, setup.input + setup.output
+        form = layout.form(setup.drive.geometry.page_bytes, shape.head_dim, tokens)
+        maps = layout.maps(form, 1, self.heads).values()
+        pages = sum(each.streams * (tokens // each.per_group) for each in maps if each.programmed)
+        return shape.layers * self.sequences * pages
+
+    @property
     def ticks(self) -> int:
         return len(self.systems) * len(self.setup.points)
 
@@ -76,7 +115,7 @@ def plan(setup: Setup, cases: Iterable[Case]) -> list[Fill]:
     known: set[Key] = set()
     fills = []
     for case in cases:
-        if case.drives > setup.model.kv_heads:
+        if case.drives > setup.model.kv_heads and not setup.model.latent:
             model = setup.model
             raise ValueError(f"drives = {case.drives}: {model.name} has {model.kv_heads} KV heads to share out")
         wanted = dict.fromkeys(case.systems)
@@ -86,6 +125,14 @@ def plan(setup: Setup, cases: Iterable[Case]) -> list[Fill]:
             mine = tuple(system for system in new if system.bits == bits)
             fills.append(Fill(setup, mine, case.batch, case.drives))
     return fills
+
+
+def enough(setup: Setup, systems: tuple[InStorage, ...], batch: int) -> int:
+    """The fewest drives, a power of two, that hold a batch; as many as can share it where none do."""
+    most, drives = batch if setup.model.latent else setup.model.kv_heads, 1
+    while 2 * drives <= most and not all(Fill(setup, (each,), batch, drives).fits for each in systems):
+        drives *= 2
+    return drives
 
 
 def count_ticks(setup: Setup, cases: Iterable[Case]) -> int:
@@ -110,14 +157,18 @@ def run(fill: Fill, tick: Tick = no_tick) -> list[Result]:
     wall_s, programs_s = [0.0] * len(systems), 0.0
     try:
         tokens = setup.input + setup.output
-        drive = SimulatedDrive(setup.drive, setup.model.shape, fill.heads, fill.batch, tokens, systems[0].bits)
+        if not fill.fits:
+            raise OutOfSpace("it has fewer pages")
+        drive = SimulatedDrive(setup.drive, setup.model.shape, fill.heads, fill.sampled, tokens, fill.layout)
+        scale = fill.sequences / fill.sampled
         for point in setup.points:
             grown_s = drive.grow(point)
-            programs_s = programs_s or grown_s
+            programs_s = programs_s or scale * grown_s
             for number, system in enumerate(systems):
                 before = drive.wall_s
-                seconds[number].append(system.simulate(setup, drive))
-                wall_s[number] += drive.wall_s - before
+                units = system.simulate(setup, drive)
+                seconds[number].append({unit: scale * s for unit, s in units.items()})
+                wall_s[number] += scale * (drive.wall_s - before)
                 tick(None)
     except OutOfSpace as error:
         for _ in range(fill.ticks - sum(map(len, seconds))):
@@ -138,10 +189,10 @@ def _result(fill: Fill, system: InStorage, units: list[dict[str, float]], wall_s
         float(np.interp(setup.steps, setup.points, [getattr(part, name) for part in parts]).mean())
         for name in ("kv_s", "engine_s", "other_s", "hidden_s")
     )
-    device_s = sum(part.kv_s + part.engine_s for part in parts) * len(setup.layers) / setup.model.layers
+    device_s = sum(part.kv_s + part.engine_s for part in parts) * len(setup.layers) / setup.model.shape.layers
     middle = units[len(units) // 2]
     more: dict[str, Any] = {"units_s": {unit: s for unit, s in middle.items() if unit != "pages"}}
-    more["realtime_factor"] = device_s / wall_s
+    more["realtime_factor"], more["simulated_sequences"] = device_s / wall_s, fill.sampled
     return finish(setup, system.name, fill.batch, fill.drives, prefill_s, Breakdown(*means), **more)
 
 

@@ -6,6 +6,7 @@ link, and what the runtime spends for each sequence and layer).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -72,28 +73,38 @@ class Setup:
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers whose decode steps are simulated."""
-        return spread(self.sampled_layers or self.model.layers, self.model.layers)
+        layers = self.model.shape.layers
+        return spread(self.sampled_layers or layers, layers)
 
     def kv_bytes(self, batch: int, tokens: float) -> float:
-        """K and V of a batch."""
+        """K and V of a batch in the layers that attend to all tokens."""
         return batch * tokens * self.model.shape.kv_bytes_per_token
 
     def stored(self, home: str, batch: int, share: float = 1.0, weights: int = 0) -> steps.Stored:
         """K and V of a batch, or a share of them, at a place, as long as they are in the mean of decode's steps."""
-        row = self.kv_bytes(batch, 1) * share / (2 * self.model.layers)
+        row = self.kv_bytes(batch, 1) * share / (2 * self.model.shape.layers)
         return steps.Stored(home=home, tokens=float(self.steps.mean()), rows={"batch": round(row)}, weights=weights)
 
     def gpu_s(self, batch: float) -> float:
-        """One decode step of everything but attention: the larger of reading weights and multiplying."""
-        operations = 2e9 * self.model.parameters_billion * batch
-        return max(
-            self.model.weight_bytes / (self.gpu.memory_gb_per_s * 1e9), operations / (self.gpu.fp16_tflops * 1e12)
-        )
+        """One decode step of everything but attention to all tokens: the larger of reading, weights and windows, and
+        multiplying."""
+        read = self.model.read_bytes(batch) + batch * self.model.window_bytes(float(self.steps.mean()))
+        operations = 2 * self.model.active * batch
+        return max(read / (self.gpu.memory_gb_per_s * 1e9), operations / (self.gpu.fp16_tflops * 1e12))
+
+    def attention_s(self, batch: int) -> float:
+        """Attention of the middle decode step to all tokens, where the GPU holds K and V."""
+        shape, tokens = self.model.shape, float(self.steps.mean())
+        operations = 4 * batch * tokens * shape.layers * shape.q_heads * shape.head_dim
+        read_s = self.kv_bytes(batch, tokens) / (self.gpu.memory_gb_per_s * 1e9)
+        return max(read_s, operations / (self.gpu.fp16_tflops * 1e12))
 
     def prefill_gpu_s(self, batch: int) -> float:
-        """Prefill at the GPU's full rate."""
-        operations = 2e9 * self.model.parameters_billion * batch * self.input
-        return operations / (self.gpu.fp16_tflops * 1e12)
+        """Prefill at the GPU's full rate: each token past all weights, and before all tokens that it sees."""
+        shape, tokens, m = self.model.shape, self.input, self.model
+        seen = shape.layers * tokens / 2 + m.window_layers * min(tokens / 2, m.window)
+        operations = 2 * m.active + 4 * seen * shape.q_heads * shape.head_dim
+        return operations * batch * tokens / (self.gpu.fp16_tflops * 1e12)
 
     def runtime_s(self, batch: int) -> float:
         """What the runtime spends on a step, sequence by sequence and layer by layer."""
@@ -147,6 +158,7 @@ class Result:
     tokens_per_s: float = 0
     units_s: dict[str, float] | None = None  # of the drive, at the middle step
     realtime_factor: float | None = None  # device seconds over wall seconds of the simulated steps
+    simulated_sequences: int | None = None  # on a drive
 
 
 def finish(
@@ -171,7 +183,7 @@ def deepspeed(setup: Setup, batch: int, drives: int) -> Result:
         in_s = ssd.random_read_us * 1e-6 + SWAP_CLUSTER / (ssd.read_gb_per_s * 1e9)
         out_s = ssd.random_write_us * 1e-6 + SWAP_CLUSTER / (ssd.write_gb_per_s * 1e9)
         rate = SWAP_CLUSTER / (in_s + out_s)
-    gpu_s, layers = setup.gpu_s(batch), model.layers
+    gpu_s, layers = setup.gpu_s(batch), model.shape.layers
     stored = setup.stored(HOST, batch, weights=round(model.weight_bytes / layers))
     step_s = steps.step_s(steps.host_memory(rate), steps.streamed, layers, stored, Work(round(1e9 * gpu_s / layers)))
     step = Breakdown(step_s - gpu_s, 0, gpu_s)
@@ -197,7 +209,8 @@ def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Resu
     read = stored / 1.5 / setup.compression if sparse else stored
     cache = max(0.0, setup.host.dram_gib * GIB - setup.model.weight_bytes)
     other_s = setup.gpu_s(batch) + read / (gpu.memory_gb_per_s * 1e9) + setup.runtime_s(batch)
-    work, layers = Work(round(1e9 * other_s / setup.model.layers)), setup.model.layers
+    layers = setup.model.shape.layers
+    work = Work(round(1e9 * other_s / layers))
     machine = steps.files(
         c.cached_path, c.file_path, int(cache * read / stored)
     )  # of all that goes round, what is read
@@ -206,6 +219,50 @@ def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Resu
     kv_s = total_s - other_s
     written_s = setup.kv_bytes(batch, setup.input) / drain
     return finish(setup, name, batch, drives, max(prefill_s, written_s), Breakdown(kv_s, 0, other_s))
+
+
+def resident(setup: Setup, batch: int, drives: int) -> Result:
+    """K and V of the whole batch in the GPU's memory, by its data sheet."""
+    if batch > _room(setup):
+        held = f"{setup.model.weight_bytes / GIB:.0f} GiB of weights and K and V of {_room(setup)} such sequences"
+        reason = f"{setup.gpu.name} holds {held}"
+        return Result(system="GPU", batch=batch, drives=drives, reason=reason)
+    step = Breakdown(setup.attention_s(batch), 0, setup.gpu_s(batch))
+    return finish(setup, "GPU", batch, drives, setup.prefill_gpu_s(batch), step)
+
+
+def paged(setup: Setup, batch: int, drives: int) -> Result:
+    """vLLM: as many sequences as the GPU's memory has pages for, the others after them."""
+    name, room = "vLLM", min(batch, _room(setup))
+    if not room:
+        reason = f"K and V of a sequence do not fit beside the weights of {setup.model.name} on {setup.gpu.name}"
+        return Result(system=name, batch=batch, drives=drives, reason=reason)
+    full, rest = divmod(batch, room)
+    runs = [(full, resident(setup, room, drives))] + ([(1, resident(setup, rest, drives))] if rest else [])
+    prefill_s = sum(times * run.prefill_s for times, run in runs)
+    parts = [sum(times * getattr(run.step, part) for times, run in runs) for part in ("kv_s", "engine_s", "other_s")]
+    return finish(setup, name, batch, drives, prefill_s, Breakdown(*parts))
+
+
+def _room(setup: Setup) -> int:
+    """Sequences whose K and V the GPU's memory holds beside the weights."""
+    tokens = setup.input + setup.output
+    left = setup.gpu.memory_gib * GIB - setup.model.weight_bytes
+    return int(left // (setup.kv_bytes(1, tokens) + setup.model.window_bytes(tokens)))
+
+
+def offloaded(setup: Setup, batch: int, drives: int) -> Result:
+    """K and V in host memory, by the link's data sheet; the next layer comes while one is computed."""
+    name, held = "Host", setup.kv_bytes(batch, setup.input + setup.output)
+    if held > setup.host.dram_gib * GIB:
+        reason = f"K and V are {held / GIB:.0f} GiB, the host has {setup.host.dram_gib:g}"
+        return Result(system=name, batch=batch, drives=drives, reason=reason)
+    rate, layers = setup.host.gpu_link_gb_per_s * 1e9, setup.model.shape.layers
+    other_s = setup.gpu_s(batch) + setup.attention_s(batch)
+    machine, policy = steps.host_memory(rate), partial(flexgen_policy, home=HOST, ahead=1)
+    total_s = steps.step_s(machine, policy, layers, setup.stored(HOST, batch), Work(round(1e9 * other_s / layers)))
+    prefill_s = max(setup.prefill_gpu_s(batch), setup.kv_bytes(batch, setup.input) / rate)
+    return finish(setup, name, batch, drives, prefill_s, Breakdown(total_s - other_s, 0, other_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,11 +294,12 @@ class InStorage:
         engine_s = sum(units.get(unit, 0) for unit in ENGINE_UNITS)
         kv_s = sum(seconds for unit, seconds in units.items() if unit.startswith("flash"))
         model, link = setup.model, setup.drive.link
-        rows = 2 * model.q_heads + 2 * model.kv_heads  # q, k and v go down, the output comes up
+        layers = model.shape.layers
+        rows = 2 * model.q_heads + (2 - model.latent) * model.kv_heads  # q, k and v go down, the output comes up
         per_layer = link.transfer_ns(2 * batch * rows * model.head_dim // drives) / 1e9
         halves = 2 if self.batched else 1
-        commands = halves * model.layers
-        gpu_s, link_s = setup.gpu_s(batch / halves) * halves, model.layers * per_layer
+        commands = halves * layers
+        gpu_s, link_s = setup.gpu_s(batch / halves) * halves, layers * per_layer
         if self.batched:  # a command and its bytes are the drives' time, the host's work goes on for the other half
             runtime_s = commands * setup.constants.sequence_layer_s
             link_s += commands * 2 * link.command_ns / 1e9
@@ -251,7 +309,7 @@ class InStorage:
             on_gpu_s, in_drives_s = gpu_s + link_s + runtime_s, kv_s + engine_s
         work = Work(*(round(1e9 * seconds / commands) for seconds in (on_gpu_s, in_drives_s)))
         stored = steps.Stored(home=CSD, tokens=setup.input, rows=dict.fromkeys(range(halves), 1))
-        total_s = steps.step_s(steps.drives(), steps.in_turns, model.layers, stored, work)
+        total_s = steps.step_s(steps.drives(), steps.in_turns, layers, stored, work)
         parts = Breakdown(kv_s, engine_s, gpu_s + link_s + runtime_s)
         return replace(parts, hidden_s=max(0.0, parts.parts_s - total_s))
 
@@ -273,3 +331,17 @@ OURS = InStorage(
 PAGED = InStorage(
     name="Paged", method="paged", convention="bytes", compression=4, bits=4, schedule="overlapped", batched=True
 )
+IN_DRIVES = (DENSE, SPARF, OURS)
+ON_HOSTS: dict[str, Callable[[Setup, int, int], Result]] = {
+    "DeepSpeed": deepspeed,
+    "FlexGen": flexgen,
+    "FlexGen-SparQ": partial(flexgen, sparse=True),
+    "GPU": resident,
+    "vLLM": paged,
+    "Host": offloaded,
+}
+
+
+def in_drives(model: Model) -> tuple[InStorage, ...]:
+    """Systems whose drives can hold a model's K and V: ours keeps both in planes, where one row is all there is not."""
+    return (DENSE, SPARF) if model.latent else IN_DRIVES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from eval.experiment import Outcome
 from eval.options import Picture, check_picture, numbers
@@ -15,27 +16,27 @@ from eval.papers.instinfer.options import (
     rows_outcome,
     run,
 )
-from eval.papers.instinfer.runs import Case, Runs
-from eval.papers.instinfer.systems import DENSE, OURS, SPARF
+from eval.papers.instinfer.runs import Case, Runs, enough
+from eval.papers.instinfer.systems import IN_DRIVES, InStorage, Setup, in_drives
 from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
 
 HOSTS = ("DeepSpeed", "FlexGen", "FlexGen-SparQ")
-IN_DRIVES = (DENSE, SPARF, OURS)
+BY_DATA_SHEET = ("GPU", "Host", "vLLM")
 COLUMNS = ("system", "batch", "tokens_per_s", "prefill_s", "step_s", "realtime_factor", "reason")
 
 
-def cases(batches: Sequence[int], drives: int) -> list[Case]:
+def cases(batches: Sequence[int], drives: int, systems: tuple[InStorage, ...] = IN_DRIVES) -> list[Case]:
     """What `rows` needs."""
-    return [Case(IN_DRIVES, batch, drives) for batch in batches]
+    return [Case(systems, batch, drives) for batch in batches]
 
 
-def rows(runs: Runs, batches: Sequence[int], drives: int) -> Rows:
+def rows(runs: Runs, batches: Sequence[int], drives: int, hosts: Sequence[str] = HOSTS) -> Rows:
     """A row for each batch size and system."""
     made: Rows = []
     for batch in batches:
-        host = [runs.host(system, batch, drives) for system in HOSTS]
-        for result in [*host, *(runs.drive(system, batch, drives) for system in IN_DRIVES)]:
+        host = [runs.host(system, batch, drives) for system in hosts]
+        for result in [*host, *(runs.drive(system, batch, drives) for system in in_drives(runs.setup.model))]:
             made.append(
                 {
                     "system": result.system,
@@ -45,6 +46,7 @@ def rows(runs: Runs, batches: Sequence[int], drives: int) -> Rows:
                     "prefill_s": result.prefill_s,
                     "step_s": result.step.total_s,
                     "realtime_factor": result.realtime_factor,
+                    "simulated_sequences": result.simulated_sequences,
                     "reason": result.reason,
                 }
             )
@@ -55,16 +57,37 @@ def experiment(
     machine: Machine,
     work: Work,
     simulated: Simulated,
-    drives: DriveCount = 1,
+    drives: DriveCount | None = None,
     batch_sizes: BatchSizes = "4,16,32,64,128,256",
     compression: CompressionFactor = 8,
     plot: Picture = None,
 ) -> Outcome:
-    """Tokens a second of the paper's five systems and of our paged method (figures 4, 12, 13)."""
+    """Tokens a second of the paper's five systems and of our paged method (figures 4, 12, 13), and by their data sheets
+    of a GPU that holds K and V, of one that streams them from host memory, and of vLLM."""
     check_picture(plot)
     setup, batches = work.setup(machine, simulated, compression), numbers("batch_sizes", batch_sizes)
-    runs = run(simulated, setup, cases(batches, drives))
-    found = rows(runs, batches, drives)
+    systems = in_drives(setup.model)
+    drives = drives or enough(setup, systems, min(batches))
+    runs = run(simulated, setup, cases(batches, drives, systems))
+    found = rows(runs, batches, drives, (*HOSTS, *BY_DATA_SHEET))
     if plot:
         save_figure(lines(found, "batch", "tokens_per_s", "system"), plot)
-    return rows_outcome(f"Throughput, {setup.model.name}, {drives} drives", found, COLUMNS, runs)
+    model = setup.model
+    where = f"{drives} drives with {model.shape.layers} of {model.layers} layers"
+    shown = rows_outcome(f"Throughput, {model.name} on {setup.gpu.name}, {where}", found, COLUMNS, runs)
+    shown.result["model"] = kv_of(setup)
+    return shown
+
+
+def kv_of(setup: Setup) -> dict[str, Any]:
+    """What a model keeps of a token, by kind of layer, and of a sequence of the input's length."""
+    model, full = setup.model, setup.model.shape
+    windows, every = model.window_bytes(setup.input), setup.kv_bytes(1, setup.input)
+    return {
+        "name": model.name,
+        "gpu": setup.gpu.name,
+        "layers": {"full": full.layers, "window": model.window_layers},
+        "kv_bytes_per_token": {"full": full.kv_bytes_per_token, "window": model.window_bytes(1)},
+        "kv_bytes": {"full": every, "window": windows},
+        "full_share": every / (every + windows),
+    }

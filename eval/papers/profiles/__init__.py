@@ -12,6 +12,7 @@ from csd_spec.checked import value
 from nvmevirt_config.document import read_yaml
 
 FOLDER = Path(__file__).parent
+MOST = 64  # GPUs that share a model
 T = TypeVar("T", bound="Profile")
 
 
@@ -39,9 +40,33 @@ class Profile:
 class Gpu(Profile):
     """A GPU's memory and its rates."""
 
-    memory_gib: Annotated[float, Field(ge=1, le=1024)]
-    memory_gb_per_s: Annotated[float, Field(ge=20, le=20_000)]
-    fp16_tflops: Annotated[float, Field(ge=1, le=10_000)]
+    memory_gib: Annotated[float, Field(ge=1, le=1 << 16)]
+    memory_gb_per_s: Annotated[float, Field(ge=20, le=1 << 20)]
+    fp16_tflops: Annotated[float, Field(ge=1, le=1 << 19)]
+
+    @classmethod
+    def some(cls, name: str) -> Gpu:
+        """A profile, or several of one with a part of each layer on each: 8xh100."""
+        count, _, one = name.partition("x")
+        return cls.load(one).times(int(count)) if count.isdigit() and 0 < int(count) <= MOST else cls.load(name)
+
+    def times(self, count: int) -> Gpu:
+        """So many of them."""
+        if count == 1:
+            return self
+        return Gpu(
+            name=f"{count}x{self.name}",
+            memory_gib=self.memory_gib * count,
+            memory_gb_per_s=self.memory_gb_per_s * count,
+            fp16_tflops=self.fp16_tflops * count,
+        )
+
+    def holding(self, nbytes: float) -> Gpu:
+        """The fewest of them, a power of two, that hold weights and a tenth more."""
+        count = 1
+        while 1.1 * nbytes > self.memory_gib * count * 2**30 and count < MOST:
+            count *= 2
+        return self.times(count)
 
 
 @value
@@ -67,26 +92,57 @@ class Ssd(Profile):
 
 @value
 class Model(Profile):
-    """A decoder in FP16."""
+    """A decoder, its K and V in 16 bits.
+
+    window_layers: those of the layers that attend to the last `window` tokens alone. latent: heads share a row of
+    head_dim values a token, of which V is a part. active_billion: parameters that a token passes, where experts are
+    chosen. weight_bits: of a parameter.
+    """
 
     layers: Annotated[int, Field(ge=1, le=1000)]
     q_heads: Annotated[int, Field(ge=1, le=1024)]
     kv_heads: Annotated[int, Field(ge=1, le=1024)]
-    head_dim: Annotated[int, Field(ge=8, le=512)]
+    head_dim: Annotated[int, Field(ge=8, le=1024)]
     parameters_billion: Annotated[float, Field(ge=0.001, le=5000)]
+    window_layers: Annotated[int, Field(ge=0, le=1000)] = 0
+    window: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    latent: bool = False
+    active_billion: Annotated[float, Field(ge=0.001, le=5000)] | None = None
+    weight_bits: Annotated[float, Field(ge=1, le=32)] = 16
+
+    def __post_init__(self) -> None:
+        if self.window_layers >= self.layers:
+            raise ValueError(f"window_layers = {self.window_layers}: must be fewer than layers = {self.layers}")
+        if bool(self.window_layers) != bool(self.window):
+            raise ValueError(f"window = {self.window}: goes with window_layers = {self.window_layers}")
 
     @property
     def shape(self) -> ModelShape:
-        """Its attention."""
+        """Attention of the layers that attend to all tokens: what drives may hold."""
         return ModelShape(
             name=self.name,
-            layers=self.layers,
+            layers=self.layers - self.window_layers,
             q_heads=self.q_heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
+            latent=self.latent,
         )
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of the weights."""
-        return 2e9 * self.parameters_billion
+        return self.parameters_billion * 1e9 * self.weight_bits / 8
+
+    @property
+    def active(self) -> float:
+        """Parameters that a token passes."""
+        return 1e9 * (self.active_billion or self.parameters_billion)
+
+    def window_bytes(self, tokens: float) -> float:
+        """K and V of a sequence in the layers with windows."""
+        return self.window_layers * min(tokens, self.window) * 2 * self.kv_heads * self.head_dim * 2
+
+    def read_bytes(self, batch: float) -> float:
+        """Weights that a step reads: of experts those that are chosen, each token's at random."""
+        missed: float = (1 - self.active / (1e9 * self.parameters_billion)) ** batch
+        return self.weight_bytes * (1 - missed)

@@ -24,7 +24,7 @@ def test_every_shipped_profile_loads(path):
         (
             "memory_gb_per_s: 768",
             "memory_gb_per_s: 768000000000",
-            "memory_gb_per_s: must be less than or equal to 20000, got 768000000000",
+            "memory_gb_per_s: must be less than or equal to 1048576, got 768000000000",
         ),
         ("memory_gib: 48", "memory_gib: 0.048", "memory_gib: must be greater than or equal to 1, got 0.048"),
         ("memory_gib: 48", "memory_gb: 48", "memory_gb: no such field: did you mean memory_gib"),
@@ -45,3 +45,48 @@ def test_an_unknown_name_lists_those_there_are():
         ValueError, match="gpu = 'a7000': must be a YAML file or one of a100, a6000, h100, rtx4090, rtx5060ti-16gb"
     ):
         Gpu.load("a7000")
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "kv_bytes_per_token", "weight_gib"),
+    [
+        ("llama-3.1-8b", 32, 131072, 15.0),
+        ("llama-3.1-70b", 80, 327680, 131.5),
+        ("qwen3-32b", 64, 262144, 61.0),
+        ("gemma-3-27b", 10, 81920, 51.0),
+        ("gpt-oss-20b", 12, 24576, 12.8),
+        ("gpt-oss-120b", 18, 36864, 60.8),
+        ("deepseek-v3", 61, (512 + 64) * 2 * 61, 624.9),
+    ],
+)
+def test_what_models_keep_of_a_token(name, layers, kv_bytes_per_token, weight_gib):
+    model = Model.load(name)
+    assert model.shape.layers == layers
+    assert model.shape.kv_bytes_per_token == kv_bytes_per_token
+    assert model.weight_bytes / 2**30 == pytest.approx(weight_gib, abs=0.1)
+
+
+def test_windows_keep_no_more_than_they_see():
+    gemma = Model.load("gemma-3-27b")
+    assert gemma.window_bytes(512) * 2 == gemma.window_bytes(1024) == gemma.window_bytes(131072) == 416 * 2**20
+
+
+def test_experts_are_read_as_far_as_a_batch_chooses_them():
+    oss = Model.load("gpt-oss-120b")
+    assert oss.read_bytes(1) / oss.weight_bytes == pytest.approx(5.13 / 116.83)
+    assert oss.read_bytes(1000) / oss.weight_bytes == pytest.approx(1)
+
+
+def test_several_gpus_are_as_many_times_one():
+    one, eight = Gpu.load("h100"), Gpu.some("8xh100")
+    assert (eight.name, eight.memory_gib, eight.fp16_tflops) == ("8xh100", 8 * one.memory_gib, 8 * one.fp16_tflops)
+    assert Gpu.some("h100") == one
+    assert one.holding(150e9).name == "2xh100"
+
+
+@pytest.mark.parametrize(("line", "reason"), [("window: 9", "goes with window_layers"), ("window_layers: 32", "fewer")])
+def test_windows_that_are_no_part_of_a_model_are_refused(tmp_path, line, reason):
+    file = tmp_path / "mine.yaml"
+    file.write_text((FOLDER / "model" / "llama-3-8b.yaml").read_text() + line)
+    with pytest.raises(ValueError, match=reason):
+        Model.load(str(file))

@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF, Breakdown, deepspeed, flexgen
+from eval.papers.instinfer import runs
+from eval.papers.instinfer.systems import (
+    BATCHED_DENSE,
+    DENSE,
+    ON_HOSTS,
+    PAGED,
+    SPARF,
+    Breakdown,
+    deepspeed,
+    flexgen,
+)
 from eval.papers.profiles import FOLDER, Gpu, Host, Model
 from nvmevirt_config.describe import SHIPPED, load_drive
 from tests.eval.papers.instinfer.setups import in_storage, setup_of
@@ -90,3 +100,43 @@ def test_a_batch_that_overflows_a_drive_gives_the_reason():
     small = replace(PAPER, geometry=replace(PAPER.geometry, blocks_per_plane=16))
     (result,) = in_storage(setup_of(drive=small), (DENSE,), 16, 1)
     assert "batch = 16 is too much for 1 drives of 0.0086 TB" in result.reason
+
+
+def test_rivals_by_their_data_sheets():
+    setup = replace(setup_of("llama-3.1-8b", "h100"), input=32768, output=64)
+    rate, kv = 3350e9, setup.kv_bytes(4, setup.steps.mean())
+    gpu, host, vllm = (ON_HOSTS[name](setup, 4, 1) for name in ("GPU", "Host", "vLLM"))
+    assert gpu.step.total_s == pytest.approx((setup.model.weight_bytes + kv) / rate)
+    assert vllm == replace(gpu, system="vLLM")
+    assert host.step.total_s == pytest.approx(max(kv / 32e9, gpu.step.total_s), rel=0.1)
+    assert "h100 holds 15 GiB of weights and K and V of 16 such" in ON_HOSTS["GPU"](setup, 64, 1).reason
+    waves = ON_HOSTS["vLLM"](setup, 64, 1)
+    assert waves.tokens_per_s < ON_HOSTS["GPU"](setup, 16, 1).tokens_per_s
+    assert "do not fit" in ON_HOSTS["vLLM"](replace(setup, input=1 << 20), 1, 1).reason
+
+
+def test_windows_cost_the_gpu_what_they_see():
+    gemma = replace(setup_of("gemma-3-27b", "h100"), input=32768)
+    whole = replace(gemma.model, layers=10, window_layers=0, window=0)
+    more_s = gemma.gpu_s(8) - replace(gemma, model=whole).gpu_s(8)
+    assert more_s == pytest.approx(8 * 416 * 2**20 / 3350e9)
+    assert len(gemma.layers) == 10
+
+
+def test_latent_rows_are_stored_once_and_shared_out_by_sequence():
+    latent = replace(setup_of("llama-3.1-8b", "h100"), input=256, output=64)
+    latent = replace(latent, model=replace(latent.model, kv_heads=1, head_dim=576, q_heads=128, latent=True))
+    one, two = (in_storage(latent, (DENSE,), 4, drives)[0] for drives in (1, 2))
+    assert two.step.engine_s == pytest.approx(one.step.engine_s / 2, rel=0.01)
+    assert one.step.engine_s > 10 * one.step.kv_s
+
+
+def test_what_a_worker_cannot_hold_is_simulated_in_part(monkeypatch):
+    setup = replace(setup_of(), input=512, output=64)
+    (every,) = in_storage(setup, (DENSE,), 8, 1)
+    monkeypatch.setattr(runs, "MOST_PAGES", 1)
+    pages = runs.Fill(setup, (DENSE,), 8, 1)._pages
+    monkeypatch.setattr(runs, "SAMPLED", pages // 2)
+    (part,) = in_storage(setup, (DENSE,), 8, 1)
+    assert (every.simulated_sequences, part.simulated_sequences) == (8, 4)
+    assert part.tokens_per_s == pytest.approx(every.tokens_per_s, rel=0.05)
