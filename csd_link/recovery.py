@@ -114,7 +114,7 @@ class RecoveringDevice:
                 done = self._device.submit(self._translated(command), submit_ns).result()
                 if done.status is not Status.PATH_LOST:
                     done = self._remember(command, done)
-                    return self._flushed(done) if self._is_unsure(command, done) else done
+                    return self._flushed(command, done) if self._is_unsure(command, done) else done
                 if isinstance(self._device.lost, Silent):  # should it go on later, it has what it had
                     raise self._device.lost
                 if isinstance(VERBS[type(command)].effect, Frees):
@@ -185,12 +185,21 @@ class RecoveringDevice:
         unknown = any(not self._held[handle].layers for handle in seqs if handle in self._held)
         return isinstance(effect, Forks | Sweeps) or (unknown and isinstance(effect, Stores | Crops))
 
-    def _flushed(self, done: Completion) -> Completion:
+    def _flushed(self, command: Command, done: Completion) -> Completion:
         """The completion once all so far survives a loss of power."""
         flushed = self._run(Flush(), done.finish_ns)
         if flushed.status is not Status.SUCCESS:
+            if isinstance(VERBS[type(command)].effect, Forks):
+                self._undo(done.data[0].tolist(), flushed.finish_ns)
             return flushed
         return replace(done, finish_ns=flushed.finish_ns, breakdown_ns=_sum(done.breakdown_ns, flushed.breakdown_ns))
+
+    def _undo(self, forks: list[int], submit_ns: int) -> None:
+        """Free sequences of which the host does not hear."""
+        for handle in forks:
+            theirs = self._held.pop(handle).handle
+            self._freed.append(theirs)
+            self._device.submit(KvFree((theirs,)), submit_ns).result()
 
     def _unname(self, held: Held, keys: list[bytes]) -> None:
         """Names are gone with what they named; before the last flush they may have been another's."""

@@ -16,7 +16,7 @@ from csd_firmware.tenants import Tenant
 from csd_io.folder import Durability
 from csd_link.drive_end import DriveEnd
 from csd_link.window import Identity, WindowLayout
-from csd_spec import Attend, Completion, KvAppend, KvCrop, KvFree, SeqCreate, Status
+from csd_spec import Attend, Completion, KvAppend, KvCrop, KvFree, SeqCreate, SeqFork, Status
 from csd_spec.arrays import F16
 from eval.bench.random_host import DIM, DRIVE
 from eval.simulation.disk import Killed, SimDisk
@@ -165,6 +165,10 @@ class SimDrive:
                     for seq, length in zip(command.seqs, command.lengths.tolist(), strict=True):
                         k, v = self.model[seq][command.layer]
                         self._set(seq, command.layer, k[:length], v[:length])
+                case SeqFork():
+                    forks = zip(done.data[0].tolist(), command.seqs, command.lengths.tolist(), strict=True)
+                    for handle, seq, length in forks:
+                        self.model[handle] = [(k[:length], v[:length]) for k, v in self.model[seq]]
                 case KvFree():
                     for seq in command.seqs:
                         del self.model[seq]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -13,13 +13,29 @@ import numpy as np
 
 from csd_link.host_end import WindowDevice
 from csd_link.recovery import RecoveringDevice
-from csd_spec import Attention, Compression, DeviceError, ModelShape
-from csd_spec.arrays import F16
+from csd_spec import (
+    Attention,
+    Command,
+    Completion,
+    Compression,
+    DeviceError,
+    KvDrop,
+    KvExist,
+    KvName,
+    ModelShape,
+    SeqFork,
+    Status,
+)
+from csd_spec.arrays import F16, keys_of
 from eval.bench.random_host import DIM
 from host_driver.driver import Batch, Driver
 
 LAYERS, HEADS_A_DRIVE, GROUP = 2, 2, 2
-VERBS = ("create", "append", "append", "decode", "decode", "read", "crop", "free", "flush")
+VERBS = (
+    *("create", "append", "append", "decode", "decode", "read", "crop", "free", "flush"),
+    *("fork", "name", "name", "name", "find", "find", "drop"),
+)
+KEYS = [bytes([number]) * 16 for number in range(1, 5)]
 TOLERANCE = 4e-3  # of attention in FP16
 
 
@@ -64,6 +80,8 @@ class SimHost:
         attention = Attention("dense", Compression(1))
         self.driver = Driver(self.devices, shape, attention, flush_every=draw.choice([0, 2, 5]))
         self.held: list[Held] = []
+        self.named: dict[bytes, tuple[Held, int]] = {}  # by key the first sequence of which batch, and tokens
+        self.unsure = set(KEYS)  # what a host before this one has named, or a verb was about that was not answered
 
     def rows(self, *shape: int) -> F16:
         return self.generator.standard_normal((*shape, DIM)).astype(np.float16)
@@ -78,8 +96,7 @@ class SimHost:
             getattr(self, f"_{verb}")(held)
         except DeviceError:
             if held in self.held:
-                self.held.remove(held)
-                self.driver.free(held.batch)
+                self._free(held)
             raise
 
     def _create(self, _: Held | None) -> None:
@@ -122,18 +139,74 @@ class SimHost:
             length = self.draw.randrange(k.shape[1] + 1)
             self.driver.crop(held.batch, layer, np.full(len(k), length))
             held.layers[layer] = k[:, :length], v[:, :length]
+            self._forget([key for key, (whose, tokens) in self.named.items() if whose is held and tokens > length])
 
     def _free(self, held: Held) -> None:
         self.held.remove(held)
+        self._forget([key for key, (whose, _) in self.named.items() if whose is held])
         self.driver.free(held.batch)
+
+    def _fork(self, held: Held) -> None:
+        length = self.draw.randrange(held.layers[0][0].shape[1] + 1)
+        forks = [SeqFork((int(handles[0]),), np.array([length])) for handles in held.batch.handles]
+        handles = [done.data[0].astype(np.uint64) for done in self._all(forks)]
+        layers = [(k[:1, :length], v[:1, :length]) for k, v in held.layers]
+        self.held.append(Held(Batch(handles, np.array([[k.shape[1] for k, _ in layers]])), layers))
+
+    def _name(self, held: Held) -> None:
+        key, length = self.draw.choice(KEYS), min(k.shape[1] for k, _ in held.layers)
+        if length:
+            tokens = self.draw.randint(1, length)
+            self.unsure.add(key)
+            self._all(
+                [KvName((int(each[0]),), np.array([tokens]), keys_of([key])) for each in held.batch.handles],
+            )
+            self.unsure.discard(key)
+            self.named[key] = held, tokens
+
+    def _drop(self, held: Held) -> None:
+        key = self.draw.choice(KEYS)
+        self.unsure.add(key)
+        self._all([KvDrop(keys_of([key])) for _ in self.devices])
+        self.unsure.discard(key)
+        self._forget([key])
+
+    def _find(self, held: Held) -> None:
+        for key in KEYS:
+            if key not in self.unsure:
+                self._look_up(key)
+
+    def _look_up(self, key: bytes) -> None:
+        whose, tokens = self.named.get(key, (None, 0))
+        for drive, done in enumerate(self._all([KvExist(keys_of([key])) for _ in self.devices])):
+            named = int(whose.batch.handles[drive][0]) if whose else 0
+            found = int(done.data[0][0]), int(done.data[1][0])
+            if found != (named, tokens):
+                raise Wrong(f"key {key[0]} names {found[1]} tokens of sequence {found[0]}, not {tokens} of {named}")
+
+    def _forget(self, keys: list[bytes]) -> None:
+        for key in keys:
+            self.named.pop(key, None)
+
+    def _all(self, commands: Sequence[Command]) -> list[Completion]:
+        """A command to each drive; raises DeviceError for the first that refuses."""
+        done = [
+            device.submit(each, self.driver.now_ns).result()
+            for device, each in zip(self.devices, commands, strict=True)
+        ]
+        for drive, each in enumerate(done):
+            if each.status is not Status.SUCCESS:
+                raise DeviceError(drive, each.status, each.reason)
+        return done
 
     def _flush(self, held: Held) -> None:
         self.driver.flush()
 
     def check(self) -> None:
-        """Read all that is held."""
+        """Read all that is held, and find all that has a name."""
         for held in self.held:
             self._read(held)
+            self._find(held)
 
     def leave(self) -> None:
         """Free all and go."""

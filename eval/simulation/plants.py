@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from csd_link.wire import encode_completion
 from ftl.kv.owners import Owners
-from ftl.recovery import Recovery
+from ftl.recovery import STEPS, Recovery
 
 Plant = Callable[[], AbstractContextManager[Any]]
 
@@ -53,10 +53,21 @@ def completion_cut() -> AbstractContextManager[Any]:
     return patch("csd_link.drive_end.encode_completion", cut)
 
 
+def names_forgotten() -> AbstractContextManager[Any]:
+    """After a loss of power no key leads to a sequence."""
+
+    def forget(recovery: Recovery) -> None:
+        for seq in recovery.kv.sequences.values():
+            recovery.kv.names.unbind(seq.label, list(seq.names))
+
+    return patch("ftl.recovery.STEPS", (*STEPS, forget))
+
+
 PLANTS: dict[str, Plant] = {
     "lock": lock_left_out,
     "chain": record_not_chained,
     "generation": generation_not_checked,
     "owner": owner_reused,
     "completion": completion_cut,
+    "names": names_forgotten,
 }

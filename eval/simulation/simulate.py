@@ -32,6 +32,7 @@ class Plant(StrEnum):
     GENERATION = "generation"
     OWNER = "owner"
     COMPLETION = "completion"
+    NAMES = "names"
 
 
 def run(seed: int, steps: int, plant: str, allowed: frozenset[str] = frozenset(FAULTS)) -> Verdict:
