@@ -252,7 +252,10 @@ class RecoveringDevice:
     def _free_anew(self, command: Command, reason: str, submit_ns: int) -> Completion:
         """Sequences were being freed when the drive died: whether it knows them yet or not, they are freed with it."""
         seqs: Sequence[int] = command.seqs  # type: ignore[union-attr]  # those whose verb frees sequences name them
-        self._freed += [self._held.pop(handle).handle for handle in seqs if handle in self._held]
+        gone = [self._held.pop(handle) for handle in seqs if handle in self._held]
+        self._freed += [each.handle for each in gone]
+        for each in gone:
+            self._unname(each, list(each.names))
         self._recover(reason, submit_ns)
         return Completion(status=Status.SUCCESS, submit_ns=submit_ns, finish_ns=submit_ns)
 
