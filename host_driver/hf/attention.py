@@ -97,6 +97,10 @@ def _attend(
     if mask is not None and mask.shape[-1] > past + new:
         mask = mask[..., : past + new]  # of a cache of fixed size it is as long as that
     admitted = cache.admit(mask, batch, past, new)
+    if asked["slopes"] is not None and (cache.valid[:, :-1] & ~cache.valid[:, 1:]).any():
+        raise Unsupported(
+            "padding behind tokens: models with ALiBi differ in how far that puts them apart, pad on the left"
+        )
     latent = layer.latent_space(module, key) if cache.driver.shape.latent else None
     if past and new == 1:
         query = query if latent is None else latent.queries(query)

@@ -81,3 +81,14 @@ def test_few_kv_heads_are_stored_once():
 def test_alibi_in_bf16_is_refused():
     with pytest.raises(vcsd.Unsupported, match="ALiBi to BF16"), vcsd.attach(falcon(alibi=True)):
         pass
+
+
+@pytest.mark.parametrize("name", ["bloom, 6 heads", "mpt, 6 heads"])
+def test_padding_behind_tokens_is_refused_where_distances_count(name):
+    model, ids = MADE[name]().eval(), torch.randint(3, 97, (2, 20))
+    mask = torch.ones_like(ids)
+    mask[0, :3], mask[1, 10:14] = 0, 0
+    with vcsd.attach(model, attention="dense"):
+        out = model(input_ids=ids[:, :10], attention_mask=mask[:, :10], use_cache=True)
+        with pytest.raises(vcsd.Unsupported, match="pad on the left"):
+            model(input_ids=ids[:, 10:], attention_mask=mask, past_key_values=out.past_key_values)
