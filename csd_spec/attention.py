@@ -37,6 +37,8 @@ class Attention:
             raise ValueError(f"storage = {self.storage!r}: must be 'fp16' or 'bf16'")
         if self.storage == "bf16" and self.embedding_bits not in (16, BF16):
             raise ValueError(f"storage = 'bf16': layout {self.embedding_bits} is made from FP16, use layout 16")
+        if self.storage == "fp16" and self.embedding_bits == BF16:
+            raise ValueError("storage = 'fp16': layout bf16 is of BF16, use layout 16")
 
     def stored(self, bf16: bool, latent: bool = False) -> Attention:
         """The same for a model, whose layout says what values are stored as. bf16: whether the model computes in it.

@@ -97,6 +97,7 @@ def test_a_second_turn_and_crop_read_bf16_back():
     ("options", "reason"),
     [
         ({"storage": "bf16", "attention": "ours"}, "is made from FP16"),
+        ({"storage": "fp16", "embedding_bits": BF16}, "layout bf16 is of BF16"),
         ({"storage": "fp8"}, "must be 'fp16' or 'bf16'"),
         ({"storage": 16}, "must be text"),
     ],
