@@ -47,8 +47,12 @@ class Gpu(Profile):
     @classmethod
     def some(cls, name: str) -> Gpu:
         """A profile, or several of one with a part of each layer on each: 8xh100."""
-        count, _, one = name.partition("x")
-        return cls.load(one).times(int(count)) if count.isdigit() and 0 < int(count) <= MOST else cls.load(name)
+        count, x, one = name.partition("x")
+        if not (x and count.isdecimal()):
+            return cls.load(name)
+        if not 1 <= int(count) <= MOST:
+            raise ValueError(f"gpu = {name!r}: must be 1 to {MOST} of a GPU")
+        return cls.load(one).times(int(count))
 
     def times(self, count: int) -> Gpu:
         """So many of them."""

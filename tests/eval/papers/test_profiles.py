@@ -84,6 +84,12 @@ def test_several_gpus_are_as_many_times_one():
     assert one.holding(150e9).name == "2xh100"
 
 
+@pytest.mark.parametrize(("name", "reason"), [("0xh100", "1 to 64"), ("65xh100", "1 to 64"), ("²xh100", "YAML file")])
+def test_as_many_gpus_as_do_not_share_a_model_are_refused(name, reason):
+    with pytest.raises(ValueError, match=reason):
+        Gpu.some(name)
+
+
 @pytest.mark.parametrize(("line", "reason"), [("window: 9", "goes with window_layers"), ("window_layers: 32", "fewer")])
 def test_windows_that_are_no_part_of_a_model_are_refused(tmp_path, line, reason):
     file = tmp_path / "mine.yaml"
