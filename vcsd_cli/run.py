@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
@@ -86,6 +86,11 @@ class What:
         Storage | None, typer.Option(help="of K and V in layout 16 (default: as the model computes, else fp16)")
     ] = None
 
+    def given(self) -> str:
+        """The first option that was given; empty without one."""
+        names = (each.name for each in fields(self) if getattr(self, each.name) is not None)
+        return next((f"--{'l' if name == 'recent' else name}" for name in names), "")
+
     def value(self, default: str) -> Attention:
         """The options as one value; default: what attends where nothing is said."""
         method = self.attention or default
@@ -146,8 +151,8 @@ def run(
     """Continue a text with K and V in drives, or in tiers, and compare with ordinary attention."""
     prompt = text.read()
     in_tiers = tiers.value()
-    if in_tiers and what.attention is not None:
-        raise ValueError(f"--attention is of drives, and with --residency {tiers.residency} the model attends itself")
+    if in_tiers and (option := what.given()):
+        raise ValueError(f"{option} is of drives, and with --residency {tiers.residency} the model attends itself")
     with status("loading the model"):
         with importing():
             from host_driver.hf.shape import placement

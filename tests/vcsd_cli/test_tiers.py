@@ -104,6 +104,8 @@ def test_a_policy_of_ones_own(capsys, monkeypatch, tmp_path) -> None:
         ),
         (["--residency", "flexgen", "--files", "/dev/null"], "/dev/null"),
         (["--residency", "flexgen", "--attention", "dense"], "--attention is of drives"),
+        (["--residency", "tutti", "--storage", "bf16"], "--storage is of drives"),
+        (["--residency", "tutti", "--l", "4"], "--l is of drives"),
         (["--residency", "flexgen", "--policies", "/nowhere.py"], "/nowhere.py"),
         (["--residency", "dual-blade", "--page-cache-mib", "0", "--files", "/dev/shm"], "no direct I/O"),
     ],
