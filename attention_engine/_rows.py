@@ -18,6 +18,8 @@ from numba.extending import intrinsic
 
 WIDTH = 16  # values of a vector register
 BF16_ROWS = 1 << 63  # in an address: its rows are of BF16 instead
+FP8_ROWS = 3 << 62  # or of `csd_spec.float8`
+_ADDRESS = (1 << 62) - 1
 _LINE = 64  # bytes that a cache loads at once
 _WORD, _FLOAT, _HALF = ir.IntType(64), ir.FloatType(), ir.HalfType()
 _FLOATS, _HALVES = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(_HALF, WIDTH)
@@ -83,19 +85,41 @@ def _brains(builder: Any, row: Any, index: Any, kind: Any) -> Any:
     return builder.bitcast(builder.shl(builder.zext(_load(builder, row, index, short, 2), word), shift), kind)
 
 
-def _over_rows(builder: Any, count: Any, rows: list[Any], step: Callable[[Any, Any, list[Any]], None]) -> None:
-    """`_over_row` with the values of rows at addresses, which all are of BF16 where the first one is."""
+def _eights(builder: Any, row: Any, index: Any, kind: Any) -> Any:
+    """The same of 8-bit values behind their exponent: codes are FP16 with 4 bits of exponent, 2^-8 of themselves."""
+    byte, short, word, half = ir.IntType(8), ir.IntType(16), ir.IntType(32), _HALF
+    scale = builder.bitcast(builder.shl(builder.zext(_load(builder, row, _WORD(0), byte, 1), word), word(23)), _FLOAT)
+    if kind == _FLOATS:
+        byte, short, half = (ir.VectorType(each, WIDTH) for each in (byte, short, half))
+        scale = _spread(builder, scale)
+    code = builder.zext(_load(builder, row, builder.add(index, _WORD(1)), byte, 1), short)
+    sign, size = (builder.and_(code, _all(mask, short)) for mask in (0x80, 0x7F))
+    bits = builder.or_(builder.shl(sign, _all(8, short)), builder.shl(size, _all(7, short)))
+    return builder.fmul(builder.fpext(builder.bitcast(bits, half), kind), scale)
 
-    def over(rows: list[Any], values: Callable[..., Any]) -> None:
+
+def _by_kind(builder: Any, row: Any, act: Callable[[Callable[..., Any]], None]) -> None:
+    """Call `act` with what loads values of the rows that an address says."""
+    with builder.if_else(builder.icmp_unsigned(">=", row, _WORD(BF16_ROWS)), likely=False) as (other, half):
+        with other, builder.if_else(builder.icmp_unsigned(">=", row, _WORD(FP8_ROWS)), likely=False) as (eight, brain):
+            with eight:
+                act(_eights)
+            with brain:
+                act(_brains)
+        with half:
+            act(_values)
+
+
+def _over_rows(builder: Any, count: Any, rows: list[Any], step: Callable[[Any, Any, list[Any]], None]) -> None:
+    """`_over_row` with the values of rows at addresses, which all are of what the first one is."""
+
+    def over(values: Callable[..., Any]) -> None:
+        places = rows if values is _values else [builder.and_(row, _WORD(_ADDRESS)) for row in rows]
         _over_row(
-            builder, count, lambda index, kind: step(index, kind, [values(builder, row, index, kind) for row in rows])
+            builder, count, lambda index, kind: step(index, kind, [values(builder, row, index, kind) for row in places])
         )
 
-    with builder.if_else(builder.icmp_unsigned(">=", rows[0], _WORD(BF16_ROWS)), likely=False) as (brain, half):
-        with brain:
-            over([builder.and_(row, _WORD(BF16_ROWS - 1)) for row in rows], _brains)
-        with half:
-            over(rows, _values)
+    _by_kind(builder, rows[0], over)
 
 
 def _unpack(builder: Any, values: Any, kind: Any) -> list[Any]:
@@ -109,7 +133,7 @@ def ask(typing_context: Any, addresses: Any, nbytes: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         for address in _unpack(builder, arguments[0], signature.args[0]):
             with cgutils.for_range_slice(builder, _WORD(0), arguments[1], _WORD(_LINE), _WORD) as (offset, _):
-                _ask(builder, builder.add(builder.and_(address, _WORD(BF16_ROWS - 1)), offset))
+                _ask(builder, builder.add(builder.and_(address, _WORD(_ADDRESS)), offset))
         return context.get_dummy_value()
 
     return types.void(addresses, types.int64), generate
@@ -117,7 +141,7 @@ def ask(typing_context: Any, addresses: Any, nbytes: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def dots(typing_context: Any, queries: Any, rows: Any, count: Any) -> Any:
-    """Sums of query_i[c] * row_j[c], a tuple by query: FP32 and FP16, or BF16 where addresses say so, at tuples of
+    """Sums of query_i[c] * row_j[c], a tuple by query: FP32 and FP16, or what else addresses say, at tuples of
     addresses, `count` values each."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -180,6 +204,24 @@ def add_scaled(typing_context: Any, sums: Any, weights: Any, rows: Any, count: A
         return context.get_dummy_value()
 
     return types.void(sums, weights, rows, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def add_value(typing_context: Any, sums: Any, weight: Any, row: Any, index: Any) -> Any:
+    """sum += weight * row[index]: the address of an FP32 sum, and that of a row."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        at, weight, row, index = arguments
+
+        def add(values: Callable[..., Any]) -> None:
+            value = values(builder, builder.and_(row, _WORD(_ADDRESS)), index, _FLOAT)
+            total = _fma(builder, weight, value, _load(builder, at, _WORD(0), _FLOAT, 4))
+            _store(builder, total, at, _WORD(0))
+
+        _by_kind(builder, row, add)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.float32, types.uint64, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]

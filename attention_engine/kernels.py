@@ -18,7 +18,18 @@ import numpy as np
 from numba import njit
 
 from attention_engine._parallel import over_streams
-from attention_engine._rows import BF16_ROWS, add_codes, add_scaled, ask, dots, exp, exponentials, largest
+from attention_engine._rows import (
+    BF16_ROWS,
+    FP8_ROWS,
+    add_codes,
+    add_scaled,
+    add_value,
+    ask,
+    dots,
+    exp,
+    exponentials,
+    largest,
+)
 from attention_engine.terms import bend
 from csd_spec import KvView
 from csd_spec.arrays import F32, I32, I64
@@ -33,8 +44,8 @@ LAST = RING - 1
 
 @njit(inline="always")
 def _page(place, slot):  # type: ignore[no-untyped-def]
-    """Address of a slot's page. place: addresses of both banks, bytes of a page."""
-    flash, dram, page_bytes = place
+    """Address of a slot's page. place: addresses of both banks, bytes of a page and of a row."""
+    flash, dram, page_bytes, _ = place
     base = dram if slot >> np.uint32(BANK_SHIFT) else flash
     return base + np.uint64(slot & np.uint32((1 << BANK_SHIFT) - 1)) * page_bytes
 
@@ -157,7 +168,7 @@ def _attend(  # type: ignore[no-untyped-def]
     first query alone. In the end the sums are divided, the mean of V takes the share 1 - alpha, and `rows` get m and l.
     """
     _, queries, d = q.shape
-    scale, row_bytes = np.float32(1 / math.sqrt(d)), np.uint64(2 * d)
+    scale, row_bytes = np.float32(1 / math.sqrt(d)), place[3]
     keys, values = np.zeros(RING, np.uint64), np.zeros(RING, np.uint64)
     weights = np.empty((queries, BLOCK), np.float32)
     tops, totals = np.empty(queries, np.float32), np.empty(queries, np.float32)
@@ -218,13 +229,12 @@ def _score_codes(place, e_slots, stream, group, form, chosen, weights, sums):  #
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _score_rows(place, k_slots, stream, first, n, d, chosen, weights, sums, count):  # type: ignore[no-untyped-def]
+def _score_rows(place, k_slots, stream, first, n, chosen, weights, sums, count):  # type: ignore[no-untyped-def]
     """The same from the token pages of K, where a group has no embedding pages."""
     for t in range(count):
-        row = _page(place, k_slots[stream, (first + t) // n]) + np.uint64((first + t) % n * d * 2)
+        row = _page(place, k_slots[stream, (first + t) // n]) + np.uint64((first + t) % n) * place[3]
         for i in range(weights.size):
-            at = row + np.uint64(2 * chosen[stream, i])
-            add_scaled((sums + np.uint64(4 * t),), (weights[i],), (at,), 1)
+            add_value(sums + np.uint64(4 * t), weights[i], row, chosen[stream, i])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -258,7 +268,7 @@ def _approximate(begin, end, place, e_slots, k_slots, seq_lens, form, q, channel
                 first = group * T
                 count, sums = min(T, length - first), logits + np.uint64(4 * first)
                 if e_slots[stream, 0, group] == UNMAPPED:
-                    _score_rows(place, k_slots, stream, first, n, d, channels, weights, sums, count)
+                    _score_rows(place, k_slots, stream, first, n, channels, weights, sums, count)
                 elif bits < 16:
                     offset = _score_codes(place, e_slots, stream, group, form, channels, weights, sums)
                     for t in range(first, first + T):
@@ -275,22 +285,22 @@ def _exact(begin, end, place, k_slots, n, q, tokens, counts, out):  # type: igno
         out[stream] = -np.inf
         for i in range(counts[stream]):
             token = tokens[stream, i]
-            row = _page(place, k_slots[stream, token // n]) + np.uint64(token % n * d * 2)
+            row = _page(place, k_slots[stream, token // n]) + np.uint64(token % n) * place[3]
             for query in range(queries):
                 q_row = np.uint64(q_at + (stream * queries + query) * 4 * d)
                 out[stream, query, i] = scale * dots((q_row,), (row,), d)[0]
 
 
-def _place(view: KvView) -> tuple[np.uint64, np.uint64, np.uint64]:
-    """Addresses of both banks, and the bytes of a page."""
+def _place(view: KvView) -> tuple[np.uint64, ...]:
+    """Addresses of both banks, which say what rows are of, and the bytes of a page and of a row."""
     banks, place = view.kept.get("place", (None, None))
     if banks is not view.banks:
         flash, dram = view.banks
         if flash.shape[1] != dram.shape[1] or not (flash.flags.c_contiguous and dram.flags.c_contiguous):
             raise ValueError("banks: pages of one size, each contiguous, are needed")
-        of = BF16_ROWS if view.layout.bf16 else 0
+        of = FP8_ROWS if view.layout.fp8 else BF16_ROWS if view.layout.bf16 else 0
         first, second = (bank.__array_interface__["data"][0] | of for bank in view.banks)
-        place = np.uint64(first), np.uint64(second), np.uint64(2 * flash.shape[1])
+        place = np.uint64(first), np.uint64(second), np.uint64(2 * flash.shape[1]), np.uint64(view.layout.row_bytes)
         view.kept["place"] = view.banks, place
     return place  # type: ignore[no-any-return]  # what is kept has no type
 

@@ -11,7 +11,7 @@ from csd_firmware.state import DriveState, flash_read
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Attend, Completion, Status
 from csd_spec.arrays import F16, F32
-from ftl import FtlError, PagePlan
+from ftl import FtlError, PagePlan, kept
 
 _ONE = np.ones(1, np.int64)
 
@@ -61,7 +61,7 @@ def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[tuple
     B, H, G, d = command.q.shape
     v_sums = np.concatenate([state.v_sums[handle][command.layer] for handle in command.seqs])
     bf16 = view.layout.bf16
-    q, v_means = take_in(command.q, command.v, view.seq_lens, v_sums, bf16)
+    q, v_means = take_in(command.q, kept(view.layout, command.v), view.seq_lens, v_sums, bf16)
     queries = Queries(
         q,
         command.r,

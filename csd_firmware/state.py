@@ -12,7 +12,7 @@ from csd_firmware.logs import History
 from csd_firmware.schedule import Units
 from csd_spec import DriveSpec, FlashCounters, Status
 from csd_spec.arrays import F16, F32
-from ftl import Ftl, Nand, PagePlan, Uncorrectable
+from ftl import Ftl, Nand, PagePlan, Uncorrectable, kept
 
 
 class DriveState:
@@ -59,7 +59,8 @@ class DriveState:
         """Add rows (tokens, H, d) of V to a layer's sum, in token order; of opaque ones there is none."""
         if not self.v_sums[handle].size:
             return
-        add_rows(self.v_sums[handle][layer], rows.view(np.uint16), self.ftl.sequences[handle].layout.bf16)
+        layout = self.ftl.sequences[handle].layout
+        add_rows(self.v_sums[handle][layer], kept(layout, rows).view(np.uint16), layout.bf16)
 
     def set_sums(self, handles: Sequence[int], layer: int, sums: F32) -> None:
         """These are the sums (B * H, d) of V of a layer from now on."""

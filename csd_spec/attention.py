@@ -8,11 +8,13 @@ from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from csd_spec._check import at_least
-from csd_spec.model import BF16, LATENT
+from csd_spec.model import BF16, FP8, LATENT
 from csd_spec.planes import number_of
 from csd_spec.sparf import Budget, Compression, Convention, SparFParams
 
-Storage = Literal["fp16", "bf16"]
+Storage = Literal["fp16", "bf16", "fp8"]
+# Layouts by what values are stored as, where that is not FP16
+STORED: Mapping[str | None, int] = MappingProxyType({"bf16": BF16, "fp8": FP8})
 _T = TypeVar("_T")
 
 
@@ -22,8 +24,8 @@ class Attention:
 
     embedding_bits: the layout of K and V: 16, 8 or 4, of the values of the embedding-indexed copy of K; or the number
     of another layout that the drives have (`csd_spec.planes.number_of`).
-    storage: of layout 16, what values are stored as, `fp16` or `bf16`; None is as the model has them, BF16 where it
-    computes in that.
+    storage: of layout 16, what values are stored as, `fp16`, `bf16` or `fp8`; None is as the model has them, BF16
+    where it computes in that.
     """
 
     method: str = "sparf"
@@ -33,24 +35,30 @@ class Attention:
 
     def __post_init__(self) -> None:
         at_least(1, embedding_bits=self.embedding_bits)
-        if self.storage not in (None, "fp16", "bf16"):
-            raise ValueError(f"storage = {self.storage!r}: must be 'fp16' or 'bf16'")
-        if self.storage == "bf16" and self.embedding_bits not in (16, BF16):
-            raise ValueError(f"storage = 'bf16': layout {self.embedding_bits} is made from FP16, use layout 16")
-        if self.storage == "fp16" and self.embedding_bits == BF16:
-            raise ValueError("storage = 'fp16': layout bf16 is of BF16, use layout 16")
+        if self.storage not in (None, "fp16", *STORED):
+            raise ValueError(f"storage = {self.storage!r}: must be 'fp16', 'bf16' or 'fp8'")
+        if self.storage and self.embedding_bits not in (16, STORED.get(self.storage)):
+            number = self.embedding_bits
+            named = [name for name, layout in STORED.items() if layout == number]
+            if named:
+                of = f"layout {named[0]} is of {str(named[0]).upper()}"
+                raise ValueError(f"storage = {self.storage!r}: {of}, use layout 16")
+            if self.storage in STORED:
+                raise ValueError(f"storage = {self.storage!r}: layout {number} is made from FP16, use layout 16")
 
     def stored(self, bf16: bool, latent: bool = False) -> Attention:
         """The same for a model, whose layout says what values are stored as. bf16: whether the model computes in it.
         latent: whether V is a part of K."""
         if latent:
-            if self.embedding_bits not in (16, LATENT) or self.storage == "bf16":
-                raise ValueError("K of which V is a part is stored in FP16: use layout 16 without storage 'bf16'")
+            if self.embedding_bits not in (16, LATENT) or self.storage in STORED:
+                raise ValueError(
+                    f"K of which V is a part is stored in FP16: use layout 16 without storage {self.storage!r}"
+                )
             return replace(self, embedding_bits=LATENT)
         if self.embedding_bits == LATENT:
             raise ValueError(f"embedding_bits = {LATENT}: V is no part of K in this model")
-        wanted = self.storage == "bf16" or (bf16 and self.storage is None)
-        return replace(self, embedding_bits=BF16) if wanted and self.embedding_bits == 16 else self
+        wanted = self.storage or ("bf16" if bf16 else "fp16")
+        return replace(self, embedding_bits=STORED.get(wanted, 16)) if self.embedding_bits == 16 else self
 
     def at(self, seq_len: int, head_dim: int) -> SparFParams:
         """The budget's parameters for `seq_len` stored tokens of `head_dim` channels."""

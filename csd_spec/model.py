@@ -10,7 +10,7 @@ from csd_spec.checked import Count, value
 from csd_spec.planes import Planes, bits_of
 
 FP16_BYTES = 2
-OPAQUE, BF16, LATENT = 2, 3, 5  # numbers of layouts
+OPAQUE, BF16, LATENT, FP8 = 2, 3, 5, 6  # numbers of layouts
 
 
 @value
@@ -85,8 +85,13 @@ class KvLayout:
 
     @property
     def bf16(self) -> bool:
-        """Whether values are BF16: q and the output too."""
-        return self.kind == BF16
+        """Whether values come and go as BF16: q and the output too."""
+        return self.kind in (BF16, FP8)
+
+    @property
+    def fp8(self) -> bool:
+        """Whether values are stored in 8 bits (`csd_spec.float8`)."""
+        return self.kind == FP8
 
     @property
     def latent(self) -> bool:
@@ -94,9 +99,14 @@ class KvLayout:
         return self.kind == LATENT
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of K or V; of 8-bit values, its exponent is one more."""
+        return self.head_dim + 1 if self.fp8 else FP16_BYTES * self.head_dim
+
+    @property
     def n(self) -> int:
         """Tokens of a token page."""
-        return self.planes.n if self.planes else self.page_bytes // (FP16_BYTES * self.head_dim)
+        return self.planes.n if self.planes else self.page_bytes // self.row_bytes
 
     @property
     def planes(self) -> Planes | None:
@@ -108,13 +118,15 @@ class KvLayout:
         """Tokens of an embedding page."""
         if self.planes:
             return self.planes.T
+        if self.fp8:
+            return self.page_bytes // self.m - 1
         T = (self.page_bytes - self.scale_bytes) * 8 // (self.bits * self.m)
         return T if self.bits == 16 else T // 2 * 2
 
     @property
     def run_bytes(self) -> int:
-        """Bytes of one channel in an embedding page, its scale left out."""
-        return self.T * self.bits // 8
+        """Bytes of one channel in an embedding page, its scale left out; of 8-bit values, with its exponent."""
+        return self.T + 1 if self.fp8 else self.T * self.bits // 8
 
     @property
     def scale_bytes(self) -> int:

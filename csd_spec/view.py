@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_spec.arrays import F16, I64, U16, U32
+from csd_spec.float8 import decoded
 from csd_spec.model import KvLayout
 
 BANK_SHIFT = 31
@@ -58,11 +59,13 @@ class KvView:
 
 
 def gather_rows(banks: tuple[U16, U16], slots: U32, length: int, layout: KvLayout) -> F16:
-    """Rows (length, H, d) behind token slots (H, groups)."""
-    values = layout.n * layout.head_dim
-    pages = np.empty((*slots.shape, values), np.uint16)
+    """Rows (length, H, d) behind token slots (H, groups); 8-bit values as BF16."""
+    used = layout.n * layout.row_bytes
+    words = -(-used // 2)
+    pages = np.empty((*slots.shape, words), np.uint16)
     flash = in_flash(slots)
-    pages[flash] = banks[0][slots[flash], :values]
-    pages[~flash] = banks[1][buffers_of(slots[~flash]), :values]
-    rows = pages.reshape(slots.shape[0], -1, layout.head_dim)[:, :length]
-    return np.ascontiguousarray(rows.transpose(1, 0, 2)).view(np.float16)
+    pages[flash] = banks[0][slots[flash], :words]
+    pages[~flash] = banks[1][buffers_of(slots[~flash]), :words]
+    rows = pages.view(np.uint8)[..., :used].reshape(slots.shape[0], -1, layout.row_bytes)[:, :length]
+    by_token = np.ascontiguousarray(rows.transpose(1, 0, 2))
+    return (decoded(by_token) if layout.fp8 else by_token).view(np.float16)

@@ -13,6 +13,7 @@ from ftl.flash.pipeline import Fetch, Link, Use
 from ftl.flash.plan import PagePlan
 from ftl.flash.timing import TIMINGS, FlashTiming, Listener
 from ftl.kv.layouts import LAYOUTS, Layout
+from ftl.kv.layouts.float8 import kept
 
 __all__ = [
     "IN_MEMORY",
@@ -36,4 +37,5 @@ __all__ = [
     "Uncorrectable",
     "UnknownSequence",
     "Use",
+    "kept",
 ]

@@ -34,7 +34,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import F16, F32, I64, U64
-from csd_spec.model import BF16
+from csd_spec.attention import STORED
 from host_driver.sharding import split_heads
 from host_driver.traffic import Traffic
 from host_driver.turnstile import Turnstile
@@ -95,7 +95,7 @@ class Driver:
         """flush_every: decode steps after which drives are flushed; 0 is never."""
         self.devices, self.shape, self.attention, self.flush_every = list(devices), shape, attention, flush_every
         self.heads = split_heads(shape.kv_heads, len(devices))
-        self.bf16 = attention.embedding_bits == BF16  # whether arrays of values hold that
+        self.bf16 = attention.embedding_bits in STORED.values()  # whether arrays of values hold that
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
         self.now_ns = 0  # modelled time on the host

@@ -16,7 +16,7 @@ from csd_link.driveset import DriveSet
 from csd_link.transports.transport import DriveFactory, Make
 from csd_spec import Attention, Device, LogPage
 from csd_spec.model import OPAQUE
-from csd_spec.planes import bits_of
+from csd_spec.planes import bits_of, is_lossy
 from ftl import LAYOUTS
 from vcsd.administer import read_log
 
@@ -71,5 +71,5 @@ def check_method(what: Attention, known: Collection[str] | None) -> None:
         raise ValueError(f"embedding_bits = {OPAQUE}: what lies in layout {layout.name} is not attended")
     if method in BY_PLANES and not bits_of(layout.number):
         raise ValueError(f"attention = {method!r}: layout {layout.name} has no planes, use one that has, as planes2")
-    if method in METHODS and method not in (*BY_PLANES, "dense") and layout.lossy:
+    if method in METHODS and method not in (*BY_PLANES, "dense") and is_lossy(layout.number):
         raise ValueError(f"attention = {method!r}: layout {layout.name} keeps no FP16, use {layout.name}-exact")

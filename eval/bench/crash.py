@@ -155,9 +155,8 @@ def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
     for group in np.flatnonzero(slots[0, 0] != UNMAPPED).tolist():
         pages = [[view.banks[slot >> BANK_SHIFT][slot & 0x7FFFFFFF] for slot in head[:, group]] for head in slots]
         there = rows[group * layout.T : (group + 1) * layout.T]
-        if layout.bits < 16:
-            coded = seq.maps["embedding_k"]
-            assert isinstance(coded, PackedMap)
+        coded = seq.maps["embedding_k"]
+        if isinstance(coded, PackedMap):
             codes = coded.pack(there)[:, 0]
             if not np.array_equal(np.concatenate(pages)[:, : codes.shape[1]], codes):
                 there[:] = 0xFFFF

@@ -9,9 +9,10 @@ import numpy as np
 
 from csd_spec import DriveSpec, Geometry, KvLayout
 from csd_spec.arrays import F16, U8
+from csd_spec.model import FP8
 from csd_spec.planes import is_lossy, number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from ftl import LAYOUTS, Ftl, Nand, OutOfSpace
+from ftl import LAYOUTS, Ftl, Nand, OutOfSpace, kept
 from ftl.kv.layouts.codes import refine, refined
 
 HEADS, LAYERS, DIM, LOGICAL_PAGES = 2, 2, 16, 24
@@ -55,11 +56,15 @@ FORMS = [
         LAYOUTS[number_of(bits, exact)].form(DRIVE.geometry.page_bytes, DIM, 128)
         for bits, exact in ((2, False), (4, False), (3, True))
     ),
+    LAYOUTS[FP8].form(DRIVE.geometry.page_bytes, DIM, 128),
 ]
 
 
 def as_stored(form: KvLayout, before: int, k: F16, v: F16) -> tuple[F16, F16]:
-    """K and V (S, H, d) as a layout keeps them: of groups that were not full with `before` tokens, what 8 bits say."""
+    """K and V (S, H, d) as a layout keeps them: of groups that were not full with `before` tokens, what 8 bits say;
+    of 8-bit floats all."""
+    if form.fp8:
+        return kept(form, k), kept(form, v)
     for group in range(before // form.n, len(k) // form.n) if is_lossy(form.kind) else ():
         part = slice(group * form.n, (group + 1) * form.n)
         rows = np.concatenate([k[part], v[part]], axis=2).transpose(1, 0, 2)

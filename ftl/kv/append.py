@@ -14,6 +14,7 @@ from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import OutOfSpace, Uncorrectable
 from ftl.flash.tag import MAX_GROUPS
 from ftl.kv.layouts import GroupMap
+from ftl.kv.layouts.float8 import kept
 from ftl.kv.layouts.group_map import POISON
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Rows, Sequence
@@ -37,7 +38,10 @@ def append(
     kv.changed()
     allocated = _allocate(kv, seqs, layer, lengths, start_ns)
     cut, finish_ns = np.cumsum(lengths)[:-1], start_ns
-    new_k, new_v = ([None] * len(seqs) if rows is None else np.split(rows.view(np.uint16), cut) for rows in (k, v))
+    new_k, new_v = (
+        [None] * len(seqs) if rows is None else np.split(kept(seqs[0].layout, rows).view(np.uint16), cut)
+        for rows in (k, v)
+    )
     new: list[Rows] = [{"k": mine_k, "v": mine_v} for mine_k, mine_v in zip(new_k, new_v, strict=True)]
     growths = [_Growth(kv, seq, layer, int(length)) for seq, length in zip(seqs, lengths, strict=True)]
     try:

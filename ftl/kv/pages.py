@@ -6,7 +6,6 @@ import numpy as np
 from numba import njit
 
 from csd_spec.arrays import U32
-from csd_spec.model import FP16_BYTES
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 
 
@@ -64,16 +63,17 @@ def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def plan_channels(  # type: ignore[no-untyped-def]
-    e_slots, k_slots, channels, seq_lens, m, T, n, row_bytes, run_bytes, scale_bytes, word_bytes
+    e_slots, k_slots, channels, seq_lens, m, T, n, of_k, run_bytes, scale_bytes, word_bytes
 ):
     """Embedding pages of each stream's ascending selected channels that are in flash.
 
     A group without embedding pages is read from the token pages of K, as far as they are in flash.
+    of_k: bytes of a row of K, and of a value there.
     """
     streams, parts, groups = e_slots.shape
     r = channels.shape[1]
     of_run = scale_bytes, run_bytes, run_bytes + scale_bytes // m, word_bytes
-    of_row = 0, row_bytes, FP16_BYTES * r, word_bytes
+    of_row = 0, of_k[0], of_k[1] * r, word_bytes
     ppns = np.empty(streams * (min(r, parts) * groups + k_slots.shape[1]), np.uint32)
     useful, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
     ends, found = np.empty(streams, np.int64), 0

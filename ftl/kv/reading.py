@@ -11,7 +11,6 @@ import numpy as np
 
 from csd_spec import KvView
 from csd_spec.arrays import F16, I32, I64, U32
-from csd_spec.model import FP16_BYTES
 from csd_spec.planes import is_lossy
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.flash.plan import PagePlan
@@ -42,7 +41,7 @@ class Reader:
         return self._tokens(view, slots, tokens, counts)
 
     def _tokens(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
-        row_bytes = FP16_BYTES * view.layout.head_dim
+        row_bytes = view.layout.row_bytes
         return self._plan(*plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, self._word_bytes))
 
     def _whole_map(self, view: KvView, name: str, slots: U32, tokens: I32) -> PagePlan:
@@ -60,7 +59,8 @@ class Reader:
         Those that the cache has are left out.
         """
         slots, lay = (view.e_slots, view.k_slots), view.layout
-        shape = lay.m, lay.T, lay.n, FP16_BYTES * lay.head_dim, lay.run_bytes, lay.scale_bytes
+        of_row = lay.row_bytes, lay.row_bytes // lay.head_dim
+        shape = lay.m, lay.T, lay.n, of_row, lay.run_bytes, lay.scale_bytes
         plan = self._plan(*plan_channels(*slots, channels, view.seq_lens, *shape, self._word_bytes))
         missed = self.store.cache.touch(plan.ppns)
         self.store.counters.cached += plan.ppns.size - int(missed.sum())

@@ -1,12 +1,12 @@
-"""BF16 rows in every method, far beyond FP16's range, against float64."""
+"""BF16 and 8-bit rows in every method, far beyond FP16's range, against float64."""
 
 import numpy as np
 import pytest
 
 from attention_engine import METHODS, Queries, Step, all_finite, reference, to_half
 from attention_engine.values import widen
-from csd_spec.model import BF16
-from ftl import LAYOUTS, Ftl
+from csd_spec.model import BF16, FP8
+from ftl import LAYOUTS, Ftl, kept
 
 H, G, D = 2, 3, 16
 LENGTHS = (230, 100, 7)
@@ -18,16 +18,16 @@ def brains(values):
     return to_half(np.ascontiguousarray(values, np.float32), True)
 
 
-def step_of(spec, lengths=LENGTHS, seed=0):
-    """A step on rows of BF16, and K and V of each stream in float64; K is large, and q as small."""
+def step_of(spec, number=BF16, lengths=LENGTHS, seed=0):
+    """A step on rows of a layout, and K and V of each stream, as stored, in float64; K is large, and q as small."""
     generator, ftl = np.random.default_rng(seed), Ftl(spec)
-    layout = LAYOUTS[BF16].form(spec.geometry.page_bytes, D, 512)
+    layout = LAYOUTS[number].form(spec.geometry.page_bytes, D, 512)
     handles = ftl.create(len(lengths), 1, H, layout)
     k, v = (brains(generator.standard_normal((sum(lengths), H, D)) * size) for size in (LARGE, 100))
     ftl.append(handles, 0, np.array(lengths), k, v, 0)
     q = generator.standard_normal((len(lengths) * H, G, D)).astype(np.float32) / LARGE
     cuts = np.cumsum(lengths)[:-1]
-    K, V = (np.split(widen(rows, True).astype(np.float64), cuts) for rows in (k, v))
+    K, V = (np.split(widen(kept(layout, rows), True).astype(np.float64), cuts) for rows in (k, v))
     view = ftl.view(handles, 0)
     share = -(-view.seq_lens // 4)
     v_mean = np.concatenate([rows.mean(0) for rows in V]).astype(np.float32)
@@ -36,8 +36,9 @@ def step_of(spec, lengths=LENGTHS, seed=0):
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_output_is_exact_attention_over_what_was_chosen(small_drive, name):
-    step, streams = step_of(small_drive)
+@pytest.mark.parametrize("number", [BF16, FP8])
+def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, number):
+    step, streams = step_of(small_drive, number)
     out, (tokens, counts) = METHODS[name](step), step.chosen
     for stream, (K, V) in enumerate(streams):
         for query in range(G):
@@ -48,8 +49,9 @@ def test_output_is_exact_attention_over_what_was_chosen(small_drive, name):
             np.testing.assert_allclose(out[stream, query], expected, rtol=1e-3, atol=1e-2)
 
 
-def test_channels_and_tokens_are_those_of_the_oracle(small_drive):
-    step, streams = step_of(small_drive, seed=1)
+@pytest.mark.parametrize("number", [BF16, FP8])
+def test_channels_and_tokens_are_those_of_the_oracle(small_drive, number):
+    step, streams = step_of(small_drive, number, seed=1)
     METHODS["sparf"](step)
     for stream, (K, V) in enumerate(streams):
         k = int(step.top_k[stream])

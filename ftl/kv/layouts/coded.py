@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import numpy as np
 from numba import njit
 
@@ -11,8 +13,12 @@ from ftl.kv.layouts.embedding import EmbeddingMap
 from ftl.kv.layouts.group_map import PackedMap
 
 
-class CodedEmbeddingMap(PackedMap, EmbeddingMap):
+class PackedEmbeddingMap(PackedMap, EmbeddingMap):
     """A group gets its scales when it is full; until then K alone holds its rows."""
+
+    @abstractmethod
+    def parts(self, runs: U16) -> tuple[U8, ...]:
+        """Bytes of pages in their order, each (N, bytes), of values (N, T) of a channel each."""
 
     def waits_in(self, group: int) -> bool:
         return False
@@ -22,12 +28,20 @@ class CodedEmbeddingMap(PackedMap, EmbeddingMap):
         groups = rows.shape[0] // lay.T
         plain = np.zeros((self.streams * groups, lay.m * lay.T), np.uint16)
         EmbeddingMap.write(self, plain, np.arange(plain.shape[0]).reshape(-1, groups), 0, rows)
-        scale, least, codes = coded(plain.reshape(-1, lay.T), (1 << lay.bits) - 1)
-        if lay.bits == 4:
-            codes = codes[:, : lay.T // 2] | codes[:, lay.T // 2 :] << np.uint8(4)
-        parts = [part.view(np.uint8).reshape(self.streams, groups, -1) for part in (scale, least, codes)]
-        packed = np.concatenate(parts, axis=-1)
+        parts = self.parts(plain.reshape(-1, lay.T))
+        packed = np.concatenate([part.reshape(self.streams, groups, -1) for part in parts], axis=-1)
         return np.pad(packed, ((0, 0), (0, 0), (0, packed.shape[-1] % 2))).view(np.uint16)
+
+
+class CodedEmbeddingMap(PackedEmbeddingMap):
+    """Codes of 8 or 4 bits behind the scales and least values of their channels."""
+
+    def parts(self, runs: U16) -> tuple[U8, ...]:
+        scale, least, codes = coded(runs, (1 << self.layout.bits) - 1)
+        if self.layout.bits == 4:
+            half = runs.shape[1] // 2
+            codes = codes[:, :half] | codes[:, half:] << np.uint8(4)
+        return scale.view(np.uint8), least.view(np.uint8), codes
 
 
 def coded(runs: U16, levels: int) -> tuple[U16, U16, U8]:

@@ -1,4 +1,4 @@
-"""Token-indexed rows in FP16: a page is n consecutive rows of one head."""
+"""Token-indexed rows: a page is n consecutive rows of one head."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import numpy as np
 
 from csd_spec import KvLayout
 from csd_spec.arrays import I64, U16
-from csd_spec.model import FP16_BYTES
 from csd_spec.view import gather_rows
 from ftl.kv.layouts.group_map import POISON, LaidMap, PrimaryMap
 from ftl.kv.layouts.lay import lay_rows
 
 
-class TokenMap(LaidMap, PrimaryMap):
+class RowMap(PrimaryMap):
     """K or V, row after row."""
 
     scattered = True
@@ -20,19 +19,23 @@ class TokenMap(LaidMap, PrimaryMap):
     def __init__(self, kind: int, source: str, layout: KvLayout, layers: int, heads: int) -> None:
         self.per_group, self.streams, self.source = layout.n, heads, source
         super().__init__(kind, layout, layers, heads)
-        self.fills_pages = layout.n * layout.head_dim * FP16_BYTES == layout.page_bytes
-
-    def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
-        lay_rows(pages, at, self.per_group, position, rows)
-
-    def poison(self, content: U16, buffers: I64, position: int) -> None:
-        content[buffers, position * self.layout.head_dim :] = POISON
+        self.fills_pages = layout.n * layout.row_bytes == layout.page_bytes
 
     def rows(self, banks: tuple[U16, U16], layer: int, tokens: range) -> U16:
         first, last = tokens.start // self.per_group, -(-tokens.stop // self.per_group)
         before = first * self.per_group
         slots = self.slots[layer, :, first:last]
         return gather_rows(banks, slots, tokens.stop - before, self.layout).view(np.uint16)[tokens.start - before :]
+
+
+class TokenMap(LaidMap, RowMap):
+    """Rows of 2 bytes a value."""
+
+    def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
+        lay_rows(pages, at, self.per_group, position, rows)
+
+    def poison(self, content: U16, buffers: I64, position: int) -> None:
+        content[buffers, position * self.layout.head_dim :] = POISON
 
     def waiting(self, content: U16, layer: int, count: int) -> U16:
         d = self.layout.head_dim

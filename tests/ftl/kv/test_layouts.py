@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from csd_spec import KvLayout
-from csd_spec.model import BF16, LATENT
-from ftl import LAYOUTS, Ftl, Layout
+from csd_spec.model import BF16, FP8, LATENT
+from ftl import LAYOUTS, Ftl, Layout, kept
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.embedding import EmbeddingMap
 from ftl.kv.layouts.group_map import POISON, PackedMap
@@ -62,6 +62,7 @@ def test_numbers_are_those_that_commands_carry():
         2: "opaque",
         3: "bf16",
         5: "latent",
+        6: "fp8",
         16: "fp16",
         8: "int8",
         4: "int4",
@@ -126,7 +127,7 @@ def test_a_newcomers_layout_does_what_the_others_do(small_drive, signs):
         assert ftl.embedding_pages(view, np.zeros((H, 1), np.int32)).ppns.size == -(-length // form.n) * H - H
 
 
-@pytest.mark.parametrize("number", [BF16, LATENT])
+@pytest.mark.parametrize("number", [BF16, FP8, LATENT])
 def test_storage_of_other_kinds_survives_a_loss_of_power(small_drive, number):
     """Append, fork, crop, collection and recovery; of latent rows K is kept, and is V as well."""
     ftl, generator = Ftl(small_drive), np.random.default_rng(0)
@@ -147,8 +148,8 @@ def test_storage_of_other_kinds_survives_a_loss_of_power(small_drive, number):
     ftl = Ftl(small_drive, ftl.nand)
     for each, length in ((handle, 70), (child, 150)):
         stored_k, stored_v, plan = ftl.read_back(each, 0)
-        kept_v = k if number == LATENT else v
-        np.testing.assert_array_equal(stored_k.view(np.uint16), k[:length].view(np.uint16))
+        kept_k, kept_v = kept(form, k), kept(form, k if number == LATENT else v)
+        np.testing.assert_array_equal(stored_k.view(np.uint16), kept_k[:length].view(np.uint16))
         np.testing.assert_array_equal(stored_v.view(np.uint16), kept_v[:length].view(np.uint16))
         pages = plan.ppns.size
         assert pages == length // form.n * H * (1 if number == LATENT else 2)

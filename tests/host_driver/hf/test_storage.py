@@ -1,14 +1,15 @@
-"""BF16 in drives: a model whose K is beyond FP16's range, and what is stored of any other.
+"""BF16 and 8-bit floats in drives: a model whose K is beyond FP16's range, and what is stored of any other.
 
 partner of: csd_spec/attention.py
 """
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import vcsd
-from csd_spec.model import BF16
+from csd_spec.model import BF16, FP8
+from ftl import LAYOUTS, kept
 
 SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": 512}
@@ -36,12 +37,12 @@ def llama(layers=(), dtype=torch.float32):
     return model.to(dtype)
 
 
-def decode(model):
+def decode(model, **more):
     ids = torch.randint(3, 97, (2, 60), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[1, :9] = 0
     options = {"max_new_tokens": 24, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
-    out = model.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, eos_token_id=None, **options)
+    out = model.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, eos_token_id=None, **options, **more)
     return torch.stack(out.logits).float()
 
 
@@ -51,6 +52,29 @@ def test_keys_beyond_fp16_decode_right(drives, method):
     model = llama(layers=[1])
     expected = decode(model)
     with vcsd.attach(model, drives=drives, attention=method, compression=1, storage="bf16"):
+        assert (decode(model) - expected).abs().max() < BF16_ERROR
+
+
+class Rounded(DynamicCache):
+    """Keeps 8-bit floats, as drives do; a prefill attends to what they are made of."""
+
+    FORM = LAYOUTS[FP8].form(4096, 16, 512)
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        rows = (states.bfloat16().contiguous().view(torch.float16).numpy() for states in (key_states, value_states))
+        stored = (torch.from_numpy(kept(self.FORM, each)).view(torch.bfloat16).float() for each in rows)
+        joined = super().update(*stored, layer_idx, *args, **kwargs)
+        return (key_states, value_states) if key_states.shape[2] == joined[0].shape[2] > 1 else joined
+
+
+@pytest.mark.parametrize("method", ["dense", "sparf"])
+@pytest.mark.parametrize("drives", [1, 2])
+def test_8_bit_floats_decode_as_a_cache_of_them(drives, method):
+    model = llama(layers=[1])
+    expected = decode(model, past_key_values=Rounded())
+    assert (expected - decode(model)).abs().max() > BF16_ERROR  # so that rounding is seen
+    with vcsd.attach(model, drives=drives, attention=method, compression=1, storage="fp8") as csd:
+        assert csd.driver.attention.embedding_bits == FP8
         assert (decode(model) - expected).abs().max() < BF16_ERROR
 
 
@@ -98,7 +122,9 @@ def test_a_second_turn_and_crop_read_bf16_back():
     [
         ({"storage": "bf16", "attention": "ours"}, "is made from FP16"),
         ({"storage": "fp16", "embedding_bits": BF16}, "layout bf16 is of BF16"),
-        ({"storage": "fp8"}, "must be 'fp16' or 'bf16'"),
+        ({"storage": "bf16", "embedding_bits": FP8}, "layout fp8 is of FP8"),
+        ({"storage": "fp8", "embedding_bits": 8}, "is made from FP16"),
+        ({"storage": "fp4"}, "must be 'fp16', 'bf16' or 'fp8'"),
         ({"storage": 16}, "must be text"),
     ],
 )
