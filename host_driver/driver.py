@@ -98,6 +98,7 @@ class Driver:
         self.bf16 = attention.embedding_bits in STORED.values()  # whether arrays of values hold that
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
+        self.max_tokens = 1  # of a sequence that was asked for
         self.now_ns = 0  # modelled time on the host
         self._shipper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill")
         self._in_flight: deque[Future[list[Future[Completion]]]] = deque()
@@ -106,6 +107,7 @@ class Driver:
     def create(self, count: int, max_tokens: int) -> Batch:
         """Open `count` sequences on every drive."""
         s, bits = self.shape, self.attention.embedding_bits
+        self.max_tokens = max(self.max_tokens, max_tokens)
         commands = [SeqCreate(count, s.layers, len(heads), s.head_dim, max_tokens, bits) for heads in self.heads]
         done = self._collect(self._submit(commands, self.now_ns))
         return Batch([c.data[0].astype(np.uint64) for c in done], np.zeros((count, s.layers), np.int64))

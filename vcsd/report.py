@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from csd_spec.units import STEP_UNITS
+from ftl import LAYOUTS
 from host_driver.driver import Driver
 from host_driver.hf.shape import FULL, Placement
 
@@ -31,6 +32,8 @@ class Report:
     breakdown_ns: dict[str, float]
     drives: list[dict[str, Any]]
     placed: Placement
+    layout: str
+    token_bytes: dict[str, float]  # in flash, of a token in one layer of all heads: K, V and copies
 
     @classmethod
     def of(cls, driver: Driver, placed: Placement | None = None) -> Report:
@@ -39,6 +42,8 @@ class Report:
         flash = total.flash
         units = Counter(dict.fromkeys(STEP_UNITS, 0))
         units.update(total.breakdown_ns)
+        layout, page_bytes = LAYOUTS[driver.attention.embedding_bits], driver.devices[0].spec.geometry.page_bytes
+        form = layout.form(page_bytes, driver.shape.head_dim, driver.max_tokens)
         return cls(
             steps=traffic.step_count,
             link_bytes_per_step=total.link_bytes / steps,
@@ -54,6 +59,8 @@ class Report:
                 for number, (heads, busy) in enumerate(zip(driver.heads, traffic.busy_ns, strict=True))
             ],
             placed=placed or Placement(driver.shape, (FULL,) * driver.shape.layers, ()),
+            layout=layout.name,
+            token_bytes=layout.token_bytes(form, driver.shape.kv_heads),
         )
 
     def kv_share(self, tokens: int) -> float:
@@ -72,6 +79,7 @@ class Report:
                 "pages_programmed": self.pages_programmed,
                 "useful_byte_share": self.useful_byte_share,
             },
+            "stored": {"layout": self.layout, "bytes_per_token_and_layer": self.token_bytes},
             "drives": self.drives,
             "layers": self._layers(),
             "modelled": {
@@ -100,6 +108,8 @@ class Report:
         table.add_row("link, a step", _bytes(self.link_bytes_per_step))
         table.add_row("link, a step, KV offloaded to a plain SSD", _bytes(self.plain_offload_bytes_per_step))
         table.add_row("link traffic saved", f"{saved:.1f}x")
+        stored = ", ".join(f"{name} {nbytes:,.0f}" for name, nbytes in self.token_bytes.items())
+        table.add_row(f"flash bytes of a token and layer ({self.layout})", stored)
         table.add_row("flash pages read", f"{self.pages_read:,}")
         table.add_row("flash pages programmed", f"{self.pages_programmed:,}")
         share = "nothing read" if self.useful_byte_share is None else f"{self.useful_byte_share:.1%}"

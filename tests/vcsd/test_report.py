@@ -1,22 +1,30 @@
 """The report adds up what the driver counted."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from csd_firmware import InProcessDevice
 from csd_spec import Attention, Compression, ModelShape
+from csd_spec.model import FP8, LATENT
+from csd_spec.planes import number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from ftl.kv.layouts.plain import PLAIN
 from host_driver.driver import Driver
 from vcsd.report import Report
 
 SHAPE = ModelShape(name="small", layers=1, q_heads=2, kv_heads=2, head_dim=64)
 
 
+def driver_of(shape, layout=16, drives=1):
+    devices = [InProcessDevice(INSTCSD_ZYNQ7045_8CH) for _ in range(drives)]
+    return Driver(devices, shape, Attention("dense", Compression(1), layout))
+
+
 def driver_after(steps, tokens=600):
-    driver = Driver(
-        [InProcessDevice(INSTCSD_ZYNQ7045_8CH) for _ in range(2)], SHAPE, Attention("dense", Compression(1))
-    )
+    driver = driver_of(SHAPE, drives=2)
     batch, rows = driver.create(1, 1024), np.ones((tokens, 2, 64), np.float16)
     driver.append(batch, slice(None), 0, np.array([tokens]), lambda: (rows, rows))
     driver.settle()
@@ -41,6 +49,30 @@ def test_nothing_done_is_a_report_too():
     report = Report.of(driver_after(0, tokens=1))
     assert (report.steps, report.step_ns, report.useful_byte_share) == (0, 0, None)
     assert "nothing read" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("layout", "stored"),
+    [
+        (16, {"k": 256, "v": 256, "embedding_k": 256}),
+        (FP8, {"k": 130, "v": 130, "embedding_k": 128 + 128 / 511}),
+        (8, {"k": 256, "v": 256, "embedding_k": 128 + 8 * 64 / 60}),
+        (PLAIN, {"k": 256, "v": 256}),
+        (number_of(2, exact=False), {"refined": 256 + 256 / 31, "scores": 4096 * 2 / 224}),
+    ],
+)
+def test_bytes_of_a_token_are_those_of_its_layout(layout, stored):
+    driver = driver_of(SHAPE, layout)
+    driver.create(1, 1024)
+    report = Report.of(driver).to_dict()["stored"]
+    assert report["bytes_per_token_and_layer"] == pytest.approx(stored)
+
+
+def test_a_latent_row_is_stored_once():
+    shape = replace(SHAPE, q_heads=8, kv_heads=1, head_dim=576, latent=True)  # DeepSeek V2 and V3
+    report = Report.of(driver_of(shape, LATENT))
+    assert report.token_bytes == {"k": 1152, "embedding_k": 1152}
+    assert "k 1,152, embedding_k 1,152" in str(report)
 
 
 def test_for_programs_and_for_people():

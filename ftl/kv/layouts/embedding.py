@@ -22,6 +22,10 @@ class EmbeddingMap(LaidMap):
         super().__init__(Kind.EMBEDDING_K + form, layout, layers, heads)
         self.fills_pages = layout.T * layout.m * FP16_BYTES == layout.page_bytes and layout.head_dim % layout.m == 0
 
+    @property
+    def group_bytes(self) -> int:
+        return self.layout.m * self.layout.run_bytes + self.layout.scale_bytes
+
     def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
         lay_many(pages, at, self.layout.m, self.layout.T, position, rows)
 

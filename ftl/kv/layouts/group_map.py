@@ -40,6 +40,11 @@ class GroupMap(ABC):
         self.slots: U32 = np.full((layers, self.streams, 1), UNMAPPED)
         self.buffers: I64 = np.full((layers, self.streams), -1, np.int64)
 
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of its page that a full group fills."""
+        return self.layout.page_bytes
+
     def waits_in(self, group: int) -> bool:
         """Whether a group, while it is unfinished, can wait in page buffers."""
         return True

@@ -25,3 +25,8 @@ class Layout:
     form: Callable[[int, int, int], KvLayout]
     maps: Callable[[KvLayout, int, int], dict[str, GroupMap]]
     lossy: str = ""
+
+    def token_bytes(self, form: KvLayout, heads: int) -> dict[str, float]:
+        """Bytes in flash of a token of `heads` heads, by map; of pages that are not full they are more."""
+        stored = {name: mapped for name, mapped in self.maps(form, 1, heads).items() if mapped.programmed}
+        return {name: each.streams * each.group_bytes / each.per_group for name, each in stored.items()}

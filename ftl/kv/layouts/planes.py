@@ -34,6 +34,10 @@ class RefinedMap(PackedMap):
         self.per_group, self.streams = layout.n, heads
         super().__init__(Kind.REFINED, layout, layers, heads)
 
+    @property
+    def group_bytes(self) -> int:
+        return 2 * self.layout.head_dim * (self.layout.n + 1)
+
     def waits_in(self, group: int) -> bool:
         return False
 

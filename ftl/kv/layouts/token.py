@@ -19,7 +19,11 @@ class RowMap(PrimaryMap):
     def __init__(self, kind: int, source: str, layout: KvLayout, layers: int, heads: int) -> None:
         self.per_group, self.streams, self.source = layout.n, heads, source
         super().__init__(kind, layout, layers, heads)
-        self.fills_pages = layout.n * layout.row_bytes == layout.page_bytes
+        self.fills_pages = self.group_bytes == layout.page_bytes
+
+    @property
+    def group_bytes(self) -> int:
+        return self.layout.n * self.layout.row_bytes
 
     def rows(self, banks: tuple[U16, U16], layer: int, tokens: range) -> U16:
         first, last = tokens.start // self.per_group, -(-tokens.stop // self.per_group)
