@@ -12,7 +12,7 @@ from csd_firmware import logs, objects
 from csd_firmware.attend import attend, check_attend
 from csd_firmware.check import Refused, require
 from csd_firmware.objects import crop_layer
-from csd_firmware.state import DriveState, flash_read
+from csd_firmware.state import DriveState, flash_read, rows_of_v
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import (
     Attend,
@@ -94,9 +94,10 @@ def _table_bytes(heads: int, layout: KvLayout) -> int:
 
 def append(state: DriveState, command: KvAppend, watch: Stopwatch) -> Completion:
     """Store rows; it is done when their pages are programmed."""
-    stored = command.seqs, command.layer, command.lengths, command.k, command.v
+    v = rows_of_v(command)
+    stored = command.seqs, command.layer, command.lengths, command.k, v
     programmed, finish_ns = state.ftl.append(*stored, watch.now_ns)
-    for handle, rows in zip(command.seqs, np.split(command.v, np.cumsum(command.lengths)[:-1]), strict=True):
+    for handle, rows in zip(command.seqs, np.split(v, np.cumsum(command.lengths)[:-1]), strict=True):
         state.add_v(handle, command.layer, rows)
     flash = FlashCounters(pages_programmed=programmed)
     return Completion(status=Status.SUCCESS, flash=flash, finish_ns=finish_ns)

@@ -7,7 +7,7 @@ import numpy as np
 from attention_engine import Queries, Read, Step, take_in, to_half
 from csd_firmware.check import Refused, require
 from csd_firmware.schedule import SCHEDULES
-from csd_firmware.state import DriveState, flash_read
+from csd_firmware.state import DriveState, flash_read, rows_of_v
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Attend, Completion, Status
 from csd_spec.arrays import F16, F32
@@ -43,9 +43,10 @@ def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
     """Store the new token and attend over all. It waits in DRAM; if it completes a group, that is programmed in the
     background."""
     one_each = _ONE.repeat(len(command.seqs))
-    programmed, _ = state.ftl.append(command.seqs, command.layer, one_each, command.k, command.v, watch.now_ns)
+    v = rows_of_v(command)
+    programmed, _ = state.ftl.append(command.seqs, command.layer, one_each, command.k, v, watch.now_ns)
     try:
-        data, plans = _attend(state, command, watch)
+        data, plans = _attend(state, command, v, watch)
     except Exception as error:  # whatever a method raises, of ours or of the user's, or lost data
         _take_back(state, command, watch.now_ns)
         if isinstance(error, FtlError):
@@ -55,13 +56,13 @@ def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
     return Completion(status=Status.SUCCESS, data=data, flash=flash)
 
 
-def _attend(state: DriveState, command: Attend, watch: Stopwatch) -> tuple[tuple[F16, F32], list[PagePlan]]:
+def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tuple[tuple[F16, F32], list[PagePlan]]:
     """The completion's data, and what was read."""
     view = state.ftl.view(command.seqs, command.layer)
     B, H, G, d = command.q.shape
     v_sums = np.concatenate([state.v_sums[handle][command.layer] for handle in command.seqs])
     bf16 = view.layout.bf16
-    q, v_means = take_in(command.q, kept(view.layout, command.v), view.seq_lens, v_sums, bf16)
+    q, v_means = take_in(command.q, kept(view.layout, v), view.seq_lens, v_sums, bf16)
     queries = Queries(
         q,
         command.r,

@@ -92,7 +92,7 @@ def _named(ftl: Ftl, verb: Verb, handles: Seq[int]) -> dict[str, int]:
     require(alike, "seqs: sequences of one command must have the same shape")
     form = first.layout
     sizes = {"B": len(handles), "H": first.heads, "d": form.head_dim, "opaque": form.opaque, "bf16": form.bf16}
-    return sizes | {"last_layer": first.layers - 1}
+    return sizes | {"dv": 0 if form.latent else form.head_dim, "last_layer": first.layers - 1}
 
 
 def _scalar(scalar: Scalar, value: Any, sizes: Mapping[str, int]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from attention_engine import EngineClock, Memory, Methods, add_rows
 from csd_firmware.logs import History
 from csd_firmware.schedule import Units
-from csd_spec import DriveSpec, FlashCounters, Status
+from csd_spec import Attend, DriveSpec, FlashCounters, KvAppend, Status
 from csd_spec.arrays import F16, F32
 from ftl import Ftl, Nand, PagePlan, Uncorrectable, kept
 
@@ -67,6 +67,11 @@ class DriveState:
         heads = sums.shape[0] // len(handles)
         for number, handle in enumerate(handles):
             self.v_sums[handle][layer] = sums[number * heads : (number + 1) * heads]
+
+
+def rows_of_v(command: KvAppend | Attend) -> F16:
+    """Rows (..., H, d) of V that a command stores: those of K, where V is a part of that."""
+    return command.v if command.v.shape[-1] else command.k
 
 
 def flash_read(*plans: PagePlan, programmed: int = 0) -> FlashCounters:

@@ -22,7 +22,7 @@ from csd_spec.arrays import KEY
 from csd_spec.commands import Command, Completion, FlashCounters
 from csd_spec.status import Status
 from csd_spec.units import MAX_UNIT_BYTES, UNITS, check_unit
-from csd_spec.verbs import MAX_SEQUENCES, MAX_TOKENS, VERBS, Array, Kind, verb_of
+from csd_spec.verbs import MAX_SEQUENCES, MAX_TOKENS, OMITTED, VERBS, Array, Kind, verb_of
 
 Buffer = bytes | bytearray | memoryview
 
@@ -107,6 +107,10 @@ def decode(request: Request) -> Command:
             sizes[each] = value
         else:
             fields[each.name] = value
+    if OMITTED in sizes:
+        sizes["dv"] = sizes["d"] - sizes[OMITTED]
+        if sizes["dv"] < 0:
+            raise WireError(f"v: {sizes[OMITTED]} channels are left out of {sizes['d']}")
     payload = _Payload(request.payload)
     for array in verb.arrays:
         fields[array.name] = _unpacked(array, sizes, payload)

@@ -55,7 +55,7 @@ class KvAppend:
     layer: int
     lengths: I64  # (B,)
     k: F16  # (sum of lengths, H, d)
-    v: F16  # (sum of lengths, H, d)
+    v: F16  # (sum of lengths, H, dv): dv = d, or 0 where V is a part of K
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Attend:
     layer: int
     q: F16  # (B, H, G, d)
     k: F16  # (B, H, d)
-    v: F16  # (B, H, d)
+    v: F16  # (B, H, dv)
     method: str
     r: int
     top_k: I64  # (B,)

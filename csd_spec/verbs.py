@@ -46,6 +46,7 @@ MAX_SEQUENCES = 1 << 16  # of a command
 MAX_TOKENS = 1 << 24  # of a sequence
 MAX_HEADS = 1024
 
+OMITTED = "d - dv"  # channels that rows of V lack of those of K: 0 to hosts that know of none
 DIMENSIONS = {"B": "sequence", "N": "key", "H": "KV head", "G": "query head", "d": "channel"}
 
 
@@ -208,6 +209,8 @@ class Verb:
             for symbol, size in zip(array.symbols, shape, strict=False):
                 if isinstance(symbol, str):
                     found.setdefault(symbol, size)
+        if "dv" in found:
+            found[OMITTED] = found["d"] - found["dv"]
         return found
 
     def reply_bytes(self, sizes: Mapping[str, int]) -> int:
@@ -218,6 +221,7 @@ class Verb:
     def example(self, seqs: tuple[int, ...] = (1,), **sizes: int) -> Any:
         """A command of this kind on sequences with B, H, G and d as `sizes` say: good on a drive that has them."""
         sizes = {"B": len(seqs), "H": 2, "G": 2, "d": 16} | sizes
+        sizes.setdefault("dv", sizes["d"])
         fields: dict[str, Any] = {}
         for scalar in self.scalars:
             fields[scalar.name] = sizes[scalar.example] if isinstance(scalar.example, str) else scalar.example
@@ -270,12 +274,12 @@ ROWS = (
     Verb(
         command=KvAppend,
         opcode=0xC1,
-        parameters=("B", _LAYER, "H", "d"),
+        parameters=("B", _LAYER, "H", "d", OMITTED),
         arrays=(
             _SEQS,
             _LENGTHS,
             Array("k", Kind.VALUES, "sum(lengths) H d"),
-            Array("v", Kind.VALUES, "sum(lengths) H d"),
+            Array("v", Kind.VALUES, "sum(lengths) H dv"),
         ),
         names=Names.ALIKE,
         effect=Stores("lengths"),
@@ -283,7 +287,7 @@ ROWS = (
     Verb(
         command=Attend,
         opcode=0xC5,
-        parameters=("B", _LAYER, "H", "G", "d", Scalar("r", 1, "d", example=4), "X"),
+        parameters=("B", _LAYER, "H", "G", "d", Scalar("r", 1, "d", example=4), "X", OMITTED),
         arrays=(
             _SEQS,
             Array("top_k", Kind.COUNTS, "B", 8),
@@ -292,7 +296,7 @@ ROWS = (
             Array("terms", Kind.FLOATS, "H G 4", given="X"),
             Array("q", Kind.VALUES, "B H G d"),
             Array("k", Kind.VALUES, "B H d"),
-            Array("v", Kind.VALUES, "B H d"),
+            Array("v", Kind.VALUES, "B H dv"),
         ),
         reply=(Array("output", Kind.VALUES, "B H G d"), Array("rows", Kind.FLOATS, "B H G 2")),
         names=Names.ALIKE,

@@ -125,7 +125,7 @@ class Driver:
             k, v = load()
             return self._submit(
                 [
-                    KvAppend(seqs, layer, lengths, _heads(k, heads), _heads(v, heads))
+                    KvAppend(seqs, layer, lengths, _heads(k, heads), _heads(self._shipped(v), heads))
                     for seqs, heads in zip(self._handles(batch, rows), self.heads, strict=True)
                 ],
                 submit_ns,
@@ -156,7 +156,7 @@ class Driver:
         grouped = q.reshape(len(lengths), shape.kv_heads, shape.group, shape.head_dim)
         method, commands, terms = self.attention.method, list[Command](), self.terms.get(layer)
         for seqs, heads in zip(self._handles(batch, rows), self.heads, strict=True):
-            mine = _heads(grouped, heads), _heads(k, heads), _heads(v, heads)
+            mine = _heads(grouped, heads), _heads(k, heads), _heads(self._shipped(v), heads)
             told = None if terms is None else np.ascontiguousarray(terms[heads.start : heads.stop])
             commands.append(Attend(seqs, layer, *mine, method, *params, told))
         with mini_batch.turn():
@@ -223,6 +223,10 @@ class Driver:
             mini_batch.breakdown_ns[unit] += ns
         mini_batch.now_ns = slowest.finish_ns
         self.traffic.count_decode(done, sum(lengths.tolist()) * self.shape.kv_bytes_per_token // self.shape.layers)
+
+    def _shipped(self, v: F16) -> F16:
+        """What drives need of rows of V: nothing where it is a part of K."""
+        return v[..., :0] if self.shape.latent else v
 
     def _handles(self, batch: Batch, rows: Rows) -> list[tuple[int, ...]]:
         return [tuple(handles[rows].tolist()) for handles in batch.handles]

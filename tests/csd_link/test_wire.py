@@ -51,11 +51,11 @@ SEQS, LENGTHS = (3, 2**64 - 1), np.array([2, 0])
 BYTES = [
     (Flush(), 0x00, (), "e3b0c44298fc1c14"),
     (SeqCreate(2, 4, 2, 64, 2048, 8), 0xC4, (2, 4, 2, 64, 2048, 8), "e3b0c44298fc1c14"),
-    (KvAppend(SEQS, 1, LENGTHS, steady(2, 3, 8), steady(2, 3, 8)), 0xC1, (2, 1, 3, 8), "d351ab033984fc1c"),
+    (KvAppend(SEQS, 1, LENGTHS, steady(2, 3, 8), steady(2, 3, 8)), 0xC1, (2, 1, 3, 8, 0), "d351ab033984fc1c"),
     (
         Attend(SEQS, 1, steady(2, 3, 2, 8), steady(2, 3, 8), steady(2, 3, 8), "sparf", 4, LENGTHS + 1, LENGTHS),
         0xC5,
-        (2, 1, 3, 2, 8, 4, 0),
+        (2, 1, 3, 2, 8, 4, 0, 0),
         "9d787d8bcfcc1726",
     ),
     (KvRead(SEQS, 3), 0xC2, (2, 3, 0, 0), "c1591bd2ba341312"),
@@ -75,6 +75,7 @@ SINGLE = half(2, 2).astype(np.float32)
 COMMANDS = [verb.example(SEQS, H=3, G=2, d=8) for verb in VERBS.values()]
 TERMS = np.array([[[0.1, np.inf, -np.inf, 0.5], [0.2, 30, 1, 0]]] * 3, np.float32)
 COMMANDS += [replace(command, terms=TERMS) for command in COMMANDS if isinstance(command, Attend)]
+COMMANDS += [replace(command, v=command.v[..., :0]) for command in COMMANDS if isinstance(command, (Attend, KvAppend))]
 
 
 def test_every_verb_has_its_bytes():
@@ -172,3 +173,11 @@ def test_any_bytes_are_a_completion_or_refused(body):
     except WireError:
         return
     assert sum(int(np.prod(shape)) * dtype.itemsize for dtype, shape in head.shapes) == head.data_bytes
+
+
+def test_an_entry_that_leaves_out_no_channels_of_v_has_all_of_them():
+    command = KvAppend(SEQS, 1, LENGTHS, steady(2, 3, 8), steady(2, 3, 8))
+    request = encode(command)
+    assert decode(replace(request, parameters=request.parameters[:-1])).v.shape == (2, 3, 8)  # of an older host
+    with pytest.raises(WireError, match="9 channels are left out of 8"):
+        decode(replace(request, parameters=(*request.parameters[:-1], 9)))

@@ -1,18 +1,24 @@
 """Latent attention in drives: one row a token, and outputs as the model's own."""
 
 from contextlib import closing
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 
 import vcsd
 from csd_firmware import InProcessDevice
+from csd_spec import KvAppend, SeqCreate, Status
+from csd_spec.model import LATENT
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.verbs import verb_of
 from csd_spec.view import in_flash
 from host_driver.hf.latent import Latent, in_latent_space, latent_modules
 
 RANK, ROTARY, HEADS = 512, 64, 4
+D = 16  # of a row in a small drive
 SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": HEADS, "num_key_value_heads": HEADS, "kv_lora_rank": RANK, "qk_rope_head_dim": ROTARY}
 SIZES |= {"qk_nope_head_dim": 32, "v_head_dim": 24, "q_lora_rank": 16, "max_position_embeddings": 512}
@@ -88,6 +94,40 @@ def test_a_token_takes_one_row_and_the_layouts_own_copy():
         assert copy.streams == -(-(RANK + ROTARY) // copy.channels)  # of the same rows, in another order
         assert kept.past_key_values.get_seq_length() == tokens
         assert csd.driver.shape.kv_bytes_per_token == SIZES["num_hidden_layers"] * row
+
+
+def test_a_row_crosses_the_link_once():
+    """Of a prompt K and lengths; of a step q of each head, K, l and k; back its output and rows."""
+    model, tokens, layers = made(deepseek_v3), 300, SIZES["num_hidden_layers"]
+    row = (RANK + ROTARY) * 2
+    with vcsd.attach(model, attention="dense") as csd:
+        out = model(torch.randint(3, 97, (1, tokens)), use_cache=True)
+        csd.driver.settle()
+        before = csd.driver.traffic.link_bytes
+        model(torch.tensor([[5]]), past_key_values=out.past_key_values)
+        step = csd.driver.traffic.link_bytes - before
+    assert layers * tokens * row <= before < layers * (tokens + 1) * row
+    assert step == layers * (64 + 16 + HEADS * row + row + HEADS * row + HEADS * 8)
+
+
+@pytest.mark.parametrize(("number", "channels"), [(LATENT, D), (16, 0), (16, D - 1)])
+def test_v_has_the_channels_of_its_layout(small_drive, number, channels):
+    with closing(InProcessDevice(small_drive)) as device:
+        seqs = tuple(device.submit(SeqCreate(1, 1, 1, D, 512, number), 0).result().data[0].tolist())
+        good, rows = 0 if number == LATENT else D, np.ones((5, 1, D), np.float16)
+        for command in (
+            KvAppend(seqs, 0, np.array([5]), rows, np.ascontiguousarray(rows[..., :channels])),
+            replace(
+                verb_of(0xC5).example(seqs, H=1, G=2, d=D),
+                v=np.ascontiguousarray(rows[:1, :, :channels]),
+                top_k=np.array([1]),
+                recent=np.array([0]),
+            ),
+        ):
+            done = device.submit(command, 0).result()
+            assert f"v: must have shape ({len(command.k)}, 1, {good})" in done.reason
+            done = device.submit(replace(command, v=np.ascontiguousarray(command.k[..., :good])), 0).result()
+            assert done.status is Status.SUCCESS, done.reason
 
 
 def test_dense_reads_each_row_once():
