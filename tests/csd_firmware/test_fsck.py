@@ -106,10 +106,10 @@ def test_a_missing_file_opens_for_those_who_only_look_and_is_reported_once(say, 
     assert name not in undone(kept.folder)
     assert say()[0] == 0
     with closing(InProcessDevice.reopen(kept.folder)) as device:
-        for handle, layers in kept.host.model.items():
+        for handle, stored in kept.host.model.items():
             done = device.submit(KvRead((handle,), 0), 0).result()
             if name == "blocks.bin":  # what it says is known from the spare areas
-                np.testing.assert_array_equal(done.data[0], layers[0][0])
+                np.testing.assert_array_equal(done.data[0], stored.layers[0][0])
             else:
                 assert done.status in (Status.UNRECOVERED_READ_ERROR, Status.UNKNOWN_SEQUENCE)
 
