@@ -9,7 +9,7 @@ from eval.options import Picture, check_picture, number
 from eval.papers.instinfer.options import (
     BatchSizes,
     CompressionFactor,
-    DriveCount,
+    EnoughDrives,
     Rows,
     Work,
     rows_outcome,
@@ -42,7 +42,7 @@ def experiment(
     machine: Machine,
     work: Work,
     simulated: Simulated,
-    drives: DriveCount | None = None,
+    drives: EnoughDrives = None,
     batch_sizes: BatchSizes = "64",
     compression: CompressionFactor = 8,
     plot: Picture = None,

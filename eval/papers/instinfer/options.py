@@ -27,6 +27,9 @@ Rows = list[dict[str, Any]]
 _BEGAN = time.perf_counter()
 
 DriveCount = Annotated[int, typer.Option(min=1, max=1024, help="drives that share the KV heads")]
+EnoughDrives = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="drives that share the KV heads (default: as many as hold them)")
+]
 DriveCounts = Annotated[str, typer.Option(help="numbers of drives, with commas")]
 BatchSizes = Annotated[str, typer.Option(help="batch sizes, with commas")]
 CompressionFactor = Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="C of SparF's and SparQ's 1/C")]

@@ -10,7 +10,7 @@ from eval.options import Picture, check_picture, numbers
 from eval.papers.instinfer.options import (
     BatchSizes,
     CompressionFactor,
-    DriveCount,
+    EnoughDrives,
     Rows,
     Work,
     rows_outcome,
@@ -57,7 +57,7 @@ def experiment(
     machine: Machine,
     work: Work,
     simulated: Simulated,
-    drives: DriveCount | None = None,
+    drives: EnoughDrives = None,
     batch_sizes: BatchSizes = "4,16,32,64,128,256",
     compression: CompressionFactor = 8,
     plot: Picture = None,
