@@ -36,7 +36,7 @@ def rows(runs: Runs, batches: Sequence[int], drives: int, hosts: Sequence[str] =
     made: Rows = []
     for batch in batches:
         host = [runs.host(system, batch, drives) for system in hosts]
-        for result in [*host, *(runs.drive(system, batch, drives) for system in in_drives(runs.setup.model))]:
+        for result in [*host, *(runs.drive(system, batch, drives) for system in IN_DRIVES)]:
             made.append(
                 {
                     "system": result.system,

@@ -10,6 +10,7 @@ from eval.papers.instinfer.systems import (
     BATCHED_DENSE,
     DENSE,
     ON_HOSTS,
+    OURS,
     PAGED,
     SPARF,
     Breakdown,
@@ -129,6 +130,8 @@ def test_latent_rows_are_stored_once_and_shared_out_by_sequence():
     one, two = (in_storage(latent, (DENSE,), 4, drives)[0] for drives in (1, 2))
     assert two.step.engine_s == pytest.approx(one.step.engine_s / 2, rel=0.01)
     assert one.step.engine_s > 10 * one.step.kv_s
+    dense = runs.simulate(latent, [runs.Case((DENSE,), 4, 1)])
+    assert dense.drive(OURS, 4, 1).reason == "planes have no form for latent rows"
 
 
 def test_what_a_worker_cannot_hold_is_simulated_in_part(monkeypatch):
