@@ -25,7 +25,7 @@ SERIAL = "vcsd"
 MDTS = 6  # 256 KiB a command, as a data center's drives have it
 QEMU_MODEL, NVMEVIRT_MODEL = "QEMU", "CSL_Virt"
 
-_NEEDED = "numpy", "pydantic", "pydantic_core", "annotated_types", "typing_inspection", "typing_extensions"
+_NEEDED = "numpy", "pydantic", "pydantic_core", "annotated_types", "typing_inspection", "typing_extensions", "zlib_ng"
 
 # Of the standard library what no program of ours needs
 _LEFT_OUT = (

@@ -39,10 +39,8 @@ class Machine:
     host: Annotated[str | None, typer.Option(help="host profile: a name or a YAML file (default: the paper's)")] = None
 
     def profiles(self, model: str, gpu: str, host: str) -> tuple[Model, Gpu, Host]:
-        """Those that these options name, or else these, the paper's: of its GPU as many as hold the model."""
-        decoder = Model.load(self.model or model)
-        found = Gpu.some(self.gpu) if self.gpu else Gpu.load(gpu).holding(decoder.weight_bytes)
-        return decoder, found, Host.load(self.host or host)
+        """Those that these options name, or else these, the paper's."""
+        return Model.load(self.model or model), Gpu.some(self.gpu or gpu), Host.load(self.host or host)
 
 
 def cell(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ class SimDrive:
             other = Hold(self.folder)
         except ValueError:
             return True
-        with closing(other):
+        with closing(other), suppress(Killed):
             intruder = self._firmware()
             done = intruder.step(SeqCreate(1, 1, 2, DIM, 64), 0)
             seqs, rows = tuple(done.data[0].tolist()), np.ones((60, 2, DIM), np.float16)

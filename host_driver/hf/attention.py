@@ -21,6 +21,7 @@ from transformers.masking_utils import sdpa_mask
 from attention_engine import all_finite
 from csd_spec import DeviceError
 from csd_spec.arrays import F16
+from host_driver.driver import Driver
 from host_driver.hf.adapters import ADAPTERS
 from host_driver.hf.cache import IMPLEMENTATION, CsdLayer
 from host_driver.hf.device import attend_on_device
@@ -159,17 +160,17 @@ def _decode(
                 new = (each[admitted] for each in (q16, k16, v16))
                 out[admitted] = cache.driver.decode(cache.batch, rows, cache.mini_batch, layer.number, *new)
     except DeviceError:
-        _check_range(layer, together, rows16)
+        _check_range(cache.driver, layer.index, together, rows16)
         raise
     return unstage(out[:, None], q, bf16)
 
 
-def _check_range(layer: CsdLayer, given: torch.Tensor, rows: F16) -> None:
+def _check_range(driver: Driver, index: int, given: torch.Tensor, rows: F16) -> None:
     """Raise Unsupported where FP16 does not hold what was given, with the value and the layer."""
-    if not layer.cache.driver.bf16 and not all_finite(np.ascontiguousarray(rows)):
+    if not driver.bf16 and not all_finite(np.ascontiguousarray(rows)):
         largest = float(given.abs().max())
         raise Unsupported(
-            f"layer {layer.index} has {largest:,.0f} in q, K or V, beyond FP16's 65,504: storage='bf16' holds it"
+            f"layer {index} has {largest:,.0f} in q, K or V, beyond FP16's 65,504: storage='bf16' holds it"
         )
 
 
@@ -179,10 +180,12 @@ def _ship(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor, admitted: NDA
     assert cache.batch is not None
     staged = stage(key, value, bf16=cache.driver.bf16)
 
+    driver, index = cache.driver, layer.index  # the cache may be gone when this is asked for
+
     def load() -> tuple[Any, Any]:
         k, v = (array.transpose(0, 2, 1, 3)[admitted] for array in staged())
-        _check_range(layer, key, k)
-        _check_range(layer, value, v)
+        _check_range(driver, index, key, k)
+        _check_range(driver, index, value, v)
         return k, v
 
     cache.driver.append(cache.batch, cache.rows, layer.number, admitted.sum(axis=1).astype(np.int64), load)

@@ -68,8 +68,8 @@ def test_the_judge_sees_keys_that_two_sequences_have(monkeypatch):
 
 def test_the_judge_sees_writes_that_are_not_synced(monkeypatch):
     monkeypatch.setattr(Nand, "sync", lambda self: None)
-    result = bench_crash(100, 0, medium="direct")
-    assert result["lost"] + result["wrong"] > 0
+    results = (bench_crash(100, seed, medium="direct") for seed in range(10))
+    assert any(result["lost"] + result["wrong"] for result in results)
 
 
 def test_the_judge_sees_blocks_that_are_erased_too_early(monkeypatch):

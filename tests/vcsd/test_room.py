@@ -11,6 +11,7 @@ import pytest
 from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
 from csd_spec import Attention, KvAppend, ModelShape, SeqCreate, Status
+from csd_spec.model import LATENT
 from ftl import LAYOUTS, Medium
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd import room
@@ -34,7 +35,9 @@ def test_as_many_pages_are_foreseen_as_a_drive_programs(small_drive, bits):
     handles = device.submit(create, 0).result().data[0].tolist()
     values = np.random.default_rng(0).standard_normal((rows * tokens, SHAPE.kv_heads, SHAPE.head_dim)).astype("f2")
     for layer in range(SHAPE.layers):
-        append = KvAppend(tuple(handles), layer, np.full(rows, tokens), values, values)
+        append = KvAppend(
+            tuple(handles), layer, np.full(rows, tokens), values, values[..., : 0 if bits == LATENT else None]
+        )
         assert device.submit(append, 0).result().status is Status.SUCCESS
     ftl = device.firmware.ftl
     streams = sum(m.streams for seq in ftl.sequences.values() for m in seq.maps.values() if m.programmed)

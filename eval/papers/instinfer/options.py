@@ -36,8 +36,10 @@ CompressionFactor = Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, he
 
 
 def setup_of(machine: Machine, simulated: Simulated, **more: Any) -> Setup:
-    """The setup that these options name, the paper's where they do not; more: its other fields."""
+    """The setup that these options name, the paper's where they do not, of its GPU as many as hold the model; more: its
+    other fields."""
     model, gpu, host = machine.profiles("opt-13b", "a6000", "pcie4")
+    gpu = gpu if machine.gpu else gpu.holding(model.weight_bytes)
     ssd = Ssd.load("980pro")
     return Setup(model=model, gpu=gpu, host=host, ssd=ssd, sampled_layers=simulated.sampled_layers, **more)
 

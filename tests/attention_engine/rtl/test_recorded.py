@@ -76,7 +76,7 @@ def software(head, run):
     scores = weigh(logits, run.seq_len * one)
     tokens = best_tokens(scores, run.seq_len * one, p.k * one, p.l * one)
     mean = V.astype(np.float32).sum(0)[None] / np.float32(run.seq_len)
-    out = attend(view, q, tokens, p.k * one, cover(logits, tokens, p.k * one), mean)
+    out = attend(view, q, (tokens, p.k * one), cover(logits, tokens, p.k * one), mean)
     return out[0], tokens[0], scores[0]
 
 

@@ -111,7 +111,7 @@ def test_rivals_by_their_data_sheets():
     assert vllm == replace(gpu, system="vLLM")
     assert host.step.total_s == pytest.approx(max(kv / 32e9, gpu.step.total_s), rel=0.1)
     assert "h100 holds 15 GiB of weights and K and V of 16 such" in ON_HOSTS["GPU"](setup, 64, 1).reason
-    waves = ON_HOSTS["vLLM"](setup, 64, 1)
+    waves = ON_HOSTS["vLLM"](setup, 60, 1)
     assert waves.tokens_per_s < ON_HOSTS["GPU"](setup, 16, 1).tokens_per_s
     assert "do not fit" in ON_HOSTS["vLLM"](replace(setup, input=1 << 20), 1, 1).reason
 
