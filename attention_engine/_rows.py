@@ -173,6 +173,7 @@ def _fold(builder: Any, lanes: Any, join: Callable[[Any, Any], Any] | None = Non
 def _fold_all(builder: Any, vectors: list[Any], join: Callable[[Any, Any], Any] | None = None) -> list[Any]:
     """The same of several vectors, a power of two of them: two that are half done share a register."""
     count, width = len(vectors), WIDTH  # lanes of each that are left
+    assert count & (count - 1) == 0, f"{count} vectors are not a power of two"
     while width > 1:
         width //= 2
         pairs = list(zip(vectors[::2], vectors[1::2], strict=False)) or [(vectors[0], vectors[0])]
