@@ -66,15 +66,17 @@ class Keeper:
     def store(self, keys: Sequence[bytes], rows: Callable[[], Rows], first: int = 0) -> bool:
         """Keep a prompt's blocks from token `first` on; False where that is dropped, and `rows` is not called."""
         with self._wake:
-            dropped = self._store is None or self._closing or len(self._stores) >= self._most
-            self._counts["stores_dropped" if dropped else "stores"] += 1
-            if dropped:
+            if self._store is None or self._closing or len(self._stores) >= self._most:
+                self._counts["stores_dropped"] += 1
                 return False
         k, v = rows()
         with self._wake:
-            self._stores.append(lambda: self._keep(keys, k, v, first))
-            self._wake.notify()
-        return True
+            taken = not self._closing  # else nobody may be left to carry it out
+            self._counts["stores" if taken else "stores_dropped"] += 1
+            if taken:
+                self._stores.append(lambda: self._keep(keys, k, v, first))
+                self._wake.notify()
+        return taken
 
     def remove(self, keys: Sequence[bytes]) -> Future[bool]:
         """`PrefixStore.remove`; it does not wait for stores."""

@@ -101,6 +101,17 @@ def test_more_stores_than_may_wait_are_dropped_and_nobody_waits(drives):
     assert keeper.take_counts()["stores_dropped"] == 3 and slow.blocks == 15
 
 
+def test_a_store_that_a_close_overtakes_is_dropped(drives):
+    keeper = Keeper(lambda: PrefixStore(drives, NAMES))
+
+    def slow():
+        keeper.close()
+        return rows(TOKENS)
+
+    assert not keeper.store(NAMES.keys(TOKENS), slow)
+    assert keeper.take_counts()["stores_dropped"] == 1
+
+
 def test_an_error_of_ours_is_said_and_leaves_nobody_waiting(drives, caplog):
     store_of = PrefixStore(drives, NAMES)
     keeper = Keeper(lambda: store_of)
