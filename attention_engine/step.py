@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -330,11 +331,11 @@ class Step:
     def _bring(self, slots: U32, tokens: int) -> None:
         """Have the first `tokens` of slots (N, groups) at hand for nothing: planned, but not read."""
         streams = slots.shape[0]
-        self.pages.token_pages(self.view, slots, _alike(streams, tokens), np.full(streams, tokens))
+        self.pages.token_pages(self.view, slots, alike(streams, tokens), np.full(streams, tokens))
 
     def everything(self) -> I32:
         """All tokens of all streams, (N, S)."""
-        return _alike(self.streams, int(np.maximum.reduce(self.seq_lens)))
+        return alike(self.streams, int(np.maximum.reduce(self.seq_lens)))
 
     def _need_rows(self) -> None:
         """Raise ValueError for a layout without K in FP16."""
@@ -376,10 +377,16 @@ class Step:
         self.work.append(Compute(unit, job, lines, length, self.queries, self._none if scores is None else scores))
 
 
-def _alike(streams: int, tokens: int) -> I32:
+def alike(streams: int, tokens: int) -> I32:
     """The first tokens for each stream, (N, tokens): `np.broadcast_to` of one row, in a tenth of its time."""
-    row = np.arange(tokens, dtype=np.int32)
+    row = _ascending(tokens.bit_length())
     return np.ndarray((streams, tokens), np.int32, row, strides=(0, row.itemsize))
+
+
+@cache
+def _ascending(bits: int) -> I32:
+    """All tokens of so many bits."""
+    return np.arange(1 << bits, dtype=np.int32)
 
 
 Method = Callable[[Step], F32]

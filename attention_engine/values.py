@@ -20,11 +20,15 @@ def _add_rows(sums, rows):  # type: ignore[no-untyped-def]
                 sums[head, channel] += half_to_float(rows[t, head, channel])
 
 
+@njit(cache=True, nogil=True)
+def _widen(bits, values):  # type: ignore[no-untyped-def]
+    for i in range(bits.size):
+        values[i] = half_to_float(bits[i])
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
 def _take_in(q_bits, v_bits, seq_lens, q, sums, means):  # type: ignore[no-untyped-def]
-    values = q.reshape(q.size)
-    for i in range(values.size):
-        values[i] = half_to_float(q_bits[i])
+    _widen(q_bits, q.reshape(q.size))
     _add_rows(sums.reshape(v_bits.shape[1:]), v_bits)
     for stream in range(seq_lens.size):
         length = np.float32(seq_lens[stream])

@@ -43,12 +43,15 @@ from ftl.flash.tag import MAX_STREAMS
 def _nothing(state: DriveState, command: Any) -> None: ...
 
 
+Run = Callable[[DriveState, Any, Stopwatch], Completion]
+
+
 @dataclass(frozen=True, slots=True)
 class Act:
     """run: from the state and a good command to a completion, whose finish_ns is when its programs have ended; what
     else takes time is spent on the watch. check: raises Refused or an FtlError before anything changes."""
 
-    run: Callable[[DriveState, Any, Stopwatch], Completion]
+    run: Run
     check: Callable[[DriveState, Any], None] = _nothing
 
 

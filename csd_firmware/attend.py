@@ -7,6 +7,7 @@ import numpy as np
 from attention_engine import Queries, Read, Step, take_in, to_half
 from csd_firmware.check import Refused, require
 from csd_firmware.schedule import SCHEDULES
+from csd_firmware.short import keep_short
 from csd_firmware.state import DriveState, flash_read, rows_of_v
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Attend, Completion, Status
@@ -60,7 +61,7 @@ def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tup
     """The completion's data, and what was read."""
     view = state.ftl.view(command.seqs, command.layer)
     B, H, G, d = command.q.shape
-    v_sums = np.concatenate([state.v_sums[handle][command.layer] for handle in command.seqs])
+    v_sums = state.sums(command.seqs, command.layer)
     bf16 = view.layout.bf16
     q, v_means = take_in(command.q, kept(view.layout, v), view.seq_lens, v_sums, bf16)
     queries = Queries(
@@ -78,6 +79,7 @@ def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tup
     rows: F32 = np.ascontiguousarray(step.rows, np.float32).reshape(B, H, G, 2)
     SCHEDULES[state.spec.engine.schedule](step.work, state.units, watch)
     state.set_sums(command.seqs, command.layer, v_sums)
+    keep_short(state, command, step)
     return (output, rows), [item.plan for item in step.work if isinstance(item, Read)]
 
 

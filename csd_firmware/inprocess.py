@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
 
 from attention_engine import METHODS, Methods
 from csd_firmware.folder import DriveFolder, describe, described
@@ -11,6 +15,8 @@ from csd_firmware.step import Firmware
 from csd_io.folder import DiskFolder, Durability
 from csd_spec import Command, Completion, DeviceError, DriveSpec, Flush, Status
 from ftl import IN_MEMORY, Medium, Nand
+
+T = TypeVar("T")
 
 
 class InProcessDevice:
@@ -43,6 +49,8 @@ class InProcessDevice:
             self._let_go()
             raise
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.name)
+        self._works = Lock()
+        self._newest: Future[Any] = self._worker.submit(int)  # of what was queued
 
     @classmethod
     def reopen(cls, path: Path, private: bool = False, medium: Medium = IN_MEMORY) -> InProcessDevice:
@@ -69,7 +77,7 @@ class InProcessDevice:
 
     def format(self) -> tuple[int, int]:
         """Erase all sequences and blocks; wear and counters stay. How many sequences there were, modelled ns."""
-        return self._worker.submit(self.firmware.format).result()
+        return self._queue(self.firmware.format).result()
 
     @property
     def spec(self) -> DriveSpec:
@@ -81,9 +89,27 @@ class InProcessDevice:
         return tuple(self.firmware.methods)
 
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
-        return self._worker.submit(self.firmware.step, command, submit_ns)
+        return self._queue(partial(self.firmware.step, command, submit_ns))
+
+    def step(self, command: Command, submit_ns: int) -> Completion:
+        """Carry a command out behind what is queued; where that is nothing, in the thread that asks: to wake another
+        one takes as long as a short command."""
+        if not self._newest.done():
+            return self.submit(command, submit_ns).result()
+        with self._works:
+            return self.firmware.step(command, submit_ns)
+
+    def _queue(self, act: Callable[[], T]) -> Future[T]:
+        def run() -> T:
+            with self._works:
+                return act()
+
+        queued = self._worker.submit(run)
+        self._newest = queued
+        return queued
 
     def close(self) -> None:
+        self._newest = Future()  # never done: what comes now asks the queue, which takes no more
         self._worker.shutdown()
         self.firmware.ftl.nand.held.close()
         self._let_go()

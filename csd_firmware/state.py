@@ -62,6 +62,10 @@ class DriveState:
         layout = self.ftl.sequences[handle].layout
         add_rows(self.v_sums[handle][layer], kept(layout, rows).view(np.uint16), layout.bf16)
 
+    def sums(self, handles: Sequence[int], layer: int) -> F32:
+        """A copy of the sums (B * H, d) of V of a layer."""
+        return np.concatenate([self.v_sums[handle][layer] for handle in handles])
+
     def set_sums(self, handles: Sequence[int], layer: int, sums: F32) -> None:
         """These are the sums (B * H, d) of V of a layer from now on."""
         heads = sums.shape[0] // len(handles)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from attention_engine import METHODS, Methods
-from csd_firmware.acts import ACTS
+from csd_firmware.acts import ACTS, Run
 from csd_firmware.check import NO_LIMIT, Refused, check, nbytes_in
+from csd_firmware.short import short_step
 from csd_firmware.state import DriveState
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import Command, Completion, DriveSpec, GetLog, Status
-from csd_spec.verbs import Creates, Forks, Verb
+from csd_spec import Attend, Command, Completion, DriveSpec, GetLog, Status
+from csd_spec.verbs import VERBS, Creates, Forks, Verb
 from ftl import FtlError, Listener, MediumFailed, Nand, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
 
 STATUS_OF = (
@@ -46,14 +47,12 @@ class Firmware:
         try:
             if self.ftl.nand.failed and not isinstance(command, GetLog):
                 raise MediumFailed(self.ftl.nand.failed)
-            verb = check(self.state, command, max_bytes)
-            act = ACTS[verb.command]
-            act.check(self.state, command)
+            verb, run = self._checked(command, max_bytes)
             nbytes = nbytes_in(verb, command)
             watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(nbytes))
             if not verb.overlaps:
                 watch.until("queue", self.free_ns)
-            done = act.run(self.state, command, watch)
+            done = run(self.state, command, watch)
         except (Refused, FtlError) as error:
             status = next(status for kind, status in STATUS_OF if isinstance(error, kind))
             return self.refuse(type(command).__name__, status, str(error), submit_ns)
@@ -62,6 +61,16 @@ class Firmware:
         if isinstance(verb.effect, Creates | Forks):
             self.ftl.label(done.data[0].tolist(), tenant)
         return self._complete(verb, nbytes, done, watch)
+
+    def _checked(self, command: Command, max_bytes: int) -> tuple[Verb, Run]:
+        """The verb of a good command, and what carries it out, or ends what was begun the short way."""
+        short = short_step(self.state, command, max_bytes)
+        if short:
+            return VERBS[Attend], short.finish
+        verb = check(self.state, command, max_bytes)
+        act = ACTS[verb.command]
+        act.check(self.state, command)
+        return verb, act.run
 
     def _complete(self, verb: Verb, nbytes_in: int, done: Completion, watch: Stopwatch) -> Completion:
         watch.until("flash_program", done.finish_ns)

@@ -55,7 +55,16 @@ def pid(name):
 
 
 def kill(name):
-    os.kill(pid(name), signal.SIGKILL)
+    """Kill a drive's process: the next one, where it has just died and is not restarted yet."""
+
+    def killed():
+        try:
+            os.kill(pid(name), signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+    until(killed)
 
 
 def decoder(devices, tokens=50, **options):

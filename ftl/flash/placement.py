@@ -258,11 +258,16 @@ class Placement:
             heapq.heappush(self._erased[lane], (int(self.nand.erase_count[block]), block))
             self._free[lane] += 1
 
+    @property
+    def alive(self) -> bool:
+        """Whether bad blocks have left spare ones."""
+        g = self.geometry
+        return g.blocks - self.nand.bad_blocks >= max(4 * g.channels, g.blocks // 2)
+
     def check_alive(self) -> None:
         """Raise ReadOnly when bad blocks have eaten the spare ones."""
-        g = self.geometry
-        if g.blocks - self.nand.bad_blocks < max(4 * g.channels, g.blocks // 2):
-            raise ReadOnly(f"{self.nand.bad_blocks} of {g.blocks} blocks are bad: the drive is read-only")
+        if not self.alive:
+            raise ReadOnly(f"{self.nand.bad_blocks} of {self.geometry.blocks} blocks are bad: the drive is read-only")
 
     def victims(self, count: int) -> list[int]:
         """Closed blocks with garbage, the most of it first."""

@@ -38,7 +38,7 @@ class Standing:
         return [int(lengths[layer]) for lengths in self.lengths]
 
     @cached_property
-    def _between(self) -> list[tuple[int, int]]:
+    def bounds(self) -> list[tuple[int, int]]:
         """Of each sequence the lengths, from the first to before the last, at which one more token neither begins nor
         ends a group."""
         bounds = []
@@ -50,7 +50,7 @@ class Standing:
 
     def waits(self) -> bool:
         """Whether one token more of each sequence only joins groups that wait: what most decode steps add."""
-        known = zip(self.lengths, self._between, strict=True)
+        known = zip(self.lengths, self.bounds, strict=True)
         return all(low <= lengths[self.layer] < end for lengths, (low, end) in known)
 
     @cached_property
@@ -60,8 +60,8 @@ class Standing:
         return [(number, mapped) for number, mapped in each if mapped.buffered(self.layer)]
 
     @cached_property
-    def _laid(self) -> tuple[I64, I64]:
-        """Those of them whose rows lie as they come, as `lay_each` takes them: pages and forms."""
+    def laid(self) -> tuple[I64, I64]:
+        """Of maps whose groups wait, those whose rows lie as they come, as `lay_each` takes them: pages and forms."""
         found = [(number, mapped) for number, mapped in self._waiting if isinstance(mapped, LaidMap)]
         at = np.zeros((len(found), max((mapped.streams for _, mapped in found), default=0), 1), np.int64)
         forms = np.empty((len(found), 4), np.int64)
@@ -71,7 +71,8 @@ class Standing:
         return at, forms
 
     @cached_property
-    def _others(self) -> list[tuple[int, GroupMap]]:
+    def others(self) -> list[tuple[int, GroupMap]]:
+        """The rest of them."""
         return [(number, mapped) for number, mapped in self._waiting if not isinstance(mapped, LaidMap)]
 
     def wait(self, k: F16 | None, v: F16 | None) -> None:
@@ -79,12 +80,16 @@ class Standing:
         stored, layer = self.stored(), self.layer
         if k is not None and v is not None:
             content, rows = self.banks[1], {"k": k.view(np.uint16), "v": v.view(np.uint16)}
-            lay_each(content, *self._laid, np.array(stored), rows["k"], rows["v"])
-            for number, mapped in self._others:
+            lay_each(content, *self.laid, np.array(stored), rows["k"], rows["v"])
+            for number, mapped in self.others:
                 row = rows[mapped.source][number : number + 1]
                 mapped.fill(content, mapped.buffers[layer], stored[number] % mapped.per_group, row)
+        self.grow()
+
+    def grow(self) -> None:
+        """Each sequence has got a token."""
         for lengths in self.lengths:
-            lengths[layer] += 1
+            lengths[self.layer] += 1
 
     @cached_property
     def _slots(self) -> dict[str, U32]:

@@ -1,5 +1,7 @@
 """Drives in folders: what outlives the process, snapshots, restoring them."""
 
+from threading import Event, Timer, current_thread, main_thread
+
 import numpy as np
 import pytest
 
@@ -86,3 +88,27 @@ def test_a_drive_that_refuses_is_named(small_drive, tmp_path, monkeypatch):
     with pytest.raises(DeviceError, match=r"drive .*/one: read only: worn out"):
         device.snapshot(tmp_path / "copy")
     device.close()
+
+
+def test_a_command_in_the_callers_thread_comes_behind_what_is_queued(small_drive, monkeypatch):
+    device, order, begun, go = InProcessDevice(small_drive), [], Event(), Event()
+
+    def step(command, submit_ns):
+        order.append((command, current_thread() is main_thread()))
+        if len(order) == 1:
+            begun.set()
+            go.wait()
+        return Completion(status=Status.SUCCESS)
+
+    monkeypatch.setattr(device.firmware, "step", step)
+    queued = [device.submit(number, 0) for number in range(3)]
+    begun.wait()
+    Timer(0.1, go.set).start()
+    device.step(3, 0)
+    device.step(4, 0)
+    assert [number for number, _ in order] == [0, 1, 2, 3, 4] and all(each.done() for each in queued)
+    assert [mine for _, mine in order] == [False] * 4 + [True], "only where nothing waits is it worth it"
+    device.close()
+    for ask in (device.submit, device.step):
+        with pytest.raises(RuntimeError, match="shutdown"):
+            ask(5, 0)

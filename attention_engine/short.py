@@ -1,0 +1,38 @@
+"""Dense attention of a decode step from FP16 to FP16, for compiled code to call: what `methods/dense.py` and the
+values on its way in and out come to, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from attention_engine.kernels import _attend
+from attention_engine.kernels import _place as place_of
+from attention_engine.values import _add_rows, _all_finite, _to_half, _widen
+
+__all__ = ["attend_all", "finite", "place_of"]
+
+
+@njit(cache=True, nogil=True)
+def finite(q, k, v):  # type: ignore[no-untyped-def]
+    """Whether FP16 bits hold neither infinity nor NaN."""
+    return _all_finite(q) and _all_finite(k) and _all_finite(v)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def attend_all(q, v, counts, tokens, places, sums, out, rows):  # type: ignore[no-untyped-def]
+    """Attention over all counts (N,) tokens of each stream; whether FP16 holds it.
+
+    q (B, H, G, d), v (B, H, d), the V of the last tokens, and `out` (B, H, G, d) are FP16 bits. sums (N, d) get v.
+    tokens: as many as there may be, for each stream, (N, S). places: `place_of` the view, slots of K and of V, tokens
+    of a page. rows (B, H, G, 2): see `kernels.attend`.
+    """
+    streams, d = sums.shape
+    place, k_slots, v_slots, n = places
+    _add_rows(sums, v.reshape(1, streams, d))
+    wide = np.empty((streams, q.shape[2], d), np.float32)
+    attended, alpha = np.empty_like(wide), np.ones(wide.shape[:2], np.float32)
+    _widen(q.reshape(q.size), wide.reshape(wide.size))
+    totals = rows.reshape(streams, q.shape[2], 2)
+    _attend(0, streams, place, k_slots, v_slots, n, wide, tokens, counts, alpha, sums, None, attended, totals)
+    return _to_half(attended.reshape(attended.size), out.reshape(out.size))

@@ -1,0 +1,155 @@
+"""Steps that go the short way, and what sends them the general one: beside a firmware that keeps nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from csd_firmware import short
+from csd_firmware.check import NO_LIMIT
+from csd_spec import Attend, KvAppend, KvRead, Status
+from ftl import FaultPlan
+from tests.csd_firmware.test_kept import LAYERS, D, G, H, Twins
+
+BEGUN = 5  # tokens of each sequence: its group is begun, and far from full
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Steps that were taken the short way, of all firmwares."""
+    steps, take = [], short.ShortStep.take
+
+    def counted(self, command):
+        steps.extend([command] * take(self, command))
+        return bool(steps) and steps[-1] is command
+
+    monkeypatch.setattr(short.ShortStep, "take", counted)
+    return steps
+
+
+def twins_of(drive, count=2, faults=None, bits=16):
+    twins = Twins(drive, 0, faults)
+    twins.create(count, bits)
+    seqs = tuple(twins.lengths)
+    rows = twins.half(count * BEGUN, H, D)
+    twins.do(KvAppend(seqs, 0, np.full(count, BEGUN), rows, -rows))
+    for handle in seqs:
+        twins.lengths[handle][0] = BEGUN
+    return twins, seqs
+
+
+def step_of(twins, seqs, **fields):
+    """A good step of theirs but for some fields."""
+    B, every = len(seqs), np.array([twins.lengths[handle][0] + 1 for handle in seqs])
+    good = Attend(seqs, 0, twins.half(B, H, G, D), twins.half(B, H, D), twins.half(B, H, D), "dense", 4, every, every)
+    return replace(good, **fields)
+
+
+def test_steps_are_short_until_a_group_is_full(small_drive, taken):
+    twins, seqs = twins_of(small_drive)
+    per_group = min(each.per_group for each in twins.both[0].ftl.sequences[seqs[0]].maps.values())
+    for _ in range(per_group):
+        assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
+    assert len(taken) == per_group - 3  # not the first, not the one that fills the group, not the one behind it
+    twins.equal()
+
+
+def test_steps_of_other_methods_are_not(small_drive, taken):
+    twins, seqs = twins_of(small_drive)
+    for method in ("sparf", "dense", "sparf", "dense", "dense"):
+        assert twins.attend(seqs, 0, method).status is Status.SUCCESS
+    assert len(taken) == 2
+    twins.equal()
+
+
+def bad(array, value):
+    array = array.copy()
+    array.flat[-1] = value
+    return array
+
+
+WRONG = {
+    "NaN in q": lambda good: replace(good, q=bad(good.q, np.nan)),
+    "infinity in K": lambda good: replace(good, k=bad(good.k, np.inf)),
+    "NaN in V": lambda good: replace(good, v=bad(good.v, np.nan)),
+    "top_k of 0": lambda good: replace(good, top_k=bad(good.top_k, 0)),
+    "top_k beyond all tokens": lambda good: replace(good, top_k=good.top_k + 1),
+    "recent below 0": lambda good: replace(good, recent=bad(good.recent, -1)),
+    "recent beyond top_k": lambda good: replace(good, recent=good.top_k + 1),
+    "r beyond d": lambda good: replace(good, r=D + 1),
+    "another method": lambda good: replace(good, method="densest"),
+    "q of another shape": lambda good: replace(good, q=good.q[:, :, :, :-1].copy()),
+    "K as FP32": lambda good: replace(good, k=good.k.astype(np.float32)),
+    "V that is not contiguous": lambda good: replace(good, v=np.asfortranarray(good.v)),
+    "counts of 32 bits": lambda good: replace(good, top_k=good.top_k.astype(np.int32)),
+    "a cap of 0": lambda good: replace(good, terms=np.zeros((H, G, 4), np.float32)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_off_is_refused_as_ever_and_leaves_nothing(small_drive, taken, what):
+    twins, seqs = twins_of(small_drive)
+    for _ in range(2):
+        twins.attend(seqs, 0, "dense")
+    assert len(taken) == 1
+    done = twins.do(WRONG[what](step_of(twins, seqs)))
+    assert done.status is Status.INVALID_FIELD and len(taken) == 1
+    assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS and len(taken) == 2
+    twins.do(KvRead(seqs, 0))
+
+
+def test_more_bytes_than_a_window_holds_are_refused(small_drive, taken):
+    twins, seqs = twins_of(small_drive)
+    for _ in range(2):
+        twins.attend(seqs, 0, "dense")
+    firmware, command = twins.both[0], step_of(twins, seqs)
+    nbytes = sum(part.nbytes for part in firmware.step(command, 0, max_bytes=NO_LIMIT).data)
+    assert firmware.step(step_of(twins, seqs), 0, max_bytes=nbytes - 1).status is Status.INVALID_FIELD
+
+
+def test_terms_go_the_general_way(small_drive, taken):
+    twins, seqs = twins_of(small_drive)
+    terms = np.tile(np.array([0.25, 30, 1, 0], np.float32), (H, G, 1))
+    for _ in range(3):
+        assert twins.do(step_of(twins, seqs, terms=terms)).status is Status.SUCCESS
+        for handle in seqs:
+            twins.lengths[handle][0] += 1
+    assert not taken
+    twins.equal()
+
+
+def test_a_worn_out_drive_is_read_only_to_them(small_drive, taken):
+    twins, seqs = twins_of(small_drive)
+    for _ in range(2):
+        twins.attend(seqs, 0, "dense")
+    for firmware in twins.both:
+        firmware.ftl.nand.bad_blocks = small_drive.geometry.blocks
+    assert twins.attend(seqs, 0, "dense").status is Status.READ_ONLY and len(taken) == 1
+
+
+def test_a_sequence_that_others_add_to_is_attended_as_it_is(small_drive, taken):
+    twins, seqs = twins_of(small_drive, count=3)
+    for some in (seqs, seqs[:1], seqs[1:], seqs, seqs[:1], seqs[1:], seqs):
+        assert twins.attend(some, 0, "dense").status is Status.SUCCESS
+    assert len(taken) == 4
+    twins.equal()
+
+
+def test_where_bits_flip_every_page_is_read_the_general_way(small_drive, taken):
+    twins, seqs = twins_of(small_drive, faults=FaultPlan(raw_bit_errors=1e-6))
+    for _ in range(3):
+        assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
+    assert not taken
+
+
+def test_layers_keep_their_own(small_drive, taken):
+    twins, seqs = twins_of(small_drive)
+    rows = twins.half(2 * BEGUN, H, D)
+    twins.do(KvAppend(seqs, 1, np.full(2, BEGUN), rows, rows))
+    for handle in seqs:
+        twins.lengths[handle][1] = BEGUN
+    for _ in range(4):
+        for layer in range(LAYERS):
+            assert twins.attend(seqs, layer, "dense").status is Status.SUCCESS
+    assert len(taken) == 2 * 3
+    twins.equal()
