@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 WIDTH = 16  # values of a vector register
+MOST = 4  # vectors of sums that stay in registers for a query
 BF16_ROWS = 1 << 63  # in an address: its rows are of BF16 instead
 FP8_ROWS = 3 << 62  # or of `csd_spec.float8`
 _ADDRESS = (1 << 62) - 1
@@ -42,12 +43,12 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(function, [a, b, c])
 
 
-def _spread(builder: Any, value: Any) -> Any:
+def _spread(builder: Any, value: Any, width: int = WIDTH) -> Any:
     """A vector of one value."""
     first = builder.insert_element(
-        ir.Constant(ir.VectorType(value.type, WIDTH), ir.Undefined), value, ir.IntType(32)(0)
+        ir.Constant(ir.VectorType(value.type, width), ir.Undefined), value, ir.IntType(32)(0)
     )
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), [0] * WIDTH)
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
     return builder.shuffle_vector(first, first, zeros)
 
 
@@ -63,11 +64,12 @@ def _over_row(builder: Any, count: Any, step: Callable[[Any, Any], None]) -> Non
 
 
 def _ask(builder: Any, address: Any) -> None:
-    """Begin to load the cache line at an address, whatever is there; changes nothing but time."""
+    """Begin to load the cache line at an address into the second cache, which has more loads in flight than the first;
+    whatever is there, it changes nothing but time."""
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(hint, [builder.inttoptr(address, byte), word(0), word(3), word(1)])
+    builder.call(hint, [builder.inttoptr(address, byte), word(0), word(2), word(1)])
 
 
 def _values(builder: Any, row: Any, index: Any, kind: Any) -> Any:
@@ -139,6 +141,30 @@ def ask(typing_context: Any, addresses: Any, nbytes: Any) -> Any:
     return types.void(addresses, types.int64), generate
 
 
+def _products(builder: Any, queries: list[Any], rows: list[Any], count: Any) -> Any:
+    """A vector of the dot products of FP32 and of rows at addresses, query by query; WIDTH of them at most."""
+    each = [*itertools.product(range(len(queries)), range(len(rows)))]
+    totals = {kind: [cgutils.alloca_once(builder, kind) for _ in each] for kind in (_FLOATS, _FLOAT)}
+    for kind in totals:
+        for total in totals[kind]:
+            builder.store(_all(0.0, kind), total)
+
+    def add(index: Any, kind: Any, values: list[Any]) -> None:
+        factors = [_load(builder, query, index, kind, 4) for query in queries]
+        for (i, j), total in zip(each, totals[kind], strict=True):
+            builder.store(_fma(builder, factors[i], values[j], builder.load(total)), total)
+
+    _over_rows(builder, count, rows, add)
+    lanes = ir.VectorType(_FLOAT, len(each))
+    sums, singles = cgutils.alloca_once(builder, lanes), ir.Constant(lanes, ir.Undefined)
+    builder.store(_folded(builder, [builder.load(total) for total in totals[_FLOATS]]), sums)
+    with builder.if_then(builder.icmp_unsigned("!=", builder.and_(count, _WORD(WIDTH - 1)), _WORD(0)), likely=False):
+        for i, total in enumerate(totals[_FLOAT]):
+            singles = builder.insert_element(singles, builder.load(total), ir.IntType(32)(i))
+        builder.store(builder.fadd(builder.load(sums), singles), sums)
+    return builder.load(sums)
+
+
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def dots(typing_context: Any, queries: Any, rows: Any, count: Any) -> Any:
     """Sums of query_i[c] * row_j[c], a tuple by query: FP32 and FP16, or what else addresses say, at tuples of
@@ -146,32 +172,43 @@ def dots(typing_context: Any, queries: Any, rows: Any, count: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         queries, rows = (_unpack(builder, arguments[i], signature.args[i]) for i in (0, 1))
-        each = [*itertools.product(range(len(queries)), range(len(rows)))]
-        totals = {kind: [cgutils.alloca_once(builder, kind) for _ in each] for kind in (_FLOATS, _FLOAT)}
-        for kind in totals:
-            for total in totals[kind]:
-                builder.store(_all(0.0, kind), total)
-
-        def add(index: Any, kind: Any, values: list[Any]) -> None:
-            factors = [_load(builder, query, index, kind, 4) for query in queries]
-            for (i, j), total in zip(each, totals[kind], strict=True):
-                builder.store(_fma(builder, factors[i], values[j], builder.load(total)), total)
-
-        _over_rows(builder, arguments[2], rows, add)
-        vectors, singles = ([builder.load(total) for total in totals[kind]] for kind in (_FLOATS, _FLOAT))
-        folded = zip(_fold_all(builder, vectors), singles, strict=True)
-        return context.make_tuple(builder, signature.return_type, [builder.fadd(*each) for each in folded])
+        sums = _products(builder, queries, rows, arguments[2])
+        each = [builder.extract_element(sums, ir.IntType(32)(i)) for i in range(len(queries) * len(rows))]
+        return context.make_tuple(builder, signature.return_type, each)
 
     return types.UniTuple(types.float32, queries.count * rows.count)(queries, rows, types.int64), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def dots_into(typing_context: Any, outs: Any, scale: Any, queries: Any, rows: Any, count: Any) -> Any:
+    """out_i[j] = scale * the sum of query_i[c] * row_j[c]: as `dots`, to FP32 at a tuple of addresses."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        outs, queries, rows = (_unpack(builder, arguments[i], signature.args[i]) for i in (0, 2, 3))
+        sums = _products(builder, queries, rows, arguments[4])
+        for i, out in enumerate(outs):
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), len(rows)), [*range(i * len(rows), (i + 1) * len(rows))])
+            mine = builder.shuffle_vector(sums, sums, mask)
+            _store(builder, builder.fmul(mine, _spread(builder, arguments[1], len(rows))), out, _WORD(0))
+        return context.get_dummy_value()
+
+    return types.void(outs, types.float32, queries, rows, types.int64), generate
+
+
 def _fold(builder: Any, lanes: Any, join: Callable[[Any, Any], Any] | None = None) -> Any:
     """A vector's values joined, by default added: the upper half to the lower until one is left."""
-    return _fold_all(builder, [lanes], join)[0]
+    return builder.extract_element(_folded(builder, [lanes], join), ir.IntType(32)(0))
 
 
-def _fold_all(builder: Any, vectors: list[Any], join: Callable[[Any, Any], Any] | None = None) -> list[Any]:
-    """The same of several vectors, a power of two of them: two that are half done share a register."""
+def _fold_all(builder: Any, vectors: list[Any]) -> list[Any]:
+    """The same of several vectors."""
+    folded = _folded(builder, vectors)
+    return [builder.extract_element(folded, ir.IntType(32)(i)) for i in range(len(vectors))]
+
+
+def _folded(builder: Any, vectors: list[Any], join: Callable[[Any, Any], Any] | None = None) -> Any:
+    """The same of several vectors, a power of two of them and at most WIDTH, in a lane for each: two that are half done
+    share a register."""
     count, width = len(vectors), WIDTH  # lanes of each that are left
     assert count & (count - 1) == 0, f"{count} vectors are not a power of two"
     while width > 1:
@@ -181,8 +218,7 @@ def _fold_all(builder: Any, vectors: list[Any], join: Callable[[Any, Any], Any] 
         halves = ([i // width * 2 * width + i % width + first for i in range(lanes)] for first in (0, width))
         masks = [ir.Constant(ir.VectorType(ir.IntType(32), lanes), half) for half in halves]
         vectors = [(join or builder.fadd)(*(builder.shuffle_vector(*pair, mask) for mask in masks)) for pair in pairs]
-    each = count // len(vectors)
-    return [builder.extract_element(vectors[i // each], ir.IntType(32)(i % each)) for i in range(count)]
+    return vectors[0]
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
@@ -205,6 +241,49 @@ def add_scaled(typing_context: Any, sums: Any, weights: Any, rows: Any, count: A
         return context.get_dummy_value()
 
     return types.void(sums, weights, rows, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def add_many(typing_context: Any, sums: Any, weights: Any, rows: Any, tokens: Any, count: Any) -> Any:
+    """sums_i[c] += weight_i[t] * row_t[c], for each of `tokens` rows in turn: tuples of addresses of sums and of
+    weights; rows: where the rows' addresses are. Sums stay in registers, MOST vectors of them at a time."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        sums, weights = (_unpack(builder, arguments[i], signature.args[i]) for i in (0, 1))
+        rows, tokens, count = arguments[2:]
+
+        def add(values: Callable[..., Any], first: Any, parts: list[Any], kind: Any) -> None:
+            """To the sums of some channels."""
+            at = [builder.add(first, part) for part in parts]
+            totals = [[cgutils.alloca_once(builder, kind) for _ in at] for _ in sums]
+            each = [(own, *one) for own, mine in zip(sums, totals, strict=True) for one in zip(at, mine, strict=True)]
+            for own, place, total in each:
+                builder.store(_load(builder, own, place, kind, 4), total)
+            with cgutils.for_range_slice(builder, _WORD(0), tokens, _WORD(1), _WORD) as (token, _):
+                row = _load(builder, rows, token, _WORD, 8)
+                row = row if values is _values else builder.and_(row, _WORD(_ADDRESS))
+                loaded = [values(builder, row, place, kind) for place in at]
+                for weight, mine in zip(weights, totals, strict=True):
+                    factor = _load(builder, weight, token, _FLOAT, 4)
+                    factor = _spread(builder, factor) if kind == _FLOATS else factor
+                    for value, total in zip(loaded, mine, strict=True):
+                        builder.store(_fma(builder, factor, value, builder.load(total)), total)
+            for own, place, total in each:
+                _store(builder, builder.load(total), own, place)
+
+        def over(values: Callable[..., Any]) -> None:
+            start = _WORD(0)
+            for vectors, kind in ((MOST, _FLOATS), (1, _FLOATS), (1, _FLOAT)):
+                step = vectors * (WIDTH if kind == _FLOATS else 1)
+                end = builder.and_(count, _WORD(-step))
+                with cgutils.for_range_slice(builder, start, end, _WORD(step), _WORD) as (first, _):
+                    add(values, first, [_WORD(i * WIDTH) for i in range(vectors)], kind)
+                start = end
+
+        _by_kind(builder, _load(builder, rows, _WORD(0), _WORD, 8), over)
+        return context.get_dummy_value()
+
+    return types.void(sums, weights, types.uint64, types.int64, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
@@ -251,72 +330,3 @@ def add_codes(typing_context: Any, sums: Any, weight: Any, codes: Any, shift: An
 def _all(value: float, kind: Any) -> Any:
     """A constant, in every lane where there are lanes."""
     return ir.Constant(kind, [value] * WIDTH if isinstance(kind, ir.VectorType) else value)
-
-
-def _exp(builder: Any, x: Any) -> Any:
-    """e^x of FP32 x <= 0 within 2 units in the last place; 0 below -87, where FP32 has subnormals only.
-
-    x = n ln 2 + f with |f| <= ln 2 / 2: e^f by the polynomial of Cephes' expf, 2^n by its bits.
-    """
-    kind = x.type
-    bits = ir.VectorType(ir.IntType(32), WIDTH) if kind == _FLOATS else ir.IntType(32)
-    shift = _all(12582912.0, kind)  # 1.5 * 2^23: adding it leaves no bits for a fraction
-    n = builder.fsub(_fma(builder, x, _all(1.44269504, kind), shift), shift)
-    f = _fma(builder, n, _all(-0.693359375, kind), x)
-    f = _fma(builder, n, _all(2.12194440e-4, kind), f)
-    p = _all(1.9875691500e-4, kind)
-    for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        p = _fma(builder, p, f, _all(factor, kind))
-    p = builder.fadd(_fma(builder, builder.fmul(p, f), f, f), _all(1.0, kind))
-    inside = builder.fcmp_ordered(">", x, _all(-87.0, kind))
-    power = builder.fptosi(builder.select(inside, n, _all(0.0, kind)), bits)
-    power = builder.bitcast(builder.shl(builder.add(power, _all(127, bits)), _all(23, bits)), kind)
-    return builder.select(inside, builder.fmul(p, power), _all(0.0, kind))
-
-
-@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def exp(typing_context: Any, x: Any) -> Any:
-    """e^x of one FP32 x <= 0, as `exponentials` has it."""
-    return types.float32(types.float32), lambda context, builder, signature, arguments: _exp(builder, arguments[0])
-
-
-@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def exponentials(typing_context: Any, values: Any, count: Any, top: Any) -> Any:
-    """Replace FP32 values at an address by e^(value - top); returns their sum. `count` is a multiple of WIDTH."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, count, top = arguments
-        tops, total = _spread(builder, top), cgutils.alloca_once(builder, _FLOATS)
-        builder.store(_all(0.0, _FLOATS), total)
-        with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(WIDTH), _WORD) as (index, _):
-            power = _exp(builder, builder.fsub(_load(builder, values, index, _FLOATS, 4), tops))
-            _store(builder, power, values, index)
-            builder.store(builder.fadd(builder.load(total), power), total)
-        return _fold(builder, builder.load(total))
-
-    return types.float32(types.uint64, types.int64, types.float32), generate
-
-
-def _extreme(order: str) -> Any:
-    """Of FP32 values at an address the one before all others in that order, NaN left out."""
-
-    def typed(typing_context: Any, values: Any, count: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            values, count = arguments
-            best = cgutils.alloca_once(builder, _FLOATS)
-            builder.store(_all(float("-inf" if order == ">" else "inf"), _FLOATS), best)
-
-            def better(a: Any, b: Any) -> Any:
-                return builder.select(builder.fcmp_ordered(order, a, b), a, b)
-
-            with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(WIDTH), _WORD) as (index, _):
-                builder.store(better(_load(builder, values, index, _FLOATS, 4), builder.load(best)), best)
-            return _fold(builder, builder.load(best), better)
-
-        return types.float32(types.uint64, types.int64), generate
-
-    return intrinsic(typed)
-
-
-largest, smallest = _extreme(">"), _extreme("<")
-"""The largest and the smallest of FP32 values at an address, NaN left out. `count` is a multiple of WIDTH."""

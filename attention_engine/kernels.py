@@ -17,18 +17,18 @@ import math
 import numpy as np
 from numba import njit
 
+from attention_engine._exp import exp, exponentials, largest
 from attention_engine._parallel import over_streams
 from attention_engine._rows import (
     BF16_ROWS,
     FP8_ROWS,
     add_codes,
+    add_many,
     add_scaled,
     add_value,
     ask,
     dots,
-    exp,
-    exponentials,
-    largest,
+    dots_into,
 )
 from attention_engine.terms import bend
 from csd_spec import KvView
@@ -37,7 +37,7 @@ from csd_spec.view import BANK_SHIFT, UNMAPPED
 
 Chosen = tuple[I32, I64]  # tokens (N, k), of which counts (N,) are used
 BLOCK = 16  # tokens of an online softmax step
-AHEAD = 32  # tokens whose rows are asked for in advance
+AHEAD = 40  # tokens whose rows are asked for in advance
 RING = 64  # tokens whose addresses are known; a power of two, at least BLOCK + AHEAD
 LAST = RING - 1
 
@@ -51,9 +51,10 @@ def _page(place, slot):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _four(ring, first):  # type: ignore[no-untyped-def]
-    """Four addresses of a ring."""
-    return ring[first & LAST], ring[(first + 1) & LAST], ring[(first + 2) & LAST], ring[(first + 3) & LAST]
+def _eight(ring, first):  # type: ignore[no-untyped-def]
+    """Eight addresses of a ring, from one on that eight divides."""
+    at = first & LAST
+    return ring[at], ring[at + 1], ring[at + 2], ring[at + 3], ring[at + 4], ring[at + 5], ring[at + 6], ring[at + 7]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -115,21 +116,18 @@ def _block_logits(keys, start, count, q_at, scale, d, weights):  # type: ignore[
 
     Two queries at a time, for which a row is widened once; rows AHEAD are asked for.
     """
-    queries, each = weights.shape[0], np.uint64(4 * d)
-    for i in range(0, count - 3, 4):
-        ask(_four(keys, start + i + AHEAD), 2 * d)
-        some, q_row = _four(keys, start + i), q_at
-        for query in range(0, queries - 1, 2):
-            eight = dots((q_row, q_row + each), some, d)
-            q_row += each + each
-            for j in range(4):
-                weights[query, i + j], weights[query + 1, i + j] = scale * eight[j], scale * eight[4 + j]
-        for query in range(queries // 2 * 2, queries):
-            four = dots((q_row,), some, d)
-            for j in range(4):
-                weights[query, i + j] = scale * four[j]
+    queries, each, out, row = weights.shape[0], np.uint64(4 * d), np.uint64(weights.ctypes.data), np.uint64(4 * BLOCK)
+    for i in range(0, count - 7, 8):
+        ask(_eight(keys, start + i + AHEAD), 2 * d)
+        some, at = _eight(keys, start + i), out + np.uint64(4 * i)
+        q = q_at
+        for _ in range(queries // 2):
+            dots_into((at, at + row), scale, (q, q + each), some, d)
+            q, at = q + each + each, at + row + row
+        if queries % 2:
+            dots_into((at,), scale, (q,), some, d)
     for query in range(queries):
-        for i in range(count // 4 * 4, count):
+        for i in range(count // 8 * 8, count):
             weights[query, i] = scale * dots((q_at + query * each,), (keys[(start + i) & LAST],), d)[0]
         for i in range(count, BLOCK):
             weights[query, i] = -np.inf
@@ -138,23 +136,16 @@ def _block_logits(keys, start, count, q_at, scale, d, weights):  # type: ignore[
 @njit(inline="always")
 def _block_values(values, start, count, sums_at, d, weights):  # type: ignore[no-untyped-def]
     """Add a block's rows of V by their weights to sums (queries, d) at an address, as `_block_logits` goes."""
-    queries, each = weights.shape[0], np.uint64(4 * d)
-    for i in range(0, count - 3, 4):
-        ask(_four(values, start + i + AHEAD), 2 * d)
-        some, sums = _four(values, start + i), sums_at
-        for query in range(0, queries - 1, 2):
-            add_scaled((sums, sums + each), _weights(weights, query, i) + _weights(weights, query + 1, i), some, d)
-            sums += each + each
-        for query in range(queries // 2 * 2, queries):
-            add_scaled((sums,), _weights(weights, query, i), some, d)
-    for query in range(queries):
-        for i in range(count // 4 * 4, count):
-            add_scaled((sums_at + query * each,), (weights[query, i],), (values[(start + i) & LAST],), d)
-
-
-@njit(inline="always")
-def _weights(weights, query, i):  # type: ignore[no-untyped-def]
-    return weights[query, i], weights[query, i + 1], weights[query, i + 2], weights[query, i + 3]
+    queries, each, of, row = weights.shape[0], np.uint64(4 * d), np.uint64(weights.ctypes.data), np.uint64(4 * BLOCK)
+    rows = np.uint64(values.ctypes.data) + np.uint64(8 * (start & LAST))  # a ring holds whole blocks
+    for i in range(0, count - 7, 8):
+        ask(_eight(values, start + i + AHEAD), 2 * d)
+    sums = sums_at
+    for _ in range(queries // 2):
+        add_many((sums, sums + each), (of, of + row), rows, count, d)
+        sums, of = sums + each + each, of + row + row
+    if queries % 2:
+        add_many((sums,), (of,), rows, count, d)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

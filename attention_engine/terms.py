@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from attention_engine._exp import exp
 from attention_engine._parallel import over_streams
-from attention_engine._rows import exp
 from csd_spec.arrays import F32, I32, I64
 
 

@@ -1,10 +1,14 @@
-"""Vector arithmetic on rows against float64."""
+"""Vector arithmetic on rows against float64.
+
+partner of: attention_engine/_exp.py
+"""
 
 import numpy as np
 import pytest
 from numba import njit
 
-from attention_engine._rows import WIDTH, add_scaled, dots, exp, exponentials, largest
+from attention_engine._exp import exp, exponentials, largest
+from attention_engine._rows import WIDTH, add_many, add_scaled, dots, dots_into
 
 
 @njit
@@ -48,6 +52,23 @@ def _add_both(sums, weights, rows):
 def _add(sums, weights, rows):
     at, size = np.uint64(rows.ctypes.data), np.uint64(2 * rows.shape[1])
     add_scaled((np.uint64(sums.ctypes.data),), (weights[0], weights[1]), (at, at + size), rows.shape[1])
+
+
+@njit
+def _dots_into(out, queries, rows, scale):
+    q, each = np.uint64(queries.ctypes.data), np.uint64(4 * queries.shape[1])
+    o, to = np.uint64(out.ctypes.data), np.uint64(4 * out.shape[1])
+    at, size = np.uint64(rows.ctypes.data), np.uint64(2 * rows.shape[1])
+    dots_into((o, o + to), scale, (q, q + each), (at, at + size), rows.shape[1])
+
+
+@njit
+def _add_many(sums, weights, rows, order):
+    at, size = np.uint64(rows.ctypes.data), np.uint64(2 * rows.shape[1])
+    places = np.array([at + np.uint64(row) * size for row in order])
+    s, each = np.uint64(sums.ctypes.data), np.uint64(4 * sums.shape[1])
+    w, to = np.uint64(weights.ctypes.data), np.uint64(4 * weights.shape[1])
+    add_many((s, s + each), (w, w + to), np.uint64(places.ctypes.data), order.size, rows.shape[1])
 
 
 def test_exp_is_within_two_units_in_the_last_place():
@@ -100,4 +121,21 @@ def test_two_queries_get_the_bits_that_one_gets(count):
     for one, w in zip(expected, weights, strict=True):
         _add(one, w, rows[:2])
     _add_both(sums, (weights[0], weights[1]), rows[:2])
+    np.testing.assert_array_equal(sums, expected)
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 33, 64, 80, 128, 131])
+def test_many_rows_at_once_give_the_bits_of_each_alone(count):
+    generator = np.random.default_rng(count)
+    queries, sums = generator.standard_normal((2, 2, count), np.float32)
+    rows, scale = generator.standard_normal((6, count)).astype(np.float16).view(np.uint16), np.float32(0.125)
+    out = np.zeros((2, 3), np.float32)
+    _dots_into(out, queries, rows[:2], scale)
+    assert out.tolist() == [[*(float(scale * dot) for dot in _dots(query, rows[:2])), 0.0] for query in queries]
+    order, weights = np.array([3, 0, 5, 1, 4]), generator.standard_normal((2, 5), np.float32)
+    expected = sums.copy()
+    for one, own in zip(expected, weights, strict=True):
+        for row, weight in zip(order, own, strict=True):
+            _add(one, np.array([weight, 0], np.float32), np.stack([rows[row], np.zeros_like(rows[row])]))
+    _add_many(sums, weights, rows, order)
     np.testing.assert_array_equal(sums, expected)
