@@ -27,12 +27,12 @@ from ftl.kv.layouts.lay import lay_each
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _step(  # type: ignore[no-untyped-def]
-    q, k, v, top_k, recent, stored, bounds, waiting, counts, tokens, places, sums, out, rows
+    q, k, v, top_k, recent, stored, bounds, waiting, bf16, counts, tokens, places, sums, out, rows
 ):
     """A token more of each sequence, and attention over all; whether it is done, or else nothing has changed.
 
-    Values are FP16 bits. stored: tokens before, (B,). bounds: see `Standing`, (B, 2). waiting: what `lay_each` takes of
-    the groups that get the token. counts (N,) are set to the tokens of each stream. The rest is what `attend_all` has.
+    stored: tokens before, (B,). bounds: see `Standing`, (B, 2). waiting: what `lay_each` takes of the groups that get
+    the token. counts (N,) are set to the tokens of each stream. The rest is what `attend_all` has.
     """
     heads = k.shape[1]
     for b in range(stored.size):
@@ -42,11 +42,11 @@ def _step(  # type: ignore[no-untyped-def]
         if top_k[b] < 1 or top_k[b] > length or recent[b] < 0 or recent[b] > top_k[b]:
             return False
         counts[b * heads : (b + 1) * heads] = length
-    if not finite(q, k, v):
+    if not finite(q, k, v, bf16):
         return False
     content, at, forms = waiting
     lay_each(content, at, forms, stored, k, v)
-    return attend_all(q, v, counts, tokens, places, sums, out, rows)
+    return attend_all(q, v, bf16, counts, tokens, places, sums, out, rows)
 
 
 class ShortStep:
@@ -57,6 +57,7 @@ class ShortStep:
         view, standing = step.view, state.ftl.kv.standing(like.seqs, like.layer)
         self.state, self.standing, self.form = state, standing, _form(like)
         self.seqs, self.layer, self.shape = like.seqs, like.layer, like.q.shape
+        self.bf16 = view.layout.bf16 or None
         self.bounds, self.waiting = np.array(standing.bounds), (standing.banks[1], *standing.laid)
         self.counts, self.tokens = np.empty_like(step.seq_lens), alike(step.streams, int(self.bounds.max()))
         self.places = place_of(view), view.k_slots, view.v_slots, np.uint64(view.layout.n)
@@ -78,7 +79,7 @@ class ShortStep:
         out, rows = np.empty(self.shape, np.float16), np.empty((*self.shape[:3], 2), np.float32)
         q, k, v, bits = (each.view(np.uint16) for each in (command.q, command.k, command.v, out))
         asked = command.top_k, command.recent
-        kept = self.bounds, self.waiting, self.counts, self.tokens, self.places
+        kept = self.bounds, self.waiting, self.bf16, self.counts, self.tokens, self.places
         if not _step(q, k, v, *asked, stored, *kept, sums, bits, rows):
             return False
         standing.grow()
@@ -99,10 +100,10 @@ def keep_short(state: DriveState, command: Attend, step: Step) -> None:
     """Let the next step like one that was taken the general way be short, where that is known to be the same."""
     ftl, layout = state.ftl, step.view.layout
     standing = ftl.kv.standing(command.seqs, command.layer)
-    of_fp16 = not (layout.bf16 or layout.fp8 or layout.latent or standing.others)
+    of_rows = not (layout.fp8 or layout.latent or standing.others)
     as_they_lie = ftl.nand.payload and not (ftl.nand.held.lazy or ftl.nand.faults.raw_bit_errors)
     alone = state.threads == 1 or int(step.seq_lens.sum()) < WORTH_THREADS
-    if of_fp16 and as_they_lie and alone and command.terms is None and state.methods[command.method] is dense:
+    if of_rows and as_they_lie and alone and command.terms is None and state.methods[command.method] is dense:
         ftl.kv.keep(_key(command), ShortStep(state, command, step))
 
 

@@ -8,6 +8,7 @@ import pytest
 from csd_firmware import short
 from csd_firmware.check import NO_LIMIT
 from csd_spec import Attend, KvAppend, KvRead, Status
+from csd_spec.model import BF16
 from ftl import FaultPlan
 from tests.csd_firmware.test_kept import LAYERS, D, G, H, Twins
 
@@ -51,6 +52,19 @@ def test_steps_are_short_until_a_group_is_full(small_drive, taken):
     for _ in range(per_group):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
     assert len(taken) == per_group - 3  # not the first, not the one that fills the group, not the one behind it
+    twins.equal()
+
+
+def test_steps_of_bf16_are_short_too(small_drive, taken):
+    twins, seqs = twins_of(small_drive, bits=BF16)
+    for _ in range(4):
+        assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
+    assert len(taken) == 3
+    infinite = np.uint16(0x7F80).view(np.float16)
+    assert twins.do(WRONG["infinity in K"](step_of(twins, seqs))).status is Status.SUCCESS, "FP16's is a BF16"
+    twins.lengths = {handle: [length + 1, *rest] for handle, (length, *rest) in twins.lengths.items()}
+    good = step_of(twins, seqs)
+    assert twins.do(replace(good, k=bad(good.k, infinite))).status is Status.INVALID_FIELD
     twins.equal()
 
 
