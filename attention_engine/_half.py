@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from csd_io.compiled import njit
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from attention_engine._exp import exp, exponentials, largest
 from attention_engine._parallel import over_streams
@@ -31,6 +30,7 @@ from attention_engine._rows import (
     dots_into,
 )
 from attention_engine.terms import bend
+from csd_io.compiled import njit
 from csd_spec import KvView
 from csd_spec.arrays import F32, I32, I64
 from csd_spec.view import BANK_SHIFT, UNMAPPED

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from attention_engine._nibbles import QUERIES, ROW_BYTES, add_entries, fill_entries, fill_tables
 from attention_engine._parallel import over_streams
@@ -19,6 +18,7 @@ from attention_engine._rows import add_scaled, ask, dots
 from attention_engine._runs import add_code_run, dot_codes, powers_of
 from attention_engine.kernels import BLOCK, Chosen, _check_selection, _mix, _page, _place, _rescale, _weight
 from attention_engine.terms import bend
+from csd_io.compiled import njit
 from csd_spec import KvView
 from csd_spec.arrays import F32
 from csd_spec.planes import MAX_WIDTH, Planes

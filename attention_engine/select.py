@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
-from numba import njit
 
 from attention_engine._exp import exp, exponentials, largest, smallest
 from attention_engine._parallel import over_streams
 from attention_engine._rows import WIDTH
+from csd_io.compiled import njit
 from csd_spec.arrays import F32, I32, I64
 
 _SHIFT = np.uint32(20)

@@ -4,11 +4,11 @@ the values on its way in and out come to, bit by bit. bf16: True or None, as in 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from attention_engine.kernels import _attend
 from attention_engine.kernels import _place as place_of
 from attention_engine.values import _add_rows, _all_finite, _to_half, _widen
+from csd_io.compiled import njit
 
 __all__ = ["attend_all", "finite", "place_of"]
 

@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from attention_engine._exp import exp
 from attention_engine._parallel import over_streams
+from csd_io.compiled import njit
 from csd_spec.arrays import F32, I32, I64
 
 

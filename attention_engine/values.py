@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from attention_engine._half import brain_to_float, float_to_brain, float_to_half, half_to_float
+from csd_io.compiled import njit
 from csd_spec.arrays import F16, F32, I64, U16
 
 

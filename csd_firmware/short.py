@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
 
 from attention_engine import Compute, Read, Step
 from attention_engine.methods.dense import dense
@@ -20,6 +19,7 @@ from attention_engine.step import WORTH_THREADS, alike
 from csd_firmware.schedule import SCHEDULES
 from csd_firmware.state import DriveState, flash_read
 from csd_firmware.stopwatch import Stopwatch
+from csd_io.compiled import njit
 from csd_spec import Attend, Command, Completion, Status
 from csd_spec.arrays import F16, F32
 from ftl.kv.layouts.lay import lay_each

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from csd_io.compiled import njit
 from csd_spec.arrays import F32, U16, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.discards import Discards

@@ -8,8 +8,8 @@ what drives make all of them longer. That bound alone is made small first, since
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from csd_io.compiled import njit
 from csd_spec.arrays import F64
 from serving.placement import Placement, Problem, run
 

@@ -14,8 +14,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from csd_io.compiled import njit
 from csd_spec.arrays import F64, I64
 
 BLOCK_TOKENS = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
+from csd_io.compiled import njit
 
 FIELDS = "time_ns", "device", "lba", "sectors", "op"
 MAX_NS, MAX_LBA, MAX_SECTORS = 1 << 61, 1 << 48, 1 << 22  # 73 years, 128 PiB, 2 GiB

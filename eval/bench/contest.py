@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from numba import njit
 
 from attention_engine import METHODS, Compute, Memory, Queries, Read, Step, add_rows, reference
 from attention_engine._parallel import over_streams
+from csd_io.compiled import njit
 from csd_spec import NAMED, Attention, KvView, SparFParams
 from csd_spec.arrays import F16, F32
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from csd_io.compiled import njit
 from csd_spec import BlockSsdSpec
 from csd_spec.arrays import I32, I64
 from eval.rivals._prefetch import prefetch

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from csd_io.compiled import njit
 from csd_spec.arrays import U32
 from ftl.flash.memory import lazy_zeros
 

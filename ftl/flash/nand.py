@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from csd_io.compiled import njit
 from csd_io.crc import crc32
 from csd_io.folder import Folder, remedy
 from csd_io.medium import IN_MEMORY, Medium

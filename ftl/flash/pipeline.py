@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from csd_io.compiled import njit
 from csd_spec.arrays import I64
 from ftl.flash.plan import PagePlan
 from ftl.flash.store import FlashStore

@@ -13,8 +13,8 @@ import heapq
 import math
 
 import numpy as np
-from numba import njit
 
+from csd_io.compiled import njit
 from csd_spec.arrays import I32, I64, U8, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.errors import OutOfSpace, ReadOnly

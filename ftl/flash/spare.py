@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from csd_io.compiled import njit
 from csd_io.crc import adler32, corrected, crc32
 from csd_spec.arrays import I32, I64, U8, U64
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from csd_io.compiled import njit
 from csd_spec.arrays import U32
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 

@@ -9,8 +9,8 @@ channel's last run of full slots nothing is booked: most transfers just prolong 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from csd_io.compiled import njit
 from csd_spec import Geometry, NandTiming
 from csd_spec.arrays import I64, U32
 from ftl.flash.timing.model import FlashTiming, Reading

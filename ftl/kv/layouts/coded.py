@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import numpy as np
-from numba import njit
 
+from csd_io.compiled import njit
 from csd_spec.arrays import U8, U16
 from ftl.kv.layouts.codes import MAX_HALF, finite
 from ftl.kv.layouts.embedding import EmbeddingMap

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from csd_io.compiled import njit
 from csd_spec.arrays import F32, U8, U16
 from csd_spec.planes import LEAST_EXPONENT, MAX_CODE, MAX_WIDTH, MOST_EXPONENT, Planes
 

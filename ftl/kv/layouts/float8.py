@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from csd_io.compiled import njit
 from csd_spec import KvLayout
 from csd_spec.arrays import F16, I64, U8, U16
 from csd_spec.float8 import decoded

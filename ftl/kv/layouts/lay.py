@@ -7,8 +7,8 @@ number `position` of the first group.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from csd_io.compiled import njit
 from csd_spec.arrays import I64, U16
 
 _TOKENS = 64  # whose rows stay in the first cache while each channel of theirs is written

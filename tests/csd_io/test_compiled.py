@@ -1,0 +1,86 @@
+"""What is compiled once is compiled again when anything that it is made of changes."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.house import ROOT
+
+CALLER = """
+from csd_io.compiled import njit
+from {package}.callee import {names}
+
+OWN = 1
+
+@njit(cache=True)
+def whole(x):
+    return {body}
+
+print(whole(2), whole.stats.cache_hits.total())
+"""
+CALLEE = """
+from csd_io.compiled import njit
+from {package}.third import BASE
+
+FACTOR = {factor}
+
+@njit(cache=True)
+def times(x):
+    return {factor} * x + BASE
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package whose compiled function calls another file's, which has a constant of a third."""
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+
+    def write(factor=3, base=0, names="times", body="times(x) + OWN"):
+        (folder / "third.py").write_text(f"BASE = {base}\n")
+        (folder / "callee.py").write_text(CALLEE.format(package="made", factor=factor))
+        (folder / "caller.py").write_text(CALLER.format(package="made", names=names, body=body))
+
+    def run():
+        command = [sys.executable, "-c", "import made.caller"]
+        environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return [int(each) for each in done.stdout.split()]
+
+    return write, run
+
+
+def test_it_is_kept_while_nothing_changes(package):
+    write, run = package
+    write()
+    assert run() == [7, 0]
+    assert run() == [7, 1]
+    write()  # as it was, but for its time
+    assert run() == [7, 1]
+
+
+@pytest.mark.parametrize(("changed", "result"), [({"factor": 5}, 11), ({"base": 10}, 17), ({"body": "times(x)"}, 6)])
+def test_a_change_anywhere_is_seen(package, changed, result):
+    write, run = package
+    write()
+    assert run() == [7, 0]
+    write(**changed)
+    assert run() == [result, 0]
+
+
+def test_a_constant_of_another_file_is_seen(package):
+    write, run = package
+    for factor, result in ((3, 6), (4, 8)):
+        write(factor, names="FACTOR", body="FACTOR * x")
+        assert run() == [result, 0]
+
+
+def test_all_that_is_compiled_asks_so():
+    """numba's own decorator would keep what is stale."""
+    folders = {path.parent for path in ROOT.glob("*/__init__.py")} - {ROOT / "tests"}
+    files = [file for folder in folders for file in folder.rglob("*.py") if file.name != "compiled.py"]
+    assert len(files) > 100
+    assert not [file for file in files if re.search(r"^from numba import .*\bnjit\b", file.read_text(), re.MULTILINE)]
