@@ -100,7 +100,8 @@ class Driver:
         self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
         self.max_tokens = 1  # of a sequence that was asked for
         self.now_ns = 0  # modelled time on the host
-        self._step_last = getattr(self.devices[-1], "step", None)  # carries out at once what the last drive is told
+        here = hasattr(type(self.devices[-1]), "step")  # not what a wrapper hands through
+        self._step_last = self.devices[-1].step if here else None  # type: ignore[attr-defined]
         self._shipper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill")
         self._in_flight: deque[Future[list[Future[Completion]]]] = deque()
         self._closed = False

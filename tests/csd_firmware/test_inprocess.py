@@ -112,3 +112,16 @@ def test_a_command_in_the_callers_thread_comes_behind_what_is_queued(small_drive
     for ask in (device.submit, device.step):
         with pytest.raises(RuntimeError, match="shutdown"):
             ask(5, 0)
+
+
+def test_a_subclass_that_submits_in_its_own_way_is_always_asked(small_drive):
+    class Watched(InProcessDevice):
+        seen = 0
+
+        def submit(self, command, submit_ns):
+            self.seen += 1
+            return super().submit(command, submit_ns)
+
+    device = Watched(small_drive)
+    assert device.step(Flush(), 0).status is Status.SUCCESS and device.seen == 1
+    device.close()
