@@ -120,8 +120,10 @@ def _key(command: Attend) -> tuple[object, ...]:
 
 
 def _form(command: Attend) -> tuple[object, ...]:
-    """All of a command but values, terms and whose it is."""
+    """All of a command but values, terms and whose it is; nothing where it has no arrays."""
     q, k, v, top_k, recent = command.q, command.k, command.v, command.top_k, command.recent
+    if {type(q), type(k), type(v), type(top_k), type(recent)} != {np.ndarray}:
+        return ()
     dtypes, shapes = (q.dtype, k.dtype, v.dtype, top_k.dtype, recent.dtype), (q.shape, k.shape, v.shape)
     strides = q.strides, k.strides, v.strides, top_k.strides, recent.strides
     return command.method, command.r, dtypes, shapes, strides, top_k.shape, recent.shape

@@ -96,6 +96,9 @@ WRONG = {
     "K as FP32": lambda good: replace(good, k=good.k.astype(np.float32)),
     "V that is not contiguous": lambda good: replace(good, v=np.asfortranarray(good.v)),
     "counts of 32 bits": lambda good: replace(good, top_k=good.top_k.astype(np.int32)),
+    "q that is no array": lambda good: replace(good, q=good.q.tolist()),
+    "recent that is no array": lambda good: replace(good, recent=1),
+    "no V": lambda good: replace(good, v=None),
     "a cap of 0": lambda good: replace(good, terms=np.zeros((H, G, 4), np.float32)),
 }
 
