@@ -13,7 +13,7 @@ from eval.plot import check_format
 MAX_NUMBER = 1 << 20  # of what several are asked for: batch sizes, drives, compressions
 TextFile = Annotated[Path | None, typer.Option(help="text to record q, k and v on (default: from Coriolanus)")]
 Picture = Annotated[Path | None, typer.Option(help="picture to draw: png, svg or pdf")]
-Drives = Annotated[int, typer.Option(min=1, max=1024, help="virtual drives that share the KV heads")]
+Drives = Annotated[int, typer.Option(min=1, max=1024, help="virtual drives that share the heads")]
 
 MediumOption = Annotated[Kind, typer.Option(help="where flash pages are: memory, or files of a temporary folder")]
 

@@ -35,7 +35,7 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, F32, I64, U64
 from csd_spec.attention import STORED
-from host_driver.sharding import split_heads
+from host_driver.sharding import share_out
 from host_driver.traffic import Traffic
 from host_driver.turnstile import Turnstile
 
@@ -94,7 +94,7 @@ class Driver:
     ) -> None:
         """flush_every: decode steps after which drives are flushed; 0 is never."""
         self.devices, self.shape, self.attention, self.flush_every = list(devices), shape, attention, flush_every
-        self.heads = split_heads(shape.kv_heads, len(devices))
+        self.shares = share_out(shape, len(devices))
         self.bf16 = attention.embedding_bits in STORED.values()  # whether arrays of values hold that
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
@@ -110,7 +110,7 @@ class Driver:
         """Open `count` sequences on every drive."""
         s, bits = self.shape, self.attention.embedding_bits
         self.max_tokens = max(self.max_tokens, max_tokens)
-        commands = [SeqCreate(count, s.layers, len(heads), s.head_dim, max_tokens, bits) for heads in self.heads]
+        commands = [SeqCreate(count, s.layers, len(m.kv_heads), s.head_dim, max_tokens, bits) for m in self.shares]
         done = self._collect(self._submit(commands, self.now_ns))
         return Batch([c.data[0].astype(np.uint64) for c in done], np.zeros((count, s.layers), np.int64))
 
@@ -127,8 +127,8 @@ class Driver:
             k, v = load()
             return self._submit(
                 [
-                    KvAppend(seqs, layer, lengths, _heads(k, heads), _heads(self._shipped(v), heads))
-                    for seqs, heads in zip(self._handles(batch, rows), self.heads, strict=True)
+                    KvAppend(seqs, layer, lengths, _heads(k, mine.kv_heads), _heads(self._shipped(v), mine.kv_heads))
+                    for seqs, mine in zip(self._handles(batch, rows), self.shares, strict=True)
                 ],
                 submit_ns,
             )
@@ -155,17 +155,18 @@ class Driver:
         other tokens (`attention_engine.merge`): m and l of each query head, (B, q_heads, 2); see `Attend`."""
         lengths, shape = batch.lengths[rows, layer] + 1, self.shape
         params = mini_batch.params(self.attention, lengths, shape.head_dim)
-        grouped = q.reshape(len(lengths), shape.kv_heads, shape.group, shape.head_dim)
         method, commands, terms = self.attention.method, list[Command](), self.terms.get(layer)
-        for seqs, heads in zip(self._handles(batch, rows), self.heads, strict=True):
-            mine = _heads(grouped, heads), _heads(k, heads), _heads(self._shipped(v), heads)
-            told = None if terms is None else np.ascontiguousarray(terms[heads.start : heads.stop])
-            commands.append(Attend(seqs, layer, *mine, method, *params, told))
+        for seqs, mine in zip(self._handles(batch, rows), self.shares, strict=True):
+            heads, grouped = mine.kv_heads, (len(mine.kv_heads), mine.group)
+            queries = _heads(q, mine.q_heads).reshape(len(lengths), *grouped, shape.head_dim)
+            told = None if terms is None else _heads(terms.reshape(1, -1, 4), mine.q_heads).reshape(*grouped, 4)
+            given = queries, _heads(k, heads), _heads(self._shipped(v), heads)
+            commands.append(Attend(seqs, layer, *given, method, *params, told))
         done = self._carry_out(mini_batch, commands)
         batch.lengths[rows, layer] = lengths
         self._account(mini_batch, done, lengths)
         output, sums = (_joined(parts) for parts in zip(*(c.data for c in done), strict=True))
-        return output.reshape(q.shape), sums.reshape(*q.shape[:2], 2)
+        return output, sums
 
     def read(self, batch: Batch, rows: Rows, layer: int, first: int = 0, tokens: int = 0) -> tuple[F16, F16]:
         """K and V of a layer, each (sum of tokens, kv_heads, d): the one time they come back to the host.
@@ -173,7 +174,9 @@ class Driver:
         Of each sequence come `tokens` from number `first` on, 0 for all, as far as there are.
         """
         self.settle()
-        commands = [KvRead(seqs, layer, first, tokens) for seqs in self._handles(batch, rows)]
+        asked = 1 if self.shape.latent else len(self.devices)  # of what all drives have, the first is asked
+        handles = self._handles(batch, rows)[:asked]
+        commands = [KvRead(seqs, layer, first, tokens) for seqs in handles]
         k, v = zip(*(c.data for c in self._wait(commands)), strict=True)
         return np.concatenate(k, axis=1), np.concatenate(v, axis=1)
 
@@ -232,6 +235,7 @@ class Driver:
         return [tuple(handles[rows].tolist()) for handles in batch.handles]
 
     def _submit(self, commands: Sequence[Command], submit_ns: int) -> list[Future[Completion]]:
+        """To the first drives, one each."""
         return [device.submit(command, submit_ns) for device, command in zip(self.devices, commands, strict=False)]
 
     def _carry_out(self, mini_batch: MiniBatch, commands: Sequence[Command]) -> list[Completion]:
@@ -261,8 +265,9 @@ class Driver:
     def _what_is_lost(self, drive: int, completion: Completion) -> str:
         if completion.status is not Status.PATH_LOST:
             return ""
-        heads = ", ".join(map(str, self.heads[drive]))
-        return f"; KV heads {heads} of all sequences are lost, the other drives are unharmed"
+        mine = self.shares[drive]
+        kind, heads = ("query", mine.q_heads) if self.shape.latent else ("KV", mine.kv_heads)
+        return f"; {kind} heads {', '.join(map(str, heads))} of all sequences are lost, the other drives are unharmed"
 
     def _wait(self, commands: Sequence[Command]) -> list[Completion]:
         """Submit, collect and let modelled time pass."""
@@ -289,10 +294,11 @@ class Driver:
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """What drives have of (B, kv_heads, ...), by head."""
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    """What drives have of (B, KV heads, G, ...), by query head: (B, q_heads, ...)."""
+    by_query = [part.reshape(len(part), -1, part.shape[-1]) for part in parts]
+    return by_query[0] if len(by_query) == 1 else np.concatenate(by_query, axis=1)
 
 
-def _heads(rows: F16, heads: range) -> F16:
-    """The part of rows (tokens, kv_heads, ...) that a drive owns."""
+def _heads(rows: NDArray[Any], heads: range) -> NDArray[Any]:
+    """The part of rows (tokens, heads, ...) that is a drive's."""
     return np.ascontiguousarray(rows[:, heads.start : heads.stop])

@@ -24,7 +24,7 @@ from ftl import LAYOUTS
 from host_driver.driver import Driver
 from host_driver.hf.forward import check_free, in_drives
 from host_driver.hf.shape import Placement, placement
-from host_driver.sharding import split_heads
+from host_driver.sharding import share_out
 from residency.tiers import Tiers
 from residency.turn import Policy
 from vcsd.report import Report
@@ -97,7 +97,7 @@ class Setting:
 
     def check(self, shape: ModelShape) -> None:
         """Raise ValueError for a model that these drives cannot serve."""
-        split_heads(shape.kv_heads, self.count)
+        share_out(shape, self.count)
         self.attention.at(1, shape.head_dim)
 
     def sized(self, shape: ModelShape, rows: int, max_tokens: int) -> Setting:

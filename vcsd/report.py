@@ -34,6 +34,7 @@ class Report:
     placed: Placement
     layout: str
     token_bytes: dict[str, float]  # in flash, of a token in one layer of all heads: K, V and copies
+    copies: int  # drives that store them: all, where all query heads share a latent row
 
     @classmethod
     def of(cls, driver: Driver, placed: Placement | None = None) -> Report:
@@ -55,12 +56,18 @@ class Report:
             step_ns=total.ns / steps,
             breakdown_ns={unit: ns / steps for unit, ns in units.items()},
             drives=[
-                {"id": number, "kv_heads": list(heads), "modelled_busy_ns": busy}
-                for number, (heads, busy) in enumerate(zip(driver.heads, traffic.busy_ns, strict=True))
+                {
+                    "id": number,
+                    "kv_heads": list(mine.kv_heads),
+                    "q_heads": list(mine.q_heads),
+                    "modelled_busy_ns": busy,
+                }
+                for number, (mine, busy) in enumerate(zip(driver.shares, traffic.busy_ns, strict=True))
             ],
             placed=placed or Placement(driver.shape, (FULL,) * driver.shape.layers, ()),
             layout=layout.name,
             token_bytes=layout.token_bytes(form, driver.shape.kv_heads),
+            copies=len(driver.devices) if driver.shape.latent else 1,
         )
 
     def kv_share(self, tokens: int) -> float:
@@ -79,7 +86,11 @@ class Report:
                 "pages_programmed": self.pages_programmed,
                 "useful_byte_share": self.useful_byte_share,
             },
-            "stored": {"layout": self.layout, "bytes_per_token_and_layer": self.token_bytes},
+            "stored": {
+                "layout": self.layout,
+                "bytes_per_token_and_layer": self.token_bytes,
+                "in_drives": self.copies,
+            },
             "drives": self.drives,
             "layers": self._layers(),
             "modelled": {
@@ -110,6 +121,8 @@ class Report:
         table.add_row("link traffic saved", f"{saved:.1f}x")
         stored = ", ".join(f"{name} {nbytes:,.0f}" for name, nbytes in self.token_bytes.items())
         table.add_row(f"flash bytes of a token and layer ({self.layout})", stored)
+        if self.copies > 1:
+            table.add_row("drives that store all of it", str(self.copies))
         table.add_row("flash pages read", f"{self.pages_read:,}")
         table.add_row("flash pages programmed", f"{self.pages_programmed:,}")
         share = "nothing read" if self.useful_byte_share is None else f"{self.useful_byte_share:.1%}"
@@ -153,10 +166,11 @@ class Report:
         table = Table(title="Drives", title_justify="left")
         table.add_column("id", justify="right")
         table.add_column("KV heads")
+        table.add_column("query heads")
         table.add_column("modelled busy, ms", justify="right")
         for drive in self.drives:
-            heads = ", ".join(map(str, drive["kv_heads"]))
-            table.add_row(str(drive["id"]), heads, f"{drive['modelled_busy_ns'] / 1e6:.2f}")
+            heads = [", ".join(map(str, drive[kind])) for kind in ("kv_heads", "q_heads")]
+            table.add_row(str(drive["id"]), *heads, f"{drive['modelled_busy_ns'] / 1e6:.2f}")
         return table
 
 

@@ -19,7 +19,8 @@ MIB = 1 << 20
 
 
 def flash_bytes(spec: DriveSpec, what: Attention, shape: ModelShape, rows: int, tokens: int) -> int:
-    """Bytes of pages and their spare areas that so many sequences of so many tokens take in all drives together."""
+    """Bytes of pages and their spare areas that so many sequences of so many tokens take in all drives together; where
+    every drive has all of a latent stream, in each of them."""
     page_bytes = spec.geometry.page_bytes
     form = LAYOUTS[what.embedding_bits].form(page_bytes, shape.head_dim, tokens)
     stored = (mapped for mapped in layout_of(form).maps(form, 1, 1).values() if mapped.programmed)
@@ -32,7 +33,7 @@ def check_drives(drives: DriveSet, what: Attention, shape: ModelShape, rows: int
     memory or on their disk."""
     if drives.kind not in OURS:
         return
-    needed = flash_bytes(drives.spec, what, shape, rows, tokens)
+    needed = flash_bytes(drives.spec, what, shape, rows, tokens) * (drives.count if shape.latent else 1)
     if drives.medium.kind == "memory":
         _check(needed, _of(rows, tokens), "in drives in memory", "--keep FOLDER --medium direct leaves them in files")
     if drives.keep:

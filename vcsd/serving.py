@@ -17,7 +17,7 @@ from host_driver.driver import Driver
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import model_shape
 from host_driver.rows import RowKv
-from host_driver.sharding import split_heads
+from host_driver.sharding import share_out
 from residency.tiers import Tiers
 from serving.engine import Drives, Engine
 from serving.loop import Decision, Situation
@@ -217,7 +217,7 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
 @contextmanager
 def _driver(serving: Serving, shape: ModelShape) -> Iterator[Driver]:
     """The drives, and who talks to them."""
-    split_heads(shape.kv_heads, serving.count)
+    share_out(shape, serving.count)
     drives, attention = serving.drives, serving.attention
     assert isinstance(attention, Attention) and not isinstance(drives, int), "made so when it was checked"
     with ExitStack() as undo:

@@ -115,7 +115,7 @@ class What:
 class Where:
     """What it runs on."""
 
-    drives: Annotated[int, typer.Option(min=1, max=1024, help="virtual drives that share the KV heads")] = 2
+    drives: Annotated[int, typer.Option(min=1, max=1024, help="virtual drives that share the heads")] = 2
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None
     keep: Annotated[Path | None, typer.Option(help="folder to keep the drives in, for vcsd log")] = None
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc"

@@ -64,12 +64,12 @@ def experiment(
         from eval.accuracy.measure import BATCH, measure_accuracy
         from eval.accuracy.plan import Plan, contenders
         from host_driver.hf.shape import placement
-        from host_driver.sharding import split_heads
+        from host_driver.sharding import share_out
         from vcsd.loading import CHECKPOINT, load
 
         chosen = tuple(contenders(field.method.split(","), known))
         loaded, tokenizer = load(model or CHECKPOINT)
-        split_heads(placement(loaded).shape.kv_heads, drives)
+        share_out(placement(loaded).shape, drives)
         limit = getattr(loaded.config.get_text_config(decoder=True), "max_position_embeddings", 4096)
         plan = Plan(
             task=question.task,

@@ -32,10 +32,10 @@ PAGE = """# Which architectures are served
 Every decoder that transformers has for causal language models, and those for text from images, is built tiny with
 random weights from its own default config, and generates in two turns on one cache, 64 steps and 8: a prompt of 40
 tokens alone, and a batch of three of which two are padded on the left; windows have 32 tokens. With the model's own
-attention, and with dense attention in one drive and in three (as many as there are KV heads where those are fewer). In
-drives it is given the tokens of its own decoding, so that the logits of every step can be compared, and nearly tied
-tokens do not matter. What attach refuses at once does not generate. All experts take part, since rounding decides
-between nearly tied ones.
+attention, and with dense attention in one drive and in three (as many as there are KV heads where those are fewer; of
+latent rows, which every drive has, query heads). In drives it is given the tokens of its own decoding, so that the
+logits of every step can be compared, and nearly tied tokens do not matter. What attach refuses at once does not
+generate. All experts take part, since rounding decides between nearly tied ones.
 
 - **right**: all steps were in drives, and no logit differs by more than 2^-7 of the largest, nor by more than a quarter
   of what another first token of the prompt makes of them (*control*, which reaches those steps by attention alone).

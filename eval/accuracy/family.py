@@ -145,7 +145,8 @@ def _compare(made: Row, model: PreTrainedModel, own: list[tuple[torch.Tensor, to
 def _elsewhere(model: PreTrainedModel, residency: str) -> Iterator[AbstractContextManager[Any]]:
     """The model with K and V in drives, one and several where it has the heads for that, or in tiers that are small."""
     if not residency:
-        heads = placement(model).shape.kv_heads
+        shape = placement(model).shape
+        heads = shape.q_heads if shape.latent else shape.kv_heads
         for drives in sorted({min(drives, heads) for drives in DRIVES}):
             yield vcsd.attach(model, drives=drives, attention="dense")
         return

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from host_driver.sharding import split_heads
+from csd_spec import ModelShape
+from host_driver.sharding import share_out, split_heads
 
 
 @pytest.mark.parametrize(("heads", "drives"), [(4, 1), (4, 3), (40, 7), (8, 8)])
@@ -20,6 +21,26 @@ def test_heads_are_shared_out_evenly_and_once(heads, drives):
 def test_impossible_splits(drives, reason):
     with pytest.raises(ValueError, match=reason):
         split_heads(4, drives)
+
+
+def test_queries_go_with_their_kv_heads():
+    parts = share_out(ModelShape(name="grouped", layers=1, q_heads=12, kv_heads=4, head_dim=8), 3)
+    assert [(part.kv_heads, part.q_heads) for part in parts] == [
+        (range(1), range(3)),
+        (range(1, 2), range(3, 6)),
+        (range(2, 4), range(6, 12)),
+    ]
+    assert {part.group for part in parts} == {3}
+
+
+def test_a_latent_stream_is_in_every_drive_and_its_queries_are_shared_out():
+    latent = ModelShape(name="latent", layers=1, q_heads=7, kv_heads=1, head_dim=8, latent=True)
+    parts = share_out(latent, 3)
+    assert [part.kv_heads for part in parts] == [range(1)] * 3
+    assert [part.q_heads for part in parts] == [range(2), range(2, 4), range(4, 7)]
+    for drives in (0, 8):
+        with pytest.raises(ValueError, match="7, the model's query heads"):
+            share_out(latent, drives)
 
 
 def test_the_driver_imports_without_torch():

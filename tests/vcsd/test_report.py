@@ -68,11 +68,14 @@ def test_bytes_of_a_token_are_those_of_its_layout(layout, stored):
     assert report["bytes_per_token_and_layer"] == pytest.approx(stored)
 
 
-def test_a_latent_row_is_stored_once():
+def test_a_latent_row_is_stored_once_in_every_drive():
     shape = replace(SHAPE, q_heads=8, kv_heads=1, head_dim=576, latent=True)  # DeepSeek V2 and V3
-    report = Report.of(driver_of(shape, LATENT))
+    report = Report.of(driver_of(shape, LATENT, drives=2))
     assert report.token_bytes == {"k": 1152, "embedding_k": 1152}
     assert "k 1,152, embedding_k 1,152" in str(report)
+    assert report.to_dict()["stored"]["in_drives"] == report.copies == 2
+    assert [drive["q_heads"] for drive in report.drives] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert "drives that store all of it" in str(report)
 
 
 def test_for_programs_and_for_people():

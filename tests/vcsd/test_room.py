@@ -46,6 +46,15 @@ def test_as_many_pages_are_foreseen_as_a_drive_programs(small_drive, bits):
     device.close()
 
 
+def test_every_drive_needs_room_for_a_latent_stream(monkeypatch):
+    what = Attention(embedding_bits=LATENT), replace(SHAPE, kv_heads=1, latent=True), 1, 4096
+    needed = room.flash_bytes(DriveSet().spec, *what)
+    monkeypatch.setattr(room, "available_bytes", lambda group: 2 * needed)
+    room.check_drives(DriveSet(count=2), *what)
+    with pytest.raises(ValueError, match="in drives in memory"):
+        room.check_drives(DriveSet(count=3), *what)
+
+
 def test_drives_elsewhere_and_drives_in_files_are_not_asked_for_memory(little_memory, tmp_path):
     what = Attention(), SHAPE, 64, 4096
     for drives in (

@@ -26,9 +26,9 @@ from vcsd.tables import table
 Rows = list[dict[str, Any]]
 _BEGAN = time.perf_counter()
 
-DriveCount = Annotated[int, typer.Option(min=1, max=1024, help="drives that share the KV heads")]
+DriveCount = Annotated[int, typer.Option(min=1, max=1024, help="drives that share the heads")]
 EnoughDrives = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="drives that share the KV heads (default: as many as hold them)")
+    int | None, typer.Option(min=1, max=1024, help="drives that share the heads (default: as many as hold them)")
 ]
 DriveCounts = Annotated[str, typer.Option(help="numbers of drives, with commas")]
 BatchSizes = Annotated[str, typer.Option(help="batch sizes, with commas")]

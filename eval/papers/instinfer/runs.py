@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from csd_spec import ModelShape
 from csd_spec.model import LATENT
 from eval.papers.instinfer.simulate import SimulatedDrive
 from eval.papers.instinfer.systems import (
@@ -23,6 +24,7 @@ from eval.papers.instinfer.systems import (
 )
 from eval.sweep import cores, sweep
 from ftl import LAYOUTS, OutOfSpace
+from host_driver.sharding import share_out
 from vcsd.progress import Tick, no_tick
 
 WORKER_BYTES = 5 << 30  # what one worker may need: batch 256 of OPT-13B's layers on one drive takes 4.4 GB
@@ -73,14 +75,11 @@ class Fill:
     drives: int
 
     @property
-    def heads(self) -> int:
-        """Of the slowest drive, that with the most."""
-        return -(-self.setup.model.kv_heads // self.drives)
-
-    @property
-    def sequences(self) -> int:
-        """Of that drive: all, or a part where all heads share a row of K."""
-        return -(-self.batch // self.drives) if self.setup.model.latent else self.batch
+    def share(self) -> ModelShape:
+        """What the slowest drive has, that with the most."""
+        shape = self.setup.model.shape
+        kv_heads, q_heads = max((len(each.kv_heads), len(each.q_heads)) for each in share_out(shape, self.drives))
+        return replace(shape, kv_heads=kv_heads, q_heads=q_heads)
 
     @property
     def layout(self) -> int:
@@ -96,17 +95,17 @@ class Fill:
     def sampled(self) -> int:
         """Sequences that are simulated: all, or where that is more than a worker can hold a part, which others are
         like."""
-        return self.sequences if self._pages <= MOST_PAGES else max(1, self.sequences * SAMPLED // self._pages)
+        return self.batch if self._pages <= MOST_PAGES else max(1, self.batch * SAMPLED // self._pages)
 
     @property
     def _pages(self) -> int:
         """That a drive gets."""
         setup, layout = self.setup, LAYOUTS[self.layout]
-        shape, tokens = setup.model.shape, setup.input + setup.output
+        shape, tokens = self.share, setup.input + setup.output
         form = layout.form(setup.drive.geometry.page_bytes, shape.head_dim, tokens)
-        maps = layout.maps(form, 1, self.heads).values()
+        maps = layout.maps(form, 1, shape.kv_heads).values()
         pages = sum(each.streams * (tokens // each.per_group) for each in maps if each.programmed)
-        return shape.layers * self.sequences * pages
+        return shape.layers * self.batch * pages
 
     @property
     def ticks(self) -> int:
@@ -118,9 +117,7 @@ def plan(setup: Setup, cases: Iterable[Case]) -> list[Fill]:
     known: set[Key] = set()
     fills = []
     for case in cases:
-        if case.drives > setup.model.kv_heads and not setup.model.latent:
-            model = setup.model
-            raise ValueError(f"drives = {case.drives}: {model.name} has {model.kv_heads} KV heads to share out")
+        share_out(setup.model.shape, case.drives)
         wanted = dict.fromkeys(case.systems)
         new = [system for system in wanted if (system, case.batch, case.drives) not in known]
         known.update((system, case.batch, case.drives) for system in new)
@@ -132,7 +129,7 @@ def plan(setup: Setup, cases: Iterable[Case]) -> list[Fill]:
 
 def enough(setup: Setup, systems: tuple[InStorage, ...], batch: int) -> int:
     """The fewest drives, a power of two, that hold a batch; as many as can share it where none do."""
-    most, drives = batch if setup.model.latent else setup.model.kv_heads, 1
+    most, drives = setup.model.kv_heads, 1
     while 2 * drives <= most and not all(Fill(setup, (each,), batch, drives).fits for each in systems):
         drives *= 2
     return drives
@@ -162,8 +159,8 @@ def run(fill: Fill, tick: Tick = no_tick) -> list[Result]:
         tokens = setup.input + setup.output
         if not fill.fits:
             raise OutOfSpace("it has fewer pages")
-        drive = SimulatedDrive(setup.drive, setup.model.shape, fill.heads, fill.sampled, tokens, fill.layout)
-        scale = fill.sequences / fill.sampled
+        drive = SimulatedDrive(setup.drive, fill.share, fill.sampled, tokens, fill.layout)
+        scale = fill.batch / fill.sampled
         for point in setup.points:
             grown_s = drive.grow(point)
             programs_s = programs_s or scale * grown_s
@@ -185,7 +182,8 @@ def run(fill: Fill, tick: Tick = no_tick) -> list[Result]:
 def _result(fill: Fill, system: InStorage, units: list[dict[str, float]], wall_s: float, programs_s: float) -> Result:
     """A system's result from the units of its simulated steps."""
     setup = fill.setup
-    shipped_s = setup.kv_bytes(fill.batch, setup.input) / fill.drives / setup.drive.link.bytes_per_s
+    drives = 1 if setup.model.latent else fill.drives  # that share what is stored
+    shipped_s = setup.kv_bytes(fill.batch, setup.input) / drives / setup.drive.link.bytes_per_s
     prefill_s = max(setup.prefill_gpu_s(fill.batch), shipped_s, programs_s)  # layer by layer, one under the other
     parts = [system.breakdown(setup, fill.batch, fill.drives, each) for each in units]
     means = (
@@ -209,6 +207,6 @@ def default_workers() -> int:
 
 def _side_by_side(fills: Sequence[Fill], workers: int, tick: Tick) -> list[list[Result]]:
     """Run fills in processes of their own, the largest first."""
-    order = sorted(fills, key=lambda fill: -fill.batch * fill.heads * (2 + len(fill.systems)))
+    order = sorted(fills, key=lambda fill: -fill.batch * fill.share.kv_heads * (2 + len(fill.systems)))
     done = dict(zip(order, sweep(run, order, workers, tick), strict=True))
     return [done[fill] for fill in fills]

@@ -79,14 +79,14 @@ def spread(count: int, layers: int) -> tuple[int, ...]:
 
 
 class SimulatedDrive:
-    """Sequences of one length on one drive that holds `heads` KV heads of every layer."""
+    """Sequences of one length on one drive. shape: of what it has of a model."""
 
-    def __init__(self, spec: DriveSpec, shape: ModelShape, heads: int, batch: int, context: int, bits: int) -> None:
-        self.spec, self.shape, self.heads, self.batch = spec, shape, heads, batch
+    def __init__(self, spec: DriveSpec, shape: ModelShape, batch: int, context: int, bits: int) -> None:
+        self.spec, self.shape, self.batch = spec, shape, batch
         self.ftl = Ftl(spec, Nand(spec.geometry, payload=False))
         self.units = Units(self.ftl, EngineClock(spec.engine))
         self.layout = LAYOUTS[bits].form(spec.geometry.page_bytes, shape.head_dim, context)
-        self.handles = self.ftl.create(batch, shape.layers, heads, self.layout)
+        self.handles = self.ftl.create(batch, shape.layers, shape.kv_heads, self.layout)
         self.length = 0
         self.wall_s = 0.0
 
@@ -109,7 +109,7 @@ class SimulatedDrive:
         """
         began = time.perf_counter()
         pattern = Pattern(page_share, self.layout.n)
-        streams = self.batch * self.heads
+        streams = self.batch * self.shape.kv_heads
         q = np.broadcast_to(np.zeros(1, np.float32), (streams, self.shape.group, self.shape.head_dim))
         v_mean = np.broadcast_to(np.zeros(1, np.float32), (streams, self.shape.head_dim))
         units: Counter[str] = Counter()

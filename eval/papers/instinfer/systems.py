@@ -295,7 +295,8 @@ class InStorage:
         kv_s = sum(seconds for unit, seconds in units.items() if unit.startswith("flash"))
         model, link = setup.model, setup.drive.link
         layers = model.shape.layers
-        rows = 2 * model.q_heads + (2 - model.latent) * model.kv_heads  # q, k and v go down, the output comes up
+        kv = drives if model.latent else 2 * model.kv_heads  # a latent row goes to every drive
+        rows = 2 * model.q_heads + kv  # q, k and v go down, the output comes up
         per_layer = link.transfer_ns(2 * batch * rows * model.head_dim // drives) / 1e9
         halves = 2 if self.batched else 1
         commands = halves * layers

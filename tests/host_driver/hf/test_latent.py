@@ -1,6 +1,9 @@
 """Latent attention in drives: one row a token, and outputs as the model's own."""
 
-from contextlib import closing
+import itertools
+import os
+import signal
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +13,7 @@ from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Conf
 
 import vcsd
 from csd_firmware import InProcessDevice
+from csd_link.run_dir import pid_path
 from csd_spec import KvAppend, SeqCreate, Status
 from csd_spec.model import LATENT
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -70,12 +74,49 @@ def talk(model):
 
 @pytest.mark.parametrize("make", [deepseek_v2, deepseek_v3])
 @pytest.mark.parametrize("method", ["dense", "sparf"])
-def test_models_equal_their_own_attention(make, method):
+@pytest.mark.parametrize("drives", [1, 3])
+def test_models_equal_their_own_attention(make, method, drives):
     model = made(make)
     expected = talk(model)
-    with vcsd.attach(model, attention=method, compression=1):
+    with vcsd.attach(model, attention=method, compression=1, drives=drives):
         assert (talk(model) - expected).abs().max() < FP16_ERROR
     assert torch.equal(talk(model), expected)
+
+
+def test_every_drive_has_the_stream_and_one_is_read():
+    """Outputs of each query head are the same bits wherever it is attended."""
+    model, logits = made(deepseek_v3), {}
+    for drives in (1, 3):
+        with ExitStack() as devices:
+            each = [devices.enter_context(closing(InProcessDevice(INSTCSD_ZYNQ7045_8CH))) for _ in range(drives)]
+            with vcsd.attach(model, each, attention="dense") as csd:
+                logits[drives] = talk(model)
+                programmed = [device.firmware.ftl.counters.groups for device in each]
+                read = [device.firmware.ftl.counters.read for device in each]
+            assert csd.report().copies == drives
+            assert len(set(programmed)) == 1
+            assert all(read[0] > other for other in read[1:])
+    assert torch.equal(logits[1], logits[3])
+
+
+def test_a_drive_that_was_killed_gets_its_stream_again():
+    """One in the middle of the first turn, and the one that is read before the second."""
+    model, driver = made(deepseek_v3), []
+    forwards = itertools.count()
+
+    def kill(*_):
+        if (drive := {8: 1, 13: 0}.get(next(forwards))) is not None:
+            os.kill(int(pid_path(driver[0].devices[drive].name).read_text()), signal.SIGKILL)
+
+    with vcsd.attach(model, attention="dense"):
+        expected = talk(model)
+    with vcsd.attach(model, attention="dense", drives=3, transport="process") as csd:
+        driver.append(csd.driver)
+        hook = model.model.register_forward_pre_hook(kill)
+        got = talk(model)
+        hook.remove()
+        assert [len(device.recoveries) for device in csd.driver.devices] == [1, 1, 0]
+    assert torch.equal(got, expected)
 
 
 def test_a_token_takes_one_row_and_the_layouts_own_copy():
@@ -161,7 +202,7 @@ def test_absorbed_attention_is_the_expanded_one():
     [
         ({"attention": "ours"}, "use layout 16"),
         ({"storage": "bf16"}, "stored in FP16"),
-        ({"drives": 2}, "1 KV heads"),
+        ({"drives": HEADS + 1}, "4, the model's query heads"),
     ],
 )
 def test_what_one_latent_stream_does_not_have_is_refused(options, reason):

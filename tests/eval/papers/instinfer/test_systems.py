@@ -88,7 +88,7 @@ def test_a_gpu_that_cannot_hold_the_weights_is_refused():
 
 
 def test_more_drives_than_heads_are_refused():
-    with pytest.raises(ValueError, match="drives = 41: opt-13b has 40 KV heads"):
+    with pytest.raises(ValueError, match="drives = 41: the model has 40 KV heads"):
         in_storage(setup_of(), (DENSE,), 1, 41)
 
 
@@ -124,11 +124,12 @@ def test_windows_cost_the_gpu_what_they_see():
     assert len(gemma.layers) == 10
 
 
-def test_latent_rows_are_stored_once_and_shared_out_by_sequence():
+def test_latent_rows_are_in_every_drive_and_query_heads_shared_out():
     latent = replace(setup_of("llama-3.1-8b", "h100"), input=256, output=64)
     latent = replace(latent, model=replace(latent.model, kv_heads=1, head_dim=576, q_heads=128, latent=True))
     one, two = (in_storage(latent, (DENSE,), 4, drives)[0] for drives in (1, 2))
     assert two.step.engine_s == pytest.approx(one.step.engine_s / 2, rel=0.01)
+    assert two.step.kv_s == pytest.approx(one.step.kv_s)
     assert one.step.engine_s > 10 * one.step.kv_s
     dense = runs.simulate(latent, [runs.Case((DENSE,), 4, 1)])
     assert dense.drive(OURS, 4, 1).reason == "planes have no form for latent rows"
