@@ -28,7 +28,8 @@ class RowKv:
     """A table and a policy for all requests, and a turn for each forward. Used by one thread.
 
     With drives K and V are FP16 at every place, and attention on the device rounds as drives do: so it matters next to
-    nothing where a row lies. Without them they have the model's dtype.
+    nothing where a row lies. Without them they have the model's dtype. What layers of windows see is kept on the
+    device as the model has it, and is no part of the tiers.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class RowKv:
         self.dtype = torch.float16 if driver else like.dtype
         self.row_bytes = 2 * shape.kv_heads * shape.head_dim * self.dtype.itemsize
         self.drives = DriveRows(driver, max_tokens) if driver else None
+        self.windows: dict[tuple[Hashable, int], torch.Tensor] = {}  # on the device, by request and the model's layer
         self._conductor = Conductor()
         held = stores(tiers, self.device, CachedFiles(tiers.folder))
         if self.drives:
@@ -91,9 +93,9 @@ class RowKv:
         flat = first_bytes(self.real.frame(extent, DEVICE), tokens * self.row_bytes)
         return flat.view(self.dtype).view(tokens, 2, self.shape.kv_heads, self.shape.head_dim)
 
-    def tokens(self, request: Hashable) -> int:
-        """How many a request has."""
-        return sum(self.residency.table[extent].tokens for extent in self.blocks(request, 0))
+    def tokens(self, request: Hashable, layer: int = 0) -> int:
+        """How many a request has; in a forward, how many it has of a layer that is attended."""
+        return sum(self.residency.table[extent].tokens for extent in self.blocks(request, layer))
 
     def blocks(self, request: Hashable, layer: int) -> list[Extent]:
         """What a request has of a layer."""
@@ -111,6 +113,8 @@ class RowKv:
         self.real.settle()
         self.residency.free(request)
         self.real.forget(request)
+        for key in [key for key in self.windows if key[0] == request]:
+            del self.windows[key]
 
     def close(self) -> None:
         """Let what is under way end, and free everything."""

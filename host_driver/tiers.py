@@ -30,7 +30,7 @@ DEVICE_STEPS = 16  # in which a frame on a GPU reaches its full length
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of K, or of V, of one token of a layer: (B, H, d), and its dtype."""
+    """Room for K, or for V, of one token of a layer: (B, H, d), and its dtype."""
 
     rows: tuple[int, int, int]
     dtype: torch.dtype

@@ -15,7 +15,7 @@ from csd_spec import Attention, Device, ModelShape
 from csd_spec.attention import STORED
 from host_driver.driver import Driver
 from host_driver.hf.rows import RowModel, in_rows
-from host_driver.hf.shape import model_shape
+from host_driver.hf.shape import placement
 from host_driver.rows import RowKv
 from host_driver.sharding import share_out
 from residency.tiers import Tiers
@@ -193,7 +193,7 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
     ValueError (Unsupported) for a model or a setting that cannot serve.
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
-    shape = model_shape(model)
+    shape = placement(model).shape
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or MAX_TOKENS
     max_tokens = serving.max_tokens or min(context, MAX_TOKENS)
     if max_tokens > context:

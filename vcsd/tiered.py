@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from csd_io.cgroup import available_bytes, group_of
 from csd_spec import ModelShape
-from host_driver.hf.shape import model_shape
+from host_driver.hf.shape import FULL, kinds_in_tiers
 from host_driver.hf.tiers import in_tiers
 from host_driver.tiers import TieredKv
 from residency.machine import DEVICE, PAGE_CACHE
@@ -56,16 +56,16 @@ class TierSetting:
     def attached(self, model: PreTrainedModel) -> Iterator[Tiered]:
         """The model with its K and V in tiers until the block ends; then it is as it was."""
         model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
-        layers = model_shape(model).layers
+        kinds = kinds_in_tiers(model)
         tiers, policy = self.tiers, self.known[self.policy] if isinstance(self.policy, str) else self.policy
         config = model.config.get_text_config(decoder=True)
         context = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
         max_tokens = tiers.max_tokens or min(context, MAX_TOKENS)
         cache_bytes = available_bytes(group_of()) if tiers.page_cache is None else tiers.page_cache
-        kv = TieredKv(tiers, policy, cache_bytes, layers, model, max_tokens, self.record)
+        kv = TieredKv(tiers, policy, cache_bytes, kinds.count(FULL), model, max_tokens, self.record)
         try:
-            with in_tiers(model, kv):
-                yield Tiered(kv, self.name)
+            with in_tiers(model, kv, kinds):
+                yield Tiered(kv, self.name, kinds)
         finally:
             kv.close()
 
@@ -92,38 +92,41 @@ class TierSetting:
 class Tiered:
     """A model whose K and V lie in tiers."""
 
-    def __init__(self, kv: TieredKv, policy: str) -> None:
-        self.kv, self.policy = kv, policy
+    def __init__(self, kv: TieredKv, policy: str, kinds: Sequence[str]) -> None:
+        """kinds: of the model's layers."""
+        self.kv, self.policy, self.kinds = kv, policy, kinds
 
     def report(self) -> TierReport:
         """What has been done so far; printing it shows a table."""
-        return TierReport.of(self.kv, self.policy)
+        return TierReport.of(self.kv, self.policy, self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
 class TierReport:
     """Traffic in tiers. Bytes in whole blocks; stalls are wall time for which the model waited.
 
-    why: of a policy that chose another. hit_bytes: of those read in files behind the page cache, which it held; None
+    why: of a policy that chose another. layers: by kind; those of full attention are in tiers, the others stay with the
+    model. hit_bytes: of those read in files behind the page cache, which it held; None
     where the kernel does not say.
     """
 
     policy: str
     why: str
     turns: int
+    layers: dict[str, list[int]]
     places: list[dict[str, Any]]
     paths: list[dict[str, Any]]
     page_cache: dict[str, Any]
 
     @classmethod
-    def of(cls, kv: TieredKv, policy: str) -> TierReport:
-        """Sum up."""
+    def of(cls, kv: TieredKv, policy: str, kinds: Sequence[str]) -> TierReport:
+        """Sum up. kinds: of the model's layers."""
         with kv.alone():
             kv.real.settle()
-            return cls._of(kv, policy)
+            return cls._of(kv, policy, kinds)
 
     @classmethod
-    def _of(cls, kv: TieredKv, policy: str) -> TierReport:
+    def _of(cls, kv: TieredKv, policy: str, kinds: Sequence[str]) -> TierReport:
         run, files, modelled = kv.residency, kv.files, kv.modelled_bytes()
         used = {name for name, peak in run.table.peak.items() if peak} | {DEVICE}
         limits = kv.machine.places
@@ -131,6 +134,9 @@ class TierReport:
             policy=policy,
             why=run.memory.get("why", ""),
             turns=run.turns,
+            layers={
+                kind: [number for number, each in enumerate(kinds) if each == kind] for kind in dict.fromkeys(kinds)
+            },
             places=[
                 {"name": name, "limit_bytes": limits[name].limit_bytes, "peak_bytes": run.table.peak[name]}
                 for name in limits
@@ -167,7 +173,9 @@ class TierReport:
         return capture.get().rstrip()
 
     def _place_table(self) -> Table:
-        title = f"K and V in tiers: {self.policy}" + (f" ({self.why})" if self.why else "")
+        some, every = len(self.layers[FULL]), sum(map(len, self.layers.values()))
+        of = f" of {some} of {every} layers" if some < every else ""
+        title = f"K and V{of} in tiers: {self.policy}" + (f" ({self.why})" if self.why else "")
         rows = [(each["name"], _mib(each["limit_bytes"]), _mib(each["peak_bytes"])) for each in self.places]
         return table(title, ("place", "limit, MiB", "most, MiB"), rows)
 

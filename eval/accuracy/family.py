@@ -14,7 +14,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Pre
 import vcsd
 from eval.accuracy.refusals import confirmed
 from eval.accuracy.tiny import VOCABULARY, build
-from host_driver.hf.shape import model_shape, placement
+from host_driver.hf.shape import FULL, kinds_in_tiers, placement
 from vcsd.tiered import TierReport, TierSetting
 
 PROMPT, PADDED, NEW = 40, (0, 13, 27), 64  # tokens; more than a window has
@@ -87,7 +87,7 @@ def _try_family(name: str, residency: str) -> Row:
     made = Row(name, "wrong", model_class=type(model).__name__)
     refusal = None
     try:
-        model_shape(model) if residency else placement(model)
+        kinds_in_tiers(model) if residency else placement(model)
     except vcsd.Unsupported as error:
         refusal = error
     except Exception as error:  # whatever it is, it is a defect
@@ -127,7 +127,7 @@ def _compare(made: Row, model: PreTrainedModel, own: list[tuple[torch.Tensor, to
         if forced[0].begun:
             return replace(made, outcome="crashed", reason=f"refused after the first token: {error}")
         return _refused(made, model, error)
-    except Exception as error:  # a defect, as in model_shape
+    except Exception as error:  # a defect, as in placement
         return replace(made, outcome="crashed", reason=_line(error))
     pairs = [(logits, wanted) for logits, (_, wanted) in zip(got, own * len(reports), strict=True)]
     largest = max(float(wanted.abs().max()) for _, wanted in pairs)
@@ -150,12 +150,16 @@ def _elsewhere(model: PreTrainedModel, residency: str) -> Iterator[AbstractConte
         for drives in sorted({min(drives, heads) for drives in DRIVES}):
             yield vcsd.attach(model, drives=drives, attention="dense")
         return
-    cache = DynamicCache()
+    kinds = kinds_in_tiers(model)
+    cache = DynamicCache() if set(kinds) == {FULL} else DynamicCache(config=model.config)
     model(**_inputs()[-1], past_key_values=cache, use_cache=True)
-    token = max(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) // PROMPT
-    longest = PROMPT + NEW + MORE + AGAIN
+    full = [layer for layer, kind in zip(cache.layers, kinds, strict=True) if kind == FULL]
+    stored = full[0].get_seq_length()  # a prompt, and what a model puts before it
+    token = max(2 * max(layer.keys.nbytes, layer.values.nbytes) for layer in full) // stored
+    longest = stored + NEW + MORE + AGAIN
     layer = token * longest
-    tiers = vcsd.Tiers(DEVICE_LAYERS * layer, HOST_LAYERS * layer, CACHE_LAYERS * layer, max_tokens=longest)
+    device = min(DEVICE_LAYERS, max(1, len(full) - 1))  # so that not all are there
+    tiers = vcsd.Tiers(device * layer, HOST_LAYERS * layer, CACHE_LAYERS * layer, max_tokens=longest)
     yield TierSetting(policy=residency, tiers=tiers, record=True).attached(model)
 
 
@@ -163,7 +167,8 @@ def _not_elsewhere(report: Any, inputs: int) -> str:
     """What a report says that does not go with K and V elsewhere; empty where all of it does."""
     if not isinstance(report, TierReport):
         return "" if report.steps == inputs * (NEW - 1 + AGAIN - 1) else f"{report.steps} steps were in drives"
-    if report.turns != inputs * (NEW + AGAIN) or not any(path["bytes"] for path in report.paths):
+    moves = len(report.layers[FULL]) > 1  # one alone may stay on the device
+    if report.turns != inputs * (NEW + AGAIN) or (moves and not any(path["bytes"] for path in report.paths)):
         return f"{report.turns} forwards were in tiers"
     if over := [each["name"] for each in report.places if (each["limit_bytes"] or torch.inf) < each["peak_bytes"]]:
         return f"more was at {over[0]} than may be"

@@ -93,6 +93,12 @@ def _generates_all_again(model: PreTrainedModel, ids: torch.Tensor) -> bool:
     return given[1] > 1
 
 
+def _keeps(model: PreTrainedModel, ids: torch.Tensor, name: str) -> bool:
+    """What a model gives to be kept has this name, and no other."""
+    out = model(input_ids=ids, use_cache=True)
+    return out.get(name) is not None and "past_key_values" not in out
+
+
 def _looks_ahead(model: PreTrainedModel, ids: torch.Tensor) -> bool:
     """Another last token changes the logits of the first."""
     other = ids.clone()
@@ -142,21 +148,16 @@ def _unnamed(model: PreTrainedModel, ids: torch.Tensor, name: str) -> bool:
     return config.attribute_map.get(name, name) not in config.to_dict()
 
 
-def _capped(model: PreTrainedModel, ids: torch.Tensor) -> bool:
-    """Attention is given a cap."""
-    return any(call.get("softcap") is not None for call in _noted(model, ids))
-
-
 CHECKS: tuple[tuple[str, Callable[..., bool]], ...] = (
     (r"layers of kind ([\w, ]+):", _kinds),
     (r"layer (\d+) caches \w+s of (\d+) heads x (\d+) channels", _cached_otherwise),
     (r"has no (\w+)[\w ]* in its config", _unnamed),
+    (r"keeps (\w+), which is no K and V", _keeps),
     (r"encoder-decoder", lambda model, ids: "decoder_input_ids" in inspect.signature(model.forward).parameters),
     (r"does not let its attention be replaced", _fixed),
     (r"cannot attend by sdpa", lambda model, ids: model.config._attn_implementation != "sdpa"),
     (r"attends to later tokens", _looks_ahead),
     (r"attends twice", _twice),
-    (r"caps its attention logits", _capped),
     (r"cache of its own kind", lambda model, ids: type(_own_cache(model, ids)) is not DynamicCache),
     (r"cross-attention", _crosses),
     (r"several shapes", _other_shapes),

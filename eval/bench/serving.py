@@ -23,7 +23,7 @@ from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.soak import MAX_ANONYMOUS_BYTES, SPEC, Usage, by_tenth, growth, own_run_dir, steady_memory
 from eval.experiment import Outcome, flat
-from host_driver.hf.shape import model_shape
+from host_driver.hf.shape import placement
 from residency.machine import CSD, DEVICE, DIRECT, HOST
 from residency.tiers import Tiers
 from serving.placement import BLOCK_TOKENS
@@ -207,7 +207,7 @@ def setting(load: Load, name: str, asked: Sequence[Asked], spec: DriveSpec = INS
     """A policy, and tiers that hold a share of what as many of the longest requests have as there are slots, and one of
     them at least."""
     with_drives = name in WITH_DRIVES
-    shape = model_shape(_model())
+    shape = placement(_model()).shape
     row_bytes = 2 * shape.kv_heads * shape.head_dim * (2 if with_drives else 4)
     longest = sorted(len(each.prompt) + each.new for each in asked)[-load.slots :]
     tokens = int(load.share * load.slots * sum(longest) / len(longest))

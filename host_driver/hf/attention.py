@@ -29,8 +29,8 @@ from host_driver.hf.shape import Unsupported
 from host_driver.hf.staging import stage, unstage
 
 ROUNDING = 1e-9  # of a scale in double precision, far below what q has
-_TERMS = ("softcap", "s_aux", "slopes")  # of logits, see `csd_spec.Attend`
-UNSERVED = (*_TERMS, "position_bias", "sliding_window")
+TERMS = ("softcap", "s_aux", "slopes")  # of logits, see `csd_spec.Attend`
+UNSERVED = (*TERMS, "position_bias", "sliding_window")
 
 
 def csd_attention(
@@ -50,7 +50,7 @@ def csd_attention(
     if layer is None:
         return attend_on_device(module, query, key, value, attention_mask, kwargs | {"scaling": scaling}), None
     check_asked(module, kwargs, ("position_bias", "sliding_window"))
-    asked = {name: kwargs.get(name) for name in _TERMS} | {"scaling": scaling}
+    asked = {name: kwargs.get(name) for name in TERMS} | {"scaling": scaling}
     return _attend(layer, module, query, key, value, attention_mask, asked), None
 
 
@@ -68,10 +68,10 @@ def check_asked(module: torch.nn.Module, kwargs: dict[str, Any], unserved: Seque
 def register() -> None:
     """Let transformers know this attention. Both tables: without the second a model's mask is silently None."""
     AttentionInterface.register(IMPLEMENTATION, csd_attention)
-    AttentionMaskInterface.register(IMPLEMENTATION, _mask)
+    AttentionMaskInterface.register(IMPLEMENTATION, mask_of)
 
 
-def _mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tensor | None:
+def mask_of(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tensor | None:
     """sdpa's mask, True where a query sees a token; None where that is no news, but for models that need it anyway."""
     adapter = ADAPTERS.get(getattr(config, "model_type", ""))
     if adapter and adapter.whole_mask:
@@ -116,7 +116,7 @@ def _attend(
         keys, values = _read_back(layer, key, value) if past else (key, value)
         if latent is not None:
             keys, values = latent.expand(keys)
-        _tell(layer, query, asked)
+        tell(cache.driver, layer.number, query, asked)
         out = attend_on_device(module, query, keys, values, mask, asked)
         _ship(layer, key, value, admitted)
     layer.length = past + new
@@ -125,18 +125,18 @@ def _attend(
     return out
 
 
-def _tell(layer: CsdLayer, query: torch.Tensor, asked: dict[str, Any]) -> None:
-    """Let the drives know a layer's terms, where it has any; query (B, q_heads, new, d)."""
-    if all(asked[name] is None for name in _TERMS):
+def tell(driver: Driver, number: int, query: torch.Tensor, asked: dict[str, Any]) -> None:
+    """Let drives know the terms of their layer of this number, where it has any; query (B, q_heads, new, d)."""
+    if all(asked[name] is None for name in TERMS):
         return
-    shape = layer.cache.driver.shape
+    shape = driver.shape
     scale = asked["scaling"] or query.shape[-1] ** -0.5
     terms = np.tile(np.array([scale, np.inf, -np.inf, 0], np.float32), (shape.kv_heads, shape.group, 1))
-    for column, name in enumerate(_TERMS, start=1):
+    for column, name in enumerate(TERMS, start=1):
         if asked[name] is not None:
             each = torch.as_tensor(asked[name], dtype=torch.float32).cpu().numpy()
             terms[:, :, column] = np.broadcast_to(each, shape.q_heads).reshape(shape.kv_heads, shape.group)
-    layer.cache.driver.terms[layer.number] = terms
+    driver.terms[number] = terms
 
 
 def _decode(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,19 +102,13 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
             self.cache.crop_layer(self.number, self.length)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        self._refuse("beam search moves sequences between rows, which drives do not do yet: use num_beams=1")
+        self.cache.refuse("beam search moves sequences between rows, which drives do not do yet: use num_beams=1")
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._refuse("drives do not copy sequences yet: repeat the prompt before the first forward")
+        self.cache.refuse("drives do not copy sequences yet: repeat the prompt before the first forward")
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._refuse("drives do not drop single sequences of a batch yet: start a new cache")
-
-    def _refuse(self, reason: str) -> NoReturn:
-        """Raise Unsupported. Windows in the layers before may have followed already: then the cache is of no use."""
-        cache = self.cache
-        cache.tear(len(cache.own_layers) < len(cache.layers))
-        raise Unsupported(reason)
+        self.cache.refuse("drives do not drop single sequences of a batch yet: start a new cache")
 
 
 class CsdCache(OwnCache):

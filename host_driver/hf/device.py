@@ -47,15 +47,20 @@ def attend_on_device(
 
 def _weights(logits: torch.Tensor, mask: torch.Tensor, first: int, asked: dict[str, Any]) -> torch.Tensor:
     """Softmax of logits (B, heads, rows, S) of queries from position `first` on, as the model asks for it."""
-    cap, sinks, slopes = asked.get("softcap"), asked.get("s_aux"), asked.get("slopes")
-    if cap is not None:
-        logits = cap * torch.tanh(logits / cap)
-    if slopes is not None:
-        at = torch.arange(logits.shape[3], device=logits.device)
-        behind = at[: logits.shape[2], None] + first - at
-        logits = logits - slopes.to(logits)[:, None, None] * behind
+    sinks, at = asked.get("s_aux"), torch.arange(logits.shape[3], device=logits.device)
+    logits = bend(logits, at[: logits.shape[2], None] + first - at, asked)
     logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)  # padding sees nothing, and that is no NaN
     if sinks is None:
         return logits.softmax(-1)
     beside = sinks.to(logits).reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)
     return torch.cat([logits, beside], dim=-1).softmax(-1)[..., :-1]
+
+
+def bend(logits: torch.Tensor, behind: torch.Tensor, asked: dict[str, Any]) -> torch.Tensor:
+    """Logits (..., heads, rows, S) with a model's cap and slopes; behind (rows, S): tokens from one to its query."""
+    cap, slopes = asked.get("softcap"), asked.get("slopes")
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    if slopes is not None:
+        logits = logits - slopes.to(logits)[:, None, None] * behind
+    return logits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache, StaticCache
+from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
 from host_driver.driver import Driver
@@ -20,7 +20,7 @@ from host_driver.hf.adapters import ADAPTERS, adapted
 from host_driver.hf.attention import csd_attention, register
 from host_driver.hf.cache import IMPLEMENTATION, CsdCache
 from host_driver.hf.latent import in_latent_space
-from host_driver.hf.own_cache import C, OwnCache, behind
+from host_driver.hf.own_cache import C, OwnCache, behind, own_layers
 from host_driver.hf.shape import Placement, Unsupported
 from host_driver.turnstile import TurnBroken
 
@@ -52,7 +52,7 @@ def in_drives(model: PreTrainedModel, driver: Driver, placed: Placement, mini_ba
     own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
     model._compiled_call_impl = None
     try:
-        with _asking(model):
+        with asking(model, IMPLEMENTATION, csd_attention):
             model.forward = csd_forward(model, driver, placed, mini_batches)
             yield
     finally:
@@ -63,14 +63,14 @@ def in_drives(model: PreTrainedModel, driver: Driver, placed: Placement, mini_ba
 
 
 @contextmanager
-def _asking(model: PreTrainedModel) -> Iterator[None]:
-    """A model that asks our attention until the block ends."""
+def asking(model: PreTrainedModel, implementation: str, interface: Callable[..., Any]) -> Iterator[None]:
+    """A model that asks an attention of ours until the block ends, by its name in AttentionInterface."""
     if model.config.get_text_config(decoder=True).model_type in ADAPTERS:
-        with adapted(model, IMPLEMENTATION, csd_attention):
+        with adapted(model, implementation, interface):
             yield
         return
     before = model.config._attn_implementation
-    model.set_attn_implementation(IMPLEMENTATION)
+    model.set_attn_implementation(implementation)
     try:
         with in_latent_space(model):
             yield
@@ -86,9 +86,7 @@ def csd_forward(model: PreTrainedModel, driver: Driver, placed: Placement, mini_
         mini_batches = 1  # the model itself keeps a row for each sequence between forwards
 
     def make(given: Cache | None) -> CsdCache:
-        layers: Sequence[Any] = placed.in_drives
-        if placed.mixed:
-            layers = (given if isinstance(given, StaticCache) else DynamicCache(config=config)).layers
+        layers = own_layers(model, given, len(placed.kinds), placed.in_drives)
         return CsdCache(driver, config, max_tokens, layers, placed.in_drives)
 
     def run(forward: Callable[..., Any], cache: CsdCache, given: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, StaticCache
 
 from host_driver.hf.shape import Unsupported
@@ -54,9 +55,11 @@ class OwnCache(Elsewhere, Cache):
     def end_forward(self) -> None:
         """The model's forward is over; raises where it left something out."""
 
-    def tear(self, torn: bool) -> None:
-        """Let the cache be used no more, where it is torn."""
-        self._torn |= torn
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise Unsupported for what layers of ours do not do. Those of the model's own, as windows, that stand before
+        may have done it already: then the cache is of no use."""
+        self._torn |= any(not hasattr(layer, "where") for layer in self.layers)
+        raise Unsupported(reason)
 
     def check_whole(self) -> None:
         """Raise Unsupported where a forward has failed."""
@@ -72,6 +75,16 @@ class OwnCache(Elsewhere, Cache):
         """Let a user's cache have these layers in place of its own: it is filled with this one."""
         if given is not self:
             given.layers, given.csd_cache = self.layers, self
+
+
+def own_layers(model: PreTrainedModel, given: Cache | None, layers: int, elsewhere: Sequence[int]) -> Sequence[Any]:
+    """The layers of the cache that a model would have, where some of `layers` stay with it. given: the user's cache.
+    elsewhere: numbers of those in whose place others will stand."""
+    if len(elsewhere) == layers:
+        return elsewhere
+    config = model.config.get_text_config(decoder=True)
+    layers_of: Sequence[Any] = (given if isinstance(given, StaticCache) else DynamicCache(config=config)).layers
+    return layers_of
 
 
 def behind(given: Any, owner: object, make: Callable[[Cache | None], C]) -> C:

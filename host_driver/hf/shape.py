@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -14,7 +15,8 @@ from host_driver.hf.adapters import ADAPTERS
 from host_driver.hf.latent import latent_modules
 
 FULL = "full_attention"
-WINDOWS = "sliding_attention", "chunked_attention"
+SLIDING = "sliding_attention"
+WINDOWS = SLIDING, "chunked_attention"
 STAYING = (*WINDOWS, "linear_attention", "conv", "dummy")  # kinds of layers that stay with the model's own cache
 
 
@@ -59,34 +61,21 @@ class Placement:
         return there / (there + here)
 
 
-def model_shape(model: PreTrainedModel) -> ModelShape:
-    """The attention shape of a decoder all of whose layers attend to everything; raises Unsupported, with the reason,
-    for any other."""
-    placed, name = placement(model), type(model).__name__
-    config = model.config.get_text_config(decoder=True)
-    if _bends(model, config):
-        raise Unsupported(f"{name} caps its attention logits, or has sinks beside them, which only drives do")
-    if config.model_type in ADAPTERS:
-        raise Unsupported(f"{name} does not let its attention be replaced (it does not call AttentionInterface)")
-    if other := sorted(set(placed.kinds) - {FULL}):
-        raise Unsupported(f"{name} has layers of kind {', '.join(other)}: only full attention is served")
-    return placed.shape
-
-
 def placement(model: PreTrainedModel) -> Placement:
     """Which layers of a decoder attend in drives, those that attend to everything, and their shape; raises Unsupported,
     with the reason, for what drives cannot serve."""
-    name = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
-        raise Unsupported(f"{name} is no model of transformers: give attach a PreTrainedModel")
-    config = model.config.get_text_config(decoder=True)
-    if reason := _reason(model, config):
+    config, name = _decoder(model), type(model).__name__
+    if reason := (
+        _beyond_itself(model, config)
+        or _attends_otherwise(model, config)
+        or _caches_otherwise(model)
+        or _lacks(config, "num_hidden_layers", "num_attention_heads")
+    ):
         raise Unsupported(f"{name} {reason}")
-    kinds, windows, shapes = _layers(config)
-    if other := sorted(set(kinds) - {FULL, *STAYING}):
-        raise Unsupported(f"{name} has layers of kind {', '.join(other)}: that is neither full attention nor a window")
-    if FULL not in kinds:
-        raise Unsupported(f"{name} has layers of kind {', '.join(sorted(set(kinds)))} alone: nothing is for drives")
+    kinds, windows = _kinds(config)
+    _check_kinds(name, kinds, "drives")
+    each = [config] * len(kinds) if _decoder_layers(config) else config.per_layer_config
+    shapes = [_heads(of_layer) for of_layer in each]
     if len({shape for shape, kind in zip(shapes, kinds, strict=True) if kind == FULL}) > 1:
         raise Unsupported(f"{name} has layers of several shapes: drives serve the same heads in every layer")
     q_heads, kv_heads, head_dim = shapes[kinds.index(FULL)]
@@ -108,13 +97,42 @@ def placement(model: PreTrainedModel) -> Placement:
     return Placement(shape, tuple(kinds), tuple(kept))
 
 
-def _layers(config: PreTrainedConfig) -> tuple[list[str], list[int], list[tuple[int, int, int]]]:
-    """Of each layer its kind, the tokens of its window, 0 without one, and its heads."""
-    if count := getattr(config, "decoder_layers", None):  # other numbers are the encoder's
-        return [FULL] * count, [0] * count, [_heads(config)] * count
+def kinds_in_tiers(model: PreTrainedModel) -> tuple[str, ...]:
+    """Of each layer of a decoder its kind: K and V of those that attend to everything may lie in tiers, and the model
+    attends by itself; raises Unsupported, with the reason, for what tiers cannot serve."""
+    config, name = _decoder(model), type(model).__name__
+    if reason := _beyond_itself(model, config) or _caches_otherwise(model) or _lacks(config, "num_hidden_layers"):
+        raise Unsupported(f"{name} {reason}")
+    kinds, _ = _kinds(config)
+    _check_kinds(name, kinds, "tiers")
+    return tuple(kinds)
+
+
+def _decoder(model: PreTrainedModel) -> PreTrainedConfig:
+    if not isinstance(model, PreTrainedModel):
+        raise Unsupported(f"{type(model).__name__} is no model of transformers: give attach a PreTrainedModel")
+    return model.config.get_text_config(decoder=True)
+
+
+def _check_kinds(name: str, kinds: Sequence[str], where: str) -> None:
+    if other := sorted(set(kinds) - {FULL, *STAYING}):
+        raise Unsupported(f"{name} has layers of kind {', '.join(other)}: that is neither full attention nor a window")
+    if FULL not in kinds:
+        raise Unsupported(f"{name} has layers of kind {', '.join(sorted(set(kinds)))} alone: nothing is for {where}")
+
+
+def _kinds(config: PreTrainedConfig) -> tuple[list[str], list[int]]:
+    """Of each layer its kind, and the tokens of its window, 0 without one."""
+    if count := _decoder_layers(config):
+        return [FULL] * count, [0] * count
     kinds, made_with = get_layer_types_and_kwargs(config)
     windows = [with_["sliding_window"] if kind in WINDOWS else 0 for kind, with_ in zip(kinds, made_with, strict=True)]
-    return kinds, windows, [_heads(each) for each in config.per_layer_config]
+    return kinds, windows
+
+
+def _decoder_layers(config: PreTrainedConfig) -> int:
+    """Of a decoder that began as one beside an encoder, whose numbers the others are; 0 for any other."""
+    return getattr(config, "decoder_layers", None) or 0
 
 
 def _heads(config: PreTrainedConfig) -> tuple[int, int, int]:
@@ -135,25 +153,43 @@ def _bends(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
     return sinks or getattr(config, "attn_logit_softcapping", None) is not None
 
 
-def _reason(model: PreTrainedModel, config: PreTrainedConfig) -> str:
-    """Why a model cannot be served, what its architecture does first; empty where it can."""
+def _beyond_itself(model: PreTrainedModel, config: PreTrainedConfig) -> str:
+    """To what else than its own tokens' K and V a model attends; empty where to nothing."""
     if model.config.is_encoder_decoder:
         return "is an encoder-decoder: only decoders are served"
     if getattr(config, "add_cross_attention", False) or getattr(config, "cross_attention_layers", None):
         return "has cross-attention, to what is not in its cache: only attention to its own tokens is served"
     if getattr(config, "num_kv_shared_layers", 0):
-        return "has layers that attend to other layers' K and V (num_kv_shared_layers), which drives do not do"
+        return "has layers that attend to other layers' K and V (num_kv_shared_layers), which is not served"
+    return ""
+
+
+def _attends_otherwise(model: PreTrainedModel, config: PreTrainedConfig) -> str:
+    """Why a model's attention cannot be replaced; empty where it can."""
     if adapter := ADAPTERS.get(config.model_type):
         return adapter.reason(config)
     if not model._can_set_attn_implementation():
         return "does not let its attention be replaced (it does not call AttentionInterface)"
     if not model._supports_sdpa and not _bends(model, config):
         return "cannot attend by sdpa, which attends to the prompt on the model's device"
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    return ""
+
+
+def _caches_otherwise(model: PreTrainedModel) -> str:
+    """Why a model's cache cannot be replaced; empty where it can."""
+    taken = inspect.signature(model.forward).parameters
+    if "past_key_values" not in taken:
+        if own := [name for name in ("cache_params", "state") if name in taken]:
+            return f"keeps {own[0]}, which is no K and V"
         return "takes no past_key_values: it generates without a cache"
     if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
         return "keeps its state in a cache of its own kind"
+    return ""
+
+
+def _lacks(config: PreTrainedConfig, *names: str) -> str:
+    """What is missing in a config; empty where nothing is."""
     layer = config.per_layer_config[0] if hasattr(config, "num_hidden_layers") else config
-    if lacking := [name for name in ("num_hidden_layers", "num_attention_heads") if not hasattr(layer, name)]:
+    if lacking := [name for name in names if not hasattr(layer, name)]:
         return f"has no {' and no '.join(lacking)} in its config: its attention's shape is not known"
     return ""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from host_driver.hf.forward import check_free, own_forward
-from host_driver.hf.own_cache import Elsewhere, OwnCache
-from host_driver.hf.shape import Unsupported
+from host_driver.hf.own_cache import Elsewhere, OwnCache, own_layers
+from host_driver.hf.shape import FULL, Unsupported
 from host_driver.tiers import Shape, TieredKv
 from residency.table import Extent
 
@@ -32,13 +32,14 @@ class InTiers(Elsewhere):
 
 
 class TieredLayer(InTiers, CacheLayerMixin):
-    """One layer of a `TieredCache`: knows how much is stored, holds none of it."""
+    """One layer of a `TieredCache`: knows how much is stored, holds none of it. index: of the model's layers; number:
+    of those in tiers."""
 
     is_croppable = True
 
-    def __init__(self, cache: TieredCache, index: int) -> None:
+    def __init__(self, cache: TieredCache, index: int, number: int) -> None:
         super().__init__()
-        self._cache, self.index = weakref.ref(cache), index
+        self._cache, self.index, self.number = weakref.ref(cache), index, number
         self.length = 0
         self._order: torch.Tensor | None = None  # of rows, not yet that of what is stored
 
@@ -49,9 +50,9 @@ class TieredLayer(InTiers, CacheLayerMixin):
         return cache
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        if key_states.shape != value_states.shape or key_states.dtype != value_states.dtype:
-            raise Unsupported(f"layer {self.index} caches keys and values of different shapes, which tiers do not do")
-        self.cache.open(key_states)
+        if key_states.shape[:3] != value_states.shape[:3] or key_states.dtype != value_states.dtype:
+            raise Unsupported(f"layer {self.index} caches keys and values of different heads, which tiers do not do")
+        self.cache.open(key_states, value_states)
         self.is_initialized = True
 
     def update(
@@ -62,18 +63,18 @@ class TieredLayer(InTiers, CacheLayerMixin):
         cache.check_in_forward()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        cache.check(key_states)
+        cache.check(key_states, value_states)
         new = key_states.shape[2]
-        cache.kv.reach(cache.request, self.index, new)
+        cache.kv.reach(cache.request, self.number, new)
         keys, values = self._stored("k", key_states), self._stored("v", value_states)
         self._order = None
         self.length += new
         return keys, values
 
     def _stored(self, part: str, states: torch.Tensor) -> torch.Tensor:
-        kv, extent = self.cache.kv, Extent(self.cache.request, self.index, part)
+        kv, extent = self.cache.kv, Extent(self.cache.request, self.number, part)
         end = self.length + states.shape[2]
-        rows = kv.device_rows(extent, end)
+        rows = kv.device_rows(extent, end)[..., : states.shape[3]]
         if self._order is not None:
             for at in range(0, self.length, REORDERED_TOKENS):
                 block = rows[at : min(at + REORDERED_TOKENS, self.length)]
@@ -109,7 +110,7 @@ class TieredLayer(InTiers, CacheLayerMixin):
         if tokens_to_remove and self.is_initialized:
             self.length = max(0, self.length + tokens_to_remove)
             for part in ("k", "v"):
-                self.cache.kv.crop(Extent(self.cache.request, self.index, part), self.length)
+                self.cache.kv.crop(Extent(self.cache.request, self.number, part), self.length)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Rows take another order when the layer is on the device the next time."""
@@ -118,40 +119,43 @@ class TieredLayer(InTiers, CacheLayerMixin):
             self._order = index if self._order is None else self._order.index_select(0, index)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        raise Unsupported("tiers do not copy sequences yet: repeat the prompt before the first forward")
+        self.cache.refuse("tiers do not copy sequences yet: repeat the prompt before the first forward")
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        raise Unsupported("tiers do not drop single sequences of a batch yet: start a new cache")
+        self.cache.refuse("tiers do not drop single sequences of a batch yet: start a new cache")
 
 
 class TieredCache(InTiers, OwnCache):
-    """A transformers cache whose K and V are in tiers. Dropping it frees them."""
+    """A transformers cache whose K and V are in tiers. Dropping it frees them.
 
-    def __init__(self, kv: TieredKv) -> None:
-        super().__init__([TieredLayer(self, index) for index in range(kv.layers)], kv)
+    layers: those of the model's own cache; ours stand in place of the ones in tiers, the others stay what they are.
+    """
+
+    def __init__(self, kv: TieredKv, layers: Sequence[Any], in_tiers: Sequence[int]) -> None:
+        ours = {index: TieredLayer(self, index, number) for number, index in enumerate(in_tiers)}
+        super().__init__([ours.get(index, layer) for index, layer in enumerate(layers)], kv)
         self.kv = kv
         self.request = -1
         self._states: tuple[Any, ...] = ()
         self._release: weakref.finalize[..., Any] | None = None
 
-    def open(self, states: torch.Tensor) -> None:
-        """Make room for a batch whose keys are like these, (B, H, new, d), once for all layers."""
+    def open(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Make room for a batch whose K and V are like these, (B, H, new, ...), once for all layers: of each as much as
+        the one with more channels takes."""
         if self._release is None:
-            batch, heads, _, channels = states.shape
-            self._states = batch, heads, channels, states.dtype
+            batch, heads, *channels, dtype = self._states = _like(keys, values)
             self.request = next(_numbers)
-            self.kv.open(self.request, Shape((batch, heads, channels), states.dtype))
+            self.kv.open(self.request, Shape((batch, heads, max(channels)), dtype))
             self._release = weakref.finalize(self, self.kv.free, self.request)
             self._release.atexit = False
 
-    def check(self, states: torch.Tensor) -> None:
-        """Raise Unsupported for keys (B, H, new, d) that are not like the first ones."""
-        batch, heads, _, channels = states.shape
-        if states.device != self.kv.device:
-            raise Unsupported(f"K and V are on {states.device}, tiers were made for {self.kv.device} alone")
-        if (batch, heads, channels, states.dtype) != self._states:
-            is_now = f"{batch} x {heads} x {channels} of {states.dtype}"
-            was = "{} x {} x {} of {}".format(*self._states)
+    def check(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Raise Unsupported for K and V, (B, H, new, ...), that are not like the first ones."""
+        if keys.device != self.kv.device:
+            raise Unsupported(f"K and V are on {keys.device}, tiers were made for {self.kv.device} alone")
+        given = _like(keys, values)
+        if given != self._states:
+            was, is_now = ("{} x {} x {} and {} of {}".format(*each) for each in (self._states, given))
             raise Unsupported(f"this cache holds K and V of {was} (sequences, heads, channels), and is given {is_now}")
 
     def close(self) -> None:
@@ -183,16 +187,27 @@ class TieredCache(InTiers, OwnCache):
 _numbers = itertools.count()
 
 
+def _like(keys: torch.Tensor, values: torch.Tensor) -> tuple[Any, ...]:
+    """Sequences, heads, channels of K and of V, and dtype."""
+    return (*keys.shape[:2], keys.shape[3], values.shape[3], keys.dtype)
+
+
 @contextmanager
-def in_tiers(model: PreTrainedModel, kv: TieredKv) -> Iterator[None]:
-    """Let a model's K and V lie in tiers until the block ends, then put the model back as it was."""
+def in_tiers(model: PreTrainedModel, kv: TieredKv, kinds: Sequence[str]) -> Iterator[None]:
+    """Let a model's K and V lie in tiers until the block ends, then put the model back as it was. kinds: of its layers:
+    what does not attend to everything stays with the model's own cache."""
     check_free(model)
     if kv.device.type == "meta":
         raise Unsupported("the model is on the meta device, where it has neither weights nor K and V")
+    numbers = [number for number, kind in enumerate(kinds) if kind == FULL]
+
+    def make(given: Cache | None) -> TieredCache:
+        return TieredCache(kv, own_layers(model, given, len(kinds), numbers), numbers)
+
     own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
     model._compiled_call_impl = None
     try:
-        forward: Any = own_forward(model, kv, lambda _: TieredCache(kv), _run)
+        forward: Any = own_forward(model, kv, make, _run)
         forward.is_in_tiers = True
         model.forward = forward
         yield
@@ -214,5 +229,5 @@ def _run(forward: Callable[..., Any], cache: TieredCache, given: dict[str, Any])
 def _cut(mask: Any, past: int) -> Any:
     """A mask made for a cache of fixed size, (B, 1, new, size), without what is not stored yet; any other as it is."""
     if isinstance(mask, dict):
-        return {kind: _cut(each, past) for kind, each in mask.items()}
+        return {kind: _cut(each, past) if kind == FULL else each for kind, each in mask.items()}
     return mask[..., : past + mask.shape[2]] if isinstance(mask, torch.Tensor) and mask.dim() == 4 else mask

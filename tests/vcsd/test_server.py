@@ -17,7 +17,10 @@ from csd_link.driveset import DriveSet
 from csd_spec import Attend, Completion, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from residency.tiers import Tiers
+from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, sharpen
+from tests.host_driver.hf.test_device import gemma2, gpt_oss
+from tests.host_driver.hf.test_layers import gemma3
 from vcsd.serving import POLICIES, WITH_DRIVES, Serving, serve
 
 TOKEN_BYTES = 3 * 2 * 2 * 16 * 4  # of the tiny model, in FP32
@@ -64,6 +67,22 @@ def alone(model, prompts) -> list[list[int]]:
         with serve(model, background=False) as server:
             found.append(ask(server, prompt, number).result())
     return found
+
+
+@pytest.mark.parametrize("make", [gpt_oss, gemma2, gemma3, MADE["bloom, 6 heads"]])
+@pytest.mark.parametrize("policy", ["ours", "in-two-places", "tierkv"])
+def test_tokens_of_models_with_caps_sinks_slopes_and_windows(prompts, make, policy) -> None:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        model = sharpen(make())
+        options = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        wanted = [model.generate(torch.tensor([each]), **options)[0, len(each) :].tolist() for each in prompts[:5]]
+    asked = setting(policy, tiers=Tiers(device=1 << 17, host=1 << 17), max_tokens=LONGEST)
+    with serve(model, asked, background=False) as server:
+        streams = [server.submit(prompt, 30) for prompt in prompts[:5]]
+        server.run()
+        assert not server.kv.windows and not server.kv.requests()
+    assert [stream.tokens for stream in streams] == wanted
 
 
 @pytest.mark.parametrize("policy", POLICIES)

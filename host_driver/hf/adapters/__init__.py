@@ -27,7 +27,8 @@ class Adapter:
     with the interface first, then as the method is.
 
     kv_heads: from a config that does not call them num_key_value_heads. reason: why a config cannot be served, empty
-    where it can. whole_mask: whether the model needs a mask also where none hides anything.
+    where it can. whole_mask: whether the model needs a mask also where none hides anything. by_distance: whether all
+    that it knows of positions is how far apart tokens are.
     """
 
     modules: str
@@ -36,14 +37,15 @@ class Adapter:
     kv_heads: Callable[[PreTrainedConfig], int] | None = None
     reason: Callable[[PreTrainedConfig], str] = lambda config: ""
     whole_mask: bool = False
+    by_distance: bool = False
 
 
 ADAPTERS: Mapping[str, Adapter] = {  # by model type
-    "bloom": Adapter("BloomAttention", "forward", bloom_forward),
+    "bloom": Adapter("BloomAttention", "forward", bloom_forward, by_distance=True),
     "codegen": Adapter("CodeGenAttention", "_attn", inner_attention),
     "falcon": Adapter("FalconAttention", "forward", falcon_forward, falcon_kv_heads, falcon_reason),
     "gptj": Adapter("GPTJAttention", "_attn", inner_attention),
-    "mpt": Adapter("MptAttention", "forward", mpt_forward, whole_mask=True),
+    "mpt": Adapter("MptAttention", "forward", mpt_forward, whole_mask=True, by_distance=True),
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import vcsd
 from eval.accuracy import families, family
 from eval.accuracy.families import experiment, sweep
 from eval.accuracy.family import Row, try_family
@@ -18,6 +19,7 @@ from eval.accuracy.refusals import confirmed
 from eval.accuracy.tiny import architectures, build
 from host_driver.hf import attention
 from host_driver.hf.tiers import TieredLayer
+from residency.tiers import Tiers
 
 MIXED = ("gemma2", "gpt_oss", "qwen3_next", "llama4_text", "gemma3_text")
 SERVED = (*MIXED, "llama", "gpt2", "opt", "bart", "roberta", "mixtral", "phi3", "gpt_bigcode", "qwen2_vl")
@@ -32,7 +34,7 @@ def test_right(name):
 
 
 @pytest.mark.parametrize("policy", ["dual-blade", "reactive"])
-@pytest.mark.parametrize("name", ["llama", "bart", "roc_bert", "gpt_bigcode", "deepseek_v3", "diffllama", "paligemma"])
+@pytest.mark.parametrize("name", ["llama", "bart", "deepseek_v3", "diffllama", "paligemma", "gpt_oss", "cpmant"])
 def test_right_in_tiers_to_the_bit(name, policy):
     row = try_family(name, policy)
     assert (row.outcome, row.reason) == ("right", "")
@@ -54,7 +56,7 @@ def test_a_bit_that_is_lost_in_tiers_is_seen(monkeypatch):
 
 
 def test_what_goes_round_the_tiers_is_seen(monkeypatch):
-    monkeypatch.setattr("eval.accuracy.family.DEVICE_LAYERS", 1000)
+    monkeypatch.setattr(vcsd, "Tiers", lambda device, host, cache, max_tokens: Tiers(max_tokens=max_tokens))
     row = try_family("llama", "reactive")
     assert row.outcome == "wrong" and "forwards were in tiers" in row.reason
 
@@ -80,11 +82,11 @@ def test_refused_for_what_the_model_has(name, reason):
 @pytest.mark.parametrize(
     "reason",
     [
-        "LlamaForCausalLM has layers of kind sliding_attention: only full attention is served",
+        "LlamaForCausalLM has layers of kind sliding_attention alone: nothing is for drives",
+        "LlamaForCausalLM keeps cache_params, which is no K and V",
         "LlamaForCausalLM does not let its attention be replaced (it does not call AttentionInterface)",
         "LlamaForCausalLM cannot attend by sdpa, which attends to the prompt on the model's device",
         "LlamaForCausalLM is an encoder-decoder: only decoders are served",
-        "LlamaForCausalLM caps its attention logits (attn_logit_softcapping), which drives do not do",
         "LlamaForCausalLM has cross-attention, to what is not in its cache",
         "LlamaForCausalLM has layers of several shapes (per_layer_config)",
         "LlamaForCausalLM takes no past_key_values: it generates without a cache",

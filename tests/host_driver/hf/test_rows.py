@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,12 +15,18 @@ from csd_firmware import InProcessDevice
 from csd_spec import Attention
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
+from host_driver.hf import rows
+from host_driver.hf.device import attend_on_device
 from host_driver.hf.rows import RowModel, in_rows
-from host_driver.hf.shape import Unsupported, model_shape
+from host_driver.hf.shape import Unsupported, placement
 from host_driver.rows import RowKv
 from residency import CSD, DEVICE, DIRECT, HOST, Refused
 from residency.tiers import Tiers
+from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
+from tests.host_driver.hf.test_device import gemma2, gpt_oss
+from tests.host_driver.hf.test_latent import deepseek_v3
+from tests.host_driver.hf.test_layers import gemma3, qwen3_next
 
 NEW, LONGEST = 10, 80
 HOMES = ((DEVICE,), (HOST,), (CSD,), (DIRECT,), (DEVICE, CSD))
@@ -34,7 +41,7 @@ def inference():
 
 def drives(model, count: int = 2) -> Driver:
     devices = [InProcessDevice(INSTCSD_ZYNQ7045_8CH) for _ in range(count)]
-    return Driver(devices, model_shape(model), Attention.named("dense"))
+    return Driver(devices, placement(model).shape, Attention.named("dense"))
 
 
 def prompts(count: int = 5) -> dict[str, list[int]]:
@@ -70,7 +77,7 @@ def served(model, kv: RowKv, given: dict[str, list[int]], homes, chunk: int = 0)
 def test_rows_of_a_layer_lie_in_different_places(tmp_path, make, chunk) -> None:
     model, given = sharpen(make()), prompts()
     wanted = {request: alone(model, prompt) for request, prompt in given.items()}
-    kv = RowKv(Tiers(files=tmp_path), model_shape(model), next(model.parameters()), LONGEST, drives(model))
+    kv = RowKv(Tiers(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
     assert served(model, kv, given, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk) == wanted
     assert kv.real.moved["device>csd"] and kv.real.moved["device>direct"] and kv.real.moved["device>host"]
     assert model.config._attn_implementation == "sdpa"
@@ -79,9 +86,72 @@ def test_rows_of_a_layer_lie_in_different_places(tmp_path, make, chunk) -> None:
     assert {request: alone(model, prompt) for request, prompt in given.items()} == wanted  # the model is as it was
 
 
+TERMS = {"gpt_oss": gpt_oss, "gemma2": gemma2, "gemma3": gemma3, "bloom": MADE["bloom, 6 heads"]}
+TERMS |= {"mpt": MADE["mpt, 6 heads"], "falcon": MADE["falcon, 2 of 6"], "gptj": MADE["gptj"]}
+
+
+@pytest.mark.parametrize("name", TERMS)
+@pytest.mark.parametrize("chunk", [0, 7])
+def test_caps_sinks_slopes_and_windows_wherever_a_row_lies(tmp_path, name, chunk) -> None:
+    """Homes go round by layer, so that each of the two in tiers is everywhere, and in two places at once."""
+    model, given = sharpen(TERMS[name]()), prompts()
+    wanted = {request: alone(model, prompt) for request, prompt in given.items()}
+    kv = RowKv(Tiers(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
+    assert served(model, kv, given, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk) == wanted
+    windows = getattr(model.config, "layer_types", []).count("sliding_attention")
+    assert len(kv.windows) == len(given) * windows
+    for request in given:
+        kv.free(request)
+    assert not kv.windows
+    kv.close()
+    assert {request: alone(model, prompt) for request, prompt in given.items()} == wanted  # the model is as it was
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "bloom"])
+def test_a_row_in_two_places_is_one_attention(name, monkeypatch) -> None:
+    """Of tokens on the device and others in drives: in double precision, a sink counted once, distances over both."""
+    kept, seen = [], []
+    merge = rows.merge
+
+    def noted(outputs, weights):
+        kept.append(merge(outputs, weights)[0])
+        return merge(outputs, weights)
+
+    monkeypatch.setattr(rows, "merge", noted)
+    whole = rows._in_places
+
+    def compared(layer, module, query, new, asked):
+        out = whole(layer, module, query, new, asked)
+        if query.shape[2] == 1:
+            kv = layer.cache.kv
+            stored = [kv.stored(e) for e in kv.blocks("r0", layer.number)[:-1]]
+            k, v = kv.drives.driver.read(kv.drives.batches["r0", 1], slice(None), layer.number)
+            every = torch.cat([*stored, torch.from_numpy(np.stack([k, v], axis=1))]).double()
+            keys, values = every.permute(1, 2, 0, 3)[:, None]
+            exact = attend_on_device(module, query.half().double(), keys, values, None, asked | {"is_causal": True})
+            seen.append(float((out.transpose(1, 2) - exact).abs().max() / exact.abs().max()))
+        return out
+
+    monkeypatch.setattr(rows, "_in_places", compared)
+    model = sharpen(TERMS[name]())
+    kv = RowKv(Tiers(), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
+    served(model, kv, prompts(1), lambda request, layer: (DEVICE, CSD))
+    assert len(kept) == len(seen) == kv.shape.layers * (NEW - 1)
+    assert max(seen) < 2e-3
+    kv.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"), [(qwen3_next, "linear_attention"), (deepseek_v3, "expands what it caches")]
+)
+def test_what_rows_do_not_keep_is_refused(make, reason) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        RowModel(make(), None)  # type: ignore[arg-type]
+
+
 def test_without_drives_the_models_own_dtype_and_a_small_device(tmp_path) -> None:
     model, given = sharpen(llama()), prompts()
-    shape, like = model_shape(model), next(model.parameters())
+    shape, like = placement(model).shape, next(model.parameters())
     one = RowKv(Tiers(), shape, like, LONGEST).row_bytes * LONGEST  # of a layer
     kv = RowKv(Tiers(device=2 * one, host=3 * one, files=tmp_path), shape, like, LONGEST)
     assert kv.dtype == like.dtype
@@ -94,7 +164,7 @@ def test_without_drives_the_models_own_dtype_and_a_small_device(tmp_path) -> Non
 def test_homes_change_while_requests_are_served(tmp_path) -> None:
     model, given, draw = sharpen(llama()), prompts(), random.Random(3)
     homes: dict[tuple[str, int], tuple[str, ...]] = {}
-    kv = RowKv(Tiers(files=tmp_path), model_shape(model), next(model.parameters()), LONGEST, drives(model))
+    kv = RowKv(Tiers(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
     turn = kv.turn
 
     def changed(new, wanted):  # type: ignore[no-untyped-def]
@@ -110,7 +180,9 @@ def test_homes_change_while_requests_are_served(tmp_path) -> None:
 def test_a_forward_that_fails_harms_nobody_else() -> None:
     model = sharpen(llama())
     like = next(model.parameters())
-    kv = RowKv(Tiers(device=40 * RowKv(Tiers(), model_shape(model), like, 1).row_bytes), model_shape(model), like, 64)
+    kv = RowKv(
+        Tiers(device=40 * RowKv(Tiers(), placement(model).shape, like, 1).row_bytes), placement(model).shape, like, 64
+    )
     rows, prompt = RowModel(model, kv), prompts(1)["r0"]
     with in_rows(model):
         first = rows.forward({"a": prompt}, lambda request, layer: (HOST,))

@@ -16,7 +16,7 @@ from transformers import (
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 import vcsd
-from host_driver.hf.shape import model_shape
+from host_driver.hf.shape import placement
 from vcsd import Unsupported
 
 SMALL = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -42,7 +42,7 @@ def mllama():
 
 def test_the_shape_is_the_decoders_own():
     model = bart().eval()
-    shape = model_shape(model)
+    shape = placement(model).shape
     assert (shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim) == (3, 2, 2, 32)
     with torch.inference_mode(), vcsd.attach(model):
         model(torch.arange(3, 40)[None])

@@ -22,7 +22,11 @@ from transformers import DynamicCache, StaticCache
 import vcsd
 from host_driver.tiers import DeviceFrame
 from residency import Turn
+from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
+from tests.host_driver.hf.test_device import gemma2, gpt_oss
+from tests.host_driver.hf.test_latent import deepseek_v3
+from tests.host_driver.hf.test_layers import gemma3, qwen3_next
 from vcsd import Tiers, Unsupported
 
 POLICIES = ("reactive", "flexgen", "dual-blade", "split", "auto", "tutti")
@@ -113,6 +117,53 @@ def test_crop_turns_and_assisted_generation(tmp_path, policy) -> None:
     assert torch.equal(model(input_ids=ids[:, :1], past_key_values=cache).logits, one)
 
 
+@pytest.mark.parametrize("make", [gpt_oss, gemma2, gemma3, qwen3_next, MADE["bloom, 6 heads"], MADE["falcon, 2 of 6"]])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_model_attends_itself_whatever_it_does_with_logits(tmp_path, make, beams) -> None:
+    """Caps, sinks, slopes; windows and linear layers stay with the model, however far it is beyond a window."""
+    model, inputs = sharpen(make()), prompt(2)
+    tokens, logits = generate(model, inputs, 40, num_beams=beams)
+    tiers = Tiers(page_cache=1 << 16, files=tmp_path, max_tokens=80)
+    with vcsd.attach(model, residency="dual-blade", tiers=tiers) as run:
+        found, theirs = generate(model, inputs, 40, num_beams=beams)
+        report = run.report()
+    assert torch.equal(found, tokens) and torch.equal(theirs, logits)
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * 2
+    assert report.layers == {kind: [n for n, each in enumerate(kinds) if each == kind] for kind in kinds}
+    assert (" of 2 of 4 layers in tiers" in str(report)) == (report.layers.keys() >= {"sliding_attention"})
+    assert report.turns == 40 and any(path["bytes"] for path in report.paths)
+
+
+@pytest.mark.parametrize("make", [gemma2, gemma3])
+def test_windows_of_a_cache_of_fixed_size(tmp_path, make) -> None:
+    model, inputs = sharpen(make()), prompt(2)
+    tokens, logits = generate(model, inputs, 20, cache_implementation="static")
+    with vcsd.attach(model, residency="split", tiers=Tiers(files=tmp_path, max_tokens=80)):
+        found, theirs = generate(model, inputs, 20, cache_implementation="static")
+    assert torch.equal(found, tokens) and (theirs - logits).abs().max() < 1e-4  # ours has no empty places behind
+
+
+def test_k_and_v_may_have_other_channels(tmp_path) -> None:
+    """What latent attention caches: 512 channels and 64. Each has room for the more."""
+    model, inputs = sharpen(deepseek_v3()), prompt(2)
+    tokens, logits = generate(model, inputs)
+    with vcsd.attach(model, residency="reactive", tiers=Tiers(1 << 21, 0, files=tmp_path, max_tokens=52)) as run:
+        found, theirs = generate(model, inputs)
+        peak = run.report().places[0]["peak_bytes"]
+    assert torch.equal(found, tokens) and torch.equal(theirs, logits)
+    assert peak >= 2 * 2 * 51 * 512 * 4
+
+
+def test_rows_that_only_windows_have_moved_are_of_no_use(tmp_path) -> None:
+    model = sharpen(gemma3())
+    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path)):
+        cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).past_key_values
+        with pytest.raises(Unsupported, match="do not drop single sequences"):
+            cache.batch_select_indices(torch.tensor([1]))
+        with pytest.raises(Unsupported, match="start a new one"):
+            model(torch.tensor([[5], [6]]), past_key_values=cache)
+
+
 def test_several_caches_share_the_tiers_and_give_back_what_they_had(tmp_path) -> None:
     model, ids = sharpen(llama()), prompt(1)["input_ids"]
     alone = [model(input_ids=part, past_key_values=DynamicCache()).logits for part in (ids, ids[:, :9])]
@@ -139,7 +190,9 @@ def test_what_cannot_be_done_says_why(tmp_path) -> None:
             cache.batch_repeat_interleave(2)
         with pytest.raises(Unsupported, match="tiers do not drop single sequences"):
             cache.batch_select_indices(torch.tensor([0]))
-        with pytest.raises(Unsupported, match=r"holds K and V of 2 x 2 x 16 of torch.float32 .* and is given 1 x 2"):
+        with pytest.raises(
+            Unsupported, match=r"holds K and V of 2 x 2 x 16 and 16 of torch.float32 .* and is given 1 x 2"
+        ):
             model(input_ids=ids[:1, :1], past_key_values=cache)
         with pytest.raises(Unsupported, match="has failed half way"):
             model(input_ids=ids[:, :1], past_key_values=cache)
