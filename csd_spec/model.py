@@ -17,7 +17,8 @@ OPAQUE, BF16, LATENT, FP8 = 2, 3, 5, 6  # numbers of layouts
 class ModelShape:
     """What a drive needs to know of a decoder: layers, heads, head size.
 
-    latent: whether V is a part of K, so that K alone is stored.
+    latent: whether V is a part of K, so that K alone is stored. v_head_dim: channels of V, where they are fewer than
+    K's: drives store zeros for the others.
     """
 
     name: str
@@ -26,8 +27,11 @@ class ModelShape:
     kv_heads: Count
     head_dim: Count
     latent: bool = False
+    v_head_dim: Count | None = None
 
     def __post_init__(self) -> None:
+        if self.v_head_dim and self.v_head_dim > self.head_dim:
+            raise ValueError(f"v_head_dim = {self.v_head_dim}: V has at most the {self.head_dim} channels of K")
         if self.q_heads % self.kv_heads:
             raise ValueError(f"q_heads = {self.q_heads}: must be a multiple of kv_heads = {self.kv_heads}")
 
@@ -38,8 +42,9 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """K and V of one token over all layers and heads, FP16."""
-        return (2 - self.latent) * self.layers * self.kv_heads * self.head_dim * FP16_BYTES
+        """K and V of one token over all layers and heads, FP16, as a model has them."""
+        of_v = 0 if self.latent else self.v_head_dim or self.head_dim
+        return self.layers * self.kv_heads * (self.head_dim + of_v) * FP16_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,9 @@ def shrink(config: PreTrainedConfig, sees: bool = False) -> PreTrainedConfig:
             changed[name] = TABLE[name]
         elif isinstance(value, dict) and ("mrope_section" in value or (sees and "rope_type" in value)):
             changed[name] = value | {"mrope_section": _sections(int(8 * value.get("partial_rotary_factor", 1)))}
+    of_v = config.__dict__.get("v_head_dim")
+    if of_v and "kv_lora_rank" not in config.__dict__ and of_v < config.__dict__.get("head_dim", 0):
+        changed["v_head_dim"] = TABLE["v_head_dim"] // 2  # as before it has fewer channels than K
     heads = next((config.__dict__[name] for name in HEADS if name in config.__dict__), None)
     for name in ("num_key_value_heads", "num_kv_heads", "n_head_kv"):
         if kept := config.__dict__.get(name):

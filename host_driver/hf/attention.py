@@ -51,7 +51,8 @@ def csd_attention(
         return attend_on_device(module, query, key, value, attention_mask, kwargs | {"scaling": scaling}), None
     check_asked(module, kwargs, ("position_bias", "sliding_window"))
     asked = {name: kwargs.get(name) for name in TERMS} | {"scaling": scaling}
-    return _attend(layer, module, query, key, value, attention_mask, asked), None
+    out = _attend(layer, module, query, key, value, attention_mask, asked)
+    return out[..., : layer.cache.driver.shape.v_head_dim], None  # what V was filled up with is cut off
 
 
 def check_asked(module: torch.nn.Module, kwargs: dict[str, Any], unserved: Sequence[str] = UNSERVED) -> None:

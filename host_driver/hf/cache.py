@@ -48,11 +48,12 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
             self.cache.open(key_states.shape[0])
             self.is_initialized = True
             return
-        for name, states in (("key", key_states), ("value", value_states)):
-            if states.shape[1] != shape.kv_heads or states.shape[3] != shape.head_dim:
+        of_v = shape.v_head_dim or shape.head_dim
+        for name, states, channels in (("key", key_states, shape.head_dim), ("value", value_states, of_v)):
+            if states.shape[1] != shape.kv_heads or states.shape[3] != channels:
                 raise Unsupported(
                     f"layer {self.index} caches {name}s of {states.shape[1]} heads x {states.shape[3]} channels; "
-                    f"drives serve {shape.kv_heads} x {shape.head_dim}, the same for K and V in every layer"
+                    f"drives serve {shape.kv_heads} x {channels}, the same in every layer"
                 )
         self.cache.open(key_states.shape[0])
         self.is_initialized = True
@@ -66,6 +67,9 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         keys = key_states.view(key_states.shape)  # an object of its own, so that nobody else's tensor is marked
         keys.csd_layer = cache.pending = self  # type: ignore[attr-defined]  # a mark of ours, read back by attention
+        shape = cache.driver.shape
+        if shape.v_head_dim:
+            value_states = torch.nn.functional.pad(value_states, (0, shape.head_dim - shape.v_head_dim))
         return keys, value_states
 
     def latent_space(self, module: torch.nn.Module, rows: torch.Tensor) -> Latent:

@@ -99,6 +99,8 @@ class RowModel:
         placed = placement(model)
         if other := sorted(set(placed.kinds) - {FULL, SLIDING}):
             raise Unsupported(f"{name} has layers of kind {', '.join(other)}: rows have full attention and windows")
+        if placed.shape.v_head_dim:
+            raise Unsupported(f"{name} has V of other channels than K, which move as one in rows")
         windows = iter(placed.windows)
         self._windows = [0 if kind == FULL else next(windows).tokens for kind in placed.kinds]
 

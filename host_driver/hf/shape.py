@@ -78,20 +78,21 @@ def placement(model: PreTrainedModel) -> Placement:
     shapes = [_heads(of_layer) for of_layer in each]
     if len({shape for shape, kind in zip(shapes, kinds, strict=True) if kind == FULL}) > 1:
         raise Unsupported(f"{name} has layers of several shapes: drives serve the same heads in every layer")
-    q_heads, kv_heads, head_dim = shapes[kinds.index(FULL)]
+    q_heads, kv_heads, head_dim, of_v = shapes[kinds.index(FULL)]
     shape = ModelShape(
         name=getattr(config, "name_or_path", "") or name,
         layers=kinds.count(FULL),
         q_heads=q_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
+        v_head_dim=of_v if of_v < head_dim else None,
     )
     if latent := latent_modules(model):
         d = latent[0].kv_lora_rank + latent[0].qk_rope_head_dim
-        shape = replace(shape, kv_heads=1, head_dim=d, latent=True)
+        shape = replace(shape, kv_heads=1, head_dim=d, latent=True, v_head_dim=None)
     kept = (
-        Window(window, 2 * heads * channels * FP16_BYTES)
-        for window, (_, heads, channels) in zip(windows, shapes, strict=True)
+        Window(window, heads * (channels + of_v) * FP16_BYTES)
+        for window, (_, heads, channels, of_v) in zip(windows, shapes, strict=True)
         if window
     )
     return Placement(shape, tuple(kinds), tuple(kept))
@@ -135,16 +136,17 @@ def _decoder_layers(config: PreTrainedConfig) -> int:
     return getattr(config, "decoder_layers", None) or 0
 
 
-def _heads(config: PreTrainedConfig) -> tuple[int, int, int]:
-    """Query heads, KV heads and their channels. The decoder's own names first: of models that began as encoder and
-    decoder, others are the encoder's."""
+def _heads(config: PreTrainedConfig) -> tuple[int, int, int, int]:
+    """Query heads, KV heads, and their channels of K and of V. The decoder's own names first: of models that began as
+    encoder and decoder, others are the encoder's."""
     q_heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
     adapter = ADAPTERS.get(config.model_type)
     if adapter and adapter.kv_heads:
         kv_heads = adapter.kv_heads(config)
     else:
         kv_heads = getattr(config, "num_key_value_heads", None) or q_heads
-    return q_heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // q_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // q_heads
+    return q_heads, kv_heads, head_dim, getattr(config, "v_head_dim", None) or head_dim
 
 
 def _bends(model: PreTrainedModel, config: PreTrainedConfig) -> bool:

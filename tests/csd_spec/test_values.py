@@ -90,9 +90,11 @@ def test_fixed_budget_shrinks_to_short_sequences_and_refuses_wide_r():
         budget.at(10, 4)
 
 
-def test_query_groups_must_be_whole():
+def test_heads_and_channels_go_together():
     with pytest.raises(ValueError, match="multiple"):
         ModelShape(name="x", layers=1, q_heads=6, kv_heads=4, head_dim=64)
+    with pytest.raises(ValueError, match="at most the 64 channels of K"):
+        ModelShape(name="x", layers=1, q_heads=4, kv_heads=4, head_dim=64, v_head_dim=65)
 
 
 def test_staged_bytes_cross_twice():

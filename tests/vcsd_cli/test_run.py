@@ -14,7 +14,7 @@ def test_run_json_has_every_key(capsys, monkeypatch):
     )
     result = json.loads(out)
     assert code == 0
-    shape = {"layers": 4, "q_heads": 8, "kv_heads": 4, "head_dim": 64, "latent": False}
+    shape = {"layers": 4, "q_heads": 8, "kv_heads": 4, "head_dim": 64, "latent": False, "v_head_dim": None}
     assert result["model"] == {"name": "checkpoint"} | shape
     assert result["layers"]["in_drives"] == [0, 1, 2, 3]
     assert (result["attention"], result["convention"]) == ("sparf", "paper")

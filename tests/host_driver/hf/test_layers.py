@@ -6,6 +6,8 @@ from transformers import (
     DynamicCache,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    MiMoV2FlashConfig,
+    MiMoV2FlashForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3NextConfig,
@@ -39,6 +41,15 @@ def qwen3_next():
     return Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES, **states, **sizes))
 
 
+def mimo():
+    """V of 8 channels, K of 16; windows have sinks and twice as many KV heads."""
+    experts = {"n_routed_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "v_head_dim": 8}
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    return MiMoV2FlashForCausalLM(
+        MiMoV2FlashConfig(**SIZES, **experts, num_hidden_layers=3, sliding_window=WINDOW, layer_types=kinds)
+    )
+
+
 @pytest.fixture(autouse=True)
 def inference():
     torch.manual_seed(0)
@@ -69,7 +80,7 @@ def talk(model, cache=None):
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("make", [qwen3, gemma3, qwen3_next])
+@pytest.mark.parametrize("make", [qwen3, gemma3, qwen3_next, mimo])
 @pytest.mark.parametrize("drives", [1, 2])
 def test_layers_in_different_places_equal_the_models_own(make, drives):
     model = made(make)
@@ -88,6 +99,18 @@ def test_a_cache_of_fixed_size_keeps_its_windows(make):
     expected = talk(model)
     with vcsd.attach(model, attention="dense"):
         assert (talk(model, StaticCache(config=model.config, max_cache_len=200)) - expected).abs().max() < FP16_ERROR
+
+
+def test_v_of_fewer_channels_is_filled_up_and_costs_as_much_as_k():
+    """With a selection as well; what is compared with is what the model has."""
+    model = made(mimo)
+    expected = talk(model)
+    with vcsd.attach(model, attention="sparf", compression=1) as csd:
+        assert (talk(model) - expected).abs().max() < FP16_ERROR
+        report = csd.report()
+    assert (csd.driver.shape.head_dim, csd.driver.shape.v_head_dim) == (16, 8)
+    assert report.token_bytes["k"] == report.token_bytes["v"] == 2 * 16 * 2
+    assert csd.driver.shape.kv_bytes_per_token == 2 * 2 * (16 + 8) * 2
 
 
 def test_the_share_in_drives_grows_with_the_context():

@@ -26,7 +26,7 @@ from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
 from tests.host_driver.hf.test_latent import deepseek_v3
-from tests.host_driver.hf.test_layers import gemma3, qwen3_next
+from tests.host_driver.hf.test_layers import gemma3, mimo, qwen3_next
 
 NEW, LONGEST = 10, 80
 HOMES = ((DEVICE,), (HOST,), (CSD,), (DIRECT,), (DEVICE, CSD))
@@ -142,7 +142,8 @@ def test_a_row_in_two_places_is_one_attention(name, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"), [(qwen3_next, "linear_attention"), (deepseek_v3, "expands what it caches")]
+    ("make", "reason"),
+    [(qwen3_next, "linear_attention"), (deepseek_v3, "expands what it caches"), (mimo, "V of other channels than K")],
 )
 def test_what_rows_do_not_keep_is_refused(make, reason) -> None:
     with pytest.raises(Unsupported, match=reason):
