@@ -15,6 +15,8 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from attention_engine._rows import ADDRESS, BF16_ROWS
+
 QUERIES = 4  # of a pass
 LARGEST = 253  # of what four planes may add, in units: rounding each adds 2 at most, and 255 is a byte
 ROW_BYTES = 16 * QUERIES  # of the tables of one row
@@ -62,17 +64,21 @@ def _call(builder: Any, name: str, *arguments: Any) -> Any:
 def fill_entries(typing_context: Any, entries: Any, page: Any, powers: Any, m: Any, rows: Any) -> Any:
     """Write what each plane of a score page adds to the logits of four queries, FP32; 0 behind the last plane.
 
-    page: address of one of m channels and `rows` rows. powers: address of m times 32 FP32, the queries times 2^0 to
-    2^7. Four or eight planes of a channel are written, those that it does not have again by the next one: its width
-    decides where that begins. entries: address of 4 x rows + 8 planes.
+    page: address of one of m channels and `rows` rows, which says what scales are of (`_rows`). powers: address of m
+    times 32 FP32, the queries times 2^0 to 2^7. Four or eight planes of a channel are written, those that it does not
+    have again by the next one: its width decides where that begins. entries: address of 4 x rows + 8 planes.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        entries, page, powers, m, rows = arguments
+        entries, place_of_page, powers, m, rows = arguments
         place = cgutils.alloca_once_value(builder, entries)
+        brains = builder.icmp_unsigned(">=", place_of_page, _WORD(BF16_ROWS))
+        page = builder.and_(place_of_page, _WORD(ADDRESS))
         with cgutils.for_range_slice(builder, _WORD(0), m, _WORD(1), _WORD) as (channel, _):
-            scale = _load(builder, builder.add(page, builder.shl(channel, _WORD(1))), ir.HalfType())
-            scale = _spread(builder, builder.fpext(scale, _FLOAT), 16)
+            bits = _load(builder, builder.add(page, builder.shl(channel, _WORD(1))), _SHORT)
+            brain = builder.bitcast(builder.shl(builder.zext(bits, _INDEX), _INDEX(16)), _FLOAT)
+            half = builder.fpext(builder.bitcast(bits, ir.HalfType()), _FLOAT)
+            scale = _spread(builder, builder.select(brains, brain, half), 16)
             power, at = builder.add(powers, builder.shl(channel, _WORD(7))), builder.load(place)
             width = _load(builder, builder.add(page, builder.add(builder.shl(m, _WORD(2)), channel)), _BYTE)
             _store(builder, builder.fmul(_load(builder, power, _ROW), scale), at)

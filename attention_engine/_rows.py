@@ -11,16 +11,19 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from csd_io.compiled import njit
+
 WIDTH = 16  # values of a vector register
 MOST = 4  # vectors of sums that stay in registers for a query
 BF16_ROWS = 1 << 63  # in an address: its rows are of BF16 instead
 FP8_ROWS = 3 << 62  # or of `csd_spec.float8`
-_ADDRESS = (1 << 62) - 1
+ADDRESS = (1 << 62) - 1
 _LINE = 64  # bytes that a cache loads at once
 _WORD, _FLOAT, _HALF = ir.IntType(64), ir.FloatType(), ir.HalfType()
 _FLOATS, _HALVES = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(_HALF, WIDTH)
@@ -116,7 +119,7 @@ def _over_rows(builder: Any, count: Any, rows: list[Any], step: Callable[[Any, A
     """`_over_row` with the values of rows at addresses, which all are of what the first one is."""
 
     def over(values: Callable[..., Any]) -> None:
-        places = rows if values is _values else [builder.and_(row, _WORD(_ADDRESS)) for row in rows]
+        places = rows if values is _values else [builder.and_(row, _WORD(ADDRESS)) for row in rows]
         _over_row(
             builder, count, lambda index, kind: step(index, kind, [values(builder, row, index, kind) for row in places])
         )
@@ -128,6 +131,12 @@ def _unpack(builder: Any, values: Any, kind: Any) -> list[Any]:
     return [builder.extract_value(values, j) for j in range(kind.count)]
 
 
+@njit(inline="always")
+def bare(row):  # type: ignore[no-untyped-def]
+    """An address without what it says of rows."""
+    return row & np.uint64(ADDRESS)
+
+
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def ask(typing_context: Any, addresses: Any, nbytes: Any) -> Any:
     """Begin to load bytes that are needed soon, at each of a tuple of addresses."""
@@ -135,7 +144,7 @@ def ask(typing_context: Any, addresses: Any, nbytes: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         for address in _unpack(builder, arguments[0], signature.args[0]):
             with cgutils.for_range_slice(builder, _WORD(0), arguments[1], _WORD(_LINE), _WORD) as (offset, _):
-                _ask(builder, builder.add(builder.and_(address, _WORD(_ADDRESS)), offset))
+                _ask(builder, builder.add(builder.and_(address, _WORD(ADDRESS)), offset))
         return context.get_dummy_value()
 
     return types.void(addresses, types.int64), generate
@@ -261,7 +270,7 @@ def add_many(typing_context: Any, sums: Any, weights: Any, rows: Any, tokens: An
                 builder.store(_load(builder, own, place, kind, 4), total)
             with cgutils.for_range_slice(builder, _WORD(0), tokens, _WORD(1), _WORD) as (token, _):
                 row = _load(builder, rows, token, _WORD, 8)
-                row = row if values is _values else builder.and_(row, _WORD(_ADDRESS))
+                row = row if values is _values else builder.and_(row, _WORD(ADDRESS))
                 loaded = [values(builder, row, place, kind) for place in at]
                 for weight, mine in zip(weights, totals, strict=True):
                     factor = _load(builder, weight, token, _FLOAT, 4)
@@ -294,7 +303,7 @@ def add_value(typing_context: Any, sums: Any, weight: Any, row: Any, index: Any)
         at, weight, row, index = arguments
 
         def add(values: Callable[..., Any]) -> None:
-            value = values(builder, builder.and_(row, _WORD(_ADDRESS)), index, _FLOAT)
+            value = values(builder, builder.and_(row, _WORD(ADDRESS)), index, _FLOAT)
             total = _fma(builder, weight, value, _load(builder, at, _WORD(0), _FLOAT, 4))
             _store(builder, total, at, _WORD(0))
 

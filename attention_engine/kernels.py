@@ -26,6 +26,7 @@ from attention_engine._rows import (
     add_scaled,
     add_value,
     ask,
+    bare,
     dots,
     dots_into,
 )
@@ -213,7 +214,7 @@ def _score_codes(place, e_slots, stream, group, form, chosen, weights, sums):  #
         scale_at, least_at = page + np.uint64(2 * row), page + np.uint64(2 * (m + row))
         weight = weights[i] * dots((one,), (scale_at,), 1)[0]
         offset += weights[i] * dots((one,), (least_at,), 1)[0]
-        codes = page + np.uint64(scale_bytes + row * run_bytes)
+        codes = bare(page) + np.uint64(scale_bytes + row * run_bytes)
         for part in range(8 // bits):
             add_codes(sums + np.uint64(4 * part * run_bytes), weight, codes, part * bits, bits, run_bytes)
     return offset

@@ -3,7 +3,7 @@ K and V in 8 bits where they lie.
 
 A logit is offset + unit x an integer: of each page and query, what planes add is rounded to multiples of a unit, so
 that any four of them add `LARGEST` units at most. A run is tokens of one group that follow each other: rows of codes,
-or of FP16 where the group is not full yet.
+or of FP16 or BF16 where the group is not full yet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from attention_engine._nibbles import QUERIES, ROW_BYTES, add_entries, fill_entries, fill_tables
 from attention_engine._parallel import over_streams
-from attention_engine._rows import add_scaled, ask, dots
+from attention_engine._rows import add_scaled, ask, bare, dots
 from attention_engine._runs import add_code_run, dot_codes, powers_of
 from attention_engine.kernels import BLOCK, Chosen, _check_selection, _mix, _page, _place, _rescale, _weight
 from attention_engine.terms import bend
@@ -65,7 +65,7 @@ def _score_page(page, form, q, powers, scratch, out):  # type: ignore[no-untyped
     m, T, rows, header_bytes = form
     entries, tables, line, places, offsets = scratch
     queries, count = out.shape
-    least, codes, stride = page + np.uint64(2 * m), page + np.uint64(header_bytes), np.int64(T // 2)
+    least, codes, stride = page + np.uint64(2 * m), bare(page) + np.uint64(header_bytes), np.int64(T // 2)
     for first_query in range(0, queries, QUERIES):
         live = min(QUERIES, queries - first_query)
         fill_entries(_at(entries), page, _at(powers[first_query // QUERIES]), m, rows)
@@ -154,7 +154,7 @@ def _open_run(place, pages, slots, tokens, n, part, scales):  # type: ignore[no-
     if pages[group] == UNMAPPED:
         scales[:] = 1
         return _page(place, slots[group]) + np.uint64(2 * row * d), last - first, False
-    at = _page(place, pages[group])
+    at = bare(_page(place, pages[group]))
     powers_of(_at(scales), at + np.uint64(part * d), d)
     return at + np.uint64((2 + part * n + row) * d), last - first, True
 
@@ -169,7 +169,7 @@ def _scale(q, scales, out):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _score_rows(place, k_slots, pages, n, q, tokens, out):  # type: ignore[no-untyped-def]
-    """Exact logits (G, S) of tokens [first, last) from their rows of K, in 8 bits or in FP16."""
+    """Exact logits (G, S) of tokens [first, last) from their rows of K, in 8 bits or as they came."""
     (queries, d), (first, last) = q.shape, tokens
     scales, keys = np.empty(d, np.float32), np.empty((queries, d), np.float32)
     weights = np.empty((queries, (n + BLOCK - 1) // BLOCK * BLOCK), np.float32)

@@ -338,9 +338,9 @@ class Step:
         return alike(self.streams, int(np.maximum.reduce(self.seq_lens)))
 
     def _need_rows(self) -> None:
-        """Raise ValueError for a layout without K in FP16."""
+        """Raise ValueError for a layout without rows of K."""
         if is_lossy(self.view.layout.kind):
-            raise ValueError("K is kept in 8 bits only: use a layout that has it in FP16, such as planes2-exact")
+            raise ValueError("K is kept in 8 bits only: use a layout that has its rows too, such as planes2-exact")
 
     def apart(self) -> Step:
         """The same step with a stream for each query head, so that no query shares what another fetches.

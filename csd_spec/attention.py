@@ -5,17 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from csd_spec._check import at_least
 from csd_spec.model import BF16, FP8, LATENT
-from csd_spec.planes import number_of
+from csd_spec.planes import BRAIN, bits_of, number_of
 from csd_spec.sparf import Budget, Compression, Convention, SparFParams
 
 Storage = Literal["fp16", "bf16", "fp8"]
-# Layouts by what values are stored as, where that is not FP16
-STORED: Mapping[str | None, int] = MappingProxyType({"bf16": BF16, "fp8": FP8})
+_ROWS: Mapping[Storage, int] = MappingProxyType({"fp16": 16, "bf16": BF16, "fp8": FP8})
 _T = TypeVar("_T")
+
+
+def storage_of(number: int) -> Storage:
+    """What a layout stores values as, or makes few bits of."""
+    if number == FP8:
+        return "fp8"
+    few = number ^ BRAIN in (8, 4) or (bits_of(number) and number & BRAIN)
+    return "bf16" if few or number == BF16 else "fp16"
+
+
+def _stored_as(number: int, storage: Storage) -> int:
+    """The layout that keeps what another does, of values of that storage; the same where there is none."""
+    if number == 16:
+        return _ROWS[storage]
+    return number | BRAIN if storage == "bf16" and (number in (8, 4) or bits_of(number)) else number
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +38,8 @@ class Attention:
 
     embedding_bits: the layout of K and V: 16, 8 or 4, of the values of the embedding-indexed copy of K; or the number
     of another layout that the drives have (`csd_spec.planes.number_of`).
-    storage: of layout 16, what values are stored as, `fp16`, `bf16` or `fp8`; None is as the model has them, BF16
-    where it computes in that.
+    storage: what values are stored as, or few bits made of, `fp16`, `bf16` or, of layout 16, `fp8`; None is as the
+    model has them, BF16 where it computes in that.
     """
 
     method: str = "sparf"
@@ -35,22 +49,17 @@ class Attention:
 
     def __post_init__(self) -> None:
         at_least(1, embedding_bits=self.embedding_bits)
-        if self.storage not in (None, "fp16", *STORED):
+        if self.storage not in (None, *get_args(Storage)):
             raise ValueError(f"storage = {self.storage!r}: must be 'fp16', 'bf16' or 'fp8'")
-        if self.storage and self.embedding_bits not in (16, STORED.get(self.storage)):
-            number = self.embedding_bits
-            named = [name for name, layout in STORED.items() if layout == number]
-            if named:
-                of = f"layout {named[0]} is of {str(named[0]).upper()}"
-                raise ValueError(f"storage = {self.storage!r}: {of}, use layout 16")
-            if self.storage in STORED:
-                raise ValueError(f"storage = {self.storage!r}: layout {number} is made from FP16, use layout 16")
+        if self.storage and storage_of(number := _stored_as(self.embedding_bits, self.storage)) != self.storage:
+            of = storage_of(number).upper()
+            raise ValueError(f"storage = {self.storage!r}: layout {self.embedding_bits} is of {of}, use layout 16")
 
     def stored(self, bf16: bool, latent: bool = False) -> Attention:
         """The same for a model, whose layout says what values are stored as. bf16: whether the model computes in it.
         latent: whether V is a part of K."""
         if latent:
-            if self.embedding_bits not in (16, LATENT) or self.storage in STORED:
+            if self.embedding_bits not in (16, LATENT) or self.storage in ("bf16", "fp8"):
                 raise ValueError(
                     f"K of which V is a part is stored in FP16: use layout 16 without storage {self.storage!r}"
                 )
@@ -58,7 +67,7 @@ class Attention:
         if self.embedding_bits == LATENT:
             raise ValueError(f"embedding_bits = {LATENT}: V is no part of K in this model")
         wanted = self.storage or ("bf16" if bf16 else "fp16")
-        return replace(self, embedding_bits=STORED.get(wanted, 16)) if self.embedding_bits == 16 else self
+        return replace(self, embedding_bits=_stored_as(self.embedding_bits, wanted))
 
     def at(self, seq_len: int, head_dim: int) -> SparFParams:
         """The budget's parameters for `seq_len` stored tokens of `head_dim` channels."""

@@ -7,7 +7,7 @@ from functools import cache
 
 from csd_spec._check import at_least
 from csd_spec.checked import Count, value
-from csd_spec.planes import Planes, bits_of
+from csd_spec.planes import BRAIN, Planes, bits_of
 
 FP16_BYTES = 2
 OPAQUE, BF16, LATENT, FP8 = 2, 3, 5, 6  # numbers of layouts
@@ -55,8 +55,8 @@ class KvLayout:
     K for T consecutive tokens, channel after channel: 2, 4 or 8, or all of a head.
 
     bits = 16 is FP16. With 8 or 4 a value is a code c, and stands for least + scale * c: the page begins with the
-    scales of its m channels and then the least values, all FP16. Of 4-bit codes, byte i holds token i in its low half
-    and token i + T/2 in its high half.
+    scales of its m channels and then the least values, in 2 bytes each, as rows are. Of 4-bit codes, byte i holds token
+    i in its low half and token i + T/2 in its high half.
 
     kind: 0 is this form; others are of layouts of their own (`ftl.kv.layouts`), which say what m and bits mean. Those
     of planes (`csd_spec.planes`) are here too: their token pages have as many tokens as refined pages.
@@ -91,7 +91,7 @@ class KvLayout:
     @property
     def bf16(self) -> bool:
         """Whether values come and go as BF16: q and the output too."""
-        return self.kind in (BF16, FP8)
+        return self.kind in (BF16, FP8) or bool(self.planes and self.planes.bf16)
 
     @property
     def fp8(self) -> bool:
@@ -151,7 +151,7 @@ class KvLayout:
         tokens waiting in drive DRAM. With fewer bits, a page is of all channels: then all are worth scoring.
         """
         if bits != 16:
-            return cls(page_bytes=page_bytes, head_dim=head_dim, m=head_dim, bits=bits)
+            return cls(page_bytes=page_bytes, head_dim=head_dim, m=head_dim, bits=bits, kind=kind)
         for m in (2, 4):
             layout = cls(page_bytes=page_bytes, head_dim=head_dim, m=m, kind=kind)
             if max_tokens >= 4 * layout.T:
@@ -162,4 +162,4 @@ class KvLayout:
 @cache
 def _planes(page_bytes: int, head_dim: int, kind: int, m: int) -> Planes | None:
     bits = bits_of(kind)
-    return Planes(page_bytes, head_dim, bits, m) if bits else None
+    return Planes(page_bytes, head_dim, bits, m, bool(kind & BRAIN)) if bits else None

@@ -4,8 +4,8 @@ A *score page* holds m channels of K of one head for T consecutive tokens:
 
 | bytes | what |
 |---|---|
-| 2 m | scale of each channel, FP16 |
-| 2 m | least value of each channel, FP16 |
+| 2 m | scale of each channel, FP16 or BF16 |
+| 2 m | least value of each channel, the same |
 | m | width of each channel, 0 to 8 bits |
 | rows x T / 2 | the planes, four in a row |
 
@@ -14,7 +14,7 @@ channels follow each other. Row i holds planes 4 i to 4 i + 3, a nibble for each
 b of each 16 holds token b of 32 in its low half and token 16 + b in its high half.
 
 A *refined page* holds K and V of n consecutive tokens: an exponent e of each channel of K and then of V (int8), n rows
-of int8 codes of K, n rows of V. A value is code x 2^e, so FP16 represents it exactly.
+of int8 codes of K, n rows of V. A value is code x 2^e, so FP16 represents it exactly, or BF16 where rows are of that.
 """
 
 from __future__ import annotations
@@ -25,18 +25,22 @@ from csd_spec._check import at_least
 
 BLOCK = 32  # tokens of 16 bytes of a row
 MAX_T, MAX_WIDTH, BITS = 256, 8, (2, 3, 4)
-LEAST_EXPONENT, MOST_EXPONENT, MAX_CODE = -24, 9, 127  # so that FP16 represents code x 2^e
-_FAMILY, _EXACT, _BITS = 1 << 5, 1 << 4, (1 << 4) - 1  # fields of a number
+MAX_CODE = 127
+EXPONENTS, EXPONENTS_BF16 = (-24, 9), (-126, 120)  # the least and the most, so that FP16, or BF16, has code x 2^e
+BRAIN = 1 << 6  # in the number of a layout of few bits: rows and headers are BF16
+_FAMILY, _EXACT, _BITS = 1 << 5, 1 << 4, (1 << 4) - 1  # its other fields
 
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """Their form. bits: of a value of K in score pages, at least and on average, 2 to 4. m: channels of such a page."""
+    """Their form. bits: of a value of K in score pages, at least and on average, 2 to 4. m: channels of such a page.
+    bf16: whether that is what rows and headers are of."""
 
     page_bytes: int
     head_dim: int
     bits: int
     m: int
+    bf16: bool = False
 
     def __post_init__(self) -> None:
         at_least(1, head_dim=self.head_dim, m=self.m)
@@ -76,15 +80,15 @@ class Planes:
         return (self.page_bytes - 2 * self.head_dim) // (2 * self.head_dim)
 
 
-def number_of(bits: int, exact: bool) -> int:
-    """The number of the layout. exact: FP16 rows of K and V are kept too."""
-    return _FAMILY | _EXACT * exact | bits
+def number_of(bits: int, exact: bool, bf16: bool = False) -> int:
+    """The number of the layout. exact: rows of K and V are kept too. bf16: they are BF16, else FP16."""
+    return BRAIN * bf16 | _FAMILY | _EXACT * exact | bits
 
 
 def bits_of(number: int) -> int:
     """What a layout's number says of its planes; 0 for those that have none."""
     bits = number & _BITS
-    return bits if number - bits in (_FAMILY, _FAMILY | _EXACT) and bits in BITS else 0
+    return bits if (number - bits) & ~BRAIN in (_FAMILY, _FAMILY | _EXACT) and bits in BITS else 0
 
 
 def is_lossy(number: int) -> bool:

@@ -34,7 +34,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import F16, F32, I64, U64
-from csd_spec.attention import STORED
+from csd_spec.attention import storage_of
 from host_driver.sharding import share_out
 from host_driver.traffic import Traffic
 from host_driver.turnstile import Turnstile
@@ -95,7 +95,7 @@ class Driver:
         """flush_every: decode steps after which drives are flushed; 0 is never."""
         self.devices, self.shape, self.attention, self.flush_every = list(devices), shape, attention, flush_every
         self.shares = share_out(shape, len(devices))
-        self.bf16 = attention.embedding_bits in STORED.values()  # whether arrays of values hold that
+        self.bf16 = storage_of(attention.embedding_bits) != "fp16"  # whether arrays of values hold that
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
         self.max_tokens = 1  # of a sequence that was asked for

@@ -196,8 +196,8 @@ def attach(
     methods: a Python file with methods of your own, for drives that are made here (docs/methods.md).
     compression, convention: see `csd_spec.Compression`, 8 and paper where nothing else is said; budget replaces both.
     embedding_bits: of the values of the embedding-indexed copy of K, 16, 8 or 4; or the number of another layout.
-    storage: what values are stored as, `fp16`, `bf16`, or `fp8` (E4M3, and a power of two for each row); as the model
-    has them where nothing is said and the layout is 16. Values beyond FP16's range are refused there.
+    storage: what values are stored as, or few bits made of, `fp16`, `bf16`, or, in layout 16, `fp8` (E4M3, and a power
+    of two for each row); as the model has them where nothing is said. Values beyond FP16's range are refused there.
     keep: a folder in which the drives made here outlive the process, one folder each.
     mini_batches: parts that a decode batch is split into, so that model and drives work at the same time: 2 where the
     model is on a GPU, else 1, where nothing is said.

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from csd_io.cgroup import available_bytes, group_of
 from csd_link.driveset import DriveSet
 from csd_spec import Attention, Device, ModelShape
-from csd_spec.attention import STORED
+from csd_spec.attention import storage_of
 from host_driver.driver import Driver
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import placement
@@ -108,10 +108,10 @@ class Serving:
             value = getattr(self, name)
             if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
                 raise ValueError(f"{name} = {value!r}: must be {words}")
-        if isinstance(self.attention, Attention) and self.attention.storage in STORED:
-            raise ValueError(
-                f"attention.storage = {self.attention.storage!r}: requests' K and V are FP16 at every place"
-            )
+        if isinstance(what := self.attention, Attention):
+            storage = what.storage or storage_of(what.embedding_bits)
+            if storage != "fp16":
+                raise ValueError(f"attention.storage = {storage!r}: requests' K and V are FP16 at every place")
         if self.policy not in POLICIES:
             raise ValueError(f"policy = {self.policy!r}: must be one of {', '.join(POLICIES)}")
         if self.policy in WITH_DRIVES and not self.count:

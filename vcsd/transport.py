@@ -72,4 +72,4 @@ def check_method(what: Attention, known: Collection[str] | None) -> None:
     if method in BY_PLANES and not bits_of(layout.number):
         raise ValueError(f"attention = {method!r}: layout {layout.name} has no planes, use one that has, as planes2")
     if method in METHODS and method not in (*BY_PLANES, "dense") and is_lossy(layout.number):
-        raise ValueError(f"attention = {method!r}: layout {layout.name} keeps no FP16, use {layout.name}-exact")
+        raise ValueError(f"attention = {method!r}: layout {layout.name} keeps no rows, use {layout.name}-exact")

@@ -83,7 +83,7 @@ class What:
     ] = None
     layout: LayoutOption = None
     storage: Annotated[
-        Storage | None, typer.Option(help="of K and V in layout 16 (default: as the model computes, else fp16)")
+        Storage | None, typer.Option(help="of K and V, fp8 in layout 16 (default: as the model computes, else fp16)")
     ] = None
 
     def given(self) -> str:

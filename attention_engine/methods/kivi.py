@@ -5,23 +5,23 @@ from __future__ import annotations
 import numpy as np
 
 from attention_engine.step import Step
+from attention_engine.values import to_half, widen
 from csd_spec.arrays import F32
 
 V_GROUP = 32  # channels of a token's V that share a scale
-PAIR_BYTES = 4  # a scale and a least value, FP16 each
+MOST = np.float32(2.0**126)  # so that FP32 has twice as much
+PAIR_BYTES = 4  # a scale and a least value, in 2 bytes each
 
 
 def kivi(step: Step, bits: int = 4) -> F32:
-    """softmax(q K^T / sqrt(d)) V of the codes; tokens of an unfinished group are in FP16, in the drive's DRAM.
+    """softmax(q K^T / sqrt(d)) V of the codes; tokens of an unfinished group are as they came, in the drive's DRAM.
 
     K has a scale and a least value for each channel of a token group (KIVI's groups have 32 tokens, as a page of 4 KiB
     has with d = 64), V for each token and 32 channels. Codes of both lie in pages together.
     """
-    if step.view.layout.bf16:
-        raise ValueError("its scales are FP16, whose range BF16 goes beyond: store FP16")
-    n, d, levels = step.view.layout.n, step.head_dim, (1 << bits) - 1
-    k = step.table(f"k{bits}", lambda rows, _: _group(rows, n, by_channel(rows, levels)))
-    v = step.table(f"v{bits}", lambda rows, _: _group(rows, n, by_token(rows, levels)), step.values)
+    n, d, levels, bf16 = step.view.layout.n, step.head_dim, (1 << bits) - 1, step.view.layout.bf16
+    k = step.table(f"k{bits}", lambda rows, _: _group(rows, n, by_channel(rows, levels, bf16)))
+    v = step.table(f"v{bits}", lambda rows, _: _group(rows, n, by_token(rows, levels, bf16)), step.values)
     step.read_table(step.seq_lens // n * group_bytes(n, d, bits))
     step.chosen = step.everything(), step.seq_lens
     step.compute("logit", "kernel", step.seq_lens, d, step.seq_lens)
@@ -41,21 +41,22 @@ def group_bytes(n: int, d: int, bits: int) -> int:
     return 2 * -(-n * d * bits // 8) + PAIR_BYTES * (d + n * -(-d // V_GROUP))
 
 
-def by_channel(rows: F32, levels: int) -> F32:
+def by_channel(rows: F32, levels: int, bf16: bool = False) -> F32:
     """What codes of K (H, t, d) stand for, with a scale for each channel."""
-    return _coded(rows, 1, levels)
+    return _coded(rows, 1, levels, bf16)
 
 
-def by_token(rows: F32, levels: int) -> F32:
+def by_token(rows: F32, levels: int, bf16: bool = False) -> F32:
     """What codes of V (H, t, d) stand for, with a scale for each token and 32 channels."""
-    parts = [_coded(rows[..., first : first + V_GROUP], 2, levels) for first in range(0, rows.shape[2], V_GROUP)]
+    parts = [_coded(rows[..., first : first + V_GROUP], 2, levels, bf16) for first in range(0, rows.shape[2], V_GROUP)]
     return np.concatenate(parts, 2)
 
 
-def _coded(rows: F32, axis: int, levels: int) -> F32:
-    """least + scale * code, least and scale in FP16 along an axis."""
+def _coded(rows: F32, axis: int, levels: int, bf16: bool) -> F32:
+    """least + scale * code, least and scale in FP16 or BF16 along an axis; what is beyond `MOST` counts as that."""
+    rows = rows.clip(-MOST, MOST)
     lowest, highest = rows.min(axis, keepdims=True), rows.max(axis, keepdims=True)
-    scale = ((highest - lowest) / levels).astype(np.float16).astype(np.float32)
+    scale = widen(to_half((highest - lowest) / np.float32(levels), bf16), bf16)
     codes = np.divide(rows - lowest, scale, out=np.zeros_like(rows), where=scale > 0)
     coded: F32 = lowest + scale * np.clip(np.rint(codes), 0, levels)
     return coded

@@ -25,7 +25,7 @@ from eval.simulation.disk import Killed
 from ftl import Ftl, FtlError, Nand, Uncorrectable
 from ftl.flash.nand import Erase, Operation, Program
 from ftl.flash.spare import SPARE
-from ftl.kv.layouts.codes import scored
+from ftl.kv.layouts.codes import scored, widened
 from ftl.kv.layouts.group_map import PackedMap
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
@@ -79,7 +79,7 @@ def _tear(nand: Nand, operation: Operation, generator: np.random.Generator) -> C
     arrays: list[NDArray[Any]] = [nand.content, nand.spare]
     before = [array[pages].copy() for array in arrays]
     if isinstance(operation, Program):
-        cut, spare = int(generator.integers(1, operation.page.size)), generator.random()
+        cut, spare = int(generator.integers(1, operation.page.size - 7)), generator.random()  # 1 byte may be mended
         if spare < 0.5:  # the spare area may be whole while the data is not
             _apply(nand, operation)
         elif spare < 0.75:
@@ -178,13 +178,13 @@ def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
     form = ftl.sequence(handle).layout.planes
     if form is None:
         return True
-    stored = ftl.read_back(handle, layer)[0].astype(np.float32)
+    stored = widened(ftl.read_back(handle, layer)[0].view(np.uint16), form.bf16)
     view = _all_of(ftl, handle, layer)
     slots = view.planes["scores"][:, 0]
     for head, group in zip(*np.nonzero(in_flash(slots)), strict=True):
         rows = stored[group * form.T : (group + 1) * form.T, head]
         pages = view.banks[0][slots[head, group]][None].view(np.uint8)
-        steps = pages[0, : 2 * form.m].view(np.float16).astype(np.float32)
+        steps = widened(pages[0, : 2 * form.m].view(np.uint16), form.bf16)
         allowed = 0.51 * steps + np.abs(rows).max(0) / 60  # K itself may have been rounded to 8 bits since
         if (np.abs(scored(pages, form)[0] - rows) > allowed * np.where(steps > 0, 1, np.inf)).any():
             return False

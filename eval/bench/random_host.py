@@ -10,7 +10,7 @@ import numpy as np
 from csd_spec import DriveSpec, Geometry, KvLayout
 from csd_spec.arrays import F16, U8
 from csd_spec.model import FP8
-from csd_spec.planes import is_lossy, number_of
+from csd_spec.planes import BRAIN, is_lossy, number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from ftl import LAYOUTS, Ftl, Nand, OutOfSpace, kept
 from ftl.kv.layouts.codes import refine, refined
@@ -53,10 +53,12 @@ FORMS = [
         for m, bits in ((2, 16), (4, 16), (8, 16), (8, 8), (DIM, 4))
     ),
     *(
-        LAYOUTS[number_of(bits, exact)].form(DRIVE.geometry.page_bytes, DIM, 128)
-        for bits, exact in ((2, False), (4, False), (3, True))
+        LAYOUTS[number].form(DRIVE.geometry.page_bytes, DIM, 128)
+        for number in (
+            *(number_of(2, exact=False), number_of(4, exact=False), number_of(3, exact=True), FP8),
+            *(BRAIN | 8, number_of(2, exact=False, bf16=True), number_of(3, exact=True, bf16=True)),
+        )
     ),
-    LAYOUTS[FP8].form(DRIVE.geometry.page_bytes, DIM, 128),
 ]
 
 
@@ -69,8 +71,8 @@ def as_stored(form: KvLayout, before: int, k: F16, v: F16) -> tuple[F16, F16]:
         part = slice(group * form.n, (group + 1) * form.n)
         rows = np.concatenate([k[part], v[part]], axis=2).transpose(1, 0, 2)
         pages: U8 = np.zeros((rows.shape[0], form.page_bytes), np.uint8)
-        refine(pages, np.ascontiguousarray(rows).view(np.uint16))
-        back = refined(pages, form.n, form.head_dim).view(np.float16).transpose(1, 0, 2)
+        refine(pages, np.ascontiguousarray(rows).view(np.uint16), form.bf16)
+        back = refined(pages, form.n, form.head_dim, form.bf16).view(np.float16).transpose(1, 0, 2)
         k[part], v[part] = back[..., : form.head_dim], back[..., form.head_dim :]
     return k, v
 

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from attention_engine import METHODS, Queries, Step, all_finite, reference, to_half
+from attention_engine.methods.kivi import by_channel, by_token
 from attention_engine.values import widen
 from csd_spec.model import BF16, FP8
+from csd_spec.planes import BRAIN
 from ftl import LAYOUTS, Ftl, kept
 
 H, G, D = 2, 3, 16
@@ -36,7 +38,7 @@ def step_of(spec, number=BF16, lengths=LENGTHS, seed=0):
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("number", [BF16, FP8])
+@pytest.mark.parametrize("number", [BF16, FP8, BRAIN | 8, BRAIN | 4])
 def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, number):
     step, streams = step_of(small_drive, number)
     out, (tokens, counts) = METHODS[name](step), step.chosen
@@ -59,10 +61,40 @@ def test_channels_and_tokens_are_those_of_the_oracle(small_drive, number):
         np.testing.assert_array_equal(step.chosen[0][stream, :k], chosen)
 
 
-@pytest.mark.parametrize("name", ["kivi", "progressive"])
-def test_few_bits_that_are_made_of_fp16_are_refused(small_drive, name):
-    with pytest.raises(ValueError, match=r"FP16|no planes"):
-        METHODS[name](step_of(small_drive)[0])
+@pytest.mark.parametrize("number", [BF16, FP8])
+@pytest.mark.parametrize(("name", "bits"), [("kivi", 4), ("kivi-2", 2)])
+def test_kivi_attends_to_its_codes(small_drive, number, name, bits):
+    step, streams = step_of(small_drive, number)
+    out, n, levels = METHODS[name](step), step.view.layout.n, (1 << bits) - 1
+    for stream, (K, V) in enumerate(streams):
+        (K, errors_k), (V, errors_v) = (coded(rows, n, axis, levels) for rows, axis in ((K, 0), (V, 1)))
+        q = step.q[stream].astype(np.float64)
+        np.testing.assert_allclose(out[stream], reference.dense(q, K, V), rtol=1e-3, atol=1e-2)
+        assert errors_k < 0.51 and errors_v < 0.51, "of a step, whose scale is rounded to BF16"
+
+
+def coded(rows, n, axis, levels):
+    """Rows (S, d) with every full group of n as its codes say, along an axis; and the largest error, in steps."""
+    rows, worst = rows.copy(), 0.0
+    for first in range(0, len(rows) // n * n, n):
+        group = rows[first : first + n]
+        low, span = group.min(axis, keepdims=True), np.ptp(group, axis=axis, keepdims=True)
+        scale = widen(brains(span / levels), True)
+        back = low + scale * np.clip(np.rint((group - low) / scale), 0, levels)
+        worst = max(worst, float((np.abs(back - group) / span).max() * levels))
+        rows[first : first + n] = back
+    return rows, worst
+
+
+def test_kivis_codes_reach_all_of_bf16():
+    rows = np.full((1, 8, 32), 3e38, np.float32)
+    rows[:, ::2] *= -1
+    assert np.isfinite(by_channel(rows, 3, True)).all() and np.isfinite(by_token(rows, 3, True)).all()
+
+
+def test_planes_are_asked_of_a_layout_that_has_some(small_drive):
+    with pytest.raises(ValueError, match="no planes"):
+        METHODS["progressive"](step_of(small_drive)[0])
 
 
 def test_rounding_is_to_the_nearest_and_to_even():

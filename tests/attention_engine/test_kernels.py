@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_engine import add_rows, approximate, attend, best_tokens, cover, reference, top_channels, weigh
+from attention_engine import add_rows, approximate, attend, best_tokens, cover, reference, to_half, top_channels, weigh
+from attention_engine.values import widen
 from csd_spec import KvLayout, KvView
+from csd_spec.model import BF16
 from csd_spec.view import UNMAPPED
 from ftl.kv.layouts.dual import embedding_map
 
 NAN = 0xFFFF
 
 
-def layout_of(d, n, m, bits=16):
+def layout_of(d, n, m, bits=16, kind=0):
     """Pages of n tokens."""
-    return KvLayout(page_bytes=2 * d * n, head_dim=d, m=m, bits=bits)
+    return KvLayout(page_bytes=2 * d * n, head_dim=d, m=m, bits=bits, kind=kind)
 
 
 def view_of(K, V, n, m, generator, unfinished=False):
@@ -237,25 +239,29 @@ def test_a_group_without_embedding_pages_is_scored_from_token_pages():
     np.testing.assert_array_equal(outs[0], outs[1])
 
 
+@pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize(("bits", "m"), [(8, 8), (4, 8), (8, 40), (4, 40)])
-def test_codes_of_few_bits_score_as_what_they_stand_for(bits, m):
+def test_codes_of_few_bits_score_as_what_they_stand_for(bits, m, bf16):
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 2, 4, 700, 40)
     K[:, 7] *= 100
     K[:, :, 9] = 3
-    layout = layout_of(40, 16, m, bits)
+    if bf16:
+        K, q = to_half(K.astype(np.float32) * np.float32(2.0**40), True), q * np.float32(2.0**-40)
+    layout = layout_of(40, 16, m, bits, BF16 * bf16)
     full = 700 // layout.T * layout.T
     mapped = embedding_map(layout, 1, 2)
     packed = mapped.pack(np.ascontiguousarray(K[:, :full].transpose(1, 0, 2)).view(np.uint16))
     flash = np.full((packed.shape[0] * packed.shape[1], 16 * 40), NAN, np.uint16)
     flash[:, : packed.shape[2]] = packed.reshape(flash.shape[0], -1)
     exact = view_of(K, V, 16, 4, generator)
+    exact = replace(exact, layout=replace(exact.layout, kind=BF16 * bf16))
     e_slots = np.arange(flash.shape[0], dtype=np.uint32).reshape(2, layout.embedding_pages, -1)
     view = KvView(layout, (flash, exact.banks[1]), exact.seq_lens, exact.k_slots, exact.v_slots, e_slots)
     channels = np.array([[0, 1, 7, 8, 9, 30, 39], [2, 3, 4, 7, 9, 19, 38]], np.int32)
     whole = replace(exact, seq_lens=np.full(2, full))
     expected, out = approximate(whole, q, channels), approximate(replace(view, seq_lens=whole.seq_lens), q, channels)
-    step = np.ptp(K[:, :full].astype(np.float64), axis=1)[:, None].max(-1) / (2**bits - 1)
+    step = np.ptp(widen(K, bf16)[:, :full].astype(np.float64), axis=1)[:, None].max(-1) / (2**bits - 1)
     worst = np.take_along_axis(np.abs(q), np.broadcast_to(channels[:, None], (2, 4, 7)), 2).sum(-1) * step / 2
     assert (np.abs(out - expected).max(-1) < worst).all()
     assert np.abs(out - expected).max() > 0

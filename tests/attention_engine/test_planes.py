@@ -9,33 +9,39 @@ import sys
 import numpy as np
 import pytest
 
-from attention_engine import METHODS, Compute, Queries, Read, Step, reference
+from attention_engine import METHODS, Compute, Queries, Read, Step, reference, to_half
 from attention_engine._nibbles import LARGEST
 from attention_engine.planes import score
+from attention_engine.values import widen
 from csd_spec import NAMED, Compression
 from csd_spec.planes import number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.view import in_flash
 from ftl import LAYOUTS, Ftl
-from ftl.kv.layouts.codes import scored
+from ftl.kv.layouts.codes import scored, widened
 
 H = 2
+LARGE = np.float32(2.0**40)  # of K and V in BF16, and what q is divided by there
+KINDS = pytest.mark.parametrize("bf16", [False, True])
 
 
 def drive(d, number, tokens, seed=0, alone=0):
     """A sequence of one layer, its last `alone` tokens one at a time; K and V as stored (S, H, d)."""
     generator, ftl = np.random.default_rng(seed), Ftl(INSTCSD_ZYNQ7045_8CH)
-    (handle,) = ftl.create(1, 1, H, LAYOUTS[number].form(4096, d, 2048))
+    form = LAYOUTS[number].form(4096, d, 2048)
+    (handle,) = ftl.create(1, 1, H, form)
     k, v = (generator.standard_normal((tokens, H, d)) * np.exp(generator.standard_normal(d) / 2) for _ in range(2))
-    k, v = k.astype(np.float16), v.astype(np.float16)
+    size = LARGE if form.bf16 else np.float32(1)
+    k, v = (to_half(size * rows.astype(np.float32), form.bf16) for rows in (k, v))
     for first, last in ((0, tokens - alone), *((t, t + 1) for t in range(tokens - alone, tokens))):
         ftl.append([handle], 0, np.array([last - first]), k[first:last], v[first:last], 0)
-    return ftl, handle, *(rows.astype(np.float64) for rows in ftl.read_back(handle, 0)[:2])
+    return ftl, handle, *(widen(rows, form.bf16).astype(np.float64) for rows in ftl.read_back(handle, 0)[:2])
 
 
 def step_of(ftl, handle, V, G, c=4.0, seed=1):
     view, d = ftl.view([handle], 0), V.shape[2]
     q = np.random.default_rng(seed).standard_normal((H, G, d)).astype(np.float32)
+    q /= LARGE if view.layout.bf16 else 1
     return Step(view, ftl, Queries.alike(q, Compression(c, "bytes").at(len(V), d), V.mean(0).astype(np.float32), [{}]))
 
 
@@ -62,7 +68,7 @@ def rounding(step):
         page = step.view.banks[0][slots[head, part, group]]
         widths = page.view(np.uint8)[4 * form.m : 5 * form.m]
         mine = q[head, :, part * form.m : (part + 1) * form.m]
-        scaled = mine * page.view(np.float16)[: form.m].astype(float)[: mine.shape[1]]
+        scaled = mine * widened(page[: form.m], form.bf16).astype(float)[: mine.shape[1]]
         added = np.concatenate(
             [scaled[:, [c]] * 2.0 ** np.arange(width) for c, width in enumerate(widths[: mine.shape[1]])], 1
         )
@@ -77,9 +83,10 @@ def rounding(step):
     ("d", "G", "bits", "tokens"),
     [(64, 1, 2, 700), (64, 4, 2, 500), (128, 5, 3, 300), (80, 2, 4, 200), (256, 8, 2, 230)],
 )
-def test_scores_are_what_the_codes_say(d, G, bits, tokens):
+@KINDS
+def test_scores_are_what_the_codes_say(d, G, bits, tokens, bf16):
     """Within the rounding of what planes add, half a unit each; tokens without codes are exact."""
-    ftl, handle, K, V = drive(d, number_of(bits, exact=False), tokens)
+    ftl, handle, K, V = drive(d, number_of(bits, exact=False, bf16=bf16), tokens)
     step = step_of(ftl, handle, V, G)
     got, (expected, held) = step.score(), logits_of_codes(step, K)
     assert held > 0
@@ -90,8 +97,9 @@ def test_scores_are_what_the_codes_say(d, G, bits, tokens):
     np.testing.assert_array_equal(got, score(step.view, step.q, threads=3))
 
 
-def test_tokens_without_codes_have_exact_scores():
-    ftl, handle, K, V = drive(64, number_of(2, exact=False), 200)
+@KINDS
+def test_tokens_without_codes_have_exact_scores(bf16):
+    ftl, handle, K, V = drive(64, number_of(2, exact=False, bf16=bf16), 200)
     step = step_of(ftl, handle, V, 2)
     assert (step.unscored == 200).all()
     exact = np.einsum("hgd,shd->hgs", step.q.astype(np.float64), K) / 8
@@ -142,10 +150,11 @@ np.testing.assert_allclose(out, 1 + units[:, None] * sums, rtol=1e-5, atol=1e-5)
         subprocess.run([sys.executable, "-c", code, shuffles], check=True)
 
 
+@KINDS
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("tokens", "alone"), [(61, 0), (500, 30), (31 * 8, 3)])
-def test_dense_attends_to_what_is_stored(tokens, alone, exact):
-    ftl, handle, K, V = drive(64, number_of(2, exact), tokens, alone=alone)
+def test_dense_attends_to_what_is_stored(tokens, alone, exact, bf16):
+    ftl, handle, K, V = drive(64, number_of(2, exact, bf16), tokens, alone=alone)
     step = step_of(ftl, handle, V, 2)
     out = METHODS["dense"](step)
     for head in range(H):
@@ -153,9 +162,10 @@ def test_dense_attends_to_what_is_stored(tokens, alone, exact):
         np.testing.assert_allclose(out[head], expected, atol=2e-6 * np.abs(V).max())
 
 
-def test_progressive_attends_to_the_groups_that_it_chooses():
+@KINDS
+def test_progressive_attends_to_the_groups_that_it_chooses(bf16):
     """Exactly, and the mean of V of the others takes the share that the scores give them; nothing else is fetched."""
-    ftl, handle, K, V = drive(64, number_of(2, exact=False), 1500, alone=5)
+    ftl, handle, K, V = drive(64, number_of(2, exact=False, bf16=bf16), 1500, alone=5)
     step = step_of(ftl, handle, V, 2)
     scores, weights = step.score(), None
     weights = np.exp(scores - scores.max(-1, keepdims=True)).astype(np.float64)

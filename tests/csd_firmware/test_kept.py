@@ -160,6 +160,7 @@ def live(twins, bits, methods, rounds):
         (4, ("dense", "sparf")),
         (number_of(2, exact=True), ("progressive", "dense")),
         (number_of(2, exact=False), ("progressive",)),
+        (number_of(2, exact=True, bf16=True), ("progressive", "kivi")),
     ],
 )
 @pytest.mark.parametrize("dram_bytes", [1 << 20, 64 * 512])

@@ -1,11 +1,15 @@
 """How planes fill pages, for every head size and page."""
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from csd_spec import KvLayout
+from csd_spec.attention import storage_of
 from csd_spec.planes import Planes, bits_of, is_lossy, number_of
+from ftl import LAYOUTS
 
 
 def test_the_forms_of_common_heads():
@@ -34,10 +38,10 @@ def test_what_fits_fills_no_more_than_a_page(page_bytes, head_dim, bits, tokens)
 
 def test_numbers_say_bits_and_what_is_kept():
     assert [number_of(bits, exact=False) for bits in (2, 3, 4)] == [34, 35, 36]
-    for bits in (2, 3, 4):
-        for exact in (False, True):
-            assert bits_of(number_of(bits, exact)) == bits
-            assert is_lossy(number_of(bits, exact)) is not exact
+    for bits, exact, bf16 in product((2, 3, 4), (False, True), (False, True)):
+        number = number_of(bits, exact, bf16)
+        assert bits_of(number) == bits and is_lossy(number) is not exact
+        assert LAYOUTS[number].form(4096, 64, 2048).bf16 is bf16 is (storage_of(number) == "bf16")
     assert not any(bits_of(number) or is_lossy(number) for number in (0, 4, 8, 16, 32, 33, 37, 40, 53, 63, 66, 77))
 
 

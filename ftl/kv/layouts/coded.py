@@ -8,7 +8,7 @@ import numpy as np
 
 from csd_io.compiled import njit
 from csd_spec.arrays import U8, U16
-from ftl.kv.layouts.codes import MAX_HALF, finite
+from ftl.kv.layouts.codes import finite, narrowed, widened
 from ftl.kv.layouts.embedding import EmbeddingMap
 from ftl.kv.layouts.group_map import PackedMap
 
@@ -37,39 +37,39 @@ class CodedEmbeddingMap(PackedEmbeddingMap):
     """Codes of 8 or 4 bits behind the scales and least values of their channels."""
 
     def parts(self, runs: U16) -> tuple[U8, ...]:
-        scale, least, codes = coded(runs, (1 << self.layout.bits) - 1)
+        scale, least, codes = coded(runs, (1 << self.layout.bits) - 1, self.layout.bf16)
         if self.layout.bits == 4:
             half = runs.shape[1] // 2
             codes = codes[:, :half] | codes[:, half:] << np.uint8(4)
         return scale.view(np.uint8), least.view(np.uint8), codes
 
 
-def coded(runs: U16, levels: int) -> tuple[U16, U16, U8]:
-    """Scales and least values, (N,), and codes (N, t) of `levels` + 1 values, of runs of FP16 values (N, t)."""
+def coded(runs: U16, levels: int, bf16: bool) -> tuple[U16, U16, U8]:
+    """Scales and least values, (N,), and codes (N, t) of `levels` + 1 values, of runs of values (N, t)."""
     ends = np.empty((2, runs.shape[0]), np.float32)
-    _ends(runs, *ends)
+    _ends(runs, bf16 or None, *ends)
     least, most = ends
-    scale = ((most - least) / levels).astype(np.float16)
-    codes = np.empty(runs.shape, np.uint8)
-    _encode(runs, least, np.where(scale > 0, scale, 1).astype(np.float32), levels, codes)
-    return scale.view(np.uint16), least.astype(np.float16).view(np.uint16), codes
+    scale = narrowed((most - least) / np.float32(levels), bf16)
+    steps, codes = widened(scale, bf16), np.empty(runs.shape, np.uint8)
+    _encode(runs, bf16 or None, least, np.where(steps > 0, steps, np.float32(1)), levels, codes)
+    return scale, narrowed(least, bf16), codes
 
 
 @njit(cache=True, nogil=True)
-def _ends(runs, least, most):  # type: ignore[no-untyped-def]
+def _ends(runs, bf16, least, most):  # type: ignore[no-untyped-def]
     """The least and the largest value of each run."""
     for i in range(runs.shape[0]):
-        low, high = MAX_HALF, -MAX_HALF
-        for half in runs[i]:
-            value = finite(half)
+        low, high = np.float32(np.inf), np.float32(-np.inf)
+        for bits in runs[i]:
+            value = finite(bits, bf16)
             low, high = min(low, value), max(high, value)
         least[i], most[i] = low, high
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _encode(runs, least, steps, levels, codes):  # type: ignore[no-untyped-def]
+def _encode(runs, bf16, least, steps, levels, codes):  # type: ignore[no-untyped-def]
     most = np.float32(levels)
     for i in range(runs.shape[0]):
         run, low, step, line = runs[i], least[i], steps[i], codes[i]
         for t in range(run.size):
-            line[t] = np.uint8(min(max(np.rint((finite(run[t]) - low) / step), np.float32(0)), most))
+            line[t] = np.uint8(min(max(np.rint((finite(run[t], bf16) - low) / step), np.float32(0)), most))

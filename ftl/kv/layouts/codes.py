@@ -1,4 +1,7 @@
-"""K and V as codes of few bits: the loops behind pages of progressive precision (`csd_spec.planes`)."""
+"""K and V as codes of few bits: the loops behind pages of progressive precision (`csd_spec.planes`).
+
+Rows are FP16, or BF16: to compiled loops `bf16` is True or None, so that each has loops of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ import numpy as np
 
 from csd_io.compiled import njit
 from csd_spec.arrays import F32, U8, U16
-from csd_spec.planes import LEAST_EXPONENT, MAX_CODE, MAX_WIDTH, MOST_EXPONENT, Planes
+from csd_spec.planes import EXPONENTS, EXPONENTS_BF16, MAX_CODE, MAX_WIDTH, Planes
 
-MAX_HALF, EXPONENTS = np.float32(np.finfo(np.float16).max), np.float32(2.0**112)
+MAX_HALF, MAX_BRAIN = np.float32(np.finfo(np.float16).max), np.float32(MAX_CODE * 2.0 ** EXPONENTS_BF16[1])
+_FURTHER = np.float32(2.0**112)
 
 
 @njit(cache=True, nogil=True)
@@ -37,25 +41,47 @@ def _spread(steps, planes, widths):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def finite(half):  # type: ignore[no-untyped-def]
-    """The FP32 value of FP16 bits; what is no number counts as 0, and infinity as the largest.
+def finite(bits, bf16):  # type: ignore[no-untyped-def]
+    """The FP32 value of bits; what is no number counts as 0, and infinity as the largest. So does what is beyond 2^127,
+    nearly, in BF16: then no range is an error.
 
     FP16's exponent and fraction are FP32's, 112 smaller and 13 bits on; subnormals come right by the product.
     """
-    size = np.uint32(half) & np.uint32(0x7FFF)
-    value = min(np.uint32(size << np.uint32(13)).view(np.float32) * EXPONENTS, MAX_HALF)
-    value = value if size <= np.uint32(0x7C00) else np.float32(0)
-    return -value if half & np.uint16(0x8000) else value
+    size = np.uint32(bits) & np.uint32(0x7FFF)
+    if bf16 is not None:
+        value = min(np.uint32(size << np.uint32(16)).view(np.float32), MAX_BRAIN)
+        value = value if size <= np.uint32(0x7F80) else np.float32(0)
+    else:
+        value = min(np.uint32(size << np.uint32(13)).view(np.float32) * _FURTHER, MAX_HALF)
+        value = value if size <= np.uint32(0x7C00) else np.float32(0)
+    return -value if bits & np.uint16(0x8000) else value
+
+
+def widened(bits: U16, bf16: bool) -> F32:
+    """The FP32 values of bits."""
+    if not bf16:
+        return bits.view(np.float16).astype(np.float32)
+    wide: F32 = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return wide
+
+
+def narrowed(values: F32, bf16: bool) -> U16:
+    """Values in 2 bytes: FP16 to the nearest, BF16 away from 0, so that no scale leaves a channel's largest value
+    without a code."""
+    if not bf16:
+        return np.minimum(values, MAX_HALF).astype(np.float16).view(np.uint16)
+    bits: U16 = (values.view(np.uint32) + np.uint32(0xFFFF) >> np.uint32(16)).astype(np.uint16)
+    return bits
 
 
 @njit(cache=True, nogil=True)
-def _ranges(rows, least, steps):  # type: ignore[no-untyped-def]
-    """Least value and range of each channel of FP16 rows (T, m)."""
+def _ranges(rows, bf16, least, steps):  # type: ignore[no-untyped-def]
+    """Least value and range of each channel of rows (T, m)."""
     most = np.empty(rows.shape[1], np.float32)
-    least[:], most[:] = MAX_HALF, -MAX_HALF
+    least[:], most[:] = np.inf, -np.inf
     for t in range(rows.shape[0]):
         for channel in range(rows.shape[1]):
-            value = finite(rows[t, channel])
+            value = finite(rows[t, channel], bf16)
             least[channel] = min(least[channel], value)
             most[channel] = max(most[channel], value)
     for channel in range(rows.shape[1]):
@@ -63,22 +89,22 @@ def _ranges(rows, least, steps):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _begin(rows, planes, least, scales, widths):  # type: ignore[no-untyped-def]
-    """Widths, scales and least values (pages, m) for FP16 rows (pages, t, m)."""
+def _begin(rows, bf16, planes, least, scales, widths):  # type: ignore[no-untyped-def]
+    """Widths, scales and least values (pages, m) for rows (pages, t, m)."""
     steps = np.empty(rows.shape[2], np.float32)
     for page in range(rows.shape[0]):
-        _ranges(rows[page], least[page], steps)
+        _ranges(rows[page], bf16, least[page], steps)
         _spread(steps, planes, widths[page])
         for channel in range(steps.size):
             width = widths[page, channel]
-            scales[page, channel] = min(steps[channel] / np.float32(max((1 << width) - 1, 1)), MAX_HALF)
+            scales[page, channel] = steps[channel] / np.float32(max((1 << width) - 1, 1))
             if width == 0:
                 least[page, channel] += steps[channel] / np.float32(2)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _encode(rows, scales, least, widths, codes):  # type: ignore[no-untyped-def]
-    """Codes (m, t) of FP16 rows (t, m)."""
+def _encode(rows, bf16, scales, least, widths, codes):  # type: ignore[no-untyped-def]
+    """Codes (m, t) of rows (t, m)."""
     count, m = rows.shape
     most = np.empty(m, np.float32)
     for channel in range(m):
@@ -86,7 +112,7 @@ def _encode(rows, scales, least, widths, codes):  # type: ignore[no-untyped-def]
     line = np.empty(m, np.float32)
     for t in range(count):
         for channel in range(m):
-            code = np.rint((finite(rows[t, channel]) - least[channel]) / scales[channel])
+            code = np.rint((finite(rows[t, channel], bf16) - least[channel]) / scales[channel])
             line[channel] = min(max(code, np.float32(0)), most[channel]) if most[channel] > 0 else np.float32(0)
         for channel in range(m):
             codes[channel, t] = np.uint8(line[channel])
@@ -102,8 +128,8 @@ def _merge(row, at, shift, nibbles):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _put(pages, form, first, rows, header):  # type: ignore[no-untyped-def]
-    """Write the planes of FP16 rows (pages, t, m) as tokens `first` on of pages whose planes there are 0."""
-    header_bytes, row_bytes = form
+    """Write the planes of rows (pages, t, m) as tokens `first` on of pages whose planes there are 0."""
+    header_bytes, row_bytes, bf16 = form
     count, m = rows.shape[1:]
     codes, (scales, least, widths) = np.empty((m, count), np.uint8), header
     at, shift = np.empty(count, np.int64), np.empty(count, np.uint8)
@@ -112,7 +138,7 @@ def _put(pages, form, first, rows, header):  # type: ignore[no-untyped-def]
         at[t], shift[t] = header_bytes + place // 32 * 16 + place % 16, place % 32 // 16 * 4
     nibbles = np.zeros(count, np.uint8)
     for page in range(rows.shape[0]):
-        _encode(rows[page], scales[page], least[page], widths[page], codes)
+        _encode(rows[page], bf16, scales[page], least[page], widths[page], codes)
         plane = 0
         for channel in range(m):
             bit = 0
@@ -140,50 +166,52 @@ def _forget(page, form, rows, first, tokens):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _refine(rows, pages):  # type: ignore[no-untyped-def]
-    """Write refined pages of FP16 rows (pages, n, 2 d): exponents, codes of K, codes of V."""
+def _refine(rows, bf16, pages):  # type: ignore[no-untyped-def]
+    """Write refined pages of rows (pages, n, 2 d): exponents, codes of K, codes of V."""
+    lowest, highest = EXPONENTS_BF16 if bf16 is not None else EXPONENTS
     count, n, channels = rows.shape
     d, most, scales = channels // 2, np.empty(channels, np.float32), np.empty(channels, np.float32)
     for page in range(count):
         most[:] = 0
         for t in range(n):
             for channel in range(channels):
-                most[channel] = max(most[channel], abs(finite(rows[page, t, channel])))
+                most[channel] = max(most[channel], abs(finite(rows[page, t, channel], bf16)))
         for channel in range(channels):
             fraction, exponent = math.frexp(most[channel] / np.float32(MAX_CODE))
             exponent -= fraction == 0.5  # the least with most <= MAX_CODE x 2^exponent
-            exponent = min(max(exponent if most[channel] > 0 else LEAST_EXPONENT, LEAST_EXPONENT), MOST_EXPONENT)
+            exponent = min(max(exponent if most[channel] > 0 else lowest, lowest), highest)
             pages[page, channel], scales[channel] = exponent, np.float32(math.ldexp(1.0, -exponent))
         for t in range(n):
             for part in range(2):
                 codes = pages[page, channels + (part * n + t) * d : channels + (part * n + t + 1) * d]
                 for channel in range(d):
-                    code = np.rint(finite(rows[page, t, part * d + channel]) * scales[part * d + channel])
+                    code = np.rint(finite(rows[page, t, part * d + channel], bf16) * scales[part * d + channel])
                     codes[channel] = np.int8(min(max(code, np.float32(-MAX_CODE)), np.float32(MAX_CODE)))
 
 
 def _headers(pages: U8, form: Planes) -> tuple[F32, F32, U8]:
     """Scales, least values and widths (pages, m) of score pages (pages, page_bytes)."""
     m = form.m
-    scales, least = (pages[:, 2 * m * i : 2 * m * (i + 1)].copy().view(np.float16).astype(np.float32) for i in (0, 1))
+    parts = (pages[:, 2 * m * i : 2 * m * (i + 1)].copy().view(np.uint16) for i in (0, 1))
+    scales, least = (widened(part, form.bf16) for part in parts)
     return scales, least, pages[:, 4 * m : 5 * m]
 
 
 def begin_scores(pages: U8, form: Planes, rows: U16) -> None:
-    """Write headers of score pages (pages, page_bytes) for channels whose rows (pages, t, m) are FP16; no planes."""
+    """Write headers of score pages (pages, page_bytes) for channels whose rows are (pages, t, m); no planes."""
     least, scales = (np.empty((len(pages), form.m), np.float32) for _ in range(2))
     widths = np.empty((len(pages), form.m), np.uint8)
-    _begin(np.ascontiguousarray(rows).view(np.uint16), 4 * form.rows, least, scales, widths)
-    parts = scales.astype(np.float16).view(np.uint8), least.astype(np.float16).view(np.uint8), widths
+    _begin(np.ascontiguousarray(rows).view(np.uint16), form.bf16 or None, 4 * form.rows, least, scales, widths)
+    parts = *(narrowed(part, form.bf16).view(np.uint8) for part in (scales, least)), widths
     pages[:] = 0
     pages[:, : form.header_bytes] = np.concatenate(parts, axis=1)
 
 
 def put_scores(pages: U8, form: Planes, first: int, rows: U16) -> None:
-    """Add the codes of FP16 rows (pages, t, m) as tokens `first` on; what is beyond a channel's range is cut to it."""
+    """Add the codes of rows (pages, t, m) as tokens `first` on; what is beyond a channel's range is cut to it."""
     _put(
         pages,
-        (form.header_bytes, form.T // 2),
+        (form.header_bytes, form.T // 2, form.bf16 or None),
         first,
         np.ascontiguousarray(rows).view(np.uint16),
         _headers(pages, form),
@@ -211,15 +239,15 @@ def scored(pages: U8, form: Planes) -> F32:
     return out
 
 
-def refine(pages: U8, rows: U16) -> None:
-    """Write refined pages (pages, page_bytes) of FP16 rows (pages, n, 2 d): those of K, then of V."""
-    _refine(np.ascontiguousarray(rows).view(np.uint16), pages.view(np.int8))
+def refine(pages: U8, rows: U16, bf16: bool = False) -> None:
+    """Write refined pages (pages, page_bytes) of rows (pages, n, 2 d): those of K, then of V."""
+    _refine(np.ascontiguousarray(rows).view(np.uint16), bf16 or None, pages.view(np.int8))
 
 
-def refined(pages: U8, n: int, d: int) -> U16:
-    """FP16 rows (pages, n, 2 d) of refined pages (pages, page_bytes), exactly what their codes stand for."""
+def refined(pages: U8, n: int, d: int, bf16: bool = False) -> U16:
+    """Rows (pages, n, 2 d) of refined pages (pages, page_bytes), exactly what their codes stand for."""
     signed = np.ascontiguousarray(pages).view(np.int8)
     scales = np.exp2(signed[:, : 2 * d].astype(np.float32)).reshape(-1, 2, 1, d)
     codes = signed[:, 2 * d : 2 * d * (n + 1)].reshape(-1, 2, n, d)
-    rows = (codes * scales).astype(np.float16)
-    return np.ascontiguousarray(rows.transpose(0, 2, 1, 3)).reshape(-1, n, 2 * d).view(np.uint16)
+    rows = narrowed(np.multiply(codes, scales, dtype=np.float32), bf16)
+    return np.ascontiguousarray(rows.transpose(0, 2, 1, 3)).reshape(-1, n, 2 * d)

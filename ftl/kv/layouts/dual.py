@@ -6,6 +6,7 @@ from functools import partial
 
 from csd_spec import KvLayout
 from csd_spec.model import BF16, FP8, LATENT
+from csd_spec.planes import BRAIN
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.coded import CodedEmbeddingMap
 from ftl.kv.layouts.embedding import EmbeddingMap
@@ -43,4 +44,8 @@ FP8_ROWS = Layout("fp8", FP8, partial(KvLayout.for_context, kind=FP8), maps, "4 
 FP16, INT8, INT4 = (
     Layout(name, bits, partial(KvLayout.for_context, bits=bits), maps)
     for name, bits in (("fp16", 16), ("int8", 8), ("int4", 4))
+)
+INT8_BF16, INT4_BF16 = (
+    Layout(name, BRAIN | bits, partial(KvLayout.for_context, bits=bits, kind=BF16), maps)
+    for name, bits in (("int8-bf16", 8), ("int4-bf16", 4))
 )

@@ -1,14 +1,15 @@
-"""Progressive precision: K in few bits for all tokens, K and V in 8 bits a group together, FP16 rows if wanted."""
+"""Progressive precision: K in few bits for all tokens, K and V in 8 bits a group together, their rows if wanted."""
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 
 from csd_spec import KvLayout
 from csd_spec.arrays import I64, U8, U16
-from csd_spec.planes import Planes, number_of
+from csd_spec.planes import BITS, Planes, number_of
 from csd_spec.view import in_flash
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.codes import begin_scores, forget_scores, put_scores, refine, refined
@@ -45,7 +46,7 @@ class RefinedMap(PackedMap):
         n, d = self.per_group, self.layout.head_dim
         by_group = rows.transpose(1, 0, 2).reshape(-1, n, 2 * d)
         pages = np.zeros((by_group.shape[0], 2 * d * (n + 1)), np.uint8)
-        refine(pages, by_group)
+        refine(pages, by_group, self.layout.bf16)
         return pages.view(np.uint16).reshape(self.streams, -1, d * (n + 1))
 
     def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
@@ -105,7 +106,7 @@ class ScoreMap(PackedMap):
 
 
 class WaitingMap(TokenMap):
-    """Rows of K or V of the unfinished group, in FP16; those of full groups are as refined pages have them."""
+    """Rows of K or V of the unfinished group, as they came; those of full groups are as refined pages have them."""
 
     programmed = False
 
@@ -124,7 +125,8 @@ class WaitingMap(TokenMap):
         slots = self._pages.slots[layer, :, first:last]
         full = int(in_flash(slots[0]).sum())
         pages = banks[0][slots[:, :full].ravel()].view(np.uint8)
-        stored = refined(pages, n, d)[..., self._part].reshape(self.heads, full * n, d).transpose(1, 0, 2)
+        rows = refined(pages, n, d, self.layout.bf16)[..., self._part]
+        stored = rows.reshape(self.heads, full * n, d).transpose(1, 0, 2)
         waiting = tokens.stop - (first + full) * n
         if waiting > 0:
             stored = np.concatenate([stored, self.waiting(banks[1], layer, waiting)])
@@ -140,15 +142,15 @@ def _maps(exact: bool, form: KvLayout, layers: int, heads: int) -> dict[str, Gro
     return rows | {"refined": pages, "scores": ScoreMap(form, layers, heads)}
 
 
-def _layout(bits: int, exact: bool) -> Layout:
-    number = number_of(bits, exact)
+def _layout(exact: bool, bf16: bool, bits: int) -> Layout:
+    number = number_of(bits, exact, bf16)
 
     def form(page_bytes: int, head_dim: int, max_tokens: int) -> KvLayout:
         planes = Planes.for_context(page_bytes, head_dim, bits, max_tokens)
         return KvLayout(page_bytes=page_bytes, head_dim=head_dim, m=planes.m, bits=bits, kind=number)
 
-    name = f"planes{bits}{'-exact' if exact else ''}"
+    name = f"planes{bits}{'-bf16' if bf16 else ''}{'-exact' if exact else ''}"
     return Layout(name, number, form, partial(_maps, exact), "" if exact else LOSSY)
 
 
-PLANES = tuple(_layout(bits, exact) for exact in (False, True) for bits in (2, 3, 4))
+PLANES = tuple(_layout(*form) for form in product((False, True), (False, True), BITS))

@@ -12,6 +12,7 @@ from csd_spec import KvLayout
 from csd_spec.model import BF16, FP8, LATENT
 from ftl import LAYOUTS, Ftl, Layout, kept
 from ftl.flash.tag import Kind
+from ftl.kv.layouts import layout_of
 from ftl.kv.layouts.embedding import EmbeddingMap
 from ftl.kv.layouts.group_map import POISON, PackedMap
 from ftl.kv.layouts.token import TokenMap
@@ -68,10 +69,13 @@ def test_numbers_are_those_that_commands_carry():
         4: "int4",
         34: "planes2",
         50: "planes2-exact",
+        72: "int8-bf16",
+        68: "int4-bf16",
+        98: "planes2-bf16",
+        114: "planes2-bf16-exact",
     }.items() <= names.items()
     for number, layout in LAYOUTS.items():
-        form = layout.form(4096, 128, 2048)
-        assert (form.kind or form.bits) == layout.number == number
+        assert layout.number == number and layout_of(layout.form(4096, 128, 2048)).maps is layout.maps
 
 
 @pytest.mark.parametrize("form", ["token", "embedding"])

@@ -15,21 +15,43 @@ from csd_spec.view import in_flash
 from eval.bench.crash import scores_agree
 from eval.bench.random_host import as_stored
 from ftl import LAYOUTS, Ftl
-from ftl.kv.layouts.codes import begin_scores, forget_scores, put_scores, refine, refined, scored
+from ftl.kv.layouts.coded import coded as copied
+from ftl.kv.layouts.codes import (
+    MAX_BRAIN,
+    begin_scores,
+    forget_scores,
+    put_scores,
+    refine,
+    refined,
+    scored,
+    widened,
+)
 
 H, D = 2, 16
 LOSSY, EXACT = number_of(2, exact=False), number_of(3, exact=True)
+LOSSY_BF16, EXACT_BF16 = number_of(2, exact=False, bf16=True), number_of(3, exact=True, bf16=True)
 FORM = Planes.for_context(512, D, 2, 128)
 SEEDS = st.integers(0, 1 << 32)
+KINDS = pytest.mark.parametrize("bf16", [False, True])
 
 
-def any_values(seed, *shape):
-    """FP16 of all sizes: random bits, or one of them a hundred times larger than the others, or hardly any."""
+def any_values(seed, *shape, bf16=False):
+    """Values of all sizes: random bits, or one of them a hundred times larger than the others, or hardly any."""
     generator = np.random.default_rng(seed)
+    if bf16:
+        bits = generator.integers(0, 1 << 16, shape, np.uint16)
+        few = generator.standard_normal(shape) * 10.0 ** generator.integers(-30, 30) + generator.integers(0, 9)
+        few = (few.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return np.where((bits & 0x7FFF) < 0x7F80, bits, 0xFF7F).astype(np.uint16) if seed % 3 else few
     values = generator.integers(0, 1 << 16, shape, np.uint16).view(np.float16)
     values = np.where(np.isfinite(values), values, np.float16(-65504))
     few = generator.standard_normal(shape) * 10.0 ** generator.integers(-8, 3)
-    return (values if seed % 3 else few).astype(np.float16)
+    return (values if seed % 3 else few).astype(np.float16).view(np.uint16)
+
+
+def values_of(bits, bf16):
+    """In float64; of BF16, what is beyond 2^127 counts as nearly that."""
+    return np.clip(widened(bits, bf16).astype(np.float64), -MAX_BRAIN, MAX_BRAIN)
 
 
 def coded(rows, form):
@@ -40,17 +62,23 @@ def coded(rows, form):
     return pages
 
 
+@KINDS
 @settings(max_examples=60, deadline=None)
-@given(SEEDS)
-def test_a_score_is_within_half_a_step_of_its_channel(seed):
-    """Whatever the values are, outliers and subnormals too; a step is rounded to FP16 itself."""
-    rows = any_values(seed, FORM.T, FORM.m)
-    pages, values = coded(rows, FORM), rows.astype(np.float32)
+@given(seed=SEEDS)
+def test_a_score_is_within_half_a_step_of_its_channel(bf16, seed):
+    """Whatever the values are, outliers and subnormals too; a step is rounded to FP16 itself, or up to BF16."""
+    rows, form = any_values(seed, FORM.T, FORM.m, bf16=bf16), replace(FORM, bf16=bf16)
+    pages, values = coded(rows, form), values_of(rows, bf16)
     widths = pages[0, 4 * FORM.m : 5 * FORM.m].astype(int)
     spans = values.max(0) - values.min(0)
-    steps = np.where(widths > 0, spans / np.maximum((1 << widths) - 1, 1), spans)
-    slack = spans * 2.0**-10 + 2.0**-24 * (1 << widths) + np.where(spans > 65504, spans - 65504, 0)
-    assert (np.abs(scored(pages, FORM)[0] - values) <= steps / 2 + slack).all()
+    if bf16:  # the middle of a channel without bits is rounded to one of its values
+        steps = np.where(widths > 0, spans / np.maximum((1 << widths) - 1, 1), 2 * spans)
+        slack = steps * 2.0**-8 + 2.0**-133 * (1 << widths) + np.abs(values).max(0) * 2.0**-22
+    else:
+        steps = np.where(widths > 0, spans / np.maximum((1 << widths) - 1, 1), spans)
+        slack = spans * 2.0**-10 + 2.0**-24 * (1 << widths) + np.where(spans > 65504, spans - 65504, 0)
+    got = scored(pages, form)[0]
+    assert np.isfinite(got).all() and (np.abs(got - values) <= steps / 2 + slack).all()
 
 
 def test_the_widest_channels_get_the_bits():
@@ -64,20 +92,35 @@ def test_the_widest_channels_get_the_bits():
     assert (scored(page, FORM)[0][:, 5] == 7).all(), "what does not vary is exact without any"
 
 
+@KINDS
 @settings(max_examples=60, deadline=None)
-@given(SEEDS)
-def test_eight_bits_are_within_half_a_step_and_settle(seed):
+@given(seed=SEEDS)
+def test_eight_bits_are_within_half_a_step_and_settle(bf16, seed):
     """A step is a power of two, at most 1/63.5 of the channel's largest value; the largest FP16 loses 480."""
-    rows = any_values(seed, 3, 15, 2 * D)
+    rows = any_values(seed, 3, 15, 2 * D, bf16=bf16)
     pages = np.zeros((3, 512), np.uint8)
-    refine(pages, rows.view(np.uint16))
-    back = refined(pages, 15, D)
-    values, got = rows.astype(np.float64), back.view(np.float16).astype(np.float64)
+    refine(pages, rows, bf16)
+    back = refined(pages, 15, D, bf16)
+    values, got = values_of(rows, bf16), widened(back, bf16).astype(np.float64)
     largest = np.abs(values).max(1, keepdims=True)
-    assert (np.abs(got - values) <= np.maximum(largest / 127, 2.0**-25)).all()
+    assert (np.abs(got - values) <= np.maximum(largest / 127, 2.0 ** (-127 if bf16 else -25))).all()
     again = np.zeros((3, 512), np.uint8)
-    refine(again, back)
-    np.testing.assert_array_equal(refined(again, 15, D), back)
+    refine(again, back, bf16)
+    np.testing.assert_array_equal(refined(again, 15, D, bf16), back)
+
+
+@KINDS
+@pytest.mark.parametrize("bits", [8, 4])
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS)
+def test_a_copy_in_few_bits_is_within_half_a_step(bf16, bits, seed):
+    runs, levels = any_values(seed, 5, 60, bf16=bf16), (1 << bits) - 1
+    scale, least, codes = copied(runs, levels, bf16)
+    values, (scales, lows) = values_of(runs, bf16), (widened(part, bf16)[:, None] for part in (scale, least))
+    span = np.ptp(values, axis=1, keepdims=True)
+    slack = span / levels * 2.0**-8 + levels * 2.0**-133 if bf16 else span * 2.0**-11 + levels * 2.0**-25
+    error = np.abs(lows + scales.astype(np.float64) * codes - values)
+    assert (error <= span / levels / 2 + slack).all()
 
 
 def test_channels_without_bits_stand_anywhere():
@@ -105,7 +148,7 @@ def test_a_group_under_construction_is_cut_to_the_ranges_that_it_has():
     assert (pages[0, FORM.header_bytes :].reshape(FORM.rows, -1)[:, 16 + 8 : 32] & 15 == 0).all()
 
 
-@pytest.mark.parametrize("number", [LOSSY, EXACT])
+@pytest.mark.parametrize("number", [LOSSY, EXACT, LOSSY_BF16, EXACT_BF16])
 def test_planes_live_as_other_pages_do(small_drive, number):
     """Append in all sizes, decode, fork, crop, flush, collection and recovery."""
     ftl, generator = Ftl(small_drive), np.random.default_rng(0)
@@ -121,7 +164,7 @@ def test_planes_live_as_other_pages_do(small_drive, number):
 
     def check(which, K, V):
         for got, wanted in zip(ftl.read_back(which, 0)[:2], (K, V), strict=True):
-            np.testing.assert_array_equal(got, wanted)
+            np.testing.assert_array_equal(got.view(np.uint16), wanted.view(np.uint16))
         part = range(len(K) // 3, len(K) - 2)
         np.testing.assert_array_equal(ftl.read_back(which, 0, part)[0], K[part.start : part.stop])
         assert scores_agree(ftl, which, 0)

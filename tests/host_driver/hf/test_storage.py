@@ -9,6 +9,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import vcsd
 from csd_spec.model import BF16, FP8
+from csd_spec.planes import number_of
 from ftl import LAYOUTS, kept
 
 SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -37,8 +38,8 @@ def llama(layers=(), dtype=torch.float32):
     return model.to(dtype)
 
 
-def decode(model, **more):
-    ids = torch.randint(3, 97, (2, 60), generator=torch.Generator().manual_seed(1))
+def decode(model, tokens=60, **more):
+    ids = torch.randint(3, 97, (2, tokens), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[1, :9] = 0
     options = {"max_new_tokens": 24, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
@@ -53,6 +54,18 @@ def test_keys_beyond_fp16_decode_right(drives, method):
     expected = decode(model)
     with vcsd.attach(model, drives=drives, attention=method, compression=1, storage="bf16"):
         assert (decode(model) - expected).abs().max() < BF16_ERROR
+
+
+@pytest.mark.parametrize(("method", "layout"), [("sparf", 8), ("sparf", 4), ("kivi", 16), ("ours", None)])
+def test_few_bits_of_keys_beyond_fp16_are_those_of_keys_within(method, layout):
+    """To the bit, since the factor is a power of two; near the model's own where all tokens are attended."""
+    expected, found = decode(llama(), 300), []  # of the same weights, as they are drawn again
+    for layers in ([1], []):
+        torch.manual_seed(0)
+        options = {"attention": method, "embedding_bits": layout, "compression": 1}
+        with vcsd.attach(model := llama(layers), drives=2, storage="bf16", **options):
+            found.append(decode(model, 300))
+    assert torch.equal(*found) and (found[0] - expected).abs().max() < BF16_ERROR
 
 
 class Rounded(DynamicCache):
@@ -97,8 +110,9 @@ def test_a_key_that_grows_beyond_fp16_while_decoding_is_refused_as_well():
 def test_storage_is_the_models_where_nothing_is_said(dtype, bf16):
     with vcsd.attach(llama(dtype=dtype), attention="dense") as csd:
         assert (csd.driver.attention.embedding_bits == BF16) is bf16 is csd.driver.bf16
-    with vcsd.attach(llama(dtype=dtype), attention="ours") as csd:
-        assert not csd.driver.bf16  # few bits are made of FP16
+    for options in ({"attention": "ours"}, {"embedding_bits": 8}):
+        with vcsd.attach(llama(dtype=dtype), **options) as csd:
+            assert csd.driver.bf16 is bf16 is LAYOUTS[csd.driver.attention.embedding_bits].name.endswith("-bf16")
 
 
 def test_a_second_turn_and_crop_read_bf16_back():
@@ -120,10 +134,12 @@ def test_a_second_turn_and_crop_read_bf16_back():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"storage": "bf16", "attention": "ours"}, "is made from FP16"),
-        ({"storage": "fp16", "embedding_bits": BF16}, "layout bf16 is of BF16"),
-        ({"storage": "bf16", "embedding_bits": FP8}, "layout fp8 is of FP8"),
-        ({"storage": "fp8", "embedding_bits": 8}, "is made from FP16"),
+        ({"storage": "fp16", "embedding_bits": BF16}, "layout 3 is of BF16, use layout 16"),
+        ({"storage": "fp16", "embedding_bits": number_of(2, exact=False, bf16=True)}, "layout 98 is of BF16"),
+        ({"storage": "bf16", "embedding_bits": FP8}, "layout 6 is of FP8"),
+        ({"storage": "bf16", "embedding_bits": 1}, "layout 1 is of FP16"),
+        ({"storage": "fp8", "embedding_bits": 8}, "layout 8 is of FP16"),
+        ({"storage": "fp8", "attention": "ours"}, "layout 34 is of FP16"),
         ({"storage": "fp4"}, "must be 'fp16', 'bf16' or 'fp8'"),
         ({"storage": 16}, "must be text"),
     ],
