@@ -147,16 +147,18 @@ def _add_values(sums, weights, run, scales):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _open_run(place, pages, slots, tokens, n, part, scales):  # type: ignore[no-untyped-def]
-    """K (part 0) or V (1) of tokens [first, last) of one group as a run; scales (d,) become those of its channels."""
-    (first, last), d = tokens, scales.size
+def _open_run(place, pages, slots, tokens, form, part, scales):  # type: ignore[no-untyped-def]
+    """K (part 0) or V (the last part) of tokens [first, last) of one group as a run; scales (d,) become those of its
+    channels. form: tokens of a page, its parts, and tokens of one buffer of a group that is not full."""
+    (first, last), d, (n, parts, waiting) = tokens, scales.size, form
     group, row = first // n, first % n
     if pages[group] == UNMAPPED:
         scales[:] = 1
-        return _page(place, slots[group]) + np.uint64(2 * row * d), last - first, False
+        slot = slots[group * ((n + waiting - 1) // waiting) + row // waiting]
+        return _page(place, slot) + np.uint64(2 * (row % waiting) * d), last - first, False
     at = bare(_page(place, pages[group]))
     powers_of(_at(scales), at + np.uint64(part * d), d)
-    return at + np.uint64((2 + part * n + row) * d), last - first, True
+    return at + np.uint64((parts + part * n + row) * d), last - first, True
 
 
 @njit(cache=True, nogil=True)
@@ -168,14 +170,14 @@ def _scale(q, scales, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _score_rows(place, k_slots, pages, n, q, tokens, out):  # type: ignore[no-untyped-def]
+def _score_rows(place, k_slots, pages, run_form, q, tokens, out):  # type: ignore[no-untyped-def]
     """Exact logits (G, S) of tokens [first, last) from their rows of K, in 8 bits or as they came."""
-    (queries, d), (first, last) = q.shape, tokens
+    (queries, d), (first, last), (n, _, waiting) = q.shape, tokens, run_form
     scales, keys = np.empty(d, np.float32), np.empty((queries, d), np.float32)
     weights = np.empty((queries, (n + BLOCK - 1) // BLOCK * BLOCK), np.float32)
     while first < last:
-        end = min(last, (first // n + 1) * n)
-        run = _open_run(place, pages, k_slots, (first, end), n, 0, scales)
+        end = min(last, (first // n + 1) * n, first + waiting - first % n % waiting)
+        run = _open_run(place, pages, k_slots, (first, end), run_form, 0, scales)
         _scale(q, scales, keys)
         _logits(keys, np.float32(1 / math.sqrt(d)), run, (np.uint64(0), 0), weights)
         out[:, first:end] = weights[:, : end - first]
@@ -183,7 +185,7 @@ def _score_rows(place, k_slots, pages, n, q, tokens, out):  # type: ignore[no-un
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _score(begin, end, place, scores, pages, k_slots, seq_lens, form, n, q, out):  # type: ignore[no-untyped-def]
+def _score(begin, end, place, scores, pages, k_slots, seq_lens, form, run_form, q, out):  # type: ignore[no-untyped-def]
     """Logits of streams [begin, end); arguments as in `score`. Tokens that no score page holds get exact ones."""
     _, queries, d = q.shape
     m, T, rows, _ = form
@@ -202,7 +204,7 @@ def _score(begin, end, place, scores, pages, k_slots, seq_lens, form, n, q, out)
         for first in range(0, seq_lens[stream], T):
             last = min(first + T, seq_lens[stream])
             if scores[stream, 0, first // T] == UNMAPPED:
-                _score_rows(place, k_slots[stream], pages[stream], n, q[stream], (first, last), out[stream])
+                _score_rows(place, k_slots[stream], pages[stream], run_form, q[stream], (first, last), out[stream])
                 continue
             out[stream, :, first:last] = 0
             for part in range(parts):
@@ -211,24 +213,24 @@ def _score(begin, end, place, scores, pages, k_slots, seq_lens, form, n, q, out)
 
 
 @njit(inline="always")
-def _run_end(tokens, first, length, n):  # type: ignore[no-untyped-def]
-    """Where the tokens of one group that follow each other end."""
+def _run_end(tokens, first, length, n, waiting):  # type: ignore[no-untyped-def]
+    """Where the tokens of one group that follow each other end, or of one buffer of it."""
     last = first + 1
-    while last < length and tokens[last] == tokens[last - 1] + 1 and tokens[last] % n:
+    while last < length and tokens[last] == tokens[last - 1] + 1 and tokens[last] % n % waiting:
         last += 1
     return last
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _attend_refined(  # type: ignore[no-untyped-def]
-    begin, end, place, pages, slots, n, q, tokens, counts, alpha, v_mean, bends, seq_lens, out, rows
+    begin, end, place, pages, slots, form, q, tokens, counts, alpha, v_mean, bends, seq_lens, out, rows
 ):
     """Attention of streams [begin, end), a run at a time: K is scored for all queries, then V is added.
 
     The sum of V of all that is chosen is one query more, with weights of 1: without it, the mean of V is of the others.
     The page of the run behind is asked for meanwhile.
     """
-    _, queries, d = q.shape
+    (_, queries, d), (n, parts, waiting) = q.shape, form
     scale, width = np.float32(1 / math.sqrt(d)), (n + BLOCK - 1) // BLOCK * BLOCK
     scales, keys = np.empty(d, np.float32), np.empty((queries, d), np.float32)
     weights, sums = np.ones((queries + 1, width), np.float32), np.empty((queries + 1, d), np.float32)
@@ -238,19 +240,19 @@ def _attend_refined(  # type: ignore[no-untyped-def]
         mine, groups, k_slots, v_slots = tokens[stream], pages[stream], slots[0][stream], slots[1][stream]
         asking, length, first = q[stream], counts[stream], 0
         while first < length:
-            last = _run_end(mine, first, length, n)
+            last = _run_end(mine, first, length, n, waiting)
             behind = groups[mine[last] // n] if last < length else UNMAPPED
             following = _page(place, behind) if behind != UNMAPPED else np.uint64(0)
             size = np.int64(place[2]) if behind != UNMAPPED else 0
             taken = mine[first], mine[first] + (last - first)
-            run = _open_run(place, groups, k_slots, taken, n, 0, scales)
+            run = _open_run(place, groups, k_slots, taken, form, 0, scales)
             _scale(asking, scales, keys)
             _logits(keys, scale, run, (following, size), weights)
             for query in range(queries):
                 if bends is not None:
                     bend(weights[query], bends[stream, query], mine[first:last])
                 _rescale(_at(weights[query]), (run[1] + BLOCK - 1) // BLOCK * BLOCK, tops, totals, query, sums[query])
-            _add_values(sums, weights, _open_run(place, groups, v_slots, taken, n, 1, scales), scales)
+            _add_values(sums, weights, _open_run(place, groups, v_slots, taken, form, parts - 1, scales), scales)
             first = last
         others = seq_lens[stream] - length
         for channel in range(d):
@@ -279,7 +281,8 @@ def score(view: KvView, q: F32, threads: int = 1) -> F32:
     out: F32 = np.empty((*q.shape[:2], int(view.seq_lens.max())), np.float32)
     shape = form.m, form.T, form.rows, form.header_bytes
     places = _place(view), planes["scores"], planes["refined"][:, 0], view.k_slots
-    arguments = *places, view.seq_lens, shape, form.n, np.ascontiguousarray(q), out
+    run_form = form.n, form.parts, form.waiting
+    arguments = *places, view.seq_lens, shape, run_form, np.ascontiguousarray(q), out
     over_streams(_score, threads, q.shape[0], arguments)
     return out
 
@@ -295,7 +298,8 @@ def attend_refined(
     _check_selection(view, *chosen)
     out: F32 = np.empty(q.shape, np.float32)
     rows: F32 = np.empty((*q.shape[:2], 2), np.float32)
-    places = _place(view), view.planes["refined"][:, 0], (view.k_slots, view.v_slots), form.n
+    run_form = form.n, form.parts, form.waiting
+    places = _place(view), view.planes["refined"][:, 0], (view.k_slots, view.v_slots), run_form
     arguments = *places, np.ascontiguousarray(q), *chosen, alpha, v_mean, bends, view.seq_lens, out, rows
     over_streams(_attend_refined, threads, q.shape[0], arguments)
     return out, rows

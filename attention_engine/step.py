@@ -127,12 +127,18 @@ class Step:
     @property
     def budget_bytes(self) -> I64:
         """Bytes (N,) of r channels of every token and of top_k rows of K and V."""
-        nbytes: I64 = 2 * self.r * self.seq_lens + 4 * self.head_dim * self.top_k
+        nbytes: I64 = 2 * self.r * self.seq_lens + self._row_bytes * self.top_k
         return nbytes
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of a token's rows of K and V, one where V is a part of K."""
+        nbytes: int = FP16_BYTES * self.head_dim
+        return nbytes if self.view.layout.latent else 2 * nbytes
 
     def rows_for(self, nbytes: I64) -> I64:
         """How many rows (N,) of K and V some bytes are worth, at least one and at most all."""
-        rows: I64 = nbytes // (4 * self.head_dim)
+        rows: I64 = nbytes // self._row_bytes
         return rows.clip(1, self.seq_lens)
 
     @property

@@ -9,11 +9,12 @@ from typing import Literal, TypeVar, get_args
 
 from csd_spec._check import at_least
 from csd_spec.model import BF16, FP8, LATENT
-from csd_spec.planes import BRAIN, bits_of, number_of
+from csd_spec.planes import BITS, BRAIN, IN_K, bits_of, is_lossy, number_of
 from csd_spec.sparf import Budget, Compression, Convention, SparFParams
 
 Storage = Literal["fp16", "bf16", "fp8"]
 _ROWS: Mapping[Storage, int] = MappingProxyType({"fp16": 16, "bf16": BF16, "fp8": FP8})
+_FEW = ", ".join(str(number_of(bits, exact=False)) for bits in BITS)
 _T = TypeVar("_T")
 
 
@@ -58,16 +59,16 @@ class Attention:
     def stored(self, bf16: bool, latent: bool = False) -> Attention:
         """The same for a model, whose layout says what values are stored as. bf16: whether the model computes in it.
         latent: whether V is a part of K."""
-        if latent:
-            if self.embedding_bits not in (16, LATENT) or self.storage in ("bf16", "fp8"):
-                raise ValueError(
-                    f"K of which V is a part is stored in FP16: use layout 16 without storage {self.storage!r}"
-                )
+        number, wanted = self.embedding_bits, self.storage or ("bf16" if bf16 else "fp16")
+        if not latent and (number == LATENT or (bits_of(number) and number & IN_K)):
+            raise ValueError(f"embedding_bits = {number}: V is no part of K in this model")
+        if latent and number in (16, LATENT):
+            if self.storage in ("bf16", "fp8"):
+                raise ValueError(f"storage = {self.storage!r}: rows of K of which V is a part are stored in FP16")
             return replace(self, embedding_bits=LATENT)
-        if self.embedding_bits == LATENT:
-            raise ValueError(f"embedding_bits = {LATENT}: V is no part of K in this model")
-        wanted = self.storage or ("bf16" if bf16 else "fp16")
-        return replace(self, embedding_bits=_stored_as(self.embedding_bits, wanted))
+        if latent and not is_lossy(number):
+            raise ValueError(f"embedding_bits = {number}: K of which V is a part has layouts 16 and {_FEW} alone")
+        return replace(self, embedding_bits=_stored_as(number, wanted) | IN_K * latent)
 
     def at(self, seq_len: int, head_dim: int) -> SparFParams:
         """The budget's parameters for `seq_len` stored tokens of `head_dim` channels."""

@@ -7,7 +7,7 @@ from functools import cache
 
 from csd_spec._check import at_least
 from csd_spec.checked import Count, value
-from csd_spec.planes import BRAIN, Planes, bits_of
+from csd_spec.planes import BRAIN, IN_K, Planes, bits_of
 
 FP16_BYTES = 2
 OPAQUE, BF16, LATENT, FP8 = 2, 3, 5, 6  # numbers of layouts
@@ -101,7 +101,7 @@ class KvLayout:
     @property
     def latent(self) -> bool:
         """Whether V is a part of K, and read with it."""
-        return self.kind == LATENT
+        return self.kind == LATENT or bool(self.planes and self.planes.latent)
 
     @property
     def row_bytes(self) -> int:
@@ -162,4 +162,4 @@ class KvLayout:
 @cache
 def _planes(page_bytes: int, head_dim: int, kind: int, m: int) -> Planes | None:
     bits = bits_of(kind)
-    return Planes(page_bytes, head_dim, bits, m, bool(kind & BRAIN)) if bits else None
+    return Planes(page_bytes, head_dim, bits, m, bool(kind & BRAIN), bool(kind & IN_K)) if bits else None

@@ -15,6 +15,7 @@ b of each 16 holds token b of 32 in its low half and token 16 + b in its high ha
 
 A *refined page* holds K and V of n consecutive tokens: an exponent e of each channel of K and then of V (int8), n rows
 of int8 codes of K, n rows of V. A value is code x 2^e, so FP16 represents it exactly, or BF16 where rows are of that.
+Where V is a part of K the page is of K alone.
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ MAX_T, MAX_WIDTH, BITS = 256, 8, (2, 3, 4)
 MAX_CODE = 127
 EXPONENTS, EXPONENTS_BF16 = (-24, 9), (-126, 120)  # the least and the most, so that FP16, or BF16, has code x 2^e
 BRAIN = 1 << 6  # in the number of a layout of few bits: rows and headers are BF16
+IN_K = 1 << 7  # in that of one with planes: V is a part of K
 _FAMILY, _EXACT, _BITS = 1 << 5, 1 << 4, (1 << 4) - 1  # its other fields
 
 
 @dataclass(frozen=True, slots=True)
 class Planes:
     """Their form. bits: of a value of K in score pages, at least and on average, 2 to 4. m: channels of such a page.
-    bf16: whether that is what rows and headers are of."""
+    bf16: whether that is what rows and headers are of. latent: whether V is a part of K."""
 
     page_bytes: int
     head_dim: int
     bits: int
     m: int
     bf16: bool = False
+    latent: bool = False
 
     def __post_init__(self) -> None:
         at_least(1, head_dim=self.head_dim, m=self.m)
@@ -50,12 +53,13 @@ class Planes:
             raise ValueError(f"head_dim = {self.head_dim}: its planes do not fit pages of {self.page_bytes} bytes")
 
     @classmethod
-    def for_context(cls, page_bytes: int, head_dim: int, bits: int, max_tokens: int) -> Planes:
+    def for_context(cls, page_bytes: int, head_dim: int, bits: int, max_tokens: int, latent: bool = False) -> Planes:
         """Score pages of at most 64 channels where their groups fill 16 times over `max_tokens` tokens, else of 128.
 
         Longer groups spread the cost of a header, shorter ones leave fewer tokens that no score page holds yet.
         """
-        long, short = (cls(page_bytes, head_dim, bits, -(-head_dim // -(-head_dim // most))) for most in (64, 128))
+        sizes = (-(-head_dim // -(-head_dim // most)) for most in (64, 128))
+        long, short = (cls(page_bytes, head_dim, bits, m, latent=latent) for m in sizes)
         return long if max_tokens >= 16 * long.T else short
 
     @property
@@ -75,20 +79,36 @@ class Planes:
         return min((self.page_bytes - self.header_bytes) // (self.T // 2), 2 * self.m)
 
     @property
+    def parts(self) -> int:
+        """What a refined page holds of each token: a row of K, and one of V where that is no part of it."""
+        return 2 - self.latent
+
+    @property
     def n(self) -> int:
         """Tokens of a refined page."""
-        return (self.page_bytes - 2 * self.head_dim) // (2 * self.head_dim)
+        return self.page_bytes // (self.parts * self.head_dim) - 1
+
+    @property
+    def buffers(self) -> int:
+        """Page buffers that rows of a group, 2 bytes a value, wait in until it is full: 2 where V is a part of K."""
+        return -(-2 * self.n * self.head_dim // self.page_bytes)
+
+    @property
+    def waiting(self) -> int:
+        """Tokens whose rows wait in one of them."""
+        return -(-self.n // self.buffers)
 
 
-def number_of(bits: int, exact: bool, bf16: bool = False) -> int:
-    """The number of the layout. exact: rows of K and V are kept too. bf16: they are BF16, else FP16."""
-    return BRAIN * bf16 | _FAMILY | _EXACT * exact | bits
+def number_of(bits: int, exact: bool, bf16: bool = False, latent: bool = False) -> int:
+    """The number of the layout. exact: rows of K and V are kept too. bf16: they are BF16, else FP16. latent: V is a
+    part of K; there is no exact one."""
+    return IN_K * latent | BRAIN * bf16 | _FAMILY | _EXACT * exact | bits
 
 
 def bits_of(number: int) -> int:
     """What a layout's number says of its planes; 0 for those that have none."""
-    bits = number & _BITS
-    return bits if (number - bits) & ~BRAIN in (_FAMILY, _FAMILY | _EXACT) and bits in BITS else 0
+    bits, family = number & _BITS, (number & ~_BITS) & ~BRAIN
+    return bits if family in (_FAMILY, _FAMILY | _EXACT, _FAMILY | IN_K) and bits in BITS else 0
 
 
 def is_lossy(number: int) -> bool:

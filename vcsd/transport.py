@@ -16,7 +16,7 @@ from csd_link.driveset import DriveSet
 from csd_link.transports.transport import DriveFactory, Make
 from csd_spec import Attention, Device, LogPage
 from csd_spec.model import OPAQUE
-from csd_spec.planes import bits_of, is_lossy
+from csd_spec.planes import IN_K, bits_of, is_lossy
 from ftl import LAYOUTS
 from vcsd.administer import read_log
 
@@ -72,4 +72,5 @@ def check_method(what: Attention, known: Collection[str] | None) -> None:
     if method in BY_PLANES and not bits_of(layout.number):
         raise ValueError(f"attention = {method!r}: layout {layout.name} has no planes, use one that has, as planes2")
     if method in METHODS and method not in (*BY_PLANES, "dense") and is_lossy(layout.number):
-        raise ValueError(f"attention = {method!r}: layout {layout.name} keeps no rows, use {layout.name}-exact")
+        rows = "layout 16" if what.embedding_bits & IN_K else f"{layout.name}-exact"
+        raise ValueError(f"attention = {method!r}: layout {layout.name} keeps no rows, use {rows}")

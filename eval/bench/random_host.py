@@ -57,6 +57,7 @@ FORMS = [
         for number in (
             *(number_of(2, exact=False), number_of(4, exact=False), number_of(3, exact=True), FP8),
             *(BRAIN | 8, number_of(2, exact=False, bf16=True), number_of(3, exact=True, bf16=True)),
+            number_of(2, exact=False, bf16=True, latent=True),
         )
     ),
 ]
@@ -64,17 +65,19 @@ FORMS = [
 
 def as_stored(form: KvLayout, before: int, k: F16, v: F16) -> tuple[F16, F16]:
     """K and V (S, H, d) as a layout keeps them: of groups that were not full with `before` tokens, what 8 bits say;
-    of 8-bit floats all."""
+    of 8-bit floats all. V that is a part of K is K."""
     if form.fp8:
         return kept(form, k), kept(form, v)
-    for group in range(before // form.n, len(k) // form.n) if is_lossy(form.kind) else ():
+    planes = form.planes if is_lossy(form.kind) else None
+    for group in range(before // form.n, len(k) // form.n) if planes else ():
+        assert planes is not None
         part = slice(group * form.n, (group + 1) * form.n)
-        rows = np.concatenate([k[part], v[part]], axis=2).transpose(1, 0, 2)
+        rows = np.concatenate([k[part], v[part]][: planes.parts], axis=2).transpose(1, 0, 2)
         pages: U8 = np.zeros((rows.shape[0], form.page_bytes), np.uint8)
-        refine(pages, np.ascontiguousarray(rows).view(np.uint16), form.bf16)
-        back = refined(pages, form.n, form.head_dim, form.bf16).view(np.float16).transpose(1, 0, 2)
-        k[part], v[part] = back[..., : form.head_dim], back[..., form.head_dim :]
-    return k, v
+        refine(pages, planes, np.ascontiguousarray(rows).view(np.uint16))
+        back = refined(pages, planes).view(np.float16).transpose(1, 0, 2)
+        k[part], v[part] = back[..., : form.head_dim], back[..., -form.head_dim :]
+    return k, k if form.latent else v
 
 
 class RandomHost:

@@ -68,7 +68,7 @@ class Reader:
 
     def refined_pages(self, view: KvView, tokens: I32, counts: I64) -> PagePlan:
         """Pages that hold K and V of tokens (N, k), ascending, in 8 bits; they cross as a whole."""
-        row_bytes = 2 * view.layout.head_dim
+        row_bytes = (2 - view.layout.latent) * view.layout.head_dim
         slots = view.planes["refined"][:, 0]
         ppns, useful, _, ends = plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, 0)
         return self._whole(ppns, useful, ends)

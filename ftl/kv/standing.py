@@ -105,7 +105,7 @@ class Standing:
     def _known(self) -> tuple[U32, U32, U32]:
         """Slots of K, of V, and of the copy of K, as a view has them."""
         none, copy = np.empty((len(self.seqs) * self.heads, 1, 0), np.uint32), self._slots.get("embedding_k")
-        k = self._slots.get("k", none)[:, 0]
+        k = self._slots.get("k", none).transpose(0, 2, 1).reshape(none.shape[0], -1)
         v = k if self.layout.latent else self._slots.get("v", none)[:, 0]
         groups = -(-max(self.stored()) // self.layout.T)
         return k, v, np.full((k.shape[0], 1, groups), UNMAPPED) if copy is None else copy

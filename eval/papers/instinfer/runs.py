@@ -55,7 +55,7 @@ class Runs:
     def drive(self, system: InStorage, batch: int, drives: int = 1) -> Result:
         """A system that attends in drives."""
         if self.setup.model.latent and system not in in_drives(self.setup.model):
-            return Result(system=system.name, batch=batch, drives=drives, reason="planes have no form for latent rows")
+            return Result(system=system.name, batch=batch, drives=drives, reason="not simulated on latent rows")
         return self._in_storage[system, batch, drives]
 
     @property

@@ -344,5 +344,5 @@ ON_HOSTS: dict[str, Callable[[Setup, int, int], Result]] = {
 
 
 def in_drives(model: Model) -> tuple[InStorage, ...]:
-    """Systems whose drives can hold a model's K and V: ours keeps both in planes, where one row is all there is not."""
+    """Systems that are simulated on a model's K and V: on latent rows those that attend to FP16."""
     return (DENSE, SPARF) if model.latent else IN_DRIVES

@@ -166,11 +166,11 @@ def _forget(page, form, rows, first, tokens):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _refine(rows, bf16, pages):  # type: ignore[no-untyped-def]
-    """Write refined pages of rows (pages, n, 2 d): exponents, codes of K, codes of V."""
+def _refine(rows, bf16, parts, pages):  # type: ignore[no-untyped-def]
+    """Write refined pages of rows (pages, n, parts x d): exponents, codes of each part."""
     lowest, highest = EXPONENTS_BF16 if bf16 is not None else EXPONENTS
     count, n, channels = rows.shape
-    d, most, scales = channels // 2, np.empty(channels, np.float32), np.empty(channels, np.float32)
+    d, most, scales = channels // parts, np.empty(channels, np.float32), np.empty(channels, np.float32)
     for page in range(count):
         most[:] = 0
         for t in range(n):
@@ -182,7 +182,7 @@ def _refine(rows, bf16, pages):  # type: ignore[no-untyped-def]
             exponent = min(max(exponent if most[channel] > 0 else lowest, lowest), highest)
             pages[page, channel], scales[channel] = exponent, np.float32(math.ldexp(1.0, -exponent))
         for t in range(n):
-            for part in range(2):
+            for part in range(parts):
                 codes = pages[page, channels + (part * n + t) * d : channels + (part * n + t + 1) * d]
                 for channel in range(d):
                     code = np.rint(finite(rows[page, t, part * d + channel], bf16) * scales[part * d + channel])
@@ -239,15 +239,15 @@ def scored(pages: U8, form: Planes) -> F32:
     return out
 
 
-def refine(pages: U8, rows: U16, bf16: bool = False) -> None:
-    """Write refined pages (pages, page_bytes) of rows (pages, n, 2 d): those of K, then of V."""
-    _refine(np.ascontiguousarray(rows).view(np.uint16), bf16 or None, pages.view(np.int8))
+def refine(pages: U8, form: Planes, rows: U16) -> None:
+    """Write refined pages (pages, page_bytes) of rows (pages, n, parts x d): those of K, then of V."""
+    _refine(np.ascontiguousarray(rows).view(np.uint16), form.bf16 or None, form.parts, pages.view(np.int8))
 
 
-def refined(pages: U8, n: int, d: int, bf16: bool = False) -> U16:
-    """Rows (pages, n, 2 d) of refined pages (pages, page_bytes), exactly what their codes stand for."""
-    signed = np.ascontiguousarray(pages).view(np.int8)
-    scales = np.exp2(signed[:, : 2 * d].astype(np.float32)).reshape(-1, 2, 1, d)
-    codes = signed[:, 2 * d : 2 * d * (n + 1)].reshape(-1, 2, n, d)
-    rows = narrowed(np.multiply(codes, scales, dtype=np.float32), bf16)
-    return np.ascontiguousarray(rows.transpose(0, 2, 1, 3)).reshape(-1, n, 2 * d)
+def refined(pages: U8, form: Planes) -> U16:
+    """Rows (pages, n, parts x d) of refined pages (pages, page_bytes), exactly what their codes stand for."""
+    signed, n, width = np.ascontiguousarray(pages).view(np.int8), form.n, form.parts * form.head_dim
+    scales = np.exp2(signed[:, :width].astype(np.float32)).reshape(-1, form.parts, 1, form.head_dim)
+    codes = signed[:, width : width * (n + 1)].reshape(-1, form.parts, n, form.head_dim)
+    rows = narrowed(np.multiply(codes, scales, dtype=np.float32), form.bf16)
+    return np.ascontiguousarray(rows.transpose(0, 2, 1, 3)).reshape(-1, n, width)

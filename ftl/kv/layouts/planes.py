@@ -13,9 +13,10 @@ from csd_spec.planes import BITS, Planes, number_of
 from csd_spec.view import in_flash
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.codes import begin_scores, forget_scores, put_scores, refine, refined
-from ftl.kv.layouts.group_map import GroupMap, PackedMap
+from ftl.kv.layouts.group_map import POISON, GroupMap, PackedMap
+from ftl.kv.layouts.lay import lay_rows
 from ftl.kv.layouts.layout import Layout
-from ftl.kv.layouts.token import TokenMap
+from ftl.kv.layouts.token import RowMap, TokenMap
 
 LOSSY = "8 bits: a value within 1/127 of its channel's largest in its page"
 OWN_RANGE = 32  # rows from which a group that is not full has ranges of its own, and not those of the group before
@@ -27,27 +28,27 @@ def _form(layout: KvLayout) -> Planes:
 
 
 class RefinedMap(PackedMap):
-    """K and V of n tokens in 8 bits, a page. Rows wait with those who hold K and V."""
+    """K and V of n tokens in 8 bits, a page, or K of which V is a part. Rows wait with those who hold them."""
 
-    source, primary, scattered = "kv", False, True
+    primary, scattered = False, True
 
     def __init__(self, layout: KvLayout, layers: int, heads: int) -> None:
-        self.per_group, self.streams = layout.n, heads
+        self.form = _form(layout)
+        self.per_group, self.streams, self.source = layout.n, heads, "kv"[: self.form.parts]
         super().__init__(Kind.REFINED, layout, layers, heads)
 
     @property
     def group_bytes(self) -> int:
-        return 2 * self.layout.head_dim * (self.layout.n + 1)
+        return self.form.parts * self.layout.head_dim * (self.layout.n + 1)
 
     def waits_in(self, group: int) -> bool:
         return False
 
     def pack(self, rows: U16) -> U16:
-        n, d = self.per_group, self.layout.head_dim
-        by_group = rows.transpose(1, 0, 2).reshape(-1, n, 2 * d)
-        pages = np.zeros((by_group.shape[0], 2 * d * (n + 1)), np.uint8)
-        refine(pages, by_group, self.layout.bf16)
-        return pages.view(np.uint16).reshape(self.streams, -1, d * (n + 1))
+        by_group = rows.transpose(1, 0, 2).reshape(-1, self.per_group, rows.shape[2])
+        pages = np.zeros((by_group.shape[0], self.group_bytes + self.group_bytes % 2), np.uint8)
+        refine(pages, self.form, by_group)
+        return pages.view(np.uint16).reshape(self.streams, -1, pages.shape[1] // 2)
 
     def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
         raise AssertionError("its rows wait with K and V")
@@ -105,7 +106,7 @@ class ScoreMap(PackedMap):
         content.view(np.uint8)[buffers] = pages
 
 
-class WaitingMap(TokenMap):
+class _Waiting(RowMap):
     """Rows of K or V of the unfinished group, as they came; those of full groups are as refined pages have them."""
 
     programmed = False
@@ -125,7 +126,7 @@ class WaitingMap(TokenMap):
         slots = self._pages.slots[layer, :, first:last]
         full = int(in_flash(slots[0]).sum())
         pages = banks[0][slots[:, :full].ravel()].view(np.uint8)
-        rows = refined(pages, n, d, self.layout.bf16)[..., self._part]
+        rows = refined(pages, self._pages.form)[..., self._part]
         stored = rows.reshape(self.heads, full * n, d).transpose(1, 0, 2)
         waiting = tokens.stop - (first + full) * n
         if waiting > 0:
@@ -133,24 +134,58 @@ class WaitingMap(TokenMap):
         return np.ascontiguousarray(stored[tokens.start - first * n :][: len(tokens)])
 
 
+class WaitingMap(_Waiting, TokenMap):
+    """In one page buffer a head."""
+
+
+class WaitingInMoreMap(_Waiting):
+    """In several page buffers a head, a stream each: of K alone a refined page has more tokens than a buffer rows."""
+
+    def __init__(self, kind: int, source: str, layout: KvLayout, heads: tuple[int, int], pages: RefinedMap) -> None:
+        super().__init__(kind, source, layout, heads, pages)
+        self.form = _form(layout)
+        self.streams *= self.form.buffers
+        GroupMap.__init__(self, kind, layout, *heads)
+
+    def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
+        buffer, row = divmod(position, self.form.waiting)
+        lay_rows(pages, at.reshape(self.heads, -1)[:, buffer:], self.form.waiting, row, rows)
+
+    def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
+        self.write(content, buffers, position, rows)
+
+    def poison(self, content: U16, buffers: I64, position: int) -> None:
+        for number, each in enumerate(buffers.reshape(self.heads, -1).T):
+            first = max(0, position - number * self.form.waiting)
+            content[each, first * self.layout.head_dim :] = POISON
+
+    def waiting(self, content: U16, layer: int, count: int) -> U16:
+        d = self.layout.head_dim
+        rows = content[self.buffers[layer], : self.form.waiting * d].reshape(self.heads, -1, d)
+        return rows[:, :count].transpose(1, 0, 2)
+
+
 def _maps(exact: bool, form: KvLayout, layers: int, heads: int) -> dict[str, GroupMap]:
     pages, shape = RefinedMap(form, layers, heads), (layers, heads)
+    waiting = WaitingMap if pages.form.buffers == 1 else WaitingInMoreMap
     rows: dict[str, GroupMap] = {
-        name: TokenMap(kind, name, form, *shape) if exact else WaitingMap(kind, name, form, shape, pages)
-        for name, kind in (("k", Kind.K), ("v", Kind.V))
+        name: TokenMap(kind, name, form, *shape) if exact else waiting(kind, name, form, shape, pages)
+        for name, kind in (("k", Kind.K), ("v", Kind.V))[: pages.form.parts]
     }
     return rows | {"refined": pages, "scores": ScoreMap(form, layers, heads)}
 
 
-def _layout(exact: bool, bf16: bool, bits: int) -> Layout:
-    number = number_of(bits, exact, bf16)
+def _layout(keeps: tuple[bool, bool], bf16: bool, bits: int) -> Layout:
+    exact, latent = keeps
+    number = number_of(bits, exact, bf16, latent)
 
     def form(page_bytes: int, head_dim: int, max_tokens: int) -> KvLayout:
-        planes = Planes.for_context(page_bytes, head_dim, bits, max_tokens)
+        planes = Planes.for_context(page_bytes, head_dim, bits, max_tokens, latent)
         return KvLayout(page_bytes=page_bytes, head_dim=head_dim, m=planes.m, bits=bits, kind=number)
 
-    name = f"planes{bits}{'-bf16' if bf16 else ''}{'-exact' if exact else ''}"
+    name = f"planes{bits}{'-bf16' * bf16}{'-exact' * exact}{'-latent' * latent}"
     return Layout(name, number, form, partial(_maps, exact), "" if exact else LOSSY)
 
 
-PLANES = tuple(_layout(*form) for form in product((False, True), (False, True), BITS))
+_KEEPS = (False, False), (True, False), (False, True)  # rows too, and K of which V is a part
+PLANES = tuple(_layout(*form) for form in product(_KEEPS, (False, True), BITS))

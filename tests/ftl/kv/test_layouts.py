@@ -73,6 +73,7 @@ def test_numbers_are_those_that_commands_carry():
         68: "int4-bf16",
         98: "planes2-bf16",
         114: "planes2-bf16-exact",
+        162: "planes2-latent",
     }.items() <= names.items()
     for number, layout in LAYOUTS.items():
         assert layout.number == number and layout_of(layout.form(4096, 128, 2048)).maps is layout.maps

@@ -30,6 +30,7 @@ from ftl.kv.layouts.codes import (
 H, D = 2, 16
 LOSSY, EXACT = number_of(2, exact=False), number_of(3, exact=True)
 LOSSY_BF16, EXACT_BF16 = number_of(2, exact=False, bf16=True), number_of(3, exact=True, bf16=True)
+LATENT, LATENT_BF16 = (number_of(2, exact=False, bf16=bf16, latent=True) for bf16 in (False, True))
 FORM = Planes.for_context(512, D, 2, 128)
 SEEDS = st.integers(0, 1 << 32)
 KINDS = pytest.mark.parametrize("bf16", [False, True])
@@ -93,20 +94,23 @@ def test_the_widest_channels_get_the_bits():
 
 
 @KINDS
+@pytest.mark.parametrize("latent", [False, True])
 @settings(max_examples=60, deadline=None)
 @given(seed=SEEDS)
-def test_eight_bits_are_within_half_a_step_and_settle(bf16, seed):
+def test_eight_bits_are_within_half_a_step_and_settle(bf16, latent, seed):
     """A step is a power of two, at most 1/63.5 of the channel's largest value; the largest FP16 loses 480."""
-    rows = any_values(seed, 3, 15, 2 * D, bf16=bf16)
+    form = replace(FORM, bf16=bf16, latent=latent)
+    assert form.n == (31 if latent else 15), "K alone has twice as many tokens to a page"
+    rows = any_values(seed, 3, form.n, form.parts * D, bf16=bf16)
     pages = np.zeros((3, 512), np.uint8)
-    refine(pages, rows, bf16)
-    back = refined(pages, 15, D, bf16)
+    refine(pages, form, rows)
+    back = refined(pages, form)
     values, got = values_of(rows, bf16), widened(back, bf16).astype(np.float64)
     largest = np.abs(values).max(1, keepdims=True)
     assert (np.abs(got - values) <= np.maximum(largest / 127, 2.0 ** (-127 if bf16 else -25))).all()
     again = np.zeros((3, 512), np.uint8)
-    refine(again, back, bf16)
-    np.testing.assert_array_equal(refined(again, 15, D, bf16), back)
+    refine(again, form, back)
+    np.testing.assert_array_equal(refined(again, form), back)
 
 
 @KINDS
@@ -148,7 +152,7 @@ def test_a_group_under_construction_is_cut_to_the_ranges_that_it_has():
     assert (pages[0, FORM.header_bytes :].reshape(FORM.rows, -1)[:, 16 + 8 : 32] & 15 == 0).all()
 
 
-@pytest.mark.parametrize("number", [LOSSY, EXACT, LOSSY_BF16, EXACT_BF16])
+@pytest.mark.parametrize("number", [LOSSY, EXACT, LOSSY_BF16, EXACT_BF16, LATENT, LATENT_BF16])
 def test_planes_live_as_other_pages_do(small_drive, number):
     """Append in all sizes, decode, fork, crop, flush, collection and recovery."""
     ftl, generator = Ftl(small_drive), np.random.default_rng(0)
@@ -218,3 +222,6 @@ def test_capacity_is_six_tenths_of_fp16():
     form = LAYOUTS[number_of(2, exact=False)].form(4096, 128, 2048)
     page_bytes = 4096 / form.n + 4096 * form.embedding_pages / form.T
     assert 0.55 < page_bytes / (4 * 128) < 0.65
+    form = LAYOUTS[LATENT].form(4096, 576, 32768)  # DeepSeek's
+    page_bytes = 4096 / form.n + 4096 * form.embedding_pages / form.T
+    assert (form.n, form.T, form.embedding_pages) == (6, 224, 9) and 0.7 < page_bytes / (2 * 576) < 0.75

@@ -16,6 +16,7 @@ from csd_firmware import InProcessDevice
 from csd_link.run_dir import pid_path
 from csd_spec import KvAppend, SeqCreate, Status
 from csd_spec.model import LATENT
+from csd_spec.planes import number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.verbs import verb_of
 from csd_spec.view import in_flash
@@ -119,6 +120,22 @@ def test_a_drive_that_was_killed_gets_its_stream_again():
     assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("make", [deepseek_v2, deepseek_v3])
+@pytest.mark.parametrize("storage", ["fp16", "bf16"])
+def test_ours_errs_as_8_bits_do(make, storage):
+    """Where all tokens are attended, far less than where many are left out; a token takes a row of 8 bits and its share
+    of powers, 6 tokens a page, and pages of K in few bits."""
+    model = made(make)
+    expected, errors = talk(model), []
+    for options in ({"attention": "ours", "compression": 1, "storage": storage}, {"attention": "local"}):
+        with vcsd.attach(model, **options) as csd:
+            errors.append((talk(model) - expected).abs().max())
+            stored = csd.report().token_bytes
+        if not errors[1:]:
+            assert stored == {"refined": 7 * 576 / 6, "scores": 5 * 4096 / 96}
+    assert 0 < 4 * errors[0] < min(8 * FP16_ERROR, errors[1])
+
+
 def test_a_token_takes_one_row_and_the_layouts_own_copy():
     """K of 576 channels in pages of 3 rows, and what is copied of it for SparF; V takes nothing."""
     model, tokens = made(deepseek_v3), 300
@@ -200,7 +217,9 @@ def test_absorbed_attention_is_the_expanded_one():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"attention": "ours"}, "use layout 16"),
+        ({"embedding_bits": 8}, "layouts 16 and 34, 35, 36 alone"),
+        ({"embedding_bits": number_of(2, exact=True)}, "layouts 16 and 34, 35, 36 alone"),
+        ({"embedding_bits": 34}, "keeps no rows, use layout 16"),
         ({"storage": "bf16"}, "stored in FP16"),
         ({"drives": HEADS + 1}, "4, the model's query heads"),
     ],
