@@ -16,7 +16,7 @@ from eval.papers.instinfer.options import (
     run,
 )
 from eval.papers.instinfer.runs import Case, Runs, enough
-from eval.papers.instinfer.systems import DENSE, IN_DRIVES, InStorage, Setup, in_drives
+from eval.papers.instinfer.systems import DENSE, IN_DRIVES, InStorage, Setup
 from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
 
@@ -51,7 +51,7 @@ def experiment(
     drives and a GPU."""
     check_picture(plot)
     setup, batch = work.setup(machine, simulated, compression), number("batch_sizes", batch_sizes)
-    systems = in_drives(setup.model)
+    systems = IN_DRIVES
     drives = drives or enough(setup, systems, batch)
     runs = run(simulated, setup, cases(batch, drives, systems))
     found = rows(runs, batch, drives)

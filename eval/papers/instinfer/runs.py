@@ -11,6 +11,7 @@ import numpy as np
 
 from csd_spec import ModelShape
 from csd_spec.model import LATENT
+from csd_spec.planes import IN_K
 from eval.papers.instinfer.simulate import SimulatedDrive
 from eval.papers.instinfer.systems import (
     ON_HOSTS,
@@ -20,7 +21,6 @@ from eval.papers.instinfer.systems import (
     Result,
     Setup,
     finish,
-    in_drives,
 )
 from eval.sweep import cores, sweep
 from ftl import LAYOUTS, OutOfSpace
@@ -54,8 +54,6 @@ class Runs:
 
     def drive(self, system: InStorage, batch: int, drives: int = 1) -> Result:
         """A system that attends in drives."""
-        if self.setup.model.latent and system not in in_drives(self.setup.model):
-            return Result(system=system.name, batch=batch, drives=drives, reason="not simulated on latent rows")
         return self._in_storage[system, batch, drives]
 
     @property
@@ -84,7 +82,10 @@ class Fill:
     @property
     def layout(self) -> int:
         """The number of that in which K and V are stored."""
-        return LATENT if self.setup.model.latent else self.systems[0].bits
+        bits = self.systems[0].bits
+        if not self.setup.model.latent:
+            return bits
+        return LATENT if bits == 16 else bits | IN_K
 
     @property
     def fits(self) -> bool:

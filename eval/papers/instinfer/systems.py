@@ -341,8 +341,3 @@ ON_HOSTS: dict[str, Callable[[Setup, int, int], Result]] = {
     "vLLM": paged,
     "Host": offloaded,
 }
-
-
-def in_drives(model: Model) -> tuple[InStorage, ...]:
-    """Systems that are simulated on a model's K and V: on latent rows those that attend to FP16."""
-    return (DENSE, SPARF) if model.latent else IN_DRIVES

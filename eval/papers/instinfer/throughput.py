@@ -17,7 +17,7 @@ from eval.papers.instinfer.options import (
     run,
 )
 from eval.papers.instinfer.runs import Case, Runs, enough
-from eval.papers.instinfer.systems import IN_DRIVES, InStorage, Setup, in_drives
+from eval.papers.instinfer.systems import IN_DRIVES, InStorage, Setup
 from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
 
@@ -66,7 +66,7 @@ def experiment(
     of a GPU that holds K and V, of one that streams them from host memory, and of vLLM."""
     check_picture(plot)
     setup, batches = work.setup(machine, simulated, compression), numbers("batch_sizes", batch_sizes)
-    systems = in_drives(setup.model)
+    systems = IN_DRIVES
     drives = drives or enough(setup, systems, min(batches))
     runs = run(simulated, setup, cases(batches, drives, systems))
     found = rows(runs, batches, drives, (*HOSTS, *BY_DATA_SHEET))
