@@ -159,7 +159,7 @@ def live(twins, bits, methods, rounds):
         (16, FP16_METHODS),
         (4, ("dense", "sparf")),
         (number_of(2, exact=True), ("progressive", "dense")),
-        (number_of(2, exact=False), ("progressive",)),
+        (number_of(2, exact=False), ("progressive", "dense")),
         (number_of(2, exact=True, bf16=True), ("progressive", "kivi")),
     ],
 )
