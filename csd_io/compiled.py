@@ -51,8 +51,10 @@ class _Stamped:
         super().__init__(function, path)  # type: ignore[call-arg]  # of the class beside this one
         self._module = function.__module__
 
-    def get_source_stamp(self) -> bytes:
-        return _stamp(self._module)
+    def get_source_stamp(self) -> Any:
+        if getattr(sys.modules.get(self._module), "__file__", None):
+            return _stamp(self._module)
+        return super().get_source_stamp()  # type: ignore[misc]  # of a file that was run, and never imported
 
 
 class Provided(_Stamped, UserProvidedCacheLocator):
@@ -67,4 +69,5 @@ class UserWide(_Stamped, UserWideCacheLocator):
     """In the user's cache, where the source's folder cannot be written."""
 
 
-config.CACHE_LOCATOR_CLASSES = ",".join(f"{__name__}.{each.__name__}" for each in (Provided, InTree, UserWide))
+_OURS = [f"{__name__}.{each.__name__}" for each in (Provided, InTree, UserWide)]
+config.CACHE_LOCATOR_CLASSES = ",".join([*_OURS, "IPythonCacheLocator", "ZipCacheLocator"])  # numba's, in its order

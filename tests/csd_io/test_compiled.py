@@ -1,5 +1,6 @@
 """What is compiled once is compiled again when anything that it is made of changes."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -76,6 +77,18 @@ def test_a_constant_of_another_file_is_seen(package):
     for factor, result in ((3, 6), (4, 8)):
         write(factor, names="FACTOR", body="FACTOR * x")
         assert run() == [result, 0]
+
+
+def test_functions_of_a_file_that_is_no_module_are_kept_too(tmp_path):
+    """As a user's file with methods is loaded."""
+    path = tmp_path / "methods.py"
+    for factor in (2, 2, 3):
+        path.write_text(f"import numba\n\n@numba.njit(cache=True)\ndef times(x):\n    return {factor} * x\n")
+        spec = importlib.util.spec_from_file_location("never_imported", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert module.times(5) == 5 * factor
+    assert list((tmp_path / "__pycache__").glob("*.nbi"))
 
 
 def test_all_that_is_compiled_asks_so():
