@@ -155,9 +155,9 @@ def _attend(  # type: ignore[no-untyped-def]
 ):
     """Attention of streams [begin, end) over their selected tokens, BLOCK at a time; arguments as in `attend`.
 
-    Of each block: the addresses of the rows AHEAD, logits of four rows at a time for all queries (those that are left
-    one by one, and -inf behind the last), the softmax, then V, four rows at a time. Rows ahead are asked for by the
-    first query alone. In the end the sums are divided, the mean of V takes the share 1 - alpha, and `rows` get m and l.
+    Of each block: the addresses of the rows AHEAD, logits of eight rows at a time for two queries (those that are left
+    one by one, and -inf behind the last), the softmax, then V for two queries, whose sums stay in registers. In the end
+    the sums are divided, the mean of V takes the share 1 - alpha, and `rows` get m and l.
     """
     _, queries, d = q.shape
     scale, row_bytes = np.float32(1 / math.sqrt(d)), place[3]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Lock, current_thread, main_thread
 from typing import Any, TypeVar
 
 from attention_engine import METHODS, Methods
@@ -49,7 +50,7 @@ class InProcessDevice:
             self._let_go()
             raise
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.name)
-        self._works = Lock()
+        self._works, self._order = Lock(), Lock()
         self._newest: Future[Any] = self._worker.submit(int)  # of what was queued
 
     @classmethod
@@ -91,29 +92,47 @@ class InProcessDevice:
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
         return self._queue(partial(self.firmware.step, command, submit_ns))
 
-    def step(self, command: Command, submit_ns: int) -> Completion:
-        """Carry a command out behind what is queued; where that is nothing, in the thread that asks: to wake another
-        one takes as long as a short command. A subclass's own `submit` is asked as ever."""
-        if not self._newest.done() or type(self).submit is not InProcessDevice.submit:
+    def carry_out(self, command: Command, submit_ns: int) -> Completion:
+        """What `submit` does, at once: behind what is queued, and where that is nothing in the thread that asks: to wake
+        another one takes as long as a short command. Who has a `submit` of their own is asked by that."""
+        own = getattr(self.submit, "__func__", None) is not InProcessDevice.submit
+        if own or not self._newest.done():
             return self.submit(command, submit_ns).result()
         with self._works:
-            return self.firmware.step(command, submit_ns)
+            return _uninterrupted(lambda: self.firmware.step(command, submit_ns))
 
     def _queue(self, act: Callable[[], T]) -> Future[T]:
         def run() -> T:
             with self._works:
                 return act()
 
-        queued = self._worker.submit(run)
-        self._newest = queued
+        with self._order:
+            queued = self._worker.submit(run)
+            self._newest = queued
         return queued
 
     def close(self) -> None:
         self._newest = Future()  # never done: what comes now asks the queue, which takes no more
         self._worker.shutdown()
-        self.firmware.ftl.nand.held.close()
-        self._let_go()
+        with self._works:
+            self.firmware.ftl.nand.held.close()
+            self._let_go()
 
     def _let_go(self) -> None:
         if self._folder:
             self._folder.close()
+
+
+def _uninterrupted(act: Callable[[], T]) -> T:
+    """Let Ctrl-C wait until it is done: a command is carried out as a whole, or not at all."""
+    before = signal.getsignal(signal.SIGINT) if current_thread() is main_thread() else None
+    if not callable(before):
+        return act()
+    caught: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *what: caught.append(what))
+    try:
+        return act()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught:
+            before(*caught[0])

@@ -9,8 +9,10 @@ good, so whatever is off goes the general way, which says what it is. Both give 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attention_engine import Compute, Read, Step
 from attention_engine.methods.dense import dense
@@ -78,8 +80,9 @@ class ShortStep:
             return False
         stored, sums = np.array(standing.stored()), state.sums(self.seqs, self.layer)
         out, rows = np.empty(self.shape, np.float16), np.empty((*self.shape[:3], 2), np.float32)
-        q, k, v, bits = (each.view(np.uint16) for each in (command.q, command.k, command.v, out))
-        asked = command.top_k, command.recent
+        given = _as_ours(command.q), _as_ours(command.k), _as_ours(command.v), out
+        q, k, v, bits = (each.view(np.uint16) for each in given)
+        asked = _as_ours(command.top_k), _as_ours(command.recent)
         kept = self.bounds, self.waiting, self.bf16, self.counts, self.tokens, self.places
         if not _step(q, k, v, *asked, stored, *kept, sums, bits, rows):
             return False
@@ -118,6 +121,11 @@ def short_step(state: DriveState, command: Command, max_bytes: int) -> ShortStep
 
 def _key(command: Attend) -> tuple[object, ...]:
     return ShortStep, tuple(command.seqs), command.layer
+
+
+def _as_ours(array: NDArray[Any]) -> NDArray[Any]:
+    """An array, or a copy where it is read-only or not aligned: for such `_step` would be compiled anew."""
+    return array if array.flags.behaved else array.copy()
 
 
 def _form(command: Attend) -> tuple[object, ...]:

@@ -47,7 +47,7 @@ class Firmware:
         try:
             if self.ftl.nand.failed and not isinstance(command, GetLog):
                 raise MediumFailed(self.ftl.nand.failed)
-            verb, run = self._checked(command, max_bytes)
+            verb, run = self._begun(command, max_bytes)
             nbytes = nbytes_in(verb, command)
             watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(nbytes))
             if not verb.overlaps:
@@ -62,8 +62,8 @@ class Firmware:
             self.ftl.label(done.data[0].tolist(), tenant)
         return self._complete(verb, nbytes, done, watch)
 
-    def _checked(self, command: Command, max_bytes: int) -> tuple[Verb, Run]:
-        """The verb of a good command, and what carries it out, or ends what was begun the short way."""
+    def _begun(self, command: Command, max_bytes: int) -> tuple[Verb, Run]:
+        """The verb of a good command, and what carries it out, or ends what is done already the short way."""
         short = short_step(self.state, command, max_bytes)
         if short:
             return VERBS[Attend], short.finish

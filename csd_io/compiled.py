@@ -1,7 +1,8 @@
 """Compiled functions that are kept between runs, until anything they are made of changes.
 
 Numba asks for the content of a function's own file alone. Ours call functions, and have constants, of other files: with
-those unseen, a machine that has run an older version would go on with parts of it.
+those unseen, a machine that has run an older version would go on with parts of it. A module asks for this by having
+`njit` from here; functions of others are kept as numba keeps them.
 """
 
 from __future__ import annotations
@@ -13,35 +14,63 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numba
 import numpy as np
-from numba import config, njit
 from numba.core.caching import InTreeCacheLocator, UserProvidedCacheLocator, UserWideCacheLocator
 
-__all__ = ["njit"]
 
-_THEIRS = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # numba knows of its own version by itself
-_CONSTANTS = (bool, int, float, str, tuple, np.generic)
+def njit(*args: Any, **kwargs: Any) -> Any:
+    """numba's."""
+    return numba.njit(*args, **kwargs)
 
 
 @cache
 def _stamp(name: str) -> bytes:
-    """A digest of a module's file, of constants that it has from others, and of the modules of functions that it has
-    from others. It is asked for while a module is made: what comes later there is in its file."""
-    module, digest = sys.modules[name], hashlib.sha256()
-    digest.update(Path(str(module.__file__)).read_bytes())
-    constants = {key: value for key, value in vars(module).items() if isinstance(value, _CONSTANTS) and key[:2] != "__"}
-    digest.update(repr(sorted(constants.items())).encode())
-    for other in sorted(_behind(module) - {name}):
-        digest.update(_stamp(other))
+    """A digest of all that a module's functions are made of. It is asked for while the module is made: what comes later
+    there is in its file."""
+    digest = hashlib.sha256()
+    for module in (sys.modules[each] for each in _made_of(name)):
+        digest.update(Path(str(module.__file__)).read_bytes())
+        for key, value in sorted(vars(module).items()):
+            if isinstance(value, np.ndarray):
+                digest.update(key.encode() + value.tobytes())
+            elif _is_plain(value):
+                digest.update(f"{key}={value!r}".encode())
     return digest.digest()
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether a value says by its text what it is."""
+    return isinstance(value, bool | int | float | str | np.generic) or (
+        isinstance(value, tuple) and all(map(_is_plain, value))
+    )
+
+
+def _made_of(name: str) -> list[str]:
+    """A module and those whose functions it has, of its own package or of who asks for stamps too, and theirs."""
+    found, left = set[str](), [name]
+    while left:
+        each = left.pop()
+        if each not in found:
+            found.add(each)
+            package = each.partition(".")[0]
+            left += [other for other in _behind(sys.modules[each]) if other.startswith(f"{package}.") or _asks(other)]
+    return sorted(found)
+
+
 def _behind(module: ModuleType) -> set[str]:
-    """Modules of the functions that a module knows, but for those of others' packages."""
-    functions = [value for value in vars(module).values() if callable(value) and not isinstance(value, type)]
-    found = {str(getattr(value, "__module__", "")) for value in functions}
-    known = {name for name in found if name.partition(".")[0] not in _THEIRS}
-    return {name for name in known if getattr(sys.modules.get(name), "__file__", None)}
+    """Modules that a module has, or functions of."""
+    values = [value for value in vars(module).values() if callable(value) or isinstance(value, ModuleType)]
+    names = {
+        value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
+        for value in values
+        if not isinstance(value, type)
+    }
+    return {name for name in names if getattr(sys.modules.get(name), "__file__", None)}
+
+
+def _asks(name: str) -> bool:
+    return getattr(sys.modules.get(name), "njit", None) is njit
 
 
 class _Stamped:
@@ -52,9 +81,7 @@ class _Stamped:
         self._module = function.__module__
 
     def get_source_stamp(self) -> Any:
-        if getattr(sys.modules.get(self._module), "__file__", None):
-            return _stamp(self._module)
-        return super().get_source_stamp()  # type: ignore[misc]  # of a file that was run, and never imported
+        return _stamp(self._module) if _asks(self._module) else super().get_source_stamp()  # type: ignore[misc]
 
 
 class Provided(_Stamped, UserProvidedCacheLocator):
@@ -70,4 +97,4 @@ class UserWide(_Stamped, UserWideCacheLocator):
 
 
 _OURS = [f"{__name__}.{each.__name__}" for each in (Provided, InTree, UserWide)]
-config.CACHE_LOCATOR_CLASSES = ",".join([*_OURS, "IPythonCacheLocator", "ZipCacheLocator"])  # numba's, in its order
+numba.config.CACHE_LOCATOR_CLASSES = ",".join([*_OURS, "IPythonCacheLocator", "ZipCacheLocator"])  # in numba's order

@@ -22,8 +22,8 @@ class DeviceError(Exception):
 class Device(Protocol):
     """A drive that takes commands in order and answers each with a completion.
 
-    A class may also have `step`, with what `submit` takes, which returns the completion itself: a drive in this process
-    then works in the thread that waits for it.
+    A class may also have `carry_out`, with what `submit` takes, which returns the completion itself: a drive in this
+    process then works in the thread that waits for it.
     """
 
     @property

@@ -100,8 +100,8 @@ class Driver:
         self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
         self.max_tokens = 1  # of a sequence that was asked for
         self.now_ns = 0  # modelled time on the host
-        here = hasattr(type(self.devices[-1]), "step")  # not what a wrapper hands through
-        self._step_last = self.devices[-1].step if here else None  # type: ignore[attr-defined]
+        here = hasattr(type(self.devices[-1]), "carry_out")  # not what a wrapper hands through
+        self._carry_last = self.devices[-1].carry_out if here else None  # type: ignore[attr-defined]
         self._shipper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill")
         self._in_flight: deque[Future[list[Future[Completion]]]] = deque()
         self._closed = False
@@ -241,12 +241,12 @@ class Driver:
     def _carry_out(self, mini_batch: MiniBatch, commands: Sequence[Command]) -> list[Completion]:
         """Completions of every drive's command. This thread does the work of the last one, where that drive lets it and
         no other mini-batch waits."""
-        if self._step_last is None or mini_batch.turnstile:
+        if self._carry_last is None or mini_batch.turnstile:
             with mini_batch.turn():
                 submitted = self._submit(commands, mini_batch.now_ns)
             return self._collect(submitted)
         submitted = self._submit(commands[:-1], mini_batch.now_ns)
-        last = self._step_last(commands[-1], mini_batch.now_ns)
+        last = self._carry_last(commands[-1], mini_batch.now_ns)
         return self._checked([*(future.result() for future in submitted), last])
 
     def _collect(self, submitted: list[Future[Completion]], lost_too: bool = False) -> list[Completion]:

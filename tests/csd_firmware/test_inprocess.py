@@ -1,6 +1,8 @@
 """Drives in folders: what outlives the process, snapshots, restoring them."""
 
-from threading import Event, Timer, current_thread, main_thread
+import signal
+import time
+from threading import Event, Thread, Timer, current_thread, main_thread
 
 import numpy as np
 import pytest
@@ -104,12 +106,12 @@ def test_a_command_in_the_callers_thread_comes_behind_what_is_queued(small_drive
     queued = [device.submit(number, 0) for number in range(3)]
     begun.wait()
     Timer(0.1, go.set).start()
-    device.step(3, 0)
-    device.step(4, 0)
+    device.carry_out(3, 0)
+    device.carry_out(4, 0)
     assert [number for number, _ in order] == [0, 1, 2, 3, 4] and all(each.done() for each in queued)
     assert [mine for _, mine in order] == [False] * 4 + [True], "only where nothing waits is it worth it"
     device.close()
-    for ask in (device.submit, device.step):
+    for ask in (device.submit, device.carry_out):
         with pytest.raises(RuntimeError, match="shutdown"):
             ask(5, 0)
 
@@ -123,5 +125,37 @@ def test_a_subclass_that_submits_in_its_own_way_is_always_asked(small_drive):
             return super().submit(command, submit_ns)
 
     device = Watched(small_drive)
-    assert device.step(Flush(), 0).status is Status.SUCCESS and device.seen == 1
+    assert device.carry_out(Flush(), 0).status is Status.SUCCESS and device.seen == 1
+    device.close()
+
+
+def test_closing_waits_for_a_command_in_another_thread(small_drive, monkeypatch):
+    device, begun, ended = InProcessDevice(small_drive), Event(), []
+
+    def step(command, submit_ns):
+        begun.set()
+        time.sleep(0.2)
+        ended.append(command)
+
+    monkeypatch.setattr(device.firmware, "step", step)
+    thread = Thread(target=device.carry_out, args=(Flush(), 0))
+    thread.start()
+    begun.wait()
+    device.close()
+    assert ended
+    thread.join()
+
+
+def test_ctrl_c_waits_until_a_command_is_carried_out(small_drive, monkeypatch):
+    device, done = InProcessDevice(small_drive), []
+
+    def step(command, submit_ns):
+        signal.raise_signal(signal.SIGINT)
+        done.append(command)
+
+    monkeypatch.setattr(device.firmware, "step", step)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        device.carry_out(Flush(), 0)
+    assert len(done) == 1 and signal.getsignal(signal.SIGINT) is before
     device.close()

@@ -170,3 +170,15 @@ def test_layers_keep_their_own(small_drive, taken):
             assert twins.attend(seqs, layer, "dense").status is Status.SUCCESS
     assert len(taken) == 2 * 3
     twins.equal()
+
+
+def test_arrays_that_cannot_be_written_are_no_new_kind(small_drive, taken):
+    twins, seqs = twins_of(small_drive)
+    for _ in range(2):
+        twins.attend(seqs, 0, "dense")
+    known = list(short._step.signatures)
+    command = step_of(twins, seqs)
+    for array in (command.q, command.k, command.v, command.top_k, command.recent):
+        array.setflags(write=False)
+    assert twins.do(command).status is Status.SUCCESS
+    assert len(taken) == 2 and short._step.signatures == known

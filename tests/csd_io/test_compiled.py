@@ -12,6 +12,7 @@ from tests.house import ROOT
 CALLER = """
 from csd_io.compiled import njit
 from {package}.callee import {names}
+{more}
 
 OWN = 1
 
@@ -40,10 +41,10 @@ def package(tmp_path):
     folder.mkdir()
     (folder / "__init__.py").touch()
 
-    def write(factor=3, base=0, names="times", body="times(x) + OWN"):
-        (folder / "third.py").write_text(f"BASE = {base}\n")
+    def write(factor=3, base=0, names="times", body="times(x) + OWN", more=""):
+        (folder / "third.py").write_text(f"import numpy as np\nBASE = {base}\nTABLE = np.array([BASE])\n")
         (folder / "callee.py").write_text(CALLEE.format(package="made", factor=factor))
-        (folder / "caller.py").write_text(CALLER.format(package="made", names=names, body=body))
+        (folder / "caller.py").write_text(CALLER.format(package="made", names=names, body=body, more=more))
 
     def run():
         command = [sys.executable, "-c", "import made.caller"]
@@ -77,6 +78,25 @@ def test_a_constant_of_another_file_is_seen(package):
     for factor, result in ((3, 6), (4, 8)):
         write(factor, names="FACTOR", body="FACTOR * x")
         assert run() == [result, 0]
+
+
+@pytest.mark.parametrize(
+    "way", ["from made.third import TABLE as IT", "from made import third", "import made.third as it"]
+)
+def test_tables_and_constants_behind_a_module_are_seen(package, way):
+    write, run = package
+    body = {"TABLE": "IT[0] * x", "made import": "third.BASE * x", "as it": "it.BASE * x"}
+    body = next(text for key, text in body.items() if key in way)
+    for base, kept in ((3, 0), (3, 1), (5, 0)):
+        write(base=base, body=body, more=way)
+        assert run() == [2 * base, kept]
+
+
+def test_a_tuple_of_functions_has_no_address(package):
+    write, run = package
+    for kept in (0, 1):
+        write(more="STEPS = (times, len)")
+        assert run() == [7, kept]
 
 
 def test_functions_of_a_file_that_is_no_module_are_kept_too(tmp_path):

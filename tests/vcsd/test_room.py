@@ -35,9 +35,8 @@ def test_as_many_pages_are_foreseen_as_a_drive_programs(small_drive, bits):
     handles = device.submit(create, 0).result().data[0].tolist()
     values = np.random.default_rng(0).standard_normal((rows * tokens, SHAPE.kv_heads, SHAPE.head_dim)).astype("f2")
     for layer in range(SHAPE.layers):
-        append = KvAppend(
-            tuple(handles), layer, np.full(rows, tokens), values, values[..., : 0 if bits == LATENT else None]
-        )
+        of_v = values[..., : 0 if LAYOUTS[bits].form(4096, SHAPE.head_dim, tokens).latent else None]
+        append = KvAppend(tuple(handles), layer, np.full(rows, tokens), values, of_v)
         assert device.submit(append, 0).result().status is Status.SUCCESS
     ftl = device.firmware.ftl
     streams = sum(m.streams for seq in ftl.sequences.values() for m in seq.maps.values() if m.programmed)
