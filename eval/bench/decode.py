@@ -25,6 +25,7 @@ from eval.bench.contest import read_rate
 from eval.experiment import Outcome
 from eval.rivals import caches, llamacpp
 from host_driver.hf.cache import CsdCache
+from host_driver.hf.staging import stage
 from vcsd.loading import CHECKPOINT
 from vcsd.loading import load as load_model
 from vcsd.progress import Tick, no_tick, progress
@@ -212,7 +213,7 @@ def _store(cache: CsdCache, layer: int, k: torch.Tensor, v: torch.Tensor) -> Non
     batch, heads, tokens, d = k.shape
     cache.open(batch)
     assert cache.batch is not None
-    rows = [part.transpose(1, 2).reshape(batch * tokens, heads, d).contiguous().numpy() for part in (k, v)]
+    rows = stage(*(part.transpose(1, 2).reshape(batch * tokens, heads, d) for part in (k, v)), bf16=cache.driver.bf16)()
     lengths = np.full(batch, tokens)
     cache.driver.append(cache.batch, cache.rows, layer, lengths, lambda: (rows[0], rows[1]))
     cache.driver.settle()
