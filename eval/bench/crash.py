@@ -201,12 +201,12 @@ def bench_crash(cuts: int, seed: int, tick: Tick = no_tick, medium: Kind = "memo
     sequences, tokens or logical pages that are not those of the last commit, byte for byte. recovered: cuts after which
     all was right.
     """
-    operations, in_files = -(-cuts // 2), medium != "memory"
+    operations, (of_host, of_process) = -(-cuts // 2), _deaths(cuts, medium)
     with place(medium, DRIVE.geometry) as where:
         total = _sweep(where, seed, operations, 1.0, tick)
         every = total["cuts"]
-        host = _host_cuts(where, seed, max(1, cuts // (4 if in_files else 20)), False, tick)
-        kills = _host_cuts(where, seed + 1, max(1, cuts // 4), True, tick) if in_files else Counter[str]()
+        host = _host_cuts(where, seed, of_host, False, tick)
+        kills = _host_cuts(where, seed + 1, of_process, True, tick)
         for longer in range(1, 4):
             total += _sweep(where, seed + 1000 * longer, 4 * operations, 0.1 / 12, tick)
     at_random, total = total["cuts"] - every, total + host + kills
@@ -214,6 +214,11 @@ def bench_crash(cuts: int, seed: int, tick: Tick = no_tick, medium: Kind = "memo
     kinds = {"cuts_of_every_moment": every, "cuts_at_random": at_random, "cuts_of_the_host": host["cuts"]}
     kinds |= {"kills": kills["cuts"], "writes_lost": host["writes_lost"]}
     return {"medium": medium} | counts | kinds | {"seed": seed}
+
+
+def _deaths(cuts: int, medium: Kind) -> tuple[int, int]:
+    """How often the machine loses its power beside so many cuts, and how often only the process that writes dies."""
+    return (max(1, cuts // 20), 0) if medium == "memory" else (max(1, cuts // 4), max(1, cuts // 4))
 
 
 def _sweep(where: Place, seed: int, operations: int, share: float, tick: Tick) -> Counter[str]:
@@ -310,6 +315,6 @@ def experiment(
     medium: MediumOption = "memory",
 ) -> Outcome:
     """Cut the power at every moment of a trace of all verbs, and at random in longer ones; then compare every byte."""
-    with progress("power cuts", cuts + cuts // 10) as tick:
+    with progress("power cuts", cuts + cuts // 10 + sum(_deaths(cuts, medium))) as tick:
         result = bench_crash(cuts, seed, tick, medium)
     return flat("power cuts", result, failed=bool(result["lost"] or result["wrong"]))
