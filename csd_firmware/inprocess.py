@@ -93,8 +93,8 @@ class InProcessDevice:
         return self._queue(partial(self.firmware.step, command, submit_ns))
 
     def carry_out(self, command: Command, submit_ns: int) -> Completion:
-        """What `submit` does, at once: behind what is queued, and where nothing is in the thread that asks: to wake
-        another one takes as long as a short command. Who has a `submit` of their own is asked by that."""
+        """`submit`, and its result. The thread that asks does the work where nothing is queued before: to wake another
+        one takes as long as a short command. Who has a `submit` of their own is asked by that."""
         own = getattr(self.submit, "__func__", None) is not InProcessDevice.submit
         if own or not self._newest.done():
             return self.submit(command, submit_ns).result()

@@ -8,7 +8,9 @@ good, so whatever is off goes the general way, which says what it is. Both give 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ from csd_spec import Attend, Command, Completion, Status
 from csd_spec.arrays import F16, F32
 from csd_spec.planes import is_lossy
 from ftl.kv.layouts.lay import lay_each
+
+Data = tuple[F16, F32]  # of a completion: the output, and m and l of its rows
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -67,17 +71,16 @@ class ShortStep:
         self.work = [self._as_counted(item) if isinstance(item, Compute) else item for item in step.work]
         self.flash = flash_read(*(item.plan for item in step.work if isinstance(item, Read)))
         self.nbytes = like.q.nbytes + step.rows.nbytes  # of data in its completion
-        self.data: tuple[F16, F32] | None = None
 
     def _as_counted(self, item: Compute) -> Compute:
         """The same work over as many tokens as there are by then."""
         return replace(item, lines=self.counts, scores=self.counts if item.scores is item.lines else item.scores)
 
-    def take(self, command: Attend) -> bool:
-        """Carry a command out but for its time; False where the general way has to, and nothing has changed."""
+    def take(self, command: Attend) -> Data | None:
+        """Carry a command out but for its time; None where the general way has to, and nothing has changed."""
         state, standing = self.state, self.standing
         if _form(command) != self.form or command.terms is not None or not state.ftl.placement.alive:
-            return False
+            return None
         stored, sums = np.array(standing.stored()), state.sums(self.seqs, self.layer)
         out, rows = np.empty(self.shape, np.float16), np.empty((*self.shape[:3], 2), np.float32)
         given = _as_ours(command.q), _as_ours(command.k), _as_ours(command.v), out
@@ -85,18 +88,15 @@ class ShortStep:
         asked = _as_ours(command.top_k), _as_ours(command.recent)
         kept = self.bounds, self.waiting, self.bf16, self.counts, self.tokens, self.places
         if not _step(q, k, v, *asked, stored, *kept, sums, bits, rows):
-            return False
+            return None
         standing.grow()
         state.ftl.kv.changes.dirty.update(self.seqs)
         state.set_sums(self.seqs, self.layer, sums)
-        self.data = out, rows
-        return True
+        return out, rows
 
-    def finish(self, state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
+    def finish(self, data: Data, state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
         """The completion of what was taken, when its pages and units are done."""
         SCHEDULES[state.spec.engine.schedule](self.work, state.units, watch)
-        data, self.data = self.data, None
-        assert data is not None
         return Completion(status=Status.SUCCESS, data=data, flash=self.flash)
 
 
@@ -111,12 +111,14 @@ def keep_short(state: DriveState, command: Attend, step: Step) -> None:
         ftl.kv.keep(_key(command), ShortStep(state, command, step))
 
 
-def short_step(state: DriveState, command: Command, max_bytes: int) -> ShortStep | None:
-    """Carry out a command the short way, but for its time; None where that cannot be, and nothing has changed."""
+def short_step(state: DriveState, command: Command, max_bytes: int) -> Callable[..., Completion] | None:
+    """Carry out a command the short way, but for its time, which what is returned ends it with, as an act does; None
+    where that cannot be, and nothing has changed."""
     if type(command) is not Attend:
         return None
     short: ShortStep | None = state.ftl.kv.kept.get(_key(command))
-    return short if short is not None and short.nbytes <= max_bytes and short.take(command) else None
+    data = short.take(command) if short is not None and short.nbytes <= max_bytes else None
+    return partial(short.finish, data) if short is not None and data is not None else None
 
 
 def _key(command: Attend) -> tuple[object, ...]:

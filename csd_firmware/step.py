@@ -64,9 +64,9 @@ class Firmware:
 
     def _begun(self, command: Command, max_bytes: int) -> tuple[Verb, Run]:
         """The verb of a good command, and what carries it out, or ends what is done already the short way."""
-        short = short_step(self.state, command, max_bytes)
-        if short:
-            return VERBS[Attend], short.finish
+        end = short_step(self.state, command, max_bytes)
+        if end:
+            return VERBS[Attend], end
         verb = check(self.state, command, max_bytes)
         act = ACTS[verb.command]
         act.check(self.state, command)

@@ -21,8 +21,9 @@ def taken(monkeypatch):
     steps, take = [], short.ShortStep.take
 
     def counted(self, command):
-        steps.extend([command] * take(self, command))
-        return bool(steps) and steps[-1] is command
+        data = take(self, command)
+        steps.extend([command] * (data is not None))
+        return data
 
     monkeypatch.setattr(short.ShortStep, "take", counted)
     return steps
