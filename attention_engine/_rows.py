@@ -175,22 +175,19 @@ def _products(builder: Any, queries: list[Any], rows: list[Any], count: Any) -> 
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def dots(typing_context: Any, queries: Any, rows: Any, count: Any) -> Any:
-    """Sums of query_i[c] * row_j[c], a tuple by query: FP32 and FP16, or what else addresses say, at tuples of
-    addresses, `count` values each."""
+def dot(typing_context: Any, query: Any, row: Any, count: Any) -> Any:
+    """Sum of query[c] * row[c]: FP32 and FP16, or what else the address says, at addresses, `count` values each."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        queries, rows = (_unpack(builder, arguments[i], signature.args[i]) for i in (0, 1))
-        sums = _products(builder, queries, rows, arguments[2])
-        each = [builder.extract_element(sums, ir.IntType(32)(i)) for i in range(len(queries) * len(rows))]
-        return context.make_tuple(builder, signature.return_type, each)
+        query, row, count = arguments
+        return builder.extract_element(_products(builder, [query], [row], count), ir.IntType(32)(0))
 
-    return types.UniTuple(types.float32, queries.count * rows.count)(queries, rows, types.int64), generate
+    return types.float32(query, row, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def dots_into(typing_context: Any, outs: Any, scale: Any, queries: Any, rows: Any, count: Any) -> Any:
-    """out_i[j] = scale * the sum of query_i[c] * row_j[c]: as `dots`, to FP32 at a tuple of addresses."""
+    """out_i[j] = scale * the sum of query_i[c] * row_j[c]: as `dot`, to FP32 at a tuple of addresses."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         outs, queries, rows = (_unpack(builder, arguments[i], signature.args[i]) for i in (0, 2, 3))
@@ -232,21 +229,21 @@ def _folded(builder: Any, vectors: list[Any], join: Callable[[Any, Any], Any] | 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def add_scaled(typing_context: Any, sums: Any, weights: Any, rows: Any, count: Any) -> Any:
-    """sums_i[c] += weight_ij * row_j[c], for each j in turn: tuples of addresses of sums, of weights by sum, and of
-    addresses of FP16 rows."""
+    """sums[c] += weight_j * row_j[c], for each j in turn: an address of sums, tuples of weights and of addresses of
+    FP16 rows."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        sums, weights, rows = (_unpack(builder, arguments[i], signature.args[i]) for i in range(3))
+        sums, count = arguments[0], arguments[3]
+        weights, rows = (_unpack(builder, arguments[i], signature.args[i]) for i in (1, 2))
         factors = {_FLOATS: [_spread(builder, weight) for weight in weights], _FLOAT: weights}
 
         def add(index: Any, kind: Any, values: list[Any]) -> None:
-            for i, at in enumerate(sums):
-                total = _load(builder, at, index, kind, 4)
-                for factor, value in zip(factors[kind][i * len(rows) :], values, strict=False):
-                    total = _fma(builder, factor, value, total)
-                _store(builder, total, at, index)
+            total = _load(builder, sums, index, kind, 4)
+            for factor, value in zip(factors[kind], values, strict=True):
+                total = _fma(builder, factor, value, total)
+            _store(builder, total, sums, index)
 
-        _over_rows(builder, arguments[3], rows, add)
+        _over_rows(builder, count, rows, add)
         return context.get_dummy_value()
 
     return types.void(sums, weights, rows, types.int64), generate

@@ -5,7 +5,7 @@ row serves all G queries while it is in the first cache. Rows are asked for a bl
 anywhere, and no hardware foresees the next.
 
 Order of arithmetic, the same for any number of threads and on any machine. Approximate logits add channels in
-ascending order, one fused multiply-add each. Exact logits add as `_rows.dots` says. Attention takes tokens in ascending
+ascending order, one fused multiply-add each. Exact logits add as `_rows.dot` says. Attention takes tokens in ascending
 order, BLOCK at a time, with an online softmax (a running maximum; sums shrink when it grows). Nothing that was not
 selected is ever loaded into an arithmetic unit: that is the NFC filter.
 """
@@ -27,7 +27,7 @@ from attention_engine._rows import (
     add_value,
     ask,
     bare,
-    dots,
+    dot,
     dots_into,
 )
 from attention_engine.terms import bend
@@ -129,7 +129,7 @@ def _block_logits(keys, start, count, q_at, scale, d, weights):  # type: ignore[
             dots_into((at,), scale, (q,), some, d)
     for query in range(queries):
         for i in range(count // 8 * 8, count):
-            weights[query, i] = scale * dots((q_at + query * each,), (keys[(start + i) & LAST],), d)[0]
+            weights[query, i] = scale * dot(q_at + query * each, keys[(start + i) & LAST], d)
         for i in range(count, BLOCK):
             weights[query, i] = -np.inf
 
@@ -198,9 +198,9 @@ def _score_runs(place, e_slots, stream, group, m, run_bytes, chosen, weights, su
         runs[i] = page + np.uint64(chosen[stream, i] % m * run_bytes)
     for i in range(0, r - 3, 4):
         some = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
-        add_scaled((sums,), some, (runs[i], runs[i + 1], runs[i + 2], runs[i + 3]), count)
+        add_scaled(sums, some, (runs[i], runs[i + 1], runs[i + 2], runs[i + 3]), count)
     for i in range(r // 4 * 4, r):
-        add_scaled((sums,), (weights[i],), (runs[i],), count)
+        add_scaled(sums, (weights[i],), (runs[i],), count)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -212,8 +212,8 @@ def _score_codes(place, e_slots, stream, group, form, chosen, weights, sums):  #
     for i in range(weights.size):
         page, row = _page(place, e_slots[stream, chosen[stream, i] // m, group]), chosen[stream, i] % m
         scale_at, least_at = page + np.uint64(2 * row), page + np.uint64(2 * (m + row))
-        weight = weights[i] * dots((one,), (scale_at,), 1)[0]
-        offset += weights[i] * dots((one,), (least_at,), 1)[0]
+        weight = weights[i] * dot(one, scale_at, 1)
+        offset += weights[i] * dot(one, least_at, 1)
         codes = bare(page) + np.uint64(scale_bytes + row * run_bytes)
         for part in range(8 // bits):
             add_codes(sums + np.uint64(4 * part * run_bytes), weight, codes, part * bits, bits, run_bytes)
@@ -280,7 +280,7 @@ def _exact(begin, end, place, k_slots, n, q, tokens, counts, out):  # type: igno
             row = _page(place, k_slots[stream, token // n]) + np.uint64(token % n) * place[3]
             for query in range(queries):
                 q_row = np.uint64(q_at + (stream * queries + query) * 4 * d)
-                out[stream, query, i] = scale * dots((q_row,), (row,), d)[0]
+                out[stream, query, i] = scale * dot(q_row, row, d)
 
 
 def _place(view: KvView) -> tuple[np.uint64, ...]:

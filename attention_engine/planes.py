@@ -14,7 +14,7 @@ import numpy as np
 
 from attention_engine._nibbles import QUERIES, ROW_BYTES, add_entries, fill_entries, fill_tables
 from attention_engine._parallel import over_streams
-from attention_engine._rows import add_scaled, ask, bare, dots
+from attention_engine._rows import add_scaled, ask, bare, dot
 from attention_engine._runs import add_code_run, dot_codes, powers_of
 from attention_engine.kernels import BLOCK, Chosen, _check_selection, _mix, _page, _place, _rescale, _weight
 from attention_engine.terms import bend
@@ -71,7 +71,7 @@ def _score_page(page, form, q, powers, scratch, out):  # type: ignore[no-untyped
         fill_entries(_at(entries), page, _at(powers[first_query // QUERIES]), m, rows)
         units, zeros = fill_tables(_at(tables), _at(entries), rows)
         for j in range(live):
-            offsets[j] = dots((_at(q[first_query + j]),), (least,), m)[0] - units[j] * zeros[j]
+            offsets[j] = dot(_at(q[first_query + j]), least, m) - units[j] * zeros[j]
         numbers = units, (offsets[0], offsets[1], offsets[2], offsets[3])
         whole = count // LINE * LINE
         for j in range(live):
@@ -114,7 +114,7 @@ def _logits(q, scale, run, following, weights):  # type: ignore[no-untyped-def]
                 weights[first + j, i] = scale * some[j]
         for query in range(together, queries):
             one = _at(q) + np.uint64(query) * each
-            weights[query, i] = scale * (dot_codes((one,), row, d) if coded else dots((one,), (row,), d))[0]
+            weights[query, i] = scale * (dot_codes((one,), row, d)[0] if coded else dot(one, row, d))
     for query in range(queries):
         for i in range(count, (count + BLOCK - 1) // BLOCK * BLOCK):
             weights[query, i] = -np.inf
@@ -132,7 +132,7 @@ def _add_values(sums, weights, run, scales):  # type: ignore[no-untyped-def]
         s, w, left = _at(sums) + np.uint64(first) * each, _at(weights) + np.uint64(first) * width, queries - first
         if not coded:
             for i in range(count):
-                add_scaled((s,), (weights[first, i],), (at + np.uint64(2 * i * d),), d)
+                add_scaled(s, (weights[first, i],), (at + np.uint64(2 * i * d),), d)
             first += 1
         elif left == 5:
             s5, w5 = (s + np.uint64(4) * each,), (w + np.uint64(4) * width,)

@@ -8,7 +8,7 @@ import pytest
 from numba import njit
 
 from attention_engine._exp import exp, exponentials, largest
-from attention_engine._rows import WIDTH, add_many, add_scaled, dots, dots_into
+from attention_engine._rows import WIDTH, add_many, add_scaled, dot, dots_into
 
 
 @njit
@@ -31,27 +31,13 @@ def _largest(x):
 def _dots(query, rows):
     at, size = np.uint64(rows.ctypes.data), np.uint64(2 * rows.shape[1])
     one = np.uint64(query.ctypes.data)
-    return dots((one,), (at, at + size), rows.shape[1])
-
-
-@njit
-def _eight_dots(queries, rows):
-    q, each = np.uint64(queries.ctypes.data), np.uint64(4 * queries.shape[1])
-    at, size = np.uint64(rows.ctypes.data), np.uint64(2 * rows.shape[1])
-    return dots((q, q + each), (at, at + size, at + np.uint64(2) * size, at + np.uint64(3) * size), rows.shape[1])
-
-
-@njit
-def _add_both(sums, weights, rows):
-    s, each = np.uint64(sums.ctypes.data), np.uint64(4 * sums.shape[1])
-    at, size, (w, x) = np.uint64(rows.ctypes.data), np.uint64(2 * rows.shape[1]), weights
-    add_scaled((s, s + each), (w[0], w[1], x[0], x[1]), (at, at + size), rows.shape[1])
+    return dot(one, at, rows.shape[1]), dot(one, at + size, rows.shape[1])
 
 
 @njit
 def _add(sums, weights, rows):
     at, size = np.uint64(rows.ctypes.data), np.uint64(2 * rows.shape[1])
-    add_scaled((np.uint64(sums.ctypes.data),), (weights[0], weights[1]), (at, at + size), rows.shape[1])
+    add_scaled(np.uint64(sums.ctypes.data), (weights[0], weights[1]), (at, at + size), rows.shape[1])
 
 
 @njit
@@ -105,23 +91,6 @@ def test_rows_of_any_length(count):
     expected = sums + weights.astype(np.float64) @ exact
     _add(sums, weights, rows.view(np.uint16))
     np.testing.assert_allclose(sums, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("count", [1, 16, 33, 80, 128])
-def test_two_queries_get_the_bits_that_one_gets(count):
-    generator = np.random.default_rng(count)
-    queries, sums = generator.standard_normal((2, 2, count), np.float32)
-    rows, weights = (
-        generator.standard_normal((4, count)).astype(np.float16).view(np.uint16),
-        np.float32([[2, 3], [5, 7]]),
-    )
-    alone = [_dots(query, some)[i] for query in queries for some in (rows[:2], rows[2:]) for i in range(2)]
-    assert list(_eight_dots(queries, rows)) == alone
-    expected = sums.copy()
-    for one, w in zip(expected, weights, strict=True):
-        _add(one, w, rows[:2])
-    _add_both(sums, (weights[0], weights[1]), rows[:2])
-    np.testing.assert_array_equal(sums, expected)
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 33, 64, 80, 128, 131])
