@@ -12,7 +12,7 @@ from csd_firmware.state import DriveState, flash_read, rows_of_v
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Attend, Completion, Status
 from csd_spec.arrays import F16, F32
-from ftl import FtlError, PagePlan, kept
+from ftl import FtlError, kept
 
 _ONE = np.ones(1, np.int64)
 
@@ -20,7 +20,7 @@ _ONE = np.ones(1, np.int64)
 def check_attend(state: DriveState, command: Attend) -> None:
     """Raise Refused for a method that this drive does not know, or more tokens than there will be."""
     known = state.methods
-    if command.method not in known:
+    if not isinstance(command.method, str) or command.method not in known:
         raise Refused(f"method = {command.method!r}: this drive knows {', '.join(known)}")
     if state.ftl.sequence(command.seqs[0]).layout.opaque:
         raise Refused("seqs: their values are opaque, and are not attended")
@@ -47,18 +47,22 @@ def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
     v = rows_of_v(command)
     programmed, _ = state.ftl.append(command.seqs, command.layer, one_each, command.k, v, watch.now_ns)
     try:
-        data, plans = _attend(state, command, v, watch)
-    except Exception as error:  # whatever a method raises, of ours or of the user's, or lost data
+        step, data = _attend(state, command, v, watch)
+    except (Refused, FtlError):  # the method failed, or data is lost
         _take_back(state, command, watch.now_ns)
-        if isinstance(error, FtlError):
-            raise
-        raise Refused(f"method {command.method}: {type(error).__name__}: {error}") from error
-    flash = flash_read(*plans, programmed=programmed)
+        raise
+    keep_short(state, command, step)
+    flash = flash_read(*(item.plan for item in step.work if isinstance(item, Read)), programmed=programmed)
     return Completion(status=Status.SUCCESS, data=data, flash=flash)
 
 
-def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tuple[tuple[F16, F32], list[PagePlan]]:
-    """The completion's data, and what was read."""
+def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tuple[Step, tuple[F16, F32]]:
+    """Let the method attend; returns its step, whose work is timed, and the completion's data.
+
+    Raises:
+        Refused: The method, which may be the user's, raised an exception.
+        FtlError: Data of a sequence is lost.
+    """
     view = state.ftl.view(command.seqs, command.layer)
     B, H, G, d = command.q.shape
     v_sums = state.sums(command.seqs, command.layer)
@@ -74,13 +78,17 @@ def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tup
         command.terms,
     )
     step = Step(view, state.ftl, queries, state.threads)
-    exact = state.methods[command.method](step).reshape(B, H, G, d)
-    output = to_half(np.ascontiguousarray(exact, np.float32), bf16)
-    rows: F32 = np.ascontiguousarray(step.rows, np.float32).reshape(B, H, G, 2)
-    SCHEDULES[state.spec.engine.schedule](step.work, state.units, watch)
+    try:
+        exact = state.methods[command.method](step).reshape(B, H, G, d)
+        output = to_half(np.ascontiguousarray(exact, np.float32), bf16)
+        rows: F32 = np.ascontiguousarray(step.rows, np.float32).reshape(B, H, G, 2)
+        SCHEDULES[state.spec.engine.schedule](step.work, state.units, watch)
+    except FtlError:
+        raise
+    except Exception as error:
+        raise Refused(f"method {command.method}: {type(error).__name__}: {error}") from error
     state.set_sums(command.seqs, command.layer, v_sums)
-    keep_short(state, command, step)
-    return (output, rows), [item.plan for item in step.work if isinstance(item, Read)]
+    return step, (output, rows)
 
 
 def _take_back(state: DriveState, command: Attend, now_ns: int) -> None:

@@ -11,12 +11,14 @@ import numpy as np
 
 from attention_engine import all_finite
 from csd_firmware.state import DriveState
+from csd_link.wire import MAX_NS
 from csd_spec import Command, KvRead
-from csd_spec.verbs import DIMENSIONS, VERBS, Array, Kind, Names, Scalar, Verb
+from csd_spec.verbs import DIMENSIONS, MAX_TOKENS, VERBS, Array, Kind, Names, Scalar, Verb
 from ftl import Ftl, UnknownSequence
 from ftl.flash.tag import MAX_LAYERS
 
 NO_LIMIT = 1 << 62
+MAX_TIME_NS = 2 * MAX_NS  # a host's time, counted from when its tenant attached
 
 
 class Refused(Exception):
@@ -38,6 +40,7 @@ def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Ver
     if verb is None:
         raise Refused(f"{type(command).__name__} is no command")
     fields = {name: getattr(command, name) for name in verb.command.__slots__}
+    seqs_of(command)
     key = None
     if verb.names is Names.ALIKE and not verb.counted:
         key = verb.opcode, tuple(fields["seqs"]), *_forms([fields[array.name] for array in verb.modelled])
@@ -95,7 +98,33 @@ def _named(ftl: Ftl, verb: Verb, handles: Seq[int]) -> dict[str, int]:
     return sizes | {"dv": 0 if form.latent else form.head_dim, "last_layer": first.layers - 1}
 
 
+def seqs_of(command: Any) -> tuple[int, ...]:
+    """Handles that a command names; raises Refused unless they are a tuple of integers."""
+    seqs: Any = getattr(command, "seqs", ())
+    if not isinstance(seqs, tuple) or not all(map(_is_integer, seqs)):
+        raise Refused(f"seqs: must be a tuple of integers, is {_shown(seqs)}")
+    return seqs
+
+
+def check_time(submit_ns: Any) -> None:
+    """Raise Refused unless a time of submission is a number of nanoseconds that a command can have."""
+    if not _is_integer(submit_ns) or not 0 <= submit_ns <= MAX_TIME_NS:
+        raise Refused(f"submit_ns = {_shown(submit_ns)}: must be an integer from 0 to {MAX_TIME_NS}")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    """A value on one line of an error message."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def _scalar(scalar: Scalar, value: Any, sizes: Mapping[str, int]) -> None:
+    if not _is_integer(value):
+        raise Refused(f"{scalar.name} = {_shown(value)}: must be an integer")
     if scalar.choices:
         choices = ", ".join(map(str, map(int, scalar.choices)))
         require(value in scalar.choices, f"{scalar.name} = {value}: must be one of {choices}")
@@ -135,8 +164,8 @@ def _values(array: Array, value: Any, sizes: dict[str, int]) -> None:
             raise Refused(f"{array.name}: holds infinity or NaN, beyond {beyond}")
         return
     counts = value.tolist()
-    if counts and min(counts) < 0:
-        raise Refused(f"{array.name}: must not be negative")
+    if counts and not 0 <= min(counts) <= max(counts) <= MAX_TOKENS:
+        raise Refused(f"{array.name}: from {min(counts)} to {max(counts)}: must lie between 0 and {MAX_TOKENS}")
     sizes[array.total] = sum(counts)
 
 

@@ -13,7 +13,7 @@ from csd_io.folder import DiskFolder, Folder
 from csd_io.keeping import KeepingFolder
 from csd_spec import DriveSpec
 from ftl import Ftl, Nand
-from ftl.flash.files import sizes
+from ftl.flash.files import FOOTER_BYTES, older_files, read_generations, sizes, write_generation
 from ftl.flash.upgrade import is_old, upgrade
 
 
@@ -54,7 +54,9 @@ def fsck(path: Path, dry_run: bool, spec: DriveSpec | None = None) -> Report:
             return report
         if folder:
             _check_files(folder, spec, report)
-        _check_flash(folder or DiskFolder(path, writable=False), spec, report, mended)
+        opened = folder or DiskFolder(path, writable=False)
+        if _check_generations(opened, spec, report, dry_run) or folder:
+            _check_flash(opened, spec, report, mended)
         if folder and folder.changed:
             report.kept = str(_kept_in(path, -1))
     return report
@@ -118,10 +120,27 @@ def _check_files(folder: KeepingFolder, spec: DriveSpec, report: Report) -> None
         report.add("flash", "files of format 1", "brought up to date")
     have = folder.sizes()
     for name, size in sizes(spec.geometry).items():
-        if have.get(name) != size:
+        if have.get(name) not in (size, size - FOOTER_BYTES):
             what = "is missing" if name not in have else f"has {have[name]:,} bytes instead of {size:,}"
             report.add(name, what, "zeros stand where nothing is left", lost=True)
             folder.resize(name, size)
+        elif have[name] < size:  # an earlier version wrote no footers
+            folder.resize(name, size)
+
+
+def _check_generations(folder: Folder, spec: DriveSpec, report: Report, dry_run: bool) -> bool:
+    """Whether all files belong together; if they are to be repaired, they do so afterwards."""
+    have, wanted = folder.sizes(), sizes(spec.geometry)
+    whole = {name: size for name, size in wanted.items() if have.get(name) in (size, size - FOOTER_BYTES)}
+    files = {name: (folder.open(name, size), size) for name, size in whole.items()}
+    generations = read_generations({name: file for name, (file, _) in files.items()}, spec.geometry)
+    older = older_files(generations)
+    reported = {each["where"] for each in report.findings}
+    for name, what in older.items() if not older.keys() <= reported else ():
+        report.add(name, what, "would be taken as it is" if dry_run else "taken as it is", lost=True)
+    for file, size in files.values() if older and not dry_run else ():
+        write_generation(file, size, max(each for each in generations.values() if each is not None))
+    return not older
 
 
 def _check_flash(folder: Folder, spec: DriveSpec, report: Report, mended: str) -> None:

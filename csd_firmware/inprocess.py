@@ -93,10 +93,14 @@ class InProcessDevice:
         return self._queue(partial(self.firmware.step, command, submit_ns))
 
     def carry_out(self, command: Command, submit_ns: int) -> Completion:
-        """`submit`, and its result. The thread that asks does the work where nothing is queued before: to wake another
-        one takes as long as a short command. Who has a `submit` of their own is asked by that."""
+        """`submit`, and its result.
+
+        The calling thread does the work if nothing is queued before: to wake another one takes as long as a short
+        command. A command that a signal's handler could interrupt goes to the queue, and so does one of a device that
+        overrides `submit`.
+        """
         own = getattr(self.submit, "__func__", None) is not InProcessDevice.submit
-        if own or not self._newest.done():
+        if own or not self._newest.done() or _has_handlers():
             return self.submit(command, submit_ns).result()
         with self._works:
             return _uninterrupted(lambda: self.firmware.step(command, submit_ns))
@@ -123,8 +127,20 @@ class InProcessDevice:
             self._folder.close()
 
 
+def _has_handlers() -> bool:
+    """Whether a signal other than Ctrl-C's has a Python handler, which would run in this thread."""
+    if current_thread() is not main_thread():
+        return False
+    return any(map(callable, map(_handler_of, _OTHERS)))
+
+
+_OTHERS = sorted(map(int, signal.valid_signals() - {signal.SIGINT, signal.SIGKILL, signal.SIGSTOP}))
+# The function that signal.getsignal wraps makes no enum of each result: 3 us for all signals, not 26
+_handler_of = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+
+
 def _uninterrupted(act: Callable[[], T]) -> T:
-    """Let Ctrl-C wait until it is done: a command is carried out as a whole, or not at all."""
+    """Delay Ctrl-C until `act` has ended: a command is carried out as a whole, or not at all."""
     before = signal.getsignal(signal.SIGINT) if current_thread() is main_thread() else None
     if not callable(before):
         return act()

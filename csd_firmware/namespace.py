@@ -43,6 +43,7 @@ class Namespace:
     What was written waits in the buffer, a request is done when it is there; `flush` makes it survive a loss of power.
     `read`, `write` and `discard` are timed one after the other. `read_at` and `write_at` say when they are submitted,
     in ascending order: those whose times overlap share the flash, and take turns on either direction of the link.
+    What changes something raises MediumFailed on a failed drive, and fails the drive as a command does.
     """
 
     def __init__(self, firmware: Firmware, lock: threading.Lock) -> None:
@@ -86,7 +87,7 @@ class Namespace:
 
     def write(self, offset: int, data: bytes) -> int:
         """Buffer what fits the namespace; returns how many bytes that are."""
-        with self._lock:
+        with self._lock, self._firmware.failing("write"):
             done, self._now_ns = self._write(offset, data, self._now_ns, self._now_ns)
         return done
 
@@ -95,7 +96,7 @@ class Namespace:
 
         The buffer takes them as soon as programs that came before have left room for them.
         """
-        with self._lock:
+        with self._lock, self._firmware.failing("write"):
             return self._write(offset, data, submit_ns, self._room_ns(submit_ns))
 
     def _write(self, offset: int, data: bytes, submit_ns: int, begin_ns: int) -> tuple[int, int]:
@@ -113,7 +114,7 @@ class Namespace:
         """Let bytes read as zeros, and give the flash of whole pages back; see `BlockNamespace.discard`."""
         end, page = min(offset + size, self.size_bytes), self.page_bytes
         first, last = -(-offset // page), end // page
-        with self._lock:
+        with self._lock, self._firmware.failing("discard"):
             start_ns = self._now_ns
             self._now_ns += self._firmware.spec.link.command_ns
             edge = min(first * page, end)
@@ -161,7 +162,7 @@ class Namespace:
 
     def flush(self) -> None:
         """Program what waits, and record it."""
-        with self._lock:
+        with self._lock, self._firmware.failing("flush"):
             start_ns = self._now_ns
             self._destage(start_ns)
             self._now_ns = self._firmware.ftl.flush(start_ns)

@@ -116,7 +116,10 @@ def short_step(state: DriveState, command: Command, max_bytes: int) -> Callable[
     where that cannot be, and nothing has changed."""
     if type(command) is not Attend:
         return None
-    short: ShortStep | None = state.ftl.kv.kept.get(_key(command))
+    try:
+        short: ShortStep | None = state.ftl.kv.kept.get(_key(command))
+    except TypeError:  # fields that no command can have: `check` says which
+        return None
     data = short.take(command) if short is not None and short.nbytes <= max_bytes else None
     return partial(short.finish, data) if short is not None and data is not None else None
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
 from attention_engine import METHODS, Methods
 from csd_firmware.acts import ACTS, Run
-from csd_firmware.check import NO_LIMIT, Refused, check, nbytes_in
+from csd_firmware.check import NO_LIMIT, Refused, check, check_time, nbytes_in, seqs_of
 from csd_firmware.short import short_step
 from csd_firmware.state import DriveState
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import Attend, Command, Completion, DriveSpec, GetLog, Status
-from csd_spec.verbs import VERBS, Creates, Forks, Verb
+from csd_spec import Attend, Command, Completion, DriveSpec, Status
+from csd_spec.verbs import VERBS, Binds, Creates, Forks, Settles, Sweeps, Verb
 from ftl import FtlError, Listener, MediumFailed, Nand, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
 
 STATUS_OF = (
@@ -28,6 +32,15 @@ class Firmware:
 
     In modelled time those that need no engine overlap with others: they share the flash, and take turns on the link.
     methods: what it knows of attention, by name. threads: of its kernels.
+
+    An exception that is not a refusal *fails* the drive: tables in DRAM may be half changed, so nothing is written from
+    then on and flash stays as the last flush left it. Reads and logs go on, except for sequences that the failing
+    command was changing.
+
+    Attributes:
+        failure: Traceback of the exception that failed the drive; empty if the drive works, or if its disk failed.
+        on_failure: Called once when the drive fails; None if its owner has nothing to do then.
+        remedy: What the owner of a failed drive has to do, for its error messages.
     """
 
     def __init__(self, spec: DriveSpec, nand: Nand | None = None, methods: Methods = METHODS, threads: int = 1) -> None:
@@ -36,6 +49,11 @@ class Firmware:
         self.free_ns = 0  # modelled time from which the engine can take the next command
         self._link_free_ns = 0  # and from which the link can take what such commands have read
         self._busy_until_ns = 0
+        self._half_changed: frozenset[int] = frozenset()  # sequences that a failing command was changing
+        self.failure = ""
+        self.on_failure: Callable[[], None] | None = None
+        kept = self.ftl.nand.name != "memory"
+        self.remedy = "open its folder again" if kept else "read what is still needed, then create another drive"
 
     def step(self, command: Command, submit_ns: int, tenant: int = 0, max_bytes: int = NO_LIMIT) -> Completion:
         """Check a command, carry it out and say when it ended and where the time went.
@@ -43,24 +61,89 @@ class Firmware:
         A completion also waits for its programs, but the engine takes the next command meanwhile. tenant: whose the
         sequences are that it makes. max_bytes: of data in the completion; what would have more is refused.
         """
-        watch, self.state.tenant = Stopwatch(submit_ns), tenant
+        name = type(command).__name__
         try:
-            if self.ftl.nand.failed and not isinstance(command, GetLog):
-                raise MediumFailed(self.ftl.nand.failed)
-            verb, run = self._begun(command, max_bytes)
-            nbytes = nbytes_in(verb, command)
-            watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(nbytes))
-            if not verb.overlaps:
-                watch.until("queue", self.free_ns)
-            done = run(self.state, command, watch)
+            return self._carry_out(command, submit_ns, tenant, max_bytes)
         except (Refused, FtlError) as error:
             status = next(status for kind, status in STATUS_OF if isinstance(error, kind))
-            return self.refuse(type(command).__name__, status, str(error), submit_ns)
+            return self.refuse(name, status, str(error), submit_ns)
+        except BaseException as error:
+            self.fail(name, error, self._changed_by(command))
+            if not isinstance(error, Exception):
+                raise
+            return self.refuse(name, Status.INTERNAL_ERROR, self.ftl.nand.failed, submit_ns)
+
+    def _carry_out(self, command: Command, submit_ns: int, tenant: int, max_bytes: int) -> Completion:
+        check_time(submit_ns)
+        watch, self.state.tenant = Stopwatch(submit_ns), tenant
+        if self.ftl.nand.failed:
+            self._check_failed(command)
+        verb, run = self._begun(command, max_bytes)
+        nbytes = nbytes_in(verb, command)
+        watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(nbytes))
+        if not verb.overlaps:
+            watch.until("queue", self.free_ns)
+        done = run(self.state, command, watch)
         if not verb.overlaps:
             self.free_ns = watch.now_ns
         if isinstance(verb.effect, Creates | Forks):
             self.ftl.label(done.data[0].tolist(), tenant)
         return self._complete(verb, nbytes, done, watch)
+
+    def fail(self, what: str, error: BaseException, half_changed: Iterable[int] = ()) -> None:
+        """Put the drive into the failed state.
+
+        Args:
+            what: The command or request that met the error.
+            error: What it met.
+            half_changed: Handles of sequences that may be half changed; they are not read any more.
+        """
+        self._half_changed |= frozenset(half_changed)
+        if self.ftl.nand.failed:
+            return
+        self.failure = "".join(traceback.format_exception(error))
+        said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+        self.ftl.nand.failed = (
+            f"the drive failed in {what} ({said}) and only reads now; what was flushed is safe: {self.remedy}"
+        )
+        if self.on_failure:
+            self.on_failure()
+
+    @contextmanager
+    def failing(self, what: str) -> Iterator[None]:
+        """Run a change that is not a command: it is refused on a failed drive, and fails the drive like a command.
+
+        Raises:
+            MediumFailed: The drive has failed.
+        """
+        if self.ftl.nand.failed:
+            raise MediumFailed(self.ftl.nand.failed)
+        try:
+            yield
+        except FtlError:
+            raise
+        except BaseException as error:
+            self.fail(what, error)
+            if not isinstance(error, Exception):
+                raise
+            raise MediumFailed(self.ftl.nand.failed) from error
+
+    def _check_failed(self, command: Command) -> None:
+        """Raise MediumFailed for a command that changes something, or reads what is half changed."""
+        verb = VERBS.get(type(command))
+        if verb is not None and verb.effect is None and not self._half_changed.intersection(seqs_of(command)):
+            return
+        raise MediumFailed(self.ftl.nand.failed)
+
+    def _changed_by(self, command: Command) -> list[int]:
+        """Handles of the sequences whose rows a command changes."""
+        verb = VERBS.get(type(command))
+        if verb is None or verb.effect is None or isinstance(verb.effect, Settles | Creates | Binds):
+            return []
+        if isinstance(verb.effect, Sweeps):
+            mine = self.state.tenant
+            return [seq.handle for seq in self.ftl.sequences.values() if seq.label == mine and not seq.names]
+        return list(seqs_of(command))
 
     def _begun(self, command: Command, max_bytes: int) -> tuple[Verb, Run]:
         """The verb of a good command, and what carries it out, or ends what is done already the short way."""
@@ -93,12 +176,22 @@ class Firmware:
         )
 
     def format(self) -> tuple[int, int]:
-        """Forget and erase everything; how many sequences there were, and the modelled nanoseconds that it took."""
+        """Forget and erase everything.
+
+        Returns:
+            Number of sequences there were, and the modelled nanoseconds that it took.
+
+        Raises:
+            MediumFailed: The drive has failed.
+        """
         handles = list(self.ftl.sequences)
-        took_ns = self.ftl.format(self.free_ns) - self.free_ns
-        for handle in handles:
-            self.state.close(handle)
-        self.free_ns += took_ns
+        with self.failing("format"):
+            self._half_changed = frozenset(handles)  # unless all of it succeeds
+            took_ns = self.ftl.format(self.free_ns) - self.free_ns
+            for handle in handles:
+                self.state.close(handle)
+            self.free_ns += took_ns
+            self._half_changed = frozenset()
         return len(handles), took_ns
 
     def listen(self, listener: Listener) -> None:

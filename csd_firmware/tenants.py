@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_firmware.check import NO_LIMIT
+from csd_firmware.check import NO_LIMIT, Refused, seqs_of
 from csd_firmware.step import Firmware
 from csd_link.served_drive import DEFAULT
 from csd_spec import Command, Completion, Status
@@ -78,10 +78,14 @@ class Tenant:
 
         max_bytes: of data in the completion; a command that would return more is refused.
         """
-        verb = VERBS[type(command)]
+        verb = VERBS.get(type(command))
+        if verb is None:
+            return self._firmware.step(command, submit_ns)  # which refuses it
         if verb.names is not Names.NONE:
             try:
-                numbers = tuple(self._number(handle) for handle in getattr(command, "seqs", ()))
+                numbers = tuple(map(self._number, seqs_of(command)))
+            except Refused as error:
+                return self.refuse(verb.name, Status.INVALID_FIELD, str(error), submit_ns)
             except UnknownSequence as error:
                 return self.refuse(verb.name, Status.UNKNOWN_SEQUENCE, str(error), submit_ns)
             command = replace(command, seqs=numbers)  # type: ignore[arg-type]  # only some of the union have seqs

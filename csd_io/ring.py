@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -141,8 +142,11 @@ class Ring:
     def close(self) -> None:
         """Let go; what is in flight goes on until it has ended."""
         self._words.release()
-        self._map.close()
-        self._entry_map.close()
+        for memory in (self._map, self._entry_map):
+            with suppress(
+                BufferError
+            ):  # arrays of a call that an exception has ended: unmapped when they are collected
+                memory.close()
         os.close(self._fd)
 
 

@@ -98,20 +98,21 @@ class Journal(Referrer):
         if self.begins:
             self.begins(*news)
         places = record, record if full else replace(record, rows=None)
-        ppns = list[U32]()
+        ppns, pages_before = list[U32](), self.since_checkpoint
         self.number += 1
+        self.since_checkpoint = BROKEN  # unless both places become whole
         try:
             for place, each in enumerate(places):
+                self.store.nand.advance_generation()
                 self.store.nand.sync()  # whoever finds a place finds the one before it, and all that is counted on
                 written, start_ns = self._write_place(place, each, start_ns)
                 ppns.append(written)
                 if self.log and not place:
                     self.log(*news)
         except OutOfSpace:
-            self.since_checkpoint = BROKEN
             self.store.placement.invalidate(np.concatenate([*ppns, np.zeros(0, np.uint32)]))
             raise
-        self.chain = record.digest
+        self.chain, self.since_checkpoint = record.digest, pages_before
         return np.concatenate(ppns), start_ns
 
     def _write_place(self, place: int, record: Record, start_ns: int) -> tuple[U32, int]:

@@ -176,7 +176,8 @@ def mounted(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> Non
         trio.run(_serve)
     finally:
         pyfuse3.close()
-        mount.namespace.flush()
+        if not firmware.ftl.nand.failed:
+            mount.namespace.flush()
 
 
 async def _serve() -> None:

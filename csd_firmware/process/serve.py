@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from attention_engine import load_methods
 from csd_firmware.folder import DriveFolder, secret_of
@@ -77,8 +80,13 @@ def open_windows(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -
     run = private_dir(drive_dir(drive.name))
     pid_path(drive.name).write_text(str(os.getpid()))
     secret = secret_of(drive.path)
+
+    def remove() -> None:
+        if not restarts(drive, firmware):  # then hosts look for the next process in the same windows
+            shutil.rmtree(run, ignore_errors=True)
+
     with ExitStack() as undo:
-        undo.callback(shutil.rmtree, run, ignore_errors=True)
+        undo.callback(remove)
         for name in (*drive.tenants, ADMIN):
             tenant = SharedTenant(Tenant(firmware, secret, name), lock)
             identity = Identity(drive.name, drive.spec, layout_of(drive, name), drive.restarts)
@@ -89,8 +97,17 @@ def open_windows(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -
         yield
 
 
+def restarts(drive: ServedDrive, firmware: Firmware) -> bool:
+    """Whether the drive has failed by an error of its firmware, and another process is to take its place."""
+    return drive.restarts and bool(firmware.failure)
+
+
 def serve(drive: ServedDrive, front: Front | None = None) -> None:
-    """Serve a drive until SIGTERM or SIGINT; then flush it. front: another way in, which returns when asked to stop."""
+    """Serve a drive until SIGTERM or SIGINT; then flush it. front: another way in, which returns when asked to stop.
+
+    A drive whose firmware fails completes the failing command and aborts, so that its supervisor restarts it from its
+    last flush. One that is not restarted goes on with reads and logs.
+    """
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     private_dir(drive_dir(drive.name).parent)
@@ -100,10 +117,19 @@ def serve(drive: ServedDrive, front: Front | None = None) -> None:
             folder = DriveFolder(drive.spec, private_dir(drive.path), durability=drive.durability)
             undo.callback(folder.close)
         firmware, lock = open_firmware(drive, folder), threading.Lock()
+        if drive.restarts:
+            firmware.remedy = "the drive restarts from there"
+            firmware.on_failure = partial(os.kill, os.getpid(), signal.SIGTERM)
         with open_windows(drive, firmware, lock):
             if front:
                 front(drive, firmware, lock)
             else:
                 signal.sigwait(signals)
+        if restarts(drive, firmware):
+            print(f"vcsd: drive {drive.name}: {firmware.ftl.nand.failed}\n{firmware.failure}", file=sys.stderr)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the traceback says more than a core file
+            os.abort()
+        if firmware.ftl.nand.failed:
+            raise OSError(firmware.ftl.nand.failed)
         if drive.path:
             firmware.ftl.flush(firmware.free_ns)

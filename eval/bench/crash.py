@@ -298,8 +298,11 @@ def _host_cuts(where: Place, seed: int, cuts: int, killed: bool, tick: Tick) -> 
             life.commits += life.coming
             found = list[tuple[int, int]]()
             for each in life.commits:
-                with where.after(disk) as nand:
-                    found.append(_judge(nand, each, life.blocks, None))
+                try:
+                    with where.after(disk) as nand:
+                        found.append(_judge(nand, each, life.blocks, None))
+                except ValueError:  # the drive cannot be opened
+                    found.append((1 + len(each), 0))
             best = min(range(len(found)), key=lambda i: sum(found[i]))
             (missing, bad), state = found[best], life.commits[best]
             total.update(cuts=1, lost=missing, wrong=bad, recovered=int(not (missing or bad)))

@@ -15,7 +15,7 @@ from csd_io.medium import Kind, Medium
 from csd_spec import Geometry
 from eval.simulation.disk import MirroredDisk, SimDisk
 from ftl import Nand
-from ftl.flash.files import BLOCK, NandFiles, entry, sizes
+from ftl.flash.files import BLOCK, NandFiles, data_sizes, entry
 
 CACHE_BYTES = 4 * medium.BLOCK  # so few that pages come and go
 
@@ -91,7 +91,7 @@ class Place:
         blocks = b"".join(entry(*each).tobytes() if any(each) else bytes(BLOCK.itemsize) for each in counts)
         contents = image.content.tobytes(), image.spare.tobytes(), copies.tobytes(), blocks
         copy = self._fresh("copy")
-        for name, content in zip(sizes(self.geometry), contents, strict=True):
+        for name, content in zip(data_sizes(self.geometry), contents, strict=True):
             (copy / name).write_bytes(content)
         with self._opened(copy) as nand:
             yield nand

@@ -9,12 +9,17 @@
 A page's spare area is written before its content, so that a page of which only a part was written is known by that, and
 once more behind it: without what it says an older page of the same tag would be taken for the newest. A block is erased
 by one write of its entry: pages of an earlier life count no more.
+
+Each file ends in a footer with its generation, which advances by one, in one file after the other, twice for each
+journal record and with a sync in between. So the generations of files that belong together differ by one at most, and
+those of files that were copied before and after a record by two at least. A file without a footer has generation 0.
 """
 
 from __future__ import annotations
 
+import secrets
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -30,22 +35,36 @@ from ftl.flash.spare import SPARE, Spare, one_bit, rows, take_copies
 BLOCK = np.dtype([("erases", "<u4"), ("bad", "<u4"), ("seal", "<u4")])
 CONTENT, SPARES, COPY, BLOCKS = "content.bin", "spare.bin", "spare_copy.bin", "blocks.bin"
 Range = tuple[int, int]  # bytes, [first, end)
+FOOTER_BYTES = 4096
+_COPIES = 0, 2048  # where in a footer its generation is: 8 bytes, and a CRC-32
+_FIRST_GENERATION_BITS = 48  # random, so that files of different drives do not match
 
 
-def sizes(geometry: Geometry) -> dict[str, int]:
-    """The files of an array, and how many bytes each has."""
+def data_sizes(geometry: Geometry) -> dict[str, int]:
+    """The files of an array, and how many bytes each has before its footer."""
     pages, blocks = geometry.pages, geometry.blocks
     spares = dict.fromkeys((SPARES, COPY), pages * SPARE.itemsize)
     return {CONTENT: pages * geometry.page_bytes, **spares, BLOCKS: blocks * BLOCK.itemsize}
 
 
-def check_sizes(folder: Folder, wanted: dict[str, int]) -> None:
-    """Raise ValueError, with the name, for a file that is missing or has another size."""
+def sizes(geometry: Geometry) -> dict[str, int]:
+    """The files of an array, and how many bytes each has."""
+    return {name: size + FOOTER_BYTES for name, size in data_sizes(geometry).items()}
+
+
+def check_sizes(folder: Folder, wanted: dict[str, int], footer_bytes: int = 0) -> None:
+    """Raise ValueError, with the name, for a file that is missing or has another size.
+
+    Args:
+        folder: Where the files are.
+        wanted: Their sizes by name, bytes.
+        footer_bytes: Bytes at their ends that they may lack.
+    """
     found = folder.sizes()
     for name, size in wanted.items():
         if name not in found:
             raise ValueError(f"{folder.name}/{name} is missing: vcsd fsck {folder.name} says what is left")
-        if found[name] != size:
+        if found[name] not in (size, size - footer_bytes):
             raise ValueError(
                 f"{folder.name}/{name}: has {found[name]:,} bytes instead of {size:,}: "
                 f"vcsd fsck {folder.name} says what is left"
@@ -104,19 +123,30 @@ class NandFiles:
     """Reads and writes the files of an array.
 
     remains: whether files that are missing or of another size are read as far as they go; `wrong` says which.
+
+    Attributes:
+        generation: Newest generation of the files.
+        alike: Whether all files have that generation.
     """
 
     def __init__(self, folder: Folder, geometry: Geometry, remains: bool = False) -> None:
-        """Raises ValueError for files of another size, unless their remains will do."""
+        """Raises ValueError for files of another size, unless their remains will do, and for files that do not belong
+        together."""
         self.folder, self.geometry = folder, geometry
         self.wrong: list[str] = []
-        self.content, self.spares, self.copy, self.blocks = (
-            self._open(name, size, remains) for name, size in sizes(geometry).items()
-        )
+        self._files = {name: self._open(name, size, remains) for name, size in sizes(geometry).items()}
+        self.content, self.spares, self.copy, self.blocks = self._files.values()
+        generations = self._generations()
+        older = "; ".join(f"{name} {what}" for name, what in older_files(generations).items())
+        if older:
+            raise ValueError(f"{folder.name}: {older}: put all files of one copy there, or run vcsd fsck {folder.name}")
+        known = [each for each in generations.values() if each is not None]
+        self.generation = max(known, default=0)
+        self.alike = set(generations.values()) <= {self.generation}
 
     def _open(self, name: str, size: int, remains: bool) -> File:
         try:
-            check_sizes(self.folder, {name: size})
+            check_sizes(self.folder, {name: size}, FOOTER_BYTES)
             return self.folder.open(name, size)
         except ValueError as error:
             if not remains:
@@ -129,9 +159,23 @@ class NandFiles:
     def make(folder: Folder, geometry: Geometry) -> None:
         """Make the files of an array that was never written to; raises ValueError where there are others."""
         found, wanted = folder.sizes(), sizes(geometry)
-        check_sizes(folder, {name: size for name, size in wanted.items() if found.get(name)})
+        check_sizes(folder, {name: size for name, size in wanted.items() if found.get(name)}, FOOTER_BYTES)
+        generation = secrets.randbits(_FIRST_GENERATION_BITS)
         for name, size in wanted.items():
-            folder.open(name, size)
+            write_generation(folder.open(name, size), size, generation)
+        folder.sync()
+
+    def _generations(self) -> dict[str, int | None]:
+        """Generations by file; files of which something is missing have none."""
+        return read_generations(
+            {n: file for n, file in self._files.items() if not isinstance(file, Remains)}, self.geometry
+        )
+
+    def write_generation(self, generation: int) -> None:
+        """Give all files a generation; it may be one more than theirs."""
+        self.generation, self.alike = generation, True
+        for name, size in sizes(self.geometry).items():
+            write_generation(self._files[name], size, generation)
 
     def read_blocks(self) -> NDArray[Any]:
         """Entries of all blocks."""
@@ -187,6 +231,42 @@ class NandFiles:
         """Give back the space of pages of erased blocks."""
         size = self.geometry.page_bytes
         self.content.discard(first * size, count * size)
+
+
+def read_generations(files: Mapping[str, File], geometry: Geometry) -> dict[str, int | None]:
+    """Generations by file; None if a footer is damaged."""
+    return {name: _read_generation(file, data_sizes(geometry)[name]) for name, file in files.items()}
+
+
+def _read_generation(file: File, offset: int) -> int | None:
+    footer = bytearray(FOOTER_BYTES)
+    try:
+        file.read(offset, memoryview(footer))
+    except OSError:  # a file of an earlier version ends here
+        return 0
+    copies = [bytes(footer[at : at + 12]) for at in _COPIES]
+    found = [
+        (each[:8], 0) if not any(each) else corrected(each[:8], int.from_bytes(each[8:], "little")) for each in copies
+    ]
+    return max((int.from_bytes(each[0], "little") for each in found if each), default=None)
+
+
+def write_generation(file: File, size: int, generation: int) -> None:
+    """Write the footer of a file of `size` bytes."""
+    number = generation.to_bytes(8, "little")
+    copy = number + crc32(number).to_bytes(4, "little")
+    file.write(size - FOOTER_BYTES, (copy.ljust(_COPIES[1], b"\0") + copy).ljust(FOOTER_BYTES, b"\0"))
+
+
+def older_files(generations: Mapping[str, int | None]) -> dict[str, str]:
+    """Files that do not belong to the newest one, by name: what is wrong with each."""
+    known = {name: each for name, each in generations.items() if each is not None}
+    newest = max(known, key=lambda name: known[name], default="")
+    return {
+        name: f"is older (generation {each}) than {newest} (generation {known[newest]})"
+        for name, each in known.items()
+        if each < known[newest] - 1
+    }
 
 
 def entry(erases: int, bad: int) -> NDArray[Any]:

@@ -150,6 +150,8 @@ class Nand:
         if not private:
             self._files = files
             with suppress(MediumFailed):  # what is in memory is right; `failed` refuses whatever would change it
+                if not files.alike:
+                    self._write_generation(files.generation)
                 for block in (*fixed, *lost):
                     self._write_block(block)
                 self._write_spares(areas)
@@ -186,7 +188,7 @@ class Nand:
             if spare["write_number"] and correct_page(page, spare):
                 fixed.append(ppn)
                 self.held.put(np.array([ppn], np.uint32), page[None])
-                if self.held.lazy:
+                if self.held.lazy and not self.failed:
                     self._write(np.array([ppn], np.uint32), page[None])
             else:
                 self.damage.pages.add(ppn)
@@ -243,6 +245,16 @@ class Nand:
             with self._medium():
                 self._files.write_spares(ppns, self.spare[ppns])
 
+    def advance_generation(self) -> None:
+        """Count a journal record's place: files of before and after it do not belong together."""
+        if self._files:
+            self._write_generation(self._files.generation + 1)
+
+    def _write_generation(self, generation: int) -> None:
+        if self._files:
+            with self._medium():
+                self._files.write_generation(generation)
+
     def _write_block(self, block: int) -> None:
         if self._files:
             with self._medium():
@@ -256,8 +268,7 @@ class Nand:
     @contextmanager
     def _medium(self) -> Iterator[None]:
         """What fails in the block is the end of all writing; raises MediumFailed."""
-        if self.failed:
-            raise MediumFailed(self.failed)
+        self._check_writable()
         self._unsynced = True
         try:
             yield
@@ -265,6 +276,11 @@ class Nand:
             what = f"{error.filename or 'the drive'}: {error.strerror or error}"
             self.failed = f"{what}; what was flushed is safe: {remedy(error)}, then open the drive again"
             raise MediumFailed(self.failed) from error
+
+    def _check_writable(self) -> None:
+        """Raise MediumFailed on a failed drive."""
+        if self.failed:
+            raise MediumFailed(self.failed)
 
     @property
     def name(self) -> str:
@@ -306,8 +322,9 @@ class Nand:
         """Write `data` (N, page_bytes) and `tags` (N,) to pages `ppns` (N,), in that order.
 
         Returns how many were programmed: a page that fails, and those after it, are not, and its block is bad.
-        write_numbers: those of the original writes when pages are moved.
+        write_numbers: those of the original writes when pages are moved. Raises MediumFailed on a failed drive.
         """
+        self._check_writable()
         g = self.geometry
         good = ppns.size
         if self.faults.program_fail:
@@ -360,6 +377,7 @@ class Nand:
 
     def erase(self, block: int) -> bool:
         """Erase a block; False when that failed and the block is bad from now on. It never overtakes a program."""
+        self._check_writable()
         self.sync()
         if self.log:
             self.log(Erase(block))

@@ -11,7 +11,7 @@ from csd_io.crc import crc32
 from csd_io.folder import Folder
 from csd_spec import Geometry
 from csd_spec.arrays import U8
-from ftl.flash.files import BLOCK, BLOCKS, CONTENT, COPY, SPARES, check_sizes, entry, sizes, touched
+from ftl.flash.files import BLOCK, BLOCKS, CONTENT, COPY, SPARES, check_sizes, data_sizes, entry, touched
 from ftl.flash.spare import SPARE, made, rows
 
 _PER_PAGE = {"tags.bin": np.uint64, "write_numbers.bin": np.uint64, "checksums.bin": np.uint32}
@@ -32,9 +32,9 @@ def upgrade(folder: Folder, geometry: Geometry) -> None:
     pages, blocks = geometry.pages, geometry.blocks
     old = {name: pages * np.dtype(dtype).itemsize for name, dtype in _PER_PAGE.items()}
     old |= {name: blocks * np.dtype(dtype).itemsize for name, dtype in _PER_BLOCK.items()}
-    check_sizes(folder, old | {CONTENT: sizes(geometry)[CONTENT]})
+    check_sizes(folder, old | {CONTENT: data_sizes(geometry)[CONTENT]})
     files = {name: folder.open(name, size) for name, size in old.items()}
-    content = folder.open(CONTENT, sizes(geometry)[CONTENT])
+    content = folder.open(CONTENT, data_sizes(geometry)[CONTENT])
 
     def read(name: str, first: int, count: int) -> NDArray[Any]:
         dtype = np.dtype((_PER_PAGE | _PER_BLOCK)[name])
