@@ -57,7 +57,13 @@ class Scatter:
         -errno."""
         results = np.zeros(offsets.size, np.int64)
         if self._ring:
-            self._by_ring(self._ring, (offsets, where, sizes), results)
+            try:
+                self._by_ring(self._ring, (offsets, where, sizes), results)
+            except BaseException:  # completions of this call may still come, and must not be taken for later ones
+                self._ring.close()
+                self._ring, self.how = None, "threads"
+                self._pool = ThreadPoolExecutor(self.depth, "scatter")
+                raise
         elif self._pool:
             columns = offsets.tolist(), where.tolist(), sizes.tolist()
             results[:] = list(self._pool.map(self._by_call, *columns))

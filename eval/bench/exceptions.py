@@ -287,11 +287,12 @@ def observe(life: Life) -> Observed:
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What a drive may hold after a verb that was interrupted: each sequence and logical page is as its last flush left
-    it, or as before the verb, or as after it."""
+    it, or as before the verb, or as after it, or as a flush after it leaves it."""
 
     flushed: Observed
     before: Observed
     after: Observed
+    settled: Observed
 
     @classmethod
     def of(cls, bench: Bench, name: str) -> Expected:
@@ -301,12 +302,12 @@ class Expected:
         life = bench.life()
         CASES[name](life)
         after = observe(life)
-        life.close()
-        return cls(flushed, before, after)
+        life.do(Flush())
+        return cls(flushed, before, after, bench.power_on(life))
 
     def judge(self, found: Observed) -> tuple[int, int]:
         """Count flushed sequences that are lost, and sequences, names and logical pages that are wrong."""
-        states = self.flushed, self.before, self.after
+        states = self.flushed, self.before, self.after, self.settled
         lost = len((self.flushed.seqs.keys() & self.after.seqs.keys()) - found.seqs.keys())
         wrong = sum(page not in allowed for page, *allowed in zip(found.pages, *(s.pages for s in states), strict=True))
         for handle, (rows, names) in found.seqs.items():
@@ -320,28 +321,31 @@ def judge(bench: Bench, name: str, expected: Expected, injector: Injector) -> tu
     """Interrupt a verb, look at the drive, and power it on.
 
     Returns:
-        What became of the verb (`failed`: the drive failed; `refused`; `completed`), sequences lost, and sequences,
-        pages and answers that are wrong.
+        What became of the verb (`failed`: the drive failed; `refused`; `completed`; `raised`: before or after all that
+        it changes), sequences lost, and sequences, pages and answers that are wrong.
     """
-    life, succeeded = bench.life(), False
+    life, outcome = bench.life(), "refused"
     try:
         with injector:
             done = CASES[name](life)
-        succeeded = done is None or done.status is Status.SUCCESS
+        if done is None or done.status is Status.SUCCESS:
+            outcome = "completed"
     except (Exception, InjectedInterrupt):
-        pass
+        outcome = "raised"
     try:
         if life.firmware.ftl.nand.failed:
             wrong = _misuse(life, name, expected)
             lost, others = expected.judge(bench.power_on(life))
             return "failed", lost, wrong + others
-        wanted = expected.after if succeeded else expected.before
-        wrong = int(observe(life) != wanted)
+        found = observe(life)
+        whole = outcome == "completed" or (outcome == "raised" and found == expected.after)
+        wanted = expected.after if whole else expected.before
+        wrong = int(found != wanted)
         life.namespace.flush()
         wrong += life.do(Flush()).status is not Status.SUCCESS
         found = bench.power_on(life)
         lost = len(wanted.seqs.keys() - found.seqs.keys())
-        return "completed" if succeeded else "refused", lost, wrong + (found != wanted)
+        return outcome, lost, wrong + (found != wanted)
     except FtlError:  # something that was stored cannot be read
         return "unreadable", 1, 0
 
@@ -428,7 +432,7 @@ def bench_exceptions(points: int, seed: int, jobs: int, tick: Tick = no_tick) ->
     tasks = [Task(name, share, seed) for name, share in zip(CASES, parts(points, len(CASES)), strict=True)]
     results = sweep(work, tasks, jobs, tick)
     total = sum((counts for counts, _, _ in results), Counter[str]())
-    keys = "points", "lost", "wrong", "failed", "refused", "completed", "unreadable", "line", "allocation"
+    keys = "points", "lost", "wrong", "failed", "refused", "completed", "raised", "unreadable", "line", "allocation"
     return {key: total[key] for key in keys} | {
         "lines": len(set().union(*(covered for _, _, covered in results))),
         "verbs": len(CASES),

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from csd_firmware import InProcessDevice
 from csd_io.medium import KINDS, Kind, Medium
@@ -35,7 +36,6 @@ from csd_spec import (
     SeqFork,
     Status,
 )
-from csd_spec.arrays import F16
 from eval.bench.place import CACHE_BYTES
 from eval.bench.random_host import DIM, DRIVE, HEADS
 from eval.experiment import Outcome, flat
@@ -49,7 +49,7 @@ MAX_PAUSE_S = 0.004  # between two signals
 MAX_SEQUENCES = 4
 VERBS = "create", "append", "append", "append", "attend", "attend", "crop", "free", "fork", "flush"
 
-Rows = F16  # K of a sequence, (S, H, d); V is its negative
+Rows = NDArray[Any]  # K of a sequence, (S, H, d) FP16; V is its negative
 
 
 class Interrupt(Exception):

@@ -236,9 +236,9 @@ class Direct:
         self._drop(here)
 
     def _drop(self, frames: U32) -> None:
+        self._here[frames] = 0  # first: memory that was given back reads as zeros
         for run in runs(frames.astype(np.int64)):
             self._memory.madvise(mmap.MADV_DONTNEED, int(frames[run][0]) * self._frame, frames[run].size * self._frame)
-        self._here[frames] = 0
 
     def close(self) -> None:
         self._file.close()

@@ -202,8 +202,8 @@ class Nand:
         self.damage.pages.update(self.held.bring(ppns).tolist())
         new = distinct(ppns[self._unchecked[ppns] > 0])
         if new.size:
-            self._unchecked[new] = 0
             self.damage.corrected += self._check_content(new[self.intact(new)]).size
+            self._unchecked[new] = 0
 
     def read(self, ppns: U32) -> U8:
         """A copy of the content of pages, (N, page_bytes)."""
