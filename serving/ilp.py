@@ -17,13 +17,13 @@ from serving.placement import Placement, Problem
 
 UNIT = 1e3  # of time, so many to the model's compute: the solver's tolerance is an absolute one
 _TOLERANCE = 1e-9
-_OPTIONS: dict[
-    str, Any
-] = {  # so small a program, with a good choice known, is solved while heuristics and presolve would still begin
+# Presolve stays on: without it, HiGHS 1.15.1 at times cuts off the optimum and reports the model infeasible.
+# Heuristics are off: the model is small and starts from a good choice.
+_OPTIONS: dict[str, Any] = {
     "output_flag": False,
     "threads": 1,
     "mip_abs_gap": 0.0,
-    "presolve": "off",
+    "presolve": "on",
     "mip_heuristic_run_feasibility_jump": False,
     "mip_heuristic_run_rens": False,
     "mip_heuristic_run_rins": False,
@@ -39,9 +39,18 @@ class SolverMissing(RuntimeError):
 
 
 def solve(problem: Problem, gap: float = 0.0, limit_s: float = 60.0) -> Placement | None:
-    """The placement with the shortest step; None where none fits.
+    """Find the placement with the shortest step.
 
-    gap: relative, by which it may be longer. limit_s: behind that it is the best so far. Raises SolverMissing.
+    Args:
+        problem: Costs and options of all requests.
+        gap: Fraction of the shortest step by which the step found may be longer.
+        limit_s: Wall-clock limit, seconds. After it, the best placement so far is returned.
+
+    Returns:
+        Placement; None if no placement fits.
+
+    Raises:
+        SolverMissing: HiGHS is not installed.
     """
     good = problem.good()
     if good is None:
@@ -56,8 +65,11 @@ def solve(problem: Problem, gap: float = 0.0, limit_s: float = 60.0) -> Placemen
 
 
 class _Model:
-    """Variables: options of each request, one behind the other, then the length of the step, shorter than `good`'s by
-    the gap."""
+    """Variables: options of each request, concatenated, then the length of the step, shorter than the step of `good`.
+
+    A step is within the gap if it is at most 1 + gap times the shortest one. HiGHS's gap and the limit are fractions of
+    the longer step: gap / (1 + gap).
+    """
 
     def __init__(self, problem: Problem, good: list[int], gap: float) -> None:
         self.problem, costs = problem, problem.costs
@@ -71,7 +83,8 @@ class _Model:
             self._chain(np.array(good), ends),
         ]
         rows = [*(self._one_of(request) for request in range(self.R)), self._room(), *map(self._at_least, self.known)]
-        self.solver = _solver(rows, self.choices, self.scale * float(ends[-1]) * (1 - max(gap, _TOLERANCE)), gap)
+        cut = gap / (1 + gap)
+        self.solver = _solver(rows, self.choices, self.scale * float(ends[-1]) * (1 - max(cut, _TOLERANCE)), cut)
 
     def _own(self, option: int) -> list[tuple[int, int]]:
         """The stretches in which a request fetches for itself."""
@@ -146,7 +159,10 @@ class _Model:
 
 
 def _solver(rows: list[Row], choices: int, limit: float, gap: float) -> Any:
-    """HiGHS with a model of these rows, whose last variable is to be small, and at most a limit."""
+    """Create a HiGHS model of these rows that minimizes the last variable, which is at most `limit`.
+
+    gap: HiGHS's relative gap, a fraction of the step that it finds.
+    """
     try:
         import highspy
     except ImportError as error:

@@ -1,17 +1,45 @@
-"""Drives small enough to fill."""
+"""Drives small enough to fill, tools that a test needs, profiles of property tests and the account of durations."""
 
 import importlib.util
 import os
+import random
 import shutil
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
+from hypothesis import settings
 
 from csd_spec import DriveSpec, Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config.guest import QEMU, find_kernel
+from tests.properties import RANDOM, RANDOM_EXAMPLES
+
+LONGEST = 10  # tests that the account of durations lists
+PHASES = "setup", "call", "teardown"
+
+settings.register_profile(RANDOM, settings.get_profile("ci"), derandomize=False, max_examples=RANDOM_EXAMPLES)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Use the same examples in each run unless `--hypothesis-profile` selects another profile."""
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("ci")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seed the global generators: data of a test depends neither on other tests nor on its worker."""
+    random.seed(0)
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture
@@ -65,13 +93,38 @@ def guest_machine() -> None:
         missing("guest", str(error))
 
 
+@pytest.fixture
+def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ray, for a test that starts a cluster on this machine and stops it."""
+    if importlib.util.find_spec("ray") is None:
+        missing("ray", "Ray is not installed: ./dev setup")
+    import ray
+
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)  # pytest's own paths are too long for Ray's sockets
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        yield
+        assert not ray.is_initialized(), "the test has not stopped its cluster"
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say what the slow tests have cost."""
-    reports = [report for each in ("passed", "failed") for report in terminalreporter.stats.get(each, [])]
-    slow = [report for report in reports if "slow" in report.keywords]
+    """Print the longest tests by phase, and the sum of the slow ones; fixtures count."""
+    phases: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PHASES, 0.0))
+    slow = set()
+    for report in (each for reports in terminalreporter.stats.values() for each in reports):
+        if getattr(report, "when", None) in PHASES:
+            phases[report.nodeid][report.when] += report.duration
+            if "slow" in report.keywords:
+                slow.add(report.nodeid)
+    seconds = {test: sum(durations.values()) for test, durations in phases.items()}
+    if seconds:
+        terminalreporter.section(f"{LONGEST} longest tests: seconds in {', '.join(PHASES)}")
+    for test in sorted(seconds, key=lambda test: -seconds[test])[:LONGEST]:
+        parts = " ".join(f"{phases[test][phase]:6.1f}" for phase in PHASES)
+        terminalreporter.write_line(f"{seconds[test]:7.1f} = {parts}  {test}")
     if slow:
-        seconds = sum(report.duration for report in slow)
-        terminalreporter.write_line(f"{len(slow)} slow tests: {seconds:.0f} s of all workers together")
+        total = sum(seconds[test] for test in slow)
+        terminalreporter.write_line(f"{len(slow)} slow tests: {total:.0f} s of all workers together")
 
 
 def missing(what: str, reason: str) -> NoReturn:

@@ -16,6 +16,7 @@ from csd_spec import KvLayout, KvView
 from csd_spec.model import BF16
 from csd_spec.view import UNMAPPED
 from ftl.kv.layouts.dual import embedding_map
+from tests.properties import examples
 
 NAN = 0xFFFF
 
@@ -93,7 +94,7 @@ def same_weight(rows, expected):
     np.testing.assert_allclose(*weights, rtol=1e-5, atol=2e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     seed=st.integers(0, 2**32 - 1),
     G=st.sampled_from([1, 2, 4]),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from attention_engine import merge, reference
+from tests.properties import examples
 
 D = 8
 FINITE = st.floats(-60000, 60000, width=32)
@@ -30,7 +31,7 @@ def weight(rows):
     return np.log(rows[..., 1].astype(np.float64)) + rows[..., 0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(
     seed=st.integers(0, 2**32 - 1),
     S=st.integers(1, 90),

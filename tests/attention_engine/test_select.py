@@ -1,7 +1,7 @@
 """argtopk against a stable sort."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -17,7 +17,6 @@ def top_tokens(logits, seq_lens, k, recent, group_score=GroupScore.SOFTMAX):
     return tokens, cover(logits, tokens, k)
 
 
-@settings(deadline=None)
 @given(
     arrays(
         np.float32,
@@ -34,7 +33,6 @@ def test_channels_with_ties(q, data):
         np.testing.assert_array_equal(chosen[stream], expected)
 
 
-@settings(deadline=None)
 @given(arrays(np.float32, st.tuples(st.just(1), st.just(1), st.integers(1, 80)), elements=FEW_VALUES), st.data())
 def test_tokens_with_ties_and_forced_recent(logits, data):
     length = logits.shape[2]

@@ -12,6 +12,7 @@ from csd_firmware import Firmware
 from csd_firmware.namespace import BUFFER_PAGES, Namespace
 from csd_spec import Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from tests.properties import examples
 
 GEOMETRY = Geometry(
     channels=2, dies_per_channel=2, planes_per_die=1, blocks_per_plane=64, pages_per_block=16, page_bytes=512
@@ -28,7 +29,7 @@ operations = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(operations, st.integers(0, 255))
 def test_every_byte_is_the_last_that_was_written(steps, seed):
     firmware = Firmware(SMALL)

@@ -14,6 +14,7 @@ from csd_io.extents import Extent, Extents, translate
 from csd_io.queue import aligned, carry_out
 from eval.simulation.disk import SECTOR, SimDisk
 from eval.simulation.queue import SimQueue
+from tests.properties import examples
 
 BLOCKS = 64
 
@@ -156,4 +157,4 @@ class Tensors(RuleBasedStateMachine):
 
 
 TestTensors = Tensors.TestCase
-TestTensors.settings = settings(max_examples=30, deadline=None, stateful_step_count=20)
+TestTensors.settings = settings(max_examples=examples(30), stateful_step_count=20)

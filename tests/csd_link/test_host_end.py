@@ -3,7 +3,6 @@
 partner of: csd_link/drive_end.py
 """
 
-import os
 import signal
 import subprocess
 from dataclasses import replace
@@ -22,6 +21,7 @@ from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, Identity, WindowLayout
 from csd_link.wire import ENTRY, Request, encode
 from csd_spec import Flush, Geometry, KvAppend, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from tests.properties import examples
 
 GEOMETRY = Geometry(
     channels=2, dies_per_channel=2, planes_per_die=1, blocks_per_plane=16, pages_per_block=8, page_bytes=512
@@ -66,7 +66,7 @@ def attached(medium, service):
 
 
 def tenant():
-    return Tenant(Firmware(DRIVE), os.urandom(32))
+    return Tenant(Firmware(DRIVE), bytes(range(32)))
 
 
 def ask(drive, host, command):
@@ -233,7 +233,7 @@ class World:
 deaths = st.one_of(st.just(None), st.just(None), st.just(None), st.integers(0, 2))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(st.lists(st.tuples(st.sampled_from(["drive", "host", "host"]), deaths), max_size=60))
 def test_either_end_may_die_before_any_block(steps):
     world = World()

@@ -116,8 +116,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
         sweep_on_ray(squared, [1], "auto")
 
 
-def test_a_real_cluster_on_this_machine():
-    pytest.importorskip("ray")
+def test_a_real_cluster_on_this_machine(ray_cluster):
     ticks = []
     assert sweep_on_ray(squared, [3, 1, 2], "local", ticks.append) == [9, 1, 4]
     assert len(ticks) == 6

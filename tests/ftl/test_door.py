@@ -18,6 +18,7 @@ from eval.bench.crash import embedding_rows
 from ftl import FaultPlan, Ftl, Nand, OutOfSpace, ReadOnly, UnknownSequence
 from ftl.flash import tag
 from ftl.flash.tag import MAX_GROUPS, Kind
+from tests.properties import examples
 
 HEADS, LAYERS, DIM = 2, 2, 8
 
@@ -310,7 +311,7 @@ def test_random_verbs(small_drive, buffers):
     """With 60 group buffers there is room for few unfinished embedding groups, with luck for all of K and V."""
     FtlMachine.drive = replace(small_drive, dram_bytes=buffers * small_drive.geometry.page_bytes)
     machine = FtlMachine.TestCase()
-    machine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+    machine.settings = settings(max_examples=examples(60), stateful_step_count=50)
     machine.runTest()
 
 

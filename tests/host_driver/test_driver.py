@@ -16,6 +16,7 @@ from csd_spec import Attention, Compression, DeviceError, ModelShape, SparFParam
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Fixed
 from host_driver.driver import Driver
+from tests.properties import examples
 
 SHAPE = ModelShape(name="small", layers=2, q_heads=8, kv_heads=4, head_dim=16)
 PROMPT = np.array([30, 21])
@@ -179,7 +180,7 @@ LENGTHS = st.lists(st.integers(1, 90), min_size=2, max_size=3)
 HALF_ERROR = 2.0**-11 + 1e-4  # of the largest |V|: an output's rounding to FP16, and FP32's sums
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32 - 1), lengths=LENGTHS)
 def test_a_sequence_in_parts_is_attended_as_one(seed, lengths):
     q, parts, given = cut(np.random.default_rng(seed), lengths, Attention("dense", Compression(1)))
@@ -192,7 +193,7 @@ def test_a_sequence_in_parts_is_attended_as_one(seed, lengths):
         np.testing.assert_allclose(log_weight(rows[which]), log_weight(reference.dense_rows(some, K)), atol=1e-4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32 - 1), lengths=LENGTHS, r=st.sampled_from([4, 16]), k=st.sampled_from([4, 20, 60]))
 def test_parts_of_which_some_tokens_are_attended_err_by_what_they_miss(seed, lengths, r, k):
     """What is merged and what dense attention gives are both means of V with weights; they differ by no more than the

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from residency.machine import DEVICE, DIRECT, HOST, Place
 from residency.table import Extent, Refused, Table, Transfer
+from tests.properties import examples
 
 ROW = 4
 LIMITS = {DEVICE: 10 * ROW, HOST: 6 * ROW, DIRECT: None}
@@ -168,7 +169,7 @@ class Rules(RuleBasedStateMachine):
 
 
 TestRules = Rules.TestCase
-TestRules.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestRules.settings = settings(max_examples=examples(60), stateful_step_count=60)
 
 
 def test_refusals_say_why() -> None:

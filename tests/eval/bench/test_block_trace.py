@@ -14,6 +14,7 @@ from csd_spec import DeviceError
 from csd_spec.presets import NVMEVIRT_970PRO
 from eval.bench.block_trace import load_trace, record, replay
 from eval.rivals.conventional import ConventionalSsd
+from tests.properties import examples
 from tests.vcsd_cli.test_main import vcsd
 
 
@@ -96,7 +97,7 @@ GOOD = st.tuples(
 ODD = st.tuples(WORDS, BETWEEN, WORDS, BETWEEN, WORDS, BETWEEN, st.sampled_from([b"8", b"0"]), BETWEEN, WORDS, ENDS)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.lists(st.one_of(GOOD, GOOD, ODD.map(b"".join), st.binary(max_size=20)), max_size=8))
 def test_every_file_is_read_as_line_by_line(tmp_path_factory, lines):
     """The same requests, or the same refusal of the same line."""

@@ -3,6 +3,7 @@
 partner of: eval/bench/cli_fuzz.py, eval/bench/cli_files.py, eval/bench/cli_inputs.py
 """
 
+import faulthandler
 import json
 import os
 import signal
@@ -31,7 +32,14 @@ def fail():
 
 
 def die():
+    faulthandler.disable()  # pytest's would print this crash, which the test wants
     os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def busy(seconds):
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        pass
 
 
 @pytest.fixture
@@ -61,12 +69,24 @@ def ends(folder, monkeypatch):
 
 @pytest.mark.parametrize(
     ("main", "kind"),
-    [(fail, "tracebacks"), (die, "signals"), (lambda: time.sleep(60), "hangs"), (lambda: sys.exit(1), None)],
+    [
+        (fail, "tracebacks"),
+        (die, "signals"),
+        (lambda: time.sleep(60), "hangs"),
+        (lambda: busy(60), "hangs"),
+        (lambda: sys.exit(1), None),
+    ],
 )
 def test_every_kind_of_bad_end_is_seen(ends, main, kind, monkeypatch):
     if kind == "hangs":
         monkeypatch.setattr(cli_fuzz, "HANG_S", 0.5)
+        monkeypatch.setattr(cli_fuzz, "WAIT_S", 2.5)
     assert [each.kind for each in ends(main)] == [kind]
+
+
+def test_hang_slow_command_on_busy_machine_is_none(ends, monkeypatch):
+    monkeypatch.setattr(cli_fuzz, "HANG_S", 0.5)
+    assert [each.kind for each in ends(lambda: time.sleep(1))] == [None]
 
 
 def test_what_is_accepted_and_must_not_be_is_silent(ends):

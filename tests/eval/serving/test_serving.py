@@ -145,7 +145,6 @@ def test_sweeps_are_the_same_in_any_number_of_processes(tmp_path):
     assert one["systems"]["ours"] == one["rows"][-1] and one["slo_scale"] == 2
 
 
-def test_a_sweep_on_a_cluster_is_the_same():
-    pytest.importorskip("ray")
+def test_a_sweep_on_a_cluster_is_the_same(ray_cluster):
     one, two = (experiment(Load(requests=4, ray=address)).result for address in (None, "local"))
     assert one == two

@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from csd_spec import Geometry
@@ -106,7 +106,6 @@ def work(draw, lanes):
     return stages, pools
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_the_chain_of_waits_is_that_of_a_plain_heap(data):
     """To the nanosecond, with all reads inside the loop and with each one asked for; and so are later reads."""

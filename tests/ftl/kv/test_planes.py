@@ -26,6 +26,7 @@ from ftl.kv.layouts.codes import (
     scored,
     widened,
 )
+from tests.properties import examples
 
 H, D = 2, 16
 LOSSY, EXACT = number_of(2, exact=False), number_of(3, exact=True)
@@ -64,7 +65,7 @@ def coded(rows, form):
 
 
 @KINDS
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(seed=SEEDS)
 def test_a_score_is_within_half_a_step_of_its_channel(bf16, seed):
     """Whatever the values are, outliers and subnormals too; a step is rounded to FP16 itself, or up to BF16."""
@@ -95,7 +96,7 @@ def test_the_widest_channels_get_the_bits():
 
 @KINDS
 @pytest.mark.parametrize("latent", [False, True])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(seed=SEEDS)
 def test_eight_bits_are_within_half_a_step_and_settle(bf16, latent, seed):
     """A step is a power of two, at most 1/63.5 of the channel's largest value; the largest FP16 loses 480."""
@@ -115,7 +116,7 @@ def test_eight_bits_are_within_half_a_step_and_settle(bf16, latent, seed):
 
 @KINDS
 @pytest.mark.parametrize("bits", [8, 4])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(seed=SEEDS)
 def test_a_copy_in_few_bits_is_within_half_a_step(bf16, bits, seed):
     runs, levels = any_values(seed, 5, 60, bf16=bf16), (1 << bits) - 1

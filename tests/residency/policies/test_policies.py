@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from residency import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, Link, Machine, Path, Place, Residency
 from residency.modelled.executor import Modelled, Work
 from residency.policies.split import _spread, split
+from tests.properties import examples
 
 ROW = 64
 PROMPT, STEPS = 20, 5
@@ -45,7 +46,7 @@ def machine(device: int, host: int, cache: int) -> Machine:
     return Machine.of(places, [Link(name, 1e9) for name in names], paths)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     name=st.sampled_from(sorted(POLICIES)),
     layers=st.integers(1, 5),
