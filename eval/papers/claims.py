@@ -62,16 +62,29 @@ def _shown(paper: Paper, found: Found, result: dict[str, Any]) -> list[Any]:
         for row in result["rows"]
     ]
     names = ("name", "value", "unit", "why")
-    median, worst = result["median_error_percent"], result["worst_error_percent"]
     return [
         table(f"Claims of {paper.title} ({found.extent})", columns, rows, left=("id", "text", "kind")),
         _constants("Calibrated", result["calibrated"], (*names, "fixed_by")),
         _constants("Assumed", result["assumed"], names),
         *(f"{kind} {', '.join(ids)}: {reason}" for (kind, reason), ids in _reasons(result["rows"]).items()),
         *(f"exception {each['id']}: {each['reason']}" for each in result["exceptions"]),
-        f"predicted rows: median error {median:.1f} %, worst {worst:.1f} %",
+        _errors(result, bool(paper.counted)),
         *found.notes,
     ]
+
+
+def _errors(result: dict[str, Any], counted: bool) -> str:
+    """Errors of the predicted rows in a line, the worst by its name."""
+    (worst,) = (row for row in result["rows"] if row["id"] == result["worst_row"])
+    said = (
+        f"{result['predicted_rows']} predicted rows: median error {result['median_error_percent']:.1f} %, "
+        f"{result['rows_beyond_15_percent']} beyond 15 %, worst {result['worst_error_percent']:.1f} % "
+        f"({worst['id']}: {worst['text']})"
+    )
+    return said + counted * (
+        f"; without counts and rows that follow by algebra {result['independent_rows']} rows: "
+        f"median error {result['independent_median_error_percent']:.1f} %"
+    )
 
 
 def _reasons(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:

@@ -209,4 +209,5 @@ def _sections(runs: Runs) -> list[Section]:
     ] + [Section("", rows=rows, columns=("ssd", "system", "limit_gib", "decode_s", "cached_share"))]
 
 
-PAPER = Paper(title="Dual-Blade", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find)
+COUNTED = frozenset((*(f"d1{each}" for each in "abcde"), "d4a", "d4c", "d21"))  # sizes, hits and a ratio of bytes
+PAPER = Paper(title="Dual-Blade", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find, counted=COUNTED)

@@ -194,4 +194,5 @@ def find_on(setup: Setup, simulated: Simulated, drawn: bool) -> Found:
     return replace(found, sections=figures.sections(runs, shares)) if drawn else found
 
 
-PAPER = Paper(title="InstInfer", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find)
+COUNTED = frozenset(("c6", "c9b", "c9c", "c10a", "c10b", "c12", "c13"))  # the first five from c1, c2, c3 and c8
+PAPER = Paper(title="InstInfer", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find, counted=COUNTED)
