@@ -146,6 +146,9 @@ def find(machine: Machine, simulated: Simulated, drawn: bool) -> Found:
         more = _compared(runs)
         sections = _sections(runs) if drawn else []
     notes = [f"split over dual-blade at alpha {HALF}, SSD {ssd}: {worth:.2f}x" for ssd, worth in more[OVER].items()]
+    gains = more["split_by_step"]["dual-blade, a layer ahead"].items()
+    ahead = ", ".join(f"{worth:.2f}x on SSD {ssd}" for ssd, worth in gains)
+    notes.append(f"split is at one memory size and reads a layer ahead; by that alone Dual-Blade gains {ahead}")
     return Found(ours=ours, more=more, notes=notes, sections=sections)
 
 
