@@ -23,10 +23,10 @@ OnToken = Callable[[torch.Tensor], None]  # called with each step's new token id
 
 
 class Attachable(Protocol):
-    """Where a model's K and V may be instead of in its own cache: drives, or tiers."""
+    """A place for a model's KV cache: drives or tiers."""
 
     def attached(self, model: PreTrainedModel) -> AbstractContextManager[Any]:
-        """The model attached; what the block gets has a `report()`."""
+        """Attach the model; the value of the block has a `report()`."""
         ...
 
     def stored(self, dtype: torch.dtype, latent: bool) -> Attachable:
@@ -38,15 +38,15 @@ class Attachable(Protocol):
         ...
 
     def sized(self, shape: ModelShape, rows: int, max_tokens: int) -> Attachable:
-        """The same for so many sequences of at most so many tokens; raises ValueError where they have no room."""
+        """The same for `rows` sequences of up to `max_tokens`; raises ValueError if they have no room."""
         ...
 
     def asked(self, stored: int, head_dim: int) -> dict[str, Any]:
-        """What attends, for programs, and its parameters when so many tokens are stored."""
+        """Method and its parameters at `stored` tokens, for programs."""
         ...
 
     def unkept(self) -> AbstractContextManager[Attachable]:
-        """The same until the block ends, where nobody looks at it afterwards."""
+        """The same, on drives that are dropped when the block ends."""
         ...
 
 

@@ -14,12 +14,12 @@ from rich.text import Text
 Tick = Callable[[object], None]  # called with anything when a part is done
 
 err = Console(stderr=True)
-COMPILING, COMPILING_S = "compiling kernels (first run only)", 2.0  # said when it still goes on after so many seconds
-PERIOD_S, RARER = 10.0, 0.05  # between lines: so many seconds, and this share of the time gone once that is more
+COMPILING, COMPILING_S = "compiling kernels (first run only)", 2.0  # seconds until the first line about it
+PERIOD_S, RARER = 10.0, 0.05  # seconds between lines, or this fraction of the elapsed time if longer
 
 
 def no_tick(_: object) -> None:
-    """For those who do not show how far they are."""
+    """A tick without effect."""
 
 
 @contextmanager
@@ -31,13 +31,13 @@ def progress(what: str, total: int) -> Iterator[Tick]:
 
 @contextmanager
 def status(what: str) -> Iterator[None]:
-    """Say what is being done, where it takes long."""
+    """Show `what` while a long block runs."""
     with err.status(_Now(what)) if err.is_terminal else _lines(lambda: what):
         yield
 
 
 class _Now:
-    """What is being done, asked for with every frame of a spinner."""
+    """Text of a spinner; rendered again for each frame."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -47,7 +47,7 @@ class _Now:
 
 
 def _is_compiling() -> bool:
-    """Whether Numba compiles now; where it was not imported, it stays so."""
+    """Whether Numba compiles now. Numba is not imported for that."""
     compiled = sys.modules.get("csd_io.compiled")
     return bool(compiled and compiled.is_compiling())
 
@@ -88,7 +88,7 @@ def _counted(what: str, total: int) -> Iterator[Tick]:
 def _lines(text: Callable[[], str]) -> Iterator[None]:
     """Write text() and the seconds gone, every few seconds at first and more rarely later.
 
-    While Numba compiles, the lines say so, and the first one comes sooner.
+    While Numba compiles, lines are COMPILING instead, and the first one is written sooner.
     """
     ended, began = Event(), time.monotonic()
 

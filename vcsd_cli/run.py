@@ -1,4 +1,4 @@
-"""`vcsd run`: continue a text with attention in drives."""
+"""`vcsd run`: generate text with the KV cache in drives or in tiers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from vcsd.step_times import StepTimes
 
 
-NOTHING_MOVES: dict[str, Any] = {"places": [], "paths": []}  # but q, k, v and the output: `link_bytes`
+NOTHING_MOVES: dict[str, Any] = {"places": [], "paths": []}  # except q, k, v and the output: `link_bytes`
 
-HOST_MEMORY_MIB = 512  # of all drives of a run, where nothing is said
+HOST_MEMORY_MIB = 512  # flash pages of all drives of a run, by default
 
 
 class Processor(StrEnum):
@@ -50,13 +50,13 @@ class Processor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is continued, by how much, and whether it is compared."""
+    """Prompt, length of the continuation, and the comparison."""
 
-    prompt: Annotated[str | None, typer.Option(help="text to continue (default: a text about drives)")] = None
-    prompt_file: Annotated[Path | None, typer.Option(help="file with the text to continue")] = None
-    max_new_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="length of the continuation")] = 128
-    batch: Annotated[int, typer.Option(min=1, max=1024, help="rows; those after the first begin inside the prompt")] = 1
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the places where those rows begin")] = 0
+    prompt: Annotated[str | None, typer.Option(help="prompt (default: a bundled text)")] = None
+    prompt_file: Annotated[Path | None, typer.Option(help="file that contains the prompt")] = None
+    max_new_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="tokens to generate")] = 128
+    batch: Annotated[int, typer.Option(min=1, max=1024, help="rows; rows after the first start inside the prompt")] = 1
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed for the start offsets of these rows")] = 0
     compare: Annotated[bool, typer.Option(help="compare with sdpa, and step times of methods")] = True
 
     def read(self) -> str:
@@ -74,11 +74,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """What attends."""
+    """Attention method and budget."""
 
     attention: Annotated[str | None, typer.Option(help=ATTENTION_HELP)] = None
     compression: Annotated[
-        float | None, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of K and V (default: 8; 1 is dense)")
+        float | None, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of the KV data (default: 8; 1: dense)")
     ] = None
     convention: Annotated[Convention | None, typer.Option(help="paper: k = S/C (the default); bytes: k = S/2C")] = None
     r: Annotated[
@@ -90,7 +90,7 @@ class What:
     ] = None
     layout: LayoutOption = None
     storage: Annotated[
-        Storage | None, typer.Option(help="of K and V, fp8 in layout 16 (default: as the model computes, else fp16)")
+        Storage | None, typer.Option(help="stored type; fp8 in layout 16 (default: bf16 for a BF16 model, else fp16)")
     ] = None
 
     def given(self) -> str:
@@ -99,13 +99,13 @@ class What:
         return next((f"--{'l' if name == 'recent' else name}" for name in names), "")
 
     def value(self, default: str) -> Attention:
-        """The options as one value; default: what attends where nothing is said."""
+        """The options as one value; default: the method without --attention."""
         method = self.attention or default
         asked = self.compression, self.convention, self._budget(method), self.layout, self.storage
         return Attention.named(method, *asked)
 
     def _budget(self, method: str) -> Budget | None:
-        """What the options ask for outright; dense attention uses everything."""
+        """Budget of --r, --k and --l; None without them. Dense attention uses everything."""
         outright = [value is not None for value in (self.r, self.k, self.recent)]
         if any(outright) and self.compression is not None:
             raise ValueError("--compression and --r, --k, --l exclude each other")
@@ -120,15 +120,15 @@ class What:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What it runs on."""
+    """Drives."""
 
-    drives: Annotated[int, typer.Option(min=1, max=1024, help="virtual drives that share the heads")] = 2
+    drives: Annotated[int, typer.Option(min=1, max=1024, help="number of drives; KV heads are split between them")] = 2
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None
-    keep: Annotated[Path | None, typer.Option(help="folder to keep the drives in, for vcsd log")] = None
+    keep: Annotated[Path | None, typer.Option(help="folder in which the drives' files are kept")] = None
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc"
-    restart: Annotated[bool, typer.Option(help="restart a drive that dies, where it has its own process")] = True
+    restart: Annotated[bool, typer.Option(help="restart a drive process that dies")] = True
     methods: MethodsFile = None
-    flush_every: Annotated[int, typer.Option(min=0, max=1 << 20, help="flush drives after so many steps; 0: never")] = 0
+    flush_every: Annotated[int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")] = 0
 
     def value(self, hosting: Hosting) -> DriveSet:
         """The options as one value."""
@@ -155,7 +155,7 @@ def run(
     device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Continue a text with K and V in drives, or in tiers, and compare with ordinary attention."""
+    """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
     prompt = text.read()
     in_tiers = tiers.value()
     if in_tiers and (option := what.given()):

@@ -1,4 +1,4 @@
-"""The door to all papers: their printed values beside ours, what was calibrated, what is predicted, and how far off."""
+"""All papers: printed values compared with our model's, calibrated constants, and errors of predicted values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def experiment(
     simulated: Simulated,
     paper: Annotated[Name, typer.Option(help="whose claims")] = Name("instinfer"),
 ) -> Outcome:
-    """Papers' printed figures beside ours: input, calibrated, predicted, or in contradiction."""
+    """Compare papers' printed values with our model: input, calibrated, predicted or in contradiction."""
     results: dict[str, Any] = {}
     shown: list[Any] = []
     for name in PAPERS if paper == ALL else [str(paper)]:
@@ -88,7 +88,7 @@ def _errors(result: dict[str, Any], counted: bool) -> str:
 
 
 def _reasons(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
-    """Contradictions, and what is not modelled, by their reasons."""
+    """Ids of contradictions and of values that are not modelled, by kind and reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if "reason" in row:
