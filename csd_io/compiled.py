@@ -16,12 +16,35 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba.core import event
 from numba.core.caching import InTreeCacheLocator, UserProvidedCacheLocator, UserWideCacheLocator
 
 
 def njit(*args: Any, **kwargs: Any) -> Any:
     """numba's."""
     return numba.njit(*args, **kwargs)
+
+
+class _Compilations(event.Listener):
+    """Compilations that run now, nested ones included; a function that is loaded from the cache is not one."""
+
+    def __init__(self) -> None:
+        self.running = 0
+
+    def on_start(self, event: Any) -> None:
+        self.running += 1
+
+    def on_end(self, event: Any) -> None:
+        self.running -= 1
+
+
+_compilations = _Compilations()
+event.register("numba:compile", _compilations)
+
+
+def is_compiling() -> bool:
+    """Whether Numba compiles a function now."""
+    return _compilations.running > 0
 
 
 @cache

@@ -35,11 +35,10 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, F32, I64, U64
 from csd_spec.attention import storage_of
+from host_driver.first_step import FirstStep, Rows
 from host_driver.sharding import share_out
 from host_driver.traffic import Traffic
 from host_driver.turnstile import Turnstile
-
-Rows = slice | I64  # of a batch
 
 LAYERS_IN_FLIGHT = 2  # of prefill: one being written while the next is computed
 
@@ -98,6 +97,7 @@ class Driver:
         self.bf16 = storage_of(attention.embedding_bits) != "fp16"  # whether arrays of values hold that
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
+        self.recorder: FirstStep | None = None  # dropped at the end of the first decode step
         self.max_tokens = 1  # of a sequence that was asked for
         self.now_ns = 0  # modelled time on the host
         here = hasattr(type(self.devices[-1]), "carry_out")  # not what a wrapper hands through
@@ -110,6 +110,8 @@ class Driver:
         """Open `count` sequences on every drive."""
         s, bits = self.shape, self.attention.embedding_bits
         self.max_tokens = max(self.max_tokens, max_tokens)
+        if self.recorder:
+            self.recorder.begin([device.spec for device in self.devices], s, count, max_tokens, self.bf16)
         commands = [SeqCreate(count, s.layers, len(m.kv_heads), s.head_dim, max_tokens, bits) for m in self.shares]
         done = self._collect(self._submit(commands, self.now_ns))
         return Batch([c.data[0].astype(np.uint64) for c in done], np.zeros((count, s.layers), np.int64))
@@ -121,10 +123,12 @@ class Driver:
         """
         while len(self._in_flight) >= LAYERS_IN_FLIGHT:
             self._settle_oldest()
-        submit_ns = self.now_ns
+        submit_ns, recorder = self.now_ns, self.recorder
 
         def ship() -> list[Future[Completion]]:
             k, v = load()
+            if recorder:
+                recorder.add_prompt(layer, rows, lengths, k, v)
             return self._submit(
                 [
                     KvAppend(seqs, layer, lengths, _heads(k, mine.kv_heads), _heads(self._shipped(v), mine.kv_heads))
@@ -156,6 +160,8 @@ class Driver:
         lengths, shape = batch.lengths[rows, layer] + 1, self.shape
         params = mini_batch.params(self.attention, lengths, shape.head_dim)
         method, commands, terms = self.attention.method, list[Command](), self.terms.get(layer)
+        if self.recorder:
+            self.recorder.add_step(layer, rows, (q, k, v), terms)
         for seqs, mine in zip(self._handles(batch, rows), self.shares, strict=True):
             heads, grouped = mine.kv_heads, (len(mine.kv_heads), mine.group)
             queries = _heads(q, mine.q_heads).reshape(len(lengths), *grouped, shape.head_dim)
@@ -215,7 +221,7 @@ class Driver:
         yield each
         last = max(each, key=lambda mini_batch: mini_batch.now_ns)
         self.traffic.end_step(last.now_ns - self.now_ns, last.breakdown_ns)
-        self.now_ns = last.now_ns
+        self.now_ns, self.recorder = last.now_ns, None
         if self.flush_every and self.traffic.step_count % self.flush_every == 0:
             self.flush()
 

@@ -14,6 +14,8 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from csd_spec import ModelShape
+from host_driver.first_step import FirstStep
+from vcsd.attached import Attached
 from vcsd.loading import continuation
 
 Inputs = dict[str, torch.Tensor]  # input_ids and attention_mask, each (B, tokens)
@@ -21,10 +23,10 @@ OnToken = Callable[[torch.Tensor], None]  # called with each step's new token id
 
 
 class Attachable(Protocol):
-    """Where a model's K and V may be instead of in its own cache: drives, or tiers."""
+    """A place for a model's KV cache: drives or tiers."""
 
     def attached(self, model: PreTrainedModel) -> AbstractContextManager[Any]:
-        """The model attached; what the block gets has a `report()`."""
+        """Attach the model; the value of the block has a `report()`."""
         ...
 
     def stored(self, dtype: torch.dtype, latent: bool) -> Attachable:
@@ -36,15 +38,15 @@ class Attachable(Protocol):
         ...
 
     def sized(self, shape: ModelShape, rows: int, max_tokens: int) -> Attachable:
-        """The same for so many sequences of at most so many tokens; raises ValueError where they have no room."""
+        """The same for `rows` sequences of up to `max_tokens`; raises ValueError if they have no room."""
         ...
 
     def asked(self, stored: int, head_dim: int) -> dict[str, Any]:
-        """What attends, for programs, and its parameters when so many tokens are stored."""
+        """Method and its parameters at `stored` tokens, for programs."""
         ...
 
     def unkept(self) -> AbstractContextManager[Attachable]:
-        """The same until the block ends, where nobody looks at it afterwards."""
+        """The same, on drives that are dropped when the block ends."""
         ...
 
 
@@ -59,20 +61,21 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Row 0's text and tokens, and the cost of the run. stored: tokens of a row at its end."""
+    """A run, and row 0's text and tokens.
+
+    Attributes:
+        stored: Tokens of a row at the end of the run.
+        rows: New tokens of all rows, (B, steps).
+        logits: Their logits, (steps, B, vocabulary).
+    """
 
     text: str
     tokens: list[int]
     stored: int
     report: Any
     wall_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison(Continuation):
-    """The same, and agreement over all rows."""
-
-    agreement: Agreement
+    rows: torch.Tensor
+    logits: torch.Tensor
 
 
 @torch.inference_mode()
@@ -83,53 +86,42 @@ def continue_text(
     new_tokens: int,
     setting: Attachable,
     on_token: OnToken | None = None,
+    recorder: FirstStep | None = None,
 ) -> Continuation:
-    """Greedy decoding in drives or tiers."""
-    return _continue(model, tokenizer, inputs, new_tokens, setting, on_token)[0]
-
-
-def _continue(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    inputs: Inputs,
-    new_tokens: int,
-    setting: Attachable,
-    on_token: OnToken | None,
-) -> tuple[Continuation, torch.Tensor, torch.Tensor]:
-    """The continuation, and token ids and logits as `generate` returns them."""
+    """Decode greedily in drives or tiers. recorder: filled if there are drives."""
     began = time.perf_counter()
     with setting.attached(model) as elsewhere:
+        if isinstance(elsewhere, Attached):
+            elsewhere.driver.recorder = recorder
         tokens, logits = generate(model, inputs, new_tokens, on_token)
         report = elsewhere.report()
         wall_s = time.perf_counter() - began
     prompt, new = inputs["input_ids"][0].tolist(), tokens[0].tolist()
     stored = len(prompt) + tokens.shape[1] - 1
-    return Continuation(continuation(tokenizer, prompt, new), new, stored, report, wall_s), tokens, logits
+    text = continuation(tokenizer, prompt, new)
+    return Continuation(text, new, stored, report, wall_s, tokens, logits)
 
 
 @torch.inference_mode()
-def compare(
+def agreement(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
     inputs: Inputs,
     new_tokens: int,
     setting: Attachable,
+    done: Continuation,
     on_token: OnToken | None = None,
-    on_reference_token: OnToken | None = None,
-) -> Comparison:
-    """Greedy decoding in drives or tiers, beside the same model's sdpa."""
-    done, tokens, logits = _continue(model, tokenizer, inputs, new_tokens, setting, on_token)
-    expected, wanted = generate(model, inputs, new_tokens, on_reference_token)
-    equal = torch.equal(tokens, expected)
+) -> Agreement:
+    """Decode with the same model's sdpa, and compare all rows of a run with that."""
+    expected, wanted = generate(model, inputs, new_tokens, on_token)
+    equal, logits = torch.equal(done.rows, expected), done.logits
     if not equal:
         with setting.unkept() as again, again.attached(model):
             logits = _force(model, inputs, expected)
-    agreement = Agreement(
+    return Agreement(
         tokens_equal=equal,
         max_abs_logit_diff=float((logits - wanted).abs().max()),
         top1_rate=float((logits.argmax(-1) == wanted.argmax(-1)).float().mean()),
     )
-    return Comparison(done.text, done.tokens, done.stored, done.report, done.wall_s, agreement)
 
 
 class _Streamer(transformers.generation.streamers.BaseStreamer):

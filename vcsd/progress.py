@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from threading import Event, Thread
 
 from rich.console import Console
+from rich.text import Text
 
 Tick = Callable[[object], None]  # called with anything when a part is done
 
 err = Console(stderr=True)
-PERIOD_S, RARER = 10.0, 0.05  # between lines: so many seconds, and this share of the time gone once that is more
+COMPILING, COMPILING_S = "compiling kernels (first run only)", 2.0  # seconds until the first line about it
+PERIOD_S, RARER = 10.0, 0.05  # seconds between lines, or this fraction of the elapsed time if longer
 
 
 def no_tick(_: object) -> None:
-    """For those who do not show how far they are."""
+    """A tick without effect."""
 
 
 @contextmanager
@@ -29,16 +31,36 @@ def progress(what: str, total: int) -> Iterator[Tick]:
 
 @contextmanager
 def status(what: str) -> Iterator[None]:
-    """Say what is being done, where it takes long."""
-    with err.status(what) if err.is_terminal else _lines(lambda: what):
+    """Show `what` while a long block runs."""
+    with err.status(_Now(what)) if err.is_terminal else _lines(lambda: what):
         yield
+
+
+class _Now:
+    """Text of a spinner; rendered again for each frame."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __rich__(self) -> str:
+        return COMPILING if _is_compiling() else self.what
+
+
+def _is_compiling() -> bool:
+    """Whether Numba compiles now. Numba is not imported for that."""
+    compiled = sys.modules.get("csd_io.compiled")
+    return bool(compiled and compiled.is_compiling())
 
 
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[Tick]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    class What(TextColumn):
+        def render(self, task: Task) -> Text:
+            return Text(COMPILING if _is_compiling() else task.description)
+
+    columns = What(""), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     bar = Progress(*columns, console=err, transient=True)
     task = bar.add_task(what, total=total)
 
@@ -64,12 +86,20 @@ def _counted(what: str, total: int) -> Iterator[Tick]:
 
 @contextmanager
 def _lines(text: Callable[[], str]) -> Iterator[None]:
-    """Write text() and the seconds gone, every few seconds at first and more rarely later."""
+    """Write text() and the seconds gone, every few seconds at first and more rarely later.
+
+    While Numba compiles, lines are COMPILING instead, and the first one is written sooner.
+    """
     ended, began = Event(), time.monotonic()
 
+    def say(what: str) -> None:
+        print(f"{what}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
     def write() -> None:
+        if not ended.wait(min(COMPILING_S, PERIOD_S)) and _is_compiling():
+            say(COMPILING)
         while not ended.wait(max(PERIOD_S, RARER * (time.monotonic() - began))):
-            print(f"{text()}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+            say(COMPILING if _is_compiling() else text())
 
     thread = Thread(target=write, name="progress", daemon=True)
     thread.start()

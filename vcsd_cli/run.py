@@ -1,7 +1,10 @@
-"""`vcsd run`: continue a text with attention in drives."""
+"""`vcsd run`: generate text with the KV cache in drives or in tiers."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from importlib.resources import files
@@ -16,6 +19,7 @@ from csd_spec import Attention, Budget, Compression, DriveSpec, Fixed, SparFPara
 from csd_spec.attention import Storage
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
+from host_driver.first_step import FirstStep
 from nvmevirt_config import load_drive
 from vcsd.options import MAX_COMPRESSION, MAX_SEED, Hosting, LayoutOption, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
@@ -25,13 +29,16 @@ from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, importing, pri
 from vcsd_cli.tiers import InTiers
 
 if TYPE_CHECKING:
+    import torch
+
     from vcsd.attached import Setting
-    from vcsd.generate import Attachable
+    from vcsd.generate import Agreement, Attachable, Continuation, OnToken
+    from vcsd.step_times import StepTimes
 
 
-NOTHING_MOVES: dict[str, Any] = {"places": [], "paths": []}  # but q, k, v and the output: `link_bytes`
+NOTHING_MOVES: dict[str, Any] = {"places": [], "paths": []}  # except q, k, v and the output: `link_bytes`
 
-HOST_MEMORY_MIB = 512  # of all drives of a run, where nothing is said
+HOST_MEMORY_MIB = 512  # flash pages of all drives of a run, by default
 
 
 class Processor(StrEnum):
@@ -43,14 +50,14 @@ class Processor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is continued, by how much, and whether it is compared."""
+    """Prompt, length of the continuation, and the comparison."""
 
-    prompt: Annotated[str | None, typer.Option(help="text to continue (default: a text about drives)")] = None
-    prompt_file: Annotated[Path | None, typer.Option(help="file with the text to continue")] = None
-    max_new_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="length of the continuation")] = 128
-    batch: Annotated[int, typer.Option(min=1, max=1024, help="rows; those after the first begin inside the prompt")] = 1
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the places where those rows begin")] = 0
-    compare: Annotated[bool, typer.Option(help="compare with ordinary attention, all in memory")] = True
+    prompt: Annotated[str | None, typer.Option(help="prompt (default: a bundled text)")] = None
+    prompt_file: Annotated[Path | None, typer.Option(help="file that contains the prompt")] = None
+    max_new_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="tokens to generate")] = 128
+    batch: Annotated[int, typer.Option(min=1, max=1024, help="rows; rows after the first start inside the prompt")] = 1
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed for the start offsets of these rows")] = 0
+    compare: Annotated[bool, typer.Option(help="compare with sdpa, and step times of methods")] = True
 
     def read(self) -> str:
         """The text."""
@@ -67,11 +74,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """What attends."""
+    """Attention method and budget."""
 
     attention: Annotated[str | None, typer.Option(help=ATTENTION_HELP)] = None
     compression: Annotated[
-        float | None, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of K and V (default: 8; 1 is dense)")
+        float | None, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of the KV data (default: 8; 1: dense)")
     ] = None
     convention: Annotated[Convention | None, typer.Option(help="paper: k = S/C (the default); bytes: k = S/2C")] = None
     r: Annotated[
@@ -83,7 +90,7 @@ class What:
     ] = None
     layout: LayoutOption = None
     storage: Annotated[
-        Storage | None, typer.Option(help="of K and V, fp8 in layout 16 (default: as the model computes, else fp16)")
+        Storage | None, typer.Option(help="stored type; fp8 in layout 16 (default: bf16 for a BF16 model, else fp16)")
     ] = None
 
     def given(self) -> str:
@@ -92,13 +99,13 @@ class What:
         return next((f"--{'l' if name == 'recent' else name}" for name in names), "")
 
     def value(self, default: str) -> Attention:
-        """The options as one value; default: what attends where nothing is said."""
+        """The options as one value; default: the method without --attention."""
         method = self.attention or default
         asked = self.compression, self.convention, self._budget(method), self.layout, self.storage
         return Attention.named(method, *asked)
 
     def _budget(self, method: str) -> Budget | None:
-        """What the options ask for outright; dense attention uses everything."""
+        """Budget of --r, --k and --l; None without them. Dense attention uses everything."""
         outright = [value is not None for value in (self.r, self.k, self.recent)]
         if any(outright) and self.compression is not None:
             raise ValueError("--compression and --r, --k, --l exclude each other")
@@ -113,15 +120,15 @@ class What:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What it runs on."""
+    """Drives."""
 
-    drives: Annotated[int, typer.Option(min=1, max=1024, help="virtual drives that share the heads")] = 2
+    drives: Annotated[int, typer.Option(min=1, max=1024, help="number of drives; KV heads are split between them")] = 2
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None
-    keep: Annotated[Path | None, typer.Option(help="folder to keep the drives in, for vcsd log")] = None
+    keep: Annotated[Path | None, typer.Option(help="folder in which the drives' files are kept")] = None
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc"
-    restart: Annotated[bool, typer.Option(help="restart a drive that dies, where it has its own process")] = True
+    restart: Annotated[bool, typer.Option(help="restart a drive process that dies")] = True
     methods: MethodsFile = None
-    flush_every: Annotated[int, typer.Option(min=0, max=1 << 20, help="flush drives after so many steps; 0: never")] = 0
+    flush_every: Annotated[int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")] = 0
 
     def value(self, hosting: Hosting) -> DriveSet:
         """The options as one value."""
@@ -148,7 +155,7 @@ def run(
     device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Continue a text with K and V in drives, or in tiers, and compare with ordinary attention."""
+    """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
     prompt = text.read()
     in_tiers = tiers.value()
     if in_tiers and (option := what.given()):
@@ -156,9 +163,11 @@ def run(
     with status("loading the model"):
         with importing():
             from host_driver.hf.shape import placement
-            from vcsd.generate import Continuation, compare, continue_text
+            from vcsd.attached import Setting
+            from vcsd.generate import agreement, continue_text
             from vcsd.loading import CHECKPOINT, encode, load
             from vcsd.room import check_cache
+            from vcsd.step_times import time_steps
 
         setting: Attachable = in_tiers or _in_drives(what, where.value(hosting), where.flush_every, tiers)
         path = model or CHECKPOINT
@@ -171,24 +180,29 @@ def run(
         setting = setting.sized(shape, rows, longest)
         if text.compare and device is Processor.CPU:
             check_cache(shape, loaded.dtype.itemsize, rows, longest)
-    normal = output is Output.NORMAL
-    stream = _TextStream(tokenizer, inputs["input_ids"][0].tolist()) if normal else None
-    if normal:
-        print(prompt, end="", flush=True)
-    given = loaded, tokenizer, inputs, text.max_new_tokens, setting, stream
+    recorder = FirstStep() if text.compare else None
+    stream = _TextStream(prompt, tokenizer, inputs["input_ids"][0].tolist())
+    with _following(stream, output, text.max_new_tokens) as on_token:
+        done = continue_text(loaded, tokenizer, inputs, text.max_new_tokens, setting, on_token, recorder)
+    if output is Output.NORMAL:
+        stream.end(done.text)
+    agreed, times = None, None
     if text.compare:
         with progress("ordinary attention", text.max_new_tokens) as tick:
-            done: Continuation = compare(*given, tick)
-    else:
-        done = continue_text(*given)
+            agreed = agreement(loaded, inputs, text.max_new_tokens, setting, done, tick)
     asked = setting.asked(done.stored, shape.head_dim)
     if tiers.residency and not in_tiers:
         asked["residency"] = {"policy": tiers.residency, "why": "", "turns": done.report.steps + 1} | NOTHING_MOVES
-    if normal:
-        _show(done, asked)
-    else:
+    if output is Output.NORMAL:
+        _show(done, asked, agreed)
+    if recorder and recorder.complete and isinstance(setting, Setting):
+        with status("timing other methods"):
+            times = time_steps(recorder, what.attention or setting.attention.method, setting.attention, where.methods)
+    if output is Output.JSON:
         figures = {key: value for key, value in asdict(shape).items() if key != "name"}
-        print_json({"model": {"name": path.name, **figures}, **asked, **_figures(done)})
+        print_json({"model": {"name": path.name, **figures}, **asked, **_figures(done, agreed, times)})
+    elif times:
+        stdout().print(times)
 
 
 def _in_drives(what: What, drives: DriveSet, flush_every: int, tiers: InTiers) -> Setting:
@@ -200,28 +214,28 @@ def _in_drives(what: What, drives: DriveSet, flush_every: int, tiers: InTiers) -
     return Setting(attention=attention, drives=drives, flush_every=flush_every)
 
 
-def _figures(done: Any) -> dict[str, Any]:
-    """A comparison for programs."""
+def _figures(done: Continuation, agreed: Agreement | None, times: StepTimes | None) -> dict[str, Any]:
+    """A run for programs."""
     return {
         "text": done.text,
         "tokens": done.tokens,
-        "agreement": asdict(done.agreement) if hasattr(done, "agreement") else None,
+        "agreement": asdict(agreed) if agreed else None,
+        "step_comparison": asdict(times) if times else None,
         **done.report.to_dict(),
         "wall_s": done.wall_s,
     }
 
 
-def _show(done: Any, asked: dict[str, Any]) -> None:
-    """A comparison for people, behind the text that was streamed."""
+def _show(done: Continuation, asked: dict[str, Any], agreed: Agreement | None) -> None:
+    """A run for people, after the text."""
     selected = [str(asked[name]) for name in ("r", "k", "l") if name in asked]
-    agreement = getattr(done, "agreement", None)
     compared = (
         (
-            ("greedy tokens equal", "yes" if agreement.tokens_equal else "no"),
-            ("same best token, on the reference's text", f"{agreement.top1_rate:.1%}"),
-            ("largest logit difference", f"{agreement.max_abs_logit_diff:.4f}"),
+            ("greedy tokens equal", "yes" if agreed.tokens_equal else "no"),
+            ("same best token, on the reference's text", f"{agreed.top1_rate:.1%}"),
+            ("largest logit difference", f"{agreed.max_abs_logit_diff:.4f}"),
         )
-        if agreement
+        if agreed
         else ()
     )
     rows = (
@@ -230,24 +244,51 @@ def _show(done: Any, asked: dict[str, Any]) -> None:
         *compared,
         ("emulator wall time, s", f"{done.wall_s:.1f}"),
     )
-    print("\n")
-    title = "Agreement with ordinary attention" if agreement else "Not compared with ordinary attention"
+    title = "Agreement with ordinary attention" if agreed else "Not compared with ordinary attention"
     shown = table(f"{title} ({asked['attention']})", ("what", "figure"), rows)
     stdout().print(shown, done.report)
 
 
+@contextmanager
+def _following(stream: _TextStream, output: Output, tokens: int) -> Iterator[OnToken]:
+    """Stream the text to a terminal. Elsewhere show progress: the text follows as a whole, with no line inside it."""
+    with ExitStack() as waiting:
+        if output is Output.NORMAL and sys.stdout.isatty():
+            waiting.enter_context(status("reading the prompt"))
+            stream.begin = waiting.close
+            yield stream
+        else:
+            yield waiting.enter_context(progress("decoding", tokens))
+
+
 class _TextStream:
-    """Prints row 0's text as its tokens come; waits where a character is not whole yet."""
+    """Prints the prompt and row 0's text as its tokens come; waits while a character is incomplete.
 
-    def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
-        self.tokenizer, self.prompt, self.shown = tokenizer, prompt, 0
+    Drives compute from the second token on, so the prompt is printed only then: kernels are compiled by that time.
+    """
+
+    def __init__(self, prompt: str, tokenizer: Any, prompt_ids: list[int]) -> None:
+        self.prompt, self.tokenizer, self.prompt_ids = prompt, tokenizer, prompt_ids
+        self.begin: Callable[[], None] = lambda: None  # called before the first print
         self.ids: list[int] = []
+        self.shown: int | None = None
 
-    def __call__(self, tokens: Any) -> None:
+    def __call__(self, tokens: torch.Tensor) -> None:
         from vcsd.loading import continuation
 
         self.ids.append(int(tokens[0]))
-        text = continuation(self.tokenizer, self.prompt, self.ids)
-        if not text.endswith("\ufffd"):
-            print(text[self.shown :], end="", flush=True)
-            self.shown = len(text)
+        text = continuation(self.tokenizer, self.prompt_ids, self.ids)
+        if len(self.ids) > 1 and not text.endswith("\ufffd"):
+            self._show(text)
+
+    def end(self, text: str) -> None:
+        """Print the rest of the whole text, and end the line."""
+        self._show(text)
+        print("\n", flush=True)
+
+    def _show(self, text: str) -> None:
+        if self.shown is None:
+            self.begin()
+            print(self.prompt, end="")
+        print(text[self.shown or 0 :], end="", flush=True)
+        self.shown = len(text)

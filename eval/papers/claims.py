@@ -1,4 +1,4 @@
-"""The door to all papers: their printed values beside ours, what was calibrated, what is predicted, and how far off."""
+"""All papers: printed values compared with our model's, calibrated constants, and errors of predicted values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def experiment(
     simulated: Simulated,
     paper: Annotated[Name, typer.Option(help="whose claims")] = Name("instinfer"),
 ) -> Outcome:
-    """Papers' printed figures beside ours: input, calibrated, predicted, or in contradiction."""
+    """Compare papers' printed values with our model: input, calibrated, predicted or in contradiction."""
     results: dict[str, Any] = {}
     shown: list[Any] = []
     for name in PAPERS if paper == ALL else [str(paper)]:
@@ -62,20 +62,33 @@ def _shown(paper: Paper, found: Found, result: dict[str, Any]) -> list[Any]:
         for row in result["rows"]
     ]
     names = ("name", "value", "unit", "why")
-    median, worst = result["median_error_percent"], result["worst_error_percent"]
     return [
         table(f"Claims of {paper.title} ({found.extent})", columns, rows, left=("id", "text", "kind")),
         _constants("Calibrated", result["calibrated"], (*names, "fixed_by")),
         _constants("Assumed", result["assumed"], names),
         *(f"{kind} {', '.join(ids)}: {reason}" for (kind, reason), ids in _reasons(result["rows"]).items()),
         *(f"exception {each['id']}: {each['reason']}" for each in result["exceptions"]),
-        f"predicted rows: median error {median:.1f} %, worst {worst:.1f} %",
+        _errors(result, bool(paper.counted)),
         *found.notes,
     ]
 
 
+def _errors(result: dict[str, Any], counted: bool) -> str:
+    """Errors of the predicted rows in a line, the worst by its name."""
+    (worst,) = (row for row in result["rows"] if row["id"] == result["worst_row"])
+    said = (
+        f"{result['predicted_rows']} predicted rows: median error {result['median_error_percent']:.1f} %, "
+        f"{result['rows_beyond_15_percent']} beyond 15 %, worst {result['worst_error_percent']:.1f} % "
+        f"({worst['id']}: {worst['text']})"
+    )
+    return said + counted * (
+        f"; without counts and rows that follow by algebra {result['independent_rows']} rows: "
+        f"median error {result['independent_median_error_percent']:.1f} %"
+    )
+
+
 def _reasons(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
-    """Contradictions, and what is not modelled, by their reasons."""
+    """Ids of contradictions and of values that are not modelled, by kind and reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if "reason" in row:

@@ -107,20 +107,26 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
-    """A paper: its values, and how ours are found; `find(machine, simulated, figures)` finds figures if asked."""
+    """A paper: its values, and how ours are found; `find(machine, simulated, figures)` finds figures if asked.
+
+    counted: ids of predicted claims that are counts, or follow by algebra from inputs and calibrated constants: that
+    they are right says little about the model.
+    """
 
     title: str
     claims: Sequence[Claim]
     calibrated: Sequence[Constant]
     assumed: Sequence[Constant]
     find: Callable[[Machine, Simulated, bool], Found]
+    counted: frozenset[str] = frozenset()
 
 
 def judge(paper: Paper, found: Found) -> dict[str, Any]:
     """A paper's values beside ours: rows, those that are off, constants, and the errors of what was predicted."""
     rows = [_row(claim, found) for claim in paper.claims]
     predicted = [(claim, row) for claim, row in zip(paper.claims, rows, strict=True) if claim.kind is Kind.PREDICTED]
-    errors = [abs(row["error_percent"]) for _, row in predicted]
+    errors = {claim.id: abs(row["error_percent"]) for claim, row in predicted}
+    independent = [error for each, error in errors.items() if each not in paper.counted]
     off = [claim.id for claim, row in predicted if claim.is_off(row["ours"])]
     reason = "beyond what the model explains; nothing was fitted to it"
     return {
@@ -128,8 +134,13 @@ def judge(paper: Paper, found: Found) -> dict[str, Any]:
         "exceptions": [{"id": each, "reason": reason} for each in off],
         "calibrated": [asdict(each) for each in paper.calibrated],
         "assumed": [{key: value for key, value in asdict(each).items() if key != "fixed_by"} for each in paper.assumed],
-        "median_error_percent": statistics.median(errors),
-        "worst_error_percent": max(errors),
+        "median_error_percent": statistics.median(errors.values()),
+        "worst_error_percent": max(errors.values()),
+        "worst_row": max(errors, key=lambda each: errors[each]),
+        "predicted_rows": len(errors),
+        "rows_beyond_15_percent": sum(error > MAX_PERCENT for error in errors.values()),
+        "independent_rows": len(independent),
+        "independent_median_error_percent": statistics.median(independent),
         **found.more,
     }
 

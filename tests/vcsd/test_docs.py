@@ -63,10 +63,37 @@ def test_examples_use_the_public_face_alone():
     assert used <= {f"{face.__name__}.{name}" for face in (vcsd, residency, serving) for name in face.__all__}
 
 
-def test_the_readme_names_the_public_face_and_no_others():
+def test_python_page_lists_public_names_and_no_others():
+    text = (DOCS / "python.md").read_text()
+    listed = text.partition("## Public names")[2].partition("A package may")[0]
+    rows = [line.split("|")[1] for line in listed.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(vcsd.__all__)
+
+
+def test_readme_is_short():
     text = (ROOT / "README.md").read_text()
-    (said,) = re.findall(r"What may be imported is `vcsd\.__all__`: (.*?)\. A package", text, re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", said)) == set(vcsd.__all__)
+    assert len(text.splitlines()) <= 110
+    assert len(text.split()) <= 900
+
+
+def test_readme_results_have_command_and_worst_case():
+    results = (ROOT / "README.md").read_text().partition("## Results")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in results.splitlines() if line.startswith("| ")]
+    assert rows[0] == ["result", "value", "worst case", "command"]
+    assert 1 < len(rows) <= 9  # the title, and at most eight results
+    assert all(len(row) == 4 and row[2] not in ("", "-") and row[3].startswith("`vcsd ") for row in rows[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_links_lead_to_files(page):
+    for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if "://" not in link:
+            assert (page.parent / link).exists(), link
+
+
+def test_readme_reaches_every_page():
+    text = (ROOT / "README.md").read_text()
+    assert [page.name for page in DOCS.glob("*.md") if f"docs/{page.name}" not in text] == []
 
 
 @pytest.mark.parametrize("name", vcsd.__all__)

@@ -2,6 +2,9 @@
 
 import time
 
+from numba.core import event
+
+from csd_io import compiled
 from vcsd import progress
 
 
@@ -29,3 +32,36 @@ def test_lines_become_rarer(capsys, monkeypatch):
             time.sleep(0.001)
             said += capsys.readouterr().err
     assert time.monotonic() - began >= 0.01
+
+
+def test_status_while_numba_compiles_says_so(capsys, monkeypatch):
+    """partner of: csd_io/compiled.py"""
+    monkeypatch.setattr(progress, "PERIOD_S", 0.02)
+    with progress.status("reading"):
+        for compiling, expected in ((True, progress.COMPILING), (False, "reading")):
+            if compiling:
+                event.start_event("numba:compile")
+            said, until = "", time.monotonic() + 5
+            while expected not in said and time.monotonic() < until:
+                time.sleep(0.01)
+                said += capsys.readouterr().err
+            if compiling:
+                event.end_event("numba:compile")
+            assert expected in said
+            assert not compiled.is_compiling()
+
+
+def test_is_compiling_new_function_true_while_numba_compiles():
+    seen = []
+
+    class Listener(event.Listener):
+        def on_start(self, event):
+            seen.append(compiled.is_compiling())
+
+        def on_end(self, event):
+            pass
+
+    with event.install_listener("numba:compile", Listener()):
+        assert compiled.njit(lambda x: x + 1)(1) == 2
+    assert seen and all(seen)
+    assert not compiled.is_compiling()

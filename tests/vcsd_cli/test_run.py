@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -39,8 +41,45 @@ def test_run_for_people(capsys, monkeypatch):
     code, out, _ = vcsd(capsys, monkeypatch, "run", "--prompt", PROMPT, "--max-new-tokens", "8", "--batch", "3")
     assert code == 0
     assert out.startswith(PROMPT)
-    for title in ("Agreement with ordinary attention", "Traffic", "Modelled time", "Drives"):
+    for title in (
+        "Agreement with ordinary attention",
+        "Traffic",
+        "Modelled time",
+        "Drives",
+        "One decode step at 820 tokens, at unequal error",
+    ):
         assert title in out
+
+
+def test_run_both_streams_to_one_file_text_is_whole(tmp_path):
+    """Progress lines come all the time; none lands inside the text, and each is a whole line."""
+    words = ["run", "--prompt", PROMPT, "--max-new-tokens", "40"]
+    often = "from vcsd import progress; progress.PERIOD_S = 0.001; progress.RARER = 0"
+    code = f"{often}; from vcsd_cli.main import main; main()"
+    with (tmp_path / "both").open("w") as both:
+        subprocess.run([sys.executable, "-c", code, *words], stdout=both, stderr=subprocess.STDOUT, check=True)
+    shown = (tmp_path / "both").read_text()
+    alone = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    text = alone.stdout[: alone.stdout.index("\n\nAgreement")]
+    assert len(text) >= len(PROMPT) + 20
+    assert text in shown
+    assert "decoding: 3" in alone.stderr
+    lines = set(shown.replace(alone.stdout[: len(text)], "").splitlines())
+    said = [line for line in lines if line.endswith(" s") and ", " in line]
+    assert all(line.startswith(("loading", "decoding", "ordinary", "timing", "compiling")) for line in said)
+
+
+def test_run_json_has_step_times_of_methods(capsys, monkeypatch):
+    words = ("run", "--prompt", PROMPT, "-o", "json", "--max-new-tokens")
+    short, long = (json.loads(vcsd(capsys, monkeypatch, *words, tokens)[1])["step_comparison"] for tokens in ("3", "9"))
+    assert short == long  # whatever the run's length
+    assert short["context_tokens"] == len(PROMPT)
+    times = short["step_times_ns"]
+    assert set(times) == set(short["output_errors"]) == {"dense", "sparf", "ours", "plain_ssd"}
+    assert all(ns > 0 for ns in times.values())
+    assert short["left_out"] == {}
+    _, out, _ = vcsd(capsys, monkeypatch, *words, "3", "--no-compare")
+    assert json.loads(out)["step_comparison"] is None
 
 
 def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch):

@@ -201,4 +201,13 @@ def _printed(name: str) -> str:
     return f"{low:g} to {high:g} % in print"
 
 
-PAPER = Paper(title="OrbitFlow", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find)
+COUNTED = frozenset(f"o1{each}" for each in "abc") | {"o2a", "o2b", *(f"o3{each}" for each in "abcdef"), "o6a"}
+MET_BOUND = "o13a"
+PAPER = Paper(
+    title="OrbitFlow",
+    claims=CLAIMS,
+    calibrated=CALIBRATED,
+    assumed=ASSUMED,
+    find=find,
+    counted=COUNTED | {MET_BOUND},
+)

@@ -149,4 +149,13 @@ def experiment(
     found = summary(rows)
     wanted = sum(one.bytes_of(each.tokens + 1) for each in served.requests)
     result = {"requests": len(served.requests), "oversubscription": wanted / one.device_bytes, **found}
-    return Outcome({**result, "rows": rows}, [*_tables(rows), flat_table("Tiers", result)])
+    return Outcome({**result, "rows": rows}, [*_tables(rows), flat_table("Tiers", result), _stays(rows)])
+
+
+def _stays(rows: Sequence[Row]) -> str:
+    """Stays of our policy compared with the slices."""
+    stays, slices = [row["stay_tokens"] for row in rows if row["policy"] == MENDED], [row["slice"] for row in rows]
+    return (
+        f"ratios are at unequal stay: {MENDED} keeps a request for {min(stays):,.0f} to {max(stays):,.0f} tokens, "
+        f"the slices asked for are {min(slices):,} to {max(slices):,}"
+    )

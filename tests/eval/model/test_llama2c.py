@@ -11,7 +11,7 @@ from csd_link.driveset import DriveSet
 from csd_spec import Attention, Compression
 from eval.model.llama2c import convert_model
 from vcsd.attached import Setting
-from vcsd.generate import compare
+from vcsd.generate import agreement, continue_text
 from vcsd.loading import encode
 
 SHAPE = (16, 24, 2, 4, 2, 300, 64)  # width, hidden, layers, heads, KV heads, vocabulary, context
@@ -128,11 +128,9 @@ def test_a_real_story_stays_the_same_in_drives(data_dir, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     inputs, two = encode(model, tokenizer, "Tom had a red ball.", 1, 120, 0), DriveSet(count=2)
-    dense, sparf = (
-        compare(model, tokenizer, inputs, 120, Setting(attention=Attention(method, Compression(1)), drives=two))
-        for method in ("dense", "sparf")
-    )
-    assert dense.agreement.tokens_equal
+    settings = [Setting(attention=Attention(method, Compression(1)), drives=two) for method in ("dense", "sparf")]
+    dense, sparf = (continue_text(model, tokenizer, inputs, 120, setting) for setting in settings)
+    assert agreement(model, inputs, 120, settings[0], dense).tokens_equal
     assert sparf.tokens == dense.tokens
     assert dense.text.startswith(" He ")
     assert "the ball" in dense.text

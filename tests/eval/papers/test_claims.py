@@ -20,6 +20,7 @@ def test_a_paper_is_sound(name):
     fixing = {each.id for each in paper.claims if each.kind is Kind.CALIBRATED}
     assert fixing <= {name for each in paper.calibrated for name in each.fixed_by.split(", ")}
     assert all(each.why for each in (*paper.calibrated, *paper.assumed))
+    assert paper.counted <= {each.id for each in paper.claims if each.kind is Kind.PREDICTED}
 
 
 @pytest.fixture
@@ -50,3 +51,4 @@ def test_people_see_rows_constants_and_reasons(two):
     text = page.getvalue()
     for seen in ("Claims of One", "Claims of Two", "held_out", "3.000", "+10.0", "contradiction b: too early", "well"):
         assert seen in text
+    assert "1 predicted rows: median error 10.0 %, 0 beyond 15 %, worst 10.0 % (a: speed (I))" in text

@@ -54,6 +54,15 @@ def test_the_median_and_the_worst_are_of_the_predicted_rows():
     assert judged(c1=48.0)["worst_error_percent"] == pytest.approx(20)
 
 
+def test_judge_counted_rows_left_out_of_independent_median():
+    paper = Paper(title="One", claims=CLAIMS, calibrated=(), assumed=(), find=None, counted=frozenset(("c2", "c3")))
+    result = judge(paper, Found(ours=OURS | {"c1": 48.0}))
+    assert (result["predicted_rows"], result["independent_rows"], result["rows_beyond_15_percent"]) == (3, 1, 1)
+    assert result["median_error_percent"] == pytest.approx(5)
+    assert result["independent_median_error_percent"] == pytest.approx(20)
+    assert result["worst_row"] == "c1"
+
+
 def test_a_bound_is_met_or_is_not():
     assert CLAIMS[4].error_percent(0) == 0
     assert CLAIMS[4].error_percent(3) == pytest.approx(200)

@@ -48,6 +48,7 @@ def test_people_see_tables_first(outcome):
         < text.index("GB over NVMe")
         < text.index("longest wait")
         < text.index("oversubscription")
+        < text.index("ratios are at unequal stay")
     )
 
 

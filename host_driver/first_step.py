@@ -1,0 +1,91 @@
+"""Recording of a prompt's keys and values and of the first decode step after it, to time that step elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from csd_spec import DriveSpec, ModelShape
+from csd_spec.arrays import F16, F32, I64
+from csd_spec.model import FP16_BYTES
+
+Rows = slice | I64  # of a batch
+
+MAX_BYTES = 256 << 20  # of recorded keys and values; if a model has more, fewer layers are recorded
+
+
+@dataclass(slots=True)
+class RecordedLayer:
+    """One layer's arguments of `Driver.append` and `Driver.attend`.
+
+    Attributes:
+        prompt: Rows, tokens per row, and keys and values (sum of tokens, kv_heads, d) of each append.
+        step: Rows, and q (rows, q_heads, d), k and v (rows, kv_heads, d) of each attend.
+        terms: Terms of the layer's logits (kv_heads, G, 4), see `csd_spec.Attend`; None if they are only scaled.
+    """
+
+    prompt: list[tuple[Rows, I64, F16, F16]] = field(default_factory=list)
+    step: list[tuple[Rows, F16, F16, F16]] = field(default_factory=list)
+    terms: F32 | None = None
+
+
+@dataclass(slots=True, eq=False)
+class FirstStep:
+    """A prompt and its first decode step, as a driver ships them; a `Driver` fills it once and then drops it.
+
+    Attributes:
+        specs: One for each drive.
+        shape: The model's shape.
+        sequences: Number of sequences.
+        max_tokens: Maximum length of a sequence.
+        bf16: Arrays of values hold BF16.
+        layers: Recorded layers by their number, evenly spread over the model.
+    """
+
+    specs: Sequence[DriveSpec] = ()
+    shape: ModelShape | None = None
+    sequences: int = 0
+    max_tokens: int = 0
+    bf16: bool = False
+    layers: dict[int, RecordedLayer] = field(default_factory=dict)
+
+    def begin(self, specs: Sequence[DriveSpec], shape: ModelShape, sequences: int, max_tokens: int, bf16: bool) -> None:
+        """Start a recording; an earlier one is dropped."""
+        self.specs, self.shape, self.bf16 = specs, shape, bf16
+        self.sequences, self.max_tokens = sequences, max_tokens
+        layer_bytes = 2 * FP16_BYTES * shape.kv_heads * shape.head_dim * sequences * max_tokens
+        count = min(shape.layers, max(1, MAX_BYTES // layer_bytes))
+        self.layers = {(2 * part + 1) * shape.layers // (2 * count): RecordedLayer() for part in range(count)}
+
+    def add_prompt(self, layer: int, rows: Rows, lengths: I64, k: F16, v: F16) -> None:
+        """Record an append; arrays are kept, not copied."""
+        if layer in self.layers:
+            self.layers[layer].prompt.append((rows, lengths, k, v))
+
+    def add_step(self, layer: int, rows: Rows, qkv: tuple[F16, F16, F16], terms: F32 | None) -> None:
+        """Record an attend."""
+        if layer in self.layers:
+            q, k, v = (part.copy() for part in qkv)
+            self.layers[layer].step.append((rows, q, k, v))
+            self.layers[layer].terms = terms
+
+    @property
+    def complete(self) -> bool:
+        """Whether a prompt and a step were recorded."""
+        return bool(self.layers) and all(each.prompt and each.step for each in self.layers.values())
+
+    @property
+    def recorded_shape(self) -> ModelShape:
+        """The model's shape with the recorded layers alone."""
+        assert self.shape is not None
+        return replace(self.shape, layers=len(self.layers))
+
+    @property
+    def context_tokens(self) -> int:
+        """Stored tokens of the longest sequence when the step begins."""
+        tokens = np.zeros(self.sequences, np.int64)
+        for rows, lengths, _, _ in next(iter(self.layers.values())).prompt:
+            tokens[rows] += lengths
+        return int(tokens.max())

@@ -1,0 +1,97 @@
+"""Step times of methods on the same prompt.
+
+partner of: vcsd/step_times.py, host_driver/first_step.py
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from csd_spec import NAMED, Attention, Compression, ModelShape
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from host_driver import first_step
+from host_driver.first_step import FirstStep
+from vcsd.step_times import time_steps
+
+SHAPE = ModelShape(name="small", layers=4, q_heads=4, kv_heads=2, head_dim=64)
+TOKENS = 700
+SPARF = Attention()
+
+
+def recorded(shape=SHAPE, specs=(INSTCSD_ZYNQ7045_8CH,) * 2, tokens=TOKENS, rows=1):
+    """Random keys and values, and a step."""
+    draw, made = np.random.default_rng(0).standard_normal, FirstStep()
+    made.begin(specs, shape, rows, tokens + 8, False)
+    lengths = np.full(rows, tokens)
+
+    def rows_of(count, heads):
+        return draw((count, heads, shape.head_dim), np.float32).astype(np.float16)
+
+    for layer in range(shape.layers):
+        made.add_prompt(layer, slice(None), lengths, *(rows_of(rows * tokens, shape.kv_heads) for _ in "kv"))
+        qkv = tuple(rows_of(rows, heads) for heads in (shape.q_heads, shape.kv_heads, shape.kv_heads))
+        made.add_step(layer, slice(None), qkv, None)
+    return made
+
+
+@pytest.fixture(scope="module")
+def times():
+    return time_steps(recorded(), "sparf", SPARF)
+
+
+def test_time_steps_dense_and_ssd_have_no_error(times):
+    assert times.output_errors["dense"] == times.output_errors["plain_ssd"] == 0
+    assert 0 < times.output_errors["sparf"] < 2 and 0 < times.output_errors["ours"] < 2
+    assert (times.context_tokens, times.sequences, times.layers_measured) == (TOKENS, 1, 4)
+
+
+def test_time_steps_plain_ssd_takes_its_link(times):
+    drive_bytes = SHAPE.kv_bytes_per_token * TOKENS // 2
+    at_least = INSTCSD_ZYNQ7045_8CH.link.transfer_ns(drive_bytes)
+    assert at_least < times.step_times_ns["plain_ssd"] < 1.5 * at_least
+    half = replace(INSTCSD_ZYNQ7045_8CH.link, bytes_per_s=INSTCSD_ZYNQ7045_8CH.link.bytes_per_s // 2)
+    slower = time_steps(recorded(specs=(replace(INSTCSD_ZYNQ7045_8CH, link=half),) * 2), "sparf", SPARF)
+    assert slower.step_times_ns["plain_ssd"] > times.step_times_ns["plain_ssd"] + 0.9 * at_least
+    assert slower.step_times_ns["dense"] < 1.05 * times.step_times_ns["dense"]  # q, k, v and the output alone
+
+
+@pytest.mark.parametrize("tokens", [TOKENS + 3, TOKENS + 4])  # the second fills a token group: 704 = 22 x 32
+def test_time_steps_full_group_is_not_waited_for(times, tokens):
+    """A program takes 600 us."""
+    for name, ns in time_steps(recorded(tokens=tokens - 1), "sparf", SPARF).step_times_ns.items():
+        assert ns == pytest.approx(times.step_times_ns[name], rel=0.2)
+
+
+def test_time_steps_two_rows_take_longer(times):
+    two = time_steps(recorded(rows=2), "sparf", SPARF)
+    assert two.step_times_ns["plain_ssd"] > 1.7 * times.step_times_ns["plain_ssd"]
+    assert two.sequences == 2
+
+
+def test_time_steps_own_method_has_an_entry():
+    own = Attention("quest", Compression(4))
+    done = time_steps(recorded(), "quest", own)
+    assert list(done.step_times_ns) == ["dense", "sparf", "ours", "quest", "plain_ssd"]
+    assert done.budgets["quest"] == "1/4 (paper)"
+
+
+def test_time_steps_layout_without_planes_left_out_with_reason():
+    done = time_steps(recorded(), "ours", replace(NAMED["ours"], embedding_bits=16))
+    assert "ours" not in done.step_times_ns
+    assert "has no planes" in done.left_out["ours"]
+
+
+def test_time_steps_latent_model_leaves_out_plain_ssd():
+    done = time_steps(recorded(replace(SHAPE, name="latent", kv_heads=1, latent=True)), "sparf", SPARF)
+    assert set(done.left_out) == {"plain_ssd"}
+    assert set(done.step_times_ns) == {"dense", "sparf", "ours"}
+
+
+def test_first_step_large_model_records_some_layers(times, monkeypatch):
+    monkeypatch.setattr(first_step, "MAX_BYTES", 2 * SHAPE.kv_bytes_per_token // SHAPE.layers * (TOKENS + 8))
+    some = recorded()
+    assert sorted(some.layers) == [1, 3]
+    done = time_steps(some, "sparf", SPARF)
+    assert done.layers_measured == 2
+    assert done.step_times_ns["dense"] == pytest.approx(times.step_times_ns["dense"], rel=0.1)

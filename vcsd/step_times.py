@@ -1,0 +1,203 @@
+"""Simulated time of the same decode step with several attention methods, and with a plain SSD.
+
+Each method gets fresh drives that store the same prompt. The step begins when their flash is idle and programs no page,
+so its time depends neither on the length of the run nor on the prefill. Main entry point: `time_steps`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from math import nan
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group
+from rich.text import Text
+
+from attention_engine import load_methods
+from csd_firmware import InProcessDevice
+from csd_link.driveset import DriveSet
+from csd_spec import NAMED, Attention, Compression, Fixed, KvRead, Status
+from csd_spec.arrays import F16
+from csd_spec.model import OPAQUE
+from ftl import LAYOUTS
+from host_driver.driver import Batch, Driver
+from host_driver.first_step import FirstStep
+from vcsd.room import check_drives
+from vcsd.tables import table
+from vcsd.transport import check_method
+
+PLAIN_SSD = "plain_ssd"
+STEPS = 3  # the fastest counts: two steps in a row may each fill a group, which is programmed
+GROUPS = 8  # token groups of one read of the plain SSD
+
+_DENSE = Attention("dense", Compression(1))
+Devices = list[InProcessDevice]
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """One decode step by method; simulated time.
+
+    Attributes:
+        context_tokens: Stored tokens of the longest sequence.
+        sequences: Sequences of the batch.
+        layers_measured: Layers that were timed, evenly spread over the model; times are scaled to all of them.
+        step_times_ns: Duration of the step, ns.
+        output_errors: Mean of |output - dense| / |dense| over query heads, layers and sequences.
+        budgets: Share of the KV cache that the method may use, in words.
+        left_out: Reason for each method that could not be timed.
+    """
+
+    context_tokens: int
+    sequences: int
+    layers_measured: int
+    step_times_ns: dict[str, float] = field(default_factory=dict)
+    output_errors: dict[str, float] = field(default_factory=dict)
+    budgets: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def __rich__(self) -> Group:
+        rows = [
+            (name, self.budgets[name], f"{ns / 1e3:,.1f}", f"{self.output_errors.get(name, nan):.3f}")
+            for name, ns in self.step_times_ns.items()
+        ]
+        columns = "method", "KV data used", "simulated us", "output error"
+        shown = table(
+            f"One decode step at {self.context_tokens:,} tokens, at unequal error", columns, rows, columns[:2]
+        )
+        notes = [
+            "output error: mean of |output - dense| / |dense| over the query heads of this step",
+            "plain_ssd: the same flash and link; all KV data is read ahead, attention on the host takes no time",
+            *(f"{name} is left out: {reason}" for name, reason in self.left_out.items()),
+        ]
+        return Group(shown, *map(Text, notes))
+
+
+def time_steps(recorded: FirstStep, name: str, own: Attention, methods: Path | None = None) -> StepTimes:
+    """Time the recorded step with dense attention, SparF, `ours`, the run's own method and a plain SSD.
+
+    Args:
+        recorded: A prompt and its first step.
+        name: Name of the run's own method; replaces the entry of the same name.
+        own: The run's own method and budget.
+        methods: Python file with custom methods.
+    """
+    assert recorded.shape is not None
+    times = StepTimes(recorded.context_tokens, recorded.sequences, len(recorded.layers))
+    latent, scale = recorded.shape.latent, recorded.shape.layers / len(recorded.layers)
+    outputs = dict[str, NDArray[np.float32]]()
+    for each, attention in ({"dense": _DENSE, "sparf": Attention(), "ours": NAMED["ours"]} | {name: own}).items():
+        try:
+            attention = attention.stored(recorded.bf16, latent)
+            with _drives(recorded, attention, methods) as (driver, devices, batch):
+                ns, outputs[each] = _decode(recorded, driver, devices, batch)
+        except ValueError as error:
+            times.left_out[each] = str(error)
+        else:
+            times.step_times_ns[each], times.budgets[each] = ns * scale, _budget(attention)
+    try:
+        if latent:
+            raise ValueError("every drive stores all rows of latent attention")
+        with _drives(recorded, Attention("dense", Compression(1), OPAQUE)) as (driver, devices, batch):
+            ns = _read(recorded, driver, devices, batch)
+    except ValueError as error:
+        times.left_out[PLAIN_SSD] = str(error)
+    else:
+        times.step_times_ns[PLAIN_SSD], times.budgets[PLAIN_SSD] = ns * scale, _budget(_DENSE)
+        times.output_errors[PLAIN_SSD] = 0.0
+    if "dense" in outputs:
+        times.output_errors |= {each: _error(output, outputs["dense"]) for each, output in outputs.items()}
+    return times
+
+
+def _error(output: NDArray[np.float32], exact: NDArray[np.float32]) -> float:
+    norms = np.maximum(np.linalg.norm(exact, axis=-1), np.finfo(np.float32).tiny)
+    return float((np.linalg.norm(output - exact, axis=-1) / norms).mean())
+
+
+def _budget(attention: Attention) -> str:
+    budget = attention.budget
+    if isinstance(budget, Compression):
+        return "all" if budget.c == 1 else f"1/{budget.c:g} ({budget.convention})"
+    return f"k = {budget.params.k:,} tokens" if isinstance(budget, Fixed) else type(budget).__name__
+
+
+@contextmanager
+def _drives(
+    recorded: FirstStep, attention: Attention, methods: Path | None = None
+) -> Iterator[tuple[Driver, Devices, Batch]]:
+    """Fresh drives in memory that store the recorded prompt.
+
+    Raises:
+        ValueError: There is too little memory, or the layout does not serve the method.
+    """
+    gc.collect()  # address space of the drives before these
+    shape, layers = recorded.recorded_shape, list(recorded.layers.values())
+    known = load_methods(methods)
+    if attention.embedding_bits != OPAQUE:  # which is read, not attended
+        check_method(attention, list(known))
+    drives = DriveSet(count=len(recorded.specs), spec=recorded.specs[0])
+    check_drives(drives, attention, shape, recorded.sequences, recorded.max_tokens)
+    with ExitStack() as undo:
+        devices = [InProcessDevice(spec, methods=known) for spec in recorded.specs]
+        for device in devices:
+            undo.callback(device.close)
+        driver = Driver(devices, shape, attention)
+        undo.callback(driver.close)
+        driver.terms = {number: each.terms for number, each in enumerate(layers) if each.terms is not None}
+        batch = driver.create(recorded.sequences, recorded.max_tokens)
+        for number, layer in enumerate(layers):
+            for rows, lengths, k, v in layer.prompt:
+                driver.append(batch, rows, number, lengths, _loaded(k, v))
+        driver.settle()
+        yield driver, devices, batch
+
+
+def _loaded(k: F16, v: F16) -> Callable[[], tuple[F16, F16]]:
+    return lambda: (k, v)
+
+
+def _idle_ns(driver: Driver, devices: Devices) -> int:
+    """A time at which the flash of all drives is idle; time models repeat with their grain."""
+    timing = [device.firmware.ftl.timing for device in devices]
+    grain = max(each.grain_ns for each in timing)
+    idle = max([driver.now_ns, *(each.idle_ns() for each in timing)])
+    return -(-idle // grain) * grain
+
+
+def _decode(recorded: FirstStep, driver: Driver, devices: Devices, batch: Batch) -> tuple[float, NDArray[np.float32]]:
+    """Duration of the step, and its outputs (layers x rows, q_heads, d)."""
+    outputs, times = [], list[float]()
+    for _ in range(STEPS):
+        driver.now_ns = _idle_ns(driver, devices)
+        with driver.step(1) as (whole,):
+            for number, layer in enumerate(recorded.layers.values()):
+                for rows, q, k, v in layer.step:
+                    outputs.append(driver.decode(batch, rows, whole, number, q, k, v))
+        times.append(driver.traffic.steps[-1].ns)
+    first = np.concatenate(outputs[: len(outputs) // STEPS])
+    if driver.bf16:  # the upper half of an FP32 number
+        return min(times), (first.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return min(times), first.astype(np.float32)
+
+
+def _read(recorded: FirstStep, driver: Driver, devices: Devices, batch: Batch) -> int:
+    """Time until all keys and values have crossed the links, read in pieces that are all submitted at the start."""
+    start_ns, shape = _idle_ns(driver, devices), recorded.recorded_shape
+    page_bytes = recorded.specs[0].geometry.page_bytes
+    piece = GROUPS * LAYOUTS[OPAQUE].form(page_bytes, shape.head_dim, recorded.max_tokens).n
+    submitted = [
+        device.submit(KvRead(tuple(handles.tolist()), layer, first, piece), start_ns)
+        for layer in range(shape.layers)
+        for first in range(0, recorded.context_tokens, piece)
+        for device, handles in zip(devices, batch.handles, strict=True)
+    ]
+    done = [future.result() for future in submitted]
+    if refused := [each.reason for each in done if each.status is not Status.SUCCESS]:
+        raise ValueError(refused[0])
+    return max(each.finish_ns for each in done) - start_ns
