@@ -30,6 +30,7 @@ from csd_spec import Command, Completion, DriveSpec, Status
 
 LOOK_S = 0.05  # at the drive's header, while waiting
 SPIN_S = 200e-6  # look again without a pause for so long, and give way to whoever else wants the processor
+HANDOVER_S = 0.3  # from a closed doorbell until the next host has attached
 PATIENCE_S = 0.8  # a drive whose beat stands still for so long may have ended
 SILENCE_S = 60.0  # one of which no more is known is given up after so long
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -278,9 +279,22 @@ class WindowDevice:
 
     def _fail(self, error: OSError) -> None:
         """The drive is gone: end everything that is under way."""
-        self.lost = error if isinstance(error, Lost) else Lost(f"its firmware is gone ({error})")
+        self.lost = error if isinstance(error, Lost) else self._reason(error)
         while self._waiting:
             self._waiting.popleft().set_result(_path_lost(self.lost))
+
+    def _reason(self, error: OSError) -> Lost:
+        """Why the drive's end of the doorbell closed: it has ended, or another host is about to attach."""
+        deadline = time.monotonic() + HANDOVER_S
+        while time.monotonic() < deadline and not self._liveness.ended():
+            try:
+                self._end.look()
+            except Lost as lost:
+                return lost
+            except OSError:
+                break
+            time.sleep(0.002)
+        return Lost(f"its firmware is gone ({error})")
 
 
 def _path_lost(lost: Lost) -> Completion:

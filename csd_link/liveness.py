@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from csd_link.run_dir import pid_path
@@ -24,6 +25,17 @@ class Liveness:
         """Whether it is known that the process is no more. One that is stopped has not ended."""
         pid = self._pid()
         return self.known and (pid is None or not running(pid))
+
+
+def cpu_ticks(pid: int) -> int:
+    """CPU time that a process and its living children have used so far, in clock ticks; 0 if it has ended."""
+    ticks = 0
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks = sum(map(int, fields[11:15]))  # its own, and that of children that were waited for
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ticks += sum(cpu_ticks(int(child)) for child in children)
+    return ticks
 
 
 def running(pid: int) -> bool:

@@ -16,12 +16,15 @@ from pathlib import Path
 from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
 from csd_link.host_end import Lost
+from csd_link.liveness import cpu_ticks
 from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import drive_dir, private_dir, run_dir
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import Device
 
-START_S = 60.0
+IDLE_START_S = 60.0  # without an answer, and without any CPU time used
+COMPILES = "compiling kernels (first run only)"  # said by a server on its standard error
+compiling = 0  # servers that this process waits for and that compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +97,22 @@ def own_server(placed: Sequence[Placed], scratch: Path, server: Sequence[str]) -
 
 
 def _await(connect: Connect, server: subprocess.Popen[str], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
-        try:
-            connect().close()
-            return
-        except (Lost, OSError) as error:
-            if server.poll() is not None or time.monotonic() > deadline:
-                said = log.read_text().strip().splitlines() or [str(error)]
-                raise ConnectionError(f"drives did not start: {said[-1]}") from error
-            time.sleep(0.02)
+    """Wait for a drive as long as its server works; raises ConnectionError if it ends, or hangs."""
+    global compiling
+    worked, ticks, told = time.monotonic(), 0, False
+    try:
+        while True:
+            try:
+                connect().close()
+                return
+            except (Lost, OSError) as error:
+                if (now := cpu_ticks(server.pid)) != ticks:
+                    worked, ticks = time.monotonic(), now
+                said = log.read_text().strip().splitlines()
+                if server.poll() is not None or time.monotonic() - worked > IDLE_START_S:
+                    raise ConnectionError(f"drives did not start: {(said or [str(error)])[-1]}") from error
+                if not told and said and COMPILES in said[-1]:
+                    compiling, told = compiling + 1, True
+                time.sleep(0.02)
+    finally:
+        compiling -= told

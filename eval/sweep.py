@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from csd_io.death import end_with_parent
 from vcsd.progress import Tick, no_tick
 
 Item = TypeVar("Item")
@@ -30,16 +33,32 @@ def sweep(work: Work[Item, Result], items: Sequence[Item], jobs: int = 1, tick: 
     jobs = min(jobs, len(items))
     if jobs < 2:
         return [work(item, tick) for item in items]
-    context = multiprocessing.get_context("spawn")
-    ticks = context.SimpleQueue()
-    pool = ProcessPoolExecutor(jobs, context, _join, (ticks,))
-    try:
+    ticks = multiprocessing.get_context("spawn").SimpleQueue()
+    with workers(jobs, ticks) as pool:
         return _gathered([pool.submit(_work, work, item) for item in items], ticks, tick)
+
+
+@contextmanager
+def workers(count: int, ticks: Any = None, method: str = "spawn") -> Iterator[ProcessPoolExecutor]:
+    """Worker processes for the time of a block. They are killed if it raises, and if this process ends, however it ends.
+
+    Args:
+        count: Number of processes.
+        ticks: Queue to which their work reports its parts.
+        method: How multiprocessing starts them.
+
+    Raises:
+        ChildProcessError: A worker died.
+    """
+    context: Any = multiprocessing.get_context(method)
+    pool = ProcessPoolExecutor(count, context, _join, (os.getpid(), ticks))
+    try:
+        yield pool
     except BrokenProcessPool as error:
         raise ChildProcessError("a worker died, perhaps for want of memory: try fewer of them") from error
     except BaseException:
         for child in multiprocessing.active_children():
-            child.terminate()
+            child.kill()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -83,9 +102,11 @@ def _gathered(futures: Sequence[Future[Result]], ticks: Any, tick: Tick) -> list
 _ticks: Any = None  # of a worker: where it says that a part is done
 
 
-def _join(ticks: Any) -> None:
+def _join(parent: int, ticks: Any) -> None:
     global _ticks
     _ticks = ticks
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the parent ends its workers
 
 
 def _work(work: Work[Item, Result], item: Item) -> Result:

@@ -10,14 +10,15 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from vcsd.options import check_model
+
 CHECKPOINT = Path(__file__).parent / "shipped" / "checkpoint"
 PROMPT = Path(__file__).parent / "shipped" / "prompt.txt"
 
 
 def load(path: Path, device: str = "cpu") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A decoder and its tokenizer from a folder, in FP32 on the CPU and in its own dtype elsewhere."""
-    if not (path / "config.json").is_file():
-        raise ValueError(f"no model at {path}: a folder with config.json, weights and tokenizer is needed")
+    check_model(path)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     if device == "cuda" and not torch.cuda.is_available():

@@ -16,8 +16,30 @@ from ftl import LAYOUTS
 MAX_SEED = (1 << 32) - 1  # what every generator of random numbers takes
 MAX_COMPRESSION = 1024.0
 
-ModelFolder = Annotated[Path | None, typer.Option(help="folder of a decoder (default: the shipped one)")]
-MethodsFile = Annotated[Path | None, typer.Option("--methods", help="Python file with methods of your own")]
+
+def check_model(path: Path | None) -> Path | None:
+    """Raise ValueError for a folder without a model, before anything that takes long is imported."""
+    if path and not (path / "config.json").is_file():
+        raise ValueError(f"no model at {path}: a folder with config.json, weights and tokenizer is needed")
+    return path
+
+
+def check_text(path: Path | None) -> Path | None:
+    """Raise OSError or ValueError for a file that cannot be read as text."""
+    if path:
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    return path
+
+
+ModelFolder = Annotated[
+    Path | None, typer.Option(help="folder of a decoder (default: the shipped one)", callback=check_model)
+]
+MethodsFile = Annotated[
+    Path | None, typer.Option("--methods", help="Python file with custom attention methods", callback=check_text)
+]
 
 _NAMES = {layout.name: number for number, layout in LAYOUTS.items()}
 LAYOUT_HELP = "of K and V in flash, by name or number (default: fp16, or what the method's name says)"

@@ -47,9 +47,9 @@ class _Now:
 
 
 def _is_compiling() -> bool:
-    """Whether Numba compiles now. Numba is not imported for that."""
-    compiled = sys.modules.get("csd_io.compiled")
-    return bool(compiled and compiled.is_compiling())
+    """Whether Numba compiles now, here or in a server of drives that is waited for. Numba is not imported for that."""
+    compiled, servers = sys.modules.get("csd_io.compiled"), sys.modules.get("csd_link.own_server")
+    return bool((compiled and compiled.is_compiling()) or (servers and servers.compiling))
 
 
 @contextmanager

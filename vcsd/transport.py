@@ -10,6 +10,7 @@ from functools import partial
 from attention_engine import METHODS, load_methods
 from attention_engine.methods import BY_PLANES
 from csd_firmware import InProcessDevice
+from csd_firmware.folder import DESCRIPTION, DriveFolder
 from csd_link import transports
 from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
@@ -38,6 +39,19 @@ FACTORY = DriveFactory(_in_process, (sys.executable, "-m", "csd_firmware.process
 def open_drives(drives: DriveSet) -> AbstractContextManager[list[Device]]:
     """The drives until the block ends; see `csd_link.transports.open_drives`."""
     return transports.open_drives(drives, FACTORY)
+
+
+def check_drives(drives: DriveSet) -> None:
+    """Raise ValueError for drives that cannot be opened: the transport lacks something, or a folder holds another drive
+    or is used by another process."""
+    transport = transports.transport_of(drives)
+    if missing := transport.missing():
+        raise ValueError(f"transport = {drives.transport}: {missing.found}: {missing.fix}")
+    if transport.served(drives):
+        return
+    for folder in drives.folders:
+        if folder and (folder / DESCRIPTION).exists():
+            DriveFolder(drives.spec, folder).close()
 
 
 def methods_of(drives: DriveSet) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from typing import Annotated
+import threading
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -12,6 +15,7 @@ from vcsd_cli.experiments import BENCH, EVAL
 from vcsd_cli.lazy import LazyGroup
 
 INTERRUPTED = 130  # typer makes an interrupt an exit with this code
+GRACE_S = 1.5  # from Ctrl-C until a command that has not ended by then is ended
 
 root = typer.Typer(add_completion=False)
 
@@ -63,8 +67,29 @@ app = LazyGroup(
 )
 
 
+def _interrupt(*_: object) -> NoReturn:
+    """Raise KeyboardInterrupt; end the process soon, should that get lost in a compiled call or take long."""
+    global _interrupted
+    if not _interrupted:
+        last = threading.Timer(GRACE_S, _leave)
+        last.daemon = True
+        last.start()
+    _interrupted = True
+    raise KeyboardInterrupt
+
+
+_interrupted = False
+
+
+def _leave() -> None:
+    print("vcsd: interrupted", file=sys.stderr, flush=True)
+    os._exit(INTERRUPTED)
+
+
 def main() -> None:
     """Run a command; an error is one line on stderr and a non-zero exit."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.TyperException as error:
@@ -73,6 +98,8 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except Exception as error:
+        if _interrupted:  # what a compiled call, or a library, has made of it
+            sys.exit(_say_interrupted())
         from csd_spec import DeviceError  # numpy and pydantic come with it, which help does not need
 
         if not isinstance(error, ValueError | OSError | DeviceError):
@@ -80,6 +107,9 @@ def main() -> None:
         says = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"vcsd: {' '.join(says.split())}", file=sys.stderr)
         sys.exit(1)
-    if code == INTERRUPTED:
-        print("vcsd: interrupted", file=sys.stderr)
-    sys.exit(code or 0)
+    sys.exit(_say_interrupted() if code == INTERRUPTED else code or 0)
+
+
+def _say_interrupted() -> int:
+    print("vcsd: interrupted", file=sys.stderr)
+    return INTERRUPTED

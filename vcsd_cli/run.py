@@ -24,7 +24,7 @@ from nvmevirt_config import load_drive
 from vcsd.options import MAX_COMPRESSION, MAX_SEED, Hosting, LayoutOption, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
 from vcsd.tables import table
-from vcsd.transport import TRANSPORT_HELP, check_method, methods_of
+from vcsd.transport import TRANSPORT_HELP, check_drives, check_method, methods_of
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, importing, print_json, stdout
 from vcsd_cli.tiers import InTiers
 
@@ -160,6 +160,9 @@ def run(
     in_tiers = tiers.value()
     if in_tiers and (option := what.given()):
         raise ValueError(f"{option} is of drives, and with --residency {tiers.residency} the model attends itself")
+    drives = where.value(hosting)
+    if not in_tiers:
+        check_drives(drives)
     with status("loading the model"):
         with importing():
             from host_driver.hf.shape import placement
@@ -169,7 +172,7 @@ def run(
             from vcsd.room import check_cache
             from vcsd.step_times import time_steps
 
-        setting: Attachable = in_tiers or _in_drives(what, where.value(hosting), where.flush_every, tiers)
+        setting: Attachable = in_tiers or _in_drives(what, drives, where.flush_every, tiers)
         path = model or CHECKPOINT
         loaded, tokenizer = load(path, device)
         shape = placement(loaded).shape

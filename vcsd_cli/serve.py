@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,6 +46,7 @@ def find_created(name: str) -> Path:
 
 WHAT_HELP = "config file, or names of created drives (default: all of them)"
 RESTART_HELP = "restart a drive that was killed (default: yes, or as the file says)"
+READY_HELP = "file descriptor to which READY=1 is written when all drives answer"
 WINDOW_HELP = "file or device in which the windows lie, one after the other"
 
 
@@ -54,9 +57,13 @@ def serve(
     window: Annotated[Path | None, typer.Option(help=WINDOW_HELP)] = None,
     mount: Annotated[Path | None, typer.Option(help="folder in which each drive is mounted under its name")] = None,
     methods: MethodsFile = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but what went wrong")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print errors only")] = False,
+    ready_fd: Annotated[int | None, typer.Option(min=1, max=1 << 16, help=READY_HELP)] = None,
 ) -> None:
-    """Serve drives, each in a process of its own, until interrupted."""
+    """Serve drives, each in a process of its own, until interrupted.
+
+    A drive is printed when it answers. Under systemd, the service is ready when all drives answer (Type=notify).
+    """
     from attention_engine import load_methods
     from csd_firmware.process.supervisor import Supervisor, print_to_stderr
     from csd_link.connect import who_serves
@@ -67,11 +74,33 @@ def serve(
     for drive in drives:
         if who_serves(drive.name):
             raise ValueError(f"drive {drive.name} is served already")
-    if not quiet:
-        for drive in drives:
+    if ready_fd is not None:
+        try:
+            os.fstat(ready_fd)
+        except OSError as error:
+            raise ValueError(f"--ready-fd {ready_fd}: {error.strerror}: open it in the calling process") from error
+
+    def started(drive: ServedDrive | None) -> None:
+        if drive is None:
+            _notify(ready_fd)
+        elif not quiet:
             where = drive.device or window_path(drive.name, drive.tenants[0])
-            err.print(f"drive {drive.name}: window {where}{f', mounted at {drive.mount}' if drive.mount else ''}")
-    sys.exit(Supervisor(ServedDrives(drives), print_to_stderr).run())
+            mounted = f", mounted at {drive.mount}" if drive.mount else ""
+            print(f"drive {drive.name}: window {where}{mounted}", file=sys.stderr, flush=True)
+
+    sys.exit(Supervisor(ServedDrives(drives), print_to_stderr, started=started).run())
+
+
+def _notify(ready_fd: int | None) -> None:
+    """Write a line to a descriptor and a datagram to systemd's socket, where these are given: all drives answer."""
+    with suppress(OSError):
+        if ready_fd is not None:
+            os.write(ready_fd, b"READY=1\n")
+            os.close(ready_fd)
+        if address := os.environ.get("NOTIFY_SOCKET"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+                line.connect(f"\0{address[1:]}" if address.startswith("@") else address)
+                line.send(b"READY=1")
 
 
 def _config(what: list[str]) -> ServedDrives:

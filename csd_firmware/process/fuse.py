@@ -23,7 +23,7 @@ import trio
 from csd_firmware.logs import smart
 from csd_firmware.namespace import Namespace
 from csd_firmware.process.mounts import unmount
-from csd_firmware.process.serve import window_medium
+from csd_firmware.process.serve import Ready, window_medium
 from csd_firmware.step import Firmware
 from csd_link.doorbell import call
 from csd_link.medium import MappedMedium
@@ -165,26 +165,36 @@ def _locked(lock: threading.Lock, action: Callable[[], dict[str, Any]]) -> dict[
         return action()
 
 
-def mounted(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> None:
-    """Mount a drive and serve it until SIGTERM, SIGINT or an unmount; what was written is flushed then."""
+def mounted(drive: ServedDrive, firmware: Firmware, lock: threading.Lock, ready: Ready) -> None:
+    """Mount a drive and serve it until SIGTERM, SIGINT or an unmount; what was written is flushed then.
+
+    ready: Called when the mount answers.
+    """
     assert drive.mount is not None
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     _clear(drive.mount)
     mount = Mount(drive, firmware, lock)
     pyfuse3.init(mount, str(drive.mount), {f"fsname=vcsd:{drive.name}", "subtype=vcsd", "default_permissions"})
     try:
-        trio.run(_serve)
+        trio.run(_serve, drive.mount, ready)
     finally:
         pyfuse3.close()
         if not firmware.ftl.nand.failed:
             mount.namespace.flush()
 
 
-async def _serve() -> None:
+async def _serve(mount: Path, ready: Ready) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_on_signal)
+        nursery.start_soon(_tell, mount, ready)
         await pyfuse3.main()
         nursery.cancel_scope.cancel()
+
+
+async def _tell(mount: Path, ready: Ready) -> None:
+    """Call `ready` once a file of the mount can be looked at."""
+    await trio.to_thread.run_sync((mount / NAMES[0]).stat, abandon_on_cancel=True)
+    ready()
 
 
 async def _stop_on_signal() -> None:

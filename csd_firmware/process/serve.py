@@ -25,7 +25,8 @@ from csd_link.window import BLOCK_BYTES, Identity, WindowLayout
 from csd_spec import Command, Completion, Status
 from ftl import Nand
 
-Front = Callable[[ServedDrive, Firmware, threading.Lock], None]  # another way in, beside the windows
+Ready = Callable[[], object]
+Front = Callable[[ServedDrive, Firmware, threading.Lock, Ready], None]  # another way in, beside the windows
 
 
 ADMIN_LAYOUT = WindowLayout(depth=2, slot_blocks=64)
@@ -102,8 +103,13 @@ def restarts(drive: ServedDrive, firmware: Firmware) -> bool:
     return drive.restarts and bool(firmware.failure)
 
 
-def serve(drive: ServedDrive, front: Front | None = None) -> None:
-    """Serve a drive until SIGTERM or SIGINT; then flush it. front: another way in, which returns when asked to stop.
+def serve(drive: ServedDrive, front: Front | None = None, ready: Ready = lambda: None) -> None:
+    """Serve a drive until SIGTERM or SIGINT; then flush it.
+
+    Args:
+        drive: What to serve.
+        front: Another way in, which returns when it is asked to stop.
+        ready: Called when the drive answers, by its front too.
 
     A drive whose firmware fails completes the failing command and aborts, so that its supervisor restarts it from its
     last flush. One that is not restarted goes on with reads and logs.
@@ -122,8 +128,9 @@ def serve(drive: ServedDrive, front: Front | None = None) -> None:
             firmware.on_failure = partial(os.kill, os.getpid(), signal.SIGTERM)
         with open_windows(drive, firmware, lock):
             if front:
-                front(drive, firmware, lock)
+                front(drive, firmware, lock, ready)
             else:
+                ready()
                 signal.sigwait(signals)
         if restarts(drive, firmware):
             print(f"vcsd: drive {drive.name}: {firmware.ftl.nand.failed}\n{firmware.failure}", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -10,25 +9,47 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numba.core import event
 
 from csd_firmware.process.mounts import unmount
 from csd_firmware.process.serve import Front, serve
 from csd_firmware.step import Firmware
+from csd_io.death import end_with_parent
 from csd_link.liveness import running
+from csd_link.own_server import COMPILES
 from csd_link.run_dir import drive_dir
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import Attend, Flush, KvAppend, SeqCreate
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
 CRASH_LOOP_S, MAX_CRASH_LOOP = 0.5, 20  # how soon after its start a drive dies, and how often in a row
-_PR_SET_PDEATHSIG = 1
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
-_LOOK_S = 0.5  # at the owner
+_LOOK_S, _READY_LOOK_S = 0.5, 0.02  # at the owner; at drives that start
 _GRACE_S = 3.0  # how long drives of a run that has ended may take to stop
 
 Say = Callable[[str], None]
+Started = Callable[[ServedDrive | None], None]
+
+
+def _nothing(_: ServedDrive | None) -> None: ...
+
+
+class _Announcement(event.Listener):
+    """Says once that kernels are compiled."""
+
+    def __init__(self, say: Say) -> None:
+        self._say: Say | None = say
+
+    def on_start(self, event: Any) -> None:
+        if self._say:
+            self._say(COMPILES)
+        self._say = None
+
+    def on_end(self, event: Any) -> None: ...
 
 
 class Supervisor:
@@ -37,9 +58,16 @@ class Supervisor:
     It has no threads, so that it may fork.
     """
 
-    def __init__(self, config: ServedDrives, say: Say, owner: int | None = None) -> None:
-        """owner: number of the process without which nobody wants the drives; None: they serve whoever comes."""
+    def __init__(self, config: ServedDrives, say: Say, owner: int | None = None, started: Started = _nothing) -> None:
+        """Args:
+        config: The drives.
+        say: Called with a line about what happens to them.
+        owner: Number of the process without which nobody wants the drives; None if they serve whoever comes.
+        started: Called with each drive when it answers for the first time, and with None when all of them have.
+        """
         self._drives, self._say, self._owner = config.drives, say, owner
+        self._started_hook, self._starting = started, {drive.name: drive for drive in config.drives}
+        self._ready_fds: dict[int, str] = {}  # read ends of pipes, and the drives that write to them when they answer
         self.orphaned = False
         self._children: dict[int, ServedDrive] = {}
         self._started: dict[str, float] = {}  # when each was started last
@@ -47,13 +75,15 @@ class Supervisor:
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT, or until no drive is left; returns an exit code."""
-        warm_up()
+        with event.install_listener("numba:compile", _Announcement(self._say)):
+            warm_up()
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         for drive in self._drives:
             self._start(drive)
         failed = False
         while self._children:
-            got = signal.sigtimedwait(_SIGNALS, _LOOK_S) if self._owner else signal.sigwaitinfo(_SIGNALS)
+            got = signal.sigtimedwait(_SIGNALS, _READY_LOOK_S if self._ready_fds else _LOOK_S)
+            self._look_for_started()
             if self._owner and not running(self._owner):
                 self.orphaned = True
                 self._stop_now()
@@ -65,12 +95,28 @@ class Supervisor:
         return int(failed)
 
     def _start(self, drive: ServedDrive) -> None:
-        parent = os.getpid()
+        parent, (told, tells) = os.getpid(), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid = os.fork()
         if not pid:
-            os._exit(_child(drive, parent))
+            os._exit(_child(drive, parent, partial(os.write, tells, b"1")))
+        os.close(tells)
+        self._ready_fds[told] = drive.name
         self._children[pid] = drive
         self._started[drive.name] = time.monotonic()
+
+    def _look_for_started(self) -> None:
+        """Tell of drives that answer now."""
+        for fd, name in list(self._ready_fds.items()):
+            try:
+                answers = os.read(fd, 1)
+            except BlockingIOError:
+                continue
+            os.close(fd)
+            del self._ready_fds[fd]
+            if answers and (drive := self._starting.pop(name, None)):
+                self._started_hook(drive)
+                if not self._starting:
+                    self._started_hook(None)
 
     def _reap(self) -> bool:
         """Restart drives that were killed; whether one has ended by itself with an error, or stays dead."""
@@ -142,13 +188,11 @@ def warm_up() -> None:
     firmware.step(Flush(), 0)
 
 
-def _child(drive: ServedDrive, parent: int) -> int:
+def _child(drive: ServedDrive, parent: int, ready: Callable[[], object]) -> int:
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        end_with_parent(parent, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        if os.getppid() != parent:
-            return 1
-        serve(drive, _front(drive))
+        serve(drive, _front(drive), ready)
         return 0
     except (ValueError, OSError) as error:
         print(f"vcsd: drive {drive.name}: {error}", file=sys.stderr)

@@ -103,8 +103,8 @@ def experiment(
     """SparF's choice of tokens in every layer and head of recorded decode steps, against float64 Algorithm 1."""
     Compression(compression)
     with status("loading the model"):
-        loaded, tokenizer = load(model or CHECKPOINT)
         written = (text or TEXT).read_text(encoding="utf-8")
+        loaded, tokenizer = load(model or CHECKPOINT)
     with progress("layers", loaded.config.num_hidden_layers) as tick:
         result = compare_choices(loaded, tokenizer, written, tokens, steps, compression, tick)
     return flat("SparF's choice of tokens against the oracle", result)

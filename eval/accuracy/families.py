@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Annotated, Any
 import transformers
 import typer
 
+from csd_io.death import end_with_parent
 from eval.accuracy.family import Row, try_family
 from eval.accuracy.tiny import architectures
 from eval.experiment import Outcome
@@ -63,13 +65,18 @@ def sweep(names: Sequence[str], workers: int, limit_s: float, tick: Tick = no_ti
     pool = ThreadPoolExecutor(workers)
     try:
         return list(pool.map(one, names))
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.kill()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _apart(context: Any, name: str, limit_s: float, residency: str) -> Row:
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_work, args=(name, sender, residency))
+    child = context.Process(target=_work, args=(name, sender, residency), daemon=True)
     child.start()
     sender.close()
     try:
@@ -87,6 +94,8 @@ def _apart(context: Any, name: str, limit_s: float, residency: str) -> Row:
 
 
 def _work(name: str, sender: Connection, residency: str) -> None:
+    end_with_parent(os.getppid())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     transformers.logging.set_verbosity_error()
     sender.send(try_family(name, residency))
 

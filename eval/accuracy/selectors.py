@@ -328,8 +328,8 @@ def experiment(
     known = load_methods(methods)
     check_picture(plot)
     with status("loading the model"):
-        loaded, tokenizer = load(model or CHECKPOINT)
         written = (text or TEXT).read_text(encoding="utf-8")
+        loaded, tokenizer = load(model or CHECKPOINT)
         layers = record_layers(loaded, tokenizer, written, passages)
     turns = len(trials(contenders(known), compressions)) * len(layers) * (1 + random)
     with progress("layers", turns) as tick:

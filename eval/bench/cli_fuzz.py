@@ -16,16 +16,16 @@ import sys
 import tempfile
 import time
 import traceback
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from csd_io.death import end_with_parent
+from eval import sweep
 from eval.bench.cli_files import make_folder
 from eval.bench.cli_inputs import Input, make_input
 from eval.experiment import Outcome, flat
@@ -43,6 +43,9 @@ CUT = (
     "eval.bench.page_cache:bench_page_cache",  # control groups, and as much of the disk as it is told
     "eval.bench.attention:sweep",  # this and the next ones: minutes
     "eval.bench.flips:bench_flips",  # in processes of their own
+    "eval.bench.exceptions:bench_exceptions",
+    "eval.bench.signals:bench_signals",
+    "eval.bench.mixed_files:bench_mixed_files",
     "eval.bench.soak:bench_soak",
     "eval.simulation.simulate:bench_simulate",
     "eval.bench.vllm:bench_vllm",
@@ -79,6 +82,7 @@ class Program:
 
     def run(self, given: Input, folder: Path) -> NoReturn:
         """In the child: the command in this folder, and the end of the process."""
+        end_with_parent(os.getppid())
         os.setsid()
         for place in CUT:
             setattr(*_holder(place), _cut)
@@ -180,7 +184,7 @@ def bench_cli_fuzz(inputs: int, seed: int, first: int, tick: Tick) -> dict[str, 
         template = Path(scratch) / "files"
         template.mkdir()
         make_folder(template)
-        with ProcessPoolExecutor(os.cpu_count(), get_context("fork")) as pool:
+        with sweep.workers(os.cpu_count() or 1, method="fork") as pool:
             tried = [pool.submit(_try, template, seed, number) for number in range(first, first + inputs)]
             for each in tried:
                 each.add_done_callback(tick)

@@ -45,7 +45,7 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, keys_of
 from eval.bench.place import CACHE_BYTES
-from eval.bench.random_host import DIM, DRIVE, HEADS, LAYERS
+from eval.bench.random_host import DIM, DRIVE, HEADS
 from eval.experiment import Outcome
 from eval.sweep import sweep
 from ftl import LAYOUTS, FtlError, Nand
@@ -56,7 +56,7 @@ from vcsd.tables import flat_table
 
 ROOT = Path(csd_spec.__file__).parents[1]
 PACKAGES = tuple(f"{ROOT / name}{os.sep}" for name in ("csd_firmware", "ftl", "attention_engine", "csd_io", "csd_spec"))
-SEQUENCES, GROUP, PAGES = 3, 2, 16
+LAYERS, SEQUENCES, GROUP, PAGES = 1, 3, 2, 16
 KEYS = [bytes([number]) * 16 for number in range(1, 5)]
 
 Event = Literal["line", "allocation"]
@@ -146,14 +146,14 @@ class Life:
     seqs: tuple[int, ...] = ()
     generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
     layout: int = 16
+    latent: bool = False
 
     def rows(self, *shape: int) -> F16:
         return self.generator.standard_normal((*shape, DIM)).astype(np.float16)
 
     def values(self, *shape: int) -> F16:
         """V, which layouts with V as a part of K have no channels of."""
-        form = LAYOUTS[self.layout].form(DRIVE.geometry.page_bytes, DIM, 128)
-        return np.zeros((*shape, 0), np.float16) if form.latent else self.rows(*shape)
+        return np.zeros((*shape, 0), np.float16) if self.latent else self.rows(*shape)
 
     def do(self, command: Command) -> Completion:
         return self.firmware.step(command, 0)
@@ -189,7 +189,7 @@ def _discard_pages(life: Life) -> None:
 CASES: dict[str, Callable[[Life], Completion | None]] = {
     "create": lambda life: life.do(SeqCreate(2, LAYERS, HEADS, DIM, 128, life.layout)),
     "append": lambda life: life.do(life.append(life.seqs[:2], 0, 3)),
-    "append long": lambda life: life.do(life.append(life.seqs[:2], 1, 70)),
+    "append long": lambda life: life.do(life.append(life.seqs[:2], 0, 70)),
     "attend": lambda life: life.do(life.attend("dense", life.seqs[1:2])),
     "attend with sparf": lambda life: life.do(life.attend("sparf", life.seqs[:2])),
     "read": lambda life: life.do(KvRead(life.seqs, 0)),
@@ -220,6 +220,7 @@ class Bench:
 
     def __init__(self, number: int, medium: Kind, path: Path) -> None:
         self._number, self._medium, self._path = number, Medium(medium, CACHE_BYTES), path
+        self._latent = LAYOUTS[number].form(DRIVE.geometry.page_bytes, DIM, 128).latent
         self._path.mkdir(mode=0o700)
         folder = DiskFolder(self._path)
         NandFiles.make(folder, DRIVE.geometry)
@@ -234,7 +235,7 @@ class Bench:
         firmware = Firmware(DRIVE, Nand(DRIVE.geometry, folder=folder, medium=self._medium))
         seqs = tuple(sorted(firmware.ftl.sequences))
         lock: Any = threading.RLock()  # an exception where a `with` block ends may leave it locked
-        return Life(folder, firmware, Namespace(firmware, lock), seqs, layout=self._number)
+        return Life(folder, firmware, Namespace(firmware, lock), seqs, layout=self._number, latent=self._latent)
 
     def _fill(self, life: Life) -> None:
         """Sequences of some tokens, names, logical pages, garbage that can be erased; flushed."""
@@ -281,29 +282,44 @@ def observe(life: Life) -> Observed:
         rows = [each.tobytes() for layer in range(seq.layers) for each in ftl.read_back(handle, layer)[:2]]
         seqs[handle] = tuple(rows), frozenset(seq.names.items())
     page = life.namespace.page_bytes
-    return Observed(seqs, tuple(life.namespace.read(number * page, page) for number in range(PAGES)))
+    content = life.namespace.read(0, PAGES * page)
+    return Observed(seqs, tuple(content[at : at + page] for at in range(0, PAGES * page, page)))
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What a drive may hold after a verb that was interrupted: each sequence and logical page is as its last flush left
-    it, or as before the verb, or as after it, or as a flush after it leaves it."""
+    it, or as before the verb, or as after it, or as a flush after it leaves it.
+
+    Attributes:
+        undone: After a refused decode step. It takes its token back; a group that the token completed stays as its
+            layout stores it, which may be rounded.
+    """
 
     flushed: Observed
     before: Observed
     after: Observed
     settled: Observed
+    undone: Observed
 
     @classmethod
     def of(cls, bench: Bench, name: str) -> Expected:
         """What the verb does when nothing interrupts it."""
         life = bench.life()
+        lengths = np.array([life.firmware.ftl.sequences[handle].lengths[0] for handle in life.seqs])
         before, flushed = observe(life), bench.power_on(life)
         life = bench.life()
         CASES[name](life)
         after = observe(life)
         life.do(Flush())
-        return cls(flushed, before, after, bench.power_on(life))
+        settled, undone = bench.power_on(life), before
+        if name.startswith("attend"):
+            life = bench.life()
+            CASES[name](life)
+            life.do(KvCrop(life.seqs, 0, lengths))
+            undone = observe(life)
+            life.close()
+        return cls(flushed, before, after, settled, undone)
 
     def judge(self, found: Observed) -> tuple[int, int]:
         """Count flushed sequences that are lost, and sequences, names and logical pages that are wrong."""
@@ -339,7 +355,7 @@ def judge(bench: Bench, name: str, expected: Expected, injector: Injector) -> tu
             return "failed", lost, wrong + others
         found = observe(life)
         whole = outcome == "completed" or (outcome == "raised" and found == expected.after)
-        wanted = expected.after if whole else expected.before
+        wanted = expected.after if whole else expected.undone if found == expected.undone else expected.before
         wrong = int(found != wanted)
         life.namespace.flush()
         wrong += life.do(Flush()).status is not Status.SUCCESS

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ import typer
 from csd_firmware import InProcessDevice
 from csd_firmware.folder import DriveFolder, secret_of
 from csd_firmware.logs import smart
+from eval import sweep
 from eval.bench.random_host import DRIVE, LAYERS, RandomHost
 from eval.experiment import Outcome, flat
 from ftl import Ftl, Nand, Uncorrectable
@@ -159,7 +159,7 @@ def bench_flips(flips: int, seed: int, workers: int = 2, tick: Tick = no_tick) -
     """
     found, drives = Counter[str](), -(-flips // FLIPS_A_DRIVE)
     parts = [range(flips * number // drives, flips * (number + 1) // drives) for number in range(drives)]
-    with ProcessPoolExecutor(workers, mp_context=get_context("forkserver")) as pool:
+    with sweep.workers(workers) as pool:
         under_way = [pool.submit(damage_drive, seed + number, part) for number, part in enumerate(parts)]
         for done in as_completed(under_way):
             found.update(done.result())

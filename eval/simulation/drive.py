@@ -40,8 +40,8 @@ class SimDrive:
     ) -> None:
         self.name, self.folder, self.clock, self.draw, self.links = name, folder, clock, draw, links
         self.disk = SimDisk(name, durability, draw)
-        self.disk.synced = self._synced
         NandFiles.make(self.disk, DRIVE.geometry)
+        self.disk.synced = self._synced
         self.model: State = {}
         self.commits: list[State] = [{}]
         self.coming: list[State] = []

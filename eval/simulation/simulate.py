@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import nullcontext
 from enum import StrEnum
-from multiprocessing import get_context
 from typing import Annotated, Any
 
 import typer
 
+from eval import sweep
 from eval.experiment import Outcome
 from eval.simulation.plants import PLANTS
 from eval.simulation.world import FAULTS, STEPS, Verdict, simulate
@@ -63,7 +63,7 @@ def shrunk(seed: int, steps: int, plant: str) -> dict[str, Any]:
 
 def verdicts(seeds: range, steps: int, plant: str, workers: int, until: float) -> Iterator[Verdict]:
     """Of each seed, in the order in which they end; seeds are begun until the time `until` (time.monotonic())."""
-    with ProcessPoolExecutor(workers, mp_context=get_context("forkserver")) as pool:
+    with sweep.workers(workers) as pool:
         under_way = set[Future[Verdict]]()
         waiting = iter(seeds)
         while True:
