@@ -23,7 +23,7 @@ class RecordedLayer:
 
     Attributes:
         prompt: Rows, tokens per row, and keys and values (sum of tokens, kv_heads, d) of each append.
-        steps: Of each step: rows, and q (rows, q_heads, d), k and v (rows, kv_heads, d) of each attend.
+        steps: One list per step: rows, q (rows, q_heads, d), k and v (rows, kv_heads, d) of each attend.
         terms: Terms of the layer's logits (kv_heads, G, 4), see `csd_spec.Attend`; None if they are only scaled.
     """
 

@@ -33,7 +33,7 @@ from vcsd.tables import table
 from vcsd.transport import check_method
 
 PLAIN_SSD = "plain_ssd"
-TIMED = 3  # steps, of which the fastest counts: two in a row may each fill a group, which is programmed
+TIMED = 3  # steps; the fastest counts, since two in a row may each fill a group, which is then programmed
 GROUPS = 8  # token groups of one read of the plain SSD
 
 _DENSE = Attention("dense", Compression(1))
