@@ -35,7 +35,7 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, F32, I64, U64
 from csd_spec.attention import storage_of
-from host_driver.first_step import FirstStep, Rows
+from host_driver.first_steps import FirstSteps, Rows
 from host_driver.sharding import share_out
 from host_driver.traffic import Traffic
 from host_driver.turnstile import Turnstile
@@ -97,7 +97,7 @@ class Driver:
         self.bf16 = storage_of(attention.embedding_bits) != "fp16"  # whether arrays of values hold that
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
-        self.recorder: FirstStep | None = None  # dropped at the end of the first decode step
+        self.recorder: FirstSteps | None = None  # dropped after the last step that it records
         self.max_tokens = 1  # of a sequence that was asked for
         self.now_ns = 0  # modelled time on the host
         here = hasattr(type(self.devices[-1]), "carry_out")  # not what a wrapper hands through
@@ -221,7 +221,9 @@ class Driver:
         yield each
         last = max(each, key=lambda mini_batch: mini_batch.now_ns)
         self.traffic.end_step(last.now_ns - self.now_ns, last.breakdown_ns)
-        self.now_ns, self.recorder = last.now_ns, None
+        self.now_ns = last.now_ns
+        if self.recorder and self.recorder.end_step():
+            self.recorder = None
         if self.flush_every and self.traffic.step_count % self.flush_every == 0:
             self.flush()
 

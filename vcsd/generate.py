@@ -14,7 +14,7 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from csd_spec import ModelShape
-from host_driver.first_step import FirstStep
+from host_driver.first_steps import FirstSteps
 from vcsd.attached import Attached
 from vcsd.loading import continuation
 
@@ -86,7 +86,7 @@ def continue_text(
     new_tokens: int,
     setting: Attachable,
     on_token: OnToken | None = None,
-    recorder: FirstStep | None = None,
+    recorder: FirstSteps | None = None,
 ) -> Continuation:
     """Decode greedily in drives or tiers. recorder: filled if there are drives."""
     began = time.perf_counter()

@@ -1,7 +1,8 @@
 """Simulated time of the same decode step with several attention methods, and with a plain SSD.
 
-Each method gets fresh drives that store the same prompt. The step begins when their flash is idle and programs no page,
-so its time depends neither on the length of the run nor on the prefill. Main entry point: `time_steps`.
+Each method gets fresh drives that store the same prompt. A step begins when their flash is idle, and the fastest of the
+first ones programs no page, so its time depends neither on the length of the run nor on the prefill. Errors are means
+over all recorded steps. Main entry point: `time_steps`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from csd_spec.arrays import F16
 from csd_spec.model import OPAQUE
 from ftl import LAYOUTS
 from host_driver.driver import Batch, Driver
-from host_driver.first_step import FirstStep
+from host_driver.first_steps import FirstSteps
 from vcsd.room import check_drives
 from vcsd.tables import table
 from vcsd.transport import check_method
 
 PLAIN_SSD = "plain_ssd"
-STEPS = 3  # the fastest counts: two steps in a row may each fill a group, which is programmed
+TIMED = 3  # steps; the fastest counts, since two in a row may each fill a group, which is then programmed
 GROUPS = 8  # token groups of one read of the plain SSD
 
 _DENSE = Attention("dense", Compression(1))
@@ -48,7 +49,7 @@ class StepTimes:
         sequences: Sequences of the batch.
         layers_measured: Layers that were timed, evenly spread over the model; times are scaled to all of them.
         step_times_ns: Duration of the step, ns.
-        output_errors: Mean of |output - dense| / |dense| over query heads, layers and sequences.
+        output_errors: Mean of |output - dense| / |dense| over query heads, layers, sequences and recorded steps.
         budgets: Share of the KV cache that the method may use, in words.
         left_out: Reason for each method that could not be timed.
     """
@@ -71,18 +72,18 @@ class StepTimes:
             f"One decode step at {self.context_tokens:,} tokens, at unequal error", columns, rows, columns[:2]
         )
         notes = [
-            "output error: mean of |output - dense| / |dense| over the query heads of this step",
+            "output error: mean of |output - dense| / |dense| over query heads, in the first steps of this run",
             "plain_ssd: the same flash and link; all KV data is read ahead, attention on the host takes no time",
             *(f"{name} is left out: {reason}" for name, reason in self.left_out.items()),
         ]
         return Group(shown, *map(Text, notes))
 
 
-def time_steps(recorded: FirstStep, name: str, own: Attention, methods: Path | None = None) -> StepTimes:
-    """Time the recorded step with dense attention, SparF, `ours`, the run's own method and a plain SSD.
+def time_steps(recorded: FirstSteps, name: str, own: Attention, methods: Path | None = None) -> StepTimes:
+    """Time a step and compare outputs with dense attention, SparF, `ours`, the run's own method and a plain SSD.
 
     Args:
-        recorded: A prompt and its first step.
+        recorded: A prompt and its first steps.
         name: Name of the run's own method; replaces the entry of the same name.
         own: The run's own method and budget.
         methods: Python file with custom methods.
@@ -129,7 +130,7 @@ def _budget(attention: Attention) -> str:
 
 @contextmanager
 def _drives(
-    recorded: FirstStep, attention: Attention, methods: Path | None = None
+    recorded: FirstSteps, attention: Attention, methods: Path | None = None
 ) -> Iterator[tuple[Driver, Devices, Batch]]:
     """Fresh drives in memory that store the recorded prompt.
 
@@ -170,23 +171,25 @@ def _idle_ns(driver: Driver, devices: Devices) -> int:
     return -(-idle // grain) * grain
 
 
-def _decode(recorded: FirstStep, driver: Driver, devices: Devices, batch: Batch) -> tuple[float, NDArray[np.float32]]:
-    """Duration of the step, and its outputs (layers x rows, q_heads, d)."""
+def _decode(recorded: FirstSteps, driver: Driver, devices: Devices, batch: Batch) -> tuple[float, NDArray[np.float32]]:
+    """Duration of a step, and the outputs of all recorded ones (steps x layers x rows, q_heads, d)."""
     outputs, times = [], list[float]()
-    for _ in range(STEPS):
+    for number in range(max(TIMED, recorded.steps)):
         driver.now_ns = _idle_ns(driver, devices)
         with driver.step(1) as (whole,):
-            for number, layer in enumerate(recorded.layers.values()):
-                for rows, q, k, v in layer.step:
-                    outputs.append(driver.decode(batch, rows, whole, number, q, k, v))
+            for index, layer in enumerate(recorded.layers.values()):
+                for rows, q, k, v in layer.steps[min(number, recorded.steps - 1)]:
+                    output = driver.decode(batch, rows, whole, index, q, k, v)
+                    if number < recorded.steps:
+                        outputs.append(output)
         times.append(driver.traffic.steps[-1].ns)
-    first = np.concatenate(outputs[: len(outputs) // STEPS])
+    joined = np.concatenate(outputs)
     if driver.bf16:  # the upper half of an FP32 number
-        return min(times), (first.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return min(times), first.astype(np.float32)
+        return min(times[:TIMED]), (joined.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return min(times[:TIMED]), joined.astype(np.float32)
 
 
-def _read(recorded: FirstStep, driver: Driver, devices: Devices, batch: Batch) -> int:
+def _read(recorded: FirstSteps, driver: Driver, devices: Devices, batch: Batch) -> int:
     """Time until all keys and values have crossed the links, read in pieces that are all submitted at the start."""
     start_ns, shape = _idle_ns(driver, devices), recorded.recorded_shape
     page_bytes = recorded.specs[0].geometry.page_bytes

@@ -29,7 +29,7 @@ def _show_version(wanted: bool) -> None:
 @root.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="say which")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
     """Options of all commands."""
@@ -37,7 +37,7 @@ def _root(
 
 app = LazyGroup(
     "vcsd",
-    "Virtual computational storage drives for in-storage attention.",
+    "Emulate computational storage drives that run LLM attention next to the flash.",
     {
         "run": "vcsd_cli.run:run",
         "report": "eval.papers.report:report",
@@ -54,8 +54,8 @@ app = LazyGroup(
         "create": "vcsd_cli.serve:create",
         "list": "vcsd_cli.serve:list_drives",
         "delete": "vcsd_cli.serve:delete",
-        "bench": LazyGroup("bench", "Measure the emulator itself, beside its rivals.", BENCH),
-        "eval": LazyGroup("eval", "Measure what methods and drives are worth.", EVAL),
+        "bench": LazyGroup("bench", "Benchmark and stress-test the emulator.", BENCH),
+        "eval": LazyGroup("eval", "Evaluate attention methods, placement policies and the papers' claims.", EVAL),
         "log": "vcsd_cli.drive:log",
         "config": "vcsd_cli.drive:config",
         "convert": "vcsd_cli.convert:convert",

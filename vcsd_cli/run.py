@@ -19,7 +19,7 @@ from csd_spec import Attention, Budget, Compression, DriveSpec, Fixed, SparFPara
 from csd_spec.attention import Storage
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
-from host_driver.first_step import FirstStep
+from host_driver.first_steps import FirstSteps
 from nvmevirt_config import load_drive
 from vcsd.options import MAX_COMPRESSION, MAX_SEED, Hosting, LayoutOption, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
@@ -183,7 +183,7 @@ def run(
         setting = setting.sized(shape, rows, longest)
         if text.compare and device is Processor.CPU:
             check_cache(shape, loaded.dtype.itemsize, rows, longest)
-    recorder = FirstStep() if text.compare else None
+    recorder = FirstSteps() if text.compare else None
     stream = _TextStream(prompt, tokenizer, inputs["input_ids"][0].tolist())
     with _following(stream, output, text.max_new_tokens) as on_token:
         done = continue_text(loaded, tokenizer, inputs, text.max_new_tokens, setting, on_token, recorder)
@@ -198,7 +198,7 @@ def run(
         asked["residency"] = {"policy": tiers.residency, "why": "", "turns": done.report.steps + 1} | NOTHING_MOVES
     if output is Output.NORMAL:
         _show(done, asked, agreed)
-    if recorder and recorder.complete and isinstance(setting, Setting):
+    if recorder and recorder.steps and isinstance(setting, Setting):
         with status("timing other methods"):
             times = time_steps(recorder, what.attention or setting.attention.method, setting.attention, where.methods)
     if output is Output.JSON:

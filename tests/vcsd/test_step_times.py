@@ -1,6 +1,6 @@
 """Step times of methods on the same prompt.
 
-partner of: vcsd/step_times.py, host_driver/first_step.py
+partner of: vcsd/step_times.py, host_driver/first_steps.py
 """
 
 from dataclasses import replace
@@ -8,11 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from csd_link.driveset import DriveSet
 from csd_spec import NAMED, Attention, Compression, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from host_driver import first_step
-from host_driver.first_step import FirstStep
+from host_driver import first_steps
+from host_driver.driver import Driver
+from host_driver.first_steps import FirstSteps
 from vcsd.step_times import time_steps
+from vcsd.transport import open_drives
 
 SHAPE = ModelShape(name="small", layers=4, q_heads=4, kv_heads=2, head_dim=64)
 TOKENS = 700
@@ -21,7 +24,7 @@ SPARF = Attention()
 
 def recorded(shape=SHAPE, specs=(INSTCSD_ZYNQ7045_8CH,) * 2, tokens=TOKENS, rows=1):
     """Random keys and values, and a step."""
-    draw, made = np.random.default_rng(0).standard_normal, FirstStep()
+    draw, made = np.random.default_rng(0).standard_normal, FirstSteps()
     made.begin(specs, shape, rows, tokens + 8, False)
     lengths = np.full(rows, tokens)
 
@@ -32,6 +35,7 @@ def recorded(shape=SHAPE, specs=(INSTCSD_ZYNQ7045_8CH,) * 2, tokens=TOKENS, rows
         made.add_prompt(layer, slice(None), lengths, *(rows_of(rows * tokens, shape.kv_heads) for _ in "kv"))
         qkv = tuple(rows_of(rows, heads) for heads in (shape.q_heads, shape.kv_heads, shape.kv_heads))
         made.add_step(layer, slice(None), qkv, None)
+    made.end_step()
     return made
 
 
@@ -89,9 +93,27 @@ def test_time_steps_latent_model_leaves_out_plain_ssd():
 
 
 def test_first_step_large_model_records_some_layers(times, monkeypatch):
-    monkeypatch.setattr(first_step, "MAX_BYTES", 2 * SHAPE.kv_bytes_per_token // SHAPE.layers * (TOKENS + 8))
+    monkeypatch.setattr(first_steps, "MAX_BYTES", 2 * SHAPE.kv_bytes_per_token // SHAPE.layers * (TOKENS + 8))
     some = recorded()
     assert sorted(some.layers) == [1, 3]
     done = time_steps(some, "sparf", SPARF)
     assert done.layers_measured == 2
     assert done.step_times_ns["dense"] == pytest.approx(times.step_times_ns["dense"], rel=0.1)
+
+
+def test_first_steps_driver_keeps_the_first_ones(monkeypatch):
+    monkeypatch.setattr(first_steps, "MAX_STEPS", 2)
+    with open_drives(DriveSet(count=2)) as devices:
+        driver = Driver(devices, SHAPE, Attention("dense", Compression(1)))
+        driver.recorder = made = FirstSteps()
+        batch, rows = driver.create(1, 64), np.ones((40, 2, 64), np.float16)
+        for layer in range(SHAPE.layers):
+            driver.append(batch, slice(None), layer, np.array([40]), lambda: (rows, rows))
+        for number in range(3):
+            q = np.full((1, 4, 64), number, np.float16)
+            with driver.step(1) as (whole,):
+                for layer in range(SHAPE.layers):
+                    driver.decode(batch, slice(None), whole, layer, q, rows[:1], rows[:1])
+        driver.close()
+    assert (made.steps, made.context_tokens, driver.recorder) == (2, 40, None)
+    assert [int(step[0][1][0, 0, 0]) for step in made.layers[3].steps] == [0, 1]

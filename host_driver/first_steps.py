@@ -1,4 +1,4 @@
-"""Recording of a prompt's keys and values and of the first decode step after it, to time that step elsewhere."""
+"""Recording of a prompt's keys and values and of the first decode steps after it, to repeat them on other drives."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from csd_spec.model import FP16_BYTES
 
 Rows = slice | I64  # of a batch
 
+MAX_STEPS = 8
 MAX_BYTES = 256 << 20  # of recorded keys and values; if a model has more, fewer layers are recorded
 
 
@@ -22,18 +23,18 @@ class RecordedLayer:
 
     Attributes:
         prompt: Rows, tokens per row, and keys and values (sum of tokens, kv_heads, d) of each append.
-        step: Rows, and q (rows, q_heads, d), k and v (rows, kv_heads, d) of each attend.
+        steps: One list per step: rows, q (rows, q_heads, d), k and v (rows, kv_heads, d) of each attend.
         terms: Terms of the layer's logits (kv_heads, G, 4), see `csd_spec.Attend`; None if they are only scaled.
     """
 
     prompt: list[tuple[Rows, I64, F16, F16]] = field(default_factory=list)
-    step: list[tuple[Rows, F16, F16, F16]] = field(default_factory=list)
+    steps: list[list[tuple[Rows, F16, F16, F16]]] = field(default_factory=lambda: [[]])
     terms: F32 | None = None
 
 
 @dataclass(slots=True, eq=False)
-class FirstStep:
-    """A prompt and its first decode step, as a driver ships them; a `Driver` fills it once and then drops it.
+class FirstSteps:
+    """A prompt and its first decode steps, as a driver ships them; a `Driver` drops it after the last of these.
 
     Attributes:
         specs: One for each drive.
@@ -42,6 +43,7 @@ class FirstStep:
         max_tokens: Maximum length of a sequence.
         bf16: Arrays of values hold BF16.
         layers: Recorded layers by their number, evenly spread over the model.
+        steps: Recorded decode steps.
     """
 
     specs: Sequence[DriveSpec] = ()
@@ -50,10 +52,11 @@ class FirstStep:
     max_tokens: int = 0
     bf16: bool = False
     layers: dict[int, RecordedLayer] = field(default_factory=dict)
+    steps: int = 0
 
     def begin(self, specs: Sequence[DriveSpec], shape: ModelShape, sequences: int, max_tokens: int, bf16: bool) -> None:
         """Start a recording; an earlier one is dropped."""
-        self.specs, self.shape, self.bf16 = specs, shape, bf16
+        self.specs, self.shape, self.bf16, self.steps = specs, shape, bf16, 0
         self.sequences, self.max_tokens = sequences, max_tokens
         layer_bytes = 2 * FP16_BYTES * shape.kv_heads * shape.head_dim * sequences * max_tokens
         count = min(shape.layers, max(1, MAX_BYTES // layer_bytes))
@@ -68,13 +71,16 @@ class FirstStep:
         """Record an attend."""
         if layer in self.layers:
             q, k, v = (part.copy() for part in qkv)
-            self.layers[layer].step.append((rows, q, k, v))
+            self.layers[layer].steps[-1].append((rows, q, k, v))
             self.layers[layer].terms = terms
 
-    @property
-    def complete(self) -> bool:
-        """Whether a prompt and a step were recorded."""
-        return bool(self.layers) and all(each.prompt and each.step for each in self.layers.values())
+    def end_step(self) -> bool:
+        """End a step; returns whether it was the last one."""
+        self.steps += 1
+        if self.steps < MAX_STEPS:
+            for layer in self.layers.values():
+                layer.steps.append([])
+        return self.steps == MAX_STEPS
 
     @property
     def recorded_shape(self) -> ModelShape:
@@ -84,7 +90,7 @@ class FirstStep:
 
     @property
     def context_tokens(self) -> int:
-        """Stored tokens of the longest sequence when the step begins."""
+        """Stored tokens of the longest sequence when the first step begins."""
         tokens = np.zeros(self.sequences, np.int64)
         for rows, lengths, _, _ in next(iter(self.layers.values())).prompt:
             tokens[rows] += lengths
