@@ -15,7 +15,7 @@ import numpy as np
 from csd_spec.arrays import F64, I64
 from serving.placement import Placement, Problem
 
-UNIT = 1e3  # of time, so many to the model's compute: the solver's tolerance is an absolute one
+UNIT = 1e3  # scaled compute time of a step: HiGHS's tolerances are absolute
 _TOLERANCE = 1e-9
 # Presolve stays on: without it, HiGHS 1.15.1 at times cuts off the optimum and reports the model infeasible.
 # Heuristics are off: the model is small and starts from a good choice.
@@ -102,7 +102,7 @@ class _Model:
     def _at_least(self, fetches: list[tuple[int, int]]) -> Row:
         """The step is at least as long as these stretches of fetching, and the layers outside of them.
 
-        fetches: (a, b) is what is asked for from the end of a on and due up to b; they do not overlap.
+        fetches: (a, b) are fetches issued after the end of a and due up to b; they do not overlap.
         """
         compute, slower = self.problem.costs.compute, self.problem.slower
         outside = np.ones(self.L, bool)
@@ -120,7 +120,7 @@ class _Model:
         return seconds
 
     def solve(self, limit_s: float) -> I64 | None:
-        """Which option each request gets; None where nothing is left, or the time is over."""
+        """Option of each request, (R,); None if no choice is left or the time limit is reached."""
         solver = self.solver
         solver.setOptionValue("time_limit", limit_s)
         solver.run()

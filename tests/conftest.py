@@ -67,7 +67,7 @@ def chromium() -> str:
 
 @pytest.fixture
 def own_run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Served drives of a test are nobody else's."""
+    """Keep the served drives of a test apart from all others."""
     monkeypatch.setenv("VCSD_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("VCSD_HOME", str(tmp_path / "home"))
     (tmp_path / "run").mkdir(mode=0o700)

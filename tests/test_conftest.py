@@ -1,7 +1,4 @@
-"""The account of durations, seeds and the profile of property tests.
-
-partner of: tests/conftest.py, tests/properties.py
-"""
+"""The account of durations, seeds and the profile of property tests."""
 
 import random
 from types import SimpleNamespace

@@ -171,7 +171,7 @@ def _wait(pid: int) -> int | None:
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU time of a process and of its children that have ended, seconds."""
+    """CPU time of a process and of its finished children, seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # utime, stime, cutime, cstime
 

@@ -306,6 +306,7 @@ class FtlMachine(RuleBasedStateMachine):
             np.testing.assert_array_equal(self.ftl.placement.valid, counts)
 
 
+@pytest.mark.hypothesis  # for `./dev test --random`: Hypothesis marks only tests that it runs itself
 @pytest.mark.parametrize("buffers", [2048, 60])
 def test_random_verbs(small_drive, buffers):
     """With 60 group buffers there is room for few unfinished embedding groups, with luck for all of K and V."""

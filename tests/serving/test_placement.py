@@ -1,4 +1,4 @@
-"""Where layers lie: OrbitFlow's own example, the step's length against a simulation, and who finds the best.
+"""Placements of layers: OrbitFlow's own example, the step's length against a simulation, and searches for the best.
 
 partner of: serving/placement.py, serving/ilp.py
 """
