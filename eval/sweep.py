@@ -40,7 +40,7 @@ def sweep(work: Work[Item, Result], items: Sequence[Item], jobs: int = 1, tick: 
 
 @contextmanager
 def workers(count: int, ticks: Any = None, method: str = "spawn") -> Iterator[ProcessPoolExecutor]:
-    """Worker processes for the time of a block. They are killed if it raises, and if this process ends, however it ends.
+    """Worker processes for the time of a block. They are killed if it raises, and when this process ends in any way.
 
     Args:
         count: Number of processes.

@@ -15,7 +15,7 @@ from vcsd_cli.experiments import BENCH, EVAL
 from vcsd_cli.lazy import LazyGroup
 
 INTERRUPTED = 130  # typer makes an interrupt an exit with this code
-GRACE_S = 1.5  # from Ctrl-C until a command that has not ended by then is ended
+GRACE_S = 1.2  # from Ctrl-C until a command that has not ended by then is ended
 
 root = typer.Typer(add_completion=False)
 
@@ -88,8 +88,17 @@ def _leave() -> None:
 
 def main() -> None:
     """Run a command; an error is one line on stderr and a non-zero exit."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        _run()
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        _run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _run() -> NoReturn:
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.TyperException as error:

@@ -161,8 +161,7 @@ def run(
     if in_tiers and (option := what.given()):
         raise ValueError(f"{option} is of drives, and with --residency {tiers.residency} the model attends itself")
     drives = where.value(hosting)
-    if not in_tiers:
-        check_drives(drives)
+    check_drives(drives)
     with status("loading the model"):
         with importing():
             from host_driver.hf.shape import placement

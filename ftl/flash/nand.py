@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_io.compiled import njit
 from csd_io.crc import crc32
 from csd_io.folder import Folder, remedy
 from csd_io.medium import IN_MEMORY, Medium
@@ -23,6 +22,7 @@ from ftl.flash.damage import Damage
 from ftl.flash.faults import FaultPlan
 from ftl.flash.files import NandFiles, correct_entries, runs
 from ftl.flash.memory import lazy_zeros
+from ftl.flash.program_order import claim_pages, first_unwritten, list_programmed
 from ftl.flash.spare import SPARE, Spare, correct_page, keep_present_life, made, mend
 
 MARGIN_BYTES = 16 << 20  # of a disk: what the journal and small files may take when nothing else may
@@ -45,40 +45,6 @@ class Erase:
 
 
 Operation = Program | Erase
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _claim_pages(ppns, next_page, lanes, pages_per_block):  # type: ignore[no-untyped-def]
-    """Advance each block's program pointer; returns the position of the first page out of order, or -1."""
-    for i in range(ppns.size):
-        row, lane = divmod(ppns[i], lanes)
-        superblock, page = divmod(row, pages_per_block)
-        block = superblock * lanes + lane
-        if next_page[block] != page:
-            return i
-        next_page[block] = page + 1
-    return -1
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _first_unwritten(ppns, next_page, lanes, pages_per_block):  # type: ignore[no-untyped-def]
-    for i in range(ppns.size):
-        row, lane = divmod(ppns[i], lanes)
-        superblock, page = divmod(row, pages_per_block)
-        if page >= next_page[superblock * lanes + lane]:
-            return i
-    return -1
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _programmed(next_page, lanes, pages_per_block, out):  # type: ignore[no-untyped-def]
-    """Programmed pages, block by block."""
-    count = 0
-    for block in range(next_page.size):
-        superblock, lane = divmod(block, lanes)
-        for page in range(next_page[block]):
-            out[count] = (superblock * pages_per_block + page) * lanes + lane
-            count += 1
 
 
 class Nand:
@@ -315,7 +281,7 @@ class Nand:
     def programmed(self) -> U32:
         """Every page that was programmed since its last erase."""
         ppns: U32 = np.empty(int(self.next_page.sum(dtype=np.int64)), np.uint32)
-        _programmed(self.next_page, self.geometry.lanes, self.geometry.pages_per_block, ppns)
+        list_programmed(self.next_page, self.geometry.lanes, self.geometry.pages_per_block, ppns)
         return ppns
 
     def program(self, ppns: U32, data: U8 | None, tags: U64, write_numbers: U64 | None = None) -> int:
@@ -330,7 +296,7 @@ class Nand:
         if self.faults.program_fail:
             failed = self._generator.random(ppns.size) < self.faults.program_fail
             good = int(failed.argmax()) if failed.any() else good
-        bad = _claim_pages(ppns[: good + 1], self.next_page, g.lanes, g.pages_per_block)
+        bad = claim_pages(ppns[: good + 1], self.next_page, g.lanes, g.pages_per_block)
         if bad >= 0:
             raise NandRuleError(f"page {ppns[bad]} programmed twice or out of order")
         if good < ppns.size:
@@ -360,7 +326,7 @@ class Nand:
     def check_readable(self, ppns: U32) -> None:
         """Raise NandRuleError where a page was not programmed since its last erase."""
         g = self.geometry
-        bad = _first_unwritten(ppns, self.next_page, g.lanes, g.pages_per_block)
+        bad = first_unwritten(ppns, self.next_page, g.lanes, g.pages_per_block)
         if bad >= 0:
             raise NandRuleError(f"page {ppns[bad]} read before it was programmed")
 

@@ -146,7 +146,35 @@ def test_closing_waits_for_a_command_in_another_thread(small_drive, monkeypatch)
     thread.join()
 
 
+class Interrupt(Exception):
+    """What a handler raises."""
+
+
+def test_carry_out_handler_that_raises_does_not_tear_the_command(small_drive, monkeypatch):
+    """Time limits and batch systems send signals whose handlers raise; one ended a command half way."""
+    device, done = InProcessDevice(small_drive), []
+
+    def step(command, submit_ns):
+        signal.raise_signal(signal.SIGUSR1)
+        done.append(command)
+
+    def handle(*_):
+        raise Interrupt
+
+    monkeypatch.setattr(device.firmware, "step", step)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(Interrupt):
+            device.carry_out(Flush(), 0)
+            time.sleep(10)  # the handler runs in this thread, at the latest here
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    device.close()
+    assert len(done) == 1
+
+
 def test_ctrl_c_waits_until_a_command_is_carried_out(small_drive, monkeypatch):
+    monkeypatch.setattr("csd_firmware.inprocess._has_handlers", lambda: False)
     device, done = InProcessDevice(small_drive), []
 
     def step(command, submit_ns):

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from csd_link import own_server
+from csd_link.host_end import Lost
 from csd_link.liveness import running
+from csd_link.own_server import COMPILES
 from csd_link.run_dir import drive_dir, run_dir
 from tests.served import serving, until
 
@@ -60,3 +63,27 @@ def test_when_a_host_is_killed_all_that_it_started_goes(transport, state, reques
     until(lambda: not any(map(running, pids)) and not list(run_dir().iterdir()))
     assert time.monotonic() - began < 5
     assert not any(str(mount) in Path("/proc/self/mounts").read_text() for mount in mounts)
+
+
+SLOW = "import time; end = time.process_time() + {work}\nwhile time.process_time() < end: pass\ntime.sleep(600)"
+
+
+def test_await_server_that_works_is_waited_for(tmp_path, monkeypatch):
+    """A first start compiles for many seconds; it was given up after a fixed time, however it was getting on."""
+    monkeypatch.setattr("csd_link.own_server.IDLE_START_S", 0.3)
+    log = tmp_path / "log"
+    log.write_text(f"vcsd: {COMPILES}\n")
+    server = subprocess.Popen([sys.executable, "-c", SLOW.format(work=1.5)])
+    seen = []
+
+    def connect():
+        seen.append(own_server.compiling)
+        raise Lost("no drive answers")
+
+    began = time.monotonic()
+    with pytest.raises(ConnectionError, match="drives did not start"):
+        own_server._await(connect, server, log)
+    assert time.monotonic() - began > 1.5
+    assert seen[-1] == 1 and own_server.compiling == 0
+    server.kill()
+    server.wait()

@@ -4,11 +4,17 @@ partner of: vcsd_cli/shared.py
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from tests.served import until
 from vcsd_cli import main as cli
 
 PROMPT = "The keys and values are stored in pages. " * 20
@@ -88,3 +94,33 @@ def test_other_commands_refuse_bad_input_in_one_line(capsys, monkeypatch, args, 
     assert (code != 0, out) == (True, "")
     assert len(err.strip().splitlines()) == 1
     assert reason in err
+
+
+@pytest.mark.parametrize("words", [["bench", "flips"], ["bench", "crash"], ["bench", "exceptions"], ["run"]])
+def test_ctrl_c_is_one_line_and_exit_130(words, tmp_path):
+    """Workers went on, and a compiled call made a page of errors of it."""
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code += "; from vcsd_cli.main import main; main()"
+    command = [sys.executable, "-c", code, *words]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        time.sleep(6)
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    took = time.monotonic() - began
+    lines = [line for line in said.splitlines() if " of " not in line and ", " not in line]
+    assert (process.returncode, lines) == (130, ["vcsd: interrupted"]), said
+    assert took < 10  # two seconds, on a machine with nothing else to do
+    until(lambda: not _group(process.pid))
+
+
+def _group(pgid):
+    """Processes of a group that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, group, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(group) == pgid and state != "Z":
+                found.append(stat.parent.name)
+    return found

@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from csd_firmware.folder import DriveFolder
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 
 
@@ -180,3 +183,23 @@ def test_a_medium_in_files_needs_files(capsys, monkeypatch):
 def test_another_durability_is_refused(capsys, monkeypatch):
     code, _, err = vcsd(capsys, monkeypatch, "run", "--durability", "ever")
     assert (code, "'process', 'host'" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--model", "nosuch"], "no model at nosuch"),
+        (["--drive", "nosuch.yaml"], "nosuch.yaml: No such file"),
+        (["--methods", "nosuch.py"], "nosuch.py"),
+        (["--keep", "kept"], "holds a drive with channels = 4"),
+        (["--transport", "process"], "MiB are free"),
+    ],
+)
+def test_run_bad_input_is_refused_before_the_model_is_loaded(words, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    geometry = replace(INSTCSD_ZYNQ7045_8CH.geometry, channels=4)
+    DriveFolder(replace(INSTCSD_ZYNQ7045_8CH, geometry=geometry), tmp_path / "kept" / "drive1").close()
+    monkeypatch.setattr("vcsd.loading.load", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("csd_link.transports.process.MIN_BYTES", 1 << 60)
+    code, out, err = vcsd(capsys, monkeypatch, "run", *words)
+    assert (code, out, len(err.splitlines())) == (1, "", 1) and says in err

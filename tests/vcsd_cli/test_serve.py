@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from csd_io.medium import Medium
+from csd_link.connect import who_serves
+from csd_link.run_dir import window_path
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_config
@@ -64,3 +66,29 @@ def test_drives_of_a_server_share_cores_and_memory():
     placed = _placed(drives, {}, Hosting(medium="direct", host_memory_mib=6), None, None)
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert [(each.medium, each.threads) for each in placed] == [(Medium("direct", 3 << 20), share)] * 2
+
+
+def test_serve_ready_fd_is_written_when_drives_answer(tmp_path):
+    assert vcsd("create", "one").returncode == 0
+    ready, tells = os.pipe()
+    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", "--ready-fd", str(tells)]
+    server = subprocess.Popen(command, pass_fds=[tells], stderr=subprocess.PIPE, text=True)
+    try:
+        os.close(tells)
+        assert os.read(ready, 64) == b"READY=1\n"
+        assert who_serves("one")
+    finally:
+        server.terminate()
+        os.close(ready)
+    said = server.communicate()[1].splitlines()
+    assert server.returncode == 0
+    assert f"drive one: window {window_path('one')}" in said
+    assert vcsd("serve", "one", "--ready-fd", "63").stderr.startswith("vcsd: --ready-fd 63: Bad file descriptor")
+
+
+def test_serve_drive_that_is_refused_prints_no_window(tmp_path):
+    assert vcsd("create", "one").returncode == 0
+    (find_created("one").parent / "spare.bin").unlink()
+    done = vcsd("serve", "one")
+    assert done.returncode == 1 and "spare.bin is missing" in done.stderr
+    assert "window" not in done.stderr

@@ -175,3 +175,15 @@ def test_files_are_their_owners_only(tmp_path):
             assert stat.S_IMODE(path.stat().st_mode) == 0o700
         for path in drive_dir("csd0").glob("window*"):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_host_whose_window_is_taken_hears_that(tmp_path):
+    """The doorbell of a host closes before the drive's header names the next host."""
+    with serving(tmp_path, "csd0"):
+        first = window_of("csd0")()
+        second = window_of("csd0")()
+        done = first.submit(Flush(), 0).result()
+        assert (done.status, done.reason) == (Status.PATH_LOST, "another host has taken its window")
+        assert second.submit(Flush(), 0).result().status is Status.SUCCESS
+        first.close()
+        second.close()

@@ -1,4 +1,7 @@
-"""The rules of NAND bite."""
+"""The rules of NAND bite.
+
+partner of: ftl/flash/program_order.py
+"""
 
 import numpy as np
 import pytest

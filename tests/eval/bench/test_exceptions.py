@@ -1,0 +1,35 @@
+"""Exceptions inside verbs: a sample, and what the judge sees of firmware that goes on after one.
+
+partner of: eval/bench/exceptions.py, eval/bench/injector.py, eval/bench/interrupted.py
+"""
+
+import pytest
+
+from csd_firmware import Firmware
+from eval.bench.exceptions import Expected, bench_exceptions, events, judge
+from eval.bench.injector import Injector
+from eval.bench.interrupted import CASES, Bench
+
+
+@pytest.mark.slow
+def test_exceptions_sample_loses_nothing():
+    result = bench_exceptions(1000, 2, 1)
+    assert result["points"] == 1000 == result["line"] + result["allocation"]
+    assert (result["lost"], result["wrong"], result["unreadable"]) == (0, 0, 0), result["found"]
+    assert result["failed"] > 900 and result["lines"] > 500
+
+
+def test_judge_drive_that_goes_on_is_wrong(tmp_path, monkeypatch):
+    """Without a failed state, a flush after a torn record says that it succeeded."""
+    monkeypatch.setattr(Firmware, "fail", lambda self, *args: None)
+    bench = Bench(16, "memory", tmp_path / "drive")
+    expected = Expected.of(bench, "append long")
+    every = list(events(bench, "append long"))
+    inside = [at for kind, at, place in every if kind == "line" and place[0].endswith("ftl/kv/append.py")]
+    assert any(any(judge(bench, "append long", expected, Injector("line", at))[1:]) for at in inside)
+
+
+def test_events_are_the_same_in_each_run(tmp_path):
+    bench = Bench(16, "memory", tmp_path / "drive")
+    for name in CASES:
+        assert list(events(bench, name)) == list(events(bench, name)), name
