@@ -26,6 +26,8 @@ STATUS_OF = (
     (FtlError, Status.INTERNAL_ERROR),
 )
 
+_FAILED = "the drive has failed and only reads now"
+
 
 class Firmware:
     """One drive's firmware. Commands run one after the other in the order in which they come.
@@ -40,7 +42,7 @@ class Firmware:
     Attributes:
         failure: Traceback of the exception that failed the drive; empty if the drive works, or if its disk failed.
         on_failure: Called once when the drive fails; None if its owner has nothing to do then.
-        remedy: What the owner of a failed drive has to do, for its error messages.
+        remedy: Advice to the owner of a failed drive, for error messages.
     """
 
     def __init__(self, spec: DriveSpec, nand: Nand | None = None, methods: Methods = METHODS, threads: int = 1) -> None:
@@ -68,6 +70,7 @@ class Firmware:
             status = next(status for kind, status in STATUS_OF if isinstance(error, kind))
             return self.refuse(name, status, str(error), submit_ns)
         except BaseException as error:
+            self.ftl.nand.failed = self.ftl.nand.failed or _FAILED
             self.fail(name, error, self._changed_by(command))
             if not isinstance(error, Exception):
                 raise
@@ -95,11 +98,13 @@ class Firmware:
 
         Args:
             what: The command or request that met the error.
-            error: What it met.
-            half_changed: Handles of sequences that may be half changed; they are not read any more.
+            error: The exception.
+            half_changed: Handles of sequences that may be half changed; they are no longer read.
         """
+        known = self.ftl.nand.failed
+        self.ftl.nand.failed = known or _FAILED  # first: formatting the reason may lack memory too
         self._half_changed |= frozenset(half_changed)
-        if self.ftl.nand.failed:
+        if known not in ("", _FAILED):
             return
         self.failure = "".join(traceback.format_exception(error))
         said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
@@ -195,7 +200,7 @@ class Firmware:
         return len(handles), took_ns
 
     def listen(self, listener: Listener) -> None:
-        """Tell somebody of every page that the flash is asked for."""
+        """Report every page that is read from flash to a listener."""
         self.ftl.timing.listener = listener
 
     def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:

@@ -10,10 +10,10 @@ _PR_SET_PDEATHSIG = 1  # Linux: prctl(2)
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends, however it ends.
+    """Have the kernel send this process a signal when its parent exits, on success or failure.
 
     Args:
-        parent: Process number of the parent. If it has ended already, this process ends at once.
+        parent: Process number of the parent. If it has exited already, this process exits at once.
         signum: The signal.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)

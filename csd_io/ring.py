@@ -143,9 +143,7 @@ class Ring:
         """Let go; what is in flight goes on until it has ended."""
         self._words.release()
         for memory in (self._map, self._entry_map):
-            with suppress(
-                BufferError
-            ):  # arrays of a call that an exception has ended: unmapped when they are collected
+            with suppress(BufferError):  # an array of an exception's traceback: unmapped with it
                 memory.close()
         os.close(self._fd)
 

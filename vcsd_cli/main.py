@@ -107,7 +107,7 @@ def _run() -> NoReturn:
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except Exception as error:
-        if _interrupted:  # what a compiled call, or a library, has made of it
+        if _interrupted:  # raised by a compiled call or a library in place of KeyboardInterrupt
             sys.exit(_say_interrupted())
         from csd_spec import DeviceError  # numpy and pydantic come with it, which help does not need
 

@@ -62,7 +62,7 @@ class Supervisor:
         """Args:
         config: The drives.
         say: Called with a line about what happens to them.
-        owner: Number of the process without which nobody wants the drives; None if they serve whoever comes.
+        owner: Process number of the run that the drives belong to; None if they serve any host.
         started: Called with each drive when it answers for the first time, and with None when all of them have.
         """
         self._drives, self._say, self._owner = config.drives, say, owner
@@ -119,7 +119,7 @@ class Supervisor:
                     self._started_hook(None)
 
     def _reap(self) -> bool:
-        """Restart drives that were killed; whether one has ended by itself with an error, or stays dead."""
+        """Restart drives that were killed; whether one has exited with an error, or is not restarted."""
         failed = False
         while self._children:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -141,7 +141,7 @@ class Supervisor:
         return failed
 
     def _in_crash_loop(self, drive: ServedDrive) -> bool:
-        """Whether a drive has died at once so often that there is no point in restarting it."""
+        """Whether a drive has died at once MAX_CRASH_LOOP times in a row."""
         at_once = time.monotonic() - self._started[drive.name] < CRASH_LOOP_S
         self._crash_loop[drive.name] = self._crash_loop.get(drive.name, 0) + 1 if at_once else 0
         return self._crash_loop[drive.name] >= MAX_CRASH_LOOP
@@ -172,7 +172,7 @@ class Supervisor:
 
 
 def print_to_stderr(text: str) -> None:
-    """One line for whoever watches."""
+    """Print a line to stderr."""
     print(f"vcsd: {text}", file=sys.stderr, flush=True)
 
 

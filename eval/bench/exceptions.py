@@ -28,7 +28,7 @@ from vcsd.tables import flat_table
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a drive may hold after a verb that was interrupted: each sequence and logical page is as its last flush left
+    """Allowed contents of a drive after an interrupted verb: each sequence and logical page is as its last flush left
     it, or as before the verb, or as after it, or as a flush after it leaves it.
 
     Attributes:
@@ -44,7 +44,7 @@ class Expected:
 
     @classmethod
     def of(cls, bench: Bench, name: str) -> Expected:
-        """What the verb does when nothing interrupts it."""
+        """Run the verb without an interruption."""
         life = bench.life()
         lengths = np.array([life.firmware.ftl.sequences[handle].lengths[0] for handle in life.seqs])
         before, flushed = observe(life), bench.power_on(life)
@@ -153,7 +153,7 @@ def work(task: Task, tick: Tick) -> tuple[Counter[str], list[str], set[tuple[str
     """Interrupt a verb at `points` events, of every layout and medium as many: first at lines that were not met yet.
 
     Returns:
-        Counts, what was found, and the source lines that were interrupted.
+        Counts, findings, and the source lines that were interrupted.
     """
     total, found, covered = Counter[str](), list[str](), set[tuple[str, int]]()
     draw = random.Random(f"{task.name} {task.seed}")

@@ -21,7 +21,7 @@ class Injected(Exception):
 
 
 class InjectedInterrupt(BaseException):
-    """The same, as one that is not an Exception: what a signal's handler may raise."""
+    """The same, as one that is not an Exception, like those of signal handlers."""
 
 
 class Injector:

@@ -45,12 +45,12 @@ LAYERS, SEQUENCES, GROUP, PAGES = 1, 3, 2, 16
 KEYS = [bytes([number]) * 16 for number in range(1, 5)]
 
 Rows = tuple[bytes, ...]
-Seqs = dict[int, tuple[Rows, frozenset[tuple[bytes, int]]]]  # by handle: K and V of each layer, names
+Seqs = dict[int, tuple[Rows, frozenset[tuple[bytes, int]]]]  # by handle: rows of each layer's K and V, names
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a drive holds."""
+    """Contents of a drive."""
 
     seqs: Seqs
     pages: tuple[bytes, ...]
@@ -173,7 +173,7 @@ class Bench:
         assert life.do(Flush()).status is Status.SUCCESS
 
     def life(self) -> Life:
-        """The drive, prepared: what was flushed, and rows and pages that were not."""
+        """The prepared drive: flushed sequences and pages, and some rows and pages after the flush."""
         for name, content in self._image.items():
             with (self._path / name).open("r+b") as file:
                 file.write(content)
@@ -185,7 +185,7 @@ class Bench:
         return life
 
     def power_on(self, life: Life) -> Observed:
-        """What the drive holds after a loss of power."""
+        """Contents of the drive after a loss of power."""
         life.close()
         again = self._open()
         try:
@@ -195,7 +195,7 @@ class Bench:
 
 
 def observe(life: Life) -> Observed:
-    """Everything that a drive holds, read through the FTL; raises FtlError for what cannot be read."""
+    """Everything that a drive holds, read through the FTL; raises FtlError for unreadable data."""
     ftl = life.firmware.ftl
     seqs: Seqs = {}
     for handle, seq in ftl.sequences.items():

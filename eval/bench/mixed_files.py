@@ -1,4 +1,4 @@
-"""Files of a drive from before and after some commands, mixed: what a copy that stopped half way leaves."""
+"""Files of a drive from before and after some commands, mixed, as by a copy that stopped half way."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from vcsd.tables import flat_table
 
 LAYOUTS = {"fp16": 16, "fp8": FP8, "planes2": 34}
 FILES = tuple(data_sizes(DRIVE.geometry))
-Rows = dict[int, list[bytes] | None]  # K and V of each layer by handle; None if the drive says that they are lost
+Rows = dict[int, list[bytes] | None]  # rows of each layer's K and V by handle; None if the drive reports a loss
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies of one drive's folder after an earlier and a later flush, and what the drive held after the later one."""
+    """Copies of one drive's folder after an earlier and a later flush, and the drive's contents after the later one."""
 
     old: Path
     new: Path
@@ -59,7 +59,7 @@ class Host:
             self.do(KvAppend((handle,), layer, np.array([tokens]), k, v))
 
     def create(self, layout: int, *tokens: int) -> list[int]:
-        """Sequences of so many tokens."""
+        """Create a sequence of each of these lengths."""
         made = self.do(SeqCreate(len(tokens), LAYERS, HEADS, DIM, 256, layout)).data[0].tolist()
         for handle, count in zip(made, tokens, strict=True):
             self.append(handle, count)
@@ -90,7 +90,7 @@ def make(scratch: Path, layout: int, medium: Kind, seed: int) -> Copies:
 
 
 def read_rows(device: InProcessDevice) -> Rows:
-    """What a drive gives of each sequence."""
+    """Rows of each sequence, read by commands."""
     found: Rows = {}
     for handle in list(device.firmware.ftl.sequences):
         done = [device.submit(KvRead((handle,), layer), 0).result() for layer in range(LAYERS)]

@@ -53,7 +53,7 @@ Rows = NDArray[Any]  # K of a sequence, (S, H, d) FP16; V is its negative
 
 
 class Interrupt(Exception):
-    """What the handlers raise."""
+    """Raised by the handlers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Host:
     """A host of one drive, in the main thread.
 
     Attributes:
-        rows: What the drive has to hold, by handle.
+        rows: Contents of the drive, by handle.
         since_flush: States of each sequence since the last flush: after a loss of power it is in one of them.
     """
 
@@ -115,7 +115,7 @@ class Host:
     def _new(self, tokens: int) -> Rows:
         return self._generator.standard_normal((tokens, HEADS, DIM)).astype(np.float16)
 
-    # Each returns a command, and what the drive holds after it; a new sequence has the handle -1
+    # Each returns a command, and the drive's contents after it; a new sequence has the handle -1
 
     def _create(self) -> tuple[Command, dict[int, Rows]]:
         return SeqCreate(1, 1, HEADS, DIM, 256), self.rows | {-1: self._new(0)}

@@ -34,7 +34,7 @@ def filled(device):
 
 
 def raise_in(monkeypatch, owner, name, error, calls=1):
-    """Let a function raise in one of its calls."""
+    """Make a function raise in one of its calls."""
     real, left = getattr(owner, name), [calls]
 
     def failing(*given, **named):

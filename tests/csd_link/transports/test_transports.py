@@ -24,6 +24,7 @@ from vcsd.transport import open_drives
 PIGEON = '''
 """Drives that are reached by pigeon."""
 
+import os
 from contextlib import contextmanager
 
 from csd_link.finding import Missing
@@ -38,7 +39,7 @@ class Pigeon(InProcess):
             raise ValueError("transport = pigeon: needs a loft")
 
     def missing(self):
-        return Missing("there is no pigeon", "buy one")
+        return None if "PIGEON" in os.environ else Missing("there is no pigeon", "buy one")
 '''
 
 
@@ -81,6 +82,9 @@ def test_a_text_that_names_none_is_refused(text, reason):
 def test_one_of_ones_own_is_a_class_and_an_entry_point(pigeon, capsys, monkeypatch):
     args = ("run", "--prompt", PROMPT, "--max-new-tokens", "2", "-o", "json")
     results = []
+    code, _, err = vcsd(capsys, monkeypatch, *args, "--transport", "pigeon:home")
+    assert (code, "there is no pigeon: buy one" in err) == (1, True)
+    monkeypatch.setenv("PIGEON", "1")
     for transport in ("inproc", "pigeon:home"):
         code, out, _ = vcsd(capsys, monkeypatch, *args, "--transport", transport)
         assert code == 0
@@ -88,6 +92,7 @@ def test_one_of_ones_own_is_a_class_and_an_entry_point(pigeon, capsys, monkeypat
     assert results[0] == results[1]
     code, _, err = vcsd(capsys, monkeypatch, *args, "--transport", "pigeon")
     assert (code, "needs a loft" in err) == (1, True)
+    monkeypatch.delenv("PIGEON")
     _, out, _ = vcsd(capsys, monkeypatch, "doctor", "-o", "json")
     ways = {way["what"]: way for way in json.loads(out)["ways"]}
     assert list(ways) == ["inproc", "process", "fuse", "window", "pigeon", "guest", "nvmevirt"]

@@ -1,4 +1,4 @@
-"""Exceptions inside verbs: a sample, and what the judge sees of firmware that goes on after one.
+"""Exceptions inside verbs: a sample, and the judge on firmware that goes on after one.
 
 partner of: eval/bench/exceptions.py, eval/bench/injector.py, eval/bench/interrupted.py
 """

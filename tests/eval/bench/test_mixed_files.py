@@ -18,7 +18,7 @@ def test_mixed_files_are_reported_on_every_medium():
 
 
 def test_judge_without_generations_sees_older_data(tmp_path, monkeypatch):
-    """Older spare areas and block entries beside newer content: the drive is as it was, and says nothing."""
+    """Older spare areas and block entries with newer content: the drive is older, without a finding."""
     monkeypatch.setattr(nand.Nand, "advance_generation", lambda self: None)
     copies = make(tmp_path, mixed_files.LAYOUTS["planes2"], "direct", 0)
     for name in FILES[1:]:
