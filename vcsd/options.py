@@ -30,7 +30,7 @@ def check_text(path: Path | None) -> Path | None:
         try:
             path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+            raise ValueError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
     return path
 
 

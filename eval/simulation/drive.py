@@ -202,8 +202,8 @@ class SimDrive:
         ftl = self.firmware.ftl
         if self.rotten and ftl.findings:  # what is refused is known to be lost; the rest has to be right
             self.reported += 1
-            good = {seq: layers for seq, layers in self.commits[-1].items() if seq in ftl.sequences}
-            self.commits = [{seq: layers for seq, layers in good.items() if not ftl.sequences[seq].failed}]
+            good = {seq for seq, each in ftl.sequences.items() if not each.failed}
+            self.commits = [{seq: layers for seq, layers in each.items() if seq in good} for each in self.commits]
         self.rotten = False
         losses = [self._differs(commit) for commit in self.commits]
         best = min(range(len(losses)), key=lambda i: sum(losses[i]))

@@ -4,6 +4,8 @@ partner of: eval/bench/random_host.py
 """
 
 from eval.bench.flips import Kept, bench_flips, judge
+from eval.bench.random_host import DRIVE
+from ftl.flash.files import data_sizes
 
 
 def test_every_single_bit_is_corrected_or_harmless_and_nothing_is_silent():
@@ -17,7 +19,8 @@ def test_the_judge_sees_what_is_not_said(tmp_path, monkeypatch):
     kept = Kept.make(tmp_path / "drive", 0)
     assert judge(kept) == "harmless"
     content = bytearray(kept.files["content.bin"])
-    content[:] = bytes(len(content))
+    size = data_sizes(DRIVE.geometry)["content.bin"]
+    content[:size] = bytes(size)  # but for its footer
     (kept.folder / "content.bin").write_bytes(content)
     assert judge(kept) == "reported"
     monkeypatch.setattr("eval.bench.flips.smart", lambda ftl: {"critical_warning": 0})

@@ -143,7 +143,7 @@ def test_a_page_that_is_worse_is_damaged_and_says_what_it_was(written, tmp_path)
 
 def test_a_missing_or_cut_file_is_named(written, tmp_path):
     (tmp_path / SPARES).write_bytes((tmp_path / SPARES).read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"spare.bin: has 16,383 bytes instead of 16,384: vcsd fsck"):
+    with pytest.raises(ValueError, match=r"spare.bin: has 20,479 bytes instead of 20,480: vcsd fsck"):
         opened(written, tmp_path, private=False)
     (tmp_path / CONTENT).unlink()
     assert len(opened(written, tmp_path).damage.files) == 2  # who only looks sees what is left
