@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from threading import Lock, current_thread, main_thread
 from typing import Any, TypeVar
@@ -135,8 +136,8 @@ def _has_handlers() -> bool:
 
 
 _OTHERS = sorted(map(int, signal.valid_signals() - {signal.SIGINT, signal.SIGKILL, signal.SIGSTOP}))
-# The function that signal.getsignal wraps makes no enum of each result: 3 us for all signals, not 26
-_handler_of = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+# The function behind signal.getsignal makes no enum of each result: 3 us for all signals, not 26
+_handler_of: Callable[[int], Any] = import_module("_signal").getsignal
 
 
 def _uninterrupted(act: Callable[[], T]) -> T:
