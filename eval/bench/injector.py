@@ -29,6 +29,7 @@ class Injector:
 
     Attributes:
         seen: The source line of each event so far.
+        has_raised: Whether the exception was raised.
     """
 
     def __init__(self, event: Event, at: int | None = None) -> None:
@@ -38,6 +39,7 @@ class Injector:
         """
         self._event, self._at = event, at
         self.seen: list[tuple[str, int]] = []
+        self.has_raised = False
         self._ours: dict[CodeType, bool] = {}
 
     def __enter__(self) -> Injector:
@@ -73,6 +75,7 @@ class Injector:
         self.seen.append((frame.f_code.co_filename, frame.f_lineno))
         if len(self.seen) - 1 != self._at:
             return
+        self.has_raised = True
         sys.settrace(None)
         sys.setprofile(None)
         if self._event == "allocation":

@@ -38,10 +38,11 @@ from csd_spec import (
 )
 from eval.bench.place import CACHE_BYTES
 from eval.bench.random_host import DIM, DRIVE, HEADS
-from eval.experiment import Outcome, flat
+from eval.experiment import Outcome
 from eval.sweep import sweep
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
+from vcsd.tables import flat_table
 
 SIGNALS = signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT
 COMMANDS = 40  # of a life
@@ -243,4 +244,6 @@ def experiment(
     """Interrupt in-process drives by signals whose handlers raise: a command is carried out whole or not at all."""
     with progress("lives", lives) as tick:
         result = bench_signals(lives, seed, workers, tick)
-    return flat("signals", result, failed=any(result[key] for key in ("lost", "wrong", "failed_drives")))
+    shown = {key: value for key, value in result.items() if isinstance(value, int)}
+    failed = any(result[key] for key in ("lost", "wrong", "failed_drives"))
+    return Outcome(result, [flat_table("signals", shown)], failed=failed)
