@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from attention_engine import METHODS, Methods
@@ -70,8 +70,7 @@ class Firmware:
             status = next(status for kind, status in STATUS_OF if isinstance(error, kind))
             return self.refuse(name, status, str(error), submit_ns)
         except BaseException as error:
-            self.ftl.nand.failed = self.ftl.nand.failed or _FAILED
-            self.fail(name, error, self._changed_by(command))
+            self.fail(name, error, command)
             if not isinstance(error, Exception):
                 raise
             return self.refuse(name, Status.INTERNAL_ERROR, self.ftl.nand.failed, submit_ns)
@@ -93,18 +92,18 @@ class Firmware:
             self.ftl.label(done.data[0].tolist(), tenant)
         return self._complete(verb, nbytes, done, watch)
 
-    def fail(self, what: str, error: BaseException, half_changed: Iterable[int] = ()) -> None:
+    def fail(self, what: str, error: BaseException, command: Command | None = None) -> None:
         """Put the drive into the failed state.
 
         Args:
             what: The command or request that met the error.
             error: The exception.
-            half_changed: Handles of sequences that may be half changed; they are no longer read.
+            command: The command; the sequences that it was changing are no longer read.
         """
         known = self.ftl.nand.failed
         self.ftl.nand.failed = known or _FAILED  # first: formatting the reason may lack memory too
-        self._half_changed |= frozenset(half_changed)
-        if known not in ("", _FAILED):
+        self._half_changed |= frozenset(self._changed_by(command))
+        if known:
             return
         self.failure = "".join(traceback.format_exception(error))
         said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
@@ -140,7 +139,7 @@ class Firmware:
             return
         raise MediumFailed(self.ftl.nand.failed)
 
-    def _changed_by(self, command: Command) -> list[int]:
+    def _changed_by(self, command: Command | None) -> list[int]:
         """Handles of the sequences whose rows a command changes."""
         verb = VERBS.get(type(command))
         if verb is None or verb.effect is None or isinstance(verb.effect, Settles | Creates | Binds):
