@@ -1,0 +1,115 @@
+"""Every published method: exact with enough budget, within its budget, and blind to what it has not read.
+
+partner of: eval/accuracy/published/streams.py, eval/accuracy/published/tokens.py
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from eval.accuracy.published import PUBLISHED
+from eval.accuracy.published.tokens import MIN_TOKENS
+from tests.eval.accuracy.published.drawn import dense, draw, error
+
+TOLERANCE = 1.02
+# bits of codes that a step reads for each channel of each prompt token, without any scale: a lower bound by hand
+CODE_BITS = {"fier": 1, "rabitq": 1, "pqcache": 12 / 64, "kivi-2": 4, "kivi-4": 8}
+DENSE_ERROR = {"kivi-2": 0.2, "kivi-4": 0.05}  # methods that attend to all tokens in fewer bits
+SELECTING = [name for name in PUBLISHED if name not in DENSE_ERROR]
+BUDGETS = 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0
+
+
+@pytest.mark.parametrize("name", SELECTING)
+def test_selecting_with_enough_budget_equals_dense(name):
+    seen = draw()
+    answer = PUBLISHED[name].method(seen, 2.0)
+    assert answer.attended.all()
+    assert error(answer.out, dense(seen)[0]) < 1e-5
+
+
+@pytest.mark.parametrize("name", DENSE_ERROR)
+def test_quantizing_is_close_to_dense(name):
+    seen = draw()
+    answer = PUBLISHED[name].method(seen, 1.0)
+    assert answer.attended.all()
+    assert 1e-5 < error(answer.out, dense(seen)[0]) < DENSE_ERROR[name]
+
+
+@pytest.mark.parametrize("name", SELECTING)
+def test_error_falls_with_budget(name):
+    seen = draw(n=4)
+    errors = [error(PUBLISHED[name].method(seen, budget).out, dense(seen)[0]) for budget in (1 / 8, 1 / 2, 2)]
+    assert errors[0] > errors[1] > errors[2]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("shape", [(2, 3, 512, 64), (1, 1, 333, 96), (2, 8, 256, 128)])
+def test_bytes_within_budget_and_above_lower_bound(name, shape):
+    seen = draw(*shape)
+    n, _, s, d = shape
+    recent = 4 * d * (s - seen.prompt) * n
+    for budget in BUDGETS:
+        answer = PUBLISHED[name].method(seen, budget)
+        attended = answer.attended if answer.attended.ndim == 2 else answer.attended.any(1)
+        if name in SELECTING:
+            least = CODE_BITS[name] * n * seen.prompt * d / 8 + 4 * d * attended.sum()
+            few = attended.sum() <= n * (MIN_TOKENS + s - seen.prompt)
+            assert few or answer.nbytes <= TOLERANCE * budget * seen.dense_bytes
+        else:
+            least = CODE_BITS[name] * n * seen.prompt * d / 8 + recent
+            assert not PUBLISHED[name].budgeted
+        assert answer.nbytes >= least
+        assert answer.out.shape == (n, shape[1], d)
+        assert answer.out.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_step_ignores_what_it_has_not_read(name):
+    """Once codes are made, other K and V of prompt tokens that are not attended exactly change nothing."""
+    seen = draw()
+    before = PUBLISHED[name].method(seen, 1 / 4)
+    exact = np.zeros(seen.k.shape[:2], bool)
+    if name in SELECTING:
+        exact = before.attended if before.attended.ndim == 2 else before.attended.any(1)
+    exact[:, seen.prompt :] = True
+    k, v = (np.where(exact[..., None], part, np.float32(7)) for part in (seen.k, seen.v))
+    after = PUBLISHED[name].method(replace(seen, k=k, v=v), 1 / 4)
+    np.testing.assert_array_equal(before.out, after.out)
+    assert before.nbytes == after.nbytes
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_recent_tokens_are_exact(name):
+    """A recent token that has almost all of the weight is the output."""
+    seen = draw()
+    k, v = seen.k.copy(), seen.v.copy()
+    k[:, -1] = 40 * seen.q[:, 0] / np.linalg.norm(seen.q[:, 0], axis=-1, keepdims=True)
+    v[:, -1] = 3
+    answer = PUBLISHED[name].method(replace(seen, k=k, v=v), 1 / 4)
+    assert answer.attended[..., -1].all()
+    np.testing.assert_allclose(answer.out[:, 0], 3, atol=0.02)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_streams_do_not_mix(name):
+    """A stream alone gives what it gives among others."""
+    seen = draw(n=3)
+    alone = replace(seen, **{part: getattr(seen, part)[1:2] for part in ("q", "k", "v", "prompt_q")}, kept={})
+    together = PUBLISHED[name].method(seen, 1 / 4)
+    single = PUBLISHED[name].method(alone, 1 / 4)
+    np.testing.assert_array_equal(together.attended[1:2], single.attended)
+    np.testing.assert_allclose(together.out[1:2], single.out, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_short_prompt(name):
+    seen = draw(s=20, recent=1, window=8)
+    answer = PUBLISHED[name].method(seen, 1 / 4)
+    assert np.isfinite(answer.out).all()
+
+
+def test_a_method_is_deterministic():
+    first, second = ([each.method(draw(), 1 / 8).out for each in PUBLISHED.values()] for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
