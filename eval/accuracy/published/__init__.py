@@ -5,17 +5,42 @@
 
 from __future__ import annotations
 
-from eval.accuracy.published import fier, kivi, pqcache, rabitq
+from eval.accuracy.published import (
+    evict,
+    fier,
+    hadamard,
+    kivi,
+    kvquant,
+    magicpig,
+    pariskv,
+    pqcache,
+    quest,
+    rabitq,
+    turboquant,
+)
 from eval.accuracy.published.streams import Answer, Method, Published, Streams
 
 __all__ = ["PUBLISHED", "Answer", "Method", "Published", "Streams"]
 
+KIVI = "KIVI, arXiv 2402.02750, Algorithm 1"
+KVQUANT = "KVQuant, arXiv 2401.18079, sections 3.1 and 3.3 to 3.5"
+MSE, PROD = "TurboQuant_mse, arXiv 2504.19874, Algorithm 1", "TurboQuant_prod keys, arXiv 2504.19874, Algorithm 2"
+
 PUBLISHED: dict[str, Published] = {
     "fier": Published(fier.fier, "FIER, arXiv 2508.08256, section 3"),
-    "rabitq": Published(
-        rabitq.rabitq, "RaBitQ, arXiv 2405.12497, section 3; centered as in RaBitQCache, arXiv 2606.31519"
-    ),
+    "rabitq": Published(rabitq.rabitq, "RaBitQ, arXiv 2405.12497, section 3; centering: RaBitQCache, arXiv 2606.31519"),
+    "pariskv": Published(pariskv.pariskv, "ParisKV, arXiv 2602.07721, and its published configuration"),
     "pqcache": Published(pqcache.pqcache, "PQCache, arXiv 2407.12820, section 3"),
-    "kivi-2": Published(kivi.kivi(2), "KIVI, arXiv 2402.02750, Algorithm 1", budgeted=False),
-    "kivi-4": Published(kivi.kivi(4), "KIVI, arXiv 2402.02750, Algorithm 1", budgeted=False),
+    "magicpig": Published(magicpig.magicpig, "MagicPIG, arXiv 2410.16179, Algorithm 1"),
+    "quest": Published(quest.quest, "Quest, arXiv 2406.10774, section 3"),
+    "snapkv": Published(evict.snapkv, "SnapKV, arXiv 2404.14469, section 4"),
+    "h2o": Published(evict.h2o, "H2O, arXiv 2306.14048, Algorithm 1"),
+    "streaming-llm": Published(evict.streaming_llm, "StreamingLLM, arXiv 2309.17453"),
+    "kivi-2": Published(kivi.kivi(2), KIVI, budgeted=False),
+    "kivi-4": Published(kivi.kivi(4), KIVI, budgeted=False),
+    "kvquant-3": Published(kvquant.kvquant(3), KVQUANT, budgeted=False),
+    "kvquant-4": Published(kvquant.kvquant(4), KVQUANT, budgeted=False),
+    "hadamard-int4": Published(hadamard.hadamard_int4, "QuaRot, arXiv 2404.00456, section 4", budgeted=False),
+    **{f"turboquant-{b}": Published(turboquant.turboquant(b), MSE, budgeted=False) for b in (2, 3, 4)},
+    **{f"turboquant-prod-{b}": Published(turboquant.turboquant(b, prod=True), PROD, budgeted=False) for b in (2, 3, 4)},
 }

@@ -44,7 +44,7 @@ def uniform(rows: F32, bits: int, axis: int, clip: float = 1.0) -> F32:
     return made
 
 
-def uniform_in_groups(rows: F32, bits: int, axis: int, size: int) -> F32:
+def uniform_in_groups(rows: F32, bits: int, axis: int, size: int, clip: float = 1.0) -> F32:
     """`uniform` in groups of `size` consecutive elements of an axis; the last group may be shorter.
 
     Args:
@@ -52,14 +52,15 @@ def uniform_in_groups(rows: F32, bits: int, axis: int, size: int) -> F32:
         bits: Bits of a code.
         axis: 1 for groups of tokens by channel, 2 for groups of channels by token.
         size: Elements of a group.
+        clip: Factor on the largest and the smallest value of a group.
     """
     length = rows.shape[axis]
     whole = length - length % size
     moved = np.moveaxis(rows, axis, -1)
     folded = moved[..., :whole].reshape(*moved.shape[:-1], whole // size, size)
-    parts = [uniform(folded, bits, -1).reshape(*moved.shape[:-1], whole)]
+    parts = [uniform(folded, bits, -1, clip).reshape(*moved.shape[:-1], whole)]
     if whole < length:
-        parts.append(uniform(moved[..., whole:], bits, -1))
+        parts.append(uniform(moved[..., whole:], bits, -1, clip))
     return np.ascontiguousarray(np.moveaxis(np.concatenate(parts, -1), -1, axis))
 
 
