@@ -1,16 +1,17 @@
-"""SnapKV, H2O and StreamingLLM: methods that evict tokens of the prompt for good.
+"""SnapKV, H2O, KeyDiff and StreamingLLM: methods that evict tokens of the prompt for good.
 
 Sources: SnapKV (arXiv 2404.14469, section 4: the prompt's last queries vote by their softmax weights, votes are pooled
 over neighboring tokens, the window itself stays); H2O (arXiv 2306.14048, Algorithm 1: half of the budget for the tokens
-with the largest weights so far, half for the last tokens); StreamingLLM (arXiv 2309.17453: 4 attention sinks and the
-last tokens).
+with the largest weights so far, half for the last tokens); KeyDiff (arXiv 2504.15364: keys that are
+least alike to the mean of the normalized keys stay); StreamingLLM (arXiv 2309.17453: 4 attention sinks and the last
+tokens).
 
 Stored: nothing but the keys and values that stay, in FP16. The votes are made once, of the prompt.
 
 Left out: the cache has a fixed size, the budget's share of the prompt: each recent token evicts one of the prompt;
 SnapKV lets the cache grow, and H2O goes on adding weights while decoding. H2O adds weights of all queries of the
 prompt; here only the last ones are recorded. StreamingLLM assigns new positions within the cache; here tokens keep
-theirs. A KV head's queries vote together.
+theirs. KeyDiff evicts block by block during prefill; here once, after it. A KV head's queries vote together.
 """
 
 from __future__ import annotations
@@ -88,6 +89,22 @@ def h2o(seen: Streams, budget: float) -> Answer:
     last = min(max((count + after) // 2 - after, 0), count)
     scores[:, seen.prompt - last :] = np.inf
     return _attend_kept(seen, top_mask(scores, count))
+
+
+def keydiff_scores(seen: Streams) -> F32:
+    """Negative cosine of each prompt key with the mean of the normalized keys, (N, prompt)."""
+    k = seen.k[:, : seen.prompt]
+    units = k / np.maximum(np.sqrt(np.square(k).sum(-1, keepdims=True)), np.float32(1e-8))
+    anchor = units.mean(1)
+    anchor /= np.maximum(np.sqrt(np.square(anchor).sum(-1, keepdims=True)), np.float32(1e-8))
+    scores: F32 = -np.matmul(units, anchor[..., None])[..., 0]
+    return scores
+
+
+def keydiff(seen: Streams, budget: float) -> Answer:
+    """Attend to the tokens with the most distinctive keys."""
+    scores = seen.once("keydiff", lambda: keydiff_scores(seen))
+    return _attend_kept(seen, top_mask(scores, kept_tokens(seen, budget)))
 
 
 def streaming_llm(seen: Streams, budget: float) -> Answer:

@@ -54,3 +54,14 @@ def test_h2o_is_half_heavy_hitters_half_recent():
 def test_streaming_llm_keeps_sinks_and_last_tokens():
     answer = evict.streaming_llm(draw(s=204), 60.5 / 200)
     np.testing.assert_array_equal(np.flatnonzero(answer.attended[1]), [0, 1, 2, 3, *range(148, 204)])
+
+
+def test_keydiff_keeps_keys_unlike_the_mean_direction():
+    seen = draw(s=204)
+    answer = evict.keydiff(seen, 60.5 / 200)
+    for n in range(2):
+        keys = seen.k[n, :200].astype(np.float64)
+        units = [key / np.linalg.norm(key) for key in keys]
+        anchor = np.mean(units, 0)
+        best = sorted(range(200), key=lambda i: float(units[i] @ anchor))[:56]
+        assert set(np.flatnonzero(answer.attended[n])) == {*best, *range(200, 204)}
