@@ -7,6 +7,8 @@ finds, those with the largest mean of |q_c k_c|, lie once more in a label cache;
 Stored: Loki keeps keys rotated, so that a chosen token costs only its other components and its value; the basis, d^2
 numbers in FP16 for each stream, is counted. Double Sparsity reads r FP16 numbers for each token besides those chosen.
 
+Components are those of centered keys, and keys are not centered when they are rotated, as in Loki's published code.
+
 Left out: calibration on other text (here on the prompt itself and on its last queries); Double Sparsity's 4-bit label
 cache. A KV head's queries select together. The paper's d_f = 1/4 and r = d / 16 are taken; if ranking costs more than
 half of the budget, Loki takes fewer components.

@@ -9,8 +9,8 @@ Stored: for each cluster a centroid and the sum of its values in FP16, and where
 and values of a cluster lie together. A step reads all centroids, sums of the estimation zone, and retrieved clusters.
 
 Left out: the GPU's block cache; clusters of tokens after the prompt. A KV head's queries select together. Centroids are
-means of their keys, since products with unnormalized keys are estimated. The estimation zone has 23.2 % of the
-clusters; segments have 8,192 tokens. The local window has 64 tokens, at most 1/64 of the prompt.
+means of their keys, since products with unnormalized keys are estimated. Assumed numbers: 23.2 % of the clusters in the
+estimation zone, segments of 8,192 tokens, a local window of 64 tokens, at most 1/64 of the prompt.
 """
 
 from __future__ import annotations
