@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from csd_spec.arrays import F32, F64
+from csd_spec.arrays import F32, F64, I64
 
 HALF_MAX = np.float32(65504)  # largest finite FP16 value
 SCALE_BYTES = 4  # a scale and a zero point in FP16
@@ -149,3 +149,22 @@ def sphere_codebook(d: int, levels: int, positive: bool = False) -> F32:
 def nearest(values: F32, book: F32) -> F32:
     """Replace values by the nearest entries of an ascending codebook."""
     return book[np.searchsorted((book[1:] + book[:-1]) / 2, values)]
+
+
+def cluster_sums(rows: F32, assigned: I64, count: int) -> tuple[F32, I64]:
+    """Sum the rows of each cluster.
+
+    Args:
+        rows: (T, d).
+        assigned: Cluster of each row, (T,).
+        count: Number of clusters.
+
+    Returns:
+        Sums, (count, d), 0 for a cluster without rows, and numbers of rows, (count,).
+    """
+    sizes = np.bincount(assigned, minlength=count)
+    used = np.flatnonzero(sizes)
+    starts = np.cumsum(sizes[used]) - sizes[used]
+    sums = np.zeros((count, rows.shape[1]), np.float32)
+    sums[used] = np.add.reduceat(rows[np.argsort(assigned, kind="stable")], starts, axis=0)
+    return sums, sizes

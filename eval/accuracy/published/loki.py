@@ -2,10 +2,11 @@
 
 Sources: Loki (arXiv 2406.02542, Algorithm 1): keys and queries in the basis of the keys' principal components; products
 of the first d_f d components rank tokens. Double Sparsity (arXiv 2408.07092, section 3): r channels that a calibration
-finds, those with the largest mean of |q_c k_c|, lie once more in a label cache; their products rank tokens.
+finds, those with the largest mean of |q_c k_c|, are stored again in a label cache; their products rank tokens.
 
 Stored: Loki keeps keys rotated, so that a chosen token costs only its other components and its value; the basis, d^2
-numbers in FP16 for each stream, is counted. Double Sparsity reads r FP16 numbers for each token besides those chosen.
+numbers in FP16 for each stream, is counted. Double Sparsity reads r FP16 numbers of each token in addition to the
+chosen tokens.
 
 Components are those of centered keys, and keys are not centered when they are rotated, as in Loki's published code.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec.arrays import F32, I64
-from eval.accuracy.published.codes import SEED, packed_bytes, to_half
+from eval.accuracy.published.codes import SEED, cluster_sums, packed_bytes, to_half
 from eval.accuracy.published.streams import VALUE_BYTES, Answer, Streams
 from eval.accuracy.published.tokens import attend_top, group_scores
 
@@ -36,15 +36,10 @@ def kmeans(points: F32, count: int) -> F32:
     A centroid that no point is assigned to stays where it is.
     """
     draw = np.random.default_rng(SEED)
-    centroids = points[draw.choice(len(points), count, replace=len(points) < count)].copy()
+    centroids = points[draw.choice(len(points), count, replace=len(points) < count)]
     for _ in range(ITERATIONS):
-        codes = assign(points, centroids)
-        counts = np.bincount(codes, minlength=count)
-        members = np.zeros((count, len(points)), np.float32)
-        members[codes, np.arange(len(points))] = 1
-        sums = members @ points
-        used = counts > 0
-        centroids[used] = sums[used] / counts[used, None]
+        sums, sizes = cluster_sums(points, assign(points, centroids), count)
+        centroids = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1).astype(np.float32)[:, None], centroids)
     return to_half(centroids)
 
 

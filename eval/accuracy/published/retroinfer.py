@@ -2,11 +2,12 @@
 
 Source: arXiv 2505.02922, section 4: spherical k-means in segments of the prompt, a centroid for 16 tokens; a steady
 zone of first and last tokens; clusters with the largest products of query and centroid are retrieved. The clusters next
-to those are the estimation zone: exp(q c) times the number of tokens stands for the sum of their weights, and the sum
-of their values for the values.
+to those are the estimation zone: a cluster with centroid c contributes exp(q c) times its number of tokens to the sum
+of weights, and exp(q c) times the sum of its values to the output.
 
 Stored: for each cluster a centroid and the sum of its values in FP16, and where it begins and its size in 6 bytes; keys
-and values of a cluster lie together. A step reads all centroids, sums of the estimation zone, and retrieved clusters.
+and values of a cluster are stored together. A step reads all centroids, sums of the estimation zone, and retrieved
+clusters.
 
 Left out: the GPU's block cache; clusters of tokens after the prompt. A KV head's queries select together. Centroids are
 means of their keys, since products with unnormalized keys are estimated. Assumed numbers: 23.2 % of the clusters in the
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from csd_spec.arrays import F32, I64
-from eval.accuracy.published.codes import SEED, to_half
+from eval.accuracy.published.codes import SEED, cluster_sums, to_half
 from eval.accuracy.published.streams import VALUE_BYTES, Answer, Streams
 from eval.accuracy.published.tokens import LOCAL, SINKS, affordable_tokens, group_scores, logits, token_bytes
 
@@ -53,9 +54,7 @@ def spherical_kmeans(points: F32, count: int) -> I64:
     units = np.divide(centered, lengths, out=np.zeros_like(centered), where=lengths > 0)
     centers = units[np.random.default_rng(SEED).choice(len(units), count, replace=False)]
     for _ in range(ITERATIONS):
-        members = np.zeros((count, len(units)), np.float32)
-        members[(units @ centers.T).argmax(1), np.arange(len(units))] = 1
-        sums = members @ units
+        sums, _ = cluster_sums(units, (units @ centers.T).argmax(1), count)
         norms = np.sqrt(np.square(sums).sum(1, keepdims=True))
         centers = np.where(norms > 0, sums / np.maximum(norms, np.float32(1e-20)), centers)
     made: I64 = (units @ centers.T).argmax(1)
@@ -79,15 +78,10 @@ def encode(k: F32, v: F32) -> WaveIndex:
         for segment, start in enumerate(starts):
             part = slice(start, start + SEGMENT)
             assigned[n, part] = first[segment] + spherical_kmeans(k[n, part], counts[segment])
-        sizes[n] = np.bincount(assigned[n], minlength=C)
-        order = np.argsort(assigned[n], kind="stable")
-        ends = np.concatenate([[0], sizes[n].cumsum()])
-        for rows, into in ((k, centroids), (v, sums)):
-            totals = np.concatenate([np.zeros((1, d)), rows[n, order].cumsum(0, dtype=np.float64)])
-            into[n] = totals[ends[1:]] - totals[ends[:-1]]
-    return WaveIndex(
-        assigned, sizes, to_half(centroids / np.maximum(sizes, 1).astype(np.float32)[..., None]), to_half(sums)
-    )
+        centroids[n], sizes[n] = cluster_sums(k[n], assigned[n], C)
+        sums[n], _ = cluster_sums(v[n], assigned[n], C)
+    centroids /= np.maximum(sizes, 1).astype(np.float32)[..., None]
+    return WaveIndex(assigned, sizes, to_half(centroids), to_half(sums))
 
 
 def retroinfer(seen: Streams, budget: float) -> Answer:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from eval.accuracy.published.codes import (
+    cluster_sums,
     hadamard,
     lloyd_max,
     nearest,
@@ -72,3 +73,13 @@ def test_nearest_and_packed_bytes():
     book = np.array([-1, 0, 3], np.float32)
     np.testing.assert_array_equal(nearest(np.array([-5, -0.4, 1.4, 1.6], np.float32), book), [-1, 0, 0, 3])
     assert [packed_bytes(10, bits) for bits in (1, 3, 8)] == [2, 4, 10]
+
+
+def test_cluster_sums_are_the_looped_sums():
+    rows = np.random.default_rng(0).standard_normal((50, 3)).astype(np.float32)
+    assigned = np.random.default_rng(1).integers(1, 6, 50)
+    assigned[assigned == 3] = 4
+    sums, sizes = cluster_sums(rows, assigned, 8)
+    for cluster in range(8):
+        assert sizes[cluster] == sum(assigned == cluster)
+        np.testing.assert_allclose(sums[cluster], rows[assigned == cluster].sum(0), atol=1e-5)
