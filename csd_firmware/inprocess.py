@@ -120,7 +120,7 @@ class InProcessDevice:
         self._newest = Future()  # never done: what comes now asks the queue, which takes no more
         self._worker.shutdown()
         with self._works:
-            self.firmware.ftl.nand.held.close()
+            self.firmware.ftl.close()
             self._let_go()
 
     def _let_go(self) -> None:

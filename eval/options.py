@@ -9,12 +9,8 @@ import typer
 
 from csd_io.medium import Kind
 from eval.plot import check_format
-from vcsd.options import check_text
 
 MAX_NUMBER = 1 << 20  # of what several are asked for: batch sizes, drives, compressions
-TextFile = Annotated[
-    Path | None, typer.Option(help="text to record q, k and v on (default: from Coriolanus)", callback=check_text)
-]
 Picture = Annotated[Path | None, typer.Option(help="picture to draw: png, svg or pdf")]
 Drives = Annotated[int, typer.Option(min=1, max=1024, help="virtual drives that share the heads")]
 

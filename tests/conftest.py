@@ -20,6 +20,7 @@ from csd_spec import DriveSpec, Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config.guest import QEMU, find_kernel
 from tests.properties import RANDOM, RANDOM_EXAMPLES
+from vcsd.models import find_model
 
 LONGEST = 10  # tests that the account of durations lists
 PHASES = "setup", "call", "teardown"
@@ -57,6 +58,15 @@ def data_dir() -> Path:
     if "VCSD_DATA" not in os.environ:
         missing("data", "VCSD_DATA names no folder of measuring data")
     return Path(os.environ["VCSD_DATA"])
+
+
+@pytest.fixture
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M."""
+    try:
+        return find_model(Path("smollm2"))
+    except ValueError as error:
+        missing("model", str(error))
 
 
 @pytest.fixture

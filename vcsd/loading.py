@@ -10,15 +10,15 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from vcsd.options import check_model
+from vcsd.models import find_model
 
 CHECKPOINT = Path(__file__).parent / "shipped" / "checkpoint"
 PROMPT = Path(__file__).parent / "shipped" / "prompt.txt"
 
 
 def load(path: Path, device: str = "cpu") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A decoder and its tokenizer from a folder, in FP32 on the CPU and in its own dtype elsewhere."""
-    check_model(path)
+    """A decoder and its tokenizer by folder or name, in FP32 on the CPU and in its own dtype elsewhere."""
+    path = find_model(path)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     if device == "cuda" and not torch.cuda.is_available():

@@ -12,16 +12,16 @@ from csd_io.folder import Durability
 from csd_io.medium import BLOCK, Kind, Medium
 from csd_link.hosted import MAX_MIB, MAX_THREADS, Hosted
 from ftl import LAYOUTS
+from vcsd.models import find_model
 
 MAX_SEED = (1 << 32) - 1  # what every generator of random numbers takes
 MAX_COMPRESSION = 1024.0
 
 
 def check_model(path: Path | None) -> Path | None:
-    """Raise ValueError for a folder without a model, before anything that takes long is imported."""
-    if path and not (path / "config.json").is_file():
-        raise ValueError(f"no model at {path}: a folder with config.json, weights and tokenizer is needed")
-    return path
+    """The folder of a model, by its folder or its name; raises ValueError for what is none, before anything that takes
+    long is imported."""
+    return path and find_model(path)
 
 
 def check_text(path: Path | None) -> Path | None:
@@ -35,7 +35,7 @@ def check_text(path: Path | None) -> Path | None:
 
 
 ModelFolder = Annotated[
-    Path | None, typer.Option(help="folder of a decoder (default: the shipped one)", callback=check_model)
+    Path | None, typer.Option(help="folder of a decoder, or smollm2 (default: the shipped one)", callback=check_model)
 ]
 MethodsFile = Annotated[
     Path | None, typer.Option("--methods", help="Python file with custom attention methods", callback=check_text)

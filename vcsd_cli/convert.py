@@ -18,6 +18,20 @@ def root() -> None:
     """Turn models of other programs into folders that --model takes."""
 
 
+@convert.command("gguf")
+def gguf(
+    model: Annotated[Path, typer.Argument(help="GGUF file of an architecture that transformers reads")],
+    out: Annotated[Path, typer.Argument(help="folder to write")],
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """A GGUF file, llama.cpp's format; quantized weights become the values that they stand for."""
+    with status("converting, a minute or two"):
+        from vcsd.gguf import convert_gguf
+
+        shape = convert_gguf(model, out)
+    show(f"Written to {out}", shape, output)
+
+
 @convert.command("llama2c")
 def llama2c(
     model: Annotated[Path, typer.Argument(help="llama2.c's model, such as stories260K.bin")],

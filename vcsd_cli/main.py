@@ -58,6 +58,7 @@ app = LazyGroup(
         "eval": LazyGroup("eval", "Evaluate attention methods, placement policies and the papers' claims.", EVAL),
         "log": "vcsd_cli.drive:log",
         "config": "vcsd_cli.drive:config",
+        "model": "vcsd_cli.model:model",
         "convert": "vcsd_cli.convert:convert",
         "guest": "vcsd_cli.guest:guest",
         "nvmevirt": "vcsd_cli.guest:nvmevirt",

@@ -13,9 +13,9 @@ from attention_engine import METHODS, Queries, Step
 from attention_engine.reference import sparf, token_scores
 from csd_spec import Compression, KvLayout
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.accuracy.recorded import TEXT, Recorded, record
+from eval.accuracy import texts
+from eval.accuracy.recorded import Recorded, record
 from eval.experiment import Outcome, flat
-from eval.options import TextFile
 from ftl import Ftl
 from vcsd.loading import CHECKPOINT, load
 from vcsd.options import MAX_COMPRESSION, ModelFolder
@@ -94,7 +94,7 @@ def _choices(recorded: Recorded, tokens: int, compression: float) -> Any:
 
 
 def experiment(
-    text: TextFile = None,
+    text: texts.SourceText = None,
     model: ModelFolder = None,
     tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="tokens before the first step")] = 1024,
     steps: Annotated[int, typer.Option(min=1, max=1 << 17, help="decode steps")] = 1000,
@@ -103,7 +103,7 @@ def experiment(
     """SparF's choice of tokens in every layer and head of recorded decode steps, against float64 Algorithm 1."""
     Compression(compression)
     with status("loading the model"):
-        written = (text or TEXT).read_text(encoding="utf-8")
+        written = texts.read(text)
         loaded, tokenizer = load(model or CHECKPOINT)
     with progress("layers", loaded.config.num_hidden_layers) as tick:
         result = compare_choices(loaded, tokenizer, written, tokens, steps, compression, tick)

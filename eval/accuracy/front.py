@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,22 +14,35 @@ import typer
 from attention_engine import METHODS, Methods, load_methods
 from attention_engine.methods.progressive import progressive
 from csd_spec.planes import number_of
+from eval.accuracy import texts
+from eval.accuracy.contenders import Contender, Trial, contenders, trials
+from eval.accuracy.errors import Row, measured
+from eval.accuracy.layers import Layer, Passages, record_layers
 from eval.accuracy.recorded import TEXT
-from eval.accuracy.selectors import Contender, Layer, Passages, Row, contenders, measured, record_layers, trials
+from eval.accuracy.selectors import NOTHING, memory
 from eval.experiment import Outcome
-from eval.options import Picture, TextFile, check_picture, numbers
+from eval.kept import Kept, fingerprint
+from eval.options import Picture, check_picture, numbers
 from eval.plot import new_figure, save_figure
 from vcsd.loading import CHECKPOINT, load
 from vcsd.options import MethodsFile, ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
 from vcsd.tables import table
 
-COLUMNS = ("name", "budget", "bytes_fetched_share", "output_rel_error")
+COLUMNS = (
+    "name",
+    "budget",
+    "convention",
+    "counted_by",
+    "bytes_fetched_share",
+    "output_rel_error",
+    "output_rel_error_p99",
+    "output_rel_error_worst",
+)
 PLANE_BITS = (2, 3, 4)
 TOP_P = {1.0: "", 0.99: "-top-p-0.99", 0.95: "-top-p", 0.9: "-top-p-0.9"}  # and what they are called
-BETWEEN = 2.0**0.5  # of a budget and one between it and the next
+SHOWN = 3  # of the best at each budget
 Texts = dict[str, list[Layer]]  # layers recorded on each
-Trials = list[tuple[Contender, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +50,24 @@ class Short(Passages):
     """What is recorded of each text: less than for `eval selectors`, as more is tried."""
 
     tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="prompt length")] = 1024
-    steps: Annotated[int, typer.Option(min=1, max=1 << 17, help="decode steps")] = 4
     sequences: Annotated[int, typer.Option(min=1, max=1024, help="passages of each text")] = 2
 
 
-def searched(methods: Methods, compressions: list[float]) -> tuple[Methods, Trials]:
-    """Every contender at every budget; and ours on planes with every top-p, at these budgets and at those between.
+def searched(methods: Methods, compressions: list[float]) -> tuple[Methods, list[Trial]]:
+    """Every contender at every budget, and ours on planes with every top-p.
 
     Returns the methods by which the contenders' are known, too.
     """
     known = contenders(methods)
-    names, tried = {contender.name for contender in known}, trials(known, compressions)
-    finer = sorted({*compressions, *(c * BETWEEN for c in compressions if c < max(compressions))})
+    names = {contender.name for contender in known}
     for bits, p in product(PLANE_BITS, TOP_P):
         contender = Contender(f"ours-planes{bits}{TOP_P[p]}", f"progressive{TOP_P[p]}", number_of(bits, exact=False))
-        tried += [(contender, c) for c in finer if contender.name not in names or c not in compressions]
-    return {**methods, **{f"progressive{name}": partial(progressive, top_p=p) for p, name in TOP_P.items()}}, tried
+        known += [contender] if contender.name not in names else []
+    more = {f"progressive{name}": partial(progressive, top_p=p) for p, name in TOP_P.items()}
+    return {**methods, **more}, trials(known, compressions)
 
 
-def on_front(points: list[Row], ideal: set[str]) -> list[bool]:
+def on_front(points: Sequence[Row], ideal: set[str]) -> list[bool]:
     """Which points no other has at most the bytes and at most the error of; of equal ones the first.
 
     What is ideal, as no drive does it, is never on the front and keeps nobody from it.
@@ -67,36 +80,82 @@ def on_front(points: list[Row], ideal: set[str]) -> list[bool]:
     return on
 
 
-def bench_front(layers: list[Layer], tried: Trials, methods: Methods = METHODS, tick: Tick = no_tick) -> list[Row]:
-    """All trials, as points of bytes and error; columns as `measured` has them, and whether each is on the front."""
-    points = _points(layers, tried, methods, tick)
-    front = on_front(points, {contender.name for contender, _ in tried if contender.ideal})
-    return [point | {"front": on} for point, on in zip(points, front, strict=True)]
+def by_budget(points: Sequence[Row], compressions: Sequence[float], ideal: set[str]) -> list[Row]:
+    """For each budget of bytes that cross the SHOWN methods of least error within it, each at its best point, and for
+    each the same of those on drives alone."""
+    rows: list[Row] = []
+    for c in compressions:
+        for drives in (False, True):
+            best: dict[str, Row] = {}
+            for point in sorted(points, key=lambda point: point["output_rel_error"]):
+                allowed = point["name"] not in ideal and not (drives and point["counted_by"] == "element")
+                if allowed and point["bytes_fetched_share"] <= 1 / c:
+                    best.setdefault(point["name"], point)
+            for place, point in enumerate(list(best.values())[:SHOWN]):
+                of = {"within": 1 / c, "of": "drives" if drives else "all", "place": place + 1}
+                rows.append(of | {name: point[name] for name in COLUMNS})
+    return rows
 
 
-def report_front(texts: Texts, best: Trials, methods: Methods = METHODS, tick: Tick = no_tick) -> list[Row]:
+def bench_front(
+    layers: list[Layer],
+    tried: Sequence[Trial],
+    methods: Methods = METHODS,
+    tick: Tick = no_tick,
+    kept: Kept = NOTHING,
+) -> list[Row]:
+    """All trials, as points of bytes and error; columns as `measured` has them, and whether each is on the front of
+    all, and on that of what drives have (`front_drives`)."""
+    points = _points(layers, tried, methods, tick, kept)
+    ideal = _ideal(tried)
+    front = on_front(points, ideal)
+    drives = on_front(points, ideal | {trial.contender.name for trial in tried if trial.contender.arrays})
+    each = zip(points, front, drives, strict=True)
+    return [point | {"front": of_all, "front_drives": of_drives} for point, of_all, of_drives in each]
+
+
+def report_front(
+    layers: Texts, best: Sequence[Trial], methods: Methods = METHODS, tick: Tick = no_tick, kept: Kept = NOTHING
+) -> list[Row]:
     """The trials that were best, on other texts."""
-    return [{"text": name} | point for name in texts for point in _points(texts[name], best, methods, tick)]
+    return [
+        {"text": name} | point for name in layers for point in _points(layers[name], best, methods, tick, kept, name)
+    ]
 
 
-def _points(layers: list[Layer], tried: Trials, methods: Methods, tick: Tick) -> list[Row]:
-    rows = (measured(contender, c, layers, methods, tick) for contender, c in tried)
-    return [{name: row[name] for name in COLUMNS} for row in rows]
+def _points(
+    layers: list[Layer], tried: Sequence[Trial], methods: Methods, tick: Tick, kept: Kept, text: str = ""
+) -> list[Row]:
+    rows = []
+    for trial in tried:
+        row = kept.get(f"{text} {trial}", lambda trial=trial: measured(trial, layers, methods, tick)[0])  # type: ignore[misc]
+        rows.append({name: row[name] for name in COLUMNS})
+    return rows
 
 
-def bytes_and_errors(points: list[Row], ideal: set[str]) -> Any:
+def _ideal(tried: Sequence[Trial]) -> set[str]:
+    return {trial.contender.name for trial in tried if trial.contender.ideal}
+
+
+def bytes_and_errors(points: Sequence[Row], ideal: set[str]) -> Any:
     """A figure of all points, ours and rivals' apart, and a line through the front. dense has no error to show."""
     figure, axes = new_figure()
     shown = [point for point in points if point["name"] != "dense"]
-    kinds = {"ours": ("o", "C0"), "rivals": ("x", "C1"), "what no drive does": ("+", "0.6")}
+    kinds = {
+        "ours": ("o", "C0"),
+        "rivals on drives": ("x", "C1"),
+        "rivals, bytes by element": ("^", "C2"),
+        "what no drive does": ("+", "0.6"),
+    }
     for label, (marker, color) in kinds.items():
-        mine = [point for point in shown if _kind(point["name"], ideal) == label]
+        mine = [point for point in shown if _kind(point, ideal) == label]
         axes.plot(*_across(mine), marker, color=color, label=label, markersize=4)
-    best = sorted((point for point in shown if point["front"]), key=lambda point: point["bytes_fetched_share"])
-    axes.plot(*_across(best), "-", color="black", linewidth=1, label="front")
-    for point in best:
-        where = point["bytes_fetched_share"], point["output_rel_error"]
-        axes.annotate(point["name"], where, xytext=(3, 3), textcoords="offset points", fontsize=4)
+    for flag, style in (("front", "-"), ("front_drives", ":")):
+        best = sorted((point for point in shown if point[flag]), key=lambda point: point["bytes_fetched_share"])
+        axes.plot(*_across(best), style, color="black", linewidth=1, label=flag.replace("_", " of "))
+        for point in best:
+            where = point["bytes_fetched_share"], point["output_rel_error"]
+            axes.annotate(point["name"], where, xytext=(3, 3), textcoords="offset points", fontsize=4)
     axes.set(
         xscale="log", yscale="log", xlabel="bytes fetched / bytes of K and V", ylabel="relative error of the output"
     )
@@ -104,8 +163,12 @@ def bytes_and_errors(points: list[Row], ideal: set[str]) -> Any:
     return figure
 
 
-def _kind(name: str, ideal: set[str]) -> str:
-    return "what no drive does" if name in ideal else "ours" if name.startswith("ours") else "rivals"
+def _kind(point: Row, ideal: set[str]) -> str:
+    if point["name"] in ideal:
+        return "what no drive does"
+    if point["name"].startswith("ours"):
+        return "ours"
+    return "rivals on drives" if point["counted_by"] == "page" else "rivals, bytes by element"
 
 
 def _across(points: list[Row]) -> tuple[list[float], list[float]]:
@@ -114,27 +177,19 @@ def _across(points: list[Row]) -> tuple[list[float], list[float]]:
 
 def _texts(text: Path | None, others: list[Path]) -> dict[str, str]:
     """What is chosen on, then what is reported on, by name."""
-    found = text or TEXT
-    whole = _read(found)
+    name, whole = str(text or TEXT.name), texts.read(text)
     half = len(whole) // 2
-    parts = {f"{found.name}, first half": whole[:half], f"{found.name}, second half": whole[half:]}
-    return parts | {str(each): _read(each) for each in others}
+    parts = {f"{name}, first half": whole[:half], f"{name}, second half": whole[half:]}
+    return parts | {str(each): texts.read(each) for each in others}
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: {error}") from error
-
-
-def _recorded(texts: dict[str, str], model: Path | None, passages: Passages) -> Texts:
+def _recorded(written: dict[str, str], model: Path, passages: Passages, tick: Tick) -> Texts:
     """Raises ValueError with the text's name for one that is too short."""
-    loaded, tokenizer = load(model or CHECKPOINT)
+    loaded, tokenizer = load(model)
     found: Texts = {}
-    for name, written in texts.items():
+    for name, text in written.items():
         try:
-            found[name] = record_layers(loaded, tokenizer, written, passages)
+            found[name] = record_layers(loaded, tokenizer, text, passages, tick)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     return found
@@ -142,41 +197,76 @@ def _recorded(texts: dict[str, str], model: Path | None, passages: Passages) -> 
 
 def experiment(
     passages: Short,
-    text: TextFile = None,
+    text: texts.SourceText = None,
     report: Annotated[list[Path] | None, typer.Option(help="another text to report on; may be given again")] = None,
     model: ModelFolder = None,
     compression: Annotated[
         str, typer.Option(help="budgets 1/C in the bytes convention, with commas")
-    ] = "2,4,5.333,8,16",
+    ] = "2,3,4,5.333,8,10.667,16,32",
     plot: Picture = None,
     methods: MethodsFile = None,
+    progress_dir: Annotated[Path, typer.Option(help="where a killed run leaves what it has measured")] = Path(
+        "build/front"
+    ),
 ) -> Outcome:
     """Who has the least error for the bytes: chosen on one half of a text, reported on the other."""
-    known, tried = searched(load_methods(methods), numbers("compression", compression, float))
+    compressions = numbers("compression", compression, float)
+    known, tried = searched(load_methods(methods), compressions)
     check_picture(plot)
-    with status("recording"):
-        texts = _recorded(_texts(text, report or []), model, passages)
-    chosen_on, *others = texts
-    layers = len(texts[chosen_on])
-    with progress("layers", len(tried) * layers) as tick:
-        points = bench_front(texts.pop(chosen_on), tried, known, tick)
-    best = [trial for trial, point in zip(tried, points, strict=True) if point["front"]]
-    with progress("layers of other texts", len(best) * layers * len(others)) as tick:
-        reported = report_front(texts, best, known, tick)
+    folder = model or CHECKPOINT
+    with status("reading texts"):
+        written = _texts(text, report or [])
+    with progress("passages recorded", passages.sequences * len(written)) as tick:
+        layers = _recorded(written, folder, passages, tick)
+    used = memory([layer for each in layers.values() for layer in each])
+    chosen_on, *others = layers
+    numbers_ = [layer.number for layer in layers[chosen_on]]
+    files = [*sorted(folder.glob("*.safetensors")), *([methods] if methods else [])]
+    kept = Kept(progress_dir / f"{fingerprint([written, asdict(passages)], files)}.jsonl")
+    with progress("layers", len(tried) * len(numbers_)) as tick:
+        points = bench_front(layers.pop(chosen_on), tried, known, tick, kept)
+    best = [trial for trial, point in zip(tried, points, strict=True) if point["front"] or point["front_drives"]]
+    with progress("layers of other texts", len(best) * len(numbers_) * len(others)) as tick:
+        reported = report_front(layers, best, known, tick, kept)
+    kept.close()
+    ideal = _ideal(tried)
     if plot:
-        save_figure(bytes_and_errors(points, {contender.name for contender, _ in tried if contender.ideal}), plot)
-    front = [{"text": chosen_on} | point for point in points if point["front"]]
-    sizes = {"tokens": passages.tokens, "steps": passages.steps, "sequences": passages.sequences, "layers": layers}
-    result = {"text": chosen_on, **sizes, "points": points, "report": reported}
-    return Outcome(result, [_shown(front + reported, len(points))])
+        save_figure(bytes_and_errors(points, ideal), plot)
+    leaders = by_budget(points, compressions, ideal)
+    front = [{"text": chosen_on} | point for point in points if point["front"] or point["front_drives"]]
+    sizes = {name: value for name, value in asdict(passages).items() if name != "layers"}
+    where = {"model": folder.name, "text": chosen_on, **sizes, "layers": numbers_, **used}
+    result = where | {"points": points, "by_budget": leaders, "report": reported}
+    return Outcome(result, [_leaders(leaders), _shown(front + reported, len(points))])
+
+
+def _leaders(rows: list[Row]) -> Any:
+    """A table of the best at each budget."""
+    cells = []
+    for row in rows:
+        shares = f"{row['within']:.3f}", row["of"], str(row["place"]), _label(row), f"{row['bytes_fetched_share']:.3f}"
+        errors = (f"{row[f'output_rel_error{suffix}']:.4f}" for suffix in ("", "_p99", "_worst"))
+        cells.append((*shares, *errors))
+    columns = ("bytes within", "of", "place", "method", "fetched", "error", "p99", "worst")
+    return table("The least error within each budget of bytes that cross", columns, cells, ("of", "method"))
+
+
+def _label(row: Row) -> str:
+    return str(row["name"]) if row["convention"] == "bytes" else f"{row['name']} ({row['convention']})"
 
 
 def _shown(rows: list[Row], tried: int) -> Any:
     """A table of the front, on each text."""
-    columns = ("text", "method", "budget", "fetched", "error")
-    shares = ("budget", "bytes_fetched_share")
+    columns = ("text", "method", "bytes counted by", "budget", "fetched", "error")
     cells = [
-        (row["text"], row["name"], *(f"{row[share]:.3f}" for share in shares), f"{row['output_rel_error']:.4f}")
+        (
+            row["text"],
+            _label(row),
+            row["counted_by"],
+            f"{row['budget']:.3f}",
+            f"{row['bytes_fetched_share']:.3f}",
+            f"{row['output_rel_error']:.4f}",
+        )
         for row in rows
     ]
-    return table(f"The front of {tried} points, chosen on the first text", columns, cells, columns[:2])
+    return table(f"The fronts of {tried} points, chosen on the first text", columns, cells, columns[:3])

@@ -21,9 +21,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import vcsd
 from csd_spec import Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.accuracy.contenders import Contender
 from eval.accuracy.plan import Counts, Journal, Plan, Turn
 from eval.accuracy.prefilled import Prefilled
-from eval.accuracy.selectors import Contender
 from eval.accuracy.tasks import TASKS, Room, Sample
 from vcsd.progress import Tick, no_tick
 

@@ -12,8 +12,7 @@ from csd_spec import Compression
 from csd_spec.checked import from_json, value
 from csd_spec.planes import is_lossy
 from csd_spec.sparf import Convention
-from eval.accuracy.selectors import Contender
-from eval.accuracy.selectors import contenders as every_contender
+from eval.accuracy.contenders import Contender, on_drives
 from eval.accuracy.tasks import TASKS
 
 Counts = dict[str, tuple[float, float]]  # a sample's figures: what it adds to a sum, and to what that is divided by
@@ -21,7 +20,7 @@ Counts = dict[str, tuple[float, float]]  # a sample's figures: what it adds to a
 
 def contenders(names: Iterable[str], methods: Methods = METHODS) -> list[Contender]:
     """Methods by name: those of a table, `ours`, and variants of it that need no set-up."""
-    known = {each.name: each for each in every_contender(methods) if not (each.cache_share or each.similar)}
+    known = {each.name: each for each in on_drives(methods) if not (each.cache_share or each.similar)}
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"method = {unknown[0]!r}: must be one of {', '.join(sorted(known))}")
     return [known[name] for name in dict.fromkeys(names)]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from csd_spec.arrays import F16
+from vcsd.progress import Tick, no_tick
 
 TEXT = Path(__file__).parent / "passage.txt"  # the beginning of Coriolanus
 
@@ -24,16 +27,36 @@ class Recorded:
     k: F16
     v: F16
 
+    @property
+    def nbytes(self) -> int:
+        return self.q.nbytes + self.k.nbytes + self.v.nbytes
+
 
 @torch.inference_mode()
-def record(model: PreTrainedModel, ids: torch.Tensor) -> list[Recorded]:
-    """Run a model over tokens (B, S); returns what the attention of each layer was given."""
-    layers: list[Recorded] = []
+def record(
+    model: PreTrainedModel, ids: torch.Tensor, layers: Collection[int] | None = None, tick: Tick = no_tick
+) -> list[Recorded]:
+    """Run a model over tokens, a sequence at a time, and keep what the attention of its layers was given.
+
+    Args:
+        model: A decoder whose attention goes through transformers' `AttentionInterface`.
+        ids: Tokens, (B, S).
+        layers: Numbers of the layers that are kept (default: all); the others cost no memory.
+        tick: Called after each sequence.
+
+    Returns:
+        The kept layers in their order.
+    """
+    parts: list[list[Recorded]] = []
+    calls = 0
 
     def attention(
         module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        layers.append(Recorded(*(part.cpu().half().numpy() for part in (query, key, value))))
+        nonlocal calls
+        if layers is None or calls in layers:
+            parts[-1].append(Recorded(*(part.cpu().half().numpy() for part in (query, key, value))))
+        calls += 1
         return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
 
     AttentionInterface.register("record", attention)
@@ -41,7 +64,14 @@ def record(model: PreTrainedModel, ids: torch.Tensor) -> list[Recorded]:
     before = model.config._attn_implementation
     model.set_attn_implementation("record")
     try:
-        model(input_ids=ids, use_cache=False, logits_to_keep=1)
+        for row in ids:
+            calls = 0
+            parts.append([])
+            model(input_ids=row[None].to(model.device), use_cache=False, logits_to_keep=1)
+            tick(None)
     finally:
         model.set_attn_implementation(before)
-    return layers
+    return [
+        Recorded(*(np.concatenate([getattr(each, name) for each in layer]) for name in ("q", "k", "v")))
+        for layer in zip(*parts, strict=True)
+    ]

@@ -6,9 +6,20 @@ import pytest
 
 from attention_engine import METHODS
 from csd_spec.planes import number_of
-from eval.accuracy.front import COLUMNS, TOP_P, Short, bench_front, bytes_and_errors, on_front, report_front, searched
+from eval.accuracy.contenders import Contender, Trial, contenders, trials
+from eval.accuracy.front import (
+    COLUMNS,
+    TOP_P,
+    Short,
+    bench_front,
+    by_budget,
+    bytes_and_errors,
+    on_front,
+    report_front,
+    searched,
+)
+from eval.accuracy.layers import record_layers
 from eval.accuracy.recorded import TEXT
-from eval.accuracy.selectors import Contender, contenders, record_layers, trials
 from eval.plot import save_figure
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.loading import CHECKPOINT, load
@@ -17,7 +28,8 @@ SMALL = ("--tokens", "256", "--steps", "1", "--sequences", "1")
 
 
 def point(name, nbytes, error):
-    return {"name": name, "budget": nbytes, "bytes_fetched_share": nbytes, "output_rel_error": error}
+    row = dict.fromkeys(COLUMNS, 0.0) | {"convention": "bytes", "counted_by": "page"}
+    return row | {"name": name, "budget": nbytes, "bytes_fetched_share": nbytes, "output_rel_error": error}
 
 
 def test_the_front_is_what_nothing_else_beats():
@@ -30,17 +42,35 @@ def test_the_front_is_what_nothing_else_beats():
     assert on_front([], set()) == []
 
 
+def test_the_best_within_each_budget_with_and_without_what_no_drive_has():
+    points = [point("a", 0.5, 0.1), point("a", 0.2, 0.4), point("b", 0.25, 0.3), point("oracle", 0.1, 0.0)]
+    points += [point("array", 0.2, 0.2) | {"counted_by": "element"}]
+    rows = by_budget(points, [2, 4], {"oracle"})
+    best = {(row["within"], row["of"], row["place"]): (row["name"], row["output_rel_error"]) for row in rows}
+    assert best == {
+        (0.5, "all", 1): ("a", 0.1),
+        (0.5, "all", 2): ("array", 0.2),
+        (0.5, "all", 3): ("b", 0.3),
+        (0.5, "drives", 1): ("a", 0.1),
+        (0.5, "drives", 2): ("b", 0.3),
+        (0.25, "all", 1): ("array", 0.2),
+        (0.25, "all", 2): ("b", 0.3),
+        (0.25, "all", 3): ("a", 0.4),
+        (0.25, "drives", 1): ("b", 0.3),
+        (0.25, "drives", 2): ("a", 0.4),
+    }
+
+
 def test_the_search_has_every_contender_and_no_point_twice():
     methods, tried = searched(METHODS, [2, 8])
     assert set(trials(contenders(), [2, 8])) <= set(tried)
-    named = [(contender.name, c) for contender, c in tried]
+    named = [(trial.contender.name, trial.c, trial.convention) for trial in tried]
     assert len(set(named)) == len(named)
     for bits in (2, 3, 4):
-        searched_over = [(each, c) for each, c in tried if not each.dense and not each.own]
-        planes = {(each.method, c) for each, c in searched_over if each.bits == number_of(bits, exact=False)}
-        budgets = (2, 2 * 2**0.5, 8)
-        assert planes == {(f"progressive{name}", c) for name in TOP_P.values() for c in budgets}
-    assert {contender.method for contender, _ in tried} <= set(methods)
+        over = [trial for trial in tried if not trial.contender.dense and not trial.contender.own]
+        planes = {(t.contender.method, t.c) for t in over if t.contender.bits == number_of(bits, exact=False)}
+        assert planes == {(f"progressive{name}", c) for name in TOP_P.values() for c in (2, 8)}
+    assert {trial.contender.method for trial in tried if not trial.contender.arrays} <= set(methods)
     assert methods["progressive-top-p-0.9"].keywords == {"top_p": 0.9}
 
 
@@ -48,15 +78,15 @@ def test_points_on_one_text_and_the_same_methods_on_another(tmp_path):
     model, tokenizer = load(CHECKPOINT)
     text, passages = TEXT.read_text(), Short(256, 1, 1)
     first, second = (record_layers(model, tokenizer, part, passages)[:2] for part in (text[:2000], text[2000:]))
-    tried = [(Contender("dense", "dense", dense=True), 1.0), (Contender("kivi", "kivi", dense=True), 1.0)]
+    tried = [Trial(Contender("dense", "dense", dense=True), 1.0), Trial(Contender("kivi", "kivi", dense=True), 1.0)]
     tried += [
-        (Contender("top-k-oracle", "top-k-oracle", ideal=True), 8.0),
-        (Contender("ours-int4", "spending", 4), 2.0),
+        Trial(Contender("top-k-oracle", "top-k-oracle", ideal=True), 8.0),
+        Trial(Contender("ours-int4", "spending", 4), 2.0),
     ]
     ticks = []
     points = bench_front(first, tried, tick=ticks.append)
     assert len(ticks) == len(tried) * 2
-    assert [set(each) for each in points] == [{*COLUMNS, "front"}] * 4
+    assert [set(each) for each in points] == [{*COLUMNS, "front", "front_drives"}] * 4
     front = {each["name"]: each["front"] for each in points}
     assert (front["dense"], front["kivi"], front["top-k-oracle"]) == (True, True, False)
     reported = report_front({"second": second, "first": first}, tried[:2])
@@ -69,7 +99,9 @@ def test_points_on_one_text_and_the_same_methods_on_another(tmp_path):
     assert reported[1]["output_rel_error"] != reported[3]["output_rel_error"]
     save_figure(bytes_and_errors(points, {"top-k-oracle"}), tmp_path / "front.svg")
     drawn = (tmp_path / "front.svg").read_text()
-    assert all(f"<!-- {label} -->" in drawn for label in ("ours", "rivals", "what no drive does", "front", "kivi"))
+    assert all(
+        f"<!-- {label} -->" in drawn for label in ("ours", "rivals on drives", "what no drive does", "front", "kivi")
+    )
 
 
 def test_the_command(capsys, monkeypatch, tmp_path):

@@ -1,0 +1,115 @@
+"""Who takes part in a comparison of attention methods: methods on drives, by layout and budget, and published ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attention_engine import METHODS, Methods
+from csd_spec import NAMED, Compression
+from csd_spec.planes import number_of
+from csd_spec.sparf import Convention
+from eval.accuracy.published import PUBLISHED
+
+DENSE = ("dense", "kivi", "kivi-2")  # attend to everything, whatever the budget
+IDEAL = ("sparq", "sparq-logits", "top-k-oracle")
+BY_CONVENTION = ("sparf", "sparf-apart", "sparq", "sparq-logits")  # take k itself from the budget, not its bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A method on a drive, or a published one on arrays.
+
+    Attributes:
+        name: By which it is known.
+        method: The method's name in its table.
+        bits: Of the embedding-indexed copy of K, or the number of the layout.
+        cache_share: Drive DRAM for hot pages, as a share of all of that copy.
+        similar: Tokens of the prompt that are alike share pages.
+        dense: It heeds no budget, so one row says all.
+        ideal: No drive does it: it fetches bytes without their pages, knows logits, or moves tokens, for nothing.
+        own: The only budget at which it is tried.
+        arrays: It is a function on arrays, whose bytes are counted by element; no drive has its layout.
+    """
+
+    name: str
+    method: str
+    bits: int = 16
+    cache_share: float = 0
+    similar: bool = False
+    dense: bool = False
+    ideal: bool = False
+    own: Compression | None = None
+    arrays: bool = False
+
+    def budgets(self, compressions: Sequence[float]) -> Sequence[float]:
+        """Those of some budgets 1/c at which it is worth a try."""
+        return [self.own.c] if self.own else [1.0] if self.dense else compressions
+
+    @property
+    def conventions(self) -> tuple[Convention, ...]:
+        """How its budget may be counted. Who spends bytes gets them in the `bytes` convention, to compare at equal
+        bytes; SparF's k is a share of the tokens, and papers differ in which."""
+        return ("bytes", "paper") if self.method in BY_CONVENTION and not self.arrays else ("bytes",)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A contender at a budget 1/c, counted by a convention."""
+
+    contender: Contender
+    c: float
+    convention: Convention = "bytes"
+
+
+def _named(name: str) -> Contender:
+    """What is known by a name as a whole: layout, method and budget."""
+    what = NAMED[name]
+    assert isinstance(what.budget, Compression)
+    return Contender(name, what.method, what.embedding_bits, own=what.budget)
+
+
+OURS = (
+    _named("ours"),
+    Contender("ours-int8", "spending", 8),
+    Contender("ours-int4", "spending", 4),
+    Contender("ours-pages", "paged"),
+    Contender("ours-similar", "sparf", similar=True, ideal=True),
+    Contender("ours-cache", "sparf", cache_share=0.25),
+    Contender("ours-pages-top-p", "paged-top-p"),
+    Contender("ours-int8-pages", "paged", 8),
+    Contender("ours-int4-pages", "paged", 4),
+    Contender("ours-int4-pages-top-p", "paged-top-p", 4),
+    Contender("ours-int4-pages-similar", "paged", 4, similar=True, ideal=True),
+    *(Contender(f"ours-planes{bits}", "progressive", number_of(bits, exact=False)) for bits in (2, 3, 4)),
+    Contender("ours-planes2-top-p", "progressive-top-p", number_of(2, exact=False)),
+    Contender("dense-8-bits", "dense", number_of(2, exact=False), dense=True),
+)
+
+
+def on_drives(methods: Methods = METHODS) -> list[Contender]:
+    """Every method that drives have as it is known, and ours by the options that they combine."""
+    mine = {contender.method for contender in OURS} - {"sparf", "dense"}
+    theirs = [name for name in methods if name not in mine]
+    return [*(Contender(name, name, dense=name in DENSE, ideal=name in IDEAL) for name in theirs), *OURS]
+
+
+def contenders(methods: Methods = METHODS) -> list[Contender]:
+    """Those on drives, then the published ones on arrays; of equal names the latter is `NAME-elements`."""
+    drives = on_drives(methods)
+    taken = {contender.name for contender in drives}
+    return drives + [
+        Contender(f"{name}-elements" if name in taken else name, name, dense=not known.budgeted, arrays=True)
+        for name, known in PUBLISHED.items()
+    ]
+
+
+def trials(known: Sequence[Contender], compressions: Sequence[float]) -> list[Trial]:
+    """Every contender at every budget 1/c, in each of its conventions; those that heed none once, at 1, and those with
+    one of their own at that."""
+    return [
+        Trial(each, c, convention)
+        for each in known
+        for c in each.budgets(compressions)
+        for convention in ((each.own.convention,) if each.own else each.conventions)
+    ]

@@ -1,0 +1,197 @@
+"""How far a contender's attention output is from exact attention on recorded layers, and what it reads for that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Queries, Read, Step
+from csd_firmware.schedule import SCHEDULES, Units
+from csd_firmware.stopwatch import Stopwatch
+from csd_spec import Compression
+from csd_spec.arrays import F16, F32, F64
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.accuracy.contenders import Contender, Trial
+from eval.accuracy.layers import Layer
+from eval.accuracy.published import PUBLISHED
+from eval.accuracy.published.streams import Streams
+from ftl import LAYOUTS, Ftl
+from vcsd.progress import Tick, no_tick
+
+TOLERANCE = 1.02  # of a budget: channels and tokens are whole
+VOTERS = 32  # of a prompt's last queries, which published methods may look at
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one layer's decode steps gave: figures (N, G) of each step, and sums of bytes and of modelled time."""
+
+    number: int
+    q_heads: int
+    errors: list[F64] = field(default_factory=list)
+    masses: list[F64] = field(default_factory=list)
+    recalls: list[F64] = field(default_factory=list)
+    fetched: float = 0
+    useful: float = 0
+    dense: int = 0
+    ns: dict[str, int] = field(default_factory=dict)
+
+    def add(self, layer: Layer, position: int, out: F32, attended: NDArray[np.bool_]) -> None:
+        """Count one step.
+
+        Args:
+            layer: The layer.
+            position: The step's own position.
+            out: The contender's output, (N, G, d).
+            attended: Which tokens it attended, (N, G or 1, S).
+        """
+        exact = layer.exact(position)
+        norms = np.linalg.norm(exact.out, axis=-1)
+        self.errors.append(np.linalg.norm(out - exact.out, axis=-1) / np.where(norms > 0, norms, 1))
+        self.masses.append((exact.weights * attended).sum(-1, dtype=np.float64))
+        counts = np.broadcast_to(attended.sum(-1), exact.out.shape[:2])
+        best = exact.rank < counts[..., None]
+        self.recalls.append((best & attended).sum(-1) / np.maximum(counts, 1))
+        self.dense += 4 * layer.recorded.k.shape[3] * exact.weights.shape[0] * exact.weights.shape[2]
+
+
+def measured(
+    trial: Trial, layers: Sequence[Layer], methods: Methods = METHODS, tick: Tick = no_tick
+) -> tuple[Row, list[Row]]:
+    """A trial on layers of the same passages: a row of all of them, and a row of each.
+
+    Columns:
+        output_rel_error: |out - exact| / |exact| of a query head, the mean over steps, passages, heads and layers;
+            `_p99` and `_worst` of the same.
+        mass_recall: Softmax weight of the attended tokens, the mean; `mass_lost_worst`: what the worst head misses.
+        token_recall: Of as many tokens of the largest weight as were attended, the share that was.
+        bytes_fetched_share, bytes_useful_share: Of the bytes of all rows of K and V in FP16, what crosses the
+            channels, and what passes the filters. Of methods on arrays both are counted by element.
+        heads: Mean error of each query head, of a layer's row alone.
+        serial_us, overlapped_us: Modelled time of a layer's step on one drive that holds all passages.
+    """
+    contender = trial.contender
+    tallies = []
+    for layer in layers:
+        tallies.append(_on_arrays(trial, layer) if contender.arrays else _on_a_drive(trial, methods, layer))
+        tick(None)
+    each = [_row(trial, [tally]) | {"layer": tally.number, "heads": _by_head(tally)} for tally in tallies]
+    return _row(trial, tallies), each
+
+
+def _row(trial: Trial, tallies: list[Tally]) -> Row:
+    contender, dense = trial.contender, sum(tally.dense for tally in tallies)
+    errors, masses, recalls = (
+        np.concatenate([np.ravel(part) for tally in tallies for part in getattr(tally, name)])
+        for name in ("errors", "masses", "recalls")
+    )
+    useful, steps = sum(tally.useful for tally in tallies) / dense, sum(len(tally.errors) for tally in tallies)
+    budget = useful if contender.dense else 1 / trial.c
+    allowed = budget * (1.5 if trial.convention == "paper" else 1)
+    times = {f"{name}_us": sum(t.ns[name] for t in tallies) / steps / 1e3 for name in SCHEDULES if not contender.arrays}
+    return {
+        "name": contender.name,
+        "budget": budget,
+        "convention": trial.convention,
+        "within_budget": bool(useful <= TOLERANCE * allowed),
+        "counted_by": "element" if contender.arrays or contender.ideal else "page",
+        "bytes_fetched_share": sum(tally.fetched for tally in tallies) / dense,
+        "bytes_useful_share": useful,
+        "output_rel_error": float(errors.mean()),
+        "output_rel_error_p99": float(np.percentile(errors, 99)),
+        "output_rel_error_worst": float(errors.max()),
+        "mass_recall": float(masses.mean()),
+        "mass_lost_worst": float(1 - masses.min()),
+        "token_recall": float(recalls.mean()),
+        **times,
+    }
+
+
+def _by_head(tally: Tally) -> list[float]:
+    """Mean error of each query head over steps and passages."""
+    errors = np.stack(tally.errors).reshape(len(tally.errors), -1, tally.q_heads)
+    return [float(error) for error in errors.mean((0, 1))]
+
+
+def _on_a_drive(trial: Trial, methods: Methods, layer: Layer) -> Tally:
+    """Decode one layer of all passages in a drive, behind its prompt."""
+    contender, tokens = trial.contender, layer.tokens
+    B, Hq, length, d = layer.recorded.q.shape
+    H = layer.recorded.k.shape[1]
+    tally = Tally(layer.number, Hq, ns=dict.fromkeys(SCHEDULES, 0))
+    copy_bytes = B * H * length * d * contender.bits // 8
+    spec = replace(INSTCSD_ZYNQ7045_8CH, cache_bytes=int(contender.cache_share * copy_bytes))
+    with closing(Ftl(spec)) as ftl:
+        units = Units(ftl, EngineClock(ftl.spec.engine))
+        layout = LAYOUTS[contender.bits].form(ftl.spec.geometry.page_bytes, d, length)
+        handles = ftl.create(B, 1, H, layout)
+        memory = _memory(contender, layer)
+        layer = layer.placed(layout.n) if contender.similar else layer
+        recorded = layer.recorded
+        k, v = (part.transpose(0, 2, 1, 3) for part in (recorded.k, recorded.v))
+        _append(ftl, handles, k[:, :tokens], v[:, :tokens])
+        for position in range(tokens, length):
+            _append(ftl, handles, k[:, position : position + 1], v[:, position : position + 1])
+            params = Compression(trial.c, trial.convention).at(position + 1, d)
+            v_mean = recorded.v[:, :, : position + 1].astype(np.float32).mean(2).reshape(B * H, d)
+            queries = Queries.alike(layer.queries(position), params, v_mean, memory)
+            step = Step(ftl.view(handles, 0), ftl, queries)
+            _count(tally, step, methods[contender.method], layer, position)
+            for name, schedule in SCHEDULES.items():
+                watch = Stopwatch(ftl.timing.idle_ns())
+                schedule(step.work, units, watch)
+                tally.ns[name] += sum(watch.breakdown_ns.values())
+    return tally
+
+
+def _memory(contender: Contender, layer: Layer) -> list[Memory]:
+    """What a method knows of each passage before the first step: H2O, what the prompt's queries gave each token."""
+    B = layer.recorded.q.shape[0]
+    return [{"h2o": weights} for weights in layer.gathered()] if contender.method == "h2o" else [{} for _ in range(B)]
+
+
+def _append(ftl: Ftl, handles: list[int], k: F16, v: F16) -> None:
+    """Append rows (B, t, H, d) to every sequence."""
+    lengths = np.full(len(handles), k.shape[1])
+    flat_k, flat_v = (np.ascontiguousarray(part).reshape(-1, *part.shape[2:]) for part in (k, v))
+    ftl.append(handles, 0, lengths, flat_k, flat_v, ftl.timing.idle_ns())
+
+
+def _count(tally: Tally, step: Step, method: Method, layer: Layer, position: int) -> None:
+    out = method(step)
+    assert step.chosen is not None
+    tokens, counts = step.chosen
+    attended = np.zeros((len(counts), position + 2), np.bool_)  # the last column takes what is not used
+    used = np.arange(tokens.shape[1]) < counts[:, None]
+    np.put_along_axis(attended, np.where(used, tokens, position + 1), True, 1)
+    streams = step.streams  # a query head may have chosen for itself
+    tally.add(layer, position, out, attended[:, :-1].reshape(streams, -1, position + 1))
+    for item in step.work:
+        if isinstance(item, Read):
+            tally.fetched += int(item.plan.nbytes.sum())
+            tally.useful += int(item.plan.useful.sum())
+
+
+def _on_arrays(trial: Trial, layer: Layer) -> Tally:
+    """Decode one layer of all passages by a published method."""
+    recorded, tokens = layer.recorded, layer.tokens
+    B, Hq, length, d = recorded.q.shape
+    H, tally, kept = recorded.k.shape[1], Tally(layer.number, Hq), dict[str, Any]()
+    voters = recorded.q[:, :, max(0, tokens - VOTERS) : tokens].astype(np.float32).reshape(B * H, Hq // H, -1, d)
+    k, v = (part.astype(np.float32).reshape(B * H, length, d) for part in (recorded.k, recorded.v))
+    method = PUBLISHED[trial.contender.method].method
+    for position in range(tokens, length):
+        rows = slice(0, position + 1)
+        seen = Streams(layer.queries(position), k[:, rows], v[:, rows], tokens, voters, kept)
+        answer = method(seen, 1 / trial.c)
+        attended = answer.attended if answer.attended.ndim == 3 else answer.attended[:, None]
+        tally.add(layer, position, answer.out, attended)
+        tally.fetched += answer.nbytes
+        tally.useful += answer.nbytes
+    return tally

@@ -1,0 +1,89 @@
+"""Texts to record attention on: files, or published ones by name."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from csd_spec.checked import from_json
+from eval.accuracy.data import NAMES, VARIABLE, find
+from eval.accuracy.recorded import TEXT
+from vcsd.options import check_text
+
+CODE_CHARS = 400_000  # of the library's files
+
+
+def _squad(file: Path) -> str:
+    """Paragraphs of all articles, each once."""
+    articles: Any = from_json(file.read_text(encoding="utf-8"), dict[str, Any])["data"]
+    return "\n\n".join(part["context"] for article in articles for part in article["paragraphs"])
+
+
+def _sharegpt(file: Path) -> str:
+    """Dialogues one after another, a line `who: what` for each turn."""
+    dialogues: Any = from_json(file.read_text(encoding="utf-8"), list[dict[str, Any]])
+    turns = (turn for dialogue in dialogues for turn in dialogue["conversations"])
+    return "\n\n".join(f"{turn['from']}: {turn['value']}" for turn in turns)
+
+
+_READ: dict[str, Callable[[Path], str]] = {
+    "wikitext": lambda file: file.read_text(encoding="utf-8"),
+    "shakespeare": lambda file: file.read_text(encoding="utf-8"),
+    "squad": _squad,
+    "sharegpt": _sharegpt,
+}
+
+
+def standard_library() -> str:
+    """Modules of the running Python's standard library in alphabetical order, until they have CODE_CHARS."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    found, size = [], 0
+    for file in sorted(folder.glob("*.py")):
+        found.append(file.read_text(encoding="utf-8"))
+        size += len(found[-1])
+        if size >= CODE_CHARS:
+            break
+    return "\n".join(found)
+
+
+def read(text: Path | None) -> str:
+    """The text of a file or of a name; None is the shipped one.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: It is no text, or a name's data file is not there or not what it is called.
+    """
+    name = str(text)
+    if text is None or text.exists() or name not in ("code", *_READ):
+        check_text(text)
+        return (text or TEXT).read_text(encoding="utf-8")
+    if name == "code":
+        return standard_library()
+    file = find(name)
+    if file is None:
+        raise ValueError(f"text {name}: set {VARIABLE} to a folder that has {' or '.join(NAMES[name])}")
+    try:
+        return _READ[name](file)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file}: not in the layout of {name}: {error}") from error
+
+
+def check(text: Path | None) -> Path | None:
+    """Raise OSError or ValueError for what is neither a file of text nor a name whose data is there, before anything
+    that takes long."""
+    if text is not None:
+        read(text)
+    return text
+
+
+SourceText = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"text to record q, k and v on: a file, or code, {', '.join(_READ)} (default: from Coriolanus)",
+        callback=check,
+    ),
+]

@@ -1,0 +1,56 @@
+"""Results of parts that are done, kept in a file while a run lasts, so that a killed one goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+SOURCES = ("csd_spec", "csd_link", "ftl", "attention_engine", "csd_firmware", "host_driver", "vcsd", "eval")
+
+
+class Kept:
+    """Values by key, a line of JSON each; path None keeps nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self._done = path, dict[str, Any]()
+        if path and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    key, value = json.loads(line)
+                except ValueError:
+                    break  # the line during which the run was killed
+                self._done[key] = value
+            path.write_text("".join(json.dumps(item) + "\n" for item in self._done.items()), encoding="utf-8")
+
+    def get(self, key: str, make: Callable[[], Any]) -> Any:
+        """The value of a key: that which was kept, or what is made now."""
+        if key in self._done:
+            return self._done[key]
+        value = make()
+        if self.path:
+            self._done[key] = value
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps((key, value)) + "\n")
+        return value
+
+    def close(self) -> None:
+        """The run is over: nothing is left to go on with."""
+        if self.path:
+            self.path.unlink(missing_ok=True)
+
+
+def fingerprint(parts: Iterable[object], files: Iterable[Path]) -> str:
+    """Changes with parts, with sizes and times of files, and with any of our sources."""
+    digest = hashlib.sha256(repr(list(parts)).encode())
+    for path in files:
+        stat = path.stat()
+        digest.update(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
+    root = Path(__file__).parents[1]
+    for package in SOURCES:
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

