@@ -27,6 +27,7 @@ BENCH = {
 EVAL = {
     "selectors": "eval.accuracy.selectors",
     "front": "eval.accuracy.front",
+    "cases": "eval.accuracy.cases",
     "accuracy": "eval.accuracy.accuracy",
     "oracle": "eval.accuracy.choices",
     "families": "eval.accuracy.families",

@@ -1,0 +1,65 @@
+"""Scenarios that break methods: each is what it is called, and the command's rows.
+
+partner of: eval/accuracy/scenarios.py
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from eval.accuracy.cases import WORST
+from eval.accuracy.scenarios import HEADS, SCENARIOS, scenario
+from tests.vcsd_cli.test_main import vcsd
+
+TOKENS = 512
+
+
+def weights(name):
+    """Softmax weights (H, G, S) of a scenario's first decode step, in float64."""
+    return scenario(name, TOKENS, 1, 0).exact(TOKENS).weights.astype(np.float64)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario_has_the_shape_that_the_table_says_and_is_drawn_by_its_seed(name):
+    _, G, d = SCENARIOS[name]
+    layer = scenario(name, TOKENS, 2, 0)
+    assert layer.recorded.q.shape == (1, HEADS * G, TOKENS + 2, d)
+    assert layer.recorded.k.shape == layer.recorded.v.shape == (1, HEADS, TOKENS + 2, d)
+    assert all(np.isfinite(part).all() for part in (layer.recorded.q, layer.recorded.k, layer.recorded.v))
+    same, other = scenario(name, TOKENS, 2, 0), scenario(name, TOKENS, 2, 1)
+    assert (same.recorded.k == layer.recorded.k).all() and not (other.recorded.k == layer.recorded.k).all()
+
+
+def test_scenarios_are_what_they_are_called():
+    assert weights("flat").max() < 0.01
+    assert weights("peaky")[..., (TOKENS + 1) // 3].min() > 0.9
+    assert weights("sinks")[..., :4].sum(-1).min() > 0.5
+    best = weights("scattered")[..., 7 : TOKENS - 48 : 48].sum(-1)
+    assert best.min() > 0.8
+    opposed = weights("opposed")
+    assert len({int(head.argmax()) for head in opposed[0]}) == opposed.shape[1]
+    v = scenario("outliers", TOKENS, 1, 0).recorded.v
+    norms = np.linalg.norm(v.astype(np.float32), axis=-1)
+    assert (norms > 10 * np.median(norms)).sum() == 8 * HEADS
+    ranges = scenario("inverse", TOKENS, 1, 0).recorded
+    across_q, across_k = (np.ptp(part.astype(np.float32), axis=(0, 1, 2)) for part in (ranges.q, ranges.k))
+    assert np.corrcoef(np.log(across_q), np.log(across_k))[0, 1] < -0.95
+    near = weights("duplicates")
+    assert (near.argmax(-1) == near.argmax(-1)[:, :1]).all() and near.max(-1).min() > 0.2
+
+
+def test_the_command_has_a_row_for_each_method_on_each_scenario(capsys, monkeypatch):
+    words = ("eval", "cases", "--tokens", "256", "--steps", "1", "--method", "dense,sparf,fier", "-o", "json")
+    code, out, _ = vcsd(capsys, monkeypatch, *words)
+    result = json.loads(out)
+    assert code == 0 and len(result["scenarios"]) == 12
+    rows = {(row["scenario"], row["name"], row["convention"]): row for row in result["rows"]}
+    kinds = {("dense", "bytes"), ("sparf", "bytes"), ("sparf", "paper"), ("fier", "bytes")}
+    assert set(rows) == {(name, *kind) for name in SCENARIOS for kind in kinds}
+    assert result["reference_worst_error"] < 1e-5
+    assert len(result["worst"]) == WORST
+    errors = sorted((row["output_rel_error"] for row in result["rows"]), reverse=True)
+    assert [row["output_rel_error"] for row in result["worst"]] == errors[:WORST]
+    code, _, err = vcsd(capsys, monkeypatch, "eval", "cases", "--method", "nosuch")
+    assert code == 1 and "method = 'nosuch'" in err
