@@ -10,6 +10,7 @@ from eval.papers.instinfer.options import (
     BatchSizes,
     CompressionFactor,
     EnoughDrives,
+    RecordedModel,
     Rows,
     Work,
     rows_outcome,
@@ -19,6 +20,7 @@ from eval.papers.instinfer.runs import Case, Runs, enough
 from eval.papers.instinfer.systems import DENSE, IN_DRIVES, InStorage, Setup
 from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
+from vcsd.progress import status
 
 COLUMNS = ("system", "unit", "s", "share")
 
@@ -28,10 +30,10 @@ def cases(batch: int, drives: int, systems: tuple[InStorage, ...] = IN_DRIVES) -
     return [Case(systems, batch, drives)]
 
 
-def rows(runs: Runs, batch: int, drives: int) -> Rows:
+def rows(runs: Runs, batch: int, drives: int, systems: tuple[InStorage, ...] = IN_DRIVES) -> Rows:
     """A row for each system and unit."""
     made: Rows = []
-    for result in (runs.drive(system, batch, drives) for system in IN_DRIVES):
+    for result in (runs.drive(system, batch, drives) for system in systems):
         total = sum((result.units_s or {}).values())
         for unit, seconds in (result.units_s or {}).items():
             made.append({"system": result.system, "unit": unit, "s": seconds, "share": seconds / total})
@@ -45,16 +47,22 @@ def experiment(
     drives: EnoughDrives = None,
     batch_sizes: BatchSizes = "64",
     compression: CompressionFactor = 8,
+    recorded_model: RecordedModel = None,
     plot: Picture = None,
 ) -> Outcome:
     """Seconds of each unit of a drive in the middle decode step (figure 16), and how tokens would best be shared by
     drives and a GPU."""
     check_picture(plot)
     setup, batch = work.setup(machine, simulated, compression), number("batch_sizes", batch_sizes)
-    systems = IN_DRIVES
+    systems: tuple[InStorage, ...] = IN_DRIVES
+    if recorded_model:
+        with status("recording attention"):
+            from eval.papers.instinfer.page_shares import recorded_system
+
+            systems += (recorded_system(setup, recorded_model),)
     drives = drives or enough(setup, systems, batch)
     runs = run(simulated, setup, cases(batch, drives, systems))
-    found = rows(runs, batch, drives)
+    found = rows(runs, batch, drives, systems)
     if plot:
         save_figure(lines(found, "unit", "s", "system"), plot)
     units = rows_outcome(f"A drive's units, {setup.model.name}, batch {batch}, {drives} drives", found, COLUMNS, runs)

@@ -19,7 +19,7 @@ from eval.papers.instinfer.systems import Setup
 from eval.papers.options import Machine, Simulated, cell
 from eval.papers.profiles import Ssd
 from nvmevirt_config import load_drive
-from vcsd.options import MAX_COMPRESSION
+from vcsd.options import MAX_COMPRESSION, check_model
 from vcsd.progress import progress
 from vcsd.tables import table
 
@@ -32,6 +32,11 @@ EnoughDrives = Annotated[
 ]
 DriveCounts = Annotated[str, typer.Option(help="numbers of drives, with commas")]
 BatchSizes = Annotated[str, typer.Option(help="batch sizes, with commas")]
+TRAINED = Path("smollm2")
+RecordedModel = Annotated[
+    Path | None,
+    typer.Option(help="model whose recorded attention says how many pages SparF touches", callback=check_model),
+]
 CompressionFactor = Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="C of SparF's and SparQ's 1/C")]
 
 

@@ -81,13 +81,13 @@ def cases(recorded_page_share: float) -> list[Case]:
     ]
 
 
-def claimed(runs: Runs, recorded_page_share: float) -> Found:
+def claimed(runs: Runs, share: float, model: str) -> Found:
     """Ours for every claim under the serial schedule and under the overlapped one; a held-out check; our methods.
 
     The held-out check keeps what c1 and c8 fix (one rate of FlexGen's path, the engine, the runtime). The rest is what
     it is nominally: the recorded page share, the host link's full rate, one copy of K and V in host memory.
     """
-    recorded, one_rate = _recorded(recorded_page_share), _one_path(runs.setup)
+    recorded, one_rate = _recorded(share), _one_path(runs.setup)
     serial = _drives(runs, {"Dense": DENSE, "SparF": SPARF})
     overlapped = _drives(runs, {"Dense": OVERLAPPED[DENSE], "SparF": OVERLAPPED[SPARF]})
     held_out = _drives(runs, {"Dense": DENSE, "SparF": recorded})
@@ -103,7 +103,7 @@ def claimed(runs: Runs, recorded_page_share: float) -> Found:
             "held_out": _values(runs, nominal, held_out),
         },
         more={
-            "page_share": {"paper": runs.setup.constants.token_page_share, "recorded": recorded_page_share},
+            "page_share": {"paper": runs.setup.constants.token_page_share, "recorded": share, "of": model},
             "recorded": {
                 "c2": _over(held_out("SparF", 256), serial("Dense", 256)),
                 "c9b": 100 * held_out("SparF", 64).step.kv_share,
@@ -194,9 +194,9 @@ def find_on(setup: Setup, simulated: Simulated, drawn: bool) -> Found:
         from eval.papers.instinfer.page_shares import recorded_shares, scaled
 
         touched = recorded_shares(setup, [*figures.COMPRESSIONS, 8.0] if drawn else [8.0])
-    recorded, shares = touched[8.0], scaled(setup, touched)
+    recorded, shares = touched.by_compression[8.0], scaled(setup, touched.by_compression)
     runs = run(simulated, setup, [*cases(recorded), *(figures.cases(shares) if drawn else [])])
-    found = claimed(runs, recorded)
+    found = claimed(runs, recorded, touched.model)
     return replace(found, sections=figures.sections(runs, shares)) if drawn else found
 
 

@@ -1,17 +1,32 @@
-"""Which share of token pages SparF touches, as recorded from the shipped model."""
+"""Which share of token pages SparF touches, as recorded from a trained model, or from the shipped one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from attention_engine import reference
 from csd_spec import Compression
+from eval.accuracy.layers import layer_numbers
 from eval.accuracy.recorded import TEXT, Recorded, record
-from eval.papers.instinfer.systems import Setup
+from eval.papers.instinfer.options import TRAINED
+from eval.papers.instinfer.systems import SPARF, InStorage, Setup
 from vcsd.loading import CHECKPOINT, load
+from vcsd.models import find_model
+
+TOKENS, PASSAGES = 1536, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of token pages by compression, and the name of the model that they were recorded of."""
+
+    model: str
+    by_compression: dict[float, float]
 
 
 def page_shares(layers: list[Recorded], compressions: Sequence[float], n: int) -> dict[float, float]:
@@ -31,13 +46,34 @@ def page_shares(layers: list[Recorded], compressions: Sequence[float], n: int) -
     return shares
 
 
-def recorded_shares(setup: Setup, compressions: Sequence[float]) -> dict[float, float]:
-    """The same of the shipped model on the shipped text, in pages as large as the setup's."""
-    loaded, tokenizer = load(CHECKPOINT)
-    ids = torch.tensor(tokenizer(TEXT.read_text(encoding="utf-8"))["input_ids"])
-    rows = torch.stack([ids[start : start + 1536] for start in (0, 3000, 6000)])
+def recorded_shares(setup: Setup, compressions: Sequence[float], model: Path | None = None) -> Shares:
+    """The same of a model on the shipped text, in pages as large as the setup's.
+
+    Of a model with many layers every third is recorded. Without a model it is SmolLM2-135M where that has been fetched,
+    else the shipped one.
+    """
+    folder = model or _trained() or CHECKPOINT
+    loaded, tokenizer = load(folder)
+    ids = torch.tensor(tokenizer(TEXT.read_text(encoding="utf-8"), verbose=False)["input_ids"])
+    starts = np.linspace(0, ids.numel() - TOKENS, PASSAGES).astype(int)
+    layers = layer_numbers(None, loaded.config.get_text_config(decoder=True).num_hidden_layers)
+    recorded = record(loaded, torch.stack([ids[start : start + TOKENS] for start in starts]), layers)
     n = setup.drive.geometry.page_bytes // (2 * setup.model.head_dim)
-    return page_shares(record(loaded, rows), compressions, n)
+    return Shares(folder.name, page_shares(recorded, compressions, n))
+
+
+def recorded_system(setup: Setup, model: Path) -> InStorage:
+    """SparF that touches as many pages as it does of a model's attention."""
+    shares = recorded_shares(setup, [setup.compression], model)
+    name = f"InstI-SparF, pages of {shares.model}"
+    return replace(SPARF, name=name, page_share=shares.by_compression[setup.compression])
+
+
+def _trained() -> Path | None:
+    try:
+        return find_model(TRAINED)
+    except ValueError:
+        return None
 
 
 def scaled(setup: Setup, recorded: dict[float, float]) -> dict[float, float]:

@@ -10,7 +10,7 @@ import typer
 
 from eval.experiment import Outcome
 from eval.options import Picture, check_picture, number, numbers
-from eval.papers.instinfer.options import BatchSizes, DriveCount, Rows, Work, rows_outcome, run
+from eval.papers.instinfer.options import BatchSizes, DriveCount, RecordedModel, Rows, Work, rows_outcome, run
 from eval.papers.instinfer.runs import Case, Runs
 from eval.papers.instinfer.systems import DENSE, SPARF, InStorage
 from eval.papers.options import Machine, Simulated
@@ -59,6 +59,7 @@ def experiment(
     drives: DriveCount = 1,
     batch_sizes: BatchSizes = "256",
     compression: Annotated[str, typer.Option(help="C of 1/C, with commas")] = "1,2,4,8,16,32",
+    recorded_model: RecordedModel = None,
     plot: Picture = None,
 ) -> Outcome:
     """SparF over its compression (figure 17b); pages touched as recorded, scaled to the paper's at 1/8."""
@@ -68,9 +69,12 @@ def experiment(
     with status("recording attention"):
         from eval.papers.instinfer.page_shares import recorded_shares, scaled
 
-        shares = scaled(setup, recorded_shares(setup, [*compressions, 8.0]))
+        touched = recorded_shares(setup, [*compressions, 8.0], recorded_model)
+        shares = scaled(setup, touched.by_compression)
     runs = run(simulated, setup, cases(batch, drives, compressions, shares))
     found = rows(runs, batch, drives, compressions, shares)
     if plot:
         save_figure(lines(found, "compression", "tokens_per_s", "drives"), plot)
-    return rows_outcome(f"SparF, {setup.model.name}, batch {batch}, {drives} drives", found, COLUMNS, runs)
+    title = f"SparF, {setup.model.name}, batch {batch}, {drives} drives, pages as {touched.model} touches them"
+    outcome = rows_outcome(title, found, COLUMNS, runs)
+    return replace(outcome, result=outcome.result | {"recorded_of": touched.model})

@@ -11,6 +11,7 @@ from eval.papers.instinfer.options import (
     BatchSizes,
     CompressionFactor,
     EnoughDrives,
+    RecordedModel,
     Rows,
     Work,
     rows_outcome,
@@ -20,6 +21,7 @@ from eval.papers.instinfer.runs import Case, Runs, enough
 from eval.papers.instinfer.systems import IN_DRIVES, InStorage, Setup
 from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
+from vcsd.progress import status
 
 HOSTS = ("DeepSpeed", "FlexGen", "FlexGen-SparQ")
 BY_DATA_SHEET = ("GPU", "Host", "vLLM")
@@ -31,12 +33,18 @@ def cases(batches: Sequence[int], drives: int, systems: tuple[InStorage, ...] = 
     return [Case(systems, batch, drives) for batch in batches]
 
 
-def rows(runs: Runs, batches: Sequence[int], drives: int, hosts: Sequence[str] = HOSTS) -> Rows:
+def rows(
+    runs: Runs,
+    batches: Sequence[int],
+    drives: int,
+    hosts: Sequence[str] = HOSTS,
+    systems: tuple[InStorage, ...] = IN_DRIVES,
+) -> Rows:
     """A row for each batch size and system."""
     made: Rows = []
     for batch in batches:
         host = [runs.host(system, batch, drives) for system in hosts]
-        for result in [*host, *(runs.drive(system, batch, drives) for system in IN_DRIVES)]:
+        for result in [*host, *(runs.drive(system, batch, drives) for system in systems)]:
             made.append(
                 {
                     "system": result.system,
@@ -60,16 +68,22 @@ def experiment(
     drives: EnoughDrives = None,
     batch_sizes: BatchSizes = "4,16,32,64,128,256",
     compression: CompressionFactor = 8,
+    recorded_model: RecordedModel = None,
     plot: Picture = None,
 ) -> Outcome:
     """Tokens a second of the paper's five systems and of our paged method (figures 4, 12, 13), and by their data sheets
     of a GPU that holds K and V, of one that streams them from host memory, and of vLLM."""
     check_picture(plot)
     setup, batches = work.setup(machine, simulated, compression), numbers("batch_sizes", batch_sizes)
-    systems = IN_DRIVES
+    systems: tuple[InStorage, ...] = IN_DRIVES
+    if recorded_model:
+        with status("recording attention"):
+            from eval.papers.instinfer.page_shares import recorded_system
+
+            systems += (recorded_system(setup, recorded_model),)
     drives = drives or enough(setup, systems, min(batches))
     runs = run(simulated, setup, cases(batches, drives, systems))
-    found = rows(runs, batches, drives, (*HOSTS, *BY_DATA_SHEET))
+    found = rows(runs, batches, drives, (*HOSTS, *BY_DATA_SHEET), systems)
     if plot:
         save_figure(lines(found, "batch", "tokens_per_s", "system"), plot)
     model = setup.model
