@@ -58,7 +58,7 @@ def test_bootstrap_equal_samples_have_no_spread():
 def test_paired_bootstrap_constant_difference_has_no_spread():
     """Samples differ much, each pair by the same: unpaired intervals would be wide."""
     others = np.array([[float(n), 1.0] for n in range(20)])
-    pairs = others + [0.5, 0.0]
+    pairs = others + np.array([0.5, 0.0])
     assert paired_bootstrap(pairs, others, 3) == pytest.approx((0.5, 0.5))
     low, high = bootstrap(pairs, 3)
     assert high - low > 4

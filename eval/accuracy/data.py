@@ -1,0 +1,40 @@
+"""Published data files, found by their usual names in the folder that the environment variable VCSD_DATA names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+VARIABLE = "VCSD_DATA"
+NAMES: dict[str, tuple[str, ...]] = {
+    "wikitext": ("wikitext-2-raw-test.txt", "wiki.test.raw"),
+    "squad": ("squad_dev_subset_xquad_en.json", "dev-v1.1.json"),
+    "sharegpt": ("sharegpt_sample.json", "ShareGPT_V3_unfiltered_cleaned_split.json"),
+    "triviaqa": ("triviaqa_sample.json", "web-dev.json"),
+    "shakespeare": ("tinyshakespeare.txt",),
+}
+
+
+def find(kind: str) -> Path | None:
+    """Data file of a kind.
+
+    Args:
+        kind: A key of `NAMES`.
+
+    Returns:
+        The first file with a usual name in the folder; None without the variable or such a file.
+    """
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return None
+    return next((path for name in NAMES[kind] if (path := Path(folder) / name).is_file()), None)
+
+
+def needed(kind: str, what: str) -> str:
+    """The error message for a missing file, with both ways to name one.
+
+    Args:
+        kind: A key of `NAMES`.
+        what: The file in words.
+    """
+    return f"--data is needed: {what}; or name a folder by {VARIABLE} that has {' or '.join(NAMES[kind])}"
