@@ -30,7 +30,7 @@ class Question:
     ] = None
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=1 << 20, help="samples, if the file has so many (default: 8 or 16, by task)"),
+        typer.Option(min=1, max=1 << 20, help="samples, if the file has so many (default: 8; passkey: 15)"),
     ] = None
     max_context: Annotated[
         int | None, typer.Option(min=1, max=1 << 20, help="tokens of a sample (default: 2048, or the model's if fewer)")
@@ -47,7 +47,7 @@ class Field:
     """Who takes part."""
 
     method: Annotated[str, typer.Option(help="with commas; ours comes at its own budget")] = (
-        "dense,sparf,h2o,local,quest,kivi,ours"
+        "dense,sparf,h2o,local,quest,ours"
     )
     compression: Annotated[str, typer.Option(help="C of 1/C of the KV data, with commas")] = "8"
     convention: Annotated[

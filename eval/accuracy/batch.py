@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,20 +41,24 @@ class BatchRun:
         """The prompts in new drives of a storage format until the block ends."""
         how: Any = {"attention": DENSE, "methods": methods}
         with vcsd.attach(self.model, drives, embedding_bits=bits, **how) as csd:
-            prefilled = self.host.in_drives(csd)
-            if self.forces and self._dense is None:
-                csd.use(DENSE, Compression(1))
-                self._dense = _forced(prefilled, self.samples)
-            yield csd, prefilled
+            yield csd, self.host.in_drives(csd)
 
     def turn(self, number: int, trial: Trial, csd: vcsd.Attached, prefilled: Prefilled) -> Turn:
         """Decode every sample by one trial; number: of the batch."""
+        if self.forces and self._dense is None and not trial.is_dense:  # its turn was done by a run that was killed
+            csd.use(DENSE, Compression(1))
+            self._dense = _forced(prefilled, self.samples)
         csd.use(trial.contender.method, trial.budget)
         total = csd.driver.traffic.total
         before = replace(total)
-        counts = self._likelihoods(prefilled) if self.forces else self._scores(prefilled)
-        if trial.is_dense and self.forces:
+        if not self.forces:
+            counts = self._scores(prefilled)
+        elif trial.is_dense:
+            self._dense = _forced(prefilled, self.samples)
+            counts = self._likelihoods(_Replayed(self._dense))
             counts = [each | {REFERENCE: found} for each, found in zip(counts, self.reference, strict=True)]
+        else:
+            counts = self._likelihoods(prefilled)
         return Turn(
             batch=number,
             method=trial.contender.name,
@@ -78,7 +82,7 @@ class BatchRun:
         """Bytes of a sample's true text."""
         return len(self.tokenizer.decode(list(sample.forced)).encode())
 
-    def _likelihoods(self, prefilled: Prefilled) -> list[Counts]:
+    def _likelihoods(self, prefilled: Prefilled | _Replayed) -> list[Counts]:
         """Bits a byte, nats a token, and agreement with dense attention on the same text."""
         assert self._dense is not None
         counts: list[Counts] = []
@@ -102,6 +106,18 @@ class BatchRun:
         return [{name: (value, 1.0) for name, value in each.items()} for each in figures]
 
 
+class _Replayed:
+    """Log-probabilities (B, steps, vocabulary) of a decode that was done."""
+
+    def __init__(self, logs: torch.Tensor) -> None:
+        self.logs = logs
+
+    def decode(self, steps: int, choose: Callable[[int, torch.Tensor], torch.Tensor | None]) -> None:
+        """Give each step's as `Prefilled.decode` does."""
+        for step in range(steps):
+            choose(step, self.logs[:, step])
+
+
 def _true(samples: Sequence[Sample]) -> torch.Tensor:
     """True tokens (B, steps), padded after shorter samples."""
     steps = max(len(sample.forced) for sample in samples)
@@ -120,7 +136,7 @@ def _forced(prefilled: Prefilled, samples: Sequence[Sample]) -> torch.Tensor:
     return torch.stack(seen, 1)
 
 
-def _compared(prefilled: Prefilled, samples: Sequence[Sample], dense: torch.Tensor) -> torch.Tensor:
+def _compared(prefilled: Prefilled | _Replayed, samples: Sequence[Sample], dense: torch.Tensor) -> torch.Tensor:
     """Nats, tokens whose most likely one is dense attention's, and KL divergence to it: sums (B, 3), float64."""
     true, sums = _true(samples), torch.zeros(len(samples), 3, dtype=torch.float64)
     lengths = torch.tensor([len(sample.forced) for sample in samples])

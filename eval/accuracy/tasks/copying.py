@@ -88,5 +88,9 @@ def _found(sample: Sample, text: str) -> Score:
 
 REPETITION = Task(_repetition, _matched, _parted, kind="shakespeare")
 PASSKEY = Task(
-    _passkey, _found, lambda sample, text: len(text.strip()) >= len(sample.answers[0]), binary=frozenset({"accuracy"})
+    _passkey,
+    _found,
+    lambda sample, text: len(text.strip()) >= len(sample.answers[0]),
+    binary=frozenset({"accuracy"}),
+    samples=3 * len(DEPTHS),
 )

@@ -82,6 +82,6 @@ def _code(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sa
     return samples, f"{source}, a window each: prefix of {length - FORCED} tokens, the next {FORCED} forced"
 
 
-WIKITEXT = Task(_wikitext, kind="wikitext", samples=8)
-SHAREGPT = Task(_sharegpt, kind="sharegpt", samples=8)
-CODE = Task(_code, samples=8)
+WIKITEXT = Task(_wikitext, kind="wikitext")
+SHAREGPT = Task(_sharegpt, kind="sharegpt")
+CODE = Task(_code)

@@ -75,7 +75,7 @@ class Task:
     over: Callable[[Sample, str], bool] = lambda sample, text: False
     kind: str = ""
     binary: frozenset[str] = frozenset()
-    samples: int = 16
+    samples: int = 8
 
 
 def needs_file(file: Path | None, kind: str, what: str) -> Path:
