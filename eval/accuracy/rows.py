@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +46,7 @@ class _Measured:
         self.trial, turns = trial, [turn for turn in done if turn.is_of(trial)]
         turns.sort(key=lambda turn: turn.batch)
         self.samples = [each for turn in turns for each in zip(turn.samples, turn.groups, strict=True)]
-        self.groups = sorted({group for _, group in self.samples if group})
+        self.groups = sorted({group for _, group in self.samples if group}, key=_numbers)
         self.metrics = list(self.samples[0][0])
         whole = sum(turn.dense_bytes for turn in turns)
         self.bytes_share = sum(turn.useful_bytes for turn in turns) / whole
@@ -54,6 +55,11 @@ class _Measured:
     def pairs(self, metric: str, group: str) -> F64:
         """Numerators and denominators (N, 2) of a group's samples; of all for an empty group."""
         return np.array([counts[metric] for counts, mine in self.samples if group in ("", mine)], np.float64)
+
+
+def _numbers(group: str) -> tuple[list[float], str]:
+    """Sorts groups by the numbers in their names: 512 tokens before 1024."""
+    return [float(each) for each in re.findall(r"\d+(?:\.\d+)?", group)], group
 
 
 def _rows(measured: _Measured, dense: _Measured, plan: Plan) -> Iterator[dict[str, Any]]:

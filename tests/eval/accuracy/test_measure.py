@@ -142,7 +142,7 @@ def test_text_ends_with_its_end_token(model):
 
 
 def test_a_killed_run_goes_on_and_ends_the_same(model, tmp_path):
-    whole = measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9, max_context=1024))
+    whole = measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9, max_context=1100))
     ticks = []
 
     def killed(_):
@@ -151,14 +151,14 @@ def test_a_killed_run_goes_on_and_ends_the_same(model, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9, max_context=1024), tmp_path, killed)
+        measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9, max_context=1100), tmp_path, killed)
     (left,) = tmp_path.iterdir()
     with left.open("a") as file:
         file.write('{"batch": 1, "met')  # killed while writing
     assert len(Journal(left).done) == 4
     rest = []
     done = measure_accuracy(
-        *model, plan("passkey", "dense,local,sparf", samples=9, max_context=1024), tmp_path, rest.append
+        *model, plan("passkey", "dense,local,sparf", samples=9, max_context=1100), tmp_path, rest.append
     )
     assert done == whole
     assert len(rest) == 6
@@ -169,14 +169,14 @@ def test_what_was_measured_is_not_used_for_something_else(model, tmp_path):
     def stop(_):
         raise KeyboardInterrupt
 
-    for changes in ({}, {"seed": 1}, {"drives": 1}, {"max_context": 1023}):
+    for changes in ({}, {"seed": 1}, {"drives": 1}, {"max_context": 1101}):
         with pytest.raises(KeyboardInterrupt):
-            measure_accuracy(*model, plan("passkey", "dense", **({"max_context": 1024} | changes)), tmp_path, stop)
+            measure_accuracy(*model, plan("passkey", "dense", **({"max_context": 1100} | changes)), tmp_path, stop)
     assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_the_picture_has_every_method(model, tmp_path):
-    result = measure_accuracy(*model, plan("passkey", "dense,local", (2.0, 8.0), max_context=1024))
+    result = measure_accuracy(*model, plan("passkey", "dense,local", (2.0, 8.0), max_context=1100))
     save_figure(scores_over_compression(result), tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
     assert "local" in text

@@ -80,6 +80,13 @@ def test_sparf_has_rows_in_both_conventions():
         plan(convention="tokens")
 
 
+def test_groups_are_sorted_by_their_numbers():
+    groups = ["2048 tokens", "512 tokens", "depth 0.5", "depth 0.25"]
+    found = rows([turn("dense", [1.0] * 4, groups=groups)], plan(methods="dense"))
+    names = [row["metric"].removeprefix("accuracy, ") for row in found[1:]]
+    assert names == ["depth 0.25", "depth 0.5", "512 tokens", "2048 tokens"]
+
+
 def test_groups_have_rows_of_their_own():
     groups = ["short", "long", "short", "long"]
     done = [turn("dense", [1.0] * 4, groups=groups), turn("local", [1.0, 0.0, 1.0, 0.0], groups=groups)]
