@@ -44,7 +44,7 @@ def mcnemar(lost: int, gained: int) -> float:
         Probability of a split at least as uneven if both are equally likely; 1 without such pairs.
     """
     count = lost + gained
-    return min(1.0, 2 * _at_most(min(lost, gained), count, 0.5)) if count else 1.0
+    return min(1.0, 2 * sum(math.comb(count, k) for k in range(min(lost, gained) + 1)) / 2**count)
 
 
 def bootstrap(pairs: F64, seed: int, shape: Shape = float) -> tuple[float, float]:

@@ -13,6 +13,7 @@ import vcsd
 from csd_spec import Compression
 from eval.accuracy.accuracy import scores_over_compression
 from eval.accuracy.batch import _generated
+from eval.accuracy.data import find
 from eval.accuracy.measure import measure_accuracy
 from eval.accuracy.plan import Journal, Plan, contenders
 from eval.accuracy.prefilled import Prefilled
@@ -109,6 +110,13 @@ def test_reference_is_by_plain_transformers(model):
     assert result["reference_bits_per_byte"] == pytest.approx(float(sum(nats)) / 2 / 0.69314718, rel=1e-5)
     assert {row["method"] for row in result["rows"]} == {"local"}
     assert not any("reference" in row["metric"] for row in result["rows"])
+
+
+def test_dense_on_wikitext_is_within_one_percent_of_transformers(model, data_dir):
+    result = measure_accuracy(*model, plan(methods="dense", data=find("wikitext"), samples=3))
+    (row,) = (row for row in result["rows"] if row["metric"] == "bits_per_byte")
+    assert row["value"] == pytest.approx(result["reference_bits_per_byte"], rel=0.01)
+    assert data_dir in find("wikitext").parents
 
 
 def test_data_is_found_by_its_usual_name(model, tmp_path, monkeypatch):
