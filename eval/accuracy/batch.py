@@ -142,7 +142,8 @@ def _compared(prefilled: Prefilled | _Replayed, samples: Sequence[Sample], dense
     lengths = torch.tensor([len(sample.forced) for sample in samples])
 
     def choose(step: int, logits: torch.Tensor) -> torch.Tensor:
-        mine, theirs = torch.log_softmax(logits.cpu(), -1), dense[:, step]
+        mine = logits if isinstance(prefilled, _Replayed) else torch.log_softmax(logits.cpu(), -1)
+        theirs = dense[:, step]
         nats = -mine.gather(1, true[:, step : step + 1])[:, 0]
         agreeing = mine.argmax(-1) == theirs.argmax(-1)
         divergence = (theirs.exp() * (theirs - mine)).double().sum(-1)
