@@ -44,7 +44,8 @@ def mcnemar(lost: int, gained: int) -> float:
         Probability of a split at least as uneven if both are equally likely; 1 without such pairs.
     """
     count = lost + gained
-    return min(1.0, 2 * sum(math.comb(count, k) for k in range(min(lost, gained) + 1)) / 2**count)
+    splits = sum(math.comb(count, k) for k in range(min(lost, gained) + 1))
+    return min(1.0, float(2 * splits / 2**count))
 
 
 def bootstrap(pairs: F64, seed: int, shape: Shape = float) -> tuple[float, float]:
