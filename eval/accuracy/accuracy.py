@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
 
 from attention_engine import load_methods
-from csd_spec.sparf import Convention
 from eval.experiment import Outcome
 from eval.options import Drives, Picture, check_picture, numbers
 from eval.plot import new_figure, save_figure
@@ -18,18 +17,29 @@ from vcsd.options import MAX_SEED, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
 from vcsd.tables import table
 
+ConventionOption = Literal["both", "bytes", "paper"]  # as `plan.ConventionChoice`, which is imported with the model
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is asked."""
 
-    task: Annotated[str, typer.Option(help="squad, sharegpt, wikitext, triviaqa, repetition or passkey")]
-    data: Annotated[Path | None, typer.Option(help="the task's file, as it is published (passkey needs none)")] = None
-    samples: Annotated[int, typer.Option(min=1, max=1 << 20, help="how many, if the file has as many")] = 8
+    task: Annotated[str, typer.Option(help="name of a task, see docs/accuracy.md")]
+    data: Annotated[
+        Path | None, typer.Option(help="data file as published (default: by its usual name in $VCSD_DATA)")
+    ] = None
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, max=1 << 20, help="samples, if the file has so many (default: 8; passkey: 15)"),
+    ] = None
     max_context: Annotated[
-        int | None, typer.Option(min=1, max=1 << 20, help="tokens at most (default: the model's, at most 4096)")
+        int | None, typer.Option(min=1, max=1 << 20, help="tokens of a sample (default: 2048, or the model's if fewer)")
     ] = None
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the samples and of the intervals")] = 0
+    shots: Annotated[int, typer.Option(min=0, max=64, help="solved examples before a question of squad, triviaqa")] = 4
+    confusions: Annotated[
+        int, typer.Option(min=0, max=64, help="backgrounds without the answer in a question of squad, triviaqa")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +47,13 @@ class Field:
     """Who takes part."""
 
     method: Annotated[str, typer.Option(help="with commas; ours comes at its own budget")] = (
-        "dense,sparf,sparq,h2o,local,quest,ours"
+        "dense,sparf,h2o,local,quest,ours"
     )
-    compression: Annotated[str, typer.Option(help="C of 1/C of K and V, with commas")] = "1,2,4,8,16,32"
-    convention: Annotated[Convention, typer.Option(help="bytes: k = S/2C, for comparing methods; paper: k = S/C")] = (
-        "bytes"
-    )
+    compression: Annotated[str, typer.Option(help="C of 1/C of the KV data, with commas")] = "8"
+    convention: Annotated[
+        ConventionOption,
+        typer.Option(help="bytes: k = S/2C; paper: k = S/C; both: sparf in both, other methods in bytes"),
+    ] = "both"
     methods: MethodsFile = None
 
 
@@ -62,7 +73,7 @@ def experiment(
     check_picture(plot)
     with status("loading the model"):
         from eval.accuracy.measure import BATCH, measure_accuracy
-        from eval.accuracy.plan import Plan, contenders
+        from eval.accuracy.plan import Plan, contenders, default_samples
         from host_driver.hf.shape import placement
         from host_driver.sharding import share_out
         from vcsd.loading import CHECKPOINT, load
@@ -70,20 +81,23 @@ def experiment(
         chosen = tuple(contenders(field.method.split(","), known))
         loaded, tokenizer = load(model or CHECKPOINT)
         share_out(placement(loaded).shape, drives)
-        limit = getattr(loaded.config.get_text_config(decoder=True), "max_position_embeddings", 4096)
+        limit = getattr(loaded.config.get_text_config(decoder=True), "max_position_embeddings", 2048)
+        samples = question.samples or default_samples(question.task)
         plan = Plan(
             task=question.task,
             data=question.data,
             methods=chosen,
             compressions=tuple(compressions),
             convention=field.convention,
-            samples=question.samples,
+            samples=samples,
             drives=drives,
-            max_context=min(4096, limit) if question.max_context is None else question.max_context,
+            max_context=min(2048, limit) if question.max_context is None else question.max_context,
             seed=question.seed,
+            shots=question.shots,
+            confusions=question.confusions,
             own_methods=field.methods,
         )
-    with progress("methods x compressions x batches", -(-question.samples // BATCH) * len(plan.turns())) as tick:
+    with progress("methods x compressions x batches", -(-samples // BATCH) * len(plan.trials())) as tick:
         result = measure_accuracy(loaded, tokenizer, plan, progress_dir, tick)
     if plot:
         save_figure(scores_over_compression(result), plot)
@@ -95,22 +109,30 @@ def _shown(result: dict[str, Any]) -> Any:
     rows = []
     for row in result["rows"]:
         shares = f"{row['bytes_share']:.3f}", f"{row['pages_share']:.3f}"
-        interval = f"{row['ci_low']:.4g} to {row['ci_high']:.4g}"
-        figure = row["metric"], f"{row['value']:.4g}", interval
-        rows.append((row["method"], f"{row['compression']:g}", *shares, *figure))
-    first = result["rows"][0]
-    counted = f"compression counts {first['convention']}"
-    title = f"{result['task']}, {result['samples']} samples ({first['rule']}), {counted}"
-    columns = ("method", "1/c", "used", "fetched", "figure", "value", "95 %")
-    return table(title, columns, rows, left=("method", "figure"))
+        figure = row["metric"], f"{row['value']:.4g}", _interval(row["ci_low"], row["ci_high"])
+        difference = "", ""
+        if "difference" in row:
+            difference = f"{row['difference']:+.3g}", _interval(row["difference_low"], row["difference_high"])
+        counted = f"{row['compression']:g} ({row['convention']})"
+        rows.append((row["method"], counted, *shares, *figure, *difference))
+    title = f"{result['task']}, {result['samples']} samples ({result['rows'][0]['rule']})"
+    if "reference_bits_per_byte" in result:
+        title += f", {result['reference_bits_per_byte']:.4f} bits a byte by transformers"
+    columns = ("method", "1/c", "used", "fetched", "figure", "value", "95 %", "minus dense", "95 %")
+    return table(title, columns, rows, left=("method", "1/c", "figure"))
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{low:.4g} to {high:.4g}"
 
 
 def scores_over_compression(result: dict[str, Any]) -> Any:
     """A figure of the task's first figure over the compression, with its interval, a line for each method."""
     figure, axes = new_figure()
     metric = result["rows"][0]["metric"]
-    for name in dict.fromkeys(row["method"] for row in result["rows"]):
-        rows = [row for row in result["rows"] if (row["method"], row["metric"]) == (name, metric)]
+    shown = [row for row in result["rows"] if row["metric"] == metric]
+    for name in dict.fromkeys(_line(row) for row in shown):
+        rows = [row for row in shown if _line(row) == name]
         x = [row["compression"] for row in rows]
         y = [row["value"] for row in rows]
         if name == "dense":
@@ -123,9 +145,15 @@ def scores_over_compression(result: dict[str, Any]) -> Any:
         axes.errorbar(x, y, yerr=np.maximum(spread, 0), marker="o", markersize=3, capsize=2, linewidth=1, label=name)
     axes.set_xscale("log", base=2)
     axes.set(
-        xlabel=f"compression ({result['rows'][0]['convention']})",
+        xlabel="compression",
         ylabel=metric.replace("_", " "),
         title=f"{result['task']}, {result['samples']} samples",
     )
     axes.legend(fontsize=7)
     return figure
+
+
+def _line(row: dict[str, Any]) -> str:
+    """The label of a row's line: its method, and the convention unless that is bytes."""
+    method: str = row["method"]
+    return method if row["convention"] == "bytes" or method == "dense" else f"{method} ({row['convention']})"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 from attention_engine import METHODS, Methods
 from csd_spec import Compression
@@ -15,6 +16,8 @@ from csd_spec.sparf import Convention
 from eval.accuracy.contenders import Contender, on_drives
 from eval.accuracy.tasks import TASKS
 
+ConventionChoice = Literal["both", "bytes", "paper"]
+DENSE, SPARF = "dense", "sparf"
 Counts = dict[str, tuple[float, float]]  # a sample's figures: what it adds to a sum, and to what that is divided by
 
 
@@ -26,50 +29,121 @@ def contenders(names: Iterable[str], methods: Methods = METHODS) -> list[Contend
     return [known[name] for name in dict.fromkeys(names)]
 
 
+def default_samples(task: str) -> int:
+    """Default number of samples of a task; raises ValueError for an unknown one."""
+    if task not in TASKS:
+        raise ValueError(f"task = {task!r}: must be one of {', '.join(TASKS)}")
+    return TASKS[task].samples
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A method at one budget.
+
+    Attributes:
+        contender: The method.
+        c: Compression C of 1/C of the KV data.
+        convention: What the compression counts.
+    """
+
+    contender: Contender
+    c: float
+    convention: Convention
+
+    @property
+    def budget(self) -> Compression:
+        """The budget that drives are given."""
+        return self.contender.own or Compression(self.c, self.convention)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether this is dense attention on exact values, with which all others are compared."""
+        return self.contender.name == DENSE
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured. compressions: every method is run at each, dense at 1 alone.
+    """What is to be measured.
 
-    own_methods: the file that some of the methods are from.
+    Attributes:
+        task: A key of `TASKS`.
+        data: The task's file; None for a task without one.
+        methods: Methods that have rows. Dense attention is measured in any case.
+        compressions: Every method is run at each, dense at 1 alone.
+        convention: What compressions count; `both` runs SparF in both, and the others in `bytes`.
+        samples: Samples at most.
+        drives: Drives that share the heads.
+        max_context: Tokens of a sample at most.
+        seed: Of the samples and of the bootstrap.
+        shots, confusions: Of questions, see `Room`.
+        own_methods: File that some of the methods are from.
     """
 
     task: str
     data: Path | None
     methods: tuple[Contender, ...]
     compressions: tuple[float, ...]
-    convention: Convention
+    convention: ConventionChoice
     samples: int
     drives: int
     max_context: int
     seed: int
+    shots: int = 4
+    confusions: int = 0
     own_methods: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ValueError(f"task = {self.task!r}: must be one of {', '.join(TASKS)}")
+        default_samples(self.task)
         if self.samples < 1:
             raise ValueError(f"samples = {self.samples}: at least 1 is needed")
+        if self.convention not in get_args(ConventionChoice):
+            raise ValueError(
+                f"convention = {self.convention!r}: must be one of {', '.join(get_args(ConventionChoice))}"
+            )
         for c in self.compressions:
-            Compression(c, self.convention)
+            Compression(c)
 
-    def turns(self) -> list[tuple[Contender, float]]:
-        """Every method with every compression, those of one storage format together; first those in FP16."""
-        turns = [(each, c) for each in self.methods for c in each.budgets(self.compressions)]
-        return sorted(turns, key=lambda turn: (is_lossy(turn[0].bits), -turn[0].bits))
+    def trials(self) -> list[Trial]:
+        """Dense attention, then every method at every budget; those of one storage format together, FP16 first."""
+        asked = [each for each in self.methods if each.name != DENSE]
+        every = [*contenders([DENSE]), *asked]
+        trials = [trial for each in every for trial in self._trials_of(each)]
+        return sorted(trials, key=lambda trial: (is_lossy(trial.contender.bits), -trial.contender.bits))
+
+    def shown(self) -> list[Trial]:
+        """The trials that have rows, methods in the order in which they were asked for."""
+        names = [each.name for each in self.methods]
+        shown = [trial for trial in self.trials() if trial.contender.name in names]
+        return sorted(shown, key=lambda trial: names.index(trial.contender.name))
+
+    def _trials_of(self, each: Contender) -> list[Trial]:
+        if each.own:
+            return [Trial(each, each.own.c, each.own.convention)]
+        if self.convention != "both":
+            return [Trial(each, c, self.convention) for c in each.budgets(self.compressions)]
+        trials = [Trial(each, c, "bytes") for c in each.budgets(self.compressions)]
+        if each.name == SPARF:
+            trials += [Trial(each, trial.c, "paper") for trial in trials if trial.c > 1]
+        return trials
 
 
 @value
 class Turn:
-    """One method at one compression on one batch: counts of each sample, and bytes by the drives' account."""
+    """One trial on one batch: counts of each sample, and bytes by the drives' account."""
 
     batch: int
     method: str
     compression: float
+    convention: Convention
     samples: list[Counts]
     groups: list[str]
     useful_bytes: int
     fetched_bytes: int
     dense_bytes: int
+
+    def is_of(self, trial: Trial) -> bool:
+        """Whether this is a turn of a trial."""
+        return (self.method, self.compression, self.convention) == (trial.contender.name, trial.c, trial.convention)
 
 
 @dataclass(slots=True)
@@ -88,8 +162,8 @@ class Journal:
                     break  # the line during which the run was killed
             self.path.write_text("".join(json.dumps(asdict(turn)) + "\n" for turn in self.done), encoding="utf-8")
 
-    def has(self, batch: int, method: str, c: float) -> bool:
-        return any((turn.batch, turn.method, turn.compression) == (batch, method, c) for turn in self.done)
+    def has(self, batch: int, trial: Trial) -> bool:
+        return any(turn.batch == batch and turn.is_of(trial) for turn in self.done)
 
     def add(self, turn: Turn) -> None:
         self.done.append(turn)

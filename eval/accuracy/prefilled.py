@@ -1,24 +1,82 @@
-"""A batch of prompts in drives, from whose last tokens methods decode in turn."""
+"""A batch of prompts whose last tokens methods decode from in turn: prefilled once on the host, then in drives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+
+import vcsd
+from host_driver.hf.fill import can_fill, filled
+
+
+class HostPrefill:
+    """Prompts of which plain transformers caches, one each, hold all but the last token. No drive takes part."""
+
+    def __init__(self, model: PreTrainedModel, prompts: Sequence[list[int]]) -> None:
+        self.model, self.prompts = model, list(prompts)
+        with _one_thread_each(model) as workers, ThreadPoolExecutor(workers, "prefill") as pool:
+            self.caches = list(pool.map(lambda prompt: _prefilled(model, prompt[:-1]), self.prompts))
+
+    def force(self, row: int, tokens: Sequence[int]) -> torch.Tensor:
+        """Log-probabilities (tokens, vocabulary) before each of some tokens after a prompt, in one forward."""
+        cache = self.caches[row]
+        ids = torch.tensor([[self.prompts[row][-1], *tokens[:-1]]], device=self.model.device)
+        out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
+        cache.crop(-ids.shape[1])
+        return torch.log_softmax(out.logits[0].float(), -1)
+
+    def in_drives(self, csd: vcsd.Attached) -> Prefilled:
+        """The same prompts in the drives that the model is attached to, with a forward where shipping cannot serve."""
+        if can_fill(self.model, csd.placed):
+            return Prefilled(self.model, self.prompts, filled(self.model, csd.driver, csd.placed, self.caches))
+        return Prefilled(self.model, self.prompts)
+
+
+@contextmanager
+def _one_thread_each(model: PreTrainedModel) -> Iterator[int]:
+    """Number of prompts to prefill concurrently, each by one thread of torch.
+
+    On cores that other processes use too, threads that share one prompt wait for each other in every operation: two
+    threads on two such cores needed three times the CPU time of one.
+    """
+    threads = torch.get_num_threads()
+    if model.device.type != "cpu":
+        yield 1
+        return
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+@torch.inference_mode()
+def _prefilled(model: PreTrainedModel, ids: list[int]) -> Cache:
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    keep = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
+    model(input_ids=torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True, **keep)
+    return cache
 
 
 class Prefilled:
-    """Prompts of which drives hold all but the last token."""
+    """Prompts of which the drives of an attached model hold all but the last token."""
 
-    def __init__(self, model: PreTrainedModel, prompts: list[list[int]]) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, prompts: list[list[int]], cache: Cache | None = None) -> None:
+        """cache: holds all but the last tokens, padded on the left; None runs a forward."""
+        self.model, self.cache = model, cache
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
         self.mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
-        self.last, self.cache = ids[:, -1:], None
-        self.takes_positions = "position_ids" in model.forward.__wrapped__.__code__.co_varnames
-        self._forward(ids[:, :-1], self.mask[:, :-1])
+        self.last = ids[:, -1:]
+        self.extra = [name for name in ("position_ids", "logits_to_keep") if _takes(model, name)]
+        if cache is None:
+            self._forward(ids[:, :-1], self.mask[:, :-1])
 
     def decode(self, steps: int, choose: Callable[[int, torch.Tensor], torch.Tensor | None]) -> None:
         """Step on from the prompts' last tokens; afterwards the cache is as before.
@@ -39,8 +97,14 @@ class Prefilled:
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        extra = {"position_ids": positions} if self.takes_positions else {}
+        given = {"position_ids": positions, "logits_to_keep": 1}
+        extra = {name: given[name] for name in self.extra}
         out = self.model(input_ids=ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, **extra)
         self.cache = out.past_key_values
         last: torch.Tensor = out.logits[:, -1].float()
         return last
+
+
+def _takes(model: PreTrainedModel, name: str) -> bool:
+    """Whether a model's forward has a parameter of this name, attached or not."""
+    return name in inspect.signature(type(model).forward).parameters

@@ -161,12 +161,12 @@ def _decode(
                 new = (each[admitted] for each in (q16, k16, v16))
                 out[admitted] = cache.driver.decode(cache.batch, rows, cache.mini_batch, layer.number, *new)
     except DeviceError:
-        _check_range(cache.driver, layer.index, together, rows16)
+        check_range(cache.driver, layer.index, together, rows16)
         raise
     return unstage(out[:, None], q, bf16)
 
 
-def _check_range(driver: Driver, index: int, given: torch.Tensor, rows: F16) -> None:
+def check_range(driver: Driver, index: int, given: torch.Tensor, rows: F16) -> None:
     """Raise Unsupported where FP16 does not hold what was given, with the value and the layer."""
     if not driver.bf16 and not all_finite(np.ascontiguousarray(rows)):
         largest = float(given.abs().max())
@@ -185,8 +185,8 @@ def _ship(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor, admitted: NDA
 
     def load() -> tuple[Any, Any]:
         k, v = (array.transpose(0, 2, 1, 3)[admitted] for array in staged())
-        _check_range(driver, index, key, k)
-        _check_range(driver, index, value, v)
+        check_range(driver, index, key, k)
+        check_range(driver, index, value, v)
         return k, v
 
     cache.driver.append(cache.batch, cache.rows, layer.number, admitted.sum(axis=1).astype(np.int64), load)

@@ -1,17 +1,21 @@
 """The tasks by which methods are told apart."""
 
 from eval.accuracy.tasks.copying import PASSKEY, REPETITION
-from eval.accuracy.tasks.language import SHAREGPT, WIKITEXT
+from eval.accuracy.tasks.language import CODE, SHAREGPT, WIKITEXT
 from eval.accuracy.tasks.qa import SQUAD, TRIVIAQA
+from eval.accuracy.tasks.ruler import RULER
 from eval.accuracy.tasks.task import Room, Sample, Task
 
 TASKS = {
     "squad": SQUAD,
     "sharegpt": SHAREGPT,
     "wikitext": WIKITEXT,
+    "code": CODE,
     "triviaqa": TRIVIAQA,
     "repetition": REPETITION,
     "passkey": PASSKEY,
+    **RULER,
 }
 
-__all__ = ["TASKS", "Room", "Sample", "Task"]
+__all__ = ["CODE", "PASSKEY", "REPETITION", "RULER", "SHAREGPT", "SQUAD", "TASKS", "TRIVIAQA", "WIKITEXT"]
+__all__ += ["Room", "Sample", "Task"]

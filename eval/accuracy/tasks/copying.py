@@ -1,4 +1,5 @@
-"""Tasks that only retrieval solves: Repetition (SparQ, arXiv 2312.04985, section 5.1) and pass keys."""
+"""Tasks that only retrieval solves: Repetition (SparQ, arXiv 2312.04985, section 5.1) and pass keys (Landmark
+Attention, arXiv 2305.16300)."""
 
 from __future__ import annotations
 
@@ -6,17 +7,20 @@ import random
 from pathlib import Path
 
 from eval.accuracy.tasks.files import read_text
+from eval.accuracy.tasks.haystack import DEPTHS, NOISE
 from eval.accuracy.tasks.task import Room, Sample, Score, Task, needs_file
 
 CONTEXT, PROMPT, NEXT = 6000, 128, 256  # characters
 BREAK = "\n\n"
-_PASSAGE = Path(__file__).parent.parent / "passage.txt"
-_KEY, _ASKED = "The pass key is {}. Remember it, {} is the pass key.", "\nWhat is the pass key? The pass key is"
-_DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_TOLD = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
+    "I will quiz you about the important information there."
+)
+_KEY, _ASKED = "The pass key is {}. Remember it. {} is the pass key.", "What is the pass key? The pass key is"
 
 
 def _repetition(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
-    path = needs_file(file, "a text, such as tinyshakespeare.txt")
+    path = needs_file(file, "shakespeare", "a text, such as tinyshakespeare.txt")
     text, draw = read_text(path), random.Random(seed)
     rule = f"contexts of {CONTEXT} characters, or as many as leave {PROMPT + NEXT} of {room.tokens} tokens"
     if len(text) < CONTEXT:
@@ -53,23 +57,23 @@ def _parted(sample: Sample, text: str) -> bool:
 
 
 def _passkey(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
-    path = file or _PASSAGE
-    filler, draw, most = read_text(path), random.Random(seed), 8
+    """Keys at every depth of three lengths; the filler is RULER's noise, or a file."""
+    filler, draw, most = read_text(file) if file else f"{NOISE} ", random.Random(seed), 8
     lengths = [room.tokens // part for part in (4, 2, 1)]
-    rule = f"lengths {', '.join(map(str, lengths))} tokens x depths {', '.join(map(str, _DEPTHS))}, in turn"
+    rule = f"lengths {', '.join(map(str, lengths))} tokens x depths {', '.join(map(str, DEPTHS))}, in turn"
     samples = []
     for number in range(count):
-        length, depth = lengths[number % 3], _DEPTHS[number // 3 % len(_DEPTHS)]
+        length, depth = lengths[number % 3], DEPTHS[number // 3 % len(DEPTHS)]
         key = f"{draw.randrange(10_000, 100_000)}"
         told = _KEY.format(key, key)
-        space = length - most - len(room.encode(f"\n\n{told}\n\n{_ASKED}")) - 4  # tokens may join otherwise
+        space = length - most - len(room.encode(f"{_TOLD}\n\n{told}\n\n{_ASKED}")) - 4  # tokens may join otherwise
         if space < 16:
-            raise ValueError(f"--max-context = {room.tokens}: too few for a pass key, which needs 600 tokens")
-        text = _filled(filler, space, draw.randrange(len(filler)), room)
-        cut = round(depth * len(text))
-        prompt = room.encode(f"{text[:cut]}\n{told}\n{text[cut:]}\n{_ASKED}")
+            raise ValueError(f"--max-context = {room.tokens}: too few for a pass key; give 1,100 or more")
+        text = _filled(filler, space, draw.randrange(len(filler)) if file else 0, room)
+        cut = text.rfind(" ", 0, round(depth * len(text))) + 1 if depth < 1 else len(text)
+        prompt = room.encode(f"{_TOLD}\n{text[:cut]}\n{told}\n{text[cut:]}\n{_ASKED}")
         samples.append(Sample(prompt, (key,), most, group=f"{length} tokens"))
-    return samples, rule
+    return samples, rule + (f", filler {file.name}" if file else ", filler of repeated noise")
 
 
 def _filled(filler: str, tokens: int, start: int, room: Room) -> str:
@@ -82,5 +86,11 @@ def _found(sample: Sample, text: str) -> Score:
     return {"accuracy": float(text.strip().startswith(sample.answers[0]))}
 
 
-REPETITION = Task(_repetition, _matched, _parted)
-PASSKEY = Task(_passkey, _found, lambda sample, text: len(text.strip()) >= len(sample.answers[0]))
+REPETITION = Task(_repetition, _matched, _parted, kind="shakespeare")
+PASSKEY = Task(
+    _passkey,
+    _found,
+    lambda sample, text: len(text.strip()) >= len(sample.answers[0]),
+    binary=frozenset({"accuracy"}),
+    samples=3 * len(DEPTHS),
+)

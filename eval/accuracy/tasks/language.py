@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import random
+import sysconfig
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +15,13 @@ from csd_spec.checked import record
 from eval.accuracy.tasks.files import read_json, read_text
 from eval.accuracy.tasks.task import Room, Sample, Task, needs_file
 
-FORCED = 256  # tokens
+FORCED = 64  # tokens
 MIN_TOKENS = 32  # tokens of a dialogue that can be used
 
 
 def _wikitext(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
     """Windows at equal distances, each as long as fits."""
-    path = needs_file(file, "a text, such as WikiText-2's wiki.test.raw")
+    path = needs_file(file, "wikitext", "a text, such as WikiText-2's wiki.test.raw")
     ids, length = room.encode(read_text(path)), room.tokens
     if length < 2 * FORCED:
         raise ValueError(f"--max-context = {length}: at least {2 * FORCED} tokens are needed")
@@ -44,7 +46,7 @@ class _Dialogue:
 
 def _sharegpt(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
     """Dialogues in a drawn order: the first half is the prefix."""
-    path = needs_file(file, "a file in the layout of ShareGPT_V3")
+    path = needs_file(file, "sharegpt", "a file in the layout of ShareGPT_V3")
     dialogues = read_json(path, tuple[_Dialogue, ...])
     samples: list[Sample] = []
     for dialogue in random.Random(seed).sample(dialogues, k=len(dialogues)):
@@ -59,5 +61,27 @@ def _sharegpt(file: Path | None, room: Room, count: int, seed: int) -> tuple[lis
     return samples, f"dialogues of {MIN_TOKENS} to {room.tokens} tokens, the last half forced, at most {FORCED}"
 
 
-WIKITEXT = Task(_wikitext)
-SHAREGPT = Task(_sharegpt)
+def _code(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
+    """A window of each of some top-level modules of the standard library, in a drawn order."""
+    if file is not None:
+        raise ValueError(f"--data = {file}: has no effect on code, which reads the standard library; leave it out")
+    folder, length, draw = Path(sysconfig.get_path("stdlib")), room.tokens, random.Random(seed)
+    if length < 2 * FORCED:
+        raise ValueError(f"--max-context = {length}: at least {2 * FORCED} tokens are needed")
+    files = sorted(folder.glob("*.py"))
+    samples: list[Sample] = []
+    for path in draw.sample(files, k=len(files)):
+        ids = room.encode(read_text(path)) if len(samples) < count else []
+        if len(ids) >= length:
+            at = draw.randrange(len(ids) - length + 1)
+            cut = at + length - FORCED
+            samples.append(Sample(ids[at:cut], forced=tuple(ids[cut : at + length])))
+    if not samples:
+        raise ValueError(f"--max-context = {length}: no file of {folder} has so many tokens, give fewer")
+    source = f"modules of Python {platform.python_version()}'s standard library"
+    return samples, f"{source}, a window each: prefix of {length - FORCED} tokens, the next {FORCED} forced"
+
+
+WIKITEXT = Task(_wikitext, kind="wikitext")
+SHAREGPT = Task(_sharegpt, kind="sharegpt")
+CODE = Task(_code)

@@ -1,6 +1,7 @@
-"""Questions on a background, one shot: SQuAD v1.1 (arXiv 1606.05250) and TriviaQA (arXiv 1705.03551).
+"""Questions on a background, few-shot: SQuAD v1.1 (arXiv 1606.05250) and TriviaQA (arXiv 1705.03551).
 
-The prompt is SparQ's (arXiv 2312.04985, appendix): backgrounds of which one holds the answer, an example, the question.
+Each shot has its own background. Confusing backgrounds around the right one, as in SparQ's prompt (arXiv 2312.04985,
+appendix), are an option.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from csd_spec.checked import record
 from eval.accuracy.tasks.files import Text, read_json
 from eval.accuracy.tasks.task import Room, Sample, Score, Task, needs_file
 
-CONFUSION = 7  # backgrounds beside the right one
 MAX_TOKENS = 64  # tokens of an answer
 
 
@@ -61,7 +61,7 @@ class _Squad:
 
 
 def _squad(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
-    path = needs_file(file, "a file in the layout of SQuAD v1.1")
+    path = needs_file(file, "squad", "a file in the layout of SQuAD v1.1")
     questions = [
         Question(
             asked.question, tuple(answer.text for answer in asked.answers), _background(article.title, part.context)
@@ -99,7 +99,7 @@ class _TriviaQa:
 
 def _triviaqa(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
     """Backgrounds are the search results' descriptions: the documents themselves are files of their own."""
-    path = needs_file(file, "a file in the layout of TriviaQA")
+    path = needs_file(file, "triviaqa", "a file in the layout of TriviaQA")
     questions = []
     for asked in read_json(path, _TriviaQa).Data:
         answers = tuple(dict.fromkeys((asked.Answer.Value, *asked.Answer.Aliases)))
@@ -114,39 +114,45 @@ def _background(title: str, text: str) -> str:
 
 
 def _samples(questions: list[Question], path: Path, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
-    """Questions in a drawn order; each has as many confusion contexts as fit, at most CONFUSION."""
+    """Questions in a drawn order; where one does not fit, confusing backgrounds are dropped first, then shots."""
     if not questions:
         raise ValueError(f"{path}: no question in it")
-    draw, samples, confusions = random.Random(seed), [], []
+    draw, samples, used = random.Random(seed), [], []
     for number in draw.sample(range(len(questions)), k=min(count, len(questions))):
         asked = questions[number]
-        others = [q for q in questions if q.background != asked.background]
-        draw.shuffle(others)
-        backgrounds = list(dict.fromkeys(q.background for q in others if q.background))[:CONFUSION]
-        shot = next(iter(others), None)
+        others = {q.background: q for q in questions if q.background != asked.background and q.background}
+        drawn = draw.sample(list(others.values()), k=min(room.shots + room.confusions, len(others)))
+        shots, confusions = drawn[: room.shots], [q.background for q in drawn[room.shots :]]
         place = draw.random()
-        while True:
-            prompt = room.encode(_prompt(asked, shot, backgrounds, place))
-            if len(prompt) + MAX_TOKENS <= room.tokens:
-                break
-            if not backgrounds:
+        while len(prompt := room.encode(_prompt(asked, shots, confusions, place))) + MAX_TOKENS > room.tokens:
+            if not (confusions or shots):
                 raise ValueError(
                     f"--max-context = {room.tokens}: question {number} of {path} has {len(prompt)} tokens without any "
-                    f"confusion context, and {MAX_TOKENS} more are generated"
+                    f"shot or confusing background, and {MAX_TOKENS} more are generated"
                 )
-            backgrounds.pop()
-        confusions.append(len(backgrounds))
+            (confusions or shots).pop()
+        used.append((len(shots), len(confusions)))
         samples.append(Sample(prompt, asked.answers, MAX_TOKENS))
-    fewest, most = min(confusions), max(confusions)
-    return samples, f"1 shot, {CONFUSION} confusion contexts or as many as fit {room.tokens} tokens: {fewest} to {most}"
+    shown, confusing = (_range(each) for each in zip(*used, strict=True))
+    return samples, f"{shown} shots, {confusing} confusing backgrounds, as {room.tokens} tokens hold"
 
 
-def _prompt(asked: Question, shot: Question | None, backgrounds: list[str], place: float) -> str:
-    told = list(backgrounds)
+def _range(counts: tuple[int, ...]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _prompt(asked: Question, shots: list[Question], confusions: list[str], place: float) -> str:
+    """Shots, each with its background; then the question's own background among others, and the question."""
+    told = list(confusions)
     if asked.background:
         told.insert(round(place * len(told)), asked.background)
-    example = f"Question: {shot.question}\nAnswer: {shot.answers[0]}\n" if shot else ""
-    return "\n".join([*told, f"{example}Question: {asked.question}\nAnswer:"])
+    solved = [f"{_asking([shot.background], shot)} {shot.answers[0]}" for shot in shots]
+    return "\n\n".join([*solved, _asking(told, asked)])
+
+
+def _asking(backgrounds: list[str], asked: Question) -> str:
+    return "\n".join([*backgrounds, f"Question: {asked.question}", "Answer:"])
 
 
 def _normal(text: str) -> list[str]:
@@ -175,5 +181,6 @@ def _line_ended(sample: Sample, text: str) -> bool:
     return "\n" in text.lstrip()
 
 
-SQUAD = Task(_squad, _answered, _line_ended)
-TRIVIAQA = Task(_triviaqa, _answered, _line_ended)
+_BINARY = frozenset({"exact_match", "starts_with"})
+SQUAD = Task(_squad, _answered, _line_ended, kind="squad", binary=_BINARY)
+TRIVIAQA = Task(_triviaqa, _answered, _line_ended, kind="triviaqa", binary=_BINARY)

@@ -12,8 +12,7 @@ from attention_engine import approximate, attend, best_tokens, cover, reference,
 from attention_engine.rtl.golden import sparf_engine
 from attention_engine.rtl.params import EngineRun, EngineShape
 from csd_spec import Compression, KvLayout, KvView
-from eval.accuracy.recorded import record
-from eval.accuracy.selectors import TEXT
+from eval.accuracy.recorded import TEXT, record
 from vcsd.loading import CHECKPOINT, load
 
 TOKENS = 400

@@ -1,9 +1,10 @@
 """Accuracy runs: what is measured is the method's doing, all of it, and nothing of it twice.
 
-partner of: eval/accuracy/accuracy.py, eval/accuracy/plan.py, eval/accuracy/prefilled.py
+partner of: eval/accuracy/accuracy.py, eval/accuracy/batch.py, eval/accuracy/plan.py, eval/accuracy/prefilled.py
 """
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,14 +12,18 @@ import torch
 import vcsd
 from csd_spec import Compression
 from eval.accuracy.accuracy import scores_over_compression
+from eval.accuracy.batch import _generated
+from eval.accuracy.data import find
 from eval.accuracy.measure import measure_accuracy
 from eval.accuracy.plan import Journal, Plan, contenders
 from eval.accuracy.prefilled import Prefilled
 from eval.accuracy.recorded import TEXT
+from eval.accuracy.tasks import Sample, Task
 from eval.accuracy.tasks.language import FORCED
 from eval.plot import save_figure
 from vcsd.loading import CHECKPOINT, load
 
+END = 255  # a token
 PROMPTS = [list(b"one, two, three, four, one, two, three,"), list(b"one, two, three, four, five, six, one, two,")]
 
 
@@ -90,10 +95,62 @@ def test_bits_per_byte_are_those_of_the_model_itself(model):
         logs = torch.log_softmax(model[0](input_ids=torch.tensor([ids])).logits[0].float(), -1)
     nats = -logs[-1 - FORCED : -1].gather(1, torch.tensor(ids[-FORCED:])[:, None]).mean()
     assert row["sample_values"][0] == pytest.approx(float(nats) / 0.6931472, abs=2e-3)
+    assert result["reference_bits_per_byte"] == pytest.approx(row["value"], rel=2e-3)
+
+
+def test_reference_is_by_plain_transformers(model):
+    """The mean over the windows of what one forward without a cache and without drives says."""
+    result = measure_accuracy(*model, plan(methods="local"))
+    ids, nats = list(TEXT.read_bytes()), []
+    for start in (0, len(ids) - 640):
+        window = ids[start : start + 640]
+        with torch.inference_mode():
+            logs = torch.log_softmax(model[0](input_ids=torch.tensor([window])).logits[0].double(), -1)
+        nats.append(-logs[-1 - FORCED : -1].gather(1, torch.tensor(window[-FORCED:])[:, None]).mean())
+    assert result["reference_bits_per_byte"] == pytest.approx(float(sum(nats)) / 2 / 0.69314718, rel=1e-5)
+    assert {row["method"] for row in result["rows"]} == {"local"}
+    assert not any("reference" in row["metric"] for row in result["rows"])
+
+
+def test_dense_on_wikitext_is_within_one_percent_of_transformers(model, data_dir):
+    result = measure_accuracy(*model, plan(methods="dense", data=find("wikitext"), samples=3))
+    (row,) = (row for row in result["rows"] if row["metric"] == "bits_per_byte")
+    assert row["value"] == pytest.approx(result["reference_bits_per_byte"], rel=0.01)
+    assert data_dir in find("wikitext").parents
+
+
+def test_data_is_found_by_its_usual_name(model, tmp_path, monkeypatch):
+    (tmp_path / "wiki.test.raw").write_bytes(TEXT.read_bytes())
+    monkeypatch.delenv("VCSD_DATA", raising=False)
+    with pytest.raises(ValueError, match=r"--data is needed: a text.*VCSD_DATA"):
+        measure_accuracy(*model, plan(methods="dense", data=None))
+    monkeypatch.setenv("VCSD_DATA", str(tmp_path))
+    result = measure_accuracy(*model, plan(methods="dense", data=None, samples=1))
+    assert result["rows"][0]["rule"].startswith("prefix of")
+
+
+def test_text_ends_with_its_end_token(model):
+    """Nothing that follows the end-of-text token counts, and the others go on."""
+    task = Task(lambda *_: ([], ""), lambda sample, text: {"length": len(text)}, binary=frozenset())
+    samples = [Sample(PROMPTS[0], ("x",), 8), Sample(PROMPTS[1], ("x",), 4)]
+    tokens = iter([list(b"ab"), list(b"cd"), [END, ord("e")], list(b"fg"), list(b"hi")])
+
+    class Scripted:
+        def decode(self, steps, choose):
+            assert steps == 8
+            for step, now in enumerate(tokens):
+                logits = torch.zeros(2, 300).scatter_(1, torch.tensor(now)[:, None], 1.0)
+                if choose(step, logits) is None:
+                    return
+            raise AssertionError("both texts have ended")
+
+    tokenizer = SimpleNamespace(eos_token_id=END, decode=lambda ids, **_: bytes(ids).decode())
+    assert _generated(Scripted(), samples, tokenizer, task) == ["ac", "bdeg"]
+    assert next(tokens) == list(b"hi")
 
 
 def test_a_killed_run_goes_on_and_ends_the_same(model, tmp_path):
-    whole = measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9))
+    whole = measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9, max_context=1100))
     ticks = []
 
     def killed(_):
@@ -102,13 +159,15 @@ def test_a_killed_run_goes_on_and_ends_the_same(model, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9), tmp_path, killed)
+        measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9, max_context=1100), tmp_path, killed)
     (left,) = tmp_path.iterdir()
     with left.open("a") as file:
         file.write('{"batch": 1, "met')  # killed while writing
     assert len(Journal(left).done) == 4
     rest = []
-    done = measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9), tmp_path, rest.append)
+    done = measure_accuracy(
+        *model, plan("passkey", "dense,local,sparf", samples=9, max_context=1100), tmp_path, rest.append
+    )
     assert done == whole
     assert len(rest) == 6
     assert not list(tmp_path.iterdir())
@@ -118,14 +177,14 @@ def test_what_was_measured_is_not_used_for_something_else(model, tmp_path):
     def stop(_):
         raise KeyboardInterrupt
 
-    for changes in ({}, {"seed": 1}, {"drives": 1}, {"max_context": 641}):
+    for changes in ({}, {"seed": 1}, {"drives": 1}, {"max_context": 1101}):
         with pytest.raises(KeyboardInterrupt):
-            measure_accuracy(*model, plan("passkey", "dense", **changes), tmp_path, stop)
+            measure_accuracy(*model, plan("passkey", "dense", **({"max_context": 1100} | changes)), tmp_path, stop)
     assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_the_picture_has_every_method(model, tmp_path):
-    result = measure_accuracy(*model, plan("passkey", "dense,local", (2.0, 8.0)))
+    result = measure_accuracy(*model, plan("passkey", "dense,local", (2.0, 8.0), max_context=1100))
     save_figure(scores_over_compression(result), tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
     assert "local" in text

@@ -55,24 +55,40 @@ def prompts(samples):
     return [bytes(sample.prompt).decode() for sample in samples]
 
 
-def test_a_prompt_has_eight_backgrounds_an_example_and_the_question(write):
+def test_shots_have_their_own_backgrounds_and_come_first(write):
     samples, rule = SQUAD.make(write(squad_file()), ROOM, 4, 0)
-    assert rule.endswith("7 to 7")
+    assert rule == "4 shots, 0 confusing backgrounds, as 4096 tokens hold"
     for sample, text in zip(samples, prompts(samples), strict=True):
-        *backgrounds, shot, shot_answer, question, answer = text.split("\n")
+        *shots, asked = text.split("\n\n")
+        assert len(set(shots)) == 4
+        for shot in shots:
+            background, question, answer = shot.split("\n")
+            name = answer.removeprefix("Answer: ")
+            assert background.endswith(f" is called {name}.")
+            assert question == f"Question: Who leads town {name.removeprefix('Ann')}?"
+            assert name != sample.answers[0]
+        assert asked.startswith(f"Title: Town {sample.answers[0].removeprefix('Ann')}. Background: The mayor")
+        assert asked.endswith("?\nAnswer:")
+
+
+def test_confusing_backgrounds_surround_the_right_one(write):
+    samples, rule = SQUAD.make(write(squad_file()), Room(ROOM.encode, 4096, 1, 7), 4, 0)
+    assert rule.startswith("1 shots, 7 confusing backgrounds")
+    places = set()
+    for sample, text in zip(samples, prompts(samples), strict=True):
+        _, asked = text.split("\n\n")
+        *backgrounds, _, _ = asked.split("\n")
         assert len(set(backgrounds)) == 8
-        assert all(line.startswith("Title: Town ") and ". Background: The mayor" in line for line in backgrounds)
-        assert any(sample.answers[0] + "." in line for line in backgrounds)
-        assert shot.startswith("Question: ")
-        assert shot_answer.startswith("Answer: Ann")
-        assert shot != question
-        assert answer == "Answer:"
+        places.add(next(n for n, each in enumerate(backgrounds) if f"{sample.answers[0]}." in each))
+    assert len(places) > 1
 
 
-def test_a_small_context_has_fewer_confusions(write):
-    samples, rule = SQUAD.make(write(squad_file()), Room(ROOM.encode, 420), 3, 0)
-    assert rule.endswith(("3 to 4", "4 to 4", "3 to 3"))
-    assert all(len(sample.prompt) + sample.max_tokens <= 420 for sample in samples)
+def test_a_small_context_drops_confusions_first_then_shots(write):
+    samples, rule = SQUAD.make(write(squad_file()), Room(ROOM.encode, 400, 2, 7), 3, 0)
+    assert rule.startswith("2 shots, 0 confusing")
+    assert all(len(sample.prompt) + sample.max_tokens <= 400 for sample in samples)
+    _, rule = SQUAD.make(write(squad_file()), Room(ROOM.encode, 300, 2, 7), 3, 0)
+    assert rule.startswith("1 shots, 0 confusing")
     with pytest.raises(ValueError, match="max-context = 150: question"):
         SQUAD.make(write(squad_file()), Room(ROOM.encode, 150), 3, 0)
 

@@ -1,0 +1,77 @@
+"""Caches that plain transformers has filled, shipped into drives as if the prompts had been prefilled there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from csd_spec.arrays import F16
+from host_driver.driver import Driver
+from host_driver.hf.adapters import ADAPTERS
+from host_driver.hf.attention import check_range
+from host_driver.hf.cache import CsdCache
+from host_driver.hf.shape import Placement
+from host_driver.hf.staging import stage
+
+
+def can_fill(model: PreTrainedModel, placed: Placement) -> bool:
+    """Whether `filled` serves a model: all layers are in drives, which store what a plain cache stores."""
+    adapted = model.config.get_text_config(decoder=True).model_type in ADAPTERS
+    return not (placed.mixed or placed.shape.latent or adapted)
+
+
+@torch.inference_mode()
+def filled(model: PreTrainedModel, driver: Driver, placed: Placement, caches: Sequence[Cache]) -> CsdCache:
+    """Create a cache in drives and ship the keys and values of other caches into it.
+
+    Args:
+        model: Attached to the drives of `driver`; `can_fill` is true for it.
+        driver: Of the attached drives.
+        placed: Where the model's layers attend.
+        caches: One for each sequence, each of one row without padding.
+
+    Returns:
+        The cache of all sequences, padded on the left to the longest: give it to the model as `past_key_values`.
+
+    Raises:
+        Unsupported: A value is beyond FP16's range.
+        DeviceError: A drive refuses the rows.
+    """
+    config = model.config.get_text_config(decoder=True)
+    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True)  # tells terms of logits
+    max_tokens = getattr(config, "max_position_embeddings", None) or 4096
+    cache = CsdCache(driver, config, max_tokens, placed.in_drives, placed.in_drives)
+    lengths = np.array([each.get_seq_length() for each in caches], np.int64)
+    longest = int(lengths.max())
+    cache.open(len(caches))
+    cache.valid = np.arange(longest) >= longest - lengths[:, None]
+    assert cache.batch is not None
+    for layer in cache.own_layers:
+        load = _Rows(driver, layer.index, [each.layers[layer.index] for each in caches])
+        driver.append(cache.batch, cache.rows, layer.number, lengths, load)
+        layer.length, layer.is_initialized = longest, True
+    driver.settle()
+    return cache
+
+
+class _Rows:
+    """Loads one layer's rows of all sequences, when called."""
+
+    def __init__(self, driver: Driver, index: int, layers: list[Any]) -> None:
+        self.driver, self.index, self.layers = driver, index, layers
+
+    def __call__(self) -> tuple[F16, F16]:
+        """Keys and values, each (sum of tokens, kv_heads, d) as the drives store them."""
+        joined = []
+        for kind in ("keys", "values"):
+            rows = torch.cat([getattr(layer, kind)[0].transpose(0, 1) for layer in self.layers])
+            (stored,) = stage(rows, bf16=self.driver.bf16)()
+            check_range(self.driver, self.index, rows, stored)
+            lacking = self.driver.shape.head_dim - stored.shape[2]  # a narrower V is filled up with zeros
+            joined.append(np.pad(stored, ((0, 0), (0, 0), (0, lacking))) if lacking else stored)
+        return joined[0], joined[1]
