@@ -12,7 +12,7 @@ SOURCES = ("csd_spec", "csd_link", "ftl", "attention_engine", "csd_firmware", "h
 
 
 class Kept:
-    """Values by key, a line of JSON each; path None keeps nothing."""
+    """Values by key, a line of JSON each; path None keeps them in memory alone."""
 
     def __init__(self, path: Path | None) -> None:
         self.path, self._done = path, dict[str, Any]()
@@ -25,13 +25,19 @@ class Kept:
                 self._done[key] = value
             path.write_text("".join(json.dumps(item) + "\n" for item in self._done.items()), encoding="utf-8")
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._done
+
+    def values(self) -> Iterable[Any]:
+        """All values, in the order in which they were made."""
+        return self._done.values()
+
     def get(self, key: str, make: Callable[[], Any]) -> Any:
         """The value of a key: that which was kept, or what is made now."""
         if key in self._done:
             return self._done[key]
-        value = make()
+        value = self._done[key] = make()
         if self.path:
-            self._done[key] = value
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps((key, value)) + "\n")

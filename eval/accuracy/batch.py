@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import vcsd
 from csd_spec import Compression
-from eval.accuracy.plan import DENSE, Counts, Trial, Turn
+from eval.accuracy.contenders import Trial
+from eval.accuracy.plan import DENSE, Counts, Turn
 from eval.accuracy.prefilled import HostPrefill, Prefilled
 from eval.accuracy.rows import REFERENCE
 from eval.accuracy.tasks import Sample, Task

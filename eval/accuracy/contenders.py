@@ -61,6 +61,16 @@ class Trial:
     c: float
     convention: Convention = "bytes"
 
+    @property
+    def budget(self) -> Compression:
+        """The budget that drives are given."""
+        return self.contender.own or Compression(self.c, self.convention)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether this is dense attention on exact values, with which all others are compared."""
+        return self.contender.name == "dense"
+
 
 def _named(name: str) -> Contender:
     """What is known by a name as a whole: layout, method and budget."""

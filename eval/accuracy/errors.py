@@ -70,6 +70,7 @@ def measured(
         output_rel_error: |out - exact| / |exact| of a query head, the mean over steps, passages, heads and layers;
             `_p99` and `_worst` of the same.
         mass_recall: Softmax weight of the attended tokens, the mean; `mass_lost_worst`: what the worst head misses.
+        passages: Mean error of each passage.
         token_recall: Of as many tokens of the largest weight as were attended, the share that was.
         bytes_fetched_share, bytes_useful_share: Of the bytes of all rows of K and V in FP16, what crosses the
             channels, and what passes the filters. Of methods on arrays both are counted by element.
@@ -81,7 +82,10 @@ def measured(
     for layer in layers:
         tallies.append(_on_arrays(trial, layer) if contender.arrays else _on_a_drive(trial, methods, layer))
         tick(None)
-    each = [_row(trial, [tally]) | {"layer": tally.number, "heads": _by_head(tally)} for tally in tallies]
+    each = []
+    for tally in tallies:
+        heads = [float(error) for error in _by_head(tally).mean(0)]
+        each.append(_row(trial, [tally]) | {"layer": tally.number, "heads": heads})
     return _row(trial, tallies), each
 
 
@@ -109,14 +113,15 @@ def _row(trial: Trial, tallies: list[Tally]) -> Row:
         "mass_recall": float(masses.mean()),
         "mass_lost_worst": float(1 - masses.min()),
         "token_recall": float(recalls.mean()),
+        "passages": [float(error) for error in np.mean([_by_head(tally) for tally in tallies], (0, 2))],
         **times,
     }
 
 
-def _by_head(tally: Tally) -> list[float]:
-    """Mean error of each query head over steps and passages."""
-    errors = np.stack(tally.errors).reshape(len(tally.errors), -1, tally.q_heads)
-    return [float(error) for error in errors.mean((0, 1))]
+def _by_head(tally: Tally) -> F64:
+    """Mean error over steps of each passage and query head, (B, q_heads)."""
+    errors: F64 = np.stack(tally.errors).reshape(len(tally.errors), -1, tally.q_heads).mean(0)
+    return errors
 
 
 def _on_a_drive(trial: Trial, methods: Methods, layer: Layer) -> Tally:

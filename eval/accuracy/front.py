@@ -19,7 +19,7 @@ from eval.accuracy.contenders import Contender, Trial, contenders, trials
 from eval.accuracy.errors import Row, measured
 from eval.accuracy.layers import Layer, Passages, record_layers
 from eval.accuracy.recorded import TEXT
-from eval.accuracy.selectors import NOTHING, memory
+from eval.accuracy.selectors import memory
 from eval.experiment import Outcome
 from eval.kept import Kept, fingerprint
 from eval.options import Picture, check_picture, numbers
@@ -102,7 +102,7 @@ def bench_front(
     tried: Sequence[Trial],
     methods: Methods = METHODS,
     tick: Tick = no_tick,
-    kept: Kept = NOTHING,
+    kept: Kept | None = None,
 ) -> list[Row]:
     """All trials, as points of bytes and error; columns as `measured` has them, and whether each is on the front of
     all, and on that of what drives have (`front_drives`)."""
@@ -115,7 +115,7 @@ def bench_front(
 
 
 def report_front(
-    layers: Texts, best: Sequence[Trial], methods: Methods = METHODS, tick: Tick = no_tick, kept: Kept = NOTHING
+    layers: Texts, best: Sequence[Trial], methods: Methods = METHODS, tick: Tick = no_tick, kept: Kept | None = None
 ) -> list[Row]:
     """The trials that were best, on other texts."""
     return [
@@ -124,11 +124,11 @@ def report_front(
 
 
 def _points(
-    layers: list[Layer], tried: Sequence[Trial], methods: Methods, tick: Tick, kept: Kept, text: str = ""
+    layers: list[Layer], tried: Sequence[Trial], methods: Methods, tick: Tick, kept: Kept | None, text: str = ""
 ) -> list[Row]:
-    rows = []
+    done, rows = kept or Kept(None), []
     for trial in tried:
-        row = kept.get(f"{text} {trial}", lambda trial=trial: measured(trial, layers, methods, tick)[0])  # type: ignore[misc]
+        row = done.get(f"{text} {trial}", lambda trial=trial: measured(trial, layers, methods, tick)[0])  # type: ignore[misc]
         rows.append({name: row[name] for name in COLUMNS})
     return rows
 

@@ -7,20 +7,22 @@ differs in nothing but the method. Every answer's first token is the method's to
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from csd_spec.checked import from_json
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.accuracy.batch import BatchRun
 from eval.accuracy.data import find
-from eval.accuracy.plan import Journal, Plan
+from eval.accuracy.plan import Plan, Turn
 from eval.accuracy.rows import REFERENCE, reference, rows
 from eval.accuracy.tasks import TASKS, Room, Sample
+from eval.kept import Kept, fingerprint
 from vcsd.progress import Tick, no_tick
 
 BATCH = 8  # samples that are decoded together
@@ -64,12 +66,13 @@ def measure_accuracy(
     room = Room(encode, plan.max_context, plan.shots, plan.confusions)
     samples, rule = task.make(plan.data, room, plan.samples, plan.seed)
     samples.sort(key=lambda sample: len(sample.prompt))  # prompts of a batch are padded to its longest
-    journal = Journal(progress_dir and progress_dir / f"{_fingerprint(model, plan)}.jsonl")
+    kept = Kept(progress_dir and progress_dir / f"{_fingerprint(model, plan)}.jsonl")
     for numbered in enumerate(samples[first : first + BATCH] for first in range(0, len(samples), BATCH)):
-        _measure_batch(model, tokenizer, plan, numbered, journal, tick)
-    found = [row | {"rule": rule} for row in rows(journal.done, plan)]
-    by_transformers = reference(journal.done, plan)
-    journal.close()
+        _measure_batch(model, tokenizer, plan, numbered, kept, tick)
+    done = [from_json(json.dumps(turn), Turn) for turn in kept.values()]
+    found = [row | {"rule": rule} for row in rows(done, plan)]
+    by_transformers = reference(done, plan)
+    kept.close()
     return {
         "model": Path(model.config.name_or_path).name,
         "task": plan.task,
@@ -87,14 +90,14 @@ def _measure_batch(
     tokenizer: PreTrainedTokenizerBase,
     plan: Plan,
     numbered: tuple[int, list[Sample]],
-    journal: Journal,
+    kept: Kept,
     tick: Tick,
 ) -> None:
-    """Do all trials of one batch that the journal does not have; numbered: the batch's number and samples."""
+    """Do all trials of one batch that have not been kept; numbered: the batch's number and samples."""
     number, samples = numbered
     todo = []
     for trial in plan.trials():
-        if journal.has(number, trial):
+        if f"{number} {trial}" in kept:
             tick(None)
         else:
             todo.append(trial)
@@ -104,19 +107,12 @@ def _measure_batch(
     for bits in dict.fromkeys(trial.contender.bits for trial in todo):
         with run.in_drives(plan.drives, bits, plan.own_methods) as (csd, prefilled):
             for trial in (each for each in todo if each.contender.bits == bits):
-                journal.add(run.turn(number, trial, csd, prefilled))
+                kept.get(f"{number} {trial}", lambda t=trial: asdict(run.turn(number, t, csd, prefilled)))  # type: ignore[misc]
                 tick(None)
 
 
 def _fingerprint(model: PreTrainedModel, plan: Plan) -> str:
     """Changes with the plan, the data, the model's weights and any of our sources."""
-    digest = hashlib.sha256(repr((plan, model.config.to_dict(), INSTCSD_ZYNQ7045_8CH)).encode())
-    folder = Path(model.config.name_or_path)
-    for path in sorted(folder.glob("*.safetensors")) + [path for path in (plan.data, plan.own_methods) if path]:
-        stat = path.stat()
-        digest.update(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
-    root = Path(__file__).parents[2]
-    for package in ("csd_spec", "csd_link", "ftl", "attention_engine", "csd_firmware", "host_driver", "vcsd", "eval"):
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    files = [path for path in (plan.data, plan.own_methods) if path]
+    files += sorted(Path(model.config.name_or_path).glob("*.safetensors"))
+    return fingerprint([plan, model.config.to_dict(), INSTCSD_ZYNQ7045_8CH], files)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from attention_engine import METHODS, Methods
 from csd_spec import Compression
-from csd_spec.checked import from_json, value
+from csd_spec.checked import value
 from csd_spec.planes import is_lossy
 from csd_spec.sparf import Convention
-from eval.accuracy.contenders import Contender, on_drives
+from eval.accuracy.contenders import Contender, Trial, on_drives
 from eval.accuracy.tasks import TASKS
 
 ConventionChoice = Literal["both", "bytes", "paper"]
@@ -34,31 +33,6 @@ def default_samples(task: str) -> int:
     if task not in TASKS:
         raise ValueError(f"task = {task!r}: must be one of {', '.join(TASKS)}")
     return TASKS[task].samples
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A method at one budget.
-
-    Attributes:
-        contender: The method.
-        c: Compression C of 1/C of the KV data.
-        convention: What the compression counts.
-    """
-
-    contender: Contender
-    c: float
-    convention: Convention
-
-    @property
-    def budget(self) -> Compression:
-        """The budget that drives are given."""
-        return self.contender.own or Compression(self.c, self.convention)
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether this is dense attention on exact values, with which all others are compared."""
-        return self.contender.name == DENSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,35 +118,3 @@ class Turn:
     def is_of(self, trial: Trial) -> bool:
         """Whether this is a turn of a trial."""
         return (self.method, self.compression, self.convention) == (trial.contender.name, trial.c, trial.convention)
-
-
-@dataclass(slots=True)
-class Journal:
-    """Turns that are done, kept in a file while a run lasts, so that a killed one goes on where it stopped."""
-
-    path: Path | None
-    done: list[Turn] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.path and self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                try:
-                    self.done.append(from_json(line, Turn))
-                except ValueError:
-                    break  # the line during which the run was killed
-            self.path.write_text("".join(json.dumps(asdict(turn)) + "\n" for turn in self.done), encoding="utf-8")
-
-    def has(self, batch: int, trial: Trial) -> bool:
-        return any(turn.batch == batch and turn.is_of(trial) for turn in self.done)
-
-    def add(self, turn: Turn) -> None:
-        self.done.append(turn)
-        if self.path:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(turn)) + "\n")
-
-    def close(self) -> None:
-        """The run is over: nothing is left to go on with."""
-        if self.path:
-            self.path.unlink(missing_ok=True)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from csd_spec.arrays import F64
+from eval.accuracy.contenders import Trial
 from eval.accuracy.intervals import Shape, bootstrap, clopper_pearson, mcnemar, paired_bootstrap, ratio
-from eval.accuracy.plan import Plan, Trial, Turn
+from eval.accuracy.plan import Plan, Turn
 from eval.accuracy.tasks import TASKS
 
 REFERENCE = "reference_bits_per_byte"  # a count of dense turns, by plain transformers

@@ -25,7 +25,6 @@ from vcsd.options import MethodsFile, ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
 from vcsd.tables import table
 
-NOTHING = Kept(None)
 PROGRESS = Path("build/selectors")
 
 
@@ -45,14 +44,15 @@ def bench_selectors(
     tried: Sequence[Trial],
     methods: Methods = METHODS,
     tick: Tick = no_tick,
-    kept: Kept = NOTHING,
+    kept: Kept | None = None,
 ) -> dict[str, Any]:
     """Every trial on the decode steps of some layers; columns: `measured`. `methods` has a row for each trial,
     `by_layer` one for each of its layers."""
+    done = kept or Kept(None)
     rows: list[Row] = []
     by_layer: list[Row] = []
     for trial in tried:
-        whole, each = kept.get(repr(trial), lambda trial=trial: measured(trial, layers, methods, tick))  # type: ignore[misc]
+        whole, each = done.get(repr(trial), lambda trial=trial: measured(trial, layers, methods, tick))  # type: ignore[misc]
         rows.append(whole)
         by_layer += each
     return {
@@ -67,7 +67,7 @@ def bench_selectors(
 
 def errors_over_bytes(result: dict[str, Any]) -> Any:
     """A figure of the error over the bytes fetched, a line for each method."""
-    figure, axes = new_figure(width=8.5)
+    figure, axes = new_figure(width=11, height=7)
     shown = [row for row in result["methods"] if row["within_budget"] and row["name"] != "dense"]
     for name, convention in dict.fromkeys((row["name"], row["convention"]) for row in shown):
         rows = [row for row in shown if (row["name"], row["convention"]) == (name, convention)]
@@ -77,7 +77,7 @@ def errors_over_bytes(result: dict[str, Any]) -> Any:
     axes.set(
         xscale="log", yscale="log", xlabel="bytes fetched / bytes of K and V", ylabel="relative error of the output"
     )
-    axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.01, 1))
+    axes.legend(fontsize=6, ncols=2, loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
 
 

@@ -15,11 +15,12 @@ from eval.accuracy.accuracy import scores_over_compression
 from eval.accuracy.batch import _generated
 from eval.accuracy.data import find
 from eval.accuracy.measure import measure_accuracy
-from eval.accuracy.plan import Journal, Plan, contenders
+from eval.accuracy.plan import Plan, contenders
 from eval.accuracy.prefilled import Prefilled
 from eval.accuracy.recorded import TEXT
 from eval.accuracy.tasks import Sample, Task
 from eval.accuracy.tasks.language import FORCED
+from eval.kept import Kept
 from eval.plot import save_figure
 from vcsd.loading import CHECKPOINT, load
 
@@ -162,8 +163,8 @@ def test_a_killed_run_goes_on_and_ends_the_same(model, tmp_path):
         measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9, max_context=1100), tmp_path, killed)
     (left,) = tmp_path.iterdir()
     with left.open("a") as file:
-        file.write('{"batch": 1, "met')  # killed while writing
-    assert len(Journal(left).done) == 4
+        file.write('["1 Trial(')  # killed while writing
+    assert len(list(Kept(left).values())) == 4
     rest = []
     done = measure_accuracy(
         *model, plan("passkey", "dense,local,sparf", samples=9, max_context=1100), tmp_path, rest.append

@@ -26,7 +26,7 @@ from vcsd.loading import CHECKPOINT, load
 def result():
     model, tokenizer = load(CHECKPOINT)
     return bench_selectors(
-        record_layers(model, tokenizer, TEXT.read_text(), Passages(1024, 2, 2)), trials(contenders(), [2, 4, 8])
+        record_layers(model, tokenizer, TEXT.read_text(), Passages(1024, 2, 1)), trials(contenders(), [2, 4, 8])
     )
 
 
@@ -118,6 +118,8 @@ def test_rows_by_layer_and_head_add_up_to_the_row_of_all(result):
         assert [part["layer"] for part in mine] == layers == [0, 1, 2, 3]
         assert {(part["name"], part["convention"]) for part in mine} == {(row["name"], row["convention"])}
         assert np.mean([part["output_rel_error"] for part in mine]) == pytest.approx(row["output_rel_error"])
+        assert len(row["passages"]) == result["sequences"]
+        assert np.mean(row["passages"]) == pytest.approx(row["output_rel_error"])
         assert max(part["output_rel_error_worst"] for part in mine) == row["output_rel_error_worst"]
         for part in mine:
             assert len(part["heads"]) == 8
