@@ -4,6 +4,7 @@ import importlib.util
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -29,7 +30,12 @@ settings.register_profile(RANDOM, settings.get_profile("ci"), derandomize=False,
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Use the same examples in each run unless `--hypothesis-profile` selects another profile."""
+    """Use the same examples in each run unless `--hypothesis-profile` selects another profile.
+
+    Let Ctrl-C interrupt also where a shell that runs commands in the background has it ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("ci")
 

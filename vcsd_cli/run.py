@@ -196,7 +196,7 @@ def run(
     if tiers.residency and not in_tiers:
         asked["residency"] = {"policy": tiers.residency, "why": "", "turns": done.report.steps + 1} | NOTHING_MOVES
     if output is Output.NORMAL:
-        _show(done, asked, agreed)
+        _show(done, asked, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name)
     if recorder and recorder.steps and isinstance(setting, Setting):
         with status("timing other methods"):
             times = time_steps(recorder, what.attention or setting.attention.method, setting.attention, where.methods)
@@ -228,7 +228,7 @@ def _figures(done: Continuation, agreed: Agreement | None, times: StepTimes | No
     }
 
 
-def _show(done: Continuation, asked: dict[str, Any], agreed: Agreement | None) -> None:
+def _show(done: Continuation, asked: dict[str, Any], agreed: Agreement | None, model: str) -> None:
     """A run for people, after the text."""
     selected = [str(asked[name]) for name in ("r", "k", "l") if name in asked]
     compared = (
@@ -241,6 +241,7 @@ def _show(done: Continuation, asked: dict[str, Any], agreed: Agreement | None) -
         else ()
     )
     rows = (
+        ("model", model),
         *([("r, k, l at the last step", ", ".join(selected))] if selected else []),
         *([("layout", f"{asked['layout']}, lossy, {asked['lossy']}")] if asked.get("lossy") else []),
         *compared,

