@@ -47,7 +47,7 @@ class Field:
     """Who takes part."""
 
     method: Annotated[str, typer.Option(help="with commas; ours comes at its own budget")] = (
-        "dense,sparf,h2o,local,quest,ours"
+        "dense,sparf,h2o,quest,ours"
     )
     compression: Annotated[str, typer.Option(help="C of 1/C of the KV data, with commas")] = "8"
     convention: Annotated[
