@@ -30,7 +30,7 @@ class Question:
     ] = None
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=1 << 20, help="samples, if the file has so many (default: 8; passkey: 15)"),
+        typer.Option(min=1, max=1 << 20, help="samples, if the file has so many (default: 8; passkey: 15, squad: 24)"),
     ] = None
     max_context: Annotated[
         int | None, typer.Option(min=1, max=1 << 20, help="tokens of a sample (default: 2048, or the model's if fewer)")

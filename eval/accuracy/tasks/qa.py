@@ -20,7 +20,7 @@ from csd_spec.checked import record
 from eval.accuracy.tasks.files import Text, read_json
 from eval.accuracy.tasks.task import Room, Sample, Score, Task, needs_file
 
-MAX_TOKENS = 64  # tokens of an answer
+MAX_TOKENS = 32  # tokens of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +114,22 @@ def _background(title: str, text: str) -> str:
 
 
 def _samples(questions: list[Question], path: Path, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
-    """Questions in a drawn order; where one does not fit, confusing backgrounds are dropped first, then shots."""
+    """Questions in a drawn order; where one does not fit, confusing backgrounds are dropped first, then shots.
+
+    Shots are other questions on the same background, as in GPT-3's few-shot form (arXiv 2005.14165, section 2.4), and
+    only where there are not enough of them questions on other backgrounds.
+    """
     if not questions:
         raise ValueError(f"{path}: no question in it")
     draw, samples, used = random.Random(seed), [], []
     for number in draw.sample(range(len(questions)), k=min(count, len(questions))):
         asked = questions[number]
+        same = [q for q in questions if q.background == asked.background and q.question != asked.question]
+        shots = draw.sample(same, k=min(room.shots, len(same)))
         others = {q.background: q for q in questions if q.background != asked.background and q.background}
-        drawn = draw.sample(list(others.values()), k=min(room.shots + room.confusions, len(others)))
-        shots, confusions = drawn[: room.shots], [q.background for q in drawn[room.shots :]]
+        lacking = room.shots - len(shots)
+        drawn = draw.sample(list(others.values()), k=min(lacking + room.confusions, len(others)))
+        shots, confusions = [*drawn[:lacking], *shots], [q.background for q in drawn[lacking:]]
         place = draw.random()
         while len(prompt := room.encode(_prompt(asked, shots, confusions, place))) + MAX_TOKENS > room.tokens:
             if not (confusions or shots):
@@ -130,7 +137,7 @@ def _samples(questions: list[Question], path: Path, room: Room, count: int, seed
                     f"--max-context = {room.tokens}: question {number} of {path} has {len(prompt)} tokens without any "
                     f"shot or confusing background, and {MAX_TOKENS} more are generated"
                 )
-            (confusions or shots).pop()
+            confusions.pop() if confusions else shots.pop(0)
         used.append((len(shots), len(confusions)))
         samples.append(Sample(prompt, asked.answers, MAX_TOKENS))
     shown, confusing = (_range(each) for each in zip(*used, strict=True))
@@ -143,16 +150,22 @@ def _range(counts: tuple[int, ...]) -> str:
 
 
 def _prompt(asked: Question, shots: list[Question], confusions: list[str], place: float) -> str:
-    """Shots, each with its background; then the question's own background among others, and the question."""
+    """Shots on other backgrounds with these; then the question's own background among others, the shots on it, and the
+    question."""
     told = list(confusions)
     if asked.background:
         told.insert(round(place * len(told)), asked.background)
-    solved = [f"{_asking([shot.background], shot)} {shot.answers[0]}" for shot in shots]
-    return "\n\n".join([*solved, _asking(told, asked)])
+    apart = [f"{shot.background}\n{_asked(shot)}" for shot in shots if shot.background != asked.background]
+    same = [_asked(shot) for shot in shots if shot.background == asked.background]
+    return "\n\n".join([*apart, *(["\n".join(told)] if told else []), *same, _asking(asked)])
 
 
-def _asking(backgrounds: list[str], asked: Question) -> str:
-    return "\n".join([*backgrounds, f"Question: {asked.question}", "Answer:"])
+def _asked(shot: Question) -> str:
+    return f"{_asking(shot)} {shot.answers[0]}"
+
+
+def _asking(asked: Question) -> str:
+    return f"Question: {asked.question}\nAnswer:"
 
 
 def _normal(text: str) -> list[str]:
@@ -182,5 +195,5 @@ def _line_ended(sample: Sample, text: str) -> bool:
 
 
 _BINARY = frozenset({"exact_match", "starts_with"})
-SQUAD = Task(_squad, _answered, _line_ended, kind="squad", binary=_BINARY)
+SQUAD = Task(_squad, _answered, _line_ended, kind="squad", binary=_BINARY, samples=24)
 TRIVIAQA = Task(_triviaqa, _answered, _line_ended, kind="triviaqa", binary=_BINARY)

@@ -59,7 +59,7 @@ def test_shots_have_their_own_backgrounds_and_come_first(write):
     samples, rule = SQUAD.make(write(squad_file()), ROOM, 4, 0)
     assert rule == "4 shots, 0 confusing backgrounds, as 4096 tokens hold"
     for sample, text in zip(samples, prompts(samples), strict=True):
-        *shots, asked = text.split("\n\n")
+        *shots, told, asked = text.split("\n\n")
         assert len(set(shots)) == 4
         for shot in shots:
             background, question, answer = shot.split("\n")
@@ -67,8 +67,22 @@ def test_shots_have_their_own_backgrounds_and_come_first(write):
             assert background.endswith(f" is called {name}.")
             assert question == f"Question: Who leads town {name.removeprefix('Ann')}?"
             assert name != sample.answers[0]
-        assert asked.startswith(f"Title: Town {sample.answers[0].removeprefix('Ann')}. Background: The mayor")
-        assert asked.endswith("?\nAnswer:")
+        assert told.startswith(f"Title: Town {sample.answers[0].removeprefix('Ann')}. Background: The mayor")
+        assert asked.startswith("Question: Who leads") and asked.endswith("?\nAnswer:")
+
+
+def test_shots_on_the_same_background_come_before_others(write):
+    file = squad_file(3)
+    qas = file["data"][0]["paragraphs"][0]["qas"]
+    qas += [{"question": f"Which number has {n}?", "answers": [{"text": f"{n}"}]} for n in range(3)]
+    found, _ = SQUAD.make(write(file), Room(ROOM.encode, 4096, 4), 6, 0)
+    samples = dict(zip(prompts(found), found, strict=True))
+    text = next(text for text, sample in samples.items() if sample.answers == ("Ann0",))
+    apart, background, *same, asked = text.split("\n\n")
+    assert apart.startswith(("Title: Town 1.", "Title: Town 2."))
+    assert background == "Title: Town 0. Background: The mayor of town 0 is called Ann0."
+    assert sorted(same) == [f"Question: Which number has {n}?\nAnswer: {n}" for n in range(3)]
+    assert asked == "Question: Who leads town 0?\nAnswer:"
 
 
 def test_confusing_backgrounds_surround_the_right_one(write):
@@ -76,8 +90,8 @@ def test_confusing_backgrounds_surround_the_right_one(write):
     assert rule.startswith("1 shots, 7 confusing backgrounds")
     places = set()
     for sample, text in zip(samples, prompts(samples), strict=True):
-        _, asked = text.split("\n\n")
-        *backgrounds, _, _ = asked.split("\n")
+        _, told, _ = text.split("\n\n")
+        backgrounds = told.split("\n")
         assert len(set(backgrounds)) == 8
         places.add(next(n for n, each in enumerate(backgrounds) if f"{sample.answers[0]}." in each))
     assert len(places) > 1
@@ -89,15 +103,15 @@ def test_a_small_context_drops_confusions_first_then_shots(write):
     assert all(len(sample.prompt) + sample.max_tokens <= 400 for sample in samples)
     _, rule = SQUAD.make(write(squad_file()), Room(ROOM.encode, 300, 2, 7), 3, 0)
     assert rule.startswith("1 shots, 0 confusing")
-    with pytest.raises(ValueError, match="max-context = 150: question"):
-        SQUAD.make(write(squad_file()), Room(ROOM.encode, 150), 3, 0)
+    with pytest.raises(ValueError, match="max-context = 120: question"):
+        SQUAD.make(write(squad_file()), Room(ROOM.encode, 120), 3, 0)
 
 
 def test_trivia_takes_every_alias_and_the_search_results(write):
     (sample,), _ = TRIVIAQA.make(write(TRIVIA), ROOM, 5, 0)
     assert sample.answers == ("Sunset Boulevard", "Sunset Blvd")
     assert prompts([sample]) == [
-        "Title: A site. Background: On Sunset Boulevard ...\nQuestion: Which street?\nAnswer:",
+        "Title: A site. Background: On Sunset Boulevard ...\n\nQuestion: Which street?\nAnswer:",
     ]
 
 
