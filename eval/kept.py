@@ -33,7 +33,7 @@ class Kept:
         return self._done.values()
 
     def get(self, key: str, make: Callable[[], Any]) -> Any:
-        """The value of a key: that which was kept, or what is made now."""
+        """The kept value of a key, or a new one made by `make`."""
         if key in self._done:
             return self._done[key]
         value = self._done[key] = make()

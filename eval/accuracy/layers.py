@@ -1,4 +1,4 @@
-"""Recorded layers: a prompt, decode steps behind it, and what exact attention gives at each."""
+"""Recorded layers: a prompt, the decode steps after it, and the exact attention output of each step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SLICE = "a number, numbers with commas, or a slice such as 0:12:3"
 
 @dataclass(frozen=True, slots=True)
 class Passages:
-    """What is recorded of a text."""
+    """Sizes of a recording."""
 
     tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="prompt length")] = 1536
     steps: Annotated[int, typer.Option(min=1, max=1 << 17, help="decode steps")] = 2
@@ -50,7 +50,7 @@ class Exact:
 
 @dataclass(slots=True)
 class Layer:
-    """What is decoded of one layer behind a prompt of `tokens` tokens; number: the layer's in its model."""
+    """One layer's decode steps after a prompt of `tokens` tokens; number: index of the layer in its model."""
 
     recorded: Recorded
     tokens: int
@@ -155,7 +155,7 @@ def gaussian(layers: list[Layer], seed: int = 0) -> list[Layer]:
 
 
 def _placed(recorded: Recorded, tokens: int, n: int) -> Recorded:
-    """The same with each head's K and V of the prompt in another order: in every WINDOW, tokens whose K are alike share
+    """The same with the keys and values of the prompt in another order: in every WINDOW, tokens with similar keys share
     a page. The last WINDOW stays, so that recent tokens are the last ones."""
     k, v = recorded.k.copy(), recorded.v.copy()
     for start in range(0, (tokens // WINDOW - 1) * WINDOW, WINDOW):

@@ -1,4 +1,4 @@
-"""Rows of q, k and v that break methods of attention: each scenario is what one of them cannot stand.
+"""Scenarios: generated q, k and v on which attention methods are known to fail.
 
 A scenario is a function of a generator of random numbers and a shape. It returns q (H, G, S, d), k and v (H, S, d) in
 FP32; logits are q k^T / sqrt(d). Only the last queries are ever used, the others are what methods that look back see.
@@ -80,7 +80,7 @@ def biases(draw: np.random.Generator, shape: Shape) -> Rows:
 
 
 def scattered(draw: np.random.Generator, shape: Shape) -> Rows:
-    """One relevant token in each 48: whole pages hold little of what matters."""
+    """One relevant token in each 48: a page holds few relevant tokens."""
     q, k, v = _normal(draw, shape)
     tokens = np.arange(7, shape.S - 48, 48)
     _towards(k, tokens, _asking(draw, q), 9)
@@ -89,7 +89,7 @@ def scattered(draw: np.random.Generator, shape: Shape) -> Rows:
 
 
 def opposed(draw: np.random.Generator, shape: Shape) -> Rows:
-    """Query heads that share K and V want different tokens, and other channels."""
+    """Query heads of one KV head attend to different tokens, by other channels."""
     q, k, v = _normal(draw, shape)
     for head in range(shape.G):
         direction = draw.standard_normal((HEADS, shape.d), np.float32)
@@ -125,7 +125,7 @@ def outliers(draw: np.random.Generator, shape: Shape) -> Rows:
 
 
 def drift(draw: np.random.Generator, shape: Shape) -> Rows:
-    """K and V wander with the text: ranges and means of the beginning say nothing of the end."""
+    """Keys and values drift: ranges and means of the first tokens do not hold for the last ones."""
     q, k, v = _normal(draw, shape)
     for part in (k, v):
         part += np.cumsum(0.15 * draw.standard_normal(part.shape, np.float32), 1)
@@ -175,7 +175,7 @@ SCENARIOS: dict[str, tuple[Callable[[np.random.Generator, Shape], Rows], int, in
 
 
 def scenario(name: str, tokens: int, steps: int, seed: int) -> Layer:
-    """A scenario as a layer that decodes `steps` steps behind `tokens` tokens."""
+    """A scenario as a layer that decodes `steps` steps after `tokens` tokens."""
     make, G, d = SCENARIOS[name]
     draw = np.random.default_rng([seed, *name.encode()])
     q, k, v = make(draw, Shape(G, tokens + steps, d))

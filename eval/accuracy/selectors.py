@@ -1,4 +1,4 @@
-"""What each method fetches and how far its output is from exact attention, on recorded q, k and v."""
+"""Bytes, error and modelled time of each attention method on recorded q, k and v."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRESS = Path("build/selectors")
 
 
 def chosen(names: str | None, known: list[Contender]) -> list[Contender]:
-    """Contenders by names with commas between them; raises ValueError for one that there is none of."""
+    """Contenders by names with commas between them; raises ValueError for an unknown name."""
     table_of = {each.name: each for each in known}
     if names is None:
         return known
@@ -91,7 +91,7 @@ def experiment(
     ] = "2,4,5.333,8,16",
     plot: Picture = None,
     methods: MethodsFile = None,
-    random: Annotated[bool, typer.Option("--gaussian", help="rows of random normal q, k and v besides")] = False,
+    random: Annotated[bool, typer.Option("--gaussian", help="also measure random normal q, k and v")] = False,
     progress_dir: Annotated[Path, typer.Option(help="where a killed run leaves what it has measured")] = PROGRESS,
 ) -> Outcome:
     """Every method's bytes, error and modelled time on recorded q, k, v."""

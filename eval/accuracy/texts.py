@@ -55,7 +55,7 @@ def read(text: Path | None) -> str:
 
     Raises:
         OSError: There is no such file.
-        ValueError: It is no text, or a name's data file is not there or not what it is called.
+        ValueError: The file is not text, or the data file of a name is missing or has another layout.
     """
     name = str(text)
     if text is None or text.exists() or name not in ("code", *_READ):
@@ -73,8 +73,7 @@ def read(text: Path | None) -> str:
 
 
 def check(text: Path | None) -> Path | None:
-    """Raise OSError or ValueError for what is neither a file of text nor a name whose data is there, before anything
-    that takes long."""
+    """Raise OSError or ValueError for a text that cannot be read, before any long computation."""
     if text is not None:
         read(text)
     return text

@@ -49,8 +49,8 @@ def page_shares(layers: list[Recorded], compressions: Sequence[float], n: int) -
 def recorded_shares(setup: Setup, compressions: Sequence[float], model: Path | None = None) -> Shares:
     """The same of a model on the shipped text, in pages as large as the setup's.
 
-    Of a model with many layers every third is recorded. Without a model it is SmolLM2-135M where that has been fetched,
-    else the shipped one.
+    Every third layer of a model with many layers is recorded. The default model is SmolLM2-135M if it has been fetched,
+    otherwise the shipped one.
     """
     folder = model or _trained() or CHECKPOINT
     loaded, tokenizer = load(folder)
@@ -63,7 +63,7 @@ def recorded_shares(setup: Setup, compressions: Sequence[float], model: Path | N
 
 
 def recorded_system(setup: Setup, model: Path) -> InStorage:
-    """SparF that touches as many pages as it does of a model's attention."""
+    """SparF with the page share that is recorded from a model."""
     shares = recorded_shares(setup, [setup.compression], model)
     name = f"InstI-SparF, pages of {shares.model}"
     return replace(SPARF, name=name, page_share=shares.by_compression[setup.compression])
