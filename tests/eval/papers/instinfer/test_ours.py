@@ -15,7 +15,7 @@ from tests.eval.papers.instinfer.setups import small_setup
 
 @pytest.fixture(scope="module")
 def result():
-    return judge(PAPER, claimed(simulate(small_setup(), cases(0.4)), 0.4))
+    return judge(PAPER, claimed(simulate(small_setup(), cases(0.4)), 0.4, "none"))
 
 
 def test_every_claim_has_a_row(result):
