@@ -8,10 +8,9 @@ from eval.experiment import Outcome, flat
 from eval.options import Picture, check_picture, number
 from eval.papers.instinfer.options import (
     BatchSizes,
-    CompressionFactor,
     EnoughDrives,
-    RecordedModel,
     Rows,
+    Sparse,
     Work,
     rows_outcome,
     run,
@@ -44,22 +43,21 @@ def experiment(
     machine: Machine,
     work: Work,
     simulated: Simulated,
+    sparse: Sparse,
     drives: EnoughDrives = None,
     batch_sizes: BatchSizes = "64",
-    compression: CompressionFactor = 8,
-    recorded_model: RecordedModel = None,
     plot: Picture = None,
 ) -> Outcome:
     """Seconds of each unit of a drive in the middle decode step (figure 16), and how tokens would best be shared by
     drives and a GPU."""
     check_picture(plot)
-    setup, batch = work.setup(machine, simulated, compression), number("batch_sizes", batch_sizes)
+    setup, batch = work.setup(machine, simulated, sparse.compression), number("batch_sizes", batch_sizes)
     systems: tuple[InStorage, ...] = IN_DRIVES
-    if recorded_model:
+    if sparse.recorded_model:
         with status("recording attention"):
             from eval.papers.instinfer.page_shares import recorded_system
 
-            systems += (recorded_system(setup, recorded_model),)
+            systems += (recorded_system(setup, sparse.recorded_model),)
     drives = drives or enough(setup, systems, batch)
     runs = run(simulated, setup, cases(batch, drives, systems))
     found = rows(runs, batch, drives, systems)

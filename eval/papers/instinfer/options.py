@@ -40,6 +40,14 @@ RecordedModel = Annotated[
 CompressionFactor = Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="C of SparF's and SparQ's 1/C")]
 
 
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """SparF's and SparQ's budget, and a model by whose attention SparF touches pages in one row more."""
+
+    compression: CompressionFactor = 8
+    recorded_model: RecordedModel = None
+
+
 def setup_of(machine: Machine, simulated: Simulated, **more: Any) -> Setup:
     """The setup that these options name, the paper's where they do not, of its GPU as many as hold the model; more: its
     other fields."""

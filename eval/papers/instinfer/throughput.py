@@ -9,10 +9,9 @@ from eval.experiment import Outcome
 from eval.options import Picture, check_picture, numbers
 from eval.papers.instinfer.options import (
     BatchSizes,
-    CompressionFactor,
     EnoughDrives,
-    RecordedModel,
     Rows,
+    Sparse,
     Work,
     rows_outcome,
     run,
@@ -65,22 +64,21 @@ def experiment(
     machine: Machine,
     work: Work,
     simulated: Simulated,
+    sparse: Sparse,
     drives: EnoughDrives = None,
     batch_sizes: BatchSizes = "4,16,32,64,128,256",
-    compression: CompressionFactor = 8,
-    recorded_model: RecordedModel = None,
     plot: Picture = None,
 ) -> Outcome:
     """Tokens a second of the paper's five systems and of our paged method (figures 4, 12, 13), and by their data sheets
     of a GPU that holds K and V, of one that streams them from host memory, and of vLLM."""
     check_picture(plot)
-    setup, batches = work.setup(machine, simulated, compression), numbers("batch_sizes", batch_sizes)
+    setup, batches = work.setup(machine, simulated, sparse.compression), numbers("batch_sizes", batch_sizes)
     systems: tuple[InStorage, ...] = IN_DRIVES
-    if recorded_model:
+    if sparse.recorded_model:
         with status("recording attention"):
             from eval.papers.instinfer.page_shares import recorded_system
 
-            systems += (recorded_system(setup, recorded_model),)
+            systems += (recorded_system(setup, sparse.recorded_model),)
     drives = drives or enough(setup, systems, min(batches))
     runs = run(simulated, setup, cases(batches, drives, systems))
     found = rows(runs, batches, drives, (*HOSTS, *BY_DATA_SHEET), systems)
