@@ -38,6 +38,7 @@ from csd_spec import (
 )
 from ftl import LAYOUTS, OutOfSpace
 from ftl.flash.tag import MAX_STREAMS
+from ftl.kv.usage import table_bytes
 
 
 def _nothing(state: DriveState, command: Any) -> None: ...
@@ -82,17 +83,19 @@ def check_create(state: DriveState, command: SeqCreate) -> None:
         raise Refused(str(error)) from error
     pages = command.kv_heads * layout.embedding_pages
     require(pages <= MAX_STREAMS, f"kv_heads = {command.kv_heads}: {pages} streams, at most {MAX_STREAMS}")
-    heads = [(seq.layers * seq.heads, seq.layout) for seq in state.ftl.sequences.values()]
-    wanted = command.count * _table_bytes(command.layers * command.kv_heads, layout)
-    used = sum(_table_bytes(*each) for each in heads)
+    _check_tables(state, command.count, command.count * table_bytes(command.layers, command.kv_heads, layout))
+
+
+def check_fork(state: DriveState, command: SeqFork) -> None:
+    """Raise OutOfSpace where the tables of all sequences would not fit drive DRAM."""
+    parents = [state.ftl.sequence(handle) for handle in command.seqs]
+    _check_tables(state, len(parents), sum(table_bytes(seq.layers, seq.heads, seq.layout) for seq in parents))
+
+
+def _check_tables(state: DriveState, count: int, wanted: int) -> None:
+    used = state.ftl.kv.usage.total.table_bytes
     if wanted + used > state.spec.dram_bytes:
-        raise OutOfSpace(f"{command.count} sequences need tables of {wanted} bytes, {used} of drive DRAM are taken")
-
-
-def _table_bytes(heads: int, layout: KvLayout) -> int:
-    """Of one sequence: a sum of V, and a slot and a buffer for each stream."""
-    streams = 2 + layout.embedding_pages + (layout.planes is not None)
-    return heads * (4 * layout.head_dim + 12 * streams)
+        raise OutOfSpace(f"{count} sequences need tables of {wanted} bytes, {used} of drive DRAM are taken")
 
 
 def append(state: DriveState, command: KvAppend, watch: Stopwatch) -> Completion:
@@ -155,7 +158,7 @@ ACTS: dict[type[Any], Act] = {
     KvGather: Act(objects.gather, objects.check_gather),
     KvCrop: Act(crop),
     KvFree: Act(free),
-    SeqFork: Act(objects.fork),
+    SeqFork: Act(objects.fork, check_fork),
     KvName: Act(objects.name, objects.check_name),
     KvExist: Act(objects.exist),
     KvDrop: Act(objects.drop),

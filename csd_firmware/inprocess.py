@@ -15,6 +15,8 @@ from attention_engine import METHODS, Methods
 from csd_firmware.folder import DriveFolder, describe, described
 from csd_firmware.step import Firmware
 from csd_io.folder import DiskFolder, Durability
+from csd_link.cutting import parts_of, submit_in_parts
+from csd_link.window import WindowLayout
 from csd_spec import Command, Completion, DeviceError, DriveSpec, Flush, Status
 from ftl import IN_MEMORY, Medium, Nand
 
@@ -28,7 +30,8 @@ class InProcessDevice:
     until it is closed. private: the folder is only read, changes stay in memory. methods: what its firmware knows of
     attention. durability: what a flush outlives, see `csd_io.folder.DiskFolder`. threads: of its kernels; no bit
     depends on them. medium: where pages are while the drive has power (`csd_io.medium.Medium`): in memory, or in
-    the folder's files.
+    the folder's files. max_bytes: see `csd_spec.Device`; what a drive of its own process takes by default, so that
+    modelled times are the same.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class InProcessDevice:
         threads: int = 1,
         medium: Medium = IN_MEMORY,
     ) -> None:
+        self.max_bytes = WindowLayout().slot_bytes
         self._folder = None if path is None else DriveFolder(spec, path, private, durability)
         self.name = str(path or spec.name)
         try:
@@ -91,6 +95,9 @@ class InProcessDevice:
         return tuple(self.firmware.methods)
 
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        return submit_in_parts(self._submit, command, submit_ns, self.max_bytes)
+
+    def _submit(self, command: Command, submit_ns: int) -> Future[Completion]:
         return self._queue(partial(self.firmware.step, command, submit_ns))
 
     def carry_out(self, command: Command, submit_ns: int) -> Completion:
@@ -101,7 +108,7 @@ class InProcessDevice:
         overrides `submit`.
         """
         own = getattr(self.submit, "__func__", None) is not InProcessDevice.submit
-        if own or not self._newest.done() or _has_handlers():
+        if own or not self._newest.done() or _has_handlers() or len(parts_of(command, self.max_bytes)) > 1:
             return self.submit(command, submit_ns).result()
         with self._works:
             return _uninterrupted(lambda: self.firmware.step(command, submit_ns))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +46,7 @@ class Namespace:
     What changes something raises MediumFailed on a failed drive, and fails the drive as a command does.
     """
 
-    def __init__(self, firmware: Firmware, lock: threading.Lock) -> None:
+    def __init__(self, firmware: Firmware, lock: AbstractContextManager[object]) -> None:
         self._firmware, self._lock = firmware, lock
         blocks = firmware.ftl.blocks
         self.page_bytes = firmware.spec.geometry.page_bytes

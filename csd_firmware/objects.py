@@ -98,10 +98,14 @@ def drop(state: DriveState, command: KvDrop, watch: Stopwatch) -> Completion:
     return Completion(status=Status.SUCCESS)
 
 
+def unnamed(state: DriveState, tenant: int) -> list[int]:
+    """Handles of a tenant's sequences of which nothing has a name."""
+    return [seq.handle for seq in state.ftl.sequences.values() if seq.label == tenant and not seq.names]
+
+
 def sweep(state: DriveState, command: SeqSweep, watch: Stopwatch) -> Completion:
     """Free what has no name."""
-    sequences = state.ftl.sequences.values()
-    gone = [seq.handle for seq in sequences if seq.label == state.tenant and not seq.names]
+    gone = unnamed(state, state.tenant)
     state.ftl.free(gone, watch.now_ns)
     for handle in gone:
         state.close(handle)
@@ -118,6 +122,6 @@ def names(state: DriveState, command: KvList, watch: Stopwatch) -> Completion:
 def _table(found: list[tuple[int, int]], count: int) -> tuple[U64, I64]:
     """Handles and tokens, zeros behind those found."""
     handles, tokens = np.zeros(count, np.uint64), np.zeros(count, np.int64)
-    for number, (handle, length) in enumerate(found):
-        handles[number], tokens[number] = handle, length
+    if found:
+        handles[: len(found)], tokens[: len(found)] = zip(*found, strict=True)
     return handles, tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,14 @@ from csd_firmware.schedule import Units
 from csd_spec import Attend, DriveSpec, FlashCounters, KvAppend, Status
 from csd_spec.arrays import F16, F32
 from ftl import Ftl, Nand, PagePlan, Uncorrectable, kept
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A tenant's part of a drive. share: of everything that tenants use, above 0 to 1."""
+
+    tenant: str
+    share: float
 
 
 class DriveState:
@@ -28,6 +37,7 @@ class DriveState:
         self.units = Units(self.ftl, EngineClock(spec.engine))
         self.history = History()
         self.tenant = 0  # whose command is carried out
+        self.quotas: dict[int, Quota] = {}  # by label; tenants without one may use everything
         for finding in self.ftl.findings:
             self.history.refuse("power-on", Status.UNRECOVERED_READ_ERROR, finding)
         self.ftl.counters.power_cycles += 1

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from attention_engine import METHODS, Methods
 from csd_firmware.acts import ACTS, Run
 from csd_firmware.check import NO_LIMIT, Refused, check, check_time, nbytes_in, seqs_of
+from csd_firmware.objects import unnamed
+from csd_firmware.quotas import check_quota
 from csd_firmware.short import short_step
 from csd_firmware.state import DriveState
 from csd_firmware.stopwatch import Stopwatch
@@ -25,6 +27,12 @@ STATUS_OF = (
     (Uncorrectable, Status.UNRECOVERED_READ_ERROR),
     (FtlError, Status.INTERNAL_ERROR),
 )
+
+
+def status_of(error: Refused | FtlError) -> Status:
+    """The status of a completion that says so."""
+    return next(status for kind, status in STATUS_OF if isinstance(error, kind))
+
 
 _FAILED = "the drive has failed and only reads now"
 
@@ -67,8 +75,7 @@ class Firmware:
         try:
             return self._carry_out(command, submit_ns, tenant, max_bytes)
         except (Refused, FtlError) as error:
-            status = next(status for kind, status in STATUS_OF if isinstance(error, kind))
-            return self.refuse(name, status, str(error), submit_ns)
+            return self.refuse(name, status_of(error), str(error), submit_ns)
         except BaseException as error:
             self.fail(name, error, command)
             if not isinstance(error, Exception):
@@ -145,19 +152,23 @@ class Firmware:
         if verb is None or verb.effect is None or isinstance(verb.effect, Settles | Creates | Binds):
             return []
         if isinstance(verb.effect, Sweeps):
-            mine = self.state.tenant
-            return [seq.handle for seq in self.ftl.sequences.values() if seq.label == mine and not seq.names]
+            return unnamed(self.state, self.state.tenant)
         return list(seqs_of(command))
+
+    def check(self, command: Command, tenant: int, max_bytes: int = NO_LIMIT) -> tuple[Verb, Run]:
+        """The verb of a good command, and what carries it out; raises Refused or an FtlError for any other."""
+        verb = check(self.state, command, max_bytes)
+        check_quota(self.state, verb, command, tenant)
+        act = ACTS[verb.command]
+        act.check(self.state, command)
+        return verb, act.run
 
     def _begun(self, command: Command, max_bytes: int) -> tuple[Verb, Run]:
         """The verb of a good command, and what carries it out, or ends what is done already the short way."""
         end = short_step(self.state, command, max_bytes)
         if end:
             return VERBS[Attend], end
-        verb = check(self.state, command, max_bytes)
-        act = ACTS[verb.command]
-        act.check(self.state, command)
-        return verb, act.run
+        return self.check(command, self.state.tenant, max_bytes)
 
     def _complete(self, verb: Verb, nbytes_in: int, done: Completion, watch: Stopwatch) -> Completion:
         watch.until("flash_program", done.finish_ns)

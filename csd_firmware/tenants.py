@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from hashlib import blake2s
 from typing import Any
@@ -10,11 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_firmware.check import NO_LIMIT, Refused, seqs_of
-from csd_firmware.step import Firmware
+from csd_firmware.objects import unnamed
+from csd_firmware.slices import SEQUENCES, ends, is_long, joined, slices
+from csd_firmware.state import Quota
+from csd_firmware.step import Firmware, status_of
 from csd_link.served_drive import DEFAULT
-from csd_spec import Command, Completion, Status
-from csd_spec.verbs import VERBS, Array, Kind, Names
-from ftl import UnknownSequence
+from csd_spec import Command, Completion, KvFree, SeqSweep, Status
+from csd_spec.verbs import VERBS, Array, Creates, Forks, Kind, Names
+from ftl import FtlError, UnknownSequence
 
 _ROUNDS = 6
 _HALF = (1 << 32) - 1
@@ -50,13 +54,27 @@ class Handles:
 
 
 class Tenant:
-    """One tenant's way into a firmware: `step` takes and gives its handles."""
+    """One tenant's way into a firmware: `step` takes and gives its handles.
 
-    def __init__(self, firmware: Firmware, secret: bytes, name: str = DEFAULT) -> None:
+    share: what it may use of the drive, above 0 to 1; with less than 1 its long commands are carried out in slices.
+    turns: entered for every command, or slice of one, where the firmware has other users too.
+    """
+
+    def __init__(
+        self,
+        firmware: Firmware,
+        secret: bytes,
+        name: str = DEFAULT,
+        share: float = 1.0,
+        turns: AbstractContextManager[object] | None = None,
+    ) -> None:
         self._firmware, self._handles = firmware, Handles(secret, name)
+        self._shares, self._turn = share < 1, turns or nullcontext()
         self._label = 0 if name == DEFAULT else int.from_bytes(blake2s(name.encode(), digest_size=7).digest(), "little")
         self._numbers: dict[int, int] = {}  # of handles in use
         self._epoch_ns = 0
+        if self._shares:
+            firmware.state.quotas[self._label] = Quota(name, share)
 
     def attach(self) -> None:
         """A host begins: its modelled time is 0 when the drive has done all that it was given before."""
@@ -71,7 +89,8 @@ class Tenant:
 
     def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
         """The completion of what is no good command."""
-        return self._firmware.refuse(command, status, reason, submit_ns)
+        with self._turn:
+            return self._firmware.refuse(command, status, reason, submit_ns)
 
     def step(self, command: Command, submit_ns: int, max_bytes: int = NO_LIMIT) -> Completion:
         """`Firmware.step` for commands with this tenant's handles; another's are as unknown as made up ones.
@@ -80,21 +99,58 @@ class Tenant:
         """
         verb = VERBS.get(type(command))
         if verb is None:
-            return self._firmware.step(command, submit_ns)  # which refuses it
-        if verb.names is not Names.NONE:
-            try:
+            with self._turn:
+                return self._firmware.step(command, submit_ns)  # which refuses it
+        try:
+            if verb.names is not Names.NONE:
                 numbers = tuple(map(self._number, seqs_of(command)))
-            except Refused as error:
-                return self.refuse(verb.name, Status.INVALID_FIELD, str(error), submit_ns)
-            except UnknownSequence as error:
-                return self.refuse(verb.name, Status.UNKNOWN_SEQUENCE, str(error), submit_ns)
-            command = replace(command, seqs=numbers)  # type: ignore[arg-type]  # only some of the union have seqs
-        done = self._firmware.step(command, submit_ns + self._epoch_ns, self._label, max_bytes)
+                command = replace(command, seqs=numbers)  # type: ignore[arg-type]  # only some of the union have seqs
+            parts = self._parts(command, max_bytes) if self._shares else [command]
+        except (Refused, FtlError) as error:
+            return self.refuse(verb.name, status_of(error), str(error), submit_ns)
+        done = self._run(command, parts, submit_ns + self._epoch_ns, max_bytes)
         done = replace(done, submit_ns=submit_ns, finish_ns=done.finish_ns - self._epoch_ns)
         if done.status is Status.SUCCESS:
             pairs = zip(verb.reply, done.data, strict=True)
             done = replace(done, data=tuple(self._seen(each, data) for each, data in pairs))
         return done
+
+    def _parts(self, command: Command, max_bytes: int) -> list[Command]:
+        """A command in slices; raises Refused or an FtlError for a long one that must not be carried out.
+
+        That is found out while others have their turns: it depends on this tenant's sequences, which wait for it.
+        """
+        if isinstance(command, SeqSweep):
+            with self._turn:
+                gone = unnamed(self._firmware.state, self._label)
+            return slices(KvFree(tuple(gone))) if len(gone) > SEQUENCES else [command]
+        if not is_long(command):
+            return [command]
+        self._firmware.check(command, self._label, max_bytes)
+        return slices(command)
+
+    def _run(self, command: Command, parts: list[Command], submit_ns: int, max_bytes: int) -> Completion:
+        """Carry out a command that was cut into parts; where one is refused, what those before it made is freed."""
+        carried_out = list[Completion]()
+        for part in parts:
+            at_ns = carried_out[-1].finish_ns if carried_out else submit_ns
+            with self._turn:
+                done = self._firmware.step(part, at_ns, self._label, max_bytes)
+            if len(parts) == 1:
+                return done
+            if done.status is not Status.SUCCESS:
+                self._undo(command, carried_out)
+                return replace(done, submit_ns=submit_ns, finish_ns=submit_ns)
+            carried_out.append(done)
+            if ends(part, done):
+                break
+        return joined(command, parts, carried_out)
+
+    def _undo(self, command: Command, carried_out: list[Completion]) -> None:
+        if isinstance(VERBS[type(command)].effect, Creates | Forks):
+            for done in carried_out:
+                with self._turn:
+                    self._firmware.step(KvFree(tuple(done.data[0].tolist())), done.finish_ns, self._label)
 
     def _seen(self, array: Array, data: NDArray[Any]) -> NDArray[Any]:
         """An array of a reply, with this tenant's handles; 0 is none."""

@@ -5,43 +5,66 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from csd_link.doorbell import SocketDoorbell, call
-from csd_link.host_end import PATIENCE_S, Lost, WindowDevice
+from csd_link.host_end import PATIENCE_S, AttachedDevice, Lost, WindowDevice
+from csd_link.lease import HeldError, Lease, closing_both
 from csd_link.medium import FileMedium, MappedMedium
 from csd_link.nvme import PassthroughMedium
 from csd_link.run_dir import doorbell_path, window_path
 from csd_link.served_drive import ADMIN
 from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, Identity, Kind, Medium, unpack
 
-Connect = Callable[[], WindowDevice]
+Connect = Callable[[], AttachedDevice]
 
 
 def connect(window: Path) -> WindowDevice:
-    """The drive behind a window in shared memory, with a doorbell beside it; raises Lost where none answers."""
-    try:
-        line = call(doorbell_path(window))
-    except OSError as error:
-        raise Lost(f"no drive is served at {window}: {error}") from error
-    try:
-        return WindowDevice(MappedMedium(window), SocketDoorbell(line), line.close)
-    except (OSError, ValueError) as error:
-        line.close()
-        raise Lost(f"no drive is served at {window}: {error}") from error
+    """Attach to the drive behind a window in shared memory, with a doorbell.
+
+    Raises:
+        Lost: No drive answers, or another host holds the window.
+    """
+    with ExitStack() as undo:
+        try:
+            lease = Lease(window)
+            undo.callback(lease.close)
+            line = call(doorbell_path(window))  # after the lease: the drive hangs up on the host before
+            undo.callback(line.close)
+            device = WindowDevice(MappedMedium(window), SocketDoorbell(line), closing_both(lease, line.close))
+        except HeldError as error:
+            raise Lost(str(error)) from error
+        except (OSError, ValueError) as error:
+            raise Lost(f"no drive is served at {window}: {error}") from error
+        undo.pop_all()
+    return device
 
 
 def open_window(path: Path, number: int = 0, offset_bytes: int = 0) -> WindowDevice:
     """Drive `number` of those whose windows follow each other in a file, a block device, or an NVMe character device,
-    by reads and writes alone."""
+    by reads and writes alone.
+
+    Raises:
+        Lost: No drive answers, or another host holds the window.
+    """
     at = offset_bytes
     for _ in range(number):
         medium = _medium(path, at)
         at += _identity(medium, path).layout.blocks * BLOCK_BYTES
         medium.close()
-    medium = _medium(path, at)
-    _identity(medium, path)
-    return WindowDevice(medium, close=medium.close)
+    with ExitStack() as undo:
+        medium = _medium(path, at)
+        undo.callback(medium.close)
+        _identity(medium, path)
+        try:
+            lease = Lease(path, at)
+        except HeldError as error:
+            raise Lost(str(error)) from error
+        undo.callback(lease.close)
+        device = WindowDevice(medium, close=closing_both(lease, medium.close))
+        undo.pop_all()
+    return device
 
 
 def _medium(path: Path, offset_bytes: int) -> FileMedium | PassthroughMedium:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from csd_io.crc import crc32
@@ -21,7 +23,16 @@ from csd_link.window import (
     next_generation,
     unpack,
 )
-from csd_link.wire import ENTRY, MAX_NS, Request, WireError, decode, encode_completion
+from csd_link.wire import (
+    ENTRY,
+    Buffer,
+    Request,
+    WireError,
+    checked,
+    decode,
+    encode_completion,
+    unpack_entry,
+)
 from csd_spec import Command, Completion, Status
 
 
@@ -44,6 +55,22 @@ class Service(Protocol):
 BEAT_S = 0.1
 SPIN_S = 200e-6  # look again without a pause for so long, and give way to whoever else wants the processor
 LOOK_S = 0.002  # for a new host, while one is attached
+
+
+def carry_out(service: Service, read: Callable[[], tuple[Request, int]], max_bytes: int) -> Completion:
+    """A request's completion, whatever it says: nothing that a host sends stops the drive.
+
+    read: the request and when it is submitted, in ns of modelled time; raises WireError.
+    """
+    submit_ns = 0
+    try:
+        request, submit_ns = read()
+        return service.step(decode(request), submit_ns, max_bytes)
+    except WireError as error:
+        return service.refuse("undecoded", error.status, str(error), submit_ns)
+    except Exception as error:
+        reason = f"firmware: {type(error).__name__}: {error}"
+        return service.refuse("failed", Status.INTERNAL_ERROR, reason, submit_ns)
 
 
 class DriveEnd:
@@ -83,7 +110,7 @@ class DriveEnd:
         awaited = Kind.REQUEST, self.host, self.drive, self.sequence
         if not self.host or block is None or (block.kind, block.host, block.drive, block.sequence) != awaited:
             return False
-        done = self._carry_out(block.body)
+        done = carry_out(self.service, partial(self._request, block.body), self.layout.slot_bytes)
         body, data = encode_completion(done, crc32)
         if len(body) + len(data) <= BODY_BYTES:
             body += data
@@ -99,24 +126,9 @@ class DriveEnd:
         self.sequence += 1
         return True
 
-    def _carry_out(self, body: bytes | bytearray | memoryview) -> Completion:
-        """A request's completion, whatever it says: nothing that a host writes stops the drive."""
-        submit_ns = 0
-        try:
-            request, submit_ns = self._request(body)
-            return self.service.step(decode(request), submit_ns, self.layout.slot_bytes)
-        except WireError as error:
-            return self.service.refuse("undecoded", error.status, str(error), submit_ns)
-        except Exception as error:
-            reason = f"firmware: {type(error).__name__}: {error}"
-            return self.service.refuse("failed", Status.INTERNAL_ERROR, reason, submit_ns)
-
     def _request(self, body: bytes | bytearray | memoryview) -> tuple[Request, int]:
-        if len(body) < ENTRY.size:
-            raise WireError(f"an entry of {len(body)} bytes: it has {ENTRY.size}")
-        opcode, _, _, _, submit_ns, size, crc, *parameters = ENTRY.unpack_from(body)
-        if submit_ns > MAX_NS:
-            raise WireError(f"submit_ns = {submit_ns}: at most {MAX_NS}")
+        opcode, parameters, submit_ns, size, crc = unpack_entry(body)
+        payload: Buffer
         if size <= BODY_BYTES - ENTRY.size:
             payload = bytearray(body[ENTRY.size : ENTRY.size + size])
         elif size <= self.layout.slot_bytes:
@@ -125,9 +137,7 @@ class DriveEnd:
             payload = blocks
         else:
             raise WireError(f"payload of {size} bytes: this window's slots hold {self.layout.slot_bytes}")
-        if len(payload) != size or crc32(payload) != crc:
-            raise WireError(f"payload of {size} bytes does not match its checksum", Status.TRANSFER_ERROR)
-        return Request(opcode, tuple(parameters), payload), submit_ns
+        return checked(Request(opcode, parameters, payload), size, crc), submit_ns
 
 
 class WindowServer:

@@ -9,9 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
+from typing import Protocol
 
 from csd_io.crc import crc32
+from csd_link.cutting import submit_in_parts
 from csd_link.doorbell import Doorbell, Polling
+from csd_link.lease import holder, own_words
 from csd_link.liveness import Liveness
 from csd_link.window import (
     BLOCK_BYTES,
@@ -25,8 +29,8 @@ from csd_link.window import (
     next_generation,
     unpack,
 )
-from csd_link.wire import ENTRY, PARAMETERS, Request, WireError, decode_completion, encode
-from csd_spec import Command, Completion, DriveSpec, Status
+from csd_link.wire import ENTRY, Request, WireError, decode_completion, encode, pack_entry
+from csd_spec import Command, Completion, Device, DriveSpec, Status
 
 LOOK_S = 0.05  # at the drive's header, while waiting
 SPIN_S = 200e-6  # look again without a pause for so long, and give way to whoever else wants the processor
@@ -40,8 +44,31 @@ class Lost(ConnectionError):
     """The drive's firmware went away or began anew, or another host took the window."""
 
 
+class TakenError(Lost):
+    """Another host has the window; a host that attached again would take it back, and so on."""
+
+
 class Silent(Lost):
     """Nothing is known of the drive: it may have ended, or stand still and go on later."""
+
+
+class AttachedDevice(Device, Protocol):
+    """A served drive that a host has attached to."""
+
+    @property
+    def identity(self) -> Identity:
+        """What the drive has said of itself."""
+        ...
+
+    @property
+    def lost(self) -> Lost | None:
+        """Why the drive is lost; None while it is not."""
+        ...
+
+    @property
+    def max_bytes(self) -> int:
+        """Of a command's payload, and of its data: what a slot holds."""
+        ...
 
 
 class HostEnd:
@@ -70,7 +97,7 @@ class HostEnd:
             mine = before.host if before and before.kind is Kind.HOST else 0
             self.identity, self.drive = identity, header.drive
             self.host = next_generation(mine, header.host)
-            self.medium.write(HOST_HEADER, Block(Kind.HOST, self.host, self.drive, 0).pack())
+            self.medium.write(HOST_HEADER, Block(Kind.HOST, self.host, self.drive, 0, own_words()).pack())
         self.attached = header.host == self.host
         return self.attached
 
@@ -92,9 +119,8 @@ class HostEnd:
             )
         if not inline:
             self.medium.write(layout.to_drive(sequence), payload)
-        parameters = (*request.parameters, *(0,) * (PARAMETERS - len(request.parameters)))
-        crc = crc32(payload)
-        entry = ENTRY.pack(request.opcode, 0, sequence & 0xFFFF, 1, submit_ns, len(payload), crc, *parameters)
+        crc, size = crc32(payload), len(payload)
+        entry = pack_entry(request.opcode, request.parameters, sequence, submit_ns, size, crc)
         body = entry + payload if inline else entry
         block = Block(Kind.REQUEST, self.host, self.drive, sequence, body)
         self.medium.write(layout.request(sequence), block.pack())
@@ -111,19 +137,25 @@ class HostEnd:
         awaited = Kind.COMPLETION, self.host, self.drive, sequence
         if block is None or (block.kind, block.host, block.drive, block.sequence) != awaited:
             return None
-        self.ended += 1
         try:
-            head = decode_completion(block.body)
-            data = block.body[head.size :]
-            if len(data) != head.data_bytes:
-                if head.data_bytes > layout.slot_bytes:
-                    raise WireError("more data than a slot holds")
-                data = self.medium.read(layout.to_host(sequence), -(-head.data_bytes // BLOCK_BYTES))[: head.data_bytes]
-            if crc32(data) != head.data_crc:
-                raise WireError("data that does not match its checksum")
-            return head.with_data(data)
+            return self._completed(block, sequence)
         except WireError as error:
             return Completion(status=Status.TRANSFER_ERROR, reason=f"from the drive: {error}")
+        finally:
+            self.ended += 1  # only now: another thread may submit meanwhile, and its completion would take the slot
+
+    def _completed(self, block: Block, sequence: int) -> Completion:
+        """The completion that a block announces, with its data; raises WireError."""
+        assert self.identity is not None
+        layout, head = self.identity.layout, decode_completion(block.body)
+        data = block.body[head.size :]
+        if len(data) != head.data_bytes:
+            if head.data_bytes > layout.slot_bytes:
+                raise WireError("more data than a slot holds")
+            data = self.medium.read(layout.to_host(sequence), -(-head.data_bytes // BLOCK_BYTES))[: head.data_bytes]
+        if crc32(data) != head.data_crc:
+            raise WireError("data that does not match its checksum")
+        return head.with_data(data)
 
     def look(self) -> int:
         """The drive's beat; raises Lost when it is not the one that was attached to."""
@@ -133,7 +165,7 @@ class HostEnd:
         if header.drive != self.drive:
             raise Lost("its firmware has begun anew")
         if header.host != self.host:
-            raise Lost("another host has taken its window")
+            raise TakenError(f"another host has taken its window: {holder(self.medium.read(HOST_HEADER))}")
         self.beat = header.sequence
         return self.beat
 
@@ -170,9 +202,9 @@ class WindowDevice:
         """Attach to the drive; raises Lost when it does not answer."""
         self._doorbell, self._close, self._end = doorbell or Polling(), close, HostEnd(medium)
         self._turn, self._reaping = threading.Condition(), False
-        self._submitting = threading.Lock()
+        self._submitting, self._ending = threading.Lock(), threading.Lock()
         self._waiting: deque[Future[Completion]] = deque()
-        self.lost: Lost | None = None
+        self._lost: Lost | None = None
         try:
             self._attach()
         except OSError as error:
@@ -198,6 +230,10 @@ class WindowDevice:
         return self._end.identity
 
     @property
+    def lost(self) -> Lost | None:
+        return self._lost
+
+    @property
     def name(self) -> str:
         return self.identity.name
 
@@ -205,7 +241,16 @@ class WindowDevice:
     def spec(self) -> DriveSpec:
         return self.identity.spec
 
+    @property
+    def max_bytes(self) -> int:
+        """Of a command's payload, and of its data: what a slot holds."""
+        return self.identity.layout.slot_bytes
+
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        return submit_in_parts(self._submit, command, submit_ns, self.max_bytes)
+
+    def _submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        """Submit a command that fits a slot."""
         return self.request(encode(command), submit_ns)
 
     def request(self, request: Request, submit_ns: int) -> Future[Completion]:
@@ -213,22 +258,22 @@ class WindowDevice:
         future = Pending(self._reap)
         with self._submitting:
             while not self.lost and not self._end.room:
-                self._reap(self._waiting[0])
+                with suppress(IndexError):  # another thread has ended the last one
+                    self._reap(self._waiting[0])
             if self.lost:
-                future.set_result(_path_lost(self.lost))
+                future.set_result(path_lost(self.lost))
                 return future
             self._waiting.append(future)
             try:
                 self._end.submit(request, submit_ns)
                 self._doorbell.ring()
-            except ValueError:
-                self._waiting.pop()
+            except (ValueError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in _FULL:
+                    self._fail(error)
+                    return future
+                with suppress(ValueError):  # nothing was begun: it did not fit, or the window's memory is full
+                    self._waiting.remove(future)
                 raise
-            except OSError as error:
-                if error.errno in _FULL:  # of the window; nothing was begun
-                    self._waiting.pop()
-                    raise
-                self._fail(error)
         return future
 
     def close(self) -> None:
@@ -248,7 +293,9 @@ class WindowDevice:
                 self._reaping = True
             try:
                 done = self._next()
-                self._waiting.popleft().set_result(done)
+                with self._ending:
+                    if not self.lost:  # else it has ended with the others
+                        self._waiting.popleft().set_result(done)
             except OSError as error:
                 self._fail(error)
             finally:
@@ -259,6 +306,8 @@ class WindowDevice:
     def _next(self) -> Completion:
         """The next completion; raises Lost when the drive has ended. One that stands still is waited for: it goes on
         where it was, and to give it anything again would cost modelled time."""
+        if self.lost:
+            raise self.lost
         began = looked = moved = time.perf_counter()
         beat = -1
         while (done := self._end.poll()) is None:
@@ -279,9 +328,10 @@ class WindowDevice:
 
     def _fail(self, error: OSError) -> None:
         """The drive is gone: end everything that is under way."""
-        self.lost = error if isinstance(error, Lost) else self._reason(error)
-        while self._waiting:
-            self._waiting.popleft().set_result(_path_lost(self.lost))
+        with self._ending:
+            self._lost = self._lost or (error if isinstance(error, Lost) else self._reason(error))
+            while self._waiting:
+                self._waiting.popleft().set_result(path_lost(self._lost))
 
     def _reason(self, error: OSError) -> Lost:
         """Why the drive's end of the doorbell closed: it has ended, or another host is about to attach."""
@@ -297,5 +347,6 @@ class WindowDevice:
         return Lost(f"its firmware is gone ({error})")
 
 
-def _path_lost(lost: Lost) -> Completion:
+def path_lost(lost: Lost) -> Completion:
+    """The completion of a command whose drive is lost."""
     return Completion(status=Status.PATH_LOST, reason=str(lost))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_link.host_end import Lost, Silent, WindowDevice
+from csd_link.cutting import Deferred
+from csd_link.host_end import AttachedDevice, Lost, Silent, TakenError
 from csd_spec import (
     Command,
     Completion,
@@ -27,6 +28,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import F16, U64, key_list, keys_of
+from csd_spec.planes import is_lossy
 from csd_spec.verbs import VERBS, Array, Binds, Creates, Crops, Forks, Frees, Kind, Names, Settles, Stores, Sweeps
 
 RESTART_S = 20.0  # how long a drive may take to come back
@@ -59,6 +61,7 @@ class Held:
 
     create: or forked from which sequence, as far as which token; None of one that was found under a key. layers: none
     of one that was found, or forked from such a one: what it has is not known here. names: prefixes by key, in tokens.
+    lossy: whether its layout rounds the rows of a full group.
     """
 
     create: SeqCreate | tuple[int, int] | None
@@ -66,6 +69,7 @@ class Held:
     layers: list[Layer]
     flushed: bool = False  # whether the drive knows it after a restart
     names: dict[bytes, int] = field(default_factory=dict)
+    lossy: bool = False
 
 
 class RecoveringDevice:
@@ -73,14 +77,15 @@ class RecoveringDevice:
 
     Rows of K and V stay here until a flush acknowledges them. After a restart the drive is brought to where it was:
     what was flushed is there, what was freed since is freed, the rest is made and appended again. Then the command that
-    was under way is given again. Forks, and changes of sequences that were found under a key, are flushed at once: by
-    the next flush what they began with may be gone. Methods that remember something between steps (`h2o`) begin anew.
+    was under way is given again. Forks, crops in layouts that round, and changes of sequences that were found under a
+    key are flushed at once: by the next flush what they began with may be gone. Methods that remember something between
+    steps (`h2o`) begin anew.
     Handles that the host sees are made here: a drive may give one twice that it has forgotten.
 
     connect: attaches to the drive, or raises Lost.
     """
 
-    def __init__(self, connect: Callable[[], WindowDevice]) -> None:
+    def __init__(self, connect: Callable[[], AttachedDevice]) -> None:
         self._connect, self._device = connect, connect()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self.name)
         self._held: dict[int, Held] = {}  # by the handle that the host knows
@@ -98,8 +103,24 @@ class RecoveringDevice:
     def spec(self) -> DriveSpec:
         return self._device.spec
 
+    @property
+    def max_bytes(self) -> int:
+        """See `WindowDevice.max_bytes`."""
+        return self._device.max_bytes
+
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        if VERBS[type(command)].overlaps:
+            begun = self._worker.submit(self._begin, command, submit_ns)
+            return Deferred(lambda: self._end(begun.result().result(), command, submit_ns))
         return self._worker.submit(self._run, command, submit_ns)
+
+    def _begin(self, command: Command, submit_ns: int) -> Future[Completion]:
+        """Give the drive a command that changes nothing, and may be under way beside others."""
+        return self._device.submit(self._translated(command), submit_ns)
+
+    def _end(self, done: Completion, command: Command, submit_ns: int) -> Completion:
+        """Its completion; where the drive died it is given again."""
+        return self._worker.submit(self._run, command, submit_ns).result() if done.status is Status.PATH_LOST else done
 
     def close(self) -> None:
         self._worker.shutdown()
@@ -115,7 +136,7 @@ class RecoveringDevice:
                 if done.status is not Status.PATH_LOST:
                     done = self._remember(command, done)
                     return self._flushed(command, done) if self._is_unsure(command, done) else done
-                if isinstance(self._device.lost, Silent):  # should it go on later, it has what it had
+                if isinstance(self._device.lost, Silent | TakenError):  # it has what it had, for whom it goes on
                     raise self._device.lost
                 if isinstance(VERBS[type(command)].effect, Frees):
                     return self._free_anew(command, done.reason, submit_ns)
@@ -182,8 +203,11 @@ class RecoveringDevice:
             return False
         effect = VERBS[type(command)].effect
         seqs: Sequence[int] = getattr(command, "seqs", ())
-        unknown = any(not self._held[handle].layers for handle in seqs if handle in self._held)
-        return isinstance(effect, Forks | Sweeps) or (unknown and isinstance(effect, Stores | Crops))
+        held = [self._held[handle] for handle in seqs if handle in self._held]
+        unknown, lossy = any(not each.layers for each in held), any(each.lossy for each in held)
+        # A crop opens a group that was full: its rows, given again as they came, would not be rounded
+        crops = isinstance(effect, Crops) and (unknown or lossy)
+        return isinstance(effect, Forks | Sweeps) or crops or (unknown and isinstance(effect, Stores))
 
     def _flushed(self, command: Command, done: Completion) -> Completion:
         """The completion once all so far survives a loss of power."""
@@ -237,7 +261,7 @@ class RecoveringDevice:
         each = zip(fork.seqs, fork.lengths.tolist(), ours.tolist(), done.data[0].tolist(), strict=True)
         for parent, length, handle, theirs in each:
             layers = [Layer(min(layer.length, length)) for layer in self._held[parent].layers]
-            self._held[handle] = Held((parent, length), theirs, layers)
+            self._held[handle] = Held((parent, length), theirs, layers, lossy=self._held[parent].lossy)
         return ours
 
     def _hold(self, create: SeqCreate, done: Completion) -> U64:
@@ -246,7 +270,8 @@ class RecoveringDevice:
         self._created += create.count
         single = replace(create, count=1)
         for handle, theirs in zip(ours.tolist(), done.data[0].tolist(), strict=True):
-            self._held[handle] = Held(single, theirs, [Layer() for _ in range(create.layers)])
+            layers = [Layer() for _ in range(create.layers)]
+            self._held[handle] = Held(single, theirs, layers, lossy=is_lossy(create.embedding_bits))
         return ours
 
     def _free_anew(self, command: Command, reason: str, submit_ns: int) -> Completion:
@@ -277,9 +302,9 @@ class RecoveringDevice:
             try:
                 self._device = self._connect()
                 return
-            except OSError:  # Lost, or what lies in a mount that is not back yet
+            except OSError as error:  # Lost, or what lies in a mount that is not back yet
                 if time.monotonic() > deadline:
-                    raise Lost(f"{self.name}: {reason}, and it did not come back in {RESTART_S:g} s") from None
+                    raise Lost(f"{self.name}: {reason}, and no attempt in {RESTART_S:g} s attached: {error}") from None
                 time.sleep(0.01)
 
     def _replay(self, submit_ns: int) -> bool:

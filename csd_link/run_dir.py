@@ -33,6 +33,11 @@ def pid_path(name: str) -> Path:
     return drive_dir(name) / "pid"
 
 
+def port_path(name: str) -> Path:
+    """File with the TCP port at which a served drive listens for NVMe hosts."""
+    return drive_dir(name) / "nvme-tcp-port"
+
+
 def private_dir(path: Path) -> Path:
     """A folder that is its owner's only; raises PermissionError for one that is another's, or open to others."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -10,10 +10,12 @@ from typing import Any
 
 from csd_io.medium import Medium
 from csd_link.hosted import Hosted
+from csd_link.nvmeof.listen import Listen
 from csd_link.window import WindowLayout
 from csd_spec.drive import DriveSpec
 
 DEFAULT = "default"  # the tenant of drives that say nothing of tenants
+SHARED = WindowLayout(slot_blocks=512)  # of drives with several tenants: a slot is what the others wait for
 ADMIN = "_admin"  # a tenant that every drive has, with no sequences: it reads logs
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PATHS = ("path", "device", "mount", "methods")
@@ -21,11 +23,13 @@ _PATHS = ("path", "device", "mount", "methods")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedDrive(Hosted):
-    """path: a folder with its flash; None is memory. mount: a folder to mount it on.
+    """path: a folder with its flash; None is memory. mount: a folder to mount it on. shares: of the drive that each
+    tenant may use, above 0, together at most 1; left out: equal ones.
 
     device, offset_bytes: a file or memory device in which its window lies for a host behind a block device; None is
     shared memory. With several tenants their windows follow each other. restarts: whether it is restarted when it is
     killed. methods: its operator's Python file with methods of attention, beside those that every drive knows.
+    listen: where it listens for NVMe/TCP hosts; None is nowhere.
     The other fields: `csd_link.hosted.Hosted`.
     """
 
@@ -33,12 +37,14 @@ class ServedDrive(Hosted):
     spec: DriveSpec
     path: Path | None = None
     tenants: tuple[str, ...] = (DEFAULT,)
+    shares: tuple[float, ...] = ()
     layout: WindowLayout = WindowLayout()
     device: Path | None = None
     offset_bytes: int = 0
     mount: Path | None = None
     restarts: bool = True
     methods: Path | None = None
+    listen: Listen | None = None
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.tenants):
@@ -48,7 +54,19 @@ class ServedDrive(Hosted):
                 )
         if not self.tenants or len(set(self.tenants)) != len(self.tenants):
             raise ValueError(f"{self.name}: tenants {', '.join(self.tenants)}: at least one, and each once")
+        if self.shares:
+            if len(self.shares) != len(self.tenants):
+                raise ValueError(f"{self.name}: {len(self.shares)} shares of {len(self.tenants)} tenants")
+            if min(self.shares) <= 0 or sum(self.shares) > 1 + 1e-9:
+                said = ", ".join(f"{each:g}" for each in self.shares)
+                raise ValueError(f"{self.name}: tenants' shares {said}: each must be above 0, their sum at most 1")
         self._check(self.path)
+
+    def share_of(self, tenant: str) -> float:
+        """What a tenant may use of the drive, above 0 to 1; the administrator, who has no sequences, all of it."""
+        if tenant == ADMIN:
+            return 1.0
+        return self.shares[self.tenants.index(tenant)] if self.shares else 1 / len(self.tenants)
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields as JSON takes them."""
@@ -63,6 +81,8 @@ class ServedDrive(Hosted):
             "layout": WindowLayout(**values["layout"]),
             "medium": Medium(**values["medium"]),
             "tenants": tuple(values["tenants"]),
+            "shares": tuple(values["shares"]),
+            "listen": values["listen"] and Listen.from_dict(values["listen"]),
         }
         return cls(**values | paths | made)
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from csd_io.crc import crc32
 from csd_spec.arrays import KEY
 from csd_spec.commands import Command, Completion, FlashCounters
 from csd_spec.status import Status
@@ -69,6 +70,12 @@ class Request:
 
 def encode(command: Command) -> Request:
     """The request of a command; raises ValueError for a number or a name that has no place in it."""
+    opcode, parameters, arrays = encode_arrays(command)
+    return Request(opcode, parameters, b"".join(arrays))
+
+
+def encode_arrays(command: Command) -> tuple[int, tuple[int, ...], list[Buffer]]:
+    """Opcode, parameters and payload of a command; the payload's arrays are bytes where they lie. Raises ValueError."""
     verb = VERBS[type(command)]
     sizes = verb.sizes(command)
     parameters = tuple(
@@ -76,8 +83,30 @@ def encode(command: Command) -> Request:
     )
     if any(not 0 <= value < 1 << 32 for value in parameters):
         raise ValueError(f"{verb.name} {parameters}: parameters are 32-bit numbers from 0 on")
-    payload = b"".join(_packed(array, getattr(command, array.name)) for array in verb.arrays)
-    return Request(verb.opcode, parameters, payload)
+    return verb.opcode, parameters, [_packed(array, getattr(command, array.name)) for array in verb.arrays]
+
+
+def pack_entry(opcode: int, parameters: tuple[int, ...], sequence: int, submit_ns: int, size: int, crc: int) -> bytes:
+    """The entry of a request. size, crc: bytes of its payload, and their CRC-32."""
+    padded = (*parameters, *(0,) * (PARAMETERS - len(parameters)))
+    return ENTRY.pack(opcode, 0, sequence & 0xFFFF, 1, submit_ns, size, crc, *padded)
+
+
+def unpack_entry(body: Buffer) -> tuple[int, tuple[int, ...], int, int, int]:
+    """Opcode, parameters, time of submission in ns, bytes of payload and their CRC-32; raises WireError."""
+    if len(body) < ENTRY.size:
+        raise WireError(f"an entry of {len(body)} bytes: it has {ENTRY.size}")
+    opcode, _, _, _, submit_ns, size, crc, *parameters = ENTRY.unpack_from(body)
+    if submit_ns > MAX_NS:
+        raise WireError(f"submit_ns = {submit_ns}: at most {MAX_NS}")
+    return opcode, tuple(parameters), submit_ns, size, crc
+
+
+def checked(request: Request, size: int, crc: int) -> Request:
+    """A request whose payload is as its entry says; raises WireError."""
+    if len(request.payload) != size or crc32(request.payload) != crc:
+        raise WireError(f"payload of {size} bytes does not match its checksum", Status.TRANSFER_ERROR)
+    return request
 
 
 def _packed(array: Array, value: Any) -> Buffer:
@@ -91,7 +120,7 @@ def _packed(array: Array, value: Any) -> Buffer:
         if len(text) > size:
             raise ValueError(f"{array.name} = {value!r}: at most {size} bytes")
         return text.ljust(size, b"\0")
-    return np.ascontiguousarray(value).data
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
 
 
 def decode(request: Request) -> Command:

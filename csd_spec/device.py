@@ -23,7 +23,8 @@ class Device(Protocol):
     """A drive that takes commands in order and answers each with a completion.
 
     A class may also have `carry_out`, with what `submit` takes, which returns the completion itself: a drive in this
-    process then works in the thread that waits for it.
+    process then works in the thread that waits for it. And it may have `max_bytes`, the most payload, and the most
+    data, of a command: what is larger it carries out in parts (`csd_link.cutting`).
     """
 
     @property

@@ -34,14 +34,17 @@ class Kept:
 
     def get(self, key: str, make: Callable[[], Any]) -> Any:
         """The kept value of a key, or a new one made by `make`."""
-        if key in self._done:
-            return self._done[key]
-        value = self._done[key] = make()
+        if key not in self._done:
+            self.put(key, make())
+        return self._done[key]
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep a value of JSON types."""
+        self._done[key] = value
         if self.path:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps((key, value)) + "\n")
-        return value
 
     def close(self) -> None:
         """The run is over: nothing is left to go on with."""

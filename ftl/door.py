@@ -62,8 +62,10 @@ class Ftl:
 
     def label(self, handles: Seq[int], label: int) -> None:
         """Keep a number with sequences for whoever named them; it survives with them."""
-        for handle in handles:
-            self.sequences[handle].label = label
+        for seq in map(self.kv.sequences.__getitem__, handles):
+            self.kv.usage.remove(seq)
+            seq.label = label
+            self.kv.usage.add(seq)
 
     def append(
         self, handles: Seq[int], layer: int, lengths: I64, k: F16 | None, v: F16 | None, start_ns: int

@@ -158,6 +158,7 @@ class Recovery:
             seq = self._sequence(described)
             seq.v_sums = sums
             self.kv.sequences[seq.handle] = seq
+            self.kv.usage.add(seq)
             seq.names = {bytes.fromhex(key): tokens for key, tokens in described.get("names", {}).items()}
             self.kv.names.index(seq, list(seq.names))
             if seq.handle in self.unsure and not seq.failed:

@@ -11,12 +11,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from csd_link.cutting import Read, check_device, submit_reads
 from csd_spec import (
     Attend,
     Attention,
@@ -35,6 +36,8 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, F32, I64, U64
 from csd_spec.attention import storage_of
+from csd_spec.model import FP16_BYTES
+from csd_spec.verbs import VERBS
 from host_driver.first_steps import FirstSteps, Rows
 from host_driver.sharding import share_out
 from host_driver.traffic import Traffic
@@ -91,9 +94,16 @@ class Driver:
         attention: Attention = Attention(),
         flush_every: int = 0,
     ) -> None:
-        """flush_every: decode steps after which drives are flushed; 0 is never."""
+        """flush_every: decode steps after which drives are flushed; 0 is never.
+
+        Raises ValueError where a drive takes less in a command than one token has.
+        """
         self.devices, self.shape, self.attention, self.flush_every = list(devices), shape, attention, flush_every
         self.shares = share_out(shape, len(devices))
+        for device, mine in zip(devices, self.shares, strict=True):
+            smallest = VERBS[Attend].example(H=len(mine.kv_heads), G=mine.group, d=shape.head_dim)
+            terms = np.zeros((len(mine.kv_heads), mine.group, 4), np.float32)
+            check_device(device, replace(smallest, terms=terms))
         self.bf16 = storage_of(attention.embedding_bits) != "fp16"  # whether arrays of values hold that
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
@@ -181,9 +191,13 @@ class Driver:
         """
         self.settle()
         asked = 1 if self.shape.latent else len(self.devices)  # of what all drives have, the first is asked
-        handles = self._handles(batch, rows)[:asked]
-        commands = [KvRead(seqs, layer, first, tokens) for seqs in handles]
-        k, v = zip(*(c.data for c in self._wait(commands)), strict=True)
+        lengths, head_bytes = batch.lengths[rows, layer].tolist(), 2 * FP16_BYTES * self.shape.head_dim
+        each = zip(self.devices[:asked], self.shares, self._handles(batch, rows), strict=False)
+        reads = [
+            Read(device, KvRead(seqs, layer, first, tokens), head_bytes * len(mine.kv_heads), lengths)
+            for device, mine, seqs in each
+        ]
+        k, v = zip(*(c.data for c in self._ended(submit_reads(reads, self.now_ns))), strict=True)
         return np.concatenate(k, axis=1), np.concatenate(v, axis=1)
 
     def crop(self, batch: Batch, layer: int, lengths: I64) -> None:
@@ -279,7 +293,11 @@ class Driver:
 
     def _wait(self, commands: Sequence[Command]) -> list[Completion]:
         """Submit, collect and let modelled time pass."""
-        done = self._collect(self._submit(commands, self.now_ns))
+        return self._ended(self._submit(commands, self.now_ns))
+
+    def _ended(self, submitted: list[Future[Completion]]) -> list[Completion]:
+        """Collect and let modelled time pass."""
+        done = self._collect(submitted)
         self.now_ns = max([self.now_ns, *(c.finish_ns for c in done)])
         return done
 

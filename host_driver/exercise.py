@@ -21,7 +21,7 @@ def exercise(driver: Driver, prompt: int, tokens: int, seed: int = 0) -> dict[st
     def half(*dimensions: int) -> F16:
         return (generator.integers(-512, 512, dimensions) / 256).astype(np.float16)
 
-    batch = driver.create(1, 2048)
+    batch = driver.create(1, max(2048, prompt + tokens))
     for layer in range(shape.layers):
         rows = half(prompt, shape.kv_heads, shape.head_dim), half(prompt, shape.kv_heads, shape.head_dim)
         driver.append(batch, slice(None), layer, np.array([prompt]), lambda rows=rows: rows)  # type: ignore[misc]  # mypy cannot type the default

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from csd_io.folder import Durability
 from csd_io.medium import Kind, Medium
 from csd_link.hosted import MAX_MIB, MAX_THREADS
-from csd_link.served_drive import DEFAULT, ServedDrive, ServedDrives
+from csd_link.served_drive import DEFAULT, SHARED, ServedDrive, ServedDrives
 from csd_link.window import MAX_DEPTH, MAX_SLOT_BLOCKS, WindowLayout
 from csd_spec import DriveSpec
 from csd_spec.checked import value
@@ -26,10 +26,23 @@ NameOrDescription = Annotated[
 
 @value
 class Layout:
-    """A window's layout, as `csd_link.window.WindowLayout` has it."""
+    """A window's layout, as `csd_link.window.WindowLayout` has it. slot_blocks: 8192, or 512 with several tenants."""
 
     depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = WindowLayout().depth
-    slot_blocks: Annotated[int, Field(ge=1, le=MAX_SLOT_BLOCKS)] = WindowLayout().slot_blocks
+    slot_blocks: Annotated[int, Field(ge=1, le=MAX_SLOT_BLOCKS)] | None = None
+
+
+@value
+class TenantEntry:
+    """A tenant. share: what it may use of the drive, above 0 to 1; left out: as much of the rest as others."""
+
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+Tenants = Annotated[
+    Annotated[tuple[str, ...], Tag("list")] | Annotated[dict[str, TenantEntry], Tag("shares")],
+    Discriminator(lambda given: "shares" if isinstance(given, dict) else "list"),
+]
 
 
 @value
@@ -42,7 +55,7 @@ class Entry:
     name: str
     drive: NameOrDescription | None = None
     path: Path | None = None
-    tenants: tuple[str, ...] = (DEFAULT,)
+    tenants: Tenants = (DEFAULT,)
     mount: Path | None = None
     methods: Path | None = None
     device: Path | None = None
@@ -58,12 +71,14 @@ class Entry:
         path, mount, methods, device = (
             each and folder / each for each in (self.path, self.mount, self.methods, self.device)
         )
+        default = SHARED if len(self.tenants) > 1 else WindowLayout()
         return ServedDrive(
             name=self.name,
             spec=_spec(self.drive, folder),
             path=path,
-            tenants=self.tenants,
-            layout=WindowLayout(depth=self.layout.depth, slot_blocks=self.layout.slot_blocks),
+            tenants=tuple(self.tenants),
+            shares=self._shares(),
+            layout=WindowLayout(depth=self.layout.depth, slot_blocks=self.layout.slot_blocks or default.slot_blocks),
             device=device,
             offset_bytes=self.offset_bytes,
             mount=mount,
@@ -73,6 +88,14 @@ class Entry:
             medium=Medium(self.medium, self.host_memory_mib << 20),
             threads=self.threads,
         )
+
+    def _shares(self) -> tuple[float, ...]:
+        """Of each tenant; those that name none have equal ones of what the others leave."""
+        if not isinstance(self.tenants, dict) or all(each.share is None for each in self.tenants.values()):
+            return ()
+        given = [each.share for each in self.tenants.values()]
+        left = 1 - sum(share for share in given if share is not None)
+        return tuple(left / given.count(None) if share is None else share for share in given)
 
 
 @value

@@ -15,9 +15,10 @@ from csd_firmware.folder import Hold
 from csd_link.connect import connect, who_serves
 from csd_link.host_end import WindowDevice
 from csd_link.run_dir import window_path
-from csd_link.served_drive import ADMIN
+from csd_link.served_drive import ADMIN, DEFAULT
 from csd_link.wire import ENTRY, PARAMETERS, Request, WireError, decode
 from csd_spec import Device, DeviceError, DriveSpec, Flush, GetLog, LogPage, Status
+from host_driver.prefixes.manifest import read_manifests
 
 
 class Created(Protocol):
@@ -78,6 +79,26 @@ def delete_drive(folder: Path) -> None:
 def admin_window(drive: str) -> WindowDevice:
     """The administrator's window of a served drive."""
     return connect(window_path(drive, ADMIN))
+
+
+def read_prefixes(drive: str, created: Created, tenant: str = DEFAULT) -> list[dict[str, Any]]:
+    """Models whose prefixes a tenant keeps in a drive (`host_driver.prefixes.manifest.read_manifests`).
+
+    Raises:
+        ValueError: The drive is served without such a tenant, or it is not served and the tenant is not the default.
+        Lost: A host uses the tenant's window.
+    """
+    if who_serves(drive):
+        window = window_path(drive, tenant)
+        if not window.exists():
+            raise ValueError(f"drive {drive} has no window of tenant {tenant} in shared memory")
+        with closing(connect(window)) as served:
+            return read_manifests(served)
+    folder = folder_of(drive, created)
+    if tenant != DEFAULT:
+        raise ValueError(f"drive {drive} is not served: only tenant {DEFAULT} can be read, vcsd serve gives the others")
+    with closing(InProcessDevice.reopen(folder, private=True)) as device:
+        return read_manifests(device)
 
 
 def read_log(device: Device, page: LogPage) -> dict[str, Any]:

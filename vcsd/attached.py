@@ -186,8 +186,8 @@ def attach(
     Or, with another residency, keep its K and V in tiers, and attend on the model's device.
 
     drives: how many to make, each a `spec`; or devices of your own, which stay open.
-    transport: where: `inproc`, `process`, `fuse` or `window:PATH`, see docs/drives.md. Elsewhere than in this process a
-    drive may die and come back; K and V that it has not acknowledged as flushed are kept here meanwhile.
+    transport: where: `inproc`, `process`, `fuse`, `window:PATH` or `nvme+tcp://HOST:PORT` (docs/drives.md). Elsewhere
+    a drive may die and come back; K and V that it has not acknowledged as flushed are kept here meanwhile.
     flush_every: decode steps after which drives are flushed; 0 is never, and then all K and V of drives that may come
     back are here as well, in host memory.
     restart: whether a drive with a process of its own is restarted when it dies.

@@ -59,7 +59,7 @@ def encode(
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, before: list[int], new: list[int]) -> str:
-    """The text of new tokens behind others. Some tokenizers drop the space before a text's first word."""
+    """The text of new tokens after others. Some tokenizers drop the space before a text's first word."""
     led: str = tokenizer.decode([before[-1], *new], skip_special_tokens=True)
     lead: str = tokenizer.decode([before[-1]], skip_special_tokens=True)
     return led[len(lead) :] if led.startswith(lead) else tokenizer.decode(new, skip_special_tokens=True)

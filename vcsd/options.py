@@ -19,7 +19,7 @@ MAX_COMPRESSION = 1024.0
 
 
 def check_model(path: Path | None) -> Path | None:
-    """The folder of a model, by its folder or its name; raises ValueError for what is none, before anything that takes
+    """The folder of a model, by its folder or its name; raises ValueError for anything else, before anything that takes
     long is imported."""
     return path and find_model(path)
 

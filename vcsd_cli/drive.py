@@ -70,6 +70,28 @@ def log_programs(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> 
     _rows(f"programs, {drive}", found["programs"], found, output)
 
 
+def prefixes(
+    drive: DriveArgument,
+    tenant: Annotated[str, typer.Option(help="whose prefixes")] = "default",
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """List the models whose prompt prefixes a drive keeps (docs/prefixes.md)."""
+    from vcsd.administer import read_prefixes
+
+    found = read_prefixes(drive, _created, tenant)
+    rows = [
+        {
+            "model": (model := each.get("model", {})).get("name", "?"),
+            "identity": model.get("digest", "?"),
+            "files": len(model.get("files", [])),
+            "blocks": each["blocks"],
+            "tokens of a block": each.get("block_tokens", "?"),
+        }
+        for each in found
+    ]
+    _rows(f"prefixes, {drive}", rows, {"models": found}, output)
+
+
 def _rows(title: str, rows: list[dict[str, Any]], found: dict[str, Any], output: Output) -> None:
     """Like values as a table."""
     if output is Output.JSON:

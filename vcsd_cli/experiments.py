@@ -21,6 +21,7 @@ BENCH = {
     "fuzz": "eval.bench.fuzz",
     "cli-fuzz": "eval.bench.cli_fuzz",
     "transport": "eval.bench.transport",
+    "tenants": "eval.bench.tenants",
     "simulate": "eval.simulation.simulate",
     "vllm": "eval.bench.vllm",
 }

@@ -21,6 +21,8 @@ from vcsd_cli.shared import Output, OutputOption, err, print_json, show, stdout
 guest = typer.Typer(help="A virtual machine whose NVMe driver finds our drive.")
 nvmevirt = typer.Typer(help="NVMeVirt on this machine: what it needs, loading it, unloading it.")
 
+MAX_PROMPT = 32768  # what the guest makes up fits its memory
+
 
 class Accelerator(StrEnum):
     """How QEMU runs the guest's instructions."""
@@ -34,7 +36,7 @@ class Accelerator(StrEnum):
 def guest_run(
     drives: Annotated[int, typer.Option(min=1, max=4, help="drives, one window each on the same device")] = 2,
     tokens: Annotated[int, typer.Option(min=1, max=512, help="decode steps of the shipped model's shape")] = 16,
-    prompt: Annotated[int, typer.Option(min=1, max=1024, help="tokens that are stored first")] = 128,
+    prompt: Annotated[int, typer.Option(min=1, max=MAX_PROMPT, help="tokens that are stored first")] = 128,
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None,
     module: Annotated[Path | None, typer.Option(help="NVMeVirt's nvmev.ko, built for the guest's kernel")] = None,
     layers: Annotated[Path | None, typer.Option(help="q, k, v (.npz) to store past the kernel (default: some)")] = None,

@@ -47,6 +47,7 @@ app = LazyGroup(
         "format": "vcsd_cli.drive:format_drive",
         "io-passthru": "vcsd_cli.drive:io_passthru",
         "top": "vcsd_cli.drive:top",
+        "prefixes": "vcsd_cli.drive:prefixes",
         "doctor": "vcsd_cli.drive:doctor",
         "snapshot": "vcsd_cli.drive:snapshot",
         "restore": "vcsd_cli.drive:restore",

@@ -132,7 +132,8 @@ class Where:
 
     def value(self, hosting: Hosting) -> DriveSet:
         """The options as one value."""
-        hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
+        if hosting.medium == "direct":
+            hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
         spec: DriveSpec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH
         return DriveSet(
             count=self.drives,

@@ -15,6 +15,7 @@ import typer
 import yaml
 from rich.table import Table
 
+from csd_link.nvmeof.listen import Listen, nqn_of
 from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, window_path
 from csd_link.served_drive import ADMIN, DEFAULT, ServedDrive, ServedDrives
 from csd_spec.checked import adapter
@@ -47,6 +48,8 @@ def find_created(name: str) -> Path:
 WHAT_HELP = "config file, or names of created drives (default: all of them)"
 RESTART_HELP = "restart a drive that was killed (default: yes, or as the file says)"
 READY_HELP = "file descriptor to which READY=1 is written when all drives answer"
+LISTEN_HELP = "address for NVMe/TCP hosts, HOST:PORT; each drive takes the next port"
+REMOTE_HELP = "let --listen take an address that other machines reach; hosts are not authenticated"
 WINDOW_HELP = "file or device in which the windows lie, one after the other"
 
 
@@ -56,6 +59,8 @@ def serve(
     restart: Annotated[bool | None, typer.Option("--restart/--no-restart", help=RESTART_HELP)] = None,
     window: Annotated[Path | None, typer.Option(help=WINDOW_HELP)] = None,
     mount: Annotated[Path | None, typer.Option(help="folder in which each drive is mounted under its name")] = None,
+    listen: Annotated[str | None, typer.Option(help=LISTEN_HELP, metavar="HOST:PORT")] = None,
+    listen_remote: Annotated[bool, typer.Option("--listen-remote", help=REMOTE_HELP)] = False,
     methods: MethodsFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print errors only")] = False,
     ready_fd: Annotated[int | None, typer.Option(min=1, max=1 << 16, help=READY_HELP)] = None,
@@ -71,6 +76,9 @@ def serve(
     load_methods(methods)  # what is wrong with it is said here, not by every drive
     asked = {"restarts": restart, "methods": methods and methods.absolute()}
     drives = _placed(_config(what or []), asked, hosting, window, mount)
+    if listen:
+        at = Listen.parse(listen, tuple(drive.name for drive in drives), listen_remote)
+        drives = tuple(replace(drive, listen=at) for drive in drives)
     for drive in drives:
         if who_serves(drive.name):
             raise ValueError(f"drive {drive.name} is served already")
@@ -86,9 +94,16 @@ def serve(
         elif not quiet:
             where = drive.device or window_path(drive.name, drive.tenants[0])
             mounted = f", mounted at {drive.mount}" if drive.mount else ""
-            print(f"drive {drive.name}: window {where}{mounted}", file=sys.stderr, flush=True)
+            print(f"drive {drive.name}: window {where}{mounted}{_heard_at(drive)}", file=sys.stderr, flush=True)
 
     sys.exit(Supervisor(ServedDrives(drives), print_to_stderr, started=started).run())
+
+
+def _heard_at(drive: ServedDrive) -> str:
+    """Where NVMe/TCP hosts find a drive, as words."""
+    if not drive.listen:
+        return ""
+    return f", NVMe/TCP {drive.listen.host}:{drive.listen.port_of(drive.name)} {nqn_of(drive.name)}"
 
 
 def _notify(ready_fd: int | None) -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import stat
-import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +23,7 @@ from csd_firmware.logs import smart
 from csd_firmware.namespace import Namespace
 from csd_firmware.process.mounts import unmount
 from csd_firmware.process.serve import Ready, window_medium
+from csd_firmware.process.turns import Turns
 from csd_firmware.step import Firmware
 from csd_link.doorbell import call
 from csd_link.medium import MappedMedium
@@ -43,9 +43,9 @@ T = TypeVar("T")
 class Mount(pyfuse3.Operations):
     """The files of one drive, all in one folder; only their owner may open them."""
 
-    def __init__(self, drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> None:
+    def __init__(self, drive: ServedDrive, firmware: Firmware, namespace: Namespace, turns: Turns) -> None:
         super().__init__()
-        self.namespace = Namespace(firmware, lock)
+        self.namespace = namespace
         self._window: MappedMedium = window_medium(drive, drive.tenants[0])
         self._window_bytes = self._window.blocks * BLOCK_BYTES
         self._doorbell = call(doorbell_path(window_path(drive.name, drive.tenants[0])))
@@ -55,7 +55,7 @@ class Mount(pyfuse3.Operations):
                 {"name": drive.name, "tenants": drive.tenants, "namespace_bytes": self.namespace.size_bytes}
                 | {"window_bytes": self._window_bytes, "spec": asdict(drive.spec)}
             ),
-            lambda: _locked(lock, lambda: smart(firmware.ftl)),
+            lambda: _locked(turns, lambda: smart(firmware.ftl)),
             lambda: {kind: each.to_dict() for kind, each in self.namespace.latency.items()},
         ]
 
@@ -160,27 +160,25 @@ def _checked(action: Callable[[], T]) -> T:
         raise pyfuse3.FUSEError(next(code for kind, code in ERRNO if isinstance(error, kind))) from error
 
 
-def _locked(lock: threading.Lock, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    with lock:
+def _locked(turns: Turns, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    with turns:
         return action()
 
 
-def mounted(drive: ServedDrive, firmware: Firmware, lock: threading.Lock, ready: Ready) -> None:
-    """Mount a drive and serve it until SIGTERM, SIGINT or an unmount; what was written is flushed then.
+def mounted(drive: ServedDrive, firmware: Firmware, namespace: Namespace, turns: Turns, ready: Ready) -> None:
+    """Mount a drive and serve it until SIGTERM, SIGINT or an unmount.
 
     ready: Called when the mount answers.
     """
     assert drive.mount is not None
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     _clear(drive.mount)
-    mount = Mount(drive, firmware, lock)
+    mount = Mount(drive, firmware, namespace, turns)
     pyfuse3.init(mount, str(drive.mount), {f"fsname=vcsd:{drive.name}", "subtype=vcsd", "default_permissions"})
     try:
         trio.run(_serve, drive.mount, ready)
     finally:
         pyfuse3.close()
-        if not firmware.ftl.nand.failed:
-            mount.namespace.flush()
 
 
 async def _serve(mount: Path, ready: Ready) -> None:

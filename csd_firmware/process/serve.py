@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from attention_engine import load_methods
 from csd_firmware.folder import DriveFolder, secret_of
+from csd_firmware.namespace import Namespace
+from csd_firmware.process.listen import listening, subsystem_of
+from csd_firmware.process.turns import Turns
 from csd_firmware.step import Firmware
 from csd_firmware.tenants import Tenant
 from csd_link.doorbell import ListeningDoorbell
@@ -22,32 +25,15 @@ from csd_link.medium import MappedMedium
 from csd_link.run_dir import doorbell_path, drive_dir, pid_path, private_dir, window_path
 from csd_link.served_drive import ADMIN, ServedDrive
 from csd_link.window import BLOCK_BYTES, Identity, WindowLayout
-from csd_spec import Command, Completion, Status
 from ftl import Nand
 
 Ready = Callable[[], object]
-Front = Callable[[ServedDrive, Firmware, threading.Lock, Ready], None]  # another way in, beside the windows
+Front = Callable[[ServedDrive, Firmware, Namespace, Turns, Ready], None]  # another way in
 
 
 ADMIN_LAYOUT = WindowLayout(depth=2, slot_blocks=64)
-
-
-class SharedTenant:
-    """A tenant of a firmware that others use too: one command at a time."""
-
-    def __init__(self, tenant: Tenant, lock: threading.Lock) -> None:
-        self._tenant, self._lock = tenant, lock
-
-    def attach(self) -> None:
-        self._tenant.attach()  # takes no lock: the beat would wait for a command of another tenant's
-
-    def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
-        with self._lock:
-            return self._tenant.refuse(command, status, reason, submit_ns)
-
-    def step(self, command: Command, submit_ns: int, max_bytes: int) -> Completion:
-        with self._lock:
-            return self._tenant.step(command, submit_ns, max_bytes)
+NEVER = 1 << 30  # collections of younger objects before one of all
+SWITCH_S = 5e-4  # for which a tenant's thread runs Python at most while another's waits for the interpreter
 
 
 def open_firmware(drive: ServedDrive, folder: DriveFolder | None) -> Firmware:
@@ -76,11 +62,10 @@ def layout_of(drive: ServedDrive, tenant: str) -> WindowLayout:
 
 
 @contextmanager
-def open_windows(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -> Iterator[None]:
-    """Serve the windows of all tenants."""
+def open_windows(drive: ServedDrive, firmware: Firmware, turns: Turns, secret: bytes) -> Iterator[None]:
+    """Serve the windows of all tenants. secret: of their handles."""
     run = private_dir(drive_dir(drive.name))
     pid_path(drive.name).write_text(str(os.getpid()))
-    secret = secret_of(drive.path)
 
     def remove() -> None:
         if not restarts(drive, firmware):  # then hosts look for the next process in the same windows
@@ -89,13 +74,19 @@ def open_windows(drive: ServedDrive, firmware: Firmware, lock: threading.Lock) -
     with ExitStack() as undo:
         undo.callback(remove)
         for name in (*drive.tenants, ADMIN):
-            tenant = SharedTenant(Tenant(firmware, secret, name), lock)
+            tenant = Tenant(firmware, secret, name, drive.share_of(name), turns)
             identity = Identity(drive.name, drive.spec, layout_of(drive, name), drive.restarts)
             end = DriveEnd(window_medium(drive, name), identity, tenant)
             server = WindowServer(end, ListeningDoorbell(doorbell_path(window_path(drive.name, name))))
             server.start()
             undo.callback(server.stop)
         yield
+
+
+def _flush(namespace: Namespace, firmware: Firmware) -> None:
+    """Blocks that hosts have written survive that the drive is stopped."""
+    if not firmware.ftl.nand.failed:
+        namespace.flush()
 
 
 def restarts(drive: ServedDrive, firmware: Firmware) -> bool:
@@ -122,13 +113,23 @@ def serve(drive: ServedDrive, front: Front | None = None, ready: Ready = lambda:
         if drive.path:
             folder = DriveFolder(drive.spec, private_dir(drive.path), durability=drive.durability)
             undo.callback(folder.close)
-        firmware, lock = open_firmware(drive, folder), threading.Lock()
+        firmware, turns = open_firmware(drive, folder), Turns()
+        if len(drive.tenants) > 1:
+            sys.setswitchinterval(SWITCH_S)
+            gc.set_threshold(*gc.get_threshold()[:2], NEVER)  # a full collection takes 0.3 s at 32,768 sequences
         if drive.restarts:
             firmware.remedy = "the drive restarts from there"
             firmware.on_failure = partial(os.kill, os.getpid(), signal.SIGTERM)
-        with open_windows(drive, firmware, lock):
+        secret = secret_of(drive.path)
+        with open_windows(drive, firmware, turns, secret), ExitStack() as blocks:
+            if front or drive.listen:
+                namespace = Namespace(firmware, turns)
+                blocks.callback(_flush, namespace, firmware)
+            if drive.listen:
+                subsystem = subsystem_of(drive, firmware, namespace, turns, secret)
+                blocks.enter_context(listening(drive, subsystem))
             if front:
-                front(drive, firmware, lock, ready)
+                front(drive, firmware, namespace, turns, ready)
             else:
                 ready()
                 signal.sigwait(signals)

@@ -28,6 +28,20 @@ class DriveFactory:
     server: tuple[str, ...]
 
 
+def check_served(drives: DriveSet, where: str) -> None:
+    """Raise ValueError for what drives that are served already cannot be given. where: words for messages."""
+    if drives.methods:
+        raise ValueError(
+            f"methods = {drives.methods}: the drives at {where} are served already, and know what their operator has"
+            f" loaded (vcsd serve --methods)"
+        )
+    if drives.asked:
+        raise ValueError(
+            f"durability, medium and threads of the drives at {where} are as their operator has asked for"
+            f" (vcsd serve --durability, --medium, --threads)"
+        )
+
+
 class Transport(ABC):
     """A way to drives. A new one is a file with one of these, and a line in the table or an entry point.
 

@@ -16,7 +16,7 @@ from csd_link.host_end import Lost
 from csd_link.medium import FileMedium, make_window_file
 from csd_link.own_server import Placed, connected, own_drives
 from csd_link.served_drive import ServedDrive
-from csd_link.transports.transport import DriveFactory, Transport
+from csd_link.transports.transport import DriveFactory, Transport, check_served
 from csd_link.window import BLOCK_BYTES
 from csd_spec import Device
 
@@ -37,16 +37,7 @@ class WindowPath(Transport):
         path = Path(drives.where)
         if not _is_served(path):
             return ()
-        if drives.methods:
-            raise ValueError(
-                f"methods = {drives.methods}: the drives at {path} are served already, and know what their operator has"
-                f" loaded (vcsd serve --methods)"
-            )
-        if drives.asked:
-            raise ValueError(
-                f"durability, medium and threads of the drives at {path} are as their operator has asked for"
-                f" (vcsd serve --durability, --medium, --threads)"
-            )
+        check_served(drives, str(path))
         return [partial(open_window, path, number) for number in range(drives.count)]
 
     def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:

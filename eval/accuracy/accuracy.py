@@ -1,4 +1,4 @@
-"""A model's score by method and compression: what is asked, and how it is shown."""
+"""A model's score by method and compression: the command's options, its table and its picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ConventionOption = Literal["both", "bytes", "paper"]  # as `plan.ConventionChoic
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked."""
+    """The task and its samples."""
 
     task: Annotated[str, typer.Option(help="name of a task, see docs/accuracy.md")]
     data: Annotated[
@@ -30,7 +30,7 @@ class Question:
     ] = None
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=1 << 20, help="samples, if the file has so many (default: 8; passkey: 15, squad: 24)"),
+        typer.Option(min=1, max=1 << 20, help="at most those of the file (default: 8; passkey: 15, squad: 24)"),
     ] = None
     max_context: Annotated[
         int | None, typer.Option(min=1, max=1 << 20, help="tokens of a sample (default: 2048, or the model's if fewer)")
@@ -44,7 +44,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Who takes part."""
+    """The compared methods."""
 
     method: Annotated[str, typer.Option(help="with commas; ours comes at its own budget")] = (
         "dense,sparf,h2o,quest,ours"

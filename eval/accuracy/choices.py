@@ -33,7 +33,7 @@ def compare_choices(
     compression: float,
     tick: Tick = no_tick,
 ) -> dict[str, Any]:
-    """Choices of all layers and KV heads in `steps` decode steps behind `tokens` tokens of a text.
+    """Choices of all layers and KV heads in `steps` decode steps after `tokens` tokens of a text.
 
     A choice is one head's set of k tokens in one step. Where it differs from the oracle's, every token that only one
     of the two has must be a tie: its score within TIE, relative, of the k-th (scores here are logarithms).
@@ -98,7 +98,7 @@ def experiment(
     model: ModelFolder = None,
     tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="tokens before the first step")] = 1024,
     steps: Annotated[int, typer.Option(min=1, max=1 << 17, help="decode steps")] = 1000,
-    compression: Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="C of 1/C of K and V")] = 8,
+    compression: Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="C of 1/C of the KV data")] = 8,
 ) -> Outcome:
     """SparF's choice of tokens in every layer and head of recorded decode steps, against float64 Algorithm 1."""
     Compression(compression)

@@ -90,6 +90,11 @@ def measured(
     return _row(trial, tallies), each
 
 
+def label(row: Row) -> str:
+    """A row's name in tables and pictures: the contender's, and the convention of its budget unless that is bytes."""
+    return str(row["name"]) if row["convention"] == "bytes" else f"{row['name']} ({row['convention']})"
+
+
 def _row(trial: Trial, tallies: list[Tally]) -> Row:
     contender, dense = trial.contender, sum(tally.dense for tally in tallies)
     errors, masses, recalls = (

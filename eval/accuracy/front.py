@@ -16,12 +16,12 @@ from attention_engine.methods.progressive import progressive
 from csd_spec.planes import number_of
 from eval.accuracy import texts
 from eval.accuracy.contenders import Contender, Trial, contenders, trials
-from eval.accuracy.errors import Row, measured
+from eval.accuracy.errors import Row, label, measured
 from eval.accuracy.layers import Layer, Passages, record_layers
 from eval.accuracy.recorded import TEXT
-from eval.accuracy.selectors import memory
+from eval.accuracy.selectors import kept_results, memory
 from eval.experiment import Outcome
-from eval.kept import Kept, fingerprint
+from eval.kept import Kept
 from eval.options import Picture, check_picture, numbers
 from eval.plot import new_figure, save_figure
 from vcsd.loading import CHECKPOINT, load
@@ -128,7 +128,7 @@ def _points(
 ) -> list[Row]:
     done, rows = kept or Kept(None), []
     for trial in tried:
-        row = done.get(f"{text} {trial}", lambda trial=trial: measured(trial, layers, methods, tick)[0])  # type: ignore[misc]
+        row, _ = done.get(f"{text} {trial}", partial(measured, trial, layers, methods, tick))
         rows.append({name: row[name] for name in COLUMNS})
     return rows
 
@@ -147,9 +147,9 @@ def bytes_and_errors(points: Sequence[Row], ideal: set[str]) -> Any:
         "rivals, bytes by element": ("^", "C2"),
         "what no drive does": ("+", "0.6"),
     }
-    for label, (marker, color) in kinds.items():
-        mine = [point for point in shown if _kind(point, ideal) == label]
-        axes.plot(*_across(mine), marker, color=color, label=label, markersize=4)
+    for kind, (marker, color) in kinds.items():
+        mine = [point for point in shown if _kind(point, ideal) == kind]
+        axes.plot(*_across(mine), marker, color=color, label=kind, markersize=4)
     for flag, style in (("front", "-"), ("front_drives", ":")):
         best = sorted((point for point in shown if point[flag]), key=lambda point: point["bytes_fetched_share"])
         axes.plot(*_across(best), style, color="black", linewidth=1, label=flag.replace("_", " of "))
@@ -221,8 +221,7 @@ def experiment(
     used = memory([layer for each in layers.values() for layer in each])
     chosen_on, *others = layers
     numbers_ = [layer.number for layer in layers[chosen_on]]
-    files = [*sorted(folder.glob("*.safetensors")), *([methods] if methods else [])]
-    kept = Kept(progress_dir / f"{fingerprint([written, asdict(passages)], files)}.jsonl")
+    kept = kept_results(progress_dir, [written, asdict(passages)], folder, methods)
     with progress("layers", len(tried) * len(numbers_)) as tick:
         points = bench_front(layers.pop(chosen_on), tried, known, tick, kept)
     best = [trial for trial, point in zip(tried, points, strict=True) if point["front"] or point["front_drives"]]
@@ -244,15 +243,11 @@ def _leaders(rows: list[Row]) -> Any:
     """A table of the best at each budget."""
     cells = []
     for row in rows:
-        shares = f"{row['within']:.3f}", row["of"], str(row["place"]), _label(row), f"{row['bytes_fetched_share']:.3f}"
+        shares = f"{row['within']:.3f}", row["of"], str(row["place"]), label(row), f"{row['bytes_fetched_share']:.3f}"
         errors = (f"{row[f'output_rel_error{suffix}']:.4f}" for suffix in ("", "_p99", "_worst"))
         cells.append((*shares, *errors))
     columns = ("bytes within", "of", "place", "method", "fetched", "error", "p99", "worst")
     return table("The least error within each budget of bytes that cross", columns, cells, ("of", "method"))
-
-
-def _label(row: Row) -> str:
-    return str(row["name"]) if row["convention"] == "bytes" else f"{row['name']} ({row['convention']})"
 
 
 def _shown(rows: list[Row], tried: int) -> Any:
@@ -261,7 +256,7 @@ def _shown(rows: list[Row], tried: int) -> Any:
     cells = [
         (
             row["text"],
-            _label(row),
+            label(row),
             row["counted_by"],
             f"{row['budget']:.3f}",
             f"{row['bytes_fetched_share']:.3f}",

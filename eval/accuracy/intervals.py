@@ -52,8 +52,8 @@ def bootstrap(pairs: F64, seed: int, shape: Shape = float) -> tuple[float, float
     """Percentile interval of a ratio of sums, by resampling samples.
 
     Args:
-        pairs: (N, 2), what each sample adds to the numerator and to the denominator.
-        seed: Of the draws; the same N and seed give the same draws.
+        pairs: (N, 2), numerator and denominator of each sample.
+        seed: Seed of the draws; the same N and seed give the same draws.
         shape: Applied to each ratio.
 
     Returns:
@@ -68,7 +68,7 @@ def paired_bootstrap(pairs: F64, others: F64, seed: int, shape: Shape = float) -
     Args:
         pairs: (N, 2) as in `bootstrap`.
         others: (N, 2) of the same samples in the same order; these are subtracted.
-        seed: Of the draws, which are the same for both.
+        seed: Seed of the draws, which are the same for both.
         shape: Applied to each ratio before the difference.
 
     Returns:

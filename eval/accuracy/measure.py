@@ -40,8 +40,8 @@ def measure_accuracy(
 
     Args:
         model: Decoder in FP32 on the CPU, or in its own dtype elsewhere.
-        tokenizer: Of the model.
-        plan: What is measured. Without `data` the task's file is looked for, see `eval.accuracy.data`.
+        tokenizer: The model's.
+        plan: The measurement. Without `data` the task's file is looked for, see `eval.accuracy.data`.
         progress_dir: Folder in which a run that was killed left its turns; they are used if nothing has changed.
         tick: Called after each trial on each batch.
 
@@ -107,7 +107,7 @@ def _measure_batch(
     for bits in dict.fromkeys(trial.contender.bits for trial in todo):
         with run.in_drives(plan.drives, bits, plan.own_methods) as (csd, prefilled):
             for trial in (each for each in todo if each.contender.bits == bits):
-                kept.get(f"{number} {trial}", lambda t=trial: asdict(run.turn(number, t, csd, prefilled)))  # type: ignore[misc]
+                kept.put(f"{number} {trial}", asdict(run.turn(number, trial, csd, prefilled)))
                 tick(None)
 
 

@@ -1,4 +1,4 @@
-"""What is measured of a model's accuracy: methods at compressions on a task, and the turns that are done."""
+"""The plan of an accuracy measurement: methods at compressions on a task, and the record of each turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eval.accuracy.tasks import TASKS
 
 ConventionChoice = Literal["both", "bytes", "paper"]
 DENSE, SPARF = "dense", "sparf"
-Counts = dict[str, tuple[float, float]]  # a sample's figures: what it adds to a sum, and to what that is divided by
+Counts = dict[str, tuple[float, float]]  # a sample's figures: numerator and denominator of each
 
 
 def contenders(names: Iterable[str], methods: Methods = METHODS) -> list[Contender]:
@@ -37,7 +37,7 @@ def default_samples(task: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured.
+    """The measurement.
 
     Attributes:
         task: A key of `TASKS`.
@@ -48,8 +48,8 @@ class Plan:
         samples: Samples at most.
         drives: Drives that share the heads.
         max_context: Tokens of a sample at most.
-        seed: Of the samples and of the bootstrap.
-        shots, confusions: Of questions, see `Room`.
+        seed: Seed of the samples and of the bootstrap.
+        shots, confusions: Solved examples and confusing backgrounds of a question, see `Room`.
         own_methods: File that some of the methods are from.
     """
 

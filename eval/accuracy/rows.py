@@ -23,7 +23,7 @@ def rows(done: list[Turn], plan: Plan) -> list[dict[str, Any]]:
 
     Args:
         done: Turns of all trials on all batches.
-        plan: What was measured.
+        plan: The measurement.
 
     Returns:
         A row for each trial and figure, and for each group of samples in addition where samples have groups. Shares

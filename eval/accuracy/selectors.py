@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from attention_engine import METHODS, Methods, load_methods
 from eval.accuracy import texts
 from eval.accuracy.contenders import Contender, Trial, contenders, trials
-from eval.accuracy.errors import Row, measured
+from eval.accuracy.errors import Row, label, measured
 from eval.accuracy.layers import Layer, Passages, gaussian, record_layers
 from eval.accuracy.recorded import TEXT
 from eval.experiment import Outcome
@@ -52,7 +53,7 @@ def bench_selectors(
     rows: list[Row] = []
     by_layer: list[Row] = []
     for trial in tried:
-        whole, each = done.get(repr(trial), lambda trial=trial: measured(trial, layers, methods, tick))  # type: ignore[misc]
+        whole, each = done.get(repr(trial), partial(measured, trial, layers, methods, tick))
         rows.append(whole)
         by_layer += each
     return {
@@ -69,11 +70,10 @@ def errors_over_bytes(result: dict[str, Any]) -> Any:
     """A figure of the error over the bytes fetched, a line for each method."""
     figure, axes = new_figure(width=11, height=7)
     shown = [row for row in result["methods"] if row["within_budget"] and row["name"] != "dense"]
-    for name, convention in dict.fromkeys((row["name"], row["convention"]) for row in shown):
-        rows = [row for row in shown if (row["name"], row["convention"]) == (name, convention)]
+    for name in dict.fromkeys(label(row) for row in shown):
+        rows = [row for row in shown if label(row) == name]
         shares, errors = [row["bytes_fetched_share"] for row in rows], [row["output_rel_error"] for row in rows]
-        label = name if convention == "bytes" else f"{name} ({convention})"
-        axes.plot(shares, errors, "o-" if name.startswith("ours") else "x--", label=label, markersize=4, linewidth=1)
+        axes.plot(shares, errors, "o-" if name.startswith("ours") else "x--", label=name, markersize=4, linewidth=1)
     axes.set(
         xscale="log", yscale="log", xlabel="bytes fetched / bytes of K and V", ylabel="relative error of the output"
     )
@@ -106,8 +106,7 @@ def experiment(
     with progress("passages recorded", passages.sequences) as tick:
         layers = record_layers(loaded, tokenizer, written, passages, tick)
     del loaded
-    files = [*sorted(folder.glob("*.safetensors")), *([methods] if methods else [])]
-    kept = Kept(progress_dir / f"{fingerprint([written, asdict(passages)], files)}.jsonl")
+    kept = kept_results(progress_dir, [written, asdict(passages)], folder, methods)
     with progress("layers", len(tried) * len(layers) * (1 + random)) as tick:
         result = bench_selectors(layers, tried, known, tick, kept)
         others = bench_selectors(gaussian(layers), tried, known, tick) if random else None
@@ -126,14 +125,16 @@ def experiment(
     return Outcome(result | {"gaussian": others}, [*shown, _shown("Gaussian", others)], notes)
 
 
+def kept_results(progress_dir: Path, parts: Sequence[object], model: Path, methods: Path | None) -> Kept:
+    """Results of an earlier run with the same parts, weights and methods file that was killed."""
+    files = [*sorted(model.glob("*.safetensors")), *([methods] if methods else [])]
+    return Kept(progress_dir / f"{fingerprint(parts, files)}.jsonl")
+
+
 def memory(layers: Sequence[Layer]) -> dict[str, float]:
     """What recordings take, and the most that this process had in use, in 10^6 bytes."""
     recorded = sum(layer.recorded.nbytes for layer in layers)
     return {"recorded_mb": recorded / 1e6, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6}
-
-
-def _label(row: Row) -> str:
-    return str(row["name"]) if row["convention"] == "bytes" else f"{row['name']} ({row['convention']})"
 
 
 def _shown(what: str, result: dict[str, Any]) -> Any:
@@ -146,7 +147,7 @@ def _shown(what: str, result: dict[str, Any]) -> Any:
         errors = (row[f"output_rel_error{suffix}"] for suffix in ("", "_p99", "_worst"))
         times = (f"{row[name]:,.0f}" if name in row else "-" for name in ("serial_us", "overlapped_us"))
         figures = [f"{figure:.3f}" for figure in (*shares, *errors, row["mass_recall"])]
-        rows.append((_label(row), *figures, *times))
+        rows.append((label(row), *figures, *times))
     size = f"{result['sequences']} x {result['tokens']} + {result['steps']} tokens, {len(result['layers'])} layers"
     columns = ("method", "budget", "fetched", "useful", "error", "p99", "worst", "mass", "serial us", "overlapped us")
     return table(f"{what}, {size}, times of a layer's step on one drive", columns, rows)
@@ -158,5 +159,5 @@ def _by_layer(result: dict[str, Any]) -> Any:
     for i, row in enumerate(result["methods"]):
         mine = result["by_layer"][i * len(numbers_) : (i + 1) * len(numbers_)]
         if row["within_budget"] and not row["name"].startswith("dense"):
-            rows.append((_label(row), f"{row['budget']:.3f}", *(f"{part['output_rel_error']:.2f}" for part in mine)))
+            rows.append((label(row), f"{row['budget']:.3f}", *(f"{part['output_rel_error']:.2f}" for part in mine)))
     return table("Error by layer", ("method", "budget", *numbers_), rows)

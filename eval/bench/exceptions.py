@@ -170,11 +170,15 @@ def work(task: Task, tick: Tick) -> tuple[Counter[str], list[str], set[tuple[str
             for medium, bench in benches.items():
                 draw.shuffle(every)
                 every.sort(key=lambda event: event[2] in covered)  # stable: others in random order
-                for kind, at, place in every[: shares[layout, medium]]:
+                left = shares[layout, medium]
+                for kind, at, place in every:
+                    if not left:
+                        break
                     injector = Injector(kind, at)
                     outcome, lost, wrong = judge(bench, task.name, expected, injector)
                     if not injector.has_raised:  # this medium has fewer events
                         continue
+                    left -= 1
                     covered.add(place)
                     total.update({"points": 1, outcome: 1, kind: 1, "lost": lost, "wrong": wrong})
                     if lost or wrong:

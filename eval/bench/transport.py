@@ -22,6 +22,7 @@ from csd_link.run_dir import private_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive
 from csd_spec import Command, KvAppend, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.bench.links import measure_links
 from eval.experiment import Outcome, flat
 from ftl.flash.memory import lazy_zeros
 from vcsd.progress import status
@@ -41,7 +42,7 @@ def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
     Blocks are read that were written before. first_touch_mbps: memory that nobody used before, as the emulated flash
     is, is supplied no faster by this machine, which bounds fuse_seq_write_mbps. rtt: of a command that the drive
     refuses (to free a sequence that there is none of, 72 bytes), and of one that reads a token back; from `submit`
-    until the completion is in the caller's hands.
+    until the completion is in the caller's hands. window_*, nvme_tcp_*, socket_*: see `measure_links`.
     Raises FileNotFoundError where fio is missing.
     """
     if not shutil.which("fio"):
@@ -57,7 +58,7 @@ def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
             device = attach()
             found |= _round_trips(device, trips)
             device.close()
-    return found
+    return found | measure_links(trips)
 
 
 def _first_touch(size: int) -> float:

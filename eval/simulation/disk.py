@@ -134,6 +134,10 @@ class MirroredDisk(SimDisk):
         elif data:
             self._real[name].discard(offset, len(data))
 
+    def flip(self, name: str, bit: int) -> None:
+        super().flip(name, bit)
+        self._real[name].write(bit // 8, self.files[name][bit // 8 : bit // 8 + 1])
+
     def lose_power(self) -> tuple[int, int]:
         gone = super().lose_power()
         for name, content in self.files.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ import numpy as np
 from csd_firmware import Firmware
 from csd_firmware.folder import Hold
 from csd_firmware.tenants import Tenant
-from csd_io.folder import Durability
+from csd_io.folder import DiskFolder, Durability
+from csd_io.medium import BLOCK, IN_MEMORY, Medium
 from csd_link.drive_end import DriveEnd
 from csd_link.window import Identity, WindowLayout
-from csd_spec import Attend, Completion, KvAppend, KvCrop, KvFree, SeqCreate, SeqFork, Status
+from csd_spec import Attend, Completion, KvAppend, KvCrop, KvFree, SeqCreate, SeqFork, SeqSweep, Status
 from csd_spec.arrays import F16
-from eval.bench.random_host import DIM, DRIVE
-from eval.simulation.disk import Killed, SimDisk
+from eval.bench.random_host import DIM, DRIVE, as_stored
+from eval.simulation.disk import Killed, MirroredDisk, SimDisk
 from eval.simulation.link import Clock, Link, Side
 from ftl import FtlError, Nand
 from ftl.flash import tag
@@ -28,6 +29,7 @@ from ftl.flash.files import NandFiles
 State = dict[int, list[tuple[F16, F16]]]  # by handle, K and V of each layer
 TENANTS = ("alice", "bob")
 LAYOUT = WindowLayout(depth=2, slot_blocks=16)
+MEDIA = IN_MEMORY, IN_MEMORY, Medium("direct", BLOCK)  # the last with a cache of one block
 SECRET = bytes(32)
 
 
@@ -39,7 +41,8 @@ class SimDrive:
         self, name: str, folder: Path, clock: Clock, draw: random.Random, durability: Durability, links: dict[str, Link]
     ) -> None:
         self.name, self.folder, self.clock, self.draw, self.links = name, folder, clock, draw, links
-        self.disk = SimDisk(name, durability, draw)
+        self.medium, self._media = draw.choice(MEDIA), ExitStack()
+        self.disk = self._disk(durability)
         NandFiles.make(self.disk, DRIVE.geometry)
         self.disk.synced = self._synced
         self.model: State = {}
@@ -75,8 +78,17 @@ class SimDrive:
         except Killed:
             self.die()
 
+    def _disk(self, durability: Durability) -> SimDisk:
+        """In memory; for a medium that reads files, in files too."""
+        if self.medium.kind == "memory":
+            return SimDisk(self.name, durability, self.draw)
+        (files := self.folder / "files").mkdir()
+        return MirroredDisk(DiskFolder(files), durability, self.draw)
+
     def _firmware(self) -> Firmware:
-        return Firmware(DRIVE, Nand(DRIVE.geometry, folder=self.disk))
+        nand = Nand(DRIVE.geometry, folder=self.disk, medium=self.medium)
+        self._media.callback(nand.held.close)
+        return Firmware(DRIVE, nand)
 
     def pump(self) -> None:
         """A turn of its loop."""
@@ -107,6 +119,7 @@ class SimDrive:
         self.ends = []
         self.commits, self.coming = self.commits + self.coming, []
         self._hold.close()
+        self._media.close()
         for link in self.links.values():
             link.deaths["drive"] = -1
         self.up_at = self.clock.now + self.draw.random() * 2
@@ -114,6 +127,9 @@ class SimDrive:
     def close(self) -> None:
         """Let go of the folder."""
         self._hold.close()
+        self._media.close()
+        if isinstance(self.disk, MirroredDisk):
+            self.disk.close()
 
     def serve_twice(self) -> bool:
         """Somebody starts another server on the same folder; whether it was refused."""
@@ -151,7 +167,7 @@ class SimDrive:
         if done.status is Status.SUCCESS:
             match command:
                 case SeqCreate():
-                    empty = np.zeros((0, command.kv_heads, DIM), np.float16)
+                    empty = np.zeros((0, command.kv_heads, command.head_dim), np.float16)
                     self.model |= {int(h): [(empty, empty)] * command.layers for h in done.data[0]}
                 case KvAppend():
                     cuts = np.cumsum(command.lengths)[:-1]
@@ -172,11 +188,14 @@ class SimDrive:
                 case KvFree():
                     for seq in command.seqs:
                         del self.model[seq]
+                case SeqSweep():
+                    self.model = {seq: each for seq, each in self.model.items() if seq in self.firmware.ftl.sequences}
         return done
 
     def _grow(self, seq: int, layer: int, k: Any, v: Any) -> None:
         old_k, old_v = self.model[seq][layer]
-        self._set(seq, layer, np.concatenate([old_k, k]), np.concatenate([old_v, v]))
+        form, grown = self.firmware.ftl.sequence(seq).layout, (np.concatenate([old_k, k]), np.concatenate([old_v, v]))
+        self._set(seq, layer, *as_stored(form, len(old_k), *grown))
 
     def _set(self, seq: int, layer: int, k: Any, v: Any) -> None:
         layers = list(self.model[seq])
@@ -225,7 +244,7 @@ class SimDrive:
                 except FtlError:
                     found["lost"] += 1
                     break
-                if not (np.array_equal(rows[0], k) and np.array_equal(rows[1], v)):
+                if [row.tobytes() for row in rows] != [k.tobytes(), v.tobytes()]:  # a manifest may hold NaN
                     found["wrong"] += 1
                     break
         others = {seq for seq, each in ftl.sequences.items() if not each.failed} - set(commit)

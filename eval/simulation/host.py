@@ -27,7 +27,9 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import F16, keys_of
-from eval.bench.random_host import DIM
+from csd_spec.planes import number_of
+from eval.bench.random_host import DIM, DRIVE, as_stored
+from ftl import LAYOUTS
 from host_driver.driver import Batch, Driver
 
 LAYERS, HEADS_A_DRIVE, GROUP = 2, 2, 2
@@ -36,6 +38,9 @@ VERBS = (
     *("fork", "name", "name", "name", "find", "find", "drop"),
 )
 KEYS = [bytes([number]) * 16 for number in range(1, 5)]
+LAYOUTS_USED = *(5 * (16,)), 8, 4, number_of(2, exact=False), number_of(3, exact=True)
+METHODS = "dense", "progressive"  # the second for layouts with planes
+MAX_TOKENS = 64
 TOLERANCE = 4e-3  # of attention in FP16
 
 
@@ -77,7 +82,9 @@ class SimHost:
         self.heads = HEADS_A_DRIVE * len(connects)
         shape = ModelShape(name="sim", layers=LAYERS, q_heads=GROUP * self.heads, kv_heads=self.heads, head_dim=DIM)
         self.devices = [RecoveringDevice(connect) for connect in connects]
-        attention = Attention("dense", Compression(1))
+        bits = draw.choice(LAYOUTS_USED)
+        self.form = LAYOUTS[bits].form(DRIVE.geometry.page_bytes, DIM, MAX_TOKENS)
+        attention = Attention(draw.choice(METHODS if self.form.planes else METHODS[:1]), Compression(1), bits)
         self.driver = Driver(self.devices, shape, attention, flush_every=draw.choice([0, 2, 5]))
         self.held: list[Held] = []
         self.named: dict[bytes, tuple[Held, int]] = {}  # by key the first sequence of which batch, and tokens
@@ -102,7 +109,7 @@ class SimHost:
     def _create(self, _: Held | None) -> None:
         count = self.draw.choice([1, 2])
         empty = self.rows(count, 0, self.heads)
-        self.held.append(Held(self.driver.create(count, 64), [(empty, empty)] * LAYERS))
+        self.held.append(Held(self.driver.create(count, MAX_TOKENS), [(empty, empty)] * LAYERS))
 
     def _append(self, held: Held) -> None:
         lengths = np.full(len(held.layers[0][0]), self.draw.choice([3, 17, 40]))
@@ -114,7 +121,12 @@ class SimHost:
 
     def _grow(self, held: Held, layer: int, k: F16, v: F16) -> None:
         old_k, old_v = held.layers[layer]
-        held.layers[layer] = np.concatenate([old_k, k], axis=1), np.concatenate([old_v, v], axis=1)
+        grown = (
+            as_stored(self.form, old_k.shape[1], np.concatenate(ks), np.concatenate(vs))
+            for ks, vs in zip(zip(old_k, k, strict=True), zip(old_v, v, strict=True), strict=True)
+        )
+        ks, vs = zip(*grown, strict=True)
+        held.layers[layer] = np.stack(ks), np.stack(vs)
 
     def _decode(self, held: Held) -> None:
         count = len(held.layers[0][0])
@@ -124,8 +136,15 @@ class SimHost:
                     q, k, v = (self.rows(count, heads) for heads in (GROUP * self.heads, self.heads, self.heads))
                     found = self.driver.decode(held.batch, slice(None), part, layer, q, k, v)
                     self._grow(held, layer, k[:, None], v[:, None])
-                    if not np.allclose(found.astype(np.float32), _attention(q, *held.layers[layer]), atol=TOLERANCE):
+                    if not self._is_attention(found, q, *held.layers[layer]):
                         raise Wrong(f"attention of layer {layer} over {held.layers[layer][0].shape[1]} tokens")
+
+    def _is_attention(self, found: F16, q: F16, k: F16, v: F16) -> bool:
+        """Whether an output (B, q_heads, d) is that of dense attention; of another method, within the range of V."""
+        if self.driver.attention.method == "dense":
+            return np.allclose(found.astype(np.float32), _attention(q, k, v), atol=TOLERANCE)
+        low, high = (np.repeat(bound.astype(np.float32), GROUP, axis=1) for bound in (v.min(1), v.max(1)))
+        return bool((found >= low - TOLERANCE).all() and (found <= high + TOLERANCE).all())
 
     def _read(self, held: Held) -> None:
         for layer, rows in enumerate(held.layers):
@@ -200,7 +219,18 @@ class SimHost:
         return done
 
     def _flush(self, held: Held) -> None:
+        """Right after decode steps, of which all but the first may be short."""
+        for _ in range(2):
+            self._decode(held)
         self.driver.flush()
+
+    def connected(self) -> int:
+        """How often drives were connected to again."""
+        return sum(len(device.recoveries) for device in self.devices)
+
+    def work_and_flush(self) -> None:
+        """Decode steps, and a flush that they have to survive."""
+        self._flush(self.draw.choice(self.held))
 
     def check(self) -> None:
         """Read all that is held, and find all that has a name."""

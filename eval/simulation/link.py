@@ -12,6 +12,7 @@ from csd_link.window import BLOCK_BYTES
 from eval.simulation.disk import Killed
 
 BLOCKS = 96
+TORN_BYTES = 1000  # of a torn block that arrive
 
 
 class Clock:
@@ -39,12 +40,15 @@ class HostDied(BaseException):
 class Link:
     """Both ends' copies of a window's blocks, and what is on its way. Of one end nothing overtakes anything.
 
-    rates: of blocks that are late, doubled, or lost with the path. deaths: counts down with each write of the drive, or
-    of the host; at 0 that end dies in it.
+    rates: of blocks that are late, doubled, or lost with the path, and of payload blocks that are torn. deaths: counts
+    down with each write of the drive, or of the host; at 0 that end dies in it.
     """
 
-    def __init__(self, clock: Clock, draw: random.Random, rates: dict[str, float], hits: Counter[str]) -> None:
-        self.clock, self._draw, self._rates, self._hits = clock, draw, rates, hits
+    def __init__(
+        self, clock: Clock, draw: random.Random, rates: dict[str, float], hits: Counter[str], slots: int
+    ) -> None:
+        """slots: First block of payloads; those before it have a checksum each."""
+        self.clock, self._draw, self._rates, self._hits, self._slots = clock, draw, rates, hits, slots
         self.copies: dict[str, dict[int, bytes]] = {"host": {}, "drive": {}}
         self._ways: dict[str, deque[tuple[float, int, bytes]]] = {"host": deque(), "drive": deque()}
         self.deaths = {"host": -1, "drive": -1}
@@ -69,6 +73,9 @@ class Link:
 
     def _send(self, end: str, block: int, data: bytes) -> None:
         way, arrives = self._ways[end], self.clock.now
+        if block >= self._slots and self._draw.random() < self._rates["torn"]:
+            self._hits["payload torn"] += 1
+            data = data[:TORN_BYTES] + self._draw.randbytes(len(data) - TORN_BYTES)
         if self._draw.random() < self._rates["late"]:
             self._hits["message late"] += 1
             arrives += self._draw.random() ** 4 * 3

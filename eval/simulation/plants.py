@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest.mock import patch
 
+from csd_firmware.short import ShortStep
 from csd_link.wire import encode_completion
+from csd_spec import Attend
 from ftl.kv.owners import Owners
 from ftl.recovery import STEPS, Recovery
 
@@ -63,6 +65,20 @@ def names_forgotten() -> AbstractContextManager[Any]:
     return patch("ftl.recovery.STEPS", (*STEPS, forget))
 
 
+def short_not_recorded() -> AbstractContextManager[Any]:
+    """The journal does not hear of a decode step that goes the short way."""
+    original = ShortStep.take
+
+    def take(self: ShortStep, command: Attend) -> Any:
+        dirty = self.state.ftl.kv.changes.dirty
+        before = set(dirty)
+        data = original(self, command)
+        dirty.intersection_update(before)
+        return data
+
+    return patch.object(ShortStep, "take", take)
+
+
 PLANTS: dict[str, Plant] = {
     "lock": lock_left_out,
     "chain": record_not_chained,
@@ -70,4 +86,5 @@ PLANTS: dict[str, Plant] = {
     "owner": owner_reused,
     "completion": completion_cut,
     "names": names_forgotten,
+    "short": short_not_recorded,
 }

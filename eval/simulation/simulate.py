@@ -33,6 +33,7 @@ class Plant(StrEnum):
     OWNER = "owner"
     COMPLETION = "completion"
     NAMES = "names"
+    SHORT = "short"
 
 
 def run(seed: int, steps: int, plant: str, allowed: frozenset[str] = frozenset(FAULTS)) -> Verdict:

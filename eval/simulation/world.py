@@ -16,11 +16,13 @@ from unittest.mock import patch
 from csd_io.folder import DURABILITIES
 from csd_link.host_end import Lost, WindowDevice
 from csd_spec import DeviceError, Status
-from eval.simulation.drive import TENANTS, SimDrive
+from eval.simulation.drive import LAYOUT, TENANTS, SimDrive
 from eval.simulation.host import Inline, SimHost, Wrong
 from eval.simulation.link import Clock, HostDied, Link, Side
+from eval.simulation.prefixes import PrefixHost
 
 STEPS = 40
+OWNERS = 160  # so few that their numbers come again
 WAIT_S = 0.02  # virtual: of who looks again and again
 PATIENCE_S = 600.0  # virtual: nothing takes so long
 FAULTS = (
@@ -39,13 +41,18 @@ FAULTS = (
     "host died in a write",
     "host left",
     "folder served twice",
+    "payload torn",
+    "window taken",
+    "drive killed after a flush",
 )
 REFUSALS = {  # which fault explains a refusal
     Status.CAPACITY_EXCEEDED: (),  # a full drive is no fault
     Status.WRITE_FAULT: ("disk full", "disk failed"),
     Status.UNRECOVERED_READ_ERROR: ("record rotten",),
     Status.UNKNOWN_SEQUENCE: ("record rotten",),
-    Status.PATH_LOST: ("record rotten", "disk full", "disk failed"),  # it came back, and not with all that it had
+    Status.TRANSFER_ERROR: ("payload torn",),
+    # It came back, and not with all that it had
+    Status.PATH_LOST: ("record rotten", "disk full", "disk failed", "payload torn", "window taken"),
 }
 
 
@@ -94,16 +101,22 @@ class World:
         self.clock = Clock(self.pump)
         self._began = 0.0
         self.drives: list[SimDrive] = []
-        kinds = ("late", "doubled", "lost")
-        self.rates = {kind: 0.03 if f"message {kind}" in allowed else 0.0 for kind in kinds}
+        kinds = {"message late": 0.03, "message doubled": 0.03, "message lost": 0.03, "payload torn": 0.01}
+        self.rates = {name.split()[1]: rate * (name in allowed) for name, rate in kinds.items()}
         durability = self.draw.choice(DURABILITIES)
         for number in range(self.draw.choice((1, 1, 2))):
             (folder / f"drive{number}").mkdir()
-            links = {name: Link(self.clock, self.draw, self.rates, self.verdict.faults) for name in TENANTS}
+            links = {
+                name: Link(self.clock, self.draw, self.rates, self.verdict.faults, LAYOUT.to_drive(0))
+                for name in TENANTS
+            }
             place = folder / f"drive{number}"
             self.drives.append(SimDrive(f"drive{number}", place, self.clock, self.draw, durability, links))
-        self.hosts: dict[str, SimHost] = {}
-        self.faults = [name for name in FAULTS if name in allowed and not name.startswith(("message", "write"))]
+        self.hosts: dict[str, SimHost | PrefixHost] = {}
+        self._kinds = {tenant: self.draw.choice((SimHost, SimHost, PrefixHost)) for tenant in TENANTS}
+        of_links = "message", "write", "payload"
+        self.faults = [name for name in FAULTS if name in allowed and not name.startswith(of_links)]
+        self.faults += 3 * [name for name in self.faults if name == "drive killed after a flush"]
 
     def pump(self) -> None:
         """Everybody but the host that waits has a turn."""
@@ -112,11 +125,11 @@ class World:
         for drive in self.drives:
             drive.pump()
 
-    def _host(self, tenant: str) -> SimHost:
+    def _host(self, tenant: str) -> SimHost | PrefixHost:
         connects = [self._connect(drive, tenant) for drive in self.drives]
         while tenant not in self.hosts:
             try:
-                self.hosts[tenant] = SimHost(connects, self.draw)
+                self.hosts[tenant] = self._kinds[tenant](connects, self.draw)
             except Lost:
                 self.clock.sleep(0.05)
         return self.hosts[tenant]
@@ -132,9 +145,9 @@ class World:
         """Perhaps a fault, then one host's work."""
         self._began = self.clock.now
         tenant = self.draw.choice(TENANTS)
-        if self.faults and self.draw.random() < 0.4:
-            self._befall(self.draw.choice(self.faults), self.draw.choice(self.drives), tenant)
         try:
+            if self.faults and self.draw.random() < 0.4:
+                self._befall(self.draw.choice(self.faults), self.draw.choice(self.drives), tenant)
             self._host(tenant).work()
         except HostDied:
             self._gone(tenant)
@@ -167,9 +180,45 @@ class World:
                 self._leave(tenant)
             case "folder served twice" if drive.alive:
                 self.verdict.wrong += not drive.serve_twice()
+            case "window taken" if tenant in self.hosts:
+                self._take_window(tenant)
+            case "drive killed after a flush" if tenant in self.hosts:
+                self._flush_and_die(tenant, drive)
             case _:
                 return
         hits[fault] += 1
+
+    def _take_window(self, tenant: str) -> None:
+        """Another host attaches; the one before gets no answers any more.
+
+        A host that connects again, to a drive that began anew say, takes the window back: leases are to prevent that.
+        """
+        before = self.hosts.pop(tenant)
+        self._host(tenant)
+        connected = before.connected()
+        if not before.held:
+            return
+        try:
+            before.check()
+        except (DeviceError, HostDied):
+            return
+        if before.connected() == connected:
+            raise Wrong("a host whose window was taken got answers")
+
+    def _flush_and_die(self, tenant: str, drive: SimDrive) -> None:
+        """A drive dies right after a flush, and with it the host of a store of prefixes, which has no other record."""
+        host = self.hosts[tenant]
+        if isinstance(host, SimHost):
+            if host.held:
+                host.work_and_flush()
+                drive.die()
+            return
+        keys = host.work_and_flush()
+        drive.die()
+        self._gone(tenant)
+        after = self._host(tenant)
+        if isinstance(after, PrefixHost) and not self.verdict.faults["record rotten"]:
+            after.check_flushed(keys)
 
     def _leave(self, tenant: str) -> None:
         try:
@@ -188,6 +237,9 @@ class World:
 
     def _explain(self, error: DeviceError, tenant: str) -> None:
         """A refusal must have a reason that is known; what stands behind it is then mended. Raises Wrong."""
+        if error.status is Status.PATH_LOST and self._kinds[tenant] is PrefixHost:
+            self._gone(tenant)  # a store ends with its connection
+            return
         causes = REFUSALS.get(error.status)
         if causes is None or (causes and not any(self.verdict.faults[cause] for cause in causes)):
             raise Wrong(str(error)) from error
@@ -228,6 +280,7 @@ def virtual(world: World) -> Iterator[None]:
         for place in ("csd_link.host_end.time", "csd_link.recovery.time"):
             undo.enter_context(patch(place, world.clock))
         undo.enter_context(patch.object(os, "urandom", world.draw.randbytes))
+        undo.enter_context(patch("ftl.kv.owners.MAX_OWNERS", OWNERS))
         undo.enter_context(patch.object(os, "sched_yield", world.pump))
         yield
 

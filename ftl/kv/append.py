@@ -151,6 +151,7 @@ class _Growth:
             left = _joined(rows, mapped.source) if mapped.waits_in(end // mapped.per_group) else None
             self.kv.tails.buffer_tail(mapped, self.layer, self.length, self.tokens, left)
         assert taken == ppns.size, f"{ppns.size} pages were programmed, {taken} are mapped"
+        self.kv.usage.resize(self.seq, self.length, end)
         self.seq.lengths[self.layer] = end
 
 

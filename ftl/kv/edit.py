@@ -31,9 +31,11 @@ def fork(kv: KvMap, handle: int) -> int:
             kept = theirs.buffered(layer) and kv.tails.buffer_group(ours, layer, int(parent.lengths[layer]))
             if kept and kv.store.nand.payload:
                 kv.buffers.content[ours.buffers[layer]] = kv.buffers.content[theirs.buffers[layer]]
+    kv.usage.remove(child)
     child.label = parent.label
     child.v_sums = None if parent.v_sums is None else parent.v_sums.copy()
     child.lengths[:] = parent.lengths
+    kv.usage.add(child)
     for layer in range(parent.layers):
         child.owners[layer] = list(parent.owners[layer])
         child.write_as(layer, child.newest, int(parent.lengths[layer]))
@@ -65,6 +67,7 @@ def crop(kv: KvMap, handle: int, layer: int, length: int, start_ns: int) -> int:
         kv.unmap(seq, name, layer, length // mapped.per_group)
         if in_flash(cuts[name][0]) or mapped.buffered(layer) or name in rows:  # else the primary map alone holds it
             _take_back(kv, mapped, layer, length, cuts[name], rows.get(name))
+    kv.usage.resize(seq, int(seq.lengths[layer]), length)
     seq.lengths[layer] = length
     kv.names.crop(seq, length)
     kv.changes.trimmed.add(handle)

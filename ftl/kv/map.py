@@ -24,6 +24,7 @@ from ftl.kv.sequence import Sequence
 from ftl.kv.shared import SharedPages
 from ftl.kv.standing import Standing
 from ftl.kv.tails import GroupBuffers, Tails
+from ftl.kv.usage import Accounts
 
 MOST_KEPT = 1 << 12
 
@@ -48,9 +49,10 @@ class KvMap(Referrer):
         self.store = store
         self.sequences: dict[int, Sequence] = {}
         self.buffers = GroupBuffers(dram_bytes, store.geometry.page_bytes)
-        self.tails = Tails(self.buffers, self.sequences, store.nand.read)
+        self.tails = Tails(self.buffers, store.nand.read)
         self.owners, self.changes = Owners(), Changes()
         self.names = Names()
+        self.usage = Accounts()
         self.shared = SharedPages(store.geometry.pages)
         self.next_handle = 1
         self.kept: dict[Any, Any] = {}  # what was found out about sequences that holds until `changed`
@@ -104,6 +106,7 @@ class KvMap(Referrer):
         for handle in handles:
             seq = Sequence(handle, layout, layers, heads, Writer(self.store.geometry.channels, GROWTH))
             self.sequences[handle] = seq
+            self.usage.add(seq)
             self.change_owner(seq)
         self.changes.dirty.update(handles)
         return handles
@@ -121,10 +124,10 @@ class KvMap(Referrer):
         """Whatever a sequence's pages may be tagged with is known to be its."""
         assert all(seq.handle in self.owners.sharers[owner] for owner in seq.all_owners), f"{seq.handle}: owners"
 
-    def unmap(self, seq: Sequence, name: str, layer: int, first: int) -> None:
+    def unmap(self, seq: Sequence, name: str, layer: int | slice, first: int) -> None:
         """Forget a layer's groups of one map from `first` on. Pages that another sequence shares stay valid."""
         self.changed()
-        slots = seq.maps[name].slots[layer, :, first:]
+        slots = seq.maps[name].slots[layer, ..., first:]
         mine = slots[in_flash(slots)]
         self.store.placement.invalidate(mine[self.shared.leave(mine)])
         slots[:] = UNMAPPED
@@ -132,10 +135,10 @@ class KvMap(Referrer):
     def forget(self, seq: Sequence) -> None:
         """A sequence is freed."""
         self.names.crop(seq, 0)
+        self.usage.remove(seq)
         self.store.placement.close(seq.writer)
         for name, mapped in seq.maps.items():
-            for layer in range(seq.layers):
-                self.unmap(seq, name, layer, 0)
+            self.unmap(seq, name, slice(None), 0)
             self.tails.release_all(mapped)
         del self.sequences[seq.handle]
         self.owners.leave(seq.all_owners, seq.handle)
@@ -166,10 +169,8 @@ class KvMap(Referrer):
 
     def checkpoint_pages(self) -> int:
         """Of each unfinished group of K and V at most a page is recorded, the sums of V and names, in two places."""
-        rows = sum(2 * seq.heads * int((seq.lengths > 0).sum()) for seq in self.sequences.values())
-        sums = sum(seq.v_sums.nbytes for seq in self.sequences.values() if seq.v_sums is not None)
-        names = self.names.count * RECORDED_BYTES
-        return 2 * (-(-rows * 3 // 4) + -(-(sums + names) // self.store.geometry.page_bytes))
+        tables, names = self.usage.total.table_bytes, self.names.count * RECORDED_BYTES  # tables hold the sums of V
+        return 2 * (-(-self.usage.total.tails * 3 // 4) + -(-(tables + names) // self.store.geometry.page_bytes))
 
     def lose(self, tags: U64, for_good: bool) -> list[int]:
         """Mark the sequences that hold these pages as failed."""

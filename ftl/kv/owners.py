@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
+from ftl.errors import OutOfSpace
 from ftl.flash.tag import MAX_OWNERS
 
 
@@ -20,7 +21,9 @@ class Owners:
         self.next = 0
 
     def new(self, handle: int, writes: int) -> int:
-        """A number that no sequence uses."""
+        """A number that no sequence uses; raises OutOfSpace if there is none."""
+        if len(self.sharers) >= MAX_OWNERS:
+            raise OutOfSpace(f"all {MAX_OWNERS} owner numbers are in use: free sequences")
         owner = next(n % MAX_OWNERS for n in count(self.next) if n % MAX_OWNERS not in self.sharers)
         self.next = owner + 1
         self.sharers[owner] = {handle}

@@ -53,7 +53,9 @@ def relayout(reader: Reader, handle: int, m: int, bits: int, start_ns: int) -> i
     for layer in used:
         kv.unmap(seq, COPY, layer, 0)
     kv.changed()
+    kv.usage.remove(seq)
     seq.layout, seq.maps[COPY] = layout, new
+    kv.usage.add(seq)
     kv.changes.dirty.add(handle)
     kv.changes.trimmed.add(handle)
     return finish_ns

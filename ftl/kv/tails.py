@@ -11,7 +11,6 @@ from csd_spec.view import UNMAPPED, dram_slots, in_flash
 from ftl.errors import OutOfSpace
 from ftl.flash.memory import lazy_zeros
 from ftl.kv.layouts import GroupMap
-from ftl.kv.sequence import Sequence
 
 
 class GroupBuffers:
@@ -47,9 +46,11 @@ class GroupBuffers:
 class Tails:
     """Which unfinished groups have buffers. Those of primary maps must; those of copies have while there is room."""
 
-    def __init__(self, buffers: GroupBuffers, sequences: dict[int, Sequence], flash: Callable[[U32], U8]) -> None:
+    def __init__(self, buffers: GroupBuffers, flash: Callable[[U32], U8]) -> None:
         """flash: the content of pages."""
-        self.buffers, self._sequences, self._flash = buffers, sequences, flash
+        self.buffers, self._flash = buffers, flash
+        self._copies: dict[tuple[GroupMap, int], None] = {}  # layers of copies that have buffers, the oldest first
+        self._of_copies = 0  # buffers
 
     @property
     def content(self) -> U16:
@@ -58,31 +59,28 @@ class Tails:
 
     def check_room(self, count: int) -> None:
         """Raise OutOfSpace unless drive DRAM can hold `count` more buffers."""
-        left = self.buffers.left
-        if count > left:
-            copies = (mapped for seq in self._sequences.values() for mapped in seq.copies)
-            left += sum(int((mapped.buffers >= 0).sum()) for mapped in copies)
+        left = self.buffers.left + self._of_copies
         if count > left:
             raise OutOfSpace(f"{count} group buffers wanted, drive DRAM has room for {left}: free sequences first")
 
     def _make_room(self, count: int) -> None:
         """Make room for `count` buffers: unfinished groups of copies give way, since primary maps hold their rows."""
-        for seq in self._sequences.values() if count > self.buffers.left else ():
-            for mapped in seq.copies:
-                for layer in np.flatnonzero(mapped.buffers[:, 0] >= 0).tolist():
-                    if count <= self.buffers.left:
-                        return
-                    self._release(mapped, layer)
-                    mapped.slots[layer][~in_flash(mapped.slots[layer])] = UNMAPPED
+        while count > self.buffers.left and self._copies:
+            mapped, layer = next(iter(self._copies))
+            self._release(mapped, layer)
+            mapped.slots[layer][~in_flash(mapped.slots[layer])] = UNMAPPED
 
     def _release(self, mapped: GroupMap, layer: int) -> None:
         self.buffers.release(mapped.buffers[layer])
         mapped.buffers[layer] = -1
+        if not mapped.primary:
+            del self._copies[mapped, layer]
+            self._of_copies -= mapped.streams
 
     def release_all(self, mapped: GroupMap) -> None:
         """Give back the buffers of all layers."""
-        self.buffers.release(mapped.buffers[mapped.buffers >= 0])
-        mapped.buffers[:] = -1
+        for layer in np.flatnonzero(mapped.buffers[:, 0] >= 0).tolist():
+            self._release(mapped, layer)
 
     def buffer_group(self, mapped: GroupMap, layer: int, tokens: int) -> bool:
         """Give the group that `tokens` tokens leave unfinished its buffers, where there is one; whether it has them."""
@@ -95,6 +93,9 @@ class Tails:
             if mapped.streams > self.buffers.left:
                 return False
             mapped.buffers[layer] = self.buffers.allocate(mapped.streams)
+            if not mapped.primary:
+                self._copies[mapped, layer] = None
+                self._of_copies += mapped.streams
         if position:
             mapped.slots[layer, :, group] = dram_slots(mapped.buffers[layer])
         elif mapped.buffered(layer):

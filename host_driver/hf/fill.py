@@ -31,7 +31,7 @@ def filled(model: PreTrainedModel, driver: Driver, placed: Placement, caches: Se
 
     Args:
         model: Attached to the drives of `driver`; `can_fill` is true for it.
-        driver: Of the attached drives.
+        driver: The attached drives' driver.
         placed: Where the model's layers attend.
         caches: One for each sequence, each of one row without padding.
 

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from csd_link.connect import Connect
+from csd_link.host_end import TakenError
 from csd_spec import Device, DeviceError, Status
 from csd_spec.arrays import F16
 from host_driver.prefixes.names import PrefixNames
@@ -40,7 +41,8 @@ class Keeper:
 
     Loads come first, stores are done when nothing is to be loaded, and flushed when nothing is to be stored. A store
     that finds as many waiting as may wait is dropped. When drives are gone, nothing is found until they are back; what
-    they have kept is found again then. Methods may be called from any thread.
+    they have kept is found again then. A window that another host has taken is left to it. Methods may be called from
+    any thread.
     """
 
     def __init__(self, open_store: Callable[[], PrefixStore], stores_in_flight: int = 8) -> None:
@@ -52,6 +54,7 @@ class Keeper:
         self._keys, self._changes, self._counts = set[bytes](), dict[bytes, bool](), Counter[str]()
         self._loads, self._stores = deque[Callable[[], None]](), deque[Callable[[], None]]()
         self._wake, self._closing, self._unflushed = threading.Condition(), False, False
+        self._taken = False
         self._store: PrefixStore | None = open_store()
         self._note_changes()
         self._thread = threading.Thread(target=self._run, name="prefixes", daemon=True)
@@ -199,17 +202,19 @@ class Keeper:
 
     def _lose(self, reason: str) -> None:
         """Drives are gone: nothing is found until they are back."""
-        _LOG.warning("prefixes: %s; nothing is loaded or stored until the drives answer", reason)
         lost, self._store = self._store, None
         if lost:
+            self._taken = any(isinstance(getattr(each, "lost", None), TakenError) for each in lost.devices)
             _close(lost.devices)
+        again = "this engine starts again" if self._taken else "the drives answer"
+        _LOG.warning("prefixes: %s; nothing is loaded or stored until %s", reason, again)
         with self._wake:
             self._counts["drives_lost"] += 1
             self._changes |= dict.fromkeys(self._keys, False)
             self._keys.clear()
 
     def _reopen(self) -> None:
-        if self._store:
+        if self._store or self._taken:
             return
         try:
             self._store = self._open()
@@ -243,7 +248,9 @@ def connected(connects: Sequence[Connect], names: PrefixNames, max_blocks: int |
     try:
         for connect in connects:
             devices.append(connect())
-        return PrefixStore(devices, names, max_blocks)
+        store = PrefixStore(devices, names, max_blocks)
+        _LOG.info("prefixes: %s, identity %s: %d blocks", names.model.name, names.model.digest, store.blocks)
+        return store
     except (DeviceError, OSError):
         _close(devices)
         raise

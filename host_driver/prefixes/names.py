@@ -1,11 +1,11 @@
-"""Names of prefixes: of what K and V depend on, and of all tokens up to the end of a block."""
+"""Keys of prefixes: a digest of the model, and of all tokens up to the end of a block."""
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from itertools import takewhile
 
@@ -14,27 +14,35 @@ import numpy as np
 from csd_spec import ModelShape
 from csd_spec.arrays import F16
 from csd_spec.model import OPAQUE
+from host_driver.prefixes.identity import ModelIdentity
 
 KEY_BYTES = 16
 PREFIX_BYTES = 4  # of a key, common to all of the same names
-_MARK = 1  # of a key's last byte: it names a check
+_BLOCK, _CHECK, _MANIFEST = range(3)  # what a key names: the lowest two bits of its last byte
+_KINDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixNames:
-    """What K and V depend on beside the tokens, and how many tokens a block has. Another field is another name.
+    """What KV data depends on in addition to the tokens, and how many tokens a block has. Another field is another key.
 
-    shape: of what is stored; its q_heads do not matter. drives: that share its heads. layout: of K and V in the drives;
-    `OPAQUE` takes any 2-byte values. model, tokenizer, dtype, adapter: the caller's own words. salt: the tenant's
-    secret, so that nobody else finds or guesses its names. seed: of all names; another one starts anew.
+    Attributes:
+        shape: Of what is stored; its q_heads do not matter.
+        drives: Drives that share its heads.
+        model: The model, with its weights, dtype and all else that its keys and values depend on. A tokenizer does not
+            matter: keys are of token ids.
+        rank: Which of several workers, each with heads and drives of its own. All have the same keys; what another
+            worker has stored is not taken.
+        layout: Of keys and values in the drives; `OPAQUE` takes any 2-byte values.
+        salt: The tenant's secret, so that nobody else finds or guesses its keys.
+        seed: Of all keys; with another one nothing that is stored is found.
+        block_tokens: Tokens of a block.
     """
 
     shape: ModelShape
+    model: ModelIdentity
     drives: int = 1
-    model: str = ""
-    tokenizer: str = ""
-    dtype: str = "float16"
-    adapter: str = ""
+    rank: int = 0
     salt: str = ""
     seed: int = 0
     layout: int = OPAQUE
@@ -44,10 +52,27 @@ class PrefixNames:
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
             raise ValueError(f"block_tokens = {self.block_tokens}: must be at least 1")
-        s = self.shape
-        mine = {each.name: getattr(self, each.name) for each in fields(self) if each.init and each.name != "shape"}
-        text = json.dumps([mine, s.layers, s.kv_heads, s.head_dim], sort_keys=True)
+        text = json.dumps([self._public(), self.model.digest, self.salt], sort_keys=True)
         object.__setattr__(self, "_root", blake2b(text.encode(), digest_size=KEY_BYTES).digest())
+
+    def _public(self) -> dict[str, int]:
+        """Numbers that every key depends on."""
+        s, named = self.shape, ("drives", "seed", "layout", "block_tokens")
+        return {name: getattr(self, name) for name in named} | {
+            "layers": s.layers,
+            "kv_heads": s.kv_heads,
+            "head_dim": s.head_dim,
+        }
+
+    @property
+    def manifest(self) -> str:
+        """Which model these keys are of, as JSON for people; the salt is left out."""
+        return json.dumps({"model": self.model.to_dict(), "rank": self.rank} | self._public())
+
+    @property
+    def manifest_key(self) -> bytes:
+        """The key of the manifest."""
+        return self._key(blake2b(b"manifest", digest_size=KEY_BYTES, key=self._root).digest(), _MANIFEST)
 
     def keys(self, tokens: Sequence[int], extra: str = "", known: Sequence[bytes] = ()) -> list[bytes]:
         """Of all whole blocks of a prompt: each is a hash of a block's tokens and of the key before it.
@@ -58,33 +83,43 @@ class PrefixNames:
         key = found[-1] if found else self.key_of(extra.encode())
         for at in range(len(found) * self.block_tokens, len(tokens) - self.block_tokens + 1, self.block_tokens):
             block = np.array(tokens[at : at + self.block_tokens], np.int64)
-            key = self._key(blake2b(block.tobytes(), digest_size=KEY_BYTES, key=key).digest(), 0)
+            key = self._key(blake2b(block.tobytes(), digest_size=KEY_BYTES, key=key).digest(), _BLOCK)
             found.append(key)
         return found
 
     def key_of(self, data: bytes) -> bytes:
         """The key of what has a name of another kind."""
-        return self._key(blake2b(data, digest_size=KEY_BYTES, key=self._root).digest(), 0)
+        return self._key(blake2b(data, digest_size=KEY_BYTES, key=self._root).digest(), _BLOCK)
 
     def check(self, key: bytes, k: F16, v: F16) -> bytes:
         """The key of a block's content: of its K and V, each (layers, tokens, kv_heads, d), and of its key."""
-        digest = sha256(key)
+        digest = sha256(key + self.rank.to_bytes(4, "little"))
         for part in (k, v):
             digest.update(np.ascontiguousarray(part).view(np.uint8).data)
-        return self._key(digest.digest(), _MARK)
+        return self._key(digest.digest(), _CHECK)
 
     def are_of(self, key: bytes) -> bool:
         """Whether a key may be one of these names."""
         return key.startswith(self._root[:PREFIX_BYTES])
 
-    def _key(self, digest: bytes, mark: int) -> bytes:
+    def _key(self, digest: bytes, kind: int) -> bytes:
         body = digest[: KEY_BYTES - PREFIX_BYTES]
-        return self._root[:PREFIX_BYTES] + body[:-1] + bytes([body[-1] & ~_MARK | mark])
+        return self._root[:PREFIX_BYTES] + body[:-1] + bytes([body[-1] & ~_KINDS | kind])
+
+
+def is_block(key: bytes) -> bool:
+    """Whether a key is of a block's tokens."""
+    return key[-1] & _KINDS == _BLOCK
 
 
 def is_check(key: bytes) -> bool:
-    """Whether a key is of a block's content, not of its tokens."""
-    return bool(key[-1] & _MARK)
+    """Whether a key is of a block's content."""
+    return key[-1] & _KINDS == _CHECK
+
+
+def is_manifest(key: bytes) -> bool:
+    """Whether a key is of the manifest of all keys that begin with the same `PREFIX_BYTES`."""
+    return key[-1] & _KINDS == _MANIFEST
 
 
 class Admission:

@@ -8,13 +8,13 @@ prompts that part are forks, which share what they begin with.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 import numpy as np
 
+from csd_link.cutting import Read, check_device, submit_reads
 from csd_spec import (
     Command,
     Completion,
@@ -26,21 +26,21 @@ from csd_spec import (
     KvDrop,
     KvFree,
     KvGather,
-    KvList,
     KvName,
     SeqCreate,
     SeqFork,
     SeqSweep,
     Status,
 )
-from csd_spec.arrays import F16, key_list, keys_of
-from host_driver.prefixes.names import KEY_BYTES, PrefixNames, is_check
+from csd_spec.arrays import F16, keys_of
+from csd_spec.model import FP16_BYTES
+from csd_spec.verbs import VERBS
+from host_driver.prefixes.manifest import blocks_of, done_by, list_keys, write_manifest
+from host_driver.prefixes.names import PrefixNames
 from host_driver.sharding import split_heads
 
-LISTED = 1024  # names that a command asks for
 MAX_TOKENS = 1 << 20  # of a prompt
-Place = tuple[int, int]  # handle, tokens
-COMMAND_BYTES = 16 << 20  # of K and V in a command, at most: half of a window's slot
+COMMAND_BYTES = 16 << 20  # of K and V that a command brings, at most: the next one is read meanwhile
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +79,8 @@ class PrefixStore:
     def __init__(self, devices: Sequence[Device], names: PrefixNames, max_blocks: int | None = None) -> None:
         """max_blocks: that are kept; None: as many as the drives take.
 
-        Frees what a host was storing in these drives, as this tenant, when it died.
+        Frees what a host was storing in these drives, as this tenant, when it died. Raises ValueError where a drive
+        takes less in a command than one token has.
         """
         if max_blocks is not None and max_blocks < 1:
             raise ValueError(f"max_blocks = {max_blocks}: must be at least 1")
@@ -87,11 +88,14 @@ class PrefixStore:
             raise ValueError(f"{len(devices)} drives: the names are of {names.drives}")
         self.devices, self.names, self.max_blocks = list(devices), names, max_blocks
         self._heads = split_heads(names.shape.kv_heads, len(devices))
+        for device, heads in zip(devices, self._heads, strict=True):
+            check_device(device, VERBS[KvAppend].example(H=len(heads), d=names.shape.head_dim))
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # least recently used first
         self._pinned: dict[bytes, int] = {}
         self._changes: dict[bytes, bool] = {}
         self._others: set[bytes] = set()  # names on these drives that are not of `names`
         self.hits = self.misses = self.evicted = self.rejected = 0
+        self._described = False  # whether all drives have the manifest
         self._recover()
 
     @property
@@ -159,11 +163,23 @@ class PrefixStore:
         rows = slice(hit.tokens - first, len(keys) * size - first)
         k, v = k[:, rows], v[:, rows]
         self._make_room(len(new), keep=keys)
+        self._described = self._described or self._describe()
         chain = self._written(hit, k, v, keys)
         ends = range(hit.tokens + size, len(keys) * size + 1, size)
         self._name(chain, dict(zip(new, ends, strict=True)), k, v)
         self._touch(keys)
         return len(new)
+
+    def _describe(self) -> bool:
+        """Write the manifest to every drive; False if one has no room for it."""
+        try:
+            for device in self.devices:
+                write_manifest(device, self.names)
+        except DeviceError as error:
+            if error.status is not Status.CAPACITY_EXCEEDED:
+                raise
+            return False
+        return True
 
     def _written(self, hit: Hit, k: F16, v: F16, keys: Sequence[bytes]) -> Chain:
         """The chain behind a hit, with these rows at its end; for those the oldest blocks go where a drive is full."""
@@ -208,38 +224,28 @@ class PrefixStore:
 
     def _append(self, chain: Chain, k: F16, v: F16) -> None:
         """Store rows (layers, tokens, kv_heads, d) behind a chain, without names yet."""
-        for layer, _, first, count in self._pieces(0, k.shape[1], whole_layers=1):
-            rows, lengths = slice(first, first + count), np.array([count])
+        lengths = np.array([k.shape[1]])
+        for layer in range(len(k)):
             self._all(
                 [
-                    KvAppend((handle,), layer, lengths, _of(heads, k[layer, rows]), _of(heads, v[layer, rows]))
+                    KvAppend((handle,), layer, lengths, _of(heads, k[layer]), _of(heads, v[layer]))
                     for handle, heads in zip(chain.handles, self._heads, strict=True)
                 ]
             )
 
     def _gather(self, chain: Chain, first: int, end: int) -> tuple[F16, F16]:
         """Rows of a chain, each (layers, tokens, kv_heads, d); all commands are under way at once."""
-        s = self.names.shape
+        s, tokens = self.names.shape, (np.array([first]), np.array([end - first]))
+        head_bytes = 2 * FP16_BYTES * s.head_dim
         k, v = (np.empty((s.layers, end - first, s.kv_heads, s.head_dim), np.float16) for _ in range(2))
-        asked = []
-        for layer, layers, at, count in self._pieces(first, end):
-            for drive, handle in enumerate(chain.handles):
-                gather = KvGather((handle,), np.array([at]), np.array([count]), layer, layers)
-                place = slice(layer, layer + layers), slice(at - first, at - first + count), _cut_of(self._heads[drive])
-                asked.append((drive, place, self.devices[drive].submit(gather, 0)))
-        for drive, place, future in asked:
-            k[place], v[place] = _done(drive, future.result()).data
+        reads = [
+            Read(device, KvGather((handle,), *tokens, 0, s.layers), head_bytes * len(heads), max_bytes=COMMAND_BYTES)
+            for device, handle, heads in zip(self.devices, chain.handles, self._heads, strict=True)
+        ]
+        for drive, future in enumerate(submit_reads(reads, 0)):
+            place = _cut_of(self._heads[drive])
+            k[:, :, place], v[:, :, place] = done_by(drive, future.result()).data
         return k, v
-
-    def _pieces(self, first: int, end: int, whole_layers: int = 1 << 16) -> Iterator[tuple[int, int, int, int]]:
-        """Layer, layers, first token and tokens of commands that bring or take rows, none of them too large."""
-        s = self.names.shape
-        most = max(1, COMMAND_BYTES // (4 * s.head_dim * max(map(len, self._heads))))
-        tokens = min(end - first, most)
-        layers = min(whole_layers, s.layers, most // tokens)
-        for layer in range(0, s.layers, layers):
-            for at in range(first, end, tokens):
-                yield layer, min(layers, s.layers - layer), at, min(tokens, end - at)
 
     def _cut(self, chain: Chain) -> None:
         """Let a chain end with its last name; without any it is gone."""
@@ -333,19 +339,20 @@ class PrefixStore:
     def _recover(self) -> None:
         """Find what an earlier host has stored: what all drives have alike, the deepest first to go."""
         self._all([SeqSweep() for _ in self.devices])
-        listed = [self._listed(device) for device in self.devices]
+        listed = [list_keys(device) for device in self.devices]
         self._others = {key for each in listed for key in each if not self.names.are_of(key)}
-        first, *others = tables = [_blocks_of(each) for each in listed]
+        first, *others = tables = [blocks_of(each) for each in listed]
         whole = [
             key
             for key, block in first.items()
             if key not in self._others and all(key in each and each[key][1:] == block[1:] for each in others)
         ]
         for device, each, table in zip(self.devices, listed, tables, strict=True):
-            known = {name for key in whole for name in (key, table[key][2])} | self._others
+            known = {name for key in whole for name in (key, table[key][2])} | self._others | {self.names.manifest_key}
             if half := [key for key in each if key not in known]:
-                _done(0, device.submit(KvDrop(keys_of(half)), 0).result())
+                done_by(0, device.submit(KvDrop(keys_of(half)), 0).result())
         self._all([SeqSweep() for _ in self.devices])  # what only had names of halves
+        self._described = all(self.names.manifest_key in each for each in listed)
         chains: dict[tuple[int, ...], Chain] = {}
         for key in sorted(whole, key=lambda key: -first[key][1]):
             handles = tuple(table[key][0] for table in tables)
@@ -354,32 +361,13 @@ class PrefixStore:
         for chain in chains.values():
             self._cut(chain)  # what was being stored behind it
 
-    def _listed(self, device: Device) -> dict[bytes, Place]:
-        """Keys of a drive, with handle and tokens."""
-        found: dict[bytes, Place] = {}
-        after = bytes(KEY_BYTES)
-        while True:
-            data: Any = _done(0, device.submit(KvList(keys_of([after]), LISTED), 0).result()).data
-            keys, handles, tokens = key_list(data[0]), data[1].tolist(), data[2].tolist()
-            there = sum(count > 0 for count in tokens)
-            found |= {keys[i]: (handles[i], tokens[i]) for i in range(there)}
-            if there < LISTED:
-                return found
-            after = keys[-1]
-
     def _handles(self, commands: Sequence[Command]) -> list[int]:
         return [int(done.data[0][0]) for done in self._all(commands)]
 
     def _all(self, commands: Sequence[Command]) -> list[Completion]:
         """A command to each drive, side by side; raises DeviceError for the first that refuses."""
         submitted = [device.submit(command, 0) for device, command in zip(self.devices, commands, strict=True)]
-        return [_done(drive, future.result()) for drive, future in enumerate(submitted)]
-
-
-def _blocks_of(listed: dict[bytes, Place]) -> dict[bytes, tuple[int, int, bytes]]:
-    """Of keys with their places those of blocks that have both names: handle, tokens, the check."""
-    checks = {place: key for key, place in listed.items() if is_check(key)}
-    return {key: (*place, checks[place]) for key, place in listed.items() if not is_check(key) and place in checks}
+        return [done_by(drive, future.result()) for drive, future in enumerate(submitted)]
 
 
 def _cut_of(heads: range) -> slice:
@@ -389,9 +377,3 @@ def _cut_of(heads: range) -> slice:
 def _of(heads: range, rows: F16) -> F16:
     """Heads of rows (tokens, kv_heads, d)."""
     return np.ascontiguousarray(rows[:, _cut_of(heads)])
-
-
-def _done(drive: int, done: Completion) -> Completion:
-    if done.status is not Status.SUCCESS:
-        raise DeviceError(drive, done.status, done.reason)
-    return done

@@ -1,6 +1,6 @@
 """Forks, names and ranges of many sequences, through power cuts, tenants and drives that die.
 
-partner of: csd_firmware/objects.py, ftl/kv/names.py
+partner of: csd_firmware/objects.py, ftl/kv/names.py, csd_link/recovery.py
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import key_list, keys_of
+from csd_spec.planes import number_of
 from ftl.kv.names import Names
 
 LAYERS, H, D = 2, 2, 16
@@ -265,16 +266,21 @@ class Mortal:
         self.spec, self.name, self.lost = spec, "mortal", None
         self.identity = SimpleNamespace(restarts=True)
         self.firmware, self.kept = Firmware(spec), Firmware(spec).ftl.nand
-        self.dies_in, self.behind = -1, False
+        self.dies_in, self.behind, self.dead = -1, False, False
+
+    def connect(self) -> Mortal:
+        self.dead = False
+        return self
 
     def submit(self, command, submit_ns: int):  # type: ignore[no-untyped-def]
         done = Future[Completion]()
-        self.dies_in -= 1
-        found = None if self.dies_in == 0 and not self.behind else self.firmware.step(command, submit_ns)
+        self.dies_in -= not self.dead
+        found = None if self.dead or (self.dies_in == 0 and not self.behind) else self.firmware.step(command, submit_ns)
         if found and isinstance(command, Flush) and found.status is Status.SUCCESS:
             self.kept = self.firmware.ftl.nand.copy()
-        if self.dies_in == 0:
-            self.firmware = Firmware(self.spec, self.kept.copy())
+        if self.dies_in == 0 and not self.dead:
+            self.firmware, self.dead = Firmware(self.spec, self.kept.copy()), True
+        if self.dead:
             found = Completion(status=Status.PATH_LOST, reason="died", submit_ns=submit_ns, finish_ns=submit_ns)
         done.set_result(found)
         return done
@@ -283,12 +289,51 @@ class Mortal:
         pass
 
 
+@pytest.mark.parametrize("ends", ["free", "crop"])
+def test_a_key_that_moved_and_ended_is_not_anothers_again(small_drive: DriveSpec, ends: str) -> None:
+    """A death brings back the flushed name of the first sequence, which the key left for the second."""
+    mortal = Mortal(small_drive)
+    device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]
+
+    def do(command):  # type: ignore[no-untyped-def]
+        done = device.submit(command, 0).result()
+        assert done.status is Status.SUCCESS, done.reason
+        return done
+
+    first, second = do(SeqCreate(2, 1, H, D, 256)).data[0].tolist()
+    rows = np.ones((40, H, D), np.float16)
+    do(KvAppend((first, second), 0, np.array([20, 20]), rows, rows))
+    do(KvName((first,), one(20), keys_of([key(1)])))
+    do(Flush())
+    do(KvName((second,), one(20), keys_of([key(1)])))
+    do(KvFree((second,)) if ends == "free" else KvCrop((second,), 0, one(5)))
+    mortal.dies_in = 1
+    handles, tokens = do(KvExist(keys_of([key(1)]))).data
+    assert (int(handles[0]), int(tokens[0])) == (0, 0)
+
+
+def test_cropped_rows_of_a_layout_that_rounds_are_the_same_after_a_death(small_drive: DriveSpec) -> None:
+    """A crop opens a full group, whose rows are rounded by then."""
+    mortal = Mortal(small_drive)
+    device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]
+    create = SeqCreate(1, 1, H, D, 256, number_of(2, exact=False))
+    (seq,) = device.submit(create, 0).result().data[0].tolist()
+    rows = np.random.default_rng(0).standard_normal((60, H, D)).astype(np.float16)
+    device.submit(KvAppend((seq,), 0, one(60), rows, rows), 0).result()
+    device.submit(KvCrop((seq,), 0, one(20)), 0).result()
+    before = device.submit(KvRead((seq,), 0), 0).result().data[0]
+    mortal.dies_in = 1
+    after = device.submit(KvRead((seq,), 0), 0).result().data[0]
+    assert mortal.dies_in < 0 and not np.array_equal(before, rows[:20])
+    np.testing.assert_array_equal(after, before)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_drive_that_dies_is_brought_to_where_it_was(small_drive: DriveSpec, seed: int) -> None:
     """Rows and names against dictionaries, with a death before or behind any command."""
     draw, generator = random.Random(seed), np.random.default_rng(seed)
     mortal = Mortal(small_drive)
-    device = RecoveringDevice(lambda: mortal)  # type: ignore[arg-type,return-value]
+    device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]
     rows: dict[int, list[np.ndarray]] = {}
     names: dict[bytes, tuple[int, int]] = {}
 

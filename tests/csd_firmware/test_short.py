@@ -5,11 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from csd_firmware import short
+from csd_firmware import Firmware, short
 from csd_firmware.check import NO_LIMIT
-from csd_spec import Attend, KvAppend, KvRead, Status
+from csd_io.folder import DiskFolder
+from csd_io.medium import Medium
+from csd_spec import Attend, KvAppend, KvRead, SeqCreate, Status
 from csd_spec.model import BF16
-from ftl import FaultPlan
+from ftl import FaultPlan, Nand
+from ftl.flash.files import NandFiles
 from tests.csd_firmware.test_kept import LAYERS, D, G, H, Twins
 
 BEGUN = 5  # tokens of each sequence: its group is begun, and far from full
@@ -158,6 +161,26 @@ def test_where_bits_flip_every_page_is_read_the_general_way(small_drive, taken):
     for _ in range(3):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
     assert not taken
+
+
+def test_pages_in_files_are_read_the_general_way(small_drive, taken, tmp_path):
+    """Their place in memory holds them only until the next command."""
+    drive = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=4096))
+    NandFiles.make(folder := DiskFolder(tmp_path), drive.geometry)
+    nand = Nand(drive.geometry, folder=folder, medium=Medium("direct", 4096))
+    firmware, beside = Firmware(drive, nand), Firmware(drive)
+    rows = np.random.default_rng(0).standard_normal((400, H, D)).astype(np.float16)
+    for each in (firmware, beside):
+        seqs = tuple(each.step(SeqCreate(1, 1, H, D, 1024), 0).data[0].tolist())
+        each.step(KvAppend(seqs, 0, np.array([400]), rows, -rows), 0)
+    q = np.tile(rows[:1, :, None], (1, 1, G, 1))
+    for step in range(3):
+        count = np.array([401 + step])
+        command = Attend(seqs, 0, q, rows[:1], rows[:1], "dense", 4, count, count)
+        outs = [each.step(command, 0).data[0] for each in (firmware, beside)]
+        np.testing.assert_array_equal(*outs)
+    assert len(taken) == 2, "those of the drive beside it"
+    nand.held.close()
 
 
 def test_layers_keep_their_own(small_drive, taken):

@@ -17,7 +17,7 @@ from csd_firmware.tenants import Tenant
 from csd_link.drive_end import DriveEnd
 from csd_link.host_end import PATIENCE_S, SILENCE_S, HostEnd, Lost, Silent, WindowDevice
 from csd_link.run_dir import drive_dir, pid_path
-from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, Identity, WindowLayout
+from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, HOST_HEADER, Identity, WindowLayout
 from csd_link.wire import ENTRY, Request, encode
 from csd_spec import Flush, Geometry, KvAppend, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -126,6 +126,42 @@ def test_damage_on_the_way_is_a_transfer_error_or_unseen(where):
     assert drive.serve() == (where == "payload")
     if where == "payload":
         assert host.poll().status is Status.TRANSFER_ERROR
+
+
+def test_damage_on_the_way_back_is_a_transfer_error():
+    medium = Blocks()
+    drive, host = attached(medium, tenant())
+    (handle,) = ask(drive, host, SeqCreate(1, 1, 2, 16, 64)).data[0].tolist()
+    rows = np.ones((60, 2, 16), np.float16)
+    ask(drive, host, KvAppend((handle,), 0, np.array([60]), rows, rows))
+    sequence = host.submit(encode(KvRead((handle,), 0)), 0)
+    assert drive.serve()
+    medium.data[IDENTITY.layout.to_host(sequence) * BLOCK_BYTES + 50] ^= 1
+    assert host.poll().status is Status.TRANSFER_ERROR
+
+
+def test_modelled_time_begins_anew_for_a_new_host():
+    medium, rows = Blocks(), np.ones((60, 2, 16), np.float16)
+    drive, host = attached(medium, tenant())
+    (handle,) = ask(drive, host, SeqCreate(1, 1, 2, 16, 64)).data[0].tolist()
+    programmed = ask(drive, host, KvAppend((handle,), 0, np.array([60]), rows, rows))
+    other = HostEnd(medium)
+    other.attach()
+    assert drive.accept_host() and other.attach()
+    read = ask(drive, other, KvRead((handle,), 0))
+    assert 0 < read.finish_ns < programmed.finish_ns
+
+
+def test_a_host_whose_header_is_damaged_is_still_an_earlier_one():
+    """The next host takes a generation that the drive has not seen, and is not attached before the drive says so."""
+    medium = Blocks()
+    drive, _ = attached(medium, tenant())
+    drive.host = 1 << 50  # above any that is drawn
+    drive.beat()
+    medium.data[HOST_HEADER * BLOCK_BYTES + 20] ^= 0xFF
+    other = HostEnd(medium)
+    assert not other.attach() and other.host > drive.host
+    assert drive.accept_host() and other.attach()
 
 
 def test_whatever_fails_in_the_firmware_is_a_status():
@@ -337,3 +373,59 @@ def test_without_a_drive_nobody_attaches(monkeypatch):
     with pytest.raises(Lost, match="no drive answers"):
         WindowDevice(Blocks(), clock)
     assert PATIENCE_S < clock.now < 1
+
+
+def test_a_slot_is_not_free_before_its_data_was_read():
+    medium = Blocks()
+    drive, host = attached(medium, tenant())
+    (handle,) = ask(drive, host, SeqCreate(1, 1, 2, 16, 64)).data[0].tolist()
+    rows, read, free = np.ones((60, 2, 16), np.float16), medium.read, []
+    ask(drive, host, KvAppend((handle,), 0, np.array([60]), rows, rows))
+    while host.room:
+        host.submit(encode(KvRead((handle,), 0)), 0)
+        assert drive.serve()
+
+    def noticed(block, count=1):
+        free.append(host.room)
+        return read(block, count)
+
+    host.medium.read = noticed
+    np.testing.assert_array_equal(host.poll().data[0], rows)
+    assert free == [False, False], "the completion and its data"
+    assert host.room
+
+
+def test_a_drive_that_is_lost_while_a_completion_is_read_ends_every_command_once(monkeypatch):
+    """One thread reads a completion while another one finds in `submit` that the drive is gone."""
+    clock, medium = Clock(monkeypatch), Blocks()
+    clock.drive = DriveEnd(medium, IDENTITY, tenant())
+    device = WindowDevice(medium, clock)
+    poll, gone = device._end.poll, Lost("its process has ended")
+    futures = [device.submit(Flush(), 0) for _ in range(2)]
+
+    def poll_while_it_fails():
+        done = poll()
+        if done is not None:
+            device._fail(gone)
+        return done
+
+    device._end.poll = poll_while_it_fails
+    assert [future.result().status for future in futures] == [Status.PATH_LOST] * 2
+    assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
+
+
+def test_the_ring_may_become_empty_while_room_is_waited_for(monkeypatch):
+    """Another thread ends all commands between the look for room and the look for the oldest command."""
+    clock, medium = Clock(monkeypatch), Blocks()
+    clock.drive = DriveEnd(medium, IDENTITY, tenant())
+    device = WindowDevice(medium, clock)
+    futures, room = [device.submit(Flush(), 0) for _ in range(2)], HostEnd.room
+
+    def looked(end):
+        there = room.fget(end)
+        for future in futures:
+            future.result()
+        return there
+
+    monkeypatch.setattr(HostEnd, "room", property(looked))
+    assert device.submit(Flush(), 0).result().status is Status.SUCCESS

@@ -15,6 +15,7 @@ FULL = ServedDrive(
     spec=DRIVES["instcsd-overlapped"],
     path=Path("/flash"),
     tenants=("alice", "bob"),
+    shares=(0.5, 0.25),
     layout=WindowLayout(depth=2, slot_blocks=4),
     device=Path("/dev/mem"),
     offset_bytes=4096,
@@ -42,3 +43,15 @@ def test_names_are_checked(fields):
 def test_a_server_has_drives_with_names_of_their_own(drives):
     with pytest.raises(ValueError, match=r"there is none|twice"):
         ServedDrives(drives)
+
+
+def test_tenants_share_a_drive_equally_unless_it_says_otherwise():
+    assert [FULL.share_of(name) for name in (*FULL.tenants, "_admin")] == [0.5, 0.25, 1.0]
+    assert [PLAIN.share_of("default"), PLAIN.share_of("_admin")] == [1.0, 1.0]
+    assert ServedDrive(name="a", spec=PLAIN.spec, tenants=("x", "y", "z", "w")).share_of("z") == 0.25
+
+
+@pytest.mark.parametrize("shares", [(1.0,), (0.0, 0.5), (-0.5, 0.5), (0.6, 0.5)])
+def test_shares_are_above_0_and_together_at_most_1(shares):
+    with pytest.raises(ValueError, match="shares"):
+        ServedDrive(name="a", spec=PLAIN.spec, tenants=("x", "y"), shares=shares)

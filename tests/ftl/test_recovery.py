@@ -109,6 +109,32 @@ def test_what_was_flushed_survives_and_what_was_not_is_forgotten():
     np.testing.assert_array_equal(again.read_back(kept, 1)[0], k)
 
 
+def test_pages_of_an_earlier_sequence_with_the_same_owner_number_are_not_found():
+    """A damaged page is lost, even if an older page has the same tag, as one in a block that is not erased yet."""
+    ftl, generator, handles = Ftl(DRIVE), np.random.default_rng(0), []
+    for _ in range(2):
+        ftl.kv.owners.next = 7  # numbers come again after tag.MAX_OWNERS sequences
+        (handle,) = ftl.create(1, 1, 2, LAYOUT)
+        k = rows(generator, 75)
+        ftl.append([handle], 0, np.array([75]), k, k, 0)
+        ftl.flush(0)
+        page = ftl.sequence(handle).maps["k"].slots[0, 0, 0]
+        number = int(ftl.nand.block_of(page))
+        block = ftl.nand.pages_of(number)
+        handles.append((handle, page, number, ftl.nand.content[block], ftl.nand.spare[block]))
+        if len(handles) == 1:
+            ftl.free([handle], 0)
+    (_, old, number, content, spare), (handle, page, *_) = handles
+    block = ftl.nand.pages_of(number)
+    assert not ftl.nand.tags[block].any()
+    ftl.nand.content[block], ftl.nand.spare[block] = content, spare
+    ftl.nand.erase_count[number] -= 1
+    assert ftl.nand.tags[old] == ftl.nand.tags[page]
+    ftl.nand.content[page, :9] ^= 3  # beyond correction
+    again = restarted(ftl)
+    assert again.sequences[handle].failed and len(again.findings) == 1
+
+
 def test_a_group_of_a_copy_that_ends_within_one_of_k_keeps_its_owner():
     form = KvLayout(page_bytes=512, head_dim=16, m=16, bits=4)
     assert (form.n, form.T) == (16, 56)  # neither divides the other

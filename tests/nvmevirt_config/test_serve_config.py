@@ -51,7 +51,11 @@ def test_no_drive_of_a_file_is_restarted_where_it_says_so(tmp_path):
         ("drives: [{name: 7}]", "drives.0..name: must be a valid string, got 7"),
         ("drives: [{name: a, path: 5}]", "drives.0..path: must be a valid string, got 5"),
         ("drives: [{name: a, layout: {depth: 8.5}}]", "drives.0..layout.depth: must be a valid integer, got 8.5"),
-        ("drives: [{name: a, tenants: alice}]", "drives.0..tenants: must be a valid array, got 'alice'"),
+        ("drives: [{name: a, tenants: alice}]", "drives.0..tenants.list: must be a valid array, got 'alice'"),
+        ("drives: [{name: a, tenants: {x: {share: 0}}}]", "x.share: must be greater than 0, got 0"),
+        ("drives: [{name: a, tenants: {x: {part: 0.5}}}]", "x.part: no such field"),
+        ("drives: [{name: a, tenants: {x: {share: 0.7}, y: {share: 0.7}}}]", "shares 0.7, 0.7: .* at most 1"),
+        ("drives: [{name: a, tenants: {x: {share: 1}, y: {}}}]", "shares 1, 0: each must be above 0"),
         ("drives: [{name: a}]\nrestart: 'no'", "restart: must be a valid boolean, got 'no'"),
     ],
 )
@@ -60,3 +64,17 @@ def test_what_is_off_is_named_with_its_file(tmp_path, text, reason):
     with pytest.raises(ValueError, match=reason) as error:
         load_config(tmp_path / "drives.yaml")
     assert "drives.yaml" in str(error.value)
+
+
+def test_tenants_without_a_share_have_equal_ones_of_the_rest(tmp_path):
+    tenants = "{a: {share: 0.5}, b: {}, c: {}}", "{a: {}, b: {}}", "[a, b]", "{a: {share: 0.5}}"
+    each = ", ".join(f"{{name: d{number}, tenants: {given}}}" for number, given in enumerate(tenants))
+    (tmp_path / "drives.yaml").write_text(f"drives: [{each}]")
+    drives = load_config(tmp_path / "drives.yaml").drives
+    assert [tuple(map(drive.share_of, drive.tenants)) for drive in drives] == [
+        (0.5, 0.25, 0.25),
+        (0.5, 0.5),
+        (0.5, 0.5),
+        (0.5,),
+    ]
+    assert [drive.layout.slot_blocks for drive in drives] == [512, 512, 512, 8192]

@@ -200,6 +200,20 @@ def test_only_what_a_place_lacks_is_copied_again() -> None:
     assert (again.first, again.tokens) == (10, 3)
 
 
+def test_a_copy_waits_for_those_who_still_read_its_target() -> None:
+    table = Table({name: Place(name, attends=name == DEVICE) for name in (DEVICE, HOST, DIRECT)})
+    x = Extent("r", 0)
+    table.add(x, 4, HOST, 10)
+    up = table.copy(x, HOST, DEVICE)
+    table.begun(up, Copying(up, done=True))
+    away = table.copy(x, DEVICE, DIRECT)
+    reading = Copying(away)
+    table.begun(away, reading)
+    table.grow(x, HOST, 1)
+    again = table.copy(x, HOST, DEVICE)
+    assert (again.after, again.needs) == ((reading,), ())
+
+
 def test_a_crop_forgets_everywhere_and_a_rewrite_elsewhere() -> None:
     table = Table({DEVICE: Place(DEVICE, attends=True), HOST: Place(HOST)})
     x = Extent("r", 0)

@@ -6,6 +6,7 @@ partner of: vcsd_cli/drive.py
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 from csd_firmware import InProcessDevice
 from csd_link.served_drive import ADMIN
 from csd_spec import DeviceError, Flush, KvAppend, KvRead, SeqCreate
+from host_driver.prefixes.store import PrefixStore
+from tests.host_driver.prefixes.prompts import NAMES, rows
 from tests.served import serving, window_of
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.administer import read_log
@@ -212,3 +215,23 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path, command):
     assert (done.returncode, done.stdout) == (1, "")
     assert "something else" in done.stderr
     assert file.read_bytes() == b"Dear all, " * 1000
+
+
+def test_prefixes_of_a_drive_are_listed_by_model(capsys, monkeypatch, small_drive, one, tmp_path):
+    names, tokens = replace(NAMES, drives=1), list(range(40))
+    folder = str(tmp_path / "flash")
+    for device in (one(), InProcessDevice(small_drive, Path(folder))):
+        PrefixStore([device], names).store(names.keys(tokens), *rows(tokens))
+        device.submit(Flush(), 0).result()
+        device.close()
+    for drive in ("one", folder):
+        found = say(capsys, monkeypatch, "prefixes", drive)["models"]
+        assert [(each["model"]["name"], each["blocks"]) for each in found] == [("m", 5)]
+    code, out, _ = vcsd(capsys, monkeypatch, "prefixes", "one")
+    assert code == 0 and names.model.digest[:8] in out and "identity" in out
+    for drive, reason in (
+        ("one", "drive one has no window of tenant bob"),
+        (folder, "is not served: only tenant default"),
+    ):
+        code, _, err = vcsd(capsys, monkeypatch, "prefixes", drive, "--tenant", "bob")
+        assert code == 1 and reason in err and err.count("\n") == 1

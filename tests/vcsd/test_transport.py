@@ -13,7 +13,7 @@ from vcsd.transport import check_method, methods_of, open_drives
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 
-@pytest.mark.parametrize("transport", ["process", "fuse", "window:{}/window.bin"])
+@pytest.mark.parametrize("transport", ["process", "fuse", "window:{}/window.bin", "nvme+tcp"])
 def test_every_way_in_gives_the_same_outputs_and_modelled_times(tmp_path, transport, request):
     if transport == "fuse":
         request.getfixturevalue("fuse")

@@ -9,8 +9,11 @@ from dataclasses import replace
 import pytest
 
 from csd_firmware.folder import DriveFolder
+from csd_io.medium import Medium
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from tests.vcsd_cli.test_main import PROMPT, vcsd
+from vcsd.options import Hosting
+from vcsd_cli.run import Where
 
 
 def test_run_json_has_every_key(capsys, monkeypatch):
@@ -203,3 +206,10 @@ def test_run_bad_input_is_refused_before_the_model_is_loaded(words, says, tmp_pa
     monkeypatch.setattr("csd_link.transports.process.MIN_BYTES", 1 << 60)
     code, out, err = vcsd(capsys, monkeypatch, "run", *words)
     assert (code, out, len(err.splitlines())) == (1, "", 1) and says in err
+
+
+@pytest.mark.parametrize("drives", [1, 2, 3])
+def test_a_run_asks_nothing_of_the_machine_of_drives_that_others_serve(drives, tmp_path):
+    assert not Where(drives=drives, transport="window:served").value(Hosting()).asked
+    where = Where(drives=drives, keep=tmp_path)
+    assert where.value(Hosting(medium="direct")).medium == Medium("direct", (512 << 20) // drives)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 
 from csd_io.medium import Medium
 from csd_link.connect import who_serves
+from csd_link.nvmeof.host import discover
+from csd_link.nvmeof.listen import nqn_of
+from csd_link.nvmeof.subsystem import Record
 from csd_link.run_dir import window_path
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -92,3 +96,26 @@ def test_serve_drive_that_is_refused_prints_no_window(tmp_path):
     done = vcsd("serve", "one")
     assert done.returncode == 1 and "spare.bin is missing" in done.stderr
     assert "window" not in done.stderr
+
+
+def test_serve_listens_for_nvme_hosts_and_says_where(tmp_path):
+    assert vcsd("create", "one").returncode == 0
+    assert vcsd("create", "two").returncode == 0
+    refused = vcsd("serve", "--listen", "0.0.0.0:4420")
+    assert refused.returncode == 1 and "--listen-remote" in refused.stderr and refused.stderr.count("\n") == 1
+    assert "must be HOST:PORT" in vcsd("serve", "--listen", "4420").stderr
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        taken = vcsd("serve", "one", "--listen", f"127.0.0.1:{port}")
+        assert taken.returncode == 1 and f"Address already in use: '127.0.0.1:{port}'" in taken.stderr
+        assert taken.stderr.count("\n") == 1
+    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", "--listen", f"localhost:{port}"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        said = [server.stderr.readline() for _ in range(2)]
+        assert f"NVMe/TCP localhost:{port} {nqn_of('one')}" in "".join(said)
+        assert discover("127.0.0.1", port) == [Record(nqn_of("one"), port), Record(nqn_of("two"), port + 1)]
+    finally:
+        server.terminate()
+        server.stderr.close()
+        assert server.wait() == 0

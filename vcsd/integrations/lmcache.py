@@ -7,11 +7,13 @@
       vcsd: {drives: [csd0, csd1]}
 
 The keys of `vcsd`: `vcsd.integrations.settings.Settings`, but `block_tokens` and `admit_after`, which are LMCache's own
-business. A chunk is a block without others before it, as LMCache names each by all the tokens up to its end.
+business. A chunk is a block without others before it, as LMCache names each by all the tokens up to its end. Its model
+is identified by vLLM's configuration: LMCache knows only the model's name.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -24,8 +26,10 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from csd_spec.checked import from_values
 from csd_spec.model import FP16_BYTES
+from host_driver.prefixes.identity import ModelIdentity
 from host_driver.prefixes.keeper import Keeper, Rows, connected
 from host_driver.prefixes.names import PrefixNames
+from vcsd.integrations.model import identity_of
 from vcsd.integrations.paged import shape_of
 from vcsd.integrations.settings import Settings
 
@@ -45,13 +49,14 @@ class VcsdBackend(StoragePluginInterface):
         self._dtype = metadata.kv_dtype
         self._names = PrefixNames(
             shape=shape_of(layers, heads, values * self._dtype.itemsize // FP16_BYTES),
+            model=_identity(metadata, settings),
             drives=len(drives),
-            model=metadata.model_name,
-            dtype=str(self._dtype),
+            rank=metadata.worker_id,
             salt=settings.salt,
             seed=settings.seed,
             block_tokens=self._tokens,
         )
+        self._model_prefix = f"{metadata.model_name}@"
         connects = settings.connects(metadata.worker_id, metadata.world_size)
         store = partial(connected, connects, self._names, settings.max_blocks or None)
         self._keeper, self._there = Keeper(store, settings.stores_in_flight), set[bytes]()
@@ -104,7 +109,8 @@ class VcsdBackend(StoragePluginInterface):
         self._keeper.close()
 
     def _key(self, key: Any) -> bytes:
-        return self._names.key_of(key.to_string().encode())
+        """LMCache's own key, but for the model's name: that depends on how its path is written."""
+        return self._names.key_of(key.to_string().removeprefix(self._model_prefix).encode())
 
     def _rows(self, chunk: torch.Tensor) -> Rows:
         """Of a chunk (2, layers, tokens, heads x values), a copy."""
@@ -122,3 +128,29 @@ class VcsdBackend(StoragePluginInterface):
             bits = np.stack(rows).reshape(2, *self._form[1:3], -1).view(np.int16)
             made.tensor.copy_(torch.from_numpy(bits).view(self._dtype))
         return made
+
+
+def _identity(metadata: Any, settings: Settings) -> ModelIdentity:
+    """The model of the engine that LMCache works for; raises ValueError if it cannot be known.
+
+    LMCache says no more of a model than its name. vLLM's configuration is current while its workers begin.
+    """
+    engine = _vllm_config()
+    if engine is None:
+        if not settings.identity:
+            raise ValueError(
+                "vcsd: which model the KV cache is of is not known outside of a vLLM worker: "
+                'set "identity" to words that change when the model does'
+            )
+        return ModelIdentity.of_words(f"{settings.identity}, {metadata.kv_dtype}")
+    if engine.lora_config is not None:
+        raise ValueError(
+            "vcsd: LMCache's keys do not tell LoRA adapters apart: run without --enable-lora, or use VcsdConnector"
+        )
+    return identity_of(engine, settings, kv_dtype=str(metadata.kv_dtype))
+
+
+def _vllm_config() -> Any:
+    """The configuration of the vLLM worker that begins in this process; None if there is none."""
+    current = getattr(sys.modules.get("vllm.config"), "get_current_vllm_config_or_none", None)
+    return current() if current else None

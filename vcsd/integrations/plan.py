@@ -56,10 +56,18 @@ class Request(Protocol):
 
 @dataclass(slots=True)
 class Known:
-    """A request: keys of its tokens, as far as they were needed; from which token the next load would be; tokens that
-    are stored, or on their way; how often it had been preempted when something was loaded for it."""
+    """What is known of a request.
+
+    Attributes:
+        extra: What its keys and values depend on in addition to model and tokens.
+        keys: Keys of its blocks, as far as they were needed.
+        computed: First token of the next load.
+        saved: Tokens that are stored, or on their way.
+        loaded: Its preemptions when something was loaded for it; -1 if nothing was.
+    """
 
     request: Request
+    extra: str = ""
     keys: list[bytes] = field(default_factory=list)
     computed: int = 0
     saved: int = 0
@@ -73,11 +81,29 @@ class Scheduling:
     what has failed is computed.
     """
 
-    def __init__(self, names: PrefixNames, block_tokens: int, workers: int, admission: Admission) -> None:
-        """block_tokens: of the engine's cache; the names' are a multiple of these."""
-        if names.block_tokens % block_tokens:
-            raise ValueError(f"block_tokens = {names.block_tokens}: must be a multiple of the engine's {block_tokens}")
+    def __init__(
+        self,
+        names: PrefixNames,
+        block_tokens: int,
+        workers: int,
+        admission: Admission,
+        adapter: Callable[[Any], str | None],
+    ) -> None:
+        """Begin with nothing stored.
+
+        Args:
+            names: Keys; the tokens of their blocks and of the engine's must divide one another.
+            block_tokens: Tokens of a block of the engine's cache.
+            workers: Workers that store.
+            admission: Which blocks are stored.
+            adapter: Identity of a request's adapter; None if it is not known.
+        """
+        fine, coarse = sorted((names.block_tokens, block_tokens))
+        if coarse % fine:
+            raise ValueError(f"blocks of {coarse} tokens: must be a multiple of {fine}")
         self._names, self._block_tokens, self._admission = names, block_tokens, admission
+        self._step_tokens, self._step_keys = coarse, coarse // names.block_tokens
+        self._adapter = adapter
         self._stored: list[set[bytes]] = [set() for _ in range(workers)]
         self._known: dict[str, Known] = {}
         self._plan = Plan()
@@ -92,7 +118,10 @@ class Scheduling:
         """A request comes. What depends on more than its tokens and its adapter is left alone."""
         if request.mm_features or request.prompt_embeds is not None:
             return
-        known = self._known[request.request_id] = Known(request)
+        adapter = self._adapter(request.lora_request) if request.lora_request else ""
+        if adapter is None:
+            return
+        known = self._known[request.request_id] = Known(request, f"{adapter}\0{request.cache_salt or ''}")
         self._admission.see(self._keys(known, request.num_prompt_tokens))
 
     def matched(self, request: Request, computed: int) -> int:
@@ -130,7 +159,7 @@ class Scheduling:
         r = known.request
         prompt = min(r.num_computed_tokens + tokens, r.num_prompt_tokens)
         keys = self._keys(known, max(prompt, min(r.num_computed_tokens, len(r.all_token_ids) - 1)))
-        keys = keys[: self._admission.admitted(keys)]
+        keys = keys[: self._admission.admitted(keys) // self._step_keys * self._step_keys]
         first, end = max(known.saved, self._there(keys)), len(keys) * self._names.block_tokens
         if end <= first:
             return None
@@ -142,16 +171,14 @@ class Scheduling:
         self._known.pop(request_id, None)
 
     def _keys(self, known: Known, tokens: int) -> list[bytes]:
-        """Of the request's first tokens."""
-        whole = tokens // self._names.block_tokens
+        """Of the request's first tokens, as far as they fill blocks of the engine and of the drives."""
+        whole = tokens // self._step_tokens * self._step_keys
         if len(known.keys) < whole:
-            r = known.request
-            adapter = f"{r.lora_request.lora_name}:{r.lora_request.lora_path}" if r.lora_request else ""
-            ids = list(r.all_token_ids[: whole * self._names.block_tokens])
-            known.keys = self._names.keys(ids, f"{adapter}\0{r.cache_salt or ''}", known.keys)
+            ids = list(known.request.all_token_ids[: whole * self._names.block_tokens])
+            known.keys = self._names.keys(ids, known.extra, known.keys)
         return known.keys[:whole]
 
     def _there(self, keys: Sequence[bytes]) -> int:
-        """Tokens of the longest prefix that all workers have."""
+        """Tokens of the longest prefix that all workers have, in whole blocks of the engine."""
         found = takewhile(lambda key: all(key in each for each in self._stored), keys)
-        return len(list(found)) * self._names.block_tokens
+        return len(list(found)) // self._step_keys * self._step_tokens

@@ -12,16 +12,26 @@ from csd_link.connect import Connect, connect, open_window
 from csd_link.run_dir import window_path
 from csd_link.served_drive import DEFAULT
 from csd_spec.checked import Count, value
+from host_driver.prefixes.identity import Check
 
 _Optional = Annotated[int, Field(ge=0, le=1 << 31)]
 
 
 @value
 class Settings:
-    """drives: names of served drives, or paths of windows on a device; they share the KV heads. tenant: whose windows.
-    salt: secret of all names; seed: of all names. block_tokens: of a block, 0 is as many as the engine's have.
-    max_blocks: that are kept, 0 is as many as fit. admit_after: how often a block is to be asked for before it is
-    stored. stores_in_flight: that may wait, others are dropped.
+    """Settings of an engine that keeps prefixes in drives.
+
+    Attributes:
+        drives: Names of served drives, or paths of windows on a device; they share the KV heads.
+        tenant: Whose windows; one engine at a time has a tenant's window.
+        salt: Secret of all keys.
+        seed: Of all keys; another one starts with nothing stored.
+        block_tokens: Tokens of a block, 0 to choose by the engine's.
+        max_blocks: Blocks kept, 0 for as many as fit.
+        admit_after: Requests for a block before it is stored.
+        stores_in_flight: Stores that may wait; more are dropped.
+        weights: How the model's files are identified: `sampled` or `content` (`host_driver.prefixes.identity`).
+        identity: Words in place of the files, for weights that are not in a folder of this machine.
     """
 
     drives: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -32,6 +42,8 @@ class Settings:
     max_blocks: _Optional = 0
     admit_after: Count = 1
     stores_in_flight: Count = 8
+    weights: Check = "sampled"
+    identity: str = ""
 
     def share(self, worker: int, workers: int) -> tuple[str, ...]:
         """Drives of one of several workers; raises ValueError where they do not go round."""

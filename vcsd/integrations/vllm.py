@@ -11,7 +11,7 @@ scheduler hears from it which keys are stored, with the handshake at the start a
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,10 +29,15 @@ from csd_spec.checked import from_values
 from csd_spec.model import FP16_BYTES
 from host_driver.prefixes.keeper import COUNTS, Keeper, connected
 from host_driver.prefixes.names import Admission, PrefixNames
+from vcsd.integrations.model import Adapters, identity_of
 from vcsd.integrations.paged import PagedCache, shape_of
 from vcsd.integrations.plan import Plan, Scheduling
 from vcsd.integrations.settings import Settings
 from vcsd.integrations.working import Working
+
+BLOCK_TOKENS = 16  # of a block in drives: every engine whose blocks are multiples finds what another has stored
+APART_SPECS = "FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec"
+APART_DTYPES = "auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"
 
 
 @dataclass
@@ -54,10 +59,11 @@ class Changed(KVConnectorWorkerMetadata):
 
 @dataclass
 class Stored(KVConnectorHandshakeMetadata):
-    """What a worker finds in its drives when it begins."""
+    """What a worker finds in its drives when it begins, and the model that it serves, as a digest."""
 
     worker: int
     keys: list[bytes]
+    model: str
 
 
 @dataclass
@@ -107,17 +113,18 @@ class VcsdConnector(KVConnectorBase_V1):
             raise ValueError("pipeline_parallel_size: must be 1, workers with other layers have other prefixes")
         settings = from_values(transfer.kv_connector_extra_config, Settings)
         self._workers, self._block_tokens = parallel.tensor_parallel_size, vllm_config.cache_config.block_size
-        names = _names(vllm_config, kv_cache_config, settings, len(settings.share(0, self._workers)))
-        self._shape = names.shape
+        names = _names(vllm_config, kv_cache_config, settings)
+        self._shape, self._model = names.shape, names.model.digest
         self._worker: Working | None = None
         self._scheduler: Scheduling | None = None
         if role == KVConnectorRole.SCHEDULER:
             admission = Admission(settings.admit_after)
-            self._scheduler = Scheduling(names, self._block_tokens, self._workers, admission)
+            adapters = Adapters(settings.weights)
+            self._scheduler = Scheduling(names, self._block_tokens, self._workers, admission, adapters.identity)
         else:
             self._rank = parallel.rank
             connects = settings.connects(self._rank, self._workers)
-            store = partial(connected, connects, names, settings.max_blocks or None)
+            store = partial(connected, connects, replace(names, rank=self._rank), settings.max_blocks or None)
             self._worker = Working(Keeper(store, settings.stores_in_flight), self._block_tokens)
 
     # Workers
@@ -136,7 +143,7 @@ class VcsdConnector(KVConnectorBase_V1):
 
     def get_handshake_metadata(self) -> Stored:
         changes = self._working.keeper.take_changes()
-        return Stored(self._rank, [key for key, there in changes.items() if there])
+        return Stored(self._rank, [key for key, there in changes.items() if there], self._model)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self._working.start(self._get_connector_metadata().plan)
@@ -176,6 +183,12 @@ class VcsdConnector(KVConnectorBase_V1):
         return self._scheduler
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Stored]) -> None:
+        """Raises ValueError for a worker whose model has another identity than the scheduler's."""
+        if others := [each.worker for each in metadata.values() if each.model != self._model]:
+            raise ValueError(
+                f"worker {others[0]}: its model is not the scheduler's; if machines have copies of the same model,"
+                ' set "weights" to "content"'
+            )
         self._scheduling.heard({each.worker: dict.fromkeys(each.keys, True) for each in metadata.values()})
 
     def on_new_request(self, request: Any) -> None:
@@ -221,21 +234,41 @@ def _group(kv_cache_config: Any) -> Any:
     return groups[0]
 
 
-def _names(vllm_config: Any, kv_cache_config: Any, settings: Settings, drives: int) -> PrefixNames:
-    """What a model's prefixes are called; raises ValueError for what is no K and V of single tokens."""
-    group, model = _group(kv_cache_config), vllm_config.model_config
-    spec, cache = group.kv_cache_spec, vllm_config.cache_config
+def _names(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> PrefixNames:
+    """Keys of a model's prefixes; raises ValueError for layers without keys and values of single tokens."""
+    group, cache = _group(kv_cache_config), vllm_config.cache_config
+    spec, workers = group.kv_cache_spec, vllm_config.parallel_config.tensor_parallel_size
     device = vllm_config.device_config.device_type
     content = getattr(spec, "state_content_size_bytes", 0)
     if not content or content % (2 * FP16_BYTES) or spec.page_size_bytes != spec.num_heads * spec.block_size * content:
         raise ValueError(f"{type(spec).__name__}: its layers hold something else than K and V of each token")
+    apart = _keeps_tokens_apart(spec, cache.cache_dtype, device)
+    form = {"device": device} | ({} if apart else {"engine_block_tokens": str(cache.block_size)})
     return PrefixNames(
         shape=shape_of(len(group.layer_names), spec.num_heads, content // (2 * FP16_BYTES)),
-        drives=drives,
-        model=f"{model.model}@{model.revision}, {model.quantization}",
-        tokenizer=f"{model.tokenizer}@{model.tokenizer_revision}",
-        dtype=f"{model.dtype}, {cache.cache_dtype}, blocks of {cache.block_size} on {device}",
+        model=identity_of(vllm_config, settings, **form),
+        drives=len(settings.share(0, workers)),
         salt=settings.salt,
         seed=settings.seed,
-        block_tokens=settings.block_tokens or cache.block_size,
+        block_tokens=_block_tokens(settings.block_tokens, cache.block_size, apart),
     )
+
+
+def _keeps_tokens_apart(spec: Any, cache_dtype: str, device: str) -> bool:
+    """Whether a token's values in a block are its own, so that blocks of another size can be made of them.
+
+    True for what is known to do so: attention backends for CPUs and some for ROCm mix the tokens of a block, and so do
+    formats with scales of several tokens.
+    """
+    known = type(spec).__name__ in APART_SPECS and cache_dtype in APART_DTYPES
+    return known and device == "cuda" and torch.version.hip is None
+
+
+def _block_tokens(asked: int, engine: int, apart: bool) -> int:
+    """Tokens of a block in drives, by the operator's wish and the engine's blocks; raises ValueError."""
+    if not asked:
+        return BLOCK_TOKENS if apart and engine % BLOCK_TOKENS == 0 else engine
+    if asked % engine and (not apart or engine % asked):
+        allowed = "a multiple or a divisor" if apart else "a multiple"
+        raise ValueError(f"block_tokens = {asked}: must be {allowed} of the engine's {engine}")
+    return asked

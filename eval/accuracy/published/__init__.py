@@ -1,6 +1,6 @@
 """Attention methods of other papers as functions on recorded q, k and v, with every byte they read counted.
 
-`PUBLISHED` has them by name. docs/published-methods.md states what each stores, its checks and what is left out.
+`PUBLISHED` has them by name. docs/published-methods.md states each method's storage, checks and omissions.
 
 Not expressed, since q, k and v of one layer do not suffice: InfiniGen (arXiv 2406.19707: hidden states of the layer
 before and the weights), ShadowKV (arXiv 2410.21465: keys before RoPE, their low rank, and their rotation again), TOVA

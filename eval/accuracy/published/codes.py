@@ -81,8 +81,8 @@ def gaussian_matrix(rows: int, d: int, seed: int = SEED) -> F32:
 def hadamard(d: int) -> F32:
     """Orthogonal Hadamard matrix (d, d).
 
-    If d is no power of two, the matrix is block diagonal with the largest power of two that divides d: 96 channels are
-    three blocks of 32.
+    If d is not a power of two, the matrix is block diagonal with the largest power of two that divides d: 96 channels
+    are three blocks of 32.
     """
     block = d & -d
     h = np.ones((1, 1), np.float32)

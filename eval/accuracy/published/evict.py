@@ -1,4 +1,4 @@
-"""SnapKV, H2O, KeyDiff and StreamingLLM: methods that evict tokens of the prompt for good.
+"""SnapKV, H2O, KeyDiff and StreamingLLM: methods that evict tokens of the prompt permanently.
 
 Sources: SnapKV (arXiv 2404.14469, section 4: the prompt's last queries vote by their softmax weights, votes are pooled
 over neighboring tokens, the window itself stays); H2O (arXiv 2306.14048, Algorithm 1: half of the budget for the tokens

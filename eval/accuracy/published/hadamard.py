@@ -5,8 +5,8 @@ matrix; each row is quantized asymmetrically to 4 bits in groups of 128 channels
 
 Stored: 4 bits for each channel; an FP16 scale and zero point for each row of at most 128 channels.
 
-Left out: weights and activations in 4 bits. If d is no power of two, the matrix has a block for each largest power of
-two that divides d.
+Left out: weights and activations in 4 bits. If d is not a power of two, the matrix has blocks of
+the largest power of two that divides d.
 """
 
 from __future__ import annotations

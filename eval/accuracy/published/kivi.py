@@ -36,7 +36,7 @@ def encode(k: F32, v: F32, bits: int) -> tuple[F32, F32]:
 
 
 def code_bytes(seen: Streams, bits: int) -> int:
-    """Bytes of the prompt: codes, scales and zero points, and what stays in FP16, all streams."""
+    """Bytes of the prompt: codes, scales, zero points and FP16 rows, all streams."""
     N, _, _, d = seen.shape
     of_k, of_v = coded_tokens(seen.prompt)
     codes = packed_bytes(of_k * d, bits) + packed_bytes(of_v * d, bits)

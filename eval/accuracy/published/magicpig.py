@@ -6,7 +6,7 @@ u = 1 - (1 - p^K)^L - L p^K (1 - p^K)^(L - 1), and attention is softmax(q k / sq
 Sinks and a local window are always attended and not sampled.
 
 Stored: in each table the bounds of a bucket and 4-byte token numbers; the mean key in FP16. A step reads the buckets of
-its queries, not the other entries. Every query head samples for itself: what it samples is counted for each head.
+its queries, not the other entries. Every query head samples separately, and its samples are counted for each head.
 
 Left out: tables of tokens after the prompt. The paper has (K, L) = (10, 150), (9, 120) and (8, 75); here `LADDER` has
 more, and a step takes the one that reads most within the budget. Tables with fewer bits use the first bits of the same

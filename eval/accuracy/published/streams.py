@@ -1,4 +1,4 @@
-"""One decode step of one layer as arrays, and what a published method makes of it."""
+"""One decode step of one layer as arrays, and the result of a published method."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from csd_spec.arrays import F32
 
 T = TypeVar("T")
-VALUE_BYTES = 2  # of K and V in FP16, scales included
+VALUE_BYTES = 2  # an FP16 number: an element of a key or value, or a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Streams:
         prompt: How many of the S tokens were there when decoding began. The others are recent: no method has coded
             or evicted them yet, and they are read in FP16.
         prompt_q: The prompt's last queries, (N, G, W, d), for methods that judge tokens by them.
-        kept: What methods have made of the prompt, for the steps that follow.
+        kept: Values that methods made from the prompt, for the following steps.
     """
 
     q: F32
@@ -43,11 +43,11 @@ class Streams:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of K and V of all tokens in FP16."""
+        """Bytes of all keys and values in FP16."""
         return 2 * VALUE_BYTES * self.k.size
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What was made of the prompt at the first step: codes, indices, who is evicted."""
+        """A value made from the prompt at the first step: codes, an index, evicted tokens."""
         if name not in self.kept:
             self.kept[name] = make()
         made: T = self.kept[name]
@@ -56,12 +56,12 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a method returns.
+    """Result of a method.
 
     Attributes:
         out: Attention output, (N, G, d).
         nbytes: Bytes of codes, scales, indices, keys and values that the step reads, of all streams.
-        attended: Tokens that are in the output by themselves, in whichever precision: (N, S), or (N, G, S) where each
+        attended: Tokens that are in the output by themselves, in any precision: (N, S), or (N, G, S) where each
             query head chooses.
     """
 
@@ -78,9 +78,9 @@ class Published:
     """A method of another paper.
 
     Attributes:
-        method: What it does.
+        method: The function.
         source: Where its equations are from.
-        budgeted: Whether it heeds a budget. Otherwise it reads what its format has, whatever is asked.
+        budgeted: Whether it respects a budget. Otherwise its format determines the bytes.
     """
 
     method: Method

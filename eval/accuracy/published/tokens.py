@@ -15,12 +15,12 @@ Mask = NDArray[np.bool_]
 
 
 def token_bytes(seen: Streams) -> int:
-    """Bytes of K and V of one token of one stream in FP16."""
+    """Bytes of one token's key and value in one stream in FP16."""
     return 2 * VALUE_BYTES * seen.shape[3]
 
 
 def recent_bytes(seen: Streams) -> int:
-    """Bytes of K and V of all tokens after the prompt in FP16."""
+    """Bytes of keys and values of all tokens after the prompt in FP16."""
     N, _, S, _ = seen.shape
     return N * (S - seen.prompt) * token_bytes(seen)
 
@@ -120,7 +120,7 @@ def attend(seen: Streams, mask: Mask) -> F32:
 
 
 def attend_top(seen: Streams, budget: float, scores: F32, code_bytes: float, ends: bool = False) -> Answer:
-    """Attend exactly to the prompt tokens with the highest scores, as many as fit in the budget, and to recent tokens.
+    """Attend exactly to the prompt tokens with the highest scores that fit in the budget, and to recent tokens.
 
     Args:
         budget: Fraction of `seen.dense_bytes` that the step may read.

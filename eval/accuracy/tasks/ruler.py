@@ -1,6 +1,6 @@
 """Five tasks of RULER (arXiv 2404.06654): needles in a haystack, and variable tracking.
 
-The prompts have the published form. Keys are adjectives and nouns of a list of ours, values have 7 digits. The haystack
+The prompts have the published form. Keys are adjectives and nouns of our own list, values have 7 digits. The haystack
 is RULER's repeated noise, or lines of the shipped passage in place of its essays. The figure is RULER's: the share of
 the expected strings that are in the generated text.
 """

@@ -1,4 +1,4 @@
-"""What a task is: samples made from a file, and a score for each."""
+"""A task: samples made from a file, and a score for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Score = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a sample has room for.
+    """Limits of a sample.
 
     Attributes:
         encode: Token ids of a text, by the model's tokenizer.

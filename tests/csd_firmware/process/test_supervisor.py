@@ -6,6 +6,10 @@ partner of: csd_firmware/process/serve.py, csd_firmware/process/mounts.py
 import os
 import signal
 import stat
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 from threading import Timer
 
 import numpy as np
@@ -14,9 +18,13 @@ import pytest
 from csd_firmware.folder import DriveFolder
 from csd_firmware.process.serve import open_firmware
 from csd_io.medium import Medium
+from csd_link.connect import open_window
+from csd_link.doorbell import SocketDoorbell, call
 from csd_link.driveset import DriveSet
+from csd_link.host_end import Lost, WindowDevice
+from csd_link.medium import MappedMedium
 from csd_link.recovery import RecoveringDevice
-from csd_link.run_dir import drive_dir, run_dir
+from csd_link.run_dir import doorbell_path, drive_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive
 from csd_spec import DeviceError, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -24,6 +32,7 @@ from ftl.flash.content import Mapped
 from tests.served import decoder, kill, pid, serving, window_of
 from vcsd.transport import open_drives
 
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 
@@ -169,6 +178,18 @@ def test_tenants_have_windows_of_their_own(tmp_path):
         alice.close(), bob.close()
 
 
+def test_tenants_of_a_served_drive_have_their_shares(tmp_path):
+    with serving(tmp_path, "csd0", tenants=("alice", "bob"), shares=(0.25, 0.75)):
+        alice, bob = window_of("csd0", "alice")(), window_of("csd0", "bob")()
+        refused = alice.submit(SeqCreate(20_000, 1, 1, 8, 64), 0).result()
+        assert refused.status is Status.CAPACITY_EXCEEDED
+        assert "tenant alice uses 0 of its quota of 16,384 (25% of the drive)" in refused.reason
+        long = bob.submit(SeqCreate(2_000, 1, 1, 8, 64), 0)
+        assert alice.submit(SeqCreate(16, 1, 1, 8, 64), 0).result().data[0].size == 16
+        assert len(set(long.result().data[0].tolist())) == 2_000
+        alice.close(), bob.close()
+
+
 def test_files_are_their_owners_only(tmp_path):
     with serving(tmp_path, "csd0", flash=tmp_path):
         for path in (run_dir(), drive_dir("csd0"), tmp_path / "csd0"):
@@ -177,13 +198,55 @@ def test_files_are_their_owners_only(tmp_path):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_host_whose_window_is_taken_hears_that(tmp_path):
-    """The doorbell of a host closes before the drive's header names the next host."""
+def test_second_host_of_a_window_is_refused_until_the_first_closes(tmp_path):
     with serving(tmp_path, "csd0"):
         first = window_of("csd0")()
+        for second in (window_of("csd0"), partial(open_window, window_path("csd0"))):
+            with pytest.raises(Lost, match=f"window-default is in use by process {os.getpid()} .*: end it, or"):
+                second()
+        assert first.submit(Flush(), 0).result().status is Status.SUCCESS, "nothing was stolen"
+        first.close()
         second = window_of("csd0")()
+        assert second.submit(Flush(), 0).result().status is Status.SUCCESS
+        second.close()
+
+
+def test_window_of_a_killed_host_is_free(tmp_path):
+    code = "import sys; from tests.served import window_of; held = window_of('csd0')(); print(); sys.stdin.read()"
+    with serving(tmp_path, "csd0"):
+        piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+        with subprocess.Popen([sys.executable, "-c", code], **piped) as host:
+            host.stdout.readline()
+            with pytest.raises(Lost, match=f"is in use by process {host.pid} "):
+                window_of("csd0")()
+            host.kill()
+            host.wait()
+        device = window_of("csd0")()
+        assert device.submit(Flush(), 0).result().status is Status.SUCCESS
+        device.close()
+
+
+def test_host_whose_window_is_taken_hears_by_whom(tmp_path):
+    """A host on another machine sees no lock: the doorbell closes before the drive's header names the next host."""
+    with serving(tmp_path, "csd0"):
+        first = window_of("csd0")()
+        line = call(doorbell_path(window_path("csd0")))
+        second = WindowDevice(MappedMedium(window_path("csd0")), SocketDoorbell(line), line.close)
         done = first.submit(Flush(), 0).result()
-        assert (done.status, done.reason) == (Status.PATH_LOST, "another host has taken its window")
+        assert done.status is Status.PATH_LOST
+        assert done.reason.startswith(f"another host has taken its window: process {os.getpid()} (")
+        assert second.submit(Flush(), 0).result().status is Status.SUCCESS
+        first.close()
+        second.close()
+
+
+def test_host_that_recovers_does_not_take_its_window_back(tmp_path):
+    with serving(tmp_path, "csd0"):
+        first = RecoveringDevice(window_of("csd0"))
+        line = call(doorbell_path(window_path("csd0")))
+        second = WindowDevice(MappedMedium(window_path("csd0")), SocketDoorbell(line), line.close)
+        done = first.submit(Flush(), 0).result()
+        assert done.status is Status.PATH_LOST and "another host has taken its window: process" in done.reason
         assert second.submit(Flush(), 0).result().status is Status.SUCCESS
         first.close()
         second.close()

@@ -1,12 +1,15 @@
 """The table of transports, and a way of one's own that comes as a plug-in.
 
 partner of: csd_link/transports/__init__.py, csd_link/transports/transport.py, csd_link/transports/inproc.py,
-csd_link/transports/process.py, csd_link/transports/fuse.py, csd_link/transports/window_path.py
+csd_link/transports/process.py, csd_link/transports/fuse.py, csd_link/transports/window_path.py,
+csd_link/transports/nvme_tcp.py
 """
 
 import json
 import os
+import random
 import signal
+import socket
 from pathlib import Path
 from threading import Timer
 
@@ -14,9 +17,13 @@ import numpy as np
 import pytest
 
 from csd_link.driveset import DriveSet
-from csd_link.run_dir import run_dir
+from csd_link.nvmeof.device import Endpoint, NvmeDevice
+from csd_link.nvmeof.listen import Listen, nqn_of
+from csd_link.recovery import RecoveringDevice
+from csd_link.run_dir import port_path, run_dir
 from csd_link.transports import OURS, transport_of, transports
-from tests.served import decoder
+from tests.nvmeof import Proxy
+from tests.served import decoder, serving
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd.report import Report
 from vcsd.transport import open_drives
@@ -58,7 +65,7 @@ def pigeon(tmp_path, monkeypatch):
 
 
 def test_every_transport_says_what_a_user_needs():
-    assert [each.name for each in OURS] == ["inproc", "process", "fuse", "window"]
+    assert [each.name for each in OURS] == ["inproc", "process", "fuse", "window", "nvme+tcp"]
     for each in OURS:
         assert each.form.startswith(each.name)
         lack = each.missing()
@@ -72,6 +79,11 @@ def test_every_transport_says_what_a_user_needs():
         ("process:x", "nothing stands behind process"),
         ("window", "needs a path"),
         ("", "must be one of"),
+        ("nvme+tcp:127.0.0.1:4420", "needs an address"),
+        ("nvme+tcp://", "needs an address"),
+        ("nvme+tcp:///nqn", "needs an address"),
+        ("nvme+tcp://127.0.0.1:0", "needs an address"),
+        ("nvme+tcp://127.0.0.1:65536/nqn", "needs an address"),
     ],
 )
 def test_a_text_that_names_none_is_refused(text, reason):
@@ -95,7 +107,7 @@ def test_one_of_ones_own_is_a_class_and_an_entry_point(pigeon, capsys, monkeypat
     monkeypatch.delenv("PIGEON")
     _, out, _ = vcsd(capsys, monkeypatch, "doctor", "-o", "json")
     ways = {way["what"]: way for way in json.loads(out)["ways"]}
-    assert list(ways) == ["inproc", "process", "fuse", "window", "pigeon", "guest", "nvmevirt"]
+    assert list(ways) == ["inproc", "process", "fuse", "window", "nvme+tcp", "pigeon", "guest", "nvmevirt"]
     assert (ways["pigeon"]["ok"], ways["pigeon"]["found"], ways["pigeon"]["fix"]) == (
         False,
         "there is no pigeon",
@@ -105,7 +117,7 @@ def test_one_of_ones_own_is_a_class_and_an_entry_point(pigeon, capsys, monkeypat
 
 @pytest.mark.usefixtures("own_run_dir")
 @pytest.mark.parametrize("stalled_s", [1.5, 4.0])
-@pytest.mark.parametrize("transport", ["process", "fuse", "window:{}/windows"])
+@pytest.mark.parametrize("transport", ["process", "fuse", "window:{}/windows", "nvme+tcp"])
 def test_modelled_time_does_not_know_how_long_a_process_stands_still(transport, stalled_s, tmp_path, request):
     if transport == "fuse":
         request.getfixturevalue("fuse")
@@ -151,3 +163,57 @@ def test_a_mounted_drive_may_be_killed_in_a_decode_and_at_its_end(tmp_path):
         os.kill(pid(), signal.SIGKILL)
     assert str(run_dir()) not in Path("/proc/self/mounts").read_text()
     assert not list(run_dir().glob("run-*"))
+
+
+@pytest.mark.usefixtures("own_run_dir")
+def test_served_drives_are_found_by_their_address_and_decode_as_in_process(tmp_path, capsys, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    listen = Listen("127.0.0.1", port, ("csd0", "csd1"))
+    args = ("run", "--prompt", PROMPT, "--max-new-tokens", "4", "--drives", "2", "-o", "json", "--transport")
+
+    def run(transport):
+        code, out, err = vcsd(capsys, monkeypatch, *args, transport)
+        return json.loads(out) | {"wall_s": 0} if not code else err
+
+    address = f"nvme+tcp://127.0.0.1:{port}"
+    assert "no drive answers" in (said := run(address)) and f"vcsd serve --listen 127.0.0.1:{port}" in said
+    expected = run("inproc")
+    with serving(tmp_path, "csd0", "csd1", listen=listen):
+        assert run(address) == expected
+        assert "1 drives are served" in run(f"{address}/{nqn_of('csd1')}")
+        assert f"no drive nqn at 127.0.0.1:{port}: there are {nqn_of('csd0')}" in run(f"{address}/nqn")
+    assert run("nvme+tcp") == expected
+
+
+@pytest.mark.usefixtures("own_run_dir")
+def test_drives_over_nvme_tcp_may_be_killed_in_a_decode(tmp_path):
+    with open_drives(DriveSet()) as devices:
+        _, _, step = decoder(devices)
+        expected = [step() for _ in range(12)]
+    with open_drives(DriveSet(transport="nvme+tcp", keep=tmp_path / "kept")) as devices:
+        _, _, step = decoder(devices, flush_every=2)
+        for number, output in enumerate(expected):
+            if number % 4 == 1:
+                os.kill(int(next(run_dir().glob("*/pid")).read_text()), signal.SIGKILL)
+            np.testing.assert_array_equal(step(), output)
+        assert len(devices[0].recoveries) == 3
+
+
+@pytest.mark.usefixtures("own_run_dir")
+def test_connections_that_are_cut_in_a_decode_change_nothing(tmp_path):
+    with open_drives(DriveSet()) as devices:
+        driver, _, step = decoder(devices)
+        expected = [step() for _ in range(60)]
+        figures = Report.of(driver).to_dict(), driver.now_ns
+    with serving(tmp_path, "csd0", listen=Listen("127.0.0.1", 0, ("csd0",))):
+        proxy = Proxy(int(port_path("csd0").read_text()), random.Random(0), most_bytes=15_000)
+        device = RecoveringDevice(lambda: NvmeDevice(lambda: Endpoint("127.0.0.1", proxy.port, nqn_of("csd0"))))
+        proxy.is_cutting = True
+        driver, _, step = decoder([device])
+        np.testing.assert_array_equal([step() for _ in expected], expected)
+        assert (Report.of(driver).to_dict(), driver.now_ns) == figures
+        assert proxy.cuts > 5 and not device.recoveries
+        proxy.is_cutting = False
+        device.close()
+        proxy.close()

@@ -1,7 +1,7 @@
 """Seeds of the whole stack under every fault; planted bugs are found, and what failed is replayed and made shorter.
 
 partner of: eval/simulation/disk.py, eval/simulation/drive.py, eval/simulation/host.py, eval/simulation/link.py,
-eval/simulation/plants.py, eval/simulation/world.py
+eval/simulation/plants.py, eval/simulation/prefixes.py, eval/simulation/world.py
 """
 
 import random
@@ -25,6 +25,11 @@ def test_seeds_lose_nothing_and_hit_every_fault():
 def test_a_planted_bug_is_found_within_200_seeds(plant):
     result = bench_simulate(range(200), minutes=5, steps=40, plant=plant)
     assert result["lost"] + result["wrong"] + result["hangs"] > 0
+
+
+@pytest.mark.parametrize("first", [0, 20, 40])
+def test_a_short_step_that_is_not_recorded_is_found_within_5_seeds(first):
+    assert any(run(seed, 40, "short").failed for seed in range(first, first + 5))
 
 
 def test_every_plant_can_be_asked_for():

@@ -1,5 +1,8 @@
 """Numbers for tags: none is given twice while somebody has pages of it."""
 
+import pytest
+
+from ftl import OutOfSpace
 from ftl.flash.tag import MAX_OWNERS
 from ftl.kv.owners import Owners
 
@@ -19,6 +22,16 @@ def test_numbers_go_round_past_those_in_use():
     kept = owners.new(1, 0)
     owners.next = MAX_OWNERS - 1
     assert [owners.new(2, 0), owners.new(3, 0)] == [MAX_OWNERS - 1, kept + 1]
+
+
+def test_without_a_free_number_nothing_is_given(monkeypatch):
+    monkeypatch.setattr("ftl.kv.owners.MAX_OWNERS", 2)
+    owners = Owners()
+    assert [owners.new(1, 0), owners.new(2, 0)] == [0, 1]
+    with pytest.raises(OutOfSpace, match="all 2 owner numbers"):
+        owners.new(3, 0)
+    owners.leave([0], 1)
+    assert owners.new(3, 0) == 0
 
 
 def test_what_a_record_knows_is_in_use():

@@ -219,6 +219,23 @@ def test_an_unfinished_group_of_scores_waits_in_dram_and_gives_way(small_drive):
             assert not scores.buffered(0), "K and V of another sequence come first"
 
 
+def test_scores_of_cropped_tokens_leave_nothing_behind(small_drive):
+    """A group under construction, cropped and filled again, is what it is without the cropped tokens."""
+    form = LAYOUTS[LOSSY].form(512, D, 128)
+    T, generator, ftl = form.T, np.random.default_rng(3), Ftl(small_drive)
+    kept, cropped, more = (generator.standard_normal((count, H, D)).astype(np.float16) for count in (T + 10, 8, 5))
+    seqs = ftl.create(2, 1, H, form)
+    for rows in (kept, more):
+        ftl.append([seqs[0]], 0, np.array([len(rows)]), rows, rows, 0)
+    for rows in (kept, cropped):
+        ftl.append([seqs[1]], 0, np.array([len(rows)]), rows, rows, 0)
+    ftl.crop(seqs[1], 0, T + 10, 0)
+    ftl.append([seqs[1]], 0, np.array([5]), more, more, 0)
+    one, other = (ftl.sequence(seq).maps["scores"] for seq in seqs)
+    assert one.buffered(0) and other.buffered(0)
+    np.testing.assert_array_equal(ftl.buffers.content[one.buffers[0]], ftl.buffers.content[other.buffers[0]])
+
+
 def test_capacity_is_six_tenths_of_fp16():
     form = LAYOUTS[number_of(2, exact=False)].form(4096, 128, 2048)
     page_bytes = 4096 / form.n + 4096 * form.embedding_pages / form.T

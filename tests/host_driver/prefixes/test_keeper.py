@@ -16,8 +16,11 @@ import pytest
 
 from csd_firmware import InProcessDevice
 from csd_link.connect import connect
-from csd_link.host_end import Lost
-from csd_spec import KvExist
+from csd_link.doorbell import SocketDoorbell, call
+from csd_link.host_end import Lost, WindowDevice
+from csd_link.medium import MappedMedium
+from csd_link.run_dir import doorbell_path, window_path
+from csd_spec import Flush, KvExist, Status
 from csd_spec.arrays import keys_of
 from host_driver.prefixes.keeper import COUNTS, Keeper, connected
 from host_driver.prefixes.store import PrefixStore
@@ -134,6 +137,22 @@ def test_a_killed_drive_fails_loads_and_what_it_has_kept_is_found_again(tmp_path
         assert keeper.take_changes() == dict.fromkeys(NAMES.keys(TOKENS), False)
         until(lambda: keeper.take_changes() == dict.fromkeys(NAMES.keys(TOKENS), True))
         assert right(load(keeper, TOKENS), TOKENS, 40)
+        keeper.close()
+
+
+def test_window_that_another_host_has_taken_is_left_to_it(tmp_path, names, caplog):
+    with serving(tmp_path, *names):
+        keeper = Keeper(opening(names))
+        store(keeper, TOKENS)
+        until(lambda: right(load(keeper, TOKENS), TOKENS, 40))
+        window = window_path(names[0])
+        line = call(doorbell_path(window))  # as a host that sees no lock
+        thief = WindowDevice(MappedMedium(window), SocketDoorbell(line), line.close)
+        assert load(keeper, TOKENS) is None
+        assert "another host has taken its window: process" in caplog.text and "until this engine starts" in caplog.text
+        keeper._reopen()
+        assert keeper._store is None and thief.submit(Flush(), 0).result().status is Status.SUCCESS
+        thief.close()
         keeper.close()
 
 

@@ -14,9 +14,12 @@ import pytest
 
 from csd_firmware import InProcessDevice
 from csd_spec import Completion, DeviceError, DriveSpec, KvAppend, KvGather, KvName, Status
+from host_driver.prefixes.identity import ModelIdentity
 from host_driver.prefixes.names import Admission
 from host_driver.prefixes.store import PrefixStore
 from tests.host_driver.prefixes.prompts import BLOCK, NAMES, SHAPE, holds, rows
+
+OTHER = ModelIdentity.of_words("other")
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def test_what_is_found_is_what_was_stored(devices) -> None:
     assert store.match(NAMES.keys(parted)).tokens == 16
     store.store(NAMES.keys(parted), *rows(parted))
     assert holds(store, parted, 24) and holds(store, tokens, 24)
-    assert not holds(PrefixStore(devices, replace(NAMES, model="other")), tokens, 24)
+    assert not holds(PrefixStore(devices, replace(NAMES, model=OTHER)), tokens, 24)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -63,7 +66,7 @@ def test_eviction_keeps_its_limit_and_nothing_wrong_is_found(devices, seed: int)
             before, store = store.blocks, PrefixStore(devices, NAMES, max_blocks=12)
             assert store.blocks == before
     assert store.evicted or turn == 59
-    assert sum(len(seq.names) for seq in devices[0].firmware.ftl.sequences.values()) == 2 * store.blocks
+    assert sum(len(seq.names) for seq in devices[0].firmware.ftl.sequences.values()) == 2 * store.blocks + 1
 
 
 def test_pinned_blocks_stay(devices) -> None:
@@ -79,6 +82,28 @@ def test_pinned_blocks_stay(devices) -> None:
     store.unpin(NAMES.keys(kept))
     store.store(NAMES.keys(list(range(900, 916))), *rows(list(range(900, 916))))
     assert holds(store, list(range(900, 916)), 16)
+
+
+def test_block_pinned_twice_stays_until_it_is_unpinned_twice(devices) -> None:
+    store = PrefixStore(devices, NAMES, max_blocks=2)
+    one, other = NAMES.keys(list(range(8))), NAMES.keys(list(range(50, 58)))
+    for tokens in (range(8), range(50, 58)):
+        store.store(NAMES.keys(list(tokens)), *rows(list(tokens)))
+    store.pin(one)
+    store.pin(one)
+    store.pin(other)
+    store.unpin(one)
+    assert not store.remove(one) and not store.remove(other)
+    store.unpin(one)
+    assert store.remove(one) and not store.remove(other), "an unpin is of its own blocks"
+
+
+def test_block_that_a_fork_begins_with_goes_after_the_fork(devices) -> None:
+    store = PrefixStore(devices, NAMES, max_blocks=3)
+    prompt, fork = list(range(16)), [*range(8), *range(80, 88)]
+    for tokens in (prompt, fork, list(range(50, 66))):
+        store.store(NAMES.keys(tokens), *rows(tokens))
+    assert holds(store, fork, 8), "the oldest are the last block of the prompt, then that of the fork"
 
 
 class Dies(Exception):
@@ -121,7 +146,19 @@ def test_a_host_that_dies_leaves_no_half_block(devices, kind: type, left: int) -
     assert holds(again, longer, 16) and again.blocks == 2
     again.store(NAMES.keys(longer), *rows(longer))
     assert holds(again, longer, 40)
-    assert all(len(device.firmware.ftl.sequences) == 1 for device in devices)
+    assert all(len(device.firmware.ftl.sequences) == 2 for device in devices)
+
+
+def test_rows_that_a_dead_host_has_left_behind_a_block_are_cut(devices) -> None:
+    faulty = [devices[0], Faulty(devices[1])]
+    store = PrefixStore(faulty, NAMES)  # type: ignore[arg-type]
+    store.store(NAMES.keys(list(range(16))), *rows(list(range(16))))
+    faulty[1].dies, faulty[1].left = KvAppend, 1
+    with pytest.raises(Dies):
+        store.store(NAMES.keys(list(range(40))), *rows(list(range(40))))
+    again, other = PrefixStore(devices, NAMES), [*range(16), *range(70, 94)]
+    again.store(NAMES.keys(other), *rows(other))
+    assert holds(again, other, 40) and not again.rejected
 
 
 def test_a_drive_that_is_full_or_loses_data_does_no_harm(devices) -> None:
@@ -143,7 +180,7 @@ def test_a_drive_that_is_full_or_loses_data_does_no_harm(devices) -> None:
 
 
 def test_what_was_stored_under_other_names_is_left_alone_and_goes_first_from_a_full_drive(devices) -> None:
-    shallow = replace(NAMES, shape=replace(SHAPE, layers=1), model="other")
+    shallow = replace(NAMES, shape=replace(SHAPE, layers=1), model=OTHER)
     tokens, others = list(range(40)), list(range(100, 140))
     PrefixStore(devices, shallow).store(shallow.keys(others), *(part[:1] for part in rows(others)))
     faulty = Faulty(devices[1])
@@ -167,6 +204,15 @@ def test_what_is_not_what_was_stored_is_not_found(devices) -> None:
     assert swapped.store(NAMES.keys(tokens), *rows(tokens)) == 2 and holds(swapped, tokens, 16)
 
 
+def test_what_another_worker_has_stored_is_not_taken(devices) -> None:
+    """Workers have the same keys; their drives may be given in another order."""
+    tokens = list(range(16))
+    PrefixStore(devices, NAMES).store(NAMES.keys(tokens), *rows(tokens))
+    another = PrefixStore(devices, replace(NAMES, rank=1))
+    assert another.names.keys(tokens) == NAMES.keys(tokens) and another.match(NAMES.keys(tokens)).tokens == 16
+    assert another.load(NAMES.keys(tokens)) is None and another.rejected == 1
+
+
 def test_rows_from_where_the_store_ends_are_enough(devices) -> None:
     store, tokens = PrefixStore(devices, NAMES), list(range(48))
     keys, (k, v) = NAMES.keys(tokens), rows(tokens)
@@ -186,7 +232,7 @@ def test_large_prompts_take_several_commands(devices, monkeypatch) -> None:
 
 def test_names_depend_on_all_that_k_and_v_depend_on() -> None:
     tokens = list(range(20))
-    fields = {"model": "n", "tokenizer": "t", "dtype": "bfloat16", "adapter": "a", "salt": "s", "seed": 1, "layout": 16}
+    fields = {"model": OTHER, "salt": "s", "seed": 1, "layout": 16}
     others = [replace(NAMES, **{name: value}) for name, value in fields.items()]  # type: ignore[arg-type]
     others += [replace(NAMES, drives=1), replace(NAMES, shape=replace(SHAPE, layers=3))]
     names = [each.keys(tokens)[-1] for each in (NAMES, *others)] + [NAMES.keys(tokens, extra="x")[-1]]

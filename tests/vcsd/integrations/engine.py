@@ -45,24 +45,33 @@ def install(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def config(drives, workers=1, rank=0, policy="recompute", **extra):
-    """Of vLLM, as far as it is looked at."""
+def config(drives, workers=1, rank=0, policy="recompute", block=BLOCK, model=None, device="cuda", **extra):
+    """Of vLLM, as far as it is looked at; model: fields that differ from those of a model that is known by words."""
+    said = {"identity": "m"} if model is None else {}
+    fields = {"model": "m", "revision": None, "quantization": None, "dtype": torch.bfloat16, "hf_config": {}}
+    fields |= {"hf_text_config": {}, "max_model_len": 4096, "cache_dtype": "auto", "load_format": "auto"} | (
+        model or {}
+    )
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(
-            kv_load_failure_policy=policy, kv_connector_extra_config={"drives": drives} | extra
+            kv_load_failure_policy=policy, kv_connector_extra_config={"drives": drives} | said | extra
         ),
         parallel_config=SimpleNamespace(pipeline_parallel_size=1, tensor_parallel_size=workers, rank=rank),
-        cache_config=SimpleNamespace(block_size=BLOCK, cache_dtype="auto"),
-        model_config=SimpleNamespace(
-            model="m", revision=None, quantization=None, tokenizer="t", tokenizer_revision=None, dtype=torch.bfloat16
-        ),
-        device_config=SimpleNamespace(device_type="cpu"),
+        cache_config=SimpleNamespace(block_size=block, cache_dtype=fields.pop("cache_dtype")),
+        load_config=SimpleNamespace(load_format=fields.pop("load_format"), download_dir=None),
+        model_config=SimpleNamespace(**fields),
+        device_config=SimpleNamespace(device_type=device),
+        lora_config=None,
     )
 
 
-def cache_config(groups=1, content=CONTENT * 2):
-    spec = SimpleNamespace(
-        state_content_size_bytes=content, num_heads=HEADS, block_size=BLOCK, page_size_bytes=HEADS * BLOCK * CONTENT * 2
+class FullAttentionSpec(SimpleNamespace):
+    """Of a layer."""
+
+
+def cache_config(groups=1, content=CONTENT * 2, block=BLOCK):
+    spec = FullAttentionSpec(
+        state_content_size_bytes=content, num_heads=HEADS, block_size=block, page_size_bytes=HEADS * block * CONTENT * 2
     )
     group = SimpleNamespace(kv_cache_spec=spec, layer_names=[f"layer{n}" for n in range(LAYERS)])
     return SimpleNamespace(kv_cache_groups=[group] * groups, num_blocks=BLOCKS)
@@ -92,9 +101,10 @@ def k_and_v(tokens, rank):
 class Worker:
     """A connector's worker, with a cache."""
 
-    def __init__(self, connector, rank):
-        self.connector, self.rank = connector, rank
-        self.cache = [torch.full((BLOCKS, HEADS, BLOCK, CONTENT), -1, dtype=torch.bfloat16) for _ in range(LAYERS)]
+    def __init__(self, connector, rank, block):
+        """rank: of the worker, among all models: its values are its own."""
+        self.connector, self.rank, self.block = connector, rank, block
+        self.cache = [torch.full((BLOCKS, HEADS, block, CONTENT), -1, dtype=torch.bfloat16) for _ in range(LAYERS)]
         connector.register_kv_caches({f"layer{n}": layer for n, layer in enumerate(self.cache)})
 
     def compute(self, request, blocks, first, end):
@@ -102,13 +112,13 @@ class Worker:
         rows = torch.from_numpy(k_and_v(request.all_token_ids[:end], self.rank))
         for layer, part in zip(self.cache, rows, strict=True):
             for at in range(first, end):
-                layer.view(torch.int16)[blocks[at // BLOCK], :, at % BLOCK] = part[at]
+                layer.view(torch.int16)[blocks[at // self.block], :, at % self.block] = part[at]
 
     def right(self, request, blocks, end):
         """Whether the cache has K and V of a request's first tokens."""
         rows = torch.from_numpy(k_and_v(request.all_token_ids[:end], self.rank))
         return all(
-            torch.equal(layer.view(torch.int16)[blocks[at // BLOCK], :, at % BLOCK], part[at])
+            torch.equal(layer.view(torch.int16)[blocks[at // self.block], :, at % self.block], part[at])
             for layer, part in zip(self.cache, rows, strict=True)
             for at in range(end)
         )
@@ -117,10 +127,12 @@ class Worker:
 class Engine:
     """Prefills requests: what is found is loaded, what fails is computed, all in iterations."""
 
-    def __init__(self, connector, drives, workers=1, **extra):
-        self.scheduler = connector(config(drives, workers, **extra), 0, cache_config())
-        made = [connector(config(drives, workers, rank, **extra), 1, cache_config()) for rank in range(workers)]
-        self.workers = [Worker(each, rank) for rank, each in enumerate(made)]
+    def __init__(self, connector, drives, workers=1, block=BLOCK, weights=0, **extra):
+        """weights: which of several models computes."""
+        form, self.block = cache_config(block=block), block
+        self.scheduler = connector(config(drives, workers, block=block, **extra), 0, form)
+        made = [connector(config(drives, workers, rank, block=block, **extra), 1, form) for rank in range(workers)]
+        self.workers = [Worker(each, rank + 1000 * weights, block) for rank, each in enumerate(made)]
         told = {rank: each.get_handshake_metadata() for rank, each in enumerate(made)}
         self.scheduler.set_xfer_handshake_metadata(pickle.loads(pickle.dumps(told)))
         self.tables, self.free, self.failed, self.recomputed = {}, list(range(1, BLOCKS)), set(), 0
@@ -137,7 +149,7 @@ class Engine:
             self.scheduler.on_new_request(each)
             tokens, later = self.scheduler.get_num_new_matched_tokens(each, 0)
             assert later == (tokens > 0) and tokens < len(each.all_token_ids)
-            self.tables[each.request_id] = [self.free.pop() for _ in range(-(-len(each.all_token_ids) // BLOCK))]
+            self.tables[each.request_id] = [self.free.pop() for _ in range(-(-len(each.all_token_ids) // self.block))]
             self._allocate(each, tokens)
             each.num_computed_tokens = tokens
             (waiting.add(each.request_id) if later else ready.append(each))
@@ -193,7 +205,9 @@ class Engine:
         table = self.tables[request.request_id]
         first = next((n for n, block in enumerate(table) if block in self.failed), len(table))
         self.failed -= set(table)
-        if first * BLOCK < request.num_computed_tokens:
-            self.recomputed += request.num_computed_tokens - first * BLOCK
-            request.num_computed_tokens = first * BLOCK
-            assert self.scheduler.get_num_new_matched_tokens(request, first * BLOCK) == (0, False), "it would go on so"
+        if first * self.block < request.num_computed_tokens:
+            self.recomputed += request.num_computed_tokens - first * self.block
+            request.num_computed_tokens = first * self.block
+            assert self.scheduler.get_num_new_matched_tokens(request, first * self.block) == (0, False), (
+                "it would go on so"
+            )

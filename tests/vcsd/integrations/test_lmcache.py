@@ -24,6 +24,10 @@ class Plugin:
 @pytest.fixture
 def lmcache(monkeypatch):
     """The module of the plug-in, with LMCache's types."""
+    yield from plugged_in(monkeypatch)
+
+
+def plugged_in(monkeypatch):
     types = {"MemoryFormat": SimpleNamespace(KV_2LTD="2LTD"), "StoragePluginInterface": Plugin}
     base = "lmcache.v1"
     places = "memory_management", "storage_backend", "storage_backend.abstract_backend"
@@ -50,10 +54,10 @@ class Chunk:
         self.get_memory_format, self.get_shape = lambda: kind, lambda: self.tensor.shape
 
 
-def backend(lmcache, names, dtype=torch.bfloat16, shape=SHAPE, mla=False, room=True, **extra):
-    metadata = SimpleNamespace(model_name="m", world_size=1, worker_id=0, kv_dtype=dtype, kv_shape=shape, use_mla=mla)
+def backend(lmcache, names, dtype=torch.bfloat16, shape=SHAPE, mla=False, room=True, model="m", **extra):
+    metadata = SimpleNamespace(model_name=model, world_size=1, worker_id=0, kv_dtype=dtype, kv_shape=shape, use_mla=mla)
     memory = SimpleNamespace(allocate=lambda form, dtype, kind: Chunk(form, dtype, kind) if room else None)
-    config = SimpleNamespace(extra_config={"vcsd": {"drives": names} | extra})
+    config = SimpleNamespace(extra_config={"vcsd": {"drives": names, "identity": "m"} | extra})
     return lmcache.VcsdBackend(config, metadata, memory, dst_device="cpu", loop=None)
 
 

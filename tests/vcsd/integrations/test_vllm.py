@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from csd_link.host_end import Lost
 from tests.served import kill, serving, until
 from tests.vcsd.integrations import engine
 from tests.vcsd.integrations.engine import BLOCK, Engine, Request
@@ -84,7 +85,7 @@ def test_prefixes_of_others_are_not_found(vllm, tmp_path, names):
         one = Engine(vllm.VcsdConnector, names, tenant="alice")
         one.prefill(Request("a", TOKENS))
         stored(one)
-        lora = SimpleNamespace(lora_name="l", lora_path="p")
+        lora = SimpleNamespace(lora_name="l", lora_int_id=1, lora_path="nowhere")
         for n, fields in enumerate([{"cache_salt": "x"}, {"lora_request": lora}, {"mm_features": [1]}]):
             assert one.prefill(Request(f"other{n}", TOKENS, **fields)) == [0]
         one.close()
@@ -103,6 +104,51 @@ def test_blocks_are_stored_when_they_were_asked_for_often_enough(vllm, tmp_path,
         stored(one, blocks=3)
         assert one.prefill(Request("c", TOKENS)) == [48]
         one.close()
+
+
+@pytest.mark.parametrize(("device", "hits"), [("cuda", [256, 256, 256, 288]), ("cpu", [0, 0, 256, 0])])
+def test_blocks_are_found_by_engines_with_other_block_sizes(vllm, tmp_path, names, device, hits):
+    """After a store in blocks of 64 tokens; backends for CPUs mix the tokens of a block."""
+    prompt, found = [random.Random(1).randrange(1000) for _ in range(300)], []
+    with serving(tmp_path, *names):
+        for block, tokens in [(64, 290), (128, 300), (32, 300), (64, 300), (16, 290)]:
+            one = Engine(vllm.VcsdConnector, names, block=block, device=device)
+            found += one.prefill(Request("a", prompt[:tokens]))
+            one.close()  # what waits is stored
+    assert found == [0, *hits]
+
+
+def test_second_engine_of_a_tenant_is_refused_and_the_first_goes_on(vllm, tmp_path, names):
+    with serving(tmp_path, *names, tenants=("alice", "bob")):
+        one = Engine(vllm.VcsdConnector, names, tenant="alice")
+        one.prefill(Request("a", TOKENS))
+        stored(one)
+        with pytest.raises(Lost, match=r"window-alice is in use by process .*: end it, or use another tenant's window"):
+            Engine(vllm.VcsdConnector, names, tenant="alice")
+        Engine(vllm.VcsdConnector, names, tenant="bob").close()
+        assert one.prefill(Request("b", TOKENS)) == [56] and one.recomputed == 0
+        one.close()
+
+
+def test_workers_of_another_model_are_refused(vllm, tmp_path, names):
+    with serving(tmp_path, *names):
+        one = Engine(vllm.VcsdConnector, names)
+        told = one.workers[0].connector.get_handshake_metadata()
+        told.model = "another"
+        with pytest.raises(ValueError, match=r'worker 0: its model is not the .*"weights" to "content"'):
+            one.scheduler.set_xfer_handshake_metadata({0: told})
+        one.close()
+
+
+def test_drives_of_two_workers_that_are_exchanged_give_nothing_wrong(vllm, tmp_path, names):
+    with serving(tmp_path, *names, flash=tmp_path):
+        one = Engine(vllm.VcsdConnector, names, workers=2)
+        one.prefill(Request("a", TOKENS))
+        stored(one)
+        one.close()
+        again = Engine(vllm.VcsdConnector, names[::-1], workers=2)
+        assert again.prefill(Request("a", TOKENS)) == [56] and again.recomputed == 56
+        again.close()
 
 
 def test_what_is_drawn_is_stored_when_it_can_no_more_be_taken_back(vllm, tmp_path, names):
@@ -127,7 +173,8 @@ def test_what_is_drawn_is_stored_when_it_can_no_more_be_taken_back(vllm, tmp_pat
         ({"drives": []}, "drives"),
         ({"turbo": 1}, "turbo"),
         ({"workers": 2, "drives": ["a"]}, "1 drives for 2 workers"),
-        ({"block_tokens": 12}, "block_tokens = 12: must be a multiple of the engine's 8"),
+        ({"block_tokens": 12}, "block_tokens = 12: must be a multiple or a divisor of the engine's 8"),
+        ({"block_tokens": 4, "device": "cpu"}, "block_tokens = 4: must be a multiple of the engine's 8"),
     ],
 )
 def test_what_is_not_served_is_one_line(vllm, change, reason):

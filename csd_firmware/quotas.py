@@ -1,0 +1,82 @@
+"""How much of a drive each of its tenants may use: checked before a command changes anything."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from csd_firmware.acts import layout_of
+from csd_firmware.objects import NAME_BYTES
+from csd_firmware.state import DriveState, Quota
+from csd_spec import KvName
+from csd_spec.arrays import key_list
+from csd_spec.verbs import Creates, Crops, Forks, Stores, Verb
+from ftl import OutOfSpace
+from ftl.flash.tag import MAX_OWNERS
+from ftl.kv.usage import Usage, layer_usage, table_bytes, usage_of
+
+
+def check_quota(state: DriveState, verb: Verb, command: Any, tenant: int) -> None:
+    """Raise OutOfSpace for a command by which its tenant would use more of the drive than its quota."""
+    quota = state.quotas.get(tenant)
+    if quota is None:
+        return
+    if isinstance(command, KvName):
+        names = state.ftl.kv.names
+        more = len(names.unknown(tenant, key_list(command.keys)))
+        _check(quota, "names", more, names.count_of(tenant), state.spec.dram_bytes // 4 // NAME_BYTES)
+        return
+    wanted = _wanted(state, verb, command)
+    if wanted == Usage():
+        return
+    used, g = state.ftl.kv.usage.of(tenant), state.spec.geometry
+    pages = g.pages - state.ftl.blocks.pages - g.pages // 8  # the eighth is the journal's and the collector's
+    _check(quota, "sequences", wanted.sequences, used.sequences, MAX_OWNERS // 2)
+    _check(quota, "bytes of tables in DRAM", wanted.table_bytes, used.table_bytes, state.spec.dram_bytes)
+    _check(quota, "flash pages", wanted.pages, used.pages, pages)
+    _check(quota, "group buffers in DRAM", wanted.buffers, used.buffers, state.ftl.buffers.capacity)
+
+
+def _check(quota: Quota, what: str, more: int, used: int, whole: int) -> None:
+    limit = int(whole * quota.share)
+    if more > 0 and used + more > limit:
+        raise OutOfSpace(
+            f"{more:,} {what} more: tenant {quota.tenant} uses {used:,} of its quota of {limit:,} "
+            f"({quota.share:.0%} of the drive)"
+        )
+
+
+def _wanted(state: DriveState, verb: Verb, command: Any) -> Usage:
+    """What a command would use more than its tenant does now."""
+    wanted = Usage()
+    match verb.effect:
+        case Creates():
+            with suppress(ValueError):  # of a layout that its act refuses
+                tables = table_bytes(command.layers, command.kv_heads, layout_of(state.spec, command))
+                wanted.add(Usage(1, tables), command.count)
+        case Forks():
+            for handle, length in zip(command.seqs, command.lengths.tolist(), strict=True):
+                parent = state.ftl.sequence(handle)
+                wanted.add(usage_of(parent, np.minimum(parent.lengths, length).tolist()))
+        case Stores(lengths):
+            counts = getattr(command, lengths).tolist() if lengths else [1] * len(command.seqs)
+            _add_resized(state, command, counts, wanted)
+        case Crops():
+            ends = command.lengths.tolist()
+            seqs = [state.ftl.sequence(handle) for handle in command.seqs]
+            cut = [min(0, end - int(seq.lengths[command.layer])) for seq, end in zip(seqs, ends, strict=True)]
+            _add_resized(state, command, cut, wanted)
+        case _:
+            pass
+    return wanted
+
+
+def _add_resized(state: DriveState, command: Any, tokens: list[int], wanted: Usage) -> None:
+    """Add what the command's layer of its sequences uses more with so many tokens more."""
+    for handle, more in zip(command.seqs, tokens, strict=True):
+        seq = state.ftl.sequence(handle)
+        length = int(seq.lengths[command.layer])
+        wanted.add(layer_usage(seq, length + more))
+        wanted.add(layer_usage(seq, length), -1)

@@ -1,0 +1,76 @@
+"""Commands that would keep a drive's other tenants waiting, as several that do the same: others have turns between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from csd_spec import (
+    Command,
+    Completion,
+    FlashCounters,
+    KvCrop,
+    KvDrop,
+    KvExist,
+    KvFree,
+    KvName,
+    SeqCreate,
+    SeqFork,
+    SeqSweep,
+)
+from csd_spec.verbs import VERBS, Kind
+
+SEQUENCES = 8  # of a slice
+KEYS = 256
+
+_BY_SEQUENCE, _BY_KEY = (SeqFork, KvFree, KvCrop), (KvName, KvExist, KvDrop)
+
+
+def is_long(command: Any) -> bool:
+    """Whether a command, good or not, has more than one slice."""
+    if isinstance(command, SeqCreate):
+        return isinstance(command.count, int) and command.count > SEQUENCES
+    if isinstance(command, _BY_KEY):
+        return isinstance(command.keys, np.ndarray) and command.keys.size > KEYS
+    return isinstance(command, _BY_SEQUENCE) and len(command.seqs) > SEQUENCES
+
+
+def slices(command: Any) -> list[Any]:
+    """The slices of a good command that is long."""
+    if isinstance(command, SeqCreate):
+        firsts = range(0, command.count, SEQUENCES)
+        return [replace(command, count=min(SEQUENCES, command.count - first)) for first in firsts]
+    by_key = isinstance(command, _BY_KEY)
+    most = KEYS if by_key else SEQUENCES
+    arrays = [each.name for each in VERBS[type(command)].arrays if not (by_key and each.kind is Kind.HANDLES)]
+    fields = {name: getattr(command, name) for name in arrays}
+    firsts = range(0, len(fields[arrays[0]]), most)
+    return [replace(command, **{name: each[first : first + most] for name, each in fields.items()}) for first in firsts]
+
+
+def ends(command: Command, done: Completion) -> bool:
+    """Whether a slice that was carried out is the last: keys are looked up as far as the first that is unknown."""
+    return isinstance(command, KvExist) and not done.data[0].all()
+
+
+def joined(command: Command, cut: list[Any], parts: list[Completion]) -> Completion:
+    """The completion of a command from those of its slices `cut`, which were carried out one after the other."""
+    spent: dict[str, int] = {}
+    for part in parts:
+        for unit, ns in part.breakdown_ns.items():
+            spent[unit] = spent.get(unit, 0) + ns
+    data = [np.concatenate(arrays) for arrays in zip(*(part.data for part in parts), strict=True)]
+    if isinstance(command, SeqSweep):
+        data = [np.array([sum(len(each.seqs) for each in cut)])]
+    if isinstance(command, KvExist):
+        data = [np.concatenate([each, np.zeros(command.keys.size - each.size, each.dtype)]) for each in data]
+    return replace(
+        parts[-1],
+        submit_ns=parts[0].submit_ns,
+        breakdown_ns=spent,
+        flash=sum((part.flash for part in parts), FlashCounters()),
+        link_bytes=sum(part.link_bytes for part in parts),
+        data=tuple(data),
+    )

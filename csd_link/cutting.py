@@ -1,0 +1,286 @@
+"""Commands that are larger than a drive takes, cut into parts that are all under way at once and end as one.
+
+A drive behind a window takes `max_bytes` of payload and of data in a command: a slot. Devices cut by themselves what
+tells its size (`submit_in_parts`); a host that reads K and V knows how many bytes a token has, and cuts by tokens
+(`submit_reads`). A command that fits goes as it is. Parts are carried out in order; where one is refused,
+others may have been carried out, as when one of several drives refuses: the host crops or frees such sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from csd_link.window import BLOCK_BYTES
+from csd_spec import Attend, Command, Completion, Device, FlashCounters, KvAppend, KvGather, KvRead, Status
+from csd_spec.verbs import VERBS, Binds, Crops, Frees, Kind, Stores, Verb
+
+NO_LIMIT = 1 << 62
+Submit = Callable[[Command, int], Future[Completion]]
+
+_HANDLE_BYTES = Kind.HANDLES.value.itemsize
+_COUNT_BYTES = Kind.COUNTS.value.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A command that reads K and V, and what it does not tell.
+
+    token_bytes: of K and V of a token in a layer. lengths: tokens that are stored of each sequence; a KvGather says
+    itself how many it reads. max_bytes: of data in a part, where the host wants less than the device sends.
+    """
+
+    device: Device
+    command: KvRead | KvGather
+    token_bytes: int
+    lengths: Sequence[int] = ()
+    max_bytes: int = NO_LIMIT
+
+
+class Deferred(Future[Completion]):
+    """A completion that is made by the first thread that waits for it."""
+
+    def __init__(self, make: Callable[[], Completion]) -> None:
+        super().__init__()
+        self._make, self._making = make, Lock()
+
+    def result(self, timeout: float | None = None) -> Completion:
+        self._settle()
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._settle()
+        return super().exception(0)
+
+    def _settle(self) -> None:
+        with self._making:
+            if self.done():
+                return
+            try:
+                self.set_result(self._make())
+            except Exception as error:
+                self.set_exception(error)
+
+
+def max_bytes_of(device: Device) -> int:
+    """Bytes of payload, and of data, that a device takes in a command."""
+    limit: int = getattr(device, "max_bytes", NO_LIMIT)
+    return limit
+
+
+def check_device(device: Device, example: Command) -> None:
+    """Raise ValueError where a device takes less than the smallest part of a command of this kind.
+
+    example: a command on one sequence, with one token.
+    """
+    limit, need = max_bytes_of(device), max(_bytes_of(VERBS[type(example)], example))
+    if need > limit:
+        raise ValueError(
+            f"drive {device.name} takes {limit:,} bytes in a command, one token of this model needs {need:,}: "
+            f"serve it with larger slots (layout: slot_blocks: {-(-need // BLOCK_BYTES)} or more)"
+        )
+
+
+def submit_in_parts(submit: Submit, command: Command, submit_ns: int, max_bytes: int) -> Future[Completion]:
+    """Submit a command, in parts where it is too large; `submit` takes what fits."""
+    return _ended(command, [submit(part, submit_ns) for part in parts_of(command, max_bytes)])
+
+
+def submit_reads(reads: Sequence[Read], submit_ns: int) -> list[Future[Completion]]:
+    """Submit reads, one of each device, in parts where one is too large: first parts first."""
+    parts = [read_parts(each) for each in reads]
+    submitted = [list[Future[Completion]]() for _ in reads]
+    for number in range(max(map(len, parts))):
+        for each, mine, futures in zip(reads, parts, submitted, strict=True):
+            futures += [each.device.submit(part, submit_ns) for part in mine[number : number + 1]]
+    return [_ended(each.command, futures) for each, futures in zip(reads, submitted, strict=True)]
+
+
+def _ended(whole: Command, parts: list[Future[Completion]]) -> Future[Completion]:
+    """The end of a command whose parts are under way."""
+    return parts[0] if len(parts) == 1 else Deferred(lambda: joined(whole, [each.result() for each in parts]))
+
+
+def parts_of(command: Command, max_bytes: int) -> list[Command]:
+    """A command, or the parts of it that fit into so many bytes.
+
+    What has no such parts is left as it is: a row that is too large, sequences that are made, what is found by a key,
+    K and V that are read; and what is no good command, which the drive refuses.
+    """
+    try:
+        # A decode step looks no further: even with one head of one channel all else is less than 63 times q
+        if isinstance(command, Attend) and 64 * command.q.nbytes < max_bytes:
+            return [command]
+        verb = VERBS[type(command)]
+        if max(_bytes_of(verb, command)) <= max_bytes or not isinstance(verb.effect, Stores | Crops | Frees | Binds):
+            return [command]
+        parts = _appends(command, max_bytes) if isinstance(command, KvAppend) else _by_rows(command, verb, max_bytes)
+        return list(parts) or [command]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return [command]
+
+
+def _bytes_of(verb: Verb, command: Command) -> tuple[int, int]:
+    """Of a command's payload, and of its completion's data as far as the command tells."""
+    nbytes = 0
+    for array in verb.arrays:
+        value = getattr(command, array.name)
+        if array.kind is Kind.HANDLES:
+            nbytes += len(value) * _HANDLE_BYTES
+        elif array.kind is Kind.TEXT:
+            nbytes += array.sized({})[0]
+        elif value is not None:
+            nbytes += value.nbytes
+    return nbytes, verb.reply_bytes(verb.sizes(command))
+
+
+def _by_rows(command: Any, verb: Verb, max_bytes: int) -> Iterator[Command]:
+    """Parts with some of the sequences each, or of the keys that are bound; none where a row alone is too large."""
+    axis = "N" if isinstance(verb.effect, Binds) else "B"
+    columns = {array.name: getattr(command, array.name) for array in verb.arrays if array.symbols[0] == axis}
+    (rows,) = set(map(len, columns.values()))
+
+    def part(first: int, end: int) -> Command:
+        part: Command = replace(command, **{name: column[first:end] for name, column in columns.items()})
+        return part
+
+    (into, out), (into_one, out_one) = _bytes_of(verb, command), _bytes_of(verb, part(0, 1))
+    row = (into - into_one) // (rows - 1) if rows > 1 else into
+    most = min((max_bytes - into_one) // row + 1, max_bytes // out_one if out else rows)
+    if most > 0 and _each_once(command):
+        for at in range(0, rows, most):
+            yield part(at, at + most)
+
+
+def _appends(command: KvAppend, max_bytes: int) -> Iterator[Command]:
+    """Parts with some of the tokens each; none where a token alone is too large."""
+    token = max(1, (command.k.nbytes + command.v.nbytes) // max(1, len(command.k)))
+    lengths = command.lengths.tolist()
+    fits = _HANDLE_BYTES + _COUNT_BYTES + token <= max_bytes
+    if fits and min(lengths) >= 0 and sum(lengths) == len(command.k) == len(command.v) and _each_once(command):
+        first = 0
+        for rows in _filled(command.seqs, lengths, token, max_bytes):
+            seqs, counts = zip(*rows, strict=True)
+            end = first + sum(counts)
+            yield KvAppend(seqs, command.layer, np.array(counts), command.k[first:end], command.v[first:end])
+            first = end
+
+
+def _each_once(command: Any) -> bool:
+    """Whether a command names no sequence twice: of two parts the drive could not know."""
+    return len(set(getattr(command, "seqs", ()))) == len(getattr(command, "seqs", ()))
+
+
+def _filled(seqs: Sequence[int], lengths: Sequence[int], token: int, max_bytes: int) -> Iterator[list[tuple[int, int]]]:
+    """Sequences, and how many tokens of each, that fit together; token: bytes of one."""
+    head = _HANDLE_BYTES + _COUNT_BYTES
+    rows, left = list[tuple[int, int]](), max_bytes
+    for seq, length in zip(seqs, lengths, strict=True):
+        while (taken := min(length, (left - head) // token)) < length:
+            if taken > 0:
+                rows.append((seq, taken))
+                length -= taken
+            yield rows
+            rows, left = [], max_bytes
+        rows.append((seq, length))
+        left -= head + length * token
+    yield rows
+
+
+def read_parts(read: Read) -> list[Command]:
+    """The command, or the parts of it whose data fits."""
+    command, limit = read.command, min(read.max_bytes, max_bytes_of(read.device))
+    most, most_seqs = max(1, limit // read.token_bytes), max(1, limit // _HANDLE_BYTES)
+    if isinstance(command, KvGather):
+        return _gathers(command, most)
+    ranges = [KvRead.of(length, command.first, command.tokens) for length in read.lengths]
+    if sum(map(len, ranges)) <= most and len(ranges) <= most_seqs:
+        return [command]
+    parts, seqs, taken = list[Command](), list[int](), 0
+
+    def end_part() -> None:
+        if seqs:
+            parts.append(replace(command, seqs=tuple(seqs)))
+            seqs.clear()
+
+    for seq, tokens in zip(command.seqs, ranges, strict=True):
+        if taken + len(tokens) > most or len(seqs) == most_seqs:
+            end_part()
+            taken = 0
+        if len(tokens) <= most:
+            seqs.append(seq)
+            taken += len(tokens)
+        else:
+            each = (tokens[at : at + most] for at in range(0, len(tokens), most))
+            parts += [KvRead((seq,), command.layer, some.start, len(some)) for some in each]
+    end_part()
+    return parts
+
+
+def _gathers(command: KvGather, most: int) -> list[Command]:
+    """Parts with whole layers each, or with some of a layer's tokens."""
+    total = int(command.tokens.sum())
+    if layers := most // max(1, total):
+        ends = command.layer + command.layers
+        return [
+            replace(command, layer=layer, layers=min(layers, ends - layer))
+            for layer in range(command.layer, ends, layers)
+        ]
+    pieces = [
+        (seq, first + at, min(most, tokens - at))
+        for seq, first, tokens in zip(command.seqs, command.first.tolist(), command.tokens.tolist(), strict=True)
+        for at in range(0, tokens, most)
+    ]
+    return [
+        KvGather((seq,), np.array([first]), np.array([tokens]), layer, 1)
+        for layer in range(command.layer, command.layer + command.layers)
+        for seq, first, tokens in pieces
+    ]
+
+
+def joined(whole: Command, done: Sequence[Completion]) -> Completion:
+    """The completion of a command whose parts have ended; a drive that is gone comes before what it refused."""
+    failed = [each for each in done if each.status is not Status.SUCCESS]
+    if failed:
+        lost = [each for each in failed if each.status is Status.PATH_LOST]
+        first = (lost or failed)[0]
+        where = f" (part {done.index(first) + 1} of {len(done)} of this command)"
+        return first if lost else replace(first, reason=first.reason + where)
+    last = max(done, key=lambda each: each.finish_ns)
+    return Completion(
+        status=Status.SUCCESS,
+        submit_ns=last.submit_ns,
+        finish_ns=last.finish_ns,
+        breakdown_ns=_chained(done),
+        flash=reduce(add, (each.flash for each in done), FlashCounters()),
+        link_bytes=sum(each.link_bytes for each in done),
+        data=tuple(_data(whole, parts) for parts in zip(*(each.data for each in done), strict=True)),
+    )
+
+
+def _data(whole: Command, parts: Sequence[Any]) -> Any:
+    """An array of a reply; of a KvGather parts follow each other by layer, then by token."""
+    if not isinstance(whole, KvGather):
+        return np.concatenate(parts)
+    rows = np.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts])
+    return rows.reshape(whole.layers, -1, *rows.shape[1:])
+
+
+def _chained(done: Sequence[Completion]) -> dict[str, int]:
+    """Time by unit: of each part what comes after the end of those before it. It adds up to the whole."""
+    sums, before_ns = dict[str, int](), done[0].submit_ns
+    for part in sorted(done, key=lambda each: each.finish_ns):
+        over_ns = before_ns - part.submit_ns  # went under the parts before, waiting first
+        for unit, ns in sorted(part.breakdown_ns.items(), key=lambda each: each[0] != "queue"):
+            under_ns = min(ns, over_ns)
+            over_ns -= under_ns
+            sums[unit] = sums.get(unit, 0) + ns - under_ns
+        before_ns = part.finish_ns
+    return sums

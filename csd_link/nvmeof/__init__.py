@@ -1,0 +1,1 @@
+"""NVMe over TCP: PDUs, a controller in front of a drive, and an initiator."""

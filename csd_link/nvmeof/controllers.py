@@ -1,0 +1,148 @@
+"""The controllers of a target: who has connected to what, and how much data is in flight."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+
+from csd_link.nvmeof.commands import DISCOVERY_NQN, MAX_NQN_BYTES, Code, CommandError
+from csd_link.nvmeof.controller import Controller
+from csd_link.nvmeof.identify import Limits
+from csd_link.nvmeof.subsystem import Subsystem
+
+CONNECT_DATA_BYTES = 1024
+_ANY_CONTROLLER = 0xFFFF
+_IN_DATA = 1 << 16  # the invalid parameter is in the data, not in the queue entry
+_CNTLID_AT, _SUBNQN_AT, _HOSTNQN_AT = 16, 256, 512
+_MAX_CNTLID = 0xFFEF
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectData:
+    """The data of a Connect command."""
+
+    host_id: bytes
+    cntlid: int
+    subnqn: str
+    hostnqn: str
+
+    @classmethod
+    def parse(cls, raw: bytes) -> ConnectData:
+        """Raises CommandError for what cannot be one."""
+        cntlid = int.from_bytes(raw[_CNTLID_AT : _CNTLID_AT + 2], "little")
+        return cls(raw[:16], cntlid, _nqn(raw, _SUBNQN_AT), _nqn(raw, _HOSTNQN_AT))
+
+    def pack(self) -> bytes:
+        """Its 1024 bytes."""
+        head = self.host_id + self.cntlid.to_bytes(2, "little")
+        nqns = self.subnqn.encode().ljust(256, b"\0") + self.hostnqn.encode().ljust(256, b"\0")
+        return (head.ljust(_SUBNQN_AT, b"\0") + nqns).ljust(CONNECT_DATA_BYTES, b"\0")
+
+
+def _nqn(raw: bytes, at: int) -> str:
+    text = raw[at : at + 256].partition(b"\0")[0]
+    try:
+        if 0 < len(text) <= MAX_NQN_BYTES:
+            return text.decode()
+    except UnicodeDecodeError:
+        pass
+    raise bad_data(at)
+
+
+def bad_data(at: int) -> CommandError:
+    """A Connect command whose data is invalid from byte `at` on."""
+    return CommandError(Code.CONNECT_PARAMETERS, _IN_DATA | at)
+
+
+class Controllers:
+    """Controllers of one subsystem and of its discovery service, by number."""
+
+    def __init__(self, subsystem: Subsystem, limits: Limits) -> None:
+        self.subsystem, self.limits = subsystem, limits
+        self._discovery = replace(subsystem, namespaces={})
+        self._lock = threading.Lock()
+        self._found: dict[int, Controller] = {}
+        self._hang_ups: dict[int, dict[int, Callable[[], None]]] = {}  # by controller and queue
+        self._numbers = count()
+        self._in_flight_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def create(self, asked: ConnectData, hang_up: Callable[[], None]) -> Controller:
+        """A controller for the host of an admin queue; raises CommandError.
+
+        hang_up: ends the connection, from any thread.
+        """
+        if asked.subnqn not in (self.subsystem.nqn, DISCOVERY_NQN):
+            raise bad_data(_SUBNQN_AT)
+        if asked.cntlid != _ANY_CONTROLLER:
+            raise bad_data(_CNTLID_AT)
+        allowed = self.subsystem.hosts
+        if allowed is not None and asked.hostnqn not in allowed:
+            raise CommandError(Code.INVALID_HOST)
+        subsystem = self._discovery if asked.subnqn == DISCOVERY_NQN else self.subsystem
+        with self._lock:
+            if len(self._found) >= self.limits.controllers:
+                raise CommandError(Code.CONTROLLER_BUSY)
+            cntlid = next(each for number in self._numbers if (each := number % _MAX_CNTLID + 1) not in self._found)
+            made = Controller(subsystem, cntlid, (asked.host_id, asked.hostnqn), self.limits)
+            self._found[cntlid], self._hang_ups[cntlid] = made, {0: hang_up}
+        return made
+
+    def join(self, asked: ConnectData, queue: int, hang_up: Callable[[], None]) -> Controller:
+        """The controller that an I/O queue is to belong to; raises CommandError."""
+        with self._lock:
+            found = self._found.get(asked.cntlid)
+            if found is None or found.is_discovery:
+                raise bad_data(_CNTLID_AT)
+            if found.host != (asked.host_id, asked.hostnqn):
+                raise bad_data(_HOSTNQN_AT)
+            if asked.subnqn != self.subsystem.nqn:
+                raise bad_data(_SUBNQN_AT)
+            if not found.is_ready:
+                raise CommandError(Code.SEQUENCE_ERROR)
+            queues = self._hang_ups[asked.cntlid]
+            if queue in queues or queue > self.limits.io_queues:
+                raise CommandError(Code.CONNECT_PARAMETERS, 42)
+            queues[queue] = hang_up
+        return found
+
+    def leave(self, controller: Controller, queue: int) -> None:
+        """A queue's connection has ended; with the admin queue the controller goes, and all of its queues."""
+        with self._lock:
+            queues = self._hang_ups.get(controller.cntlid, {})
+            queues.pop(queue, None)
+            if queue == 0:
+                self._found.pop(controller.cntlid, None)
+                self._hang_ups.pop(controller.cntlid, None)
+                for hang_up in queues.values():
+                    hang_up()
+
+    def take(self, size: int) -> None:
+        """Count bytes as in flight; raises CommandError where there are too many."""
+        with self._lock:
+            if self._in_flight_bytes + size > self.limits.in_flight_bytes:
+                raise CommandError(Code.INTERRUPTED)
+            self._in_flight_bytes += size
+
+    def give(self, size: int) -> None:
+        """These bytes are not in flight any more."""
+        with self._lock:
+            self._in_flight_bytes -= size
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return self._in_flight_bytes
+
+    @contextmanager
+    def moving(self, size: int) -> Iterator[None]:
+        """Bytes in flight for the time of a block."""
+        self.take(size)
+        try:
+            yield
+        finally:
+            self.give(size)

@@ -1,0 +1,277 @@
+"""A `Device` over NVMe/TCP: a session with the namespace of a drive that holds sequences."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+from csd_io.crc import crc32
+from csd_link.cutting import submit_in_parts
+from csd_link.host_end import Lost, Pending, Silent, path_lost
+from csd_link.nvmeof.commands import Code, Csi, Sqe
+from csd_link.nvmeof.host import Host
+from csd_link.nvmeof.host_queue import Reply, Silence, StatusError
+from csd_link.nvmeof.pdu import Buffer, Digests
+from csd_link.nvmeof.sequences import ATTACHED, FRAME_VERSION, UNKNOWN_SESSION, Op, unframed
+from csd_link.window import Identity
+from csd_link.wire import ENTRY, encode_arrays, pack_entry
+from csd_spec import Command, Completion, DriveSpec
+
+RECONNECT_S = 2.0  # for a drive whose connection was lost to take another
+MAX_RESUMES = 50  # connections in a row on which no command ended
+_ATTACH_BYTES = 1 << 16
+_FETCH_BYTES = 1 << 20  # asked for at first; a larger completion is fetched again
+_LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a drive listens: host, port, NQN of its subsystem."""
+
+    host: str
+    port: int
+    nqn: str
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A command under way. parts: its entry and its arrays."""
+
+    number: int
+    parts: list[Buffer]
+    size: int
+    future: Future[Completion]
+    is_sent: bool = False
+    is_executed: bool = False
+    fetch_bytes: int = _FETCH_BYTES
+    kinds: dict[int, Op] = field(default_factory=dict)  # of the numbers of its NVMe commands under way
+
+
+class NvmeDevice:
+    """A drive behind a TCP connection. When it is lost, commands under way and later ones end with PATH_LOST.
+
+    A connection that breaks is made again; commands whose end is not known are sent again with their numbers, and the
+    drive executes none of them twice. A drive that has forgotten the session has begun anew, and is lost.
+    """
+
+    def __init__(self, locate: Callable[[], Endpoint], name: str = "", digests: Digests = Digests()) -> None:
+        """Attach; raises Lost where no drive answers.
+
+        locate: where the drive listens at present; raises OSError where that is not known.
+        name: NQN of this host; empty is one of its own.
+        """
+        self._locate, self._digests = locate, digests
+        self._sending, self._submitting = threading.Lock(), threading.Lock()
+        self._turn, self._reaping = threading.Condition(), False
+        self._waiting: deque[_Sent] = deque()
+        self._numbers = 0
+        self._resumes = 0  # since a command has ended
+        self._lost: Lost | None = None
+        try:
+            with ExitStack() as undo:
+                self._host = self._connect(name)
+                undo.callback(self._host.close)
+                self._name = self._host.name
+                self._nsid = self._find()
+                self._session, self.identity = self._attach()
+                undo.pop_all()
+        except (OSError, StatusError, ValueError) as error:
+            raise Lost(f"no drive answers over NVMe/TCP: {error}") from error
+
+    @property
+    def lost(self) -> Lost | None:
+        return self._lost
+
+    @property
+    def name(self) -> str:
+        return self.identity.name
+
+    @property
+    def spec(self) -> DriveSpec:
+        return self.identity.spec
+
+    @property
+    def max_bytes(self) -> int:
+        """See `AttachedDevice.max_bytes`."""
+        return self.identity.layout.slot_bytes
+
+    def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        return submit_in_parts(self._submit, command, submit_ns, self.max_bytes)
+
+    def _submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        opcode, parameters, arrays = encode_arrays(command)
+        size = crc = 0
+        for array in arrays:
+            size, crc = size + len(array), crc32(array, crc)
+        if size > self.max_bytes:
+            raise ValueError(f"a command of {size:,} bytes: this drive takes {self.max_bytes:,}")
+        future = Pending(self._reap)
+        with self._submitting:
+            while not self._lost and len(self._waiting) >= self.identity.layout.depth:
+                with suppress(IndexError):  # another thread has ended the last one
+                    self._reap(self._waiting[0].future)
+            if self._lost:
+                future.set_result(path_lost(self._lost))
+                return future
+            entry = pack_entry(opcode, parameters, self._numbers, submit_ns, size, crc)
+            sent = _Sent(self._numbers, [entry, *arrays], ENTRY.size + size, future)
+            self._numbers += 1
+            with self._sending:
+                self._waiting.append(sent)
+                self._send()
+        return future
+
+    def close(self) -> None:
+        """Wait for what is under way, then end the association."""
+        for sent in list(self._waiting):
+            self._reap(sent.future)
+        self._host.close()
+
+    def _connect(self, name: str) -> Host:
+        at = self._locate()
+        return Host(at.host, at.port, at.nqn, name, self._digests)
+
+    def _find(self) -> int:
+        """Number of the namespace that holds sequences."""
+        (nsid,) = struct.unpack_from("<I", self._host.identify(0x07, 0, Csi.SEQUENCES))
+        if not nsid:
+            raise ValueError("the subsystem has no namespace of sequences")
+        return int(nsid)
+
+    def _attach(self) -> tuple[int, Identity]:
+        data = self._host.io.command(Sqe(Op.ATTACH, nsid=self._nsid, cdw10=_ATTACH_BYTES), (), _ATTACH_BYTES).data
+        session, version, size = ATTACHED.unpack_from(data)
+        if version != FRAME_VERSION:
+            raise ValueError(f"the drive has version {version} of its commands, this host has {FRAME_VERSION}")
+        return session, Identity.from_json(data[ATTACHED.size : ATTACHED.size + size])
+
+    def _send(self) -> None:
+        """Send what was not sent yet. The data of a large command has to arrive before the next one is sent.
+
+        Whoever reads notices a connection that is lost.
+        """
+        io = self._host.io
+        for sent in self._waiting:
+            if not sent.is_sent:
+                kept = sent.number - self._waiting[0].number
+                cid = io.begin(self._sqe(Op.SUBMIT, sent.number, sent.size, kept), sent.parts)
+                sent.kinds[cid], sent.is_sent = Op.SUBMIT, True
+                if sent.size <= io.in_capsule_bytes:
+                    self._fetch(sent)
+            if sent.size > io.in_capsule_bytes and not sent.is_executed:
+                break
+        try:
+            io.flush()
+        except OSError:
+            io.shut()
+
+    def _fetch(self, sent: _Sent) -> None:
+        size = sent.fetch_bytes
+        cid = self._host.io.begin(self._sqe(Op.FETCH, sent.number, size, 0), (), size)
+        sent.kinds[cid] = Op.FETCH
+
+    def _sqe(self, op: Op, number: int, size: int, cdw11: int) -> Sqe:
+        low = 0xFFFFFFFF
+        return Sqe(
+            op,
+            nsid=self._nsid,
+            cdw10=size,
+            cdw11=cdw11,
+            cdw12=number & low,
+            cdw13=number >> 32,
+            cdw14=self._session & low,
+            cdw15=self._session >> 32,
+        )
+
+    def _reap(self, future: Future[Completion]) -> None:
+        """Complete commands until this one is; one thread at a time reads."""
+        while not future.done():
+            with self._turn:
+                self._turn.wait_for(lambda: future.done() or not self._reaping)
+                if future.done():
+                    return
+                self._reaping = True
+            try:
+                while not self._take(self._host.io.next()):
+                    pass
+            except Silence as silence:
+                self._fail(Silent(str(silence)))
+            except OSError as error:
+                self._resume(error)
+            finally:
+                with self._turn:
+                    self._reaping = False
+                    self._turn.notify_all()
+
+    def _take(self, reply: Reply) -> bool:
+        """An NVMe command has ended; whether a command of ours has with it."""
+        with self._sending:
+            sent = next((each for each in self._waiting if reply.cid in each.kinds), None)
+            if sent is None:
+                return False
+            kind = sent.kinds.pop(reply.cid)
+            if reply.status == Code.INTERRUPTED and kind is Op.SUBMIT:
+                time.sleep(_LOOK_S)  # other hosts have too much in flight
+                sent.is_sent = False
+            elif reply.status:
+                raise _status_lost(reply.status)
+            elif kind is Op.SUBMIT:
+                sent.is_executed = True
+                if sent.kinds:
+                    return False  # its completion was asked for
+                self._fetch(sent)
+            elif reply.result:
+                sent.fetch_bytes = reply.result & 0xFFFFFFFF
+                self._fetch(sent)
+            else:
+                self._waiting.remove(sent)
+                self._resumes = 0
+                sent.future.set_result(unframed(reply.data))
+                return True
+            self._send()
+        return False
+
+    def _resume(self, error: OSError) -> None:
+        """Make the connection again and send what is under way again, or give the drive up."""
+        if isinstance(error, Lost):
+            self._fail(error)
+            return
+        self._host.close()
+        self._resumes += 1
+        if self._resumes > MAX_RESUMES:
+            self._fail(Lost(f"{MAX_RESUMES} connections were lost before a command ended: {error}"))
+            return
+        deadline = time.monotonic() + RECONNECT_S
+        while True:
+            try:
+                host = self._connect(self._name)
+                break
+            except (OSError, StatusError) as refused:
+                if time.monotonic() > deadline:
+                    self._fail(Lost(f"its connection is gone ({error}), and it takes no other: {refused}"))
+                    return
+                time.sleep(_LOOK_S)
+        with self._sending:
+            self._host = host
+            for sent in self._waiting:
+                sent.is_sent = sent.is_executed = False
+                sent.kinds.clear()
+            self._send()
+
+    def _fail(self, lost: Lost) -> None:
+        self._lost = lost
+        with self._sending:
+            while self._waiting:
+                self._waiting.popleft().future.set_result(path_lost(lost))
+
+
+def _status_lost(status: int) -> Lost:
+    if status == UNKNOWN_SESSION:
+        return Lost("its firmware has begun anew")
+    return Lost(f"it refuses an NVMe command with status {status:#05x}")

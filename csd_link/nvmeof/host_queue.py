@@ -1,0 +1,237 @@
+"""The host's end of one TCP connection: a queue of our initiator in user space."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from csd_link.nvmeof.commands import DO_NOT_RETRY, SGL_IN_CAPSULE, SGL_TRANSPORT, Admin, Cqe, Fabrics, Sqe
+from csd_link.nvmeof.controllers import ConnectData
+from csd_link.nvmeof.pdu import (
+    FROM_CONTROLLER,
+    R2T,
+    Buffer,
+    Data,
+    Digests,
+    Fes,
+    Flag,
+    Head,
+    IcReq,
+    IcResp,
+    PduError,
+    PduType,
+    Term,
+    pack,
+    pack_data,
+    pack_ic,
+    pack_term,
+)
+from csd_link.nvmeof.stream import Closed, PduStream
+from csd_link.nvmeof.target import resolve
+
+SILENCE_S = 60.0  # for a PDU that has begun
+CONNECT_S = 5.0
+_CONNECT_CAPSULE_BYTES = 8192  # of the admin queue, and of a Connect command
+_NO_FLOW_CONTROL = 1 << 18  # CATTR bit 2 in CDW11
+_MAX_ALIGN = 31
+_CIDS = 1 << 16
+
+
+class Silence(Closed):
+    """Nothing has come from the controller for SILENCE_S."""
+
+
+class StatusError(Exception):
+    """A command has ended with a status other than success. status: without DO_NOT_RETRY."""
+
+    def __init__(self, status: int, result: int) -> None:
+        super().__init__(f"NVMe status {status:#05x}, result {result:#x}")
+        self.status, self.result = status, result
+
+
+class Reply(NamedTuple):
+    """A command that has ended. status: without DO_NOT_RETRY. data: what the controller has sent."""
+
+    cid: int
+    status: int
+    result: int
+    data: bytearray
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A command under way. out: data that waits for R2T. most: bytes of data that may come."""
+
+    out: memoryview
+    most: int
+    data: bytearray
+
+
+class HostQueue:
+    """Commands to a controller, several in flight. One thread at a time prepares commands, and one waits for them."""
+
+    def __init__(self, host: str, port: int, digests: Digests = Digests()) -> None:
+        """Connect and agree on digests; raises OSError where no NVMe/TCP controller answers."""
+        family, address = resolve(host, port)
+        line = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            line.settimeout(CONNECT_S)
+            line.connect(address)
+            line.settimeout(None)
+            self._stream = PduStream(line, frozenset({PduType.IC_RESP}), CONNECT_S)
+            self._align = self._initialize(digests)
+        except PduError as error:
+            line.close()
+            raise Closed(f"{host}:{port} is no NVMe/TCP controller: {error}") from error
+        except OSError as error:
+            line.close()
+            raise OSError(error.errno, f"{host}:{port}: {error.strerror or error}") from error
+        self.in_capsule_bytes = _CONNECT_CAPSULE_BYTES
+        self._out: list[Buffer] = []
+        self._begun: dict[int, _Begun] = {}
+        self._cids = 0
+        self._since = time.monotonic()
+        self._sending = threading.Lock()
+
+    def _initialize(self, digests: Digests) -> int:
+        """Exchange the first PDUs; returns CPDA."""
+        stream = self._stream
+        stream.send([pack_ic(IcReq(digests=digests))])
+        _, answer = stream.receive()
+        assert isinstance(answer, IcResp)
+        if answer.version or answer.digests != digests or answer.align > _MAX_ALIGN or answer.max_h2c_bytes < 4096:
+            raise PduError(Fes.UNSUPPORTED_PARAMETER, 8, f"it answers {answer}")
+        stream.digests, stream.allowed = digests, FROM_CONTROLLER - {PduType.IC_RESP}
+        stream.set_patience(SILENCE_S)
+        stream.look = self._look
+        self._max_h2c_bytes, stream.max_data_bytes = answer.max_h2c_bytes, 1 << 32
+        return answer.align
+
+    def connect(self, data: ConnectData, queue: int, entries: int, keep_alive_ms: int = 0) -> int:
+        """Connect to a controller, without flow control; returns its number. Raises StatusError."""
+        sqe = Sqe(
+            Admin.FABRICS,
+            nsid=Fabrics.CONNECT,
+            cdw10=queue << 16,
+            cdw11=(entries - 1) | _NO_FLOW_CONTROL,
+            cdw12=keep_alive_ms,
+        )
+        return self.command(sqe, [data.pack()]).result & 0xFFFF
+
+    def command(self, sqe: Sqe, data: Sequence[Buffer] = (), receive_bytes: int = 0) -> Reply:
+        """Carry out a command while no other is in flight; see `begin`. Raises StatusError."""
+        self.begin(sqe, data, receive_bytes)
+        self.flush()
+        reply = self.next()
+        if reply.status:
+            raise StatusError(reply.status, reply.result)
+        return reply
+
+    def begin(self, sqe: Sqe, data: Sequence[Buffer] = (), receive_bytes: int = 0) -> int:
+        """Prepare a command, which `flush` sends; returns its number.
+
+        Args:
+            sqe: Its entry, without number and SGL descriptor.
+            data: What goes to the controller, sent from where it lies.
+            receive_bytes: Most data that the controller may send.
+
+        """
+        size, cid = sum(map(len, data)), self._number()
+        in_capsule = size <= self.in_capsule_bytes
+        entry = sqe.pack_as(cid, size or receive_bytes, SGL_IN_CAPSULE if size and in_capsule else SGL_TRANSPORT)
+        waits = memoryview(b"" if in_capsule else b"".join(data))
+        self._begun[cid] = _Begun(waits, receive_bytes, bytearray())
+        sent = data if in_capsule else ()
+        with self._sending:
+            self._out += pack(PduType.CAPSULE_CMD, entry, sent, self._stream.digests, align=self._align)
+        return cid
+
+    def flush(self) -> None:
+        """Send what was prepared; raises OSError where the connection is lost."""
+        with self._sending:
+            if self._out:
+                out, self._out = self._out, []
+                self._stream.send(out)
+
+    def next(self) -> Reply:
+        """The next command that ends; raises OSError where the connection is lost."""
+        self._since = time.monotonic()
+        try:
+            while True:
+                self.flush()
+                head, pdu = self._stream.receive()
+                match pdu:
+                    case Data():
+                        if reply := self._take_data(head, pdu):
+                            return reply
+                    case R2T():
+                        self._send_data(pdu)
+                    case bytes():
+                        return self._end(Cqe.parse(pdu))
+                    case Term():
+                        raise Closed(f"the controller ends the connection: error {pdu.fes}, {pdu.information:#x}")
+        except PduError as error:
+            self._stream.send([pack_term(PduType.H2C_TERM, Term(error.fes, error.information))])
+            raise Closed(f"the controller breaks the protocol: {error}") from error
+
+    def _look(self) -> None:
+        if time.monotonic() - self._since > SILENCE_S:
+            raise Silence(f"the controller has not been heard of for {SILENCE_S:g} s")
+
+    def shut(self) -> None:
+        """End the connection from any thread."""
+        self._stream.shut()
+
+    def close(self) -> None:
+        """Release the socket."""
+        self._stream.close()
+
+    def _number(self) -> int:
+        while self._cids in self._begun:
+            self._cids = (self._cids + 1) % _CIDS
+        cid, self._cids = self._cids, (self._cids + 1) % _CIDS
+        return cid
+
+    def _of(self, cid: int) -> _Begun:
+        begun = self._begun.get(cid)
+        if begun is None:
+            raise PduError(Fes.INVALID_HEADER_FIELD, 8, f"command {cid} is not under way")
+        return begun
+
+    def _take_data(self, head: Head, pdu: Data) -> Reply | None:
+        begun = self._of(pdu.cid)
+        end = pdu.offset + pdu.length
+        if pdu.length != head.data_bytes or pdu.offset != len(begun.data) or end > begun.most:
+            raise PduError(Fes.DATA_OUT_OF_RANGE, 12, f"data of command {pdu.cid} at {pdu.offset}")
+        part = bytearray(pdu.length)
+        if not self._stream.read(memoryview(part)):
+            raise Closed("data of the controller does not match its digest")
+        if begun.data:
+            begun.data += part
+        else:
+            begun.data = part
+        if not head.flags & Flag.SUCCESS:
+            return None
+        del self._begun[pdu.cid]
+        return Reply(pdu.cid, 0, 0, begun.data)
+
+    def _send_data(self, pdu: R2T) -> None:
+        """Send what the controller asks for, in parts that it takes."""
+        out, end = self._of(pdu.cid).out, pdu.offset + pdu.length
+        if end > len(out):
+            raise PduError(Fes.DATA_OUT_OF_RANGE, 12, f"the controller asks for byte {end} of {len(out)}")
+        for at in range(pdu.offset, end, self._max_h2c_bytes):
+            part = out[at : min(at + self._max_h2c_bytes, end)]
+            header = pack_data(Data(pdu.cid, pdu.tag, at, len(part)))
+            flags = Flag.LAST if at + len(part) == end else 0
+            with self._sending:
+                self._stream.send(pack(PduType.H2C_DATA, header, [part], self._stream.digests, flags, self._align))
+
+    def _end(self, cqe: Cqe) -> Reply:
+        begun = self._of(cqe.cid)
+        del self._begun[cqe.cid]
+        return Reply(cqe.cid, cqe.status & ~DO_NOT_RETRY, cqe.result, begun.data)

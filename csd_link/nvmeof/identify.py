@@ -1,0 +1,184 @@
+"""Identify pages and log pages as bytes (NVMe Base Specification 2.0, sections 5.17 and 5.16)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from csd_link.nvmeof.commands import DISCOVERY_NQN, Admin
+from csd_link.nvmeof.subsystem import ERROR_ENTRIES, Address, Namespace, Smart, Subsystem
+
+PAGE_BYTES = 4096
+VERSION = 0x20000
+KEEP_ALIVE_UNIT = 10  # of 100 ms
+MAX_EVENTS = 4
+MDTS_UNIT_BYTES = 4096
+_TEMPERATURE_K = 298  # assumed: an emulated drive has no thermometer
+_SUPPORTED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a target bears.
+
+    connections: TCP connections at once.
+    controllers: of all hosts.
+    io_queues: of one controller.
+    queue_entries: of one queue.
+    in_capsule_bytes: data that may come with a command on an I/O queue.
+    transfer_bytes: most data of a command, a power of two of 4 KiB.
+    in_flight_bytes: data of all commands whose data does not come in their capsule.
+    handshake_s: from a connection until its Connect command.
+    pdu_s: for one PDU, see `PduStream`.
+    """
+
+    connections: int = 64
+    controllers: int = 16
+    io_queues: int = 8
+    queue_entries: int = 128
+    in_capsule_bytes: int = 1 << 20
+    transfer_bytes: int = 1 << 26
+    in_flight_bytes: int = 1 << 28
+    handshake_s: float = 10.0
+    pdu_s: float = 10.0
+
+
+def _text(page: bytearray, at: int, size: int, text: str) -> None:
+    page[at : at + size] = text.encode("ascii", "replace")[:size].ljust(size)
+
+
+def controller(subsystem: Subsystem, cntlid: int, is_discovery: bool, limits: Limits) -> bytes:
+    """Identify Controller (figure 275)."""
+    page = bytearray(PAGE_BYTES)
+    _text(page, 4, 20, subsystem.serial)
+    _text(page, 24, 40, subsystem.model)
+    _text(page, 64, 8, subsystem.firmware)
+    page[77] = (limits.transfer_bytes // MDTS_UNIT_BYTES).bit_length() - 1  # MDTS
+    struct.pack_into("<HI", page, 78, cntlid, VERSION)
+    struct.pack_into("<I", page, 92, 0 if is_discovery else 1 << 8)  # OAES: namespace attribute notices
+    page[111] = 2 if is_discovery else 1  # CNTRLTYPE
+    page[258] = 3  # ACL
+    page[259] = MAX_EVENTS - 1  # AERL
+    page[260] = 1 << 0 | 1 << 1  # FRMW: slot 1 is read only, there is one
+    page[261] = 1 << 1 | 1 << 2 | 1 << 5  # LPA: effects, extended data, supported log pages
+    page[262] = ERROR_ENTRIES - 1  # ELPE
+    struct.pack_into("<HH", page, 266, 343, 353)  # WCTEMP, CCTEMP in K, never reached
+    page[280:296] = subsystem.capacity_bytes.to_bytes(16, "little")  # TNVMCAP
+    struct.pack_into("<H", page, 320, KEEP_ALIVE_UNIT)
+    page[512], page[513] = 0x66, 0x44  # SQES, CQES
+    struct.pack_into("<H", page, 514, limits.queue_entries)  # MAXCMD
+    struct.pack_into("<I", page, 516, 0 if is_discovery else max(subsystem.namespaces, default=0))
+    struct.pack_into("<H", page, 520, 1 << 0 | 1 << 2 | 1 << 3 | 1 << 7)  # ONCS: Compare, DSM, Write Zeroes, Verify
+    page[525] = 1 << 0 | 3 << 1  # VWC: there is one; Flush takes the broadcast NSID
+    struct.pack_into("<I", page, 536, 1 << 0 | 1 << 20)  # SGLS: any length; an address may be an offset
+    nqn = (DISCOVERY_NQN if is_discovery else subsystem.nqn).encode()
+    page[768 : 768 + len(nqn)] = nqn
+    in_capsule = 0 if is_discovery else limits.in_capsule_bytes
+    struct.pack_into("<II", page, 1792, (64 + in_capsule) // 16, 1)  # IOCCSZ, IORCSZ
+    page[1803] = 1  # MSDBD
+    return bytes(page)
+
+
+def namespace_list(numbers: Iterable[int]) -> bytes:
+    """A list of namespace numbers."""
+    found = list(numbers)[: PAGE_BYTES // 4]
+    return struct.pack(f"<{len(found)}I", *found).ljust(PAGE_BYTES, b"\0")
+
+
+def descriptors(namespace: Namespace) -> bytes:
+    """Namespace Identification Descriptors: UUID and command set."""
+    uuid = struct.pack("<BBH16s", 3, 16, 0, namespace.uuid)
+    return (uuid + struct.pack("<BBHB", 4, 1, 0, namespace.csi)).ljust(PAGE_BYTES, b"\0")
+
+
+def independent(namespace: Namespace) -> bytes:
+    """Identify Namespace, independent of its command set (CNS 08h)."""
+    page = bytearray(PAGE_BYTES)
+    page[1] = 1 << 0  # NMIC: several controllers may attach it
+    page[14] = 1  # NSTAT: ready
+    return bytes(page)
+
+
+def command_sets(sets: Iterable[int]) -> bytes:
+    """The one combination of command sets that there is (CNS 1Ch)."""
+    return sum(1 << csi for csi in set(sets)).to_bytes(8, "little").ljust(PAGE_BYTES, b"\0")
+
+
+def smart_log(smart: Smart) -> bytes:
+    """SMART / health information (figure 207)."""
+    page = bytearray(512)
+    struct.pack_into(
+        "<BHBBB",
+        page,
+        0,
+        smart.critical_warning,
+        _TEMPERATURE_K,
+        smart.avail_spare,
+        smart.spare_thresh,
+        min(smart.percent_used, 255),
+    )
+    counts = (
+        (32, smart.data_units_read),
+        (48, smart.data_units_written),
+        (64, smart.host_read_commands),
+        (80, smart.host_write_commands),
+        (96, smart.controller_busy_time),
+        (112, smart.power_cycles),
+        (160, smart.media_errors),
+        (176, smart.num_err_log_entries),
+    )
+    for at, value in counts:
+        page[at : at + 16] = int(value).to_bytes(16, "little")
+    return bytes(page)
+
+
+def error_log(subsystem: Subsystem) -> bytes:
+    """Error information, the last error first (figure 206)."""
+    entries = [
+        struct.pack("<QHHHHQI36x", each.number, each.sq_id, each.cid, each.status << 1, 0xFFFF, 0, each.nsid)
+        for each in list(subsystem.errors)
+    ]
+    return b"".join(entries).ljust(64 * ERROR_ENTRIES, b"\0")
+
+
+def firmware_log(subsystem: Subsystem) -> bytes:
+    """Firmware slot information: slot 1 is active."""
+    page = bytearray(512)
+    page[0] = 1
+    _text(page, 8, 8, subsystem.firmware)
+    return bytes(page)
+
+
+def effects_log(io_effects: Mapping[int, int], is_discovery: bool) -> bytes:
+    """Commands supported and effects (figure 211)."""
+    admin = [Admin.GET_LOG_PAGE, Admin.IDENTIFY, Admin.KEEP_ALIVE, Admin.SET_FEATURES, Admin.GET_FEATURES]
+    admin += [Admin.ASYNC_EVENT] if is_discovery else [Admin.ASYNC_EVENT, Admin.ABORT]
+    page = bytearray(PAGE_BYTES)
+    for each in admin:
+        struct.pack_into("<I", page, 4 * each, _SUPPORTED)
+    for opcode, effect in io_effects.items():
+        struct.pack_into("<I", page, 1024 + 4 * opcode, effect)
+    return bytes(page)
+
+
+def supported_logs(identifiers: Iterable[int]) -> bytes:
+    """Supported log pages (log page 00h)."""
+    page = bytearray(1024)
+    for each in identifiers:
+        struct.pack_into("<I", page, 4 * each, _SUPPORTED)
+    return bytes(page)
+
+
+def discovery_log(subsystem: Subsystem, at: Address) -> bytes:
+    """The discovery log page (figure 285): NVM subsystems behind the address that the host has reached."""
+    entries = []
+    for port_id, record in enumerate(subsystem.discovers, 1):
+        entry = bytearray(1024)
+        struct.pack_into("<BBBBHHH", entry, 0, 3, 2 if at.is_ipv6 else 1, 2, 1 << 1 | 1 << 2, port_id, 0xFFFF, 32)
+        _text(entry, 32, 32, str(record.port))
+        nqn = record.nqn.encode()
+        entry[256 : 256 + len(nqn)] = nqn
+        _text(entry, 512, 256, at.host)
+        entries.append(bytes(entry))
+    return struct.pack("<QQH", 1, len(entries), 0).ljust(1024, b"\0") + b"".join(entries)

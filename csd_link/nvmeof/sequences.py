@@ -1,0 +1,176 @@
+"""The namespace that holds sequences: the drive's verbs as vendor specific commands.
+
+| opcode | command | data | CDW10 | CDW11 | CDW12, 13 | CDW14, 15 |
+|---|---|---|---|---|---|---|
+| 82h | Attach | to the host: session, then identity as JSON | bytes | | | |
+| 81h | Submit | to the drive: entry of 64 bytes, payload (`wire.pack_entry`) | bytes | kept | number | session |
+| 86h | Fetch | to the host: a frame with the completion | bytes | offset | number | session |
+
+Attach begins a session, which outlives connections. Commands of a session are numbered from 0 on. The drive executes
+each number once and in order, and keeps its completion until a Submit says that only the last `kept` numbers before its
+own are still wanted. So a host that has lost a connection sends again what it does not know the end of.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from functools import partial
+
+from csd_io.crc import crc32
+from csd_link.drive_end import Service, carry_out
+from csd_link.nvmeof.commands import Answer, Code, CommandError, Csi, Sqe, words
+from csd_link.nvmeof.pdu import Buffer
+from csd_link.window import Identity
+from csd_link.wire import ENTRY, Request, WireError, checked, decode_completion, encode_completion, unpack_entry
+from csd_spec import Completion, Status
+
+ATTACHED = struct.Struct("<QII")  # session, version, bytes of JSON
+FRAME = struct.Struct("<QQ")  # bytes of a completion's fields, of its data
+FRAME_VERSION = 1
+UNKNOWN_SESSION = 0x7C1  # vendor specific status
+_LITTLE_BYTES = 1 << 20  # that each session may keep, whatever the others do
+_ALIGN = 16  # of a completion's data in its frame
+_SUPPORTED, _CHANGES = 1 << 0, 1 << 1
+
+
+class Op(IntEnum):
+    """Opcodes; their low two bits are the direction of data."""
+
+    SUBMIT = 0x81
+    ATTACH = 0x82
+    FETCH = 0x86
+
+
+class Session:
+    """Commands of one host, each executed once and in order."""
+
+    def __init__(self, service: Service, host: str, depth: int, slot_bytes: int) -> None:
+        self.host = host
+        self._service, self._depth, self._slot_bytes = service, depth, slot_bytes
+        self._lock, self._next = threading.Lock(), 0
+        self._kept: dict[int, tuple[bytes, ...]] = {}
+        self.kept_bytes = 0
+        service.attach()
+
+    def submit(self, number: int, kept: int, data: Buffer) -> None:
+        """Execute a command, unless it was executed before; raises CommandError where one before it is missing."""
+        with self._lock:
+            if number < self._next:
+                return
+            if number > self._next or kept >= self._depth:
+                raise CommandError(Code.SEQUENCE_ERROR)
+            for old in [each for each in self._kept if each < number - kept]:
+                self.kept_bytes -= sum(map(len, self._kept.pop(old)))
+            self._next += 1  # first: whatever happens, it is not executed again
+            frame = _frame(carry_out(self._service, partial(_request, data), self._slot_bytes))
+            self._kept[number] = frame
+            self.kept_bytes += sum(map(len, frame))
+
+    def fetch(self, number: int) -> tuple[bytes, ...]:
+        """Parts of the frame of a completion; raises CommandError where it is not kept."""
+        with self._lock:
+            frame = self._kept.get(number)
+        if frame is None:
+            raise CommandError(Code.SEQUENCE_ERROR)
+        return frame
+
+
+class SequenceNamespace:
+    """Vendor specific command set over services, of which each session has its own."""
+
+    csi: int = Csi.SEQUENCES
+    effects: Mapping[int, int] = {int(op): _SUPPORTED | _CHANGES * (op is Op.SUBMIT) for op in Op}
+
+    def __init__(self, serve: Callable[[str], Service], identity: Identity, uuid: bytes, sessions: int = 64) -> None:
+        """serve: the service of a host, by its NQN. sessions: kept at most; those not used for longest are dropped."""
+        self._serve, self._identity, self.uuid, self._most = serve, identity, uuid, sessions
+        self._layout = identity.layout
+        self._lock = threading.Lock()
+        self._sessions: OrderedDict[int, Session] = OrderedDict()
+
+    def identify(self) -> bytes:
+        return b""
+
+    def data_bytes(self, sqe: Sqe) -> int:
+        if sqe.opcode == Op.SUBMIT and not ENTRY.size <= sqe.cdw10 <= ENTRY.size + self._layout.slot_bytes:
+            raise CommandError(Code.INVALID_FIELD)
+        return sqe.cdw10
+
+    def execute(self, sqe: Sqe, data: Buffer, host: str) -> Answer:
+        if sqe.opcode == Op.ATTACH:
+            return _whole((self._attach(host),), sqe.cdw10)
+        number, session = words(sqe.cdw12, sqe.cdw13), self._session(words(sqe.cdw14, sqe.cdw15), host)
+        if sqe.opcode == Op.SUBMIT:
+            session.submit(number, sqe.cdw11, data)
+            if session.kept_bytes > _LITTLE_BYTES:
+                self._drop(session)
+            return Answer()
+        frame = session.fetch(number)
+        if sqe.cdw11:
+            joined = memoryview(b"".join(frame))
+            return Answer((joined[sqe.cdw11 : sqe.cdw11 + sqe.cdw10],))
+        return _whole(frame, sqe.cdw10)
+
+    def _attach(self, host: str) -> bytes:
+        made = Session(self._serve(host), host, self._layout.depth, self._layout.slot_bytes)
+        number = int.from_bytes(os.urandom(8), "little") | 1
+        with self._lock:
+            self._sessions[number] = made
+        self._drop(made)
+        text = self._identity.to_json()
+        return ATTACHED.pack(number, FRAME_VERSION, len(text)) + text
+
+    def _session(self, number: int, host: str) -> Session:
+        with self._lock:
+            found = self._sessions.get(number)
+            if found is None or found.host != host:
+                raise CommandError(UNKNOWN_SESSION)
+            self._sessions.move_to_end(number)
+        return found
+
+    def _drop(self, current: Session) -> None:
+        """Drop sessions that were not used for longest while there are too many, or too much is kept of them."""
+        most_bytes = self._layout.depth * self._layout.slot_bytes
+        with self._lock:
+            kept_bytes = sum(each.kept_bytes for each in self._sessions.values())
+            while len(self._sessions) > self._most or kept_bytes > most_bytes:
+                number, oldest = next(iter(self._sessions.items()))
+                if oldest is current:
+                    break
+                kept_bytes -= oldest.kept_bytes
+                del self._sessions[number]
+
+
+def _whole(parts: tuple[bytes, ...], most: int) -> Answer:
+    """All parts where they fit; else their size alone, as the result."""
+    size = sum(map(len, parts))
+    return Answer(parts) if size <= most else Answer(result=size)
+
+
+def _request(data: Buffer) -> tuple[Request, int]:
+    opcode, parameters, submit_ns, size, crc = unpack_entry(data)
+    return checked(Request(opcode, parameters, memoryview(data)[ENTRY.size :]), size, crc), submit_ns
+
+
+def _frame(done: Completion) -> tuple[bytes, ...]:
+    fields, data = encode_completion(done, crc32)
+    return FRAME.pack(len(fields), len(data)) + fields.ljust(-(-len(fields) // _ALIGN) * _ALIGN, b"\0"), data
+
+
+def unframed(frame: bytearray) -> Completion:
+    """The completion of a frame, its arrays in the frame's memory."""
+    try:
+        fields_bytes, data_bytes = FRAME.unpack_from(frame)
+        view = memoryview(frame)[FRAME.size :]
+        at = -(-fields_bytes // _ALIGN) * _ALIGN
+        head, data = decode_completion(view[:fields_bytes]), view[at:]
+        if len(data) != data_bytes or data_bytes != head.data_bytes or crc32(data) != head.data_crc:
+            raise WireError("data that does not match its checksum")
+        return head.with_data(data)
+    except (WireError, struct.error) as error:
+        return Completion(status=Status.TRANSFER_ERROR, reason=f"from the drive: {error}")

@@ -1,0 +1,171 @@
+"""PDUs over a TCP connection, in both directions, with limits on time and bytes."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from csd_io.crc32c import crc32c
+from csd_link.nvmeof.pdu import (
+    COMMON,
+    DIGEST_BYTES,
+    R2T,
+    Buffer,
+    Data,
+    Digests,
+    Head,
+    IcReq,
+    IcResp,
+    PduType,
+    Term,
+    check_header_digest,
+    parse,
+    parse_head,
+)
+
+LOOK_S = 0.25  # how often a connection on which nothing comes is looked after
+_BUFFER_BYTES = 1 << 16
+_MIN_BYTES_PER_S = 1 << 20  # of a peer that is served; assumed
+_MAX_PARTS = 512  # of one sendmsg; Linux takes 1024
+
+Pdu = IcReq | IcResp | Term | Data | R2T | bytes
+
+
+class Closed(ConnectionError):
+    """The peer has closed the connection, or was dropped."""
+
+
+class PduStream:
+    """One end of a connection. Small reads are joined; data goes straight into the caller's memory."""
+
+    def __init__(self, line: socket.socket, allowed: frozenset[PduType], pdu_s: float) -> None:
+        """Args:
+        line: A connected socket; the stream owns it.
+        allowed: Types of PDU that may come.
+        pdu_s: A PDU that has begun to come, or to go, is to be complete after this many seconds.
+        """
+        self.line, self.allowed = line, allowed
+        self.digests, self.max_data_bytes = Digests(), 0
+        self.look: Callable[[], None] = lambda: None  # called while nothing comes; may raise Closed
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._begin = self._end = 0
+        if line.family != socket.AF_UNIX:
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.set_patience(pdu_s)
+
+    def set_patience(self, pdu_s: float) -> None:
+        """Another limit on the time of one PDU, s."""
+        self._pdu_s = pdu_s
+        self.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(min(LOOK_S, pdu_s)))
+        self.line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(pdu_s))
+
+    @property
+    def pending(self) -> bool:
+        """Whether the beginning of another PDU has come already."""
+        return self._end - self._begin >= COMMON.size
+
+    def receive(self) -> tuple[Head, Pdu]:
+        """The next PDU without its data, which `read` takes; raises PduError, Closed, or OSError."""
+        raw = bytes(self._take(COMMON.size, idle=True))
+        head = parse_head(raw, self.allowed, self.digests, self.max_data_bytes)
+        is_term = head.kind in (PduType.H2C_TERM, PduType.C2H_TERM)
+        rest = self._take(head.header_bytes + head.data_bytes * is_term)
+        if self.digests.header and head.kind not in (PduType.IC_REQ, PduType.IC_RESP) and not is_term:
+            check_header_digest(head, rest)
+        return head, parse(head, rest)
+
+    def read(self, into: memoryview) -> bool:
+        """Fill memory with all data of the PDU that was received last; whether it matches its digest."""
+        got = min(len(into), self._end - self._begin)
+        into[:got] = self._buffer[self._begin : self._begin + got]
+        self._begin += got
+        deadline = self._deadline(len(into)) if got < len(into) else 0.0
+        while got < len(into):
+            more = self._receive_into(into[got:])
+            got += more
+            if not more:
+                self.look()
+            if got < len(into) and time.monotonic() > deadline:
+                raise Closed(f"{len(into) - got} of {len(into)} bytes of data did not come in time")
+        if not self.digests.data or not len(into):
+            return True
+        (found,) = struct.unpack("<I", self._take(DIGEST_BYTES))
+        return bool(crc32c(into) == found)
+
+    def send(self, parts: list[Buffer]) -> None:
+        """Send buffers one after the other; raises Closed where the peer takes nothing for too long."""
+        try:
+            for first in range(0, len(parts), _MAX_PARTS):
+                self._send(parts[first : first + _MAX_PARTS])
+        except BlockingIOError:
+            raise Closed(f"the peer has taken nothing for {self._pdu_s:g} s") from None
+
+    def _send(self, parts: list[Buffer]) -> None:
+        left = sum(map(len, parts))
+        deadline = self._deadline(left)
+        sent = self.line.sendmsg(parts, (), socket.MSG_NOSIGNAL)
+        while sent < left:
+            left, views = left - sent, list[Buffer]()
+            for part in parts:
+                if sent >= len(part):
+                    sent -= len(part)
+                else:
+                    views.append(memoryview(part)[sent:])
+                    sent = 0
+            parts = views
+            if time.monotonic() > deadline:
+                raise Closed(f"the peer takes less than {_MIN_BYTES_PER_S} bytes a second")
+            sent = self.line.sendmsg(parts, (), socket.MSG_NOSIGNAL)
+
+    def _deadline(self, size: int) -> float:
+        return time.monotonic() + self._pdu_s + size / _MIN_BYTES_PER_S
+
+    def shut(self) -> None:
+        """End the connection from any thread; the thread that reads sees Closed."""
+        with suppress(OSError):  # it has ended already
+            self.line.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Release the socket; only for the thread that reads."""
+        self.line.close()
+
+    def _take(self, size: int, idle: bool = False) -> memoryview:
+        """The next bytes, valid until the next read. idle: whether nothing has to come."""
+        if self._end - self._begin < size:
+            self._fill(size, idle)
+        taken = self._buffer[self._begin : self._begin + size]
+        self._begin += size
+        return taken
+
+    def _fill(self, size: int, idle: bool) -> None:
+        left = self._end - self._begin
+        self._buffer[:left] = self._buffer[self._begin : self._end]
+        self._begin, self._end = 0, left
+        deadline = time.monotonic() + self._pdu_s
+        while self._end < size:
+            got = self._receive_into(self._buffer[self._end :])
+            self._end += got
+            if not got:
+                self.look()
+            if time.monotonic() > deadline:
+                if self._end or not idle:
+                    raise Closed(f"a PDU was not complete after {self._pdu_s:g} s")
+                deadline = time.monotonic() + self._pdu_s
+
+    def _receive_into(self, view: memoryview) -> int:
+        """Bytes that have come; 0 when none came for a while. Raises Closed at the end."""
+        try:
+            got = self.line.recv_into(view)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        if not got:
+            raise Closed("the peer has closed the connection")
+        return got
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("@ll", int(seconds), max(1, int(seconds % 1 * 1e6)))

@@ -1,0 +1,142 @@
+"""Identity of a model: everything that the keys and values of a token sequence depend on, as one digest."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+Check = Literal["sampled", "content"]
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+TEXTS = (".json", ".py")  # configuration, index of shards, scales, code, tokenizer
+HEAD_BYTES = 1 << 20  # of a file of weights: its header, with the names and shapes of tensors
+PIECES, PIECE_BYTES = 64, 4096  # of the rest, at even distances
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """One file of a model.
+
+    Attributes:
+        name: Path below the model's folder.
+        nbytes: Size.
+        mtime_ns: Time of the last change, ns; None if `digest` is of the whole content.
+        digest: Hexadecimal digest of what was read.
+    """
+
+    name: str
+    nbytes: int
+    mtime_ns: int | None
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelIdentity:
+    """A model as its resolved configuration and its files; how its path is written does not matter.
+
+    Attributes:
+        name: The model's name for people; not part of the digest.
+        config: Resolved configuration as canonical JSON.
+        files: Weights and texts, in order of their names.
+        check: `sampled`: of weights the size, the time of the last change, the first MiB and 64 pieces of 4 KiB;
+            `content`: all bytes. Texts are always read whole.
+    """
+
+    name: str
+    config: str = "{}"
+    files: tuple[FileIdentity, ...] = ()
+    check: Check = "sampled"
+
+    @classmethod
+    def of_words(cls, words: str) -> ModelIdentity:
+        """An identity in the caller's own words, which have to change when the model does."""
+        return cls(name=words, config=canonical({"words": words}))
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal digest of configuration and files."""
+        text = json.dumps([self.config, self.check, [asdict(each) for each in self.files]])
+        return blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values for a manifest."""
+        return {
+            "name": self.name,
+            "digest": self.digest,
+            "check": self.check,
+            "config": json.loads(self.config),
+            "files": [asdict(each) for each in self.files],
+        }
+
+
+def canonical(config: Mapping[str, Any]) -> str:
+    """A configuration as JSON in which equal values have equal text.
+
+    Keys that begin with `_` are left out: transformers notes there where a configuration was read from.
+    """
+    return json.dumps(_plain(config), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items() if not str(key).startswith("_")}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(json.dumps(_plain(each), sort_keys=True) for each in value)
+    if isinstance(value, Enum):
+        return value.name
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def files_of(path: Path, check: Check = "sampled", prefix: str = "") -> tuple[FileIdentity, ...]:
+    """Identities of a model's files.
+
+    Args:
+        path: A folder, whose weights and texts count with those of its subfolders; or one file.
+        check: How weights are read.
+        prefix: Put before each name.
+
+    Raises:
+        ValueError: There are no weights.
+        OSError: A file cannot be read.
+    """
+    files = {path.name: path} if path.is_file() else dict(_below(path))
+    if not any(name.endswith(WEIGHTS) for name in files):
+        raise ValueError(f"{path}: holds no weights ({', '.join(WEIGHTS)})")
+    return tuple(_identity(prefix + name, files[name], check) for name in sorted(files))
+
+
+def _below(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Weights and texts by their path below a folder; links are followed, each folder is read once."""
+    seen = set[str]()
+    for at, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(at)
+        folders[:] = [] if real in seen else sorted(each for each in folders if not each.startswith("."))
+        if real not in seen:
+            paths = [Path(at, name) for name in names if name.endswith((*WEIGHTS, *TEXTS))]
+            yield from ((str(path.relative_to(folder)), path) for path in paths)
+        seen.add(real)
+
+
+def _identity(name: str, path: Path, check: Check) -> FileIdentity:
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        sampled = check == "sampled" and name.endswith(WEIGHTS)
+        if sampled:
+            digest.update(file.read(HEAD_BYTES))
+            left = max(0, found.st_size - HEAD_BYTES)
+            for piece in range(PIECES if left else 0):
+                file.seek(HEAD_BYTES + left * piece // PIECES)
+                digest.update(file.read(PIECE_BYTES))
+        else:
+            while part := file.read(HEAD_BYTES):
+                digest.update(part)
+    return FileIdentity(name, found.st_size, found.st_mtime_ns if sampled else None, digest.hexdigest())

@@ -1,0 +1,102 @@
+"""Keys that a drive lists, and the manifests among them: for each model, what its keys are of.
+
+A manifest is JSON under a key of its own, kept like the values of any sequence: it survives what the keys survive.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from csd_link.cutting import max_bytes_of
+from csd_spec import (
+    Completion,
+    Device,
+    DeviceError,
+    KvAppend,
+    KvFree,
+    KvGather,
+    KvList,
+    KvName,
+    SeqCreate,
+    Status,
+)
+from csd_spec.arrays import F16, key_list, keys_of
+from csd_spec.model import FP16_BYTES, OPAQUE
+from host_driver.prefixes.names import KEY_BYTES, PREFIX_BYTES, PrefixNames, is_block, is_check, is_manifest
+
+LISTED, LISTED_BYTES = 1024, 32  # keys that a command asks for, at most, and bytes of its answer for each
+Place = tuple[int, int]  # handle, tokens
+
+
+def list_keys(device: Device) -> dict[bytes, Place]:
+    """All keys of the tenant in a drive, with handle and tokens; raises DeviceError."""
+    found: dict[bytes, Place] = {}
+    count = max(1, min(LISTED, max_bytes_of(device) // LISTED_BYTES))
+    after = bytes(KEY_BYTES)
+    while True:
+        data: Any = done_by(0, device.submit(KvList(keys_of([after]), count), 0).result()).data
+        keys, handles, tokens = key_list(data[0]), data[1].tolist(), data[2].tolist()
+        there = sum(each > 0 for each in tokens)
+        found |= {keys[i]: (handles[i], tokens[i]) for i in range(there)}
+        if there < count:
+            return found
+        after = keys[-1]
+
+
+def blocks_of(listed: Mapping[bytes, Place]) -> dict[bytes, tuple[int, int, bytes]]:
+    """Blocks that have both keys: handle, tokens, the key of the content."""
+    checks = {place: key for key, place in listed.items() if is_check(key)}
+    return {key: (*place, checks[place]) for key, place in listed.items() if is_block(key) and place in checks}
+
+
+def write_manifest(device: Device, names: PrefixNames) -> None:
+    """Store the manifest of `names` in a drive; raises DeviceError, and then leaves nothing there."""
+    d = names.shape.head_dim
+    text = names.manifest.encode()
+    tokens = -(-len(text) // (2 * d * FP16_BYTES))
+    text = text.ljust(tokens * 2 * d * FP16_BYTES)
+    k, v = np.frombuffer(text, np.float16).reshape(2, tokens, 1, d)
+    handle = int(done_by(0, device.submit(SeqCreate(1, 1, 1, d, tokens, OPAQUE), 0).result()).data[0][0])
+    try:
+        done_by(0, device.submit(KvAppend((handle,), 0, np.array([tokens]), k, v), 0).result())
+        key = keys_of([names.manifest_key])
+        done_by(0, device.submit(KvName((handle,), np.array([tokens]), key), 0).result())
+    except DeviceError as error:
+        if error.status is not Status.PATH_LOST:
+            device.submit(KvFree((handle,)), 0).result()
+        raise
+
+
+def read_manifests(device: Device) -> list[dict[str, Any]]:
+    """Manifests of all models whose prefixes a tenant keeps in a drive.
+
+    Returns:
+        A dictionary for each: the manifest's own fields and `blocks`, how many are stored; for keys without a manifest
+        that can be read, `blocks` alone.
+    """
+    listed = list_keys(device)
+    counts = Counter(key[:PREFIX_BYTES] for key in blocks_of(listed))
+    found = {key[:PREFIX_BYTES]: _read(device, *listed[key]) for key in listed if is_manifest(key)}
+    return [found.get(root, {}) | {"blocks": counts[root]} for root in sorted({*counts, *found})]
+
+
+def _read(device: Device, handle: int, tokens: int) -> dict[str, Any]:
+    done = device.submit(KvGather((handle,), np.array([0]), np.array([tokens]), 0, 1), 0).result()
+    try:
+        rows: tuple[F16, F16] = done_by(0, done).data  # type: ignore[assignment]
+        values: dict[str, Any] = json.loads(b"".join(np.ascontiguousarray(part).tobytes() for part in rows))
+        return values
+    except (DeviceError, ValueError):
+        return {}
+
+
+def done_by(drive: int, done: Completion) -> Completion:
+    """A completion that is a success; raises DeviceError for any other."""
+    if done.status is not Status.SUCCESS:
+        raise DeviceError(drive, done.status, done.reason)
+    return done

@@ -1,0 +1,49 @@
+"""Whoever waits longest is next."""
+
+from __future__ import annotations
+
+import threading
+
+from csd_firmware.process.turns import Turns
+from tests.served import until
+
+
+def test_turns_go_round_in_the_order_of_those_who_wait() -> None:
+    turns, order, inside = Turns(), list[int](), list[int]()
+
+    def enter(number: int) -> None:
+        with turns:
+            inside.append(number)
+            order.append(number)
+            assert inside == [number]
+            inside.pop()
+
+    threads = [threading.Thread(target=enter, args=(number,)) for number in range(20)]
+    with turns:
+        for waiting, thread in enumerate(threads, 1):
+            thread.start()
+            until(lambda waiting=waiting: len(turns._waiting) == waiting)
+        assert not order
+    for thread in threads:
+        thread.join()
+    assert order == list(range(20))
+    with turns:
+        pass
+
+
+def test_who_has_had_a_turn_waits_for_those_who_came_meanwhile() -> None:
+    """A plain lock goes to the thread that asks again at once, as often as it does."""
+    turns, order = Turns(), list[str]()
+
+    def other() -> None:
+        with turns:
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    with turns:
+        thread.start()
+        until(lambda: len(turns._waiting) == 1)
+    with turns:
+        order.append("again")
+    thread.join()
+    assert order == ["other", "again"]

@@ -1,0 +1,233 @@
+"""What a controller says of itself, its features, events, and the NVM command set; the table in docs/nvme.md.
+
+partner of: csd_link/nvmeof/controller.py, csd_link/nvmeof/controllers.py, csd_link/nvmeof/features.py,
+csd_link/nvmeof/identify.py, csd_link/nvmeof/nvm.py, csd_link/nvmeof/subsystem.py
+"""
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from csd_link.nvmeof.commands import Admin, Code, CommandError, Sqe
+from csd_link.nvmeof.controller import Controller
+from csd_link.nvmeof.features import Feature
+from csd_link.nvmeof.identify import Limits
+from csd_link.nvmeof.subsystem import Smart
+from tests.nvmeof import HOST, NQN, MemoryBlocks, subsystem_of
+
+DOCS = Path(__file__).parents[3] / "docs" / "nvme.md"
+WARNING_EVENTS = 0x1F
+
+
+class Health:
+    """The health of a drive, which tests change."""
+
+    warning = 0
+
+    def __call__(self):
+        return Smart(critical_warning=self.warning, data_units_written=7, media_errors=1 << 70)
+
+
+@pytest.fixture
+def blocks():
+    return MemoryBlocks()
+
+
+@pytest.fixture
+def health():
+    return Health()
+
+
+@pytest.fixture
+def controller(blocks, health):
+    made = Controller(subsystem_of(blocks, smart=health), 5, (bytes(16), HOST), Limits())
+    made.set_property(0x14, 1)
+    made.completed = []
+    made.complete_event = lambda *what: made.completed.append(what)
+    return made
+
+
+def identify(controller, kind, nsid=0, csi=0):
+    return controller.admin(Sqe(Admin.IDENTIFY, nsid=nsid, cdw10=kind, cdw11=csi << 24)).data[0]
+
+
+def log(controller, page, size=4096, offset=0, csi=0):
+    sqe = Sqe(Admin.GET_LOG_PAGE, cdw10=page | (size // 4 - 1) << 16, cdw12=offset, cdw14=csi << 24)
+    return controller.admin(sqe).data[0]
+
+
+def refused(action, *args, **more):
+    with pytest.raises(CommandError) as error:
+        action(*args, **more)
+    return error.value.status
+
+
+def test_properties(controller):
+    capabilities = controller.get_property(0, True)
+    assert capabilities & 0xFFFF == 127 and capabilities >> 37 & 1 and capabilities >> 43 & 1
+    assert controller.get_property(8, False) == 0x20000
+    assert (controller.get_property(0x14, False), controller.get_property(0x1C, False)) == (1, 1)
+    controller.set_property(0x14, 1 | 1 << 14)
+    assert controller.get_property(0x1C, False) == 1 | 2 << 2, "shut down"
+    assert not controller.is_ready
+    controller.set_property(0x14, 0)
+    assert controller.get_property(0x1C, False) == 0
+    for bad in ((0x14, 1 | 3 << 4), (0x1C, 0), (0x14, 1 << 32)):
+        assert refused(controller.set_property, *bad) == Code.INVALID_FIELD
+    assert refused(controller.get_property, 0x14, True) == Code.INVALID_FIELD
+    assert refused(controller.get_property, 0x30, False) == Code.INVALID_FIELD
+
+
+def test_identify_controller(controller):
+    page = identify(controller, 1)
+    assert len(page) == 4096
+    assert page[4:24] == b"test".ljust(20) and page[24:64] == b"vcsd test".ljust(40)
+    assert struct.unpack_from("<HI", page, 78) == (5, 0x20000)
+    assert 4096 << page[77] == Limits().transfer_bytes
+    assert struct.unpack_from("<II", page, 1792) == ((64 + Limits().in_capsule_bytes) // 16, 1)
+    assert page[768:].startswith(NQN.encode() + b"\0")
+    assert struct.unpack_from("<I", page, 516) == (1,)
+
+
+def test_identify_namespace(controller):
+    page = identify(controller, 0, 1)
+    lbas = MemoryBlocks.size_bytes // 4096
+    assert struct.unpack_from("<QQQ", page) == (lbas, lbas, 3)
+    assert (page[130], page[33] & 7, page[104:120]) == (12, 1, bytes(range(16)))
+    assert struct.unpack_from("<H", page, 64) == (1,), "pages of 8 KiB"
+    assert identify(controller, 5, 1) == page == identify(controller, 0, 0xFFFFFFFF)
+    assert identify(controller, 8, 1)[14] == 1
+    assert identify(controller, 6) == bytes(4096)
+    assert identify(controller, 3, 1)[:25] == b"\x03\x10\0\0" + bytes(range(16)) + b"\x04\x01\0\0\0"
+    for kind in (2, 7, 0x10, 0x1A):
+        assert struct.unpack_from("<2I", identify(controller, kind)) == (1, 0)
+        assert struct.unpack_from("<I", identify(controller, kind, 1)) == (0,)
+    assert struct.unpack_from("<2Q", identify(controller, 0x1C)) == (1, 0)
+    for kind, nsid, csi, status in (
+        (0, 2, 0, Code.INVALID_NAMESPACE),
+        (3, 2, 0, Code.INVALID_NAMESPACE),
+        (5, 1, 1, Code.INVALID_FIELD),
+        (6, 0, 1, Code.INVALID_FIELD),
+        (7, 0, 1, Code.INVALID_FIELD),
+        (0x42, 0, 0, Code.INVALID_FIELD),
+    ):
+        assert refused(identify, controller, kind, nsid, csi) == status
+
+
+def test_log_pages(controller):
+    smart = log(controller, 2, 512)
+    assert int.from_bytes(smart[48:64], "little") == 7 and int.from_bytes(smart[160:176], "little") == 1 << 70
+    assert log(controller, 2, 16, offset=48) == smart[48:64]
+    controller.subsystem.note(1, 2, 0x4002, 3)
+    controller.subsystem.note(4, 5, 0x4002, 6)
+    newest = log(controller, 1, 64)
+    assert struct.unpack_from("<QHHH", newest) == (2, 4, 5, 0x8004)
+    assert log(controller, 3, 512)[:9] == b"\1" + bytes(7) + b"1"
+    assert log(controller, 4) == bytes(4096)
+    assert refused(log, controller, 0x70) == Code.INVALID_LOG_PAGE
+    assert refused(log, controller, 2, 512, offset=2) == Code.INVALID_FIELD
+    assert refused(log, controller, 2, 512, offset=516) == Code.INVALID_FIELD
+    assert refused(controller.admin, Sqe(Admin.GET_LOG_PAGE, cdw10=2, cdw11=0xFFFF)) == Code.INVALID_FIELD
+
+
+def test_features(controller):
+    def get(feature, select=0):
+        return controller.admin(Sqe(Admin.GET_FEATURES, cdw10=feature | select << 8))
+
+    def change(feature, value, save=0):
+        return controller.admin(Sqe(Admin.SET_FEATURES, cdw10=feature | save << 31, cdw11=value))
+
+    assert change(Feature.NUMBER_OF_QUEUES, 0x3F003F).result == 0x70007 == get(Feature.NUMBER_OF_QUEUES).result
+    change(Feature.KEEP_ALIVE_TIMER, 5000)
+    assert (get(Feature.KEEP_ALIVE_TIMER).result, controller.features.keep_alive_ms) == (5000, 5000)
+    assert (get(Feature.KEEP_ALIVE_TIMER, 1).result, get(Feature.KEEP_ALIVE_TIMER, 3).result) == (0, 4)
+    assert get(Feature.HOST_IDENTIFIER).data == (bytes(16),)
+    assert get(Feature.VOLATILE_WRITE_CACHE).result == 1
+    assert refused(change, Feature.VOLATILE_WRITE_CACHE, 0) == Code.NOT_CHANGEABLE
+    assert refused(change, Feature.HOST_IDENTIFIER, 0) == Code.NOT_CHANGEABLE
+    assert refused(change, Feature.ASYNC_EVENTS, 0, 1) == Code.NOT_SAVEABLE
+    assert refused(change, Feature.NUMBER_OF_QUEUES, 0xFFFF) == Code.INVALID_FIELD
+    assert refused(get, 0x99) == refused(change, 0x99, 0) == refused(get, 1, 4) == Code.INVALID_FIELD
+
+
+def test_an_event_request_is_held_until_the_health_changes(controller, health):
+    controller.admin(Sqe(Admin.SET_FEATURES, cdw10=Feature.ASYNC_EVENTS, cdw11=WARNING_EVENTS))
+    assert controller.admin(Sqe(Admin.ASYNC_EVENT, cid=1)) is None
+    assert controller.admin(Sqe(Admin.ASYNC_EVENT, cid=2)) is None
+    assert controller.admin(Sqe(Admin.KEEP_ALIVE)).result == 0 and not controller.completed
+    health.warning = 1 << 2
+    controller.admin(Sqe(Admin.KEEP_ALIVE))
+    controller.admin(Sqe(Admin.KEEP_ALIVE))
+    assert controller.completed == [(1, 1 | 0x02 << 16, 0)], "once for each change"
+    assert controller.admin(Sqe(Admin.ABORT, cdw10=2 << 16)).result == 0
+    assert controller.completed[1:] == [(2, 0, Code.ABORTED)]
+    assert controller.admin(Sqe(Admin.ABORT, cdw10=2 << 16)).result == 1, "nothing was aborted"
+    for cid in range(4):
+        controller.admin(Sqe(Admin.ASYNC_EVENT, cid=cid))
+    assert refused(controller.admin, Sqe(Admin.ASYNC_EVENT, cid=9)) == Code.EVENT_LIMIT
+
+
+def nvm(controller, opcode, lba=0, count=1, data=b"", **more):
+    sqe = Sqe(opcode, nsid=1, **{"cdw10": lba & 0xFFFFFFFF, "cdw11": lba >> 32, "cdw12": count - 1} | more)
+    namespace = controller.namespace(1)
+    return namespace.execute(sqe, data[: namespace.data_bytes(sqe)], HOST)
+
+
+def test_nvm_commands(controller, blocks):
+    data = b"a" * 4096 + b"b" * 4096
+    nvm(controller, 0x01, 3, 2, data)
+    assert nvm(controller, 0x02, 4).data == (data[4096:],)
+    assert blocks.flushes == 0
+    nvm(controller, 0x05, 3, 2, data)
+    assert refused(nvm, controller, 0x05, 3, 2, data[::-1]) == Code.COMPARE_FAILURE
+    nvm(controller, 0x0C, 3, 2)
+    nvm(controller, 0x00)
+    nvm(controller, 0x01, 9, 1, data, cdw12=1 << 30)
+    assert blocks.flushes == 2, "force unit access flushes"
+    nvm(controller, 0x08, 3, 1)
+    assert nvm(controller, 0x02, 3, 2).data == (bytes(4096) + data[4096:],)
+    ranges = struct.pack("<IIQ", 0, 1, 4) + struct.pack("<IIQ", 0, 0, 1 << 60) + bytes(4064)
+    nvm(controller, 0x09, data=ranges, cdw10=1, cdw11=0)
+    assert nvm(controller, 0x02, 4).data == (data[4096:],), "without deallocation ranges are hints"
+    nvm(controller, 0x09, data=ranges, cdw10=1, cdw11=4)
+    assert nvm(controller, 0x02, 4).data == (bytes(4096),)
+
+
+def test_ranges_beyond_the_end_change_nothing(controller, blocks):
+    nvm(controller, 0x01, 7, 1, b"x" * 4096)
+    last = MemoryBlocks.size_bytes // 4096
+    for opcode in (0x01, 0x02, 0x05, 0x08, 0x0C):
+        assert refused(nvm, controller, opcode, last - 1, 2, bytes(8192)) == Code.LBA_RANGE
+        assert refused(nvm, controller, opcode, 2**64 - 1, 1, bytes(4096)) == Code.LBA_RANGE
+    ranges = struct.pack("<IIQ", 0, 1, 7) + struct.pack("<IIQ", 0, 1, last)
+    assert refused(nvm, controller, 0x09, data=ranges, cdw10=1, cdw11=4) == Code.LBA_RANGE
+    assert blocks.read(7 * 4096, 4096) == b"x" * 4096, "all ranges or none"
+
+
+def table(title):
+    """Numbers of a table in docs/nvme.md, and whether each is supported."""
+    text = DOCS.read_text().partition(f"### {title}\n")[2].partition("\n### ")[0]
+    return {
+        int(number, 16): yes == "yes" for number, yes in re.findall(r"^\| ([0-9A-F]{2})h [^|]*\| (yes|no) ", text, re.M)
+    }
+
+
+def test_docs_list_what_the_controller_answers(controller):
+    effects = struct.unpack("<512I", log(controller, 5)[:2048])
+    assert {each for each, yes in table("Admin commands").items() if yes} == {
+        number for number in range(256) if effects[number] & 1
+    }
+    assert {each for each, yes in table("NVM command set").items() if yes} == {
+        number for number in range(256) if effects[256 + number] & 1
+    }
+    for number, yes in table("Admin commands").items():
+        if not yes:
+            assert refused(controller.admin, Sqe(number)) == Code.INVALID_OPCODE
+    pages = struct.unpack("<256I", log(controller, 0, 1024))
+    assert {each for each, yes in table("Log pages").items() if yes} == {
+        number for number in range(256) if pages[number] & 1
+    } | {0x70}
+    features = table("Features")
+    assert {each for each, yes in features.items() if yes} == set(Feature)

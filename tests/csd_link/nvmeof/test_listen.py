@@ -1,0 +1,33 @@
+"""Addresses at which drives listen."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from csd_link.nvmeof.listen import Listen, nqn_of
+from csd_link.nvmeof.subsystem import Record
+
+
+def test_each_drive_has_the_next_port_and_all_are_discovered():
+    at = Listen.parse("127.0.0.1:4420", ("a", "b"), is_remote_allowed=False)
+    assert (at.port_of("a"), at.port_of("b")) == (4420, 4421)
+    assert at.records == (Record(nqn_of("a"), 4420), Record(nqn_of("b"), 4421))
+    assert Listen.from_dict(json.loads(json.dumps(asdict(at)))) == at
+    assert Listen.parse("[::1]:1", ("a",), is_remote_allowed=False).host == "::1"
+    free = Listen("127.0.0.1", 0, ("a",), ("nqn",))
+    assert (free.port_of("a"), free.records) == (0, ())
+    assert Listen.from_dict(json.loads(json.dumps(asdict(free)))) == free
+
+
+@pytest.mark.parametrize("text", ["", "4420", ":4420", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65535", "127.0.0.1:x"])
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(ValueError, match="must be HOST:PORT"):
+        Listen.parse(text, ("a", "b"), is_remote_allowed=True)
+
+
+def test_an_address_that_others_reach_needs_leave():
+    for text in ("0.0.0.0:4420", "[::]:4420"):
+        with pytest.raises(ValueError, match="--listen-remote"):
+            Listen.parse(text, ("a",), is_remote_allowed=False)
+        assert Listen.parse(text, ("a",), is_remote_allowed=True).port == 4420

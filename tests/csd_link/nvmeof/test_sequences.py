@@ -1,0 +1,242 @@
+"""Sessions execute every command once and in order, however often it is sent; devices over connections that are cut.
+
+partner of: csd_link/nvmeof/sequences.py, csd_link/nvmeof/device.py
+"""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from csd_io.crc import crc32
+from csd_link.host_end import Lost
+from csd_link.nvmeof import device as device_module
+from csd_link.nvmeof.commands import Code, CommandError, Sqe
+from csd_link.nvmeof.device import Endpoint, NvmeDevice
+from csd_link.nvmeof.host import Host
+from csd_link.nvmeof.host_queue import StatusError
+from csd_link.nvmeof.identify import Limits
+from csd_link.nvmeof.pdu import Digests
+from csd_link.nvmeof.sequences import FRAME, UNKNOWN_SESSION, Op, SequenceNamespace, Session, unframed
+from csd_link.window import Identity, WindowLayout
+from csd_link.wire import pack_entry
+from csd_spec import Completion, Flush, KvAppend, KvExist, KvFree, Status
+from csd_spec.arrays import KEY
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from tests.nvmeof import HOST, NQN, MemoryBlocks, Proxy, subsystem_of, target_of
+from tests.properties import examples
+
+IDENTITY = Identity("csd0", INSTCSD_ZYNQ7045_8CH, WindowLayout(depth=4, slot_blocks=2048))
+SMALL = Limits(in_capsule_bytes=65536)
+
+
+class Counting:
+    """A service that returns a number of executed commands, and as many bytes as the command's handle says."""
+
+    def __init__(self):
+        self.seen, self.attached = [], 0
+
+    def attach(self):
+        self.attached += 1
+
+    def refuse(self, command, status, reason, submit_ns):
+        return Completion(status=status, reason=reason, submit_ns=submit_ns)
+
+    def step(self, command, submit_ns, max_bytes):
+        self.seen.append(submit_ns)
+        (size,) = command.seqs if isinstance(command, KvFree) else (0,)
+        return Completion(
+            status=Status.SUCCESS, data=(np.full(size, len(self.seen) % 251, np.uint8),), reason="x" * (size % 7)
+        )
+
+
+def flush_entry(number):
+    return pack_entry(0x00, (), number, number, 0, crc32(b""))
+
+
+@pytest.fixture
+def service():
+    return Counting()
+
+
+@pytest.fixture
+def namespace(service):
+    return SequenceNamespace(lambda host: service, IDENTITY, bytes(16), sessions=2)
+
+
+def attach(namespace, host=HOST):
+    answer = namespace.execute(Sqe(Op.ATTACH, cdw10=1 << 16), b"", host)
+    return int.from_bytes(answer.data[0][:8], "little")
+
+
+def sqe(op, number, session, size=4096, cdw11=0):
+    low = 0xFFFFFFFF
+    return Sqe(op, cdw10=size, cdw11=cdw11, cdw12=number, cdw14=session & low, cdw15=session >> 32)
+
+
+def refused(action, *args):
+    with pytest.raises(CommandError) as error:
+        action(*args)
+    return error.value.status
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), max_size=60))
+def test_each_number_is_executed_once_and_in_order(submitted):
+    service = Counting()
+    session = Session(service, HOST, depth=4, slot_bytes=1 << 20)
+    executed, kept = 0, set()
+    for number, wanted in submitted:
+        if number > executed or (number == executed and wanted >= 4):
+            assert refused(session.submit, number, wanted, flush_entry(number)) == Code.SEQUENCE_ERROR
+            continue
+        session.submit(number, wanted, flush_entry(number))
+        if number == executed:
+            executed += 1
+            kept = {each for each in kept if each >= number - wanted} | {number}
+        assert service.seen == list(range(executed))
+        for each in range(14):
+            if each in kept:
+                assert unframed(bytearray(b"".join(session.fetch(each)))).status is Status.SUCCESS
+            else:
+                assert refused(session.fetch, each) == Code.SEQUENCE_ERROR
+    assert session.kept_bytes == sum(len(part) for each in kept for part in session.fetch(each))
+
+
+def test_a_session_is_its_hosts_and_ends_with_the_firmware(namespace, service):
+    first = attach(namespace)
+    assert (service.attached, first & 1) == (1, 1)
+    for number, host in ((first, HOST + "x"), (first ^ 2, HOST), (0, HOST)):
+        assert refused(namespace.execute, sqe(Op.SUBMIT, 0, number), flush_entry(0), host) == UNKNOWN_SESSION
+    assert not service.seen
+    second = attach(namespace)
+    namespace.execute(sqe(Op.SUBMIT, 0, first), flush_entry(0), HOST)
+    attach(namespace)
+    namespace.execute(sqe(Op.FETCH, 0, first), b"", HOST)
+    assert refused(namespace.execute, sqe(Op.FETCH, 0, second), b"", HOST) == UNKNOWN_SESSION, "not used for longest"
+
+
+def test_a_completion_is_fetched_whole_or_in_parts(namespace):
+    session = attach(namespace)
+    body = KvFree((9000,))
+    entry = pack_entry(0xC8, (1,), 0, 5, 8, crc32(np.array(body.seqs, np.uint64).tobytes()))
+    namespace.execute(sqe(Op.SUBMIT, 0, session), entry + np.array(body.seqs, np.uint64).tobytes(), HOST)
+    answer = namespace.execute(sqe(Op.FETCH, 0, session, 4096), b"", HOST)
+    assert not answer.data and answer.result > 9000, "it does not fit, and says its size"
+    (whole, data) = namespace.execute(sqe(Op.FETCH, 0, session, answer.result), b"", HOST).data
+    frame = whole + data
+    parts = [namespace.execute(sqe(Op.FETCH, 0, session, 4096, at), b"", HOST).data[0] for at in (4096, 8192)]
+    assert frame[4096:] == b"".join(map(bytes, parts))
+    done = unframed(bytearray(frame))
+    assert done.data[0].tolist() == [1] * 9000 and done.data[0].ctypes.data % 16 == 0
+    for broken in (b"", frame[:-1], frame[: FRAME.size], FRAME.pack(2**60, 3) + frame[16:], frame[:-1] + b"\0"):
+        assert unframed(bytearray(broken)).status is Status.TRANSFER_ERROR
+
+
+def test_an_entry_that_is_none_is_answered_and_counted_as_executed(namespace, service):
+    session = attach(namespace)
+    for number, bad in enumerate((b"", bytes(10), b"\xff" * 64, flush_entry(0) + b"x", flush_entry(1 << 60))):
+        namespace.execute(sqe(Op.SUBMIT, number, session), bad, HOST)
+        done = unframed(bytearray(b"".join(namespace.execute(sqe(Op.FETCH, number, session), b"", HOST).data)))
+        assert done.status in (Status.INVALID_FIELD, Status.TRANSFER_ERROR, Status.INVALID_OPCODE)
+    assert not service.seen
+    for size in (63, 64 + IDENTITY.layout.slot_bytes + 1):
+        assert refused(namespace.data_bytes, sqe(Op.SUBMIT, 9, session, size)) == Code.INVALID_FIELD
+
+
+def device_of(port, **options):
+    return NvmeDevice(lambda: Endpoint("127.0.0.1", port, NQN), **options)
+
+
+def target_with(namespace):
+    return target_of(subsystem_of(MemoryBlocks(), namespaces={3: namespace}), SMALL)
+
+
+@pytest.mark.parametrize("digests", [Digests(), Digests(True, True)])
+def test_a_device_has_several_commands_in_flight_of_any_size(namespace, service, digests):
+    rows = np.arange(3 << 20, dtype=np.float16).reshape(-1, 1, 64)  # 6 MiB: by R2T
+    append = KvAppend((1,), 0, np.array([len(rows)]), rows, rows[:, :, :0])
+    with target_with(namespace) as target:
+        device = device_of(target.port, digests=digests)
+        assert (device.name, device.spec) == ("csd0", INSTCSD_ZYNQ7045_8CH)
+        commands = [KvFree((9,)), append, Flush(), KvFree((3 << 20,)), append, append, Flush()] * 2
+        futures = [device.submit(command, number) for number, command in enumerate(commands)]
+        sizes = [future.result().data[0].size for future in futures]
+        assert sizes == [9, 0, 0, 3 << 20, 0, 0, 0] * 2
+        assert service.seen == list(range(len(commands)))
+        threads = [threading.Thread(target=lambda: device.submit(KvFree((5,)), 0).result()) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(service.seen) == len(commands) + 8
+        with pytest.raises(ValueError, match="this drive takes"):
+            device.submit(KvExist(np.zeros(1 << 22, KEY)), 0)
+        device.close()
+
+
+@settings(max_examples=examples(8), deadline=None)
+@given(st.integers(0, 2**32))
+def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(seed):
+    service, draw = Counting(), random.Random(seed)
+    namespace = SequenceNamespace(lambda host: service, IDENTITY, bytes(16))
+    with target_with(namespace) as target:
+        proxy = Proxy(target.port, random.Random(seed), most_bytes=100_000)
+        device = device_of(proxy.port)
+        proxy.is_cutting = True
+        sizes = [draw.choice((0, 10, 5000, 100_000)) for _ in range(120)]
+        futures = [device.submit(KvFree((size,)), number) for number, size in enumerate(sizes)]
+        found = [future.result() for future in futures]
+        assert [done.data[0].size for done in found] == sizes, [done.reason for done in found]
+        assert [done.data[0][0] for done in found if done.data[0].size] == [
+            (number + 1) % 251 for number, size in enumerate(sizes) if size
+        ]
+        assert service.seen == list(range(len(sizes)))
+        assert proxy.cuts and device.lost is None
+        proxy.is_cutting = False
+        device.close()
+        proxy.close()
+
+
+def test_a_drive_that_has_begun_anew_or_is_gone_is_lost(namespace, monkeypatch):
+    monkeypatch.setattr(device_module, "RECONNECT_S", 0.1)
+    with target_with(namespace) as target:
+        device = device_of(target.port)
+        port = target.port
+        namespace._sessions.clear()
+        done = device.submit(Flush(), 0).result()
+        assert (done.status, done.reason) == (Status.PATH_LOST, "its firmware has begun anew")
+        assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
+        device.close()
+        device = device_of(target.port)
+    done = device.submit(Flush(), 0).result()
+    assert done.status is Status.PATH_LOST and f"it takes no other: [Errno 111] 127.0.0.1:{port}" in done.reason
+    device.close()
+    with pytest.raises(Lost, match="Connection refused"):
+        device_of(port)
+
+
+def test_a_subsystem_without_sequences_is_no_drive_of_ours(namespace):
+    with target_of(subsystem_of(MemoryBlocks())) as target:
+        with pytest.raises(Lost, match=r"status 0x002"):
+            device_of(target.port)
+        host = Host("127.0.0.1", target.port, NQN)
+        with pytest.raises(StatusError, match="0x00b"):
+            host.io.command(Sqe(Op.ATTACH, nsid=3, cdw10=4096), (), 4096)
+        host.close()
+
+
+def test_a_connection_that_breaks_at_every_command_is_given_up(namespace, service, monkeypatch):
+    monkeypatch.setattr(device_module, "MAX_RESUMES", 3)
+    with target_with(namespace) as target:
+        proxy = Proxy(target.port, random.Random(0), most_bytes=60_000)
+        device = device_of(proxy.port)
+        proxy.is_cutting = True
+        done = device.submit(KvFree((2_000_000,)), 0).result()
+        assert done.reason.startswith("3 connections were lost before a command ended")
+        assert service.seen == [0]
+        device.close()
+        proxy.close()

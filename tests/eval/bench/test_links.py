@@ -1,0 +1,13 @@
+"""Links to a drive that does no work."""
+
+import pytest
+
+from eval.bench.links import measure_links
+
+
+@pytest.mark.usefixtures("own_run_dir")
+def test_all_links_are_measured():
+    found = measure_links(trips=10)
+    names = {f"{link}_{figure}" for link in ("window", "nvme_tcp", "socket") for figure in ("rtt_us_median", "mbps")}
+    assert set(found) == names
+    assert all(value > 0 for value in found.values())

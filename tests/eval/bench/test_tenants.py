@@ -1,0 +1,43 @@
+"""Times of the victim are measured, not judged; what it is refused is.
+
+partner of: eval/bench/tenants.py, eval/bench/tenants_child.py
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+
+from csd_spec import Command, Completion, Status
+from eval.bench.tenants import CHUNK, Load, Victim, experiment
+
+
+@pytest.mark.usefixtures("own_run_dir")
+def test_a_hostile_tenant_is_measured_beside_a_victim() -> None:
+    found = experiment(Load(seconds=2, rounds=1, tokens=300, layers=2))
+    assert not found.failed and found.result["refused_within_quota"] == 0
+    assert found.result["steps"] > 0 and found.result["steps_alone"] > 0
+    assert found.result["p99_over_alone"] == pytest.approx(found.result["p99_ms"] / found.result["p99_ms_alone"])
+    assert found.result["p50_ms"] <= found.result["p99_ms"] <= found.result["longest_ms"]
+    assert found.result["hostile_SeqFork"] > 0
+
+
+def test_what_the_victim_is_refused_is_counted_with_its_reason() -> None:
+    victim = Victim(Refusing(), Load(seconds=0, tokens=CHUNK, layers=1))  # type: ignore[arg-type]  # what it uses of one
+    victim.fill()
+    assert victim.refused == ["SeqCreate: full", "KvAppend: full"]
+    victim.device.lost = True  # type: ignore[assignment]
+    with pytest.raises(OSError, match="full"):
+        victim.decode(0)
+
+
+class Refusing:
+    """A device that refuses everything."""
+
+    lost = False
+
+    def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        done: Future[Completion] = Future()
+        done.set_result(Completion(status=Status.PATH_LOST if self.lost else Status.CAPACITY_EXCEEDED, reason="full"))
+        return done

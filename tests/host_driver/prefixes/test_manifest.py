@@ -1,0 +1,61 @@
+"""Manifests: a person sees which models a tenant's keys are of."""
+
+from dataclasses import replace
+
+import pytest
+
+from csd_firmware import InProcessDevice
+from csd_spec import KvAppend, KvDrop
+from csd_spec.arrays import keys_of
+from host_driver.prefixes.identity import FileIdentity, ModelIdentity
+from host_driver.prefixes.manifest import read_manifests
+from host_driver.prefixes.store import PrefixStore
+from tests.host_driver.prefixes.prompts import NAMES, holds, rows
+from tests.host_driver.prefixes.test_store import Faulty
+
+MODEL = ModelIdentity(name="llama", config='{"rope_theta": 10000.0}', files=(FileIdentity("a.bin", 5, 7, "ff"),))
+TOKENS = list(range(40))
+
+
+@pytest.fixture
+def devices(small_drive):
+    made = [InProcessDevice(small_drive) for _ in range(2)]
+    yield made
+    for device in made:
+        device.close()
+
+
+def test_manifest_of_every_model_is_beside_its_keys(devices):
+    for names in (replace(NAMES, model=MODEL, salt="secret"), NAMES):
+        store = PrefixStore(devices, names)
+        assert store.store(names.keys(TOKENS), *rows(TOKENS)) == 5
+        assert PrefixStore(devices, names).blocks == 5, "a host that begins finds the blocks, and leaves the manifest"
+    for device in devices:
+        found = {each["model"]["name"]: each for each in read_manifests(device)}
+        assert sorted(found) == ["llama", "m"] and all(each["blocks"] == 5 for each in found.values())
+        model = found["llama"]["model"]
+        assert model["config"] == {"rope_theta": 10000.0} and model["check"] == "sampled"
+        assert model["files"] == [{"name": "a.bin", "nbytes": 5, "mtime_ns": 7, "digest": "ff"}]
+        assert model["digest"] == MODEL.digest and found["llama"]["block_tokens"] == 8 and "secret" not in str(found)
+
+
+def test_store_without_room_for_the_manifest_keeps_blocks_and_writes_it_later(devices):
+    faulty = Faulty(devices[1])
+    store = PrefixStore([devices[0], faulty], NAMES)
+    faulty.refuses, faulty.times = KvAppend, 1
+    assert store.store(NAMES.keys(TOKENS[:16]), *rows(TOKENS[:16])) == 2
+    assert [each["blocks"] for each in read_manifests(devices[1])] == [2] and "model" not in read_manifests(devices[1])[
+        0
+    ]
+    assert len(devices[1].firmware.ftl.sequences) == 1, "nothing is left of the manifest"
+    store.store(NAMES.keys(TOKENS), *rows(TOKENS))
+    assert read_manifests(devices[1])[0]["model"]["name"] == "m"
+
+
+def test_manifest_that_one_drive_has_lost_is_written_again(devices):
+    PrefixStore(devices, NAMES).store(NAMES.keys(TOKENS[:16]), *rows(TOKENS[:16]))
+    devices[0].submit(KvDrop(keys_of([NAMES.manifest_key])), 0).result()
+    store = PrefixStore(devices, NAMES)
+    assert holds(store, TOKENS, 16) and "model" not in read_manifests(devices[0])[0]
+    store.store(NAMES.keys(TOKENS), *rows(TOKENS))
+    assert read_manifests(devices[0])[0]["model"]["name"] == "m"

@@ -1,0 +1,97 @@
+"""A mutation test catches what its stages see, and nothing by a stage that fails anyway; twelve mutants of the list."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ftl.kv.owners import Owners
+from tests.mutants import mutate
+from tests.mutants.mutate import (
+    CAUGHT,
+    HANGS,
+    SURVIVED,
+    Stage,
+    attempt,
+    check_sound,
+    stages,
+    summary,
+    verdicts,
+)
+from tests.mutants.plant import Mutant, load
+
+SEEN = Mutant("ftl.kv.owners:Owners.share", "self.sharers[owner].add(handle)", "pass")
+UNSEEN = Mutant("ftl.kv.owners:Owners.new", "self.next = owner + 1", "pass")
+GONE = Mutant("ftl.kv.owners:Owners.new", "self.last = owner + 1", "pass")
+
+
+class Shares(Stage):
+    """Two sequences share an owner."""
+
+    def run(self) -> bool:
+        if self.name == "endless":
+            time.sleep(60)
+        owners = Owners()
+        owner = owners.new(1, 0)
+        owners.share([owner], 2)
+        return self.name != "bad" and owners.sequences([owner]) == {1, 2}
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for verdicts and logs."""
+    monkeypatch.setattr(mutate, "MEMORY", tmp_path / "mutants.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("mutant", "outcome"), [(SEEN, CAUGHT), (UNSEEN, SURVIVED), (None, SURVIVED)])
+def test_a_stage_sees_a_mutant_or_not(logs: Path, mutant: Mutant | None, outcome: str) -> None:
+    assert attempt(mutant, Shares("shares"), 30) == outcome
+    assert Owners().next == 0 and Shares("shares").run()  # of this process nothing has changed
+
+
+def test_a_stage_without_an_end_hangs(logs: Path) -> None:
+    assert attempt(None, Shares("endless"), 0.2) == HANGS
+
+
+def test_a_mutant_that_cannot_be_planted_is_an_error(logs: Path) -> None:
+    with pytest.raises(RuntimeError, match="0 modules have such code"):
+        attempt(GONE, Shares("shares"), 30)
+
+
+@pytest.mark.parametrize("name", ["bad", "endless"])
+def test_a_stage_that_fails_without_a_mutant_is_an_error(
+    logs: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutate, "LIMIT_S", 2)
+    check_sound.cache_clear()
+    with pytest.raises(RuntimeError, match=f"without a mutant {name}"):
+        check_sound(Shares(name))
+
+
+def test_stages_are_those_of_the_partners() -> None:
+    names = [stage.name for stage in stages(SEEN)]
+    assert names == ["tests", "crash", "simulate", "slow tests"]
+    assert "tests/ftl/kv/test_owners.py" in stages(SEEN)[0].tests
+    assert [stage.name for stage in stages(Mutant("residency.table:Table._leave", "still", "False"))] == [
+        "tests",
+        "slow tests",
+    ]
+
+
+def test_equivalent_mutants_are_not_counted() -> None:
+    mutants = [SEEN, UNSEEN, Mutant("a:b", "c", "d", equivalent="for a reason")]
+    found = {SEEN: {"verdict": CAUGHT, "by": "tests"}}
+    found |= {mutant: {"verdict": SURVIVED, "by": ""} for mutant in mutants[1:]}
+    counts = summary(mutants, found)
+    assert (counts["mutants"], counts["caught"], counts["survived"], counts["equivalent"]) == (2, 1, 1, 1)
+    assert (counts["survived_percent"], counts["caught_by"]) == (50.0, {"tests": 1})
+
+
+@pytest.mark.slow
+def test_twelve_mutants_are_caught(logs: Path) -> None:
+    quick = [mutant for mutant in load() if mutant.quick]
+    assert len(quick) == 12
+    assert [str(mutant) for mutant, found in verdicts(quick, 1) if found["verdict"] != CAUGHT] == []
