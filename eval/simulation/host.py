@@ -98,7 +98,10 @@ class SimHost:
         verb = self.draw.choice(VERBS) if self.held else "create"
         if len(self.held) >= 4:
             verb = "free"
-        held = self.draw.choice(self.held) if self.held else None
+        self._do(verb, self.draw.choice(self.held) if self.held else None)
+
+    def _do(self, verb: str, held: Held | None) -> None:
+        """A verb; a batch that a drive refuses it for may have grown in some layers only, and is freed."""
         try:
             getattr(self, f"_{verb}")(held)
         except DeviceError:
@@ -230,7 +233,17 @@ class SimHost:
 
     def work_and_flush(self) -> None:
         """Decode steps, and a flush that they have to survive."""
-        self._flush(self.draw.choice(self.held))
+        self._do("flush", self.draw.choice(self.held))
+
+    def rewrite(self) -> None:
+        """Crop a sequence that was flushed, and append other rows in their place, which no flush has recorded."""
+        self._do("rewrite", self.draw.choice(self.held))
+
+    def _rewrite(self, held: Held) -> None:
+        self._append(held)
+        self.driver.flush()
+        self._crop(held)
+        self._append(held)
 
     def check(self) -> None:
         """Read all that is held, and find all that has a name."""

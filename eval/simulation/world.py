@@ -44,6 +44,7 @@ FAULTS = (
     "payload torn",
     "window taken",
     "drive killed after a flush",
+    "drive killed after a crop",
 )
 REFUSALS = {  # which fault explains a refusal
     Status.CAPACITY_EXCEEDED: (),  # a full drive is no fault
@@ -184,6 +185,9 @@ class World:
                 self._take_window(tenant)
             case "drive killed after a flush" if tenant in self.hosts:
                 self._flush_and_die(tenant, drive)
+            case "drive killed after a crop" if isinstance(host := self.hosts.get(tenant), SimHost) and host.held:
+                host.rewrite()
+                drive.die()
             case _:
                 return
         hits[fault] += 1
