@@ -26,11 +26,11 @@ _MOST_LBAS = 1 << 16  # of a read or write
 # both, dwords 10 to 15, timeout in ms, result
 _COMMAND = struct.Struct("<BBHIIIQQIIIIIIIIII")
 _ADMIN, _IO = 0xC0484E41, 0xC0484E43
-_ID, _URING_IO = 0x4E40, 0xC0484E80
+NAMESPACE_ID, URING_IO = 0x4E40, 0xC0484E80
 _TIMEOUT_MS = 5000
 
 
-def _packed(opcode: int, nsid: int, where: int, size: int, *dwords: int) -> bytes:
+def packed(opcode: int, nsid: int, where: int, size: int, *dwords: int) -> bytes:
     """A command with one buffer and dwords from 10 on."""
     values = (*dwords, *(0,) * (6 - len(dwords)))
     return _COMMAND.pack(opcode, 0, 0, nsid, 0, 0, 0, where, 0, size, *values, _TIMEOUT_MS, 0)
@@ -43,7 +43,7 @@ def io_command(fd: int, opcode: int, nsid: int, buffer: mmap.mmap | None, size: 
 
 def _issue(fd: int, kind: int, opcode: int, nsid: int, buffer: mmap.mmap | None, size: int, *dwords: int) -> None:
     where = ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer else 0
-    status = fcntl.ioctl(fd, kind, bytearray(_packed(opcode, nsid, where, size, *dwords)))
+    status = fcntl.ioctl(fd, kind, bytearray(packed(opcode, nsid, where, size, *dwords)))
     if status:
         raise OSError(errno.EIO, f"NVMe command {opcode:#04x}: status {status:#05x}")
 
@@ -52,12 +52,18 @@ def identify_controller(path: Path) -> dict[str, Any]:
     """What the controller behind a device file says of itself, with nvme-cli's key names (`nvme id-ctrl`)."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _identify_controller(fd)
+        return identify_open_controller(fd)
     finally:
         os.close(fd)
 
 
-def _identify_controller(fd: int) -> dict[str, Any]:
+def wait_for(fd: int, command: bytes) -> int:
+    """Carry out a packed I/O command; returns its NVMe status."""
+    return int(fcntl.ioctl(fd, _IO, bytearray(command)))
+
+
+def identify_open_controller(fd: int) -> dict[str, Any]:
+    """Of the controller behind an open device file; see `identify_controller`."""
     page = mmap.mmap(-1, 4096)
     _issue(fd, _ADMIN, _IDENTIFY, 0, page, 4096, 1)
     return parse_controller(page[:])
@@ -86,7 +92,7 @@ def parse_controller(page: bytes) -> dict[str, Any]:
 def identify_namespace(fd: int) -> tuple[int, int, int]:
     """Number of an open namespace, its LBAs and the bytes of each."""
     try:
-        nsid, page = fcntl.ioctl(fd, _ID), mmap.mmap(-1, 4096)
+        nsid, page = fcntl.ioctl(fd, NAMESPACE_ID), mmap.mmap(-1, 4096)
     except OSError as error:
         raise OSError(error.errno, "is no NVMe namespace", os.readlink(f"/proc/self/fd/{fd}")) from error
     _issue(fd, _ADMIN, _IDENTIFY, nsid, page, 4096, 0)
@@ -100,10 +106,14 @@ def parse_namespace(page: bytes) -> tuple[int, int]:
     return lbas, 1 << page[128 + 4 * form + 2]
 
 
+def transfer_bytes(mdts: int) -> int:
+    """Most data of one command, as Identify's MDTS says."""
+    return _MPS_BYTES << mdts if mdts else _NO_MDTS_BYTES
+
+
 def most_bytes(mdts: int, lba_bytes: int) -> int:
     """Of one command, as Identify's MDTS says, and as a command's count of LBAs can say."""
-    limit = _MPS_BYTES << mdts if mdts else _NO_MDTS_BYTES
-    return min(limit // lba_bytes, _MOST_LBAS) * lba_bytes
+    return min(transfer_bytes(mdts) // lba_bytes, _MOST_LBAS) * lba_bytes
 
 
 class NvmeTarget:
@@ -121,7 +131,7 @@ class NvmeTarget:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._nsid, lbas, self.block_bytes = identify_namespace(self._fd)
-            self.max_bytes = most_bytes(_identify_controller(self._fd)["mdts"], self.block_bytes)
+            self.max_bytes = most_bytes(identify_open_controller(self._fd)["mdts"], self.block_bytes)
             self.size_bytes = usable(self.name, lbas * self.block_bytes, size_bytes)
         except OSError:
             self.close()
@@ -131,13 +141,13 @@ class NvmeTarget:
         lba, size = request.offset // self.block_bytes, request.buffer.nbytes
         opcode = READ if request.op == "read" else WRITE
         lbas = size // self.block_bytes - 1
-        return _packed(opcode, self._nsid, address(request.buffer), size, lba & 0xFFFFFFFF, lba >> 32, lbas)
+        return packed(opcode, self._nsid, address(request.buffer), size, lba & 0xFFFFFFFF, lba >> 32, lbas)
 
     def prepare(self, ring: Ring, number: int, request: Request, fixed: int | None) -> None:
-        ring.command(self._fd, _URING_IO, self._command(request), fixed, number)
+        ring.command(self._fd, URING_IO, self._command(request), fixed, number)
 
     def move(self, request: Request) -> int:
-        return int(fcntl.ioctl(self._fd, _IO, bytearray(self._command(request))))
+        return wait_for(self._fd, self._command(request))
 
     def outcome(self, request: Request, result: int) -> Ended:
         if not result:

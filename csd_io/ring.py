@@ -21,6 +21,7 @@ from csd_spec.arrays import I64
 READ_FIXED, WRITE_FIXED, READ, WRITE, URING_CMD = 4, 5, 22, 23, 46  # enum io_uring_op
 CMD_FIXED = 1  # IORING_URING_CMD_FIXED: the command's buffer is a registered one
 
+_LINK = 1 << 2  # IOSQE_IO_LINK
 _SETUP, _ENTER, _REGISTER = 425, 426, 427  # on every architecture
 _WIDE_SUBMISSIONS, _WIDE_COMPLETIONS = 1 << 10, 1 << 11  # IORING_SETUP_SQE128, IORING_SETUP_CQE32
 _SINGLE_MMAP = 1  # IORING_FEAT_SINGLE_MMAP
@@ -95,10 +96,13 @@ class Ring:
         self._words[self._tail] = tail + offsets.size & _MASK
         self._prepared += offsets.size
 
-    def command(self, fd: int, code: int, command: bytes, fixed: int | None, user: int) -> None:
-        """Prepare a driver's command, at most 80 bytes; fixed: number of its buffer among those registered."""
+    def command(self, fd: int, code: int, command: bytes, fixed: int | None, user: int, linked: bool = False) -> None:
+        """Prepare a driver's command, at most 80 bytes.
+
+        fixed: number of its buffer among those registered. linked: the next one begins when this one has ended.
+        """
         flags, index = (0, 0) if fixed is None else (CMD_FIXED, fixed)
-        entry = _ENTRY.pack(URING_CMD, 0, 0, fd, code, 0, 0, flags, user, index, 0, 0)
+        entry = _ENTRY.pack(URING_CMD, _LINK * linked, 0, fd, code, 0, 0, flags, user, index, 0, 0)
         self._prepare(entry + command)
 
     def _prepare(self, entry: bytes) -> None:

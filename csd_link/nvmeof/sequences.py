@@ -147,9 +147,9 @@ class SequenceNamespace:
 
 
 def _whole(parts: tuple[bytes, ...], most: int) -> Answer:
-    """All parts where they fit; else their size alone, as the result."""
+    """All parts if they fit; else what fits, and the size as the result."""
     size = sum(map(len, parts))
-    return Answer(parts) if size <= most else Answer(result=size)
+    return Answer(parts) if size <= most else Answer((b"".join(parts)[:most],), size)
 
 
 def _request(data: Buffer) -> tuple[Request, int]:
@@ -160,6 +160,12 @@ def _request(data: Buffer) -> tuple[Request, int]:
 def _frame(done: Completion) -> tuple[bytes, ...]:
     fields, data = encode_completion(done, crc32)
     return FRAME.pack(len(fields), len(data)) + fields.ljust(-(-len(fields) // _ALIGN) * _ALIGN, b"\0"), data
+
+
+def frame_bytes(head: Buffer) -> int:
+    """Size of the frame that begins with these bytes."""
+    fields_bytes, data_bytes = FRAME.unpack_from(head)
+    return FRAME.size + -(-int(fields_bytes) // _ALIGN) * _ALIGN + int(data_bytes)
 
 
 def unframed(frame: bytearray) -> Completion:

@@ -10,13 +10,14 @@ from importlib.metadata import entry_points
 from csd_link.driveset import DriveSet
 from csd_link.transports.fuse import Fuse
 from csd_link.transports.inproc import InProcess
+from csd_link.transports.nvme_node import NvmeNode
 from csd_link.transports.nvme_tcp import NvmeTcp
 from csd_link.transports.process import Process
 from csd_link.transports.transport import DriveFactory, Transport
 from csd_link.transports.window_path import WindowPath
 from csd_spec import Device
 
-OURS: tuple[Transport, ...] = (InProcess(), Process(), Fuse(), WindowPath(), NvmeTcp())
+OURS: tuple[Transport, ...] = (InProcess(), Process(), Fuse(), WindowPath(), NvmeTcp(), NvmeNode())
 GROUP = "vcsd.transports"
 
 

@@ -65,7 +65,7 @@ def pigeon(tmp_path, monkeypatch):
 
 
 def test_every_transport_says_what_a_user_needs():
-    assert [each.name for each in OURS] == ["inproc", "process", "fuse", "window", "nvme+tcp"]
+    assert [each.name for each in OURS] == ["inproc", "process", "fuse", "window", "nvme+tcp", "nvme"]
     for each in OURS:
         assert each.form.startswith(each.name)
         lack = each.missing()
@@ -107,7 +107,7 @@ def test_one_of_ones_own_is_a_class_and_an_entry_point(pigeon, capsys, monkeypat
     monkeypatch.delenv("PIGEON")
     _, out, _ = vcsd(capsys, monkeypatch, "doctor", "-o", "json")
     ways = {way["what"]: way for way in json.loads(out)["ways"]}
-    assert list(ways) == ["inproc", "process", "fuse", "window", "nvme+tcp", "pigeon", "guest", "nvmevirt"]
+    assert list(ways) == ["inproc", "process", "fuse", "window", "nvme+tcp", "nvme", "pigeon", "guest", "nvmevirt"]
     assert (ways["pigeon"]["ok"], ways["pigeon"]["found"], ways["pigeon"]["fix"]) == (
         False,
         "there is no pigeon",

@@ -1,0 +1,197 @@
+"""A `Device` behind a node of Linux's NVMe driver, as /dev/ng0n2: the namespace of a drive that holds sequences."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from csd_io.crc import crc32
+from csd_io.passthrough import Passthrough, VendorCommand
+from csd_io.queue import aligned
+from csd_link.cutting import submit_in_parts
+from csd_link.host_end import Lost, Pending, path_lost
+from csd_link.nvmeof.pdu import Buffer
+from csd_link.nvmeof.sequences import ATTACHED, FRAME, FRAME_VERSION, UNKNOWN_SESSION, Op, frame_bytes, unframed
+from csd_link.window import Identity
+from csd_link.wire import encode_arrays, pack_entry
+from csd_spec import Command, Completion, DriveSpec
+
+FIELDS_BYTES = 1 << 16  # of a completion, besides its data
+RECONNECT_S = 40.0  # for Linux to connect again: it tries every 10 s (--reconnect-delay of nvme connect)
+_LOOK_S = 0.05
+_ATTACH_BYTES = 1 << 16
+_PATH_RELATED = 3  # status code type
+
+
+class Line(Protocol):
+    """What carries commands to the namespace; see `csd_io.passthrough.Passthrough`."""
+
+    max_bytes: int
+
+    def begin(self, commands: list[VendorCommand]) -> None: ...
+
+    def wait(self) -> list[int]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A command that has not ended. parts: its entry and its arrays."""
+
+    number: int
+    parts: list[Buffer]
+    future: Future[Completion]
+
+
+class NodeDevice:
+    """A drive behind Linux's own initiator or a local controller. Commands go one after the other.
+
+    While Linux connects again, a command fails with a status of a lost path, and is given again with its number: the
+    drive does not execute it twice. A drive that has forgotten the session has begun anew, and is lost.
+    """
+
+    def __init__(self, path: Path, opened: Callable[[Path], Line] = Passthrough) -> None:
+        """Attach; raises Lost if no drive answers there."""
+        self.path = path
+        self._lost: Lost | None = None
+        self._lock = threading.Lock()
+        self._waiting: deque[_Waiting] = deque()
+        self._numbers = 0
+        try:
+            self._line = opened(path)
+        except OSError as error:
+            raise Lost(f"no drive at {path}: {error.strerror}") from error
+        self._out, self._in = aligned(self._line.max_bytes), aligned(self._line.max_bytes)
+        try:
+            self._session, self.identity = self._attach()
+        except (OSError, ValueError, struct.error) as error:
+            self._line.close()
+            raise Lost(f"{path} is no namespace of sequences: {error}") from error
+        self.max_bytes = min(self.identity.layout.slot_bytes, self._line.max_bytes - FIELDS_BYTES)
+
+    @property
+    def lost(self) -> Lost | None:
+        return self._lost
+
+    @property
+    def name(self) -> str:
+        return self.identity.name
+
+    @property
+    def spec(self) -> DriveSpec:
+        return self.identity.spec
+
+    def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        return submit_in_parts(self._submit, command, submit_ns, self.max_bytes)
+
+    def _submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        opcode, parameters, arrays = encode_arrays(command)
+        size = crc = 0
+        for array in arrays:
+            size, crc = size + len(array), crc32(array, crc)
+        if size > self.max_bytes:
+            raise ValueError(f"a command of {size:,} bytes: {self.path} takes {self.max_bytes:,}")
+        future = Pending(self._reap)
+        with self._lock:
+            if self._lost:
+                future.set_result(path_lost(self._lost))
+                return future
+            entry = pack_entry(opcode, parameters, self._numbers, submit_ns, size, crc)
+            self._waiting.append(_Waiting(self._numbers, [entry, *arrays], future))
+            self._numbers += 1
+            if len(self._waiting) == 1:
+                self._begin()
+        return future
+
+    def close(self) -> None:
+        """Wait for what is under way, and close the node."""
+        with self._lock:
+            while self._waiting:
+                self._end_first()
+            self._line.close()
+
+    def _attach(self) -> tuple[int, Identity]:
+        data = self._in[:_ATTACH_BYTES]
+        self._line.begin([VendorCommand(Op.ATTACH, data, (_ATTACH_BYTES,))])
+        (status,) = self._line.wait()
+        if status:
+            raise OSError(_words(status))
+        session, version, size = ATTACHED.unpack_from(data)
+        if version != FRAME_VERSION:
+            raise ValueError(f"the drive has version {version} of its commands, this host has {FRAME_VERSION}")
+        return session, Identity.from_json(bytes(data[ATTACHED.size : ATTACHED.size + size]))
+
+    def _begin(self) -> None:
+        """Begin the first command that waits, and fetch its completion."""
+        first, size = self._waiting[0], 0
+        for part in first.parts:
+            self._out[size : size + len(part)] = part
+            size += len(part)
+        self._in[: FRAME.size] = bytes(FRAME.size)
+        submit = VendorCommand(Op.SUBMIT, self._out[:size], self._dwords(first.number, size))
+        self._line.begin([submit, self._fetch(first.number, self._in)])
+
+    def _fetch(self, number: int, into: memoryview, offset: int = 0) -> VendorCommand:
+        return VendorCommand(Op.FETCH, into, self._dwords(number, len(into), offset))
+
+    def _dwords(self, number: int, size: int, offset: int = 0) -> tuple[int, ...]:
+        low = 0xFFFFFFFF
+        return size, offset, number & low, number >> 32, self._session & low, self._session >> 32
+
+    def _reap(self, future: Future[Completion]) -> None:
+        """Complete commands until this one is."""
+        while not future.done():
+            with self._lock:
+                if not future.done():
+                    self._end_first()
+
+    def _end_first(self) -> None:
+        """Wait for the first command, and begin the next."""
+        first, deadline = self._waiting[0], time.monotonic() + RECONNECT_S
+        while failed := next((status for status in self._line.wait() if status), 0):
+            if failed >> 8 & 7 != _PATH_RELATED or failed < 0 or time.monotonic() > deadline:
+                self._fail(failed)
+                return
+            time.sleep(_LOOK_S)
+            self._begin()
+        frame = self._frame(first.number)
+        if frame is None:
+            return
+        self._waiting.popleft()
+        if self._waiting:
+            self._begin()
+        first.future.set_result(unframed(frame))
+
+    def _frame(self, number: int) -> bytearray | None:
+        """The frame of a completion, fetched in as many parts as it takes; None if the drive is lost meanwhile."""
+        size = frame_bytes(self._in)
+        frame = bytearray(self._in[:size])
+        while len(frame) < size:
+            part = self._in[: min(size - len(frame), len(self._in))]
+            self._line.begin([self._fetch(number, part, len(frame))])
+            (status,) = self._line.wait()
+            if status:
+                self._fail(status)
+                return None
+            frame += part
+        return frame
+
+    def _fail(self, status: int) -> None:
+        self._lost = Lost(
+            "its firmware has begun anew" if status == UNKNOWN_SESSION else f"{self.path}: {_words(status)}"
+        )
+        while self._waiting:
+            self._waiting.popleft().future.set_result(path_lost(self._lost))
+
+
+def _words(status: int) -> str:
+    return os.strerror(-status) if status < 0 else f"NVMe status {status:#05x}"

@@ -1,0 +1,45 @@
+"""Drives behind Linux's NVMe driver: it has connected to them, and shows their namespaces of sequences as nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+from csd_link.connect import Connect
+from csd_link.driveset import DriveSet
+from csd_link.finding import Missing
+from csd_link.nvmeof.node import NodeDevice
+from csd_link.own_server import connected
+from csd_link.transports.transport import DriveFactory, Transport, check_served
+from csd_spec import Device
+
+_NODES = Path("/dev")
+
+
+class NvmeNode(Transport):
+    """Drives by character devices of Linux's NVMe driver, one for each."""
+
+    name, form = "nvme", "nvme:/dev/ngXnY (several drives: with commas)"
+
+    def check(self, where: str) -> None:
+        paths = where.split(",")
+        if not all(paths) or len(set(paths)) < len(paths):
+            raise ValueError(f"transport = nvme:{where}: needs a device for each drive, as nvme:/dev/ng0n2,/dev/ng1n2")
+
+    def missing(self) -> Missing | None:
+        if any(os.access(each, os.R_OK | os.W_OK) for each in _NODES.glob("ng*")):
+            return None
+        return Missing("no /dev/ngXnY that this user may use", "as root: modprobe nvme-tcp, then nvme connect -t tcp")
+
+    def served(self, drives: DriveSet) -> Sequence[Connect]:
+        paths = [Path(each) for each in drives.where.split(",")]
+        if len(paths) != drives.count:
+            raise ValueError(f"transport = nvme:{drives.where}: {len(paths)} devices for {drives.count} drives")
+        check_served(drives, drives.where)
+        return [partial(NodeDevice, each) for each in paths]
+
+    def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
+        return connected(self.served(drives))

@@ -1,0 +1,160 @@
+"""Drives behind nodes of Linux's NVMe driver: commands go once and in order, while paths are lost and come back.
+
+partner of: csd_link/nvmeof/node.py, csd_link/transports/nvme_node.py
+"""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from csd_io.passthrough import VendorCommand
+from csd_link.driveset import DriveSet
+from csd_link.host_end import Lost
+from csd_link.nvmeof import node as node_module
+from csd_link.nvmeof.commands import CommandError, Sqe
+from csd_link.nvmeof.node import FIELDS_BYTES, NodeDevice
+from csd_link.nvmeof.sequences import SequenceNamespace
+from csd_link.transports import transport_of
+from csd_link.window import Identity, WindowLayout
+from csd_spec import Completion, KvAppend, KvFree, Status
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+
+NODE = Path("/dev/ng7n2")
+HOST_PATH_ERROR, HOST_ABORTED = 0x370, 0x371
+LINE_BYTES = 1 << 17
+
+
+class Kernel:
+    """Linux's driver before a namespace. faults: statuses of the next commands, and whether they are executed."""
+
+    max_bytes = LINE_BYTES
+
+    def __init__(self, namespace):
+        self.namespace, self.faults, self.begun, self.is_closed = namespace, [], [], False
+
+    def begin(self, commands: list[VendorCommand]):
+        assert not self.begun
+        self.begun = [self._carry_out(each) for each in commands]
+
+    def _carry_out(self, command):
+        fault, is_executed = self.faults.pop() if self.faults else (0, True)
+        if not is_executed:
+            return fault
+        dwords = dict(zip(("cdw10", "cdw11", "cdw12", "cdw13", "cdw14", "cdw15"), command.dwords, strict=False))
+        sqe = Sqe(command.opcode, **dwords)
+        assert self.namespace.data_bytes(sqe) == len(command.buffer)
+        to_drive = bytes(command.buffer) if command.opcode & 3 == 1 else b""
+        try:
+            found = b"".join(self.namespace.execute(sqe, to_drive, "host").data)
+        except CommandError as error:
+            return fault or error.status
+        command.buffer[: len(found)] = found
+        return fault
+
+    def wait(self):
+        found, self.begun = self.begun, []
+        return found
+
+    def close(self):
+        self.is_closed = True
+
+
+class Drive:
+    """A service that says how much it was given, and how often."""
+
+    def __init__(self):
+        self.seen = []
+
+    def attach(self): ...
+
+    def refuse(self, command, status, reason, submit_ns):
+        return Completion(status=status, reason=reason)
+
+    def step(self, command, submit_ns, max_bytes):
+        self.seen.append(submit_ns)
+        size = command.seqs[0] if isinstance(command, KvFree) else len(command.k)
+        return Completion(status=Status.SUCCESS, data=(np.full(size, submit_ns % 251, np.uint8),))
+
+
+@pytest.fixture
+def drive():
+    return Drive()
+
+
+@pytest.fixture
+def kernel(drive):
+    identity = Identity("csd0", INSTCSD_ZYNQ7045_8CH, WindowLayout(depth=4, slot_blocks=256))
+    return Kernel(SequenceNamespace(lambda host: drive, identity, bytes(16)))
+
+
+@pytest.fixture
+def device(kernel):
+    made = NodeDevice(NODE, lambda path: kernel)
+    yield made
+    made.close()
+    assert kernel.is_closed
+
+
+def test_a_device_is_what_the_drive_says_and_takes_what_the_kernel_moves(device):
+    assert (device.name, device.spec, device.lost) == ("csd0", INSTCSD_ZYNQ7045_8CH, None)
+    assert device.max_bytes == LINE_BYTES - FIELDS_BYTES
+
+
+def test_commands_under_way_together_end_in_order(device, drive):
+    futures = [device.submit(KvFree((100 + number,)), number) for number in range(5)]
+    assert [len(each.result().data[0]) for each in futures] == [100, 101, 102, 103, 104]
+    assert drive.seen == [0, 1, 2, 3, 4]
+
+
+def test_an_append_beyond_a_command_is_cut_and_a_completion_beyond_a_buffer_comes_in_parts(device, drive):
+    rows = np.zeros((3000, 1, 64), np.float16)
+    assert device.submit(KvAppend((1,), 0, np.array([3000]), rows, rows), 7).result().status is Status.SUCCESS
+    assert len(drive.seen) > 5
+    large = device.submit(KvFree((5 * LINE_BYTES // 2,)), 9).result()
+    assert large.data[0].tobytes() == bytes([9]) * (5 * LINE_BYTES // 2)
+
+
+def test_a_path_that_comes_back_loses_nothing_and_repeats_nothing(device, drive, kernel, monkeypatch):
+    monkeypatch.setattr(node_module, "_LOOK_S", 0)
+    draw = random.Random(1)
+    for number in range(200):
+        kernel.faults = [
+            (draw.choice([HOST_PATH_ERROR, HOST_ABORTED]), draw.random() < 0.5) for _ in range(draw.randrange(6))
+        ]
+        done = device.submit(KvFree((20 + number,)), number).result()
+        assert done.status is Status.SUCCESS and done.data[0].tolist() == [number % 251] * (20 + number)
+    assert drive.seen == list(range(200))
+
+
+def test_a_drive_that_began_anew_is_lost_and_so_is_a_path_for_good(device, drive, kernel, monkeypatch):
+    monkeypatch.setattr(node_module, "RECONNECT_S", 0)
+    kernel.faults = [(HOST_PATH_ERROR, False)] * 9
+    done = device.submit(KvFree((20,)), 0).result()
+    assert done.status is Status.PATH_LOST and "status 0x370" in str(device.lost) and not drive.seen
+    assert device.submit(KvFree((20,)), 1).result().status is Status.PATH_LOST
+    kernel.faults = []
+    other = NodeDevice(NODE, lambda path: kernel)
+    kernel.namespace._sessions.clear()
+    assert other.submit(KvFree((20,)), 0).result().status is Status.PATH_LOST
+    assert str(other.lost) == "its firmware has begun anew"
+
+
+def test_what_is_no_such_namespace_is_lost(kernel, tmp_path):
+    kernel.faults = [(0x4001, False)]
+    with pytest.raises(Lost, match="no namespace of sequences: NVMe status 0x4001"):
+        NodeDevice(NODE, lambda path: kernel)
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "none", tmp_path / "file", Path("/dev/null")):
+        with pytest.raises(Lost, match=f"no drive at {path}: "):
+            NodeDevice(path)
+
+
+@pytest.mark.parametrize("where", ["", "/dev/ng0n2,", "/dev/ng0n2,/dev/ng0n2"])
+def test_a_node_for_each_drive_is_needed(where):
+    with pytest.raises(ValueError, match="needs a device for each drive"):
+        transport_of(DriveSet(transport=f"nvme:{where}"))
+    two = DriveSet(count=2, transport="nvme:/dev/ng0n2")
+    with pytest.raises(ValueError, match="1 devices for 2 drives"):
+        transport_of(two).served(two)
