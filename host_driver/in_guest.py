@@ -11,13 +11,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 SAYS = "vcsd-guest: "  # what stands before the answer
 
 _POWER_OFF = 0x4321FEDC
-_MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"))
+_MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/tmp"))
 
 
 def main() -> None:
@@ -44,7 +45,10 @@ def work(given: dict[str, str], libc: Any) -> dict[str, Any]:
     """Load a module where one is given, find the drive, decode over its block and its character device."""
     from csd_io.nvme import identify_controller
     from csd_link.connect import open_window
+    from host_driver.in_guest_fabric import work_over_fabric
 
+    if given.get("ports"):
+        return work_over_fabric(given, partial(_insert, libc), libc)
     if given.get("module"):
         _insert(libc, Path("/module.ko"), given["module"].replace("/", " "))
     name = _find(given["model"])
@@ -90,7 +94,7 @@ def _decode(connect: Callable[[int], Any], drives: int, given: dict[str, str]) -
     return result | {"wall_s": time.monotonic() - began}
 
 
-def _insert(libc: Any, file: Path, options: str) -> None:
+def _insert(libc: Any, file: Path, options: str = "") -> None:
     fd = os.open(file, os.O_RDONLY)
     if libc.syscall(313, fd, options.encode(), 0):  # finit_module on x86-64
         raise OSError(ctypes.get_errno(), f"{file.name} {options}: {os.strerror(ctypes.get_errno())}")

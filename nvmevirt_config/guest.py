@@ -13,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 from nvmevirt_config.module import Reservation
 
 QEMU, MAKE_FS = "qemu-system-x86_64", "mke2fs"
+MODULES = Path("/lib/modules")
 SERIAL = "vcsd"
 MDTS = 6  # 256 KiB a command, as a data center's drives have it
 QEMU_MODEL, NVMEVIRT_MODEL = "QEMU", "CSL_Virt"
@@ -39,7 +40,8 @@ class Guest:
     """kernel: an image; root: a file system with /init; drive: the raw file that is the NVMe drive, None with a module.
 
     scratch: a raw file that is a namespace of the same controller, to be written past the kernel; what is deallocated
-    becomes a hole in it. words: what the kernel's command line says to /init.
+    becomes a hole in it. words: what the kernel's command line says to /init. network: whether it has a network card,
+    over which it reaches the loopback of this machine as 10.0.2.2.
     """
 
     kernel: Path
@@ -50,6 +52,7 @@ class Guest:
     words: tuple[str, ...]
     reservation: Reservation
     cpus: int = 3
+    network: bool = False
 
     def command(self, accelerator: str) -> list[str]:
         """QEMU's command line. All namespaces are one controller's, the root's last; Linux counts those there."""
@@ -72,6 +75,8 @@ class Guest:
             devices += ["-drive", form + more.get(file, "")]
             blocks = "logical_block_size=4096,physical_block_size=4096"
             devices += ["-device", f"nvme-ns,drive=disk{number},bus=nvme,nsid={number},{blocks}"]
+        if self.network:
+            devices += ["-netdev", "user,id=net,restrict=no", "-device", "virtio-net-pci,netdev=net"]
         return [
             QEMU,
             *("-machine", "q35,memory-backend=ram", "-accel", accelerator, "-cpu", "max", "-smp", str(self.cpus)),
@@ -119,10 +124,28 @@ def find_kernel() -> Path:
     return found[-1]
 
 
-def make_root(image: Path, packages: Iterable[Path], module: Path | None) -> None:
+def kernel_modules(kernel: Path, names: Iterable[str]) -> list[Path]:
+    """Modules of a kernel, each behind those that it needs; raises FileNotFoundError for one that is missing.
+
+    Source: the format of modules.dep, depmod(8).
+    """
+    folder = MODULES / kernel.name.removeprefix("vmlinuz-")
+    listed = (folder / "modules.dep").read_text().splitlines() if (folder / "modules.dep").exists() else []
+    needs = {Path(at).name: (at, after.split()) for at, _, after in (line.partition(":") for line in listed)}
+    found = list[str]()
+    for name in names:
+        at, after = needs.get(f"{name}.ko", ("", []))
+        if not at:
+            raise FileNotFoundError(f"{folder} has no {name}.ko: apt-get install linux-image-cloud-amd64")
+        found += [*reversed(after), at]
+    return [folder / each for each in dict.fromkeys(found)]
+
+
+def make_root(image: Path, packages: Iterable[Path], files: Mapping[str, Path]) -> None:
     """A file system with this Python, numpy, our packages and /init; raises FileNotFoundError where a tool is missing.
 
-    Files lie where they lie on this machine, so that nothing has to be told where.
+    Files lie where they lie on this machine, so that nothing has to be told where. files: more of them, by where they
+    are to lie; what programs among them need comes along.
     """
     if not shutil.which(MAKE_FS):
         raise FileNotFoundError(f"{MAKE_FS} is missing: apt-get install e2fsprogs")
@@ -134,12 +157,13 @@ def make_root(image: Path, packages: Iterable[Path], module: Path | None) -> Non
     _copy_tree(library, stage / library.relative_to("/"))
     for package in (*packages, *_wheels()):
         (shutil.copyfile if package.is_file() else _copy_tree)(package, stage / "vcsd" / package.name)
-    binaries = [python, *(path for path in stage.rglob("*.so*") if path.is_file())]
+    binaries = [python, *files.values(), *(path for path in stage.rglob("*.so*") if path.is_file())]
     for needed in _libraries(binaries):
         _copy_file(needed, stage)
     _copy_file(python, stage)
-    if module:
-        shutil.copyfile(module, stage / "module.ko")
+    for at, source in files.items():
+        (stage / at).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, stage / at)
     init = stage / "init"
     init.write_text(
         f"#!{python} -B\nimport sys\nsys.path.insert(0, '/vcsd')\nfrom host_driver.in_guest import main\nmain()\n"

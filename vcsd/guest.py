@@ -88,15 +88,13 @@ def run_guest(run: GuestRun) -> dict[str, Any]:
 
     Raises OSError where something is missing or the guest does not answer.
     """
-    if not shutil.which(QEMU):
-        raise FileNotFoundError(f"{QEMU} is missing: apt-get install qemu-system-x86")
     kernel, began = find_kernel(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="guest-", dir=private_dir(run_dir())) as scratch:
         folder = Path(scratch)
         root = folder / "root.img"
         packages = [Path(package.__file__ or "").parent for package in (csd_spec, csd_io, csd_link, host_driver)]
         run.layers.save(folder / LAYERS_FILE)
-        make_root(root, [*packages, folder / LAYERS_FILE], run.module)
+        make_root(root, [*packages, folder / LAYERS_FILE], {"module.ko": run.module} if run.module else {})
         reservation = Reservation()
         size = WAYS * run.drives.count * LAYOUT.blocks * BLOCK_BYTES
         memory, disk, past = folder / "memory", folder / "drive.raw", folder / "past.raw"
@@ -114,9 +112,9 @@ def run_guest(run: GuestRun) -> dict[str, Any]:
             reservation=reservation,
         )
         with _firmware(run.drives, backing, at, folder):
-            answer, used = _boot(guest, run)
+            answer, used = boot(guest, run)
         left_bytes = 512 * past.stat().st_blocks
-    expected = _in_process(run)
+    expected = in_process(run, LAYOUT.slot_bytes)
     decodes = answer["decodes"]
     differ = [f"{way}: {name}" for way, decode in decodes.items() for name in FIGURES if decode[name] != expected[name]]
     passed = _passed(answer.get("passthrough"), run.layers, left_bytes)
@@ -135,12 +133,12 @@ def run_guest(run: GuestRun) -> dict[str, Any]:
     }
 
 
-def _in_process(run: GuestRun) -> dict[str, Any]:
+def in_process(run: GuestRun, max_bytes: int) -> dict[str, Any]:
     """The same decode on drives in this process that take as much in a command as the guest's do."""
     with open_drives(run.drives) as devices:
         for device in devices:
             assert isinstance(device, InProcessDevice)
-            device.max_bytes = LAYOUT.slot_bytes
+            device.max_bytes = max_bytes
         driver = Driver(devices, SHIPPED_SHAPE)
         expected = exercise(driver, run.prompt, run.tokens)
         driver.close()
@@ -178,8 +176,13 @@ def _firmware(drives: DriveSet, backing: Path, at: int, folder: Path) -> Any:
     return own_server(list(map(Placed, served, connects)), folder, FACTORY.server)
 
 
-def _boot(guest: Guest, run: GuestRun) -> tuple[dict[str, Any], str]:
-    """The guest's answer, and the accelerator that it ran on: hardware may be there and broken."""
+def boot(guest: Guest, run: GuestRun) -> tuple[dict[str, Any], str]:
+    """The guest's answer, and the accelerator that it ran on: hardware may be there and broken.
+
+    Raises OSError where QEMU is missing or the guest does not answer.
+    """
+    if not shutil.which(QEMU):
+        raise FileNotFoundError(f"{QEMU} is missing: apt-get install qemu-system-x86")
     names = ["kvm", "tcg"] if run.accelerator == "auto" else [run.accelerator]
     console = ["nothing"]
     for name in names:

@@ -32,6 +32,12 @@ class Accelerator(StrEnum):
     TCG = "tcg"
 
 
+class Fabric(StrEnum):
+    """How the guest connects to drives on the machine outside."""
+
+    TCP = "tcp"
+
+
 @guest.command("run")
 def guest_run(
     drives: Annotated[int, typer.Option(min=1, max=4, help="drives, one window each on the same device")] = 2,
@@ -40,6 +46,9 @@ def guest_run(
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None,
     module: Annotated[Path | None, typer.Option(help="NVMeVirt's nvmev.ko, built for the guest's kernel")] = None,
     layers: Annotated[Path | None, typer.Option(help="q, k, v (.npz) to store past the kernel (default: some)")] = None,
+    fabric: Annotated[
+        Fabric | None, typer.Option(help="connect to drives that listen outside, by Linux's initiator (default: none)")
+    ] = None,
     accelerator: Annotated[Accelerator, typer.Option(help="auto takes kvm where that works")] = Accelerator.AUTO,
     console: Annotated[Path | None, typer.Option(help="file for all that the guest says")] = None,
     timeout_s: Annotated[float | None, typer.Option(min=1, max=86400, help="for it (default: by the work)")] = None,
@@ -48,6 +57,10 @@ def guest_run(
     """Boot a Linux whose NVMe driver finds the drives, decode inside, and compare with decoding in this process."""
     from host_driver.passthrough import Layers
     from vcsd.guest import MADE_UP, GuestRun, run_guest
+    from vcsd.guest_fabric import run_guest_over_fabric
+
+    if fabric and (module or layers):
+        raise ValueError("--fabric tcp: the machine has no NVMe drive then, so leave --module and --layers out")
 
     wanted = DriveSet(count=drives, spec=load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH)
     run = GuestRun(
@@ -61,11 +74,11 @@ def guest_run(
         console=console,
     )
     with status("guest machine"):
-        result = run_guest(run)
+        result = run_guest_over_fabric(run) if fabric else run_guest(run)
     if output is Output.JSON:
         print_json(result)
     else:
-        flat = result | {f"past the kernel: {key}": value for key, value in result["passthrough"].items()}
+        flat = result | {f"past the kernel: {key}": value for key, value in result.get("passthrough", {}).items()}
         flat |= {f"id-ctrl {key}": value for key, value in result["id_ctrl"].items()}
         show("guest machine", {key: value for key, value in flat.items() if not isinstance(value, dict)}, output)
     if not result["equal"]:

@@ -35,6 +35,7 @@ class Line(Protocol):
     """What carries commands to the namespace; see `csd_io.passthrough.Passthrough`."""
 
     max_bytes: int
+    how: str
 
     def begin(self, commands: list[VendorCommand]) -> None: ...
 
@@ -57,6 +58,11 @@ class NodeDevice:
 
     While Linux connects again, a command fails with a status of a lost path, and is given again with its number: the
     drive does not execute it twice. A drive that has forgotten the session has begun anew, and is lost.
+
+    Attributes:
+        max_bytes: See `AttachedDevice.max_bytes`; also what Linux moves in a command.
+        how: What carries commands out, for people.
+
     """
 
     def __init__(self, path: Path, opened: Callable[[Path], Line] = Passthrough) -> None:
@@ -70,6 +76,7 @@ class NodeDevice:
             self._line = opened(path)
         except OSError as error:
             raise Lost(f"no drive at {path}: {error.strerror}") from error
+        self.how = self._line.how
         self._out, self._in = aligned(self._line.max_bytes), aligned(self._line.max_bytes)
         try:
             self._session, self.identity = self._attach()

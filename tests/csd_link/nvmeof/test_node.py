@@ -29,7 +29,7 @@ LINE_BYTES = 1 << 17
 class Kernel:
     """Linux's driver before a namespace. faults: statuses of the next commands, and whether they are executed."""
 
-    max_bytes = LINE_BYTES
+    max_bytes, how = LINE_BYTES, "test"
 
     def __init__(self, namespace):
         self.namespace, self.faults, self.begun, self.is_closed = namespace, [], [], False

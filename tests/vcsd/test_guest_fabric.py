@@ -1,0 +1,74 @@
+"""A Linux of its own connects to drives by NVMe/TCP: nvme-cli, a file system, a decode over its nodes.
+
+partner of: vcsd/guest_fabric.py, host_driver/in_guest_fabric.py, csd_io/passthrough.py
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from csd_io.passthrough import Passthrough
+from nvmevirt_config.guest import kernel_modules
+from tests.conftest import missing
+from vcsd.guest_fabric import PROGRAMS, _listen, _program
+
+VCSD = [sys.executable, "-c", "from vcsd_cli.main import main; main()"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("guest_machine")
+def test_a_guest_connects_to_drives_and_decodes_as_in_process():
+    if not shutil.which("nvme"):
+        missing("guest", "nvme-cli is not installed: apt-get install nvme-cli")
+    words = ["guest", "run", "--fabric", "tcp", "--drives", "2", "--prompt", "300", "--tokens", "8", "-o", "json"]
+    done = subprocess.run([*VCSD, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["equal"] and result["differ"] == []
+    assert len(result["discovered"]) == 2 and result["id_ctrl"]["subnqn"] == result["discovered"][0]
+    assert (result["decoded_over"], result["how"]) == (["ng1n2", "ng2n2"], "io_uring")
+    assert result["commands"]["id_ns"] == {"nsze": 1 << 20, "ncap": 1 << 20, "nuse": 0}
+    for each in result["filesystem"]:
+        assert each["bytes_equal"] and each["fsck_clean"] and each["nuse_trimmed"] < each["nuse_with_file"]
+
+
+def test_a_module_comes_behind_those_that_it_needs(tmp_path, monkeypatch):
+    folder = tmp_path / "6.1.0"
+    folder.mkdir()
+    (folder / "modules.dep").write_text("net/card.ko: net/net.ko bus/bus.ko\nnet/net.ko: bus/bus.ko\nbus/bus.ko:\n")
+    monkeypatch.setattr("nvmevirt_config.guest.MODULES", tmp_path)
+    kernel = Path("/boot/vmlinuz-6.1.0")
+    expected = [folder / each for each in ("bus/bus.ko", "net/net.ko", "net/card.ko")]
+    assert kernel_modules(kernel, ["card"]) == kernel_modules(kernel, ["net", "card", "bus"]) == expected
+    with pytest.raises(FileNotFoundError, match=r"has no disk.ko: apt-get install"):
+        kernel_modules(kernel, ["disk"])
+    with pytest.raises(FileNotFoundError, match=r"has no card.ko: apt-get install"):
+        kernel_modules(Path("/boot/vmlinuz-9"), ["card"])
+
+
+def test_what_is_missing_is_one_line(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert set(PROGRAMS.values()) >= {"nvme-cli", "e2fsprogs"}
+    with pytest.raises(FileNotFoundError, match="no-such-program is missing: apt-get install nvme-cli"):
+        _program("no-such-program", "nvme-cli")
+    done = subprocess.run(
+        [*VCSD, "guest", "run", "--fabric", "tcp", "--module", __file__], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "leave --module and --layers out" in done.stderr
+
+
+def test_drives_listen_on_ports_that_follow_each_other():
+    listen = _listen(("a", "b", "c"))
+    assert [listen.port_of(name) - listen.port for name in "abc"] == [0, 1, 2]
+    assert [each.port for each in listen.records] == [listen.port + number for number in range(3)]
+
+
+def test_what_is_no_namespace_cannot_be_opened(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", Path("/dev/null")):
+        with pytest.raises(OSError, match="is no NVMe namespace"):
+            Passthrough(path)
