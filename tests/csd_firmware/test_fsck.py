@@ -149,3 +149,10 @@ def test_a_folder_of_format_1_is_brought_up_to_date(tmp_path, capsys, monkeypatc
     code, out, _ = vcsd(capsys, monkeypatch, "log", "smart", folder, "-o", "json")
     assert (code, json.loads(out)["sequences"]) == (0, 2)
     assert vcsd(capsys, monkeypatch, "fsck", folder)[:2] == (0, f"{folder}: clean\n")
+
+
+def test_a_finding_says_where_and_what(say, kept):
+    change(kept.folder / "content.bin", 0, bytes((kept.folder / "content.bin").stat().st_size))
+    _, found = say()
+    lost = [(each["where"], each["what"]) for each in found["findings"] if each["action"] == "lost"]
+    assert lost and all(where != "flash" and where and ": " not in what for where, what in lost)

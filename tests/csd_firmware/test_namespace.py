@@ -155,3 +155,11 @@ def test_what_was_discarded_makes_room_in_the_namespace():
     assert namespace.free_bytes == free + (1 << 20) - 2 * page
     assert namespace.read(0, 200) == np.random.default_rng(0).bytes(100) + bytes(100)
     assert namespace.latency["discard"].nbytes == (1 << 20) - 200
+
+
+def test_a_discard_of_whole_pages_takes_a_command():
+    namespace = Namespace(Firmware(SMALL), threading.Lock())
+    for _ in range(3):
+        namespace.discard(1024, 5120)
+    took = namespace.latency["discard"]
+    assert (took.requests, took.total_ns) == (3, 3 * SMALL.link.command_ns)

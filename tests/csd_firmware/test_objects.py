@@ -37,6 +37,7 @@ from csd_spec import (
 )
 from csd_spec.arrays import key_list, keys_of
 from csd_spec.planes import number_of
+from ftl import OutOfSpace
 from ftl.kv.names import Names
 
 LAYERS, H, D = 2, 2, 16
@@ -385,3 +386,27 @@ def test_a_drive_that_dies_is_brought_to_where_it_was(small_drive: DriveSpec, se
             assert np.array_equal(do(KvRead((each,), 0)).data[0], wanted)
     assert device.recoveries
     device.close()
+
+
+def test_names_fill_their_part_of_drive_dram_to_the_last(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("csd_firmware.objects.NAME_BYTES", drive.spec.dram_bytes // 4 // 3)
+    seq, _ = drive.make(40)
+    for number in range(3):
+        drive.do(KvName((seq,), one(7), keys_of([key(number)])))
+    drive.do(KvName((seq,), one(7), keys_of([key(4)])), Status.CAPACITY_EXCEEDED)
+
+
+def test_a_fork_that_fails_half_way_leaves_no_tables(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    seqs = tuple(drive.make(40)[0] for _ in range(2))
+    state = drive.firmware.state
+    before, crop = set(state.v_sums), state.ftl.crop
+    crops = iter([crop, crop])
+
+    def crop_twice(*args: object) -> int:
+        if (next_crop := next(crops, None)) is None:
+            raise OutOfSpace("no room")
+        return int(next_crop(*args))  # type: ignore[arg-type]  # as given
+
+    monkeypatch.setattr(state.ftl, "crop", crop_twice)
+    drive.do(SeqFork(seqs, np.array([5, 5])), Status.CAPACITY_EXCEEDED)
+    assert set(state.v_sums) == before == set(state.ftl.sequences)

@@ -114,3 +114,22 @@ def test_a_fork_has_sums_of_its_own():
     np.testing.assert_array_equal(child.v_sums, parent.v_sums)
     parent.v_sums[:] = 0
     assert child.v_sums.any()
+
+
+def test_what_power_on_finds_is_in_the_error_log(monkeypatch):
+    firmware = filled(np.random.default_rng(3))
+    firmware.step(Flush(), firmware.free_ns)
+    finding = "block namespace: logical page 3 cannot be read"
+    original = Ftl.__init__
+
+    def found(self, *given):
+        original(self, *given)
+        self.findings = (*self.findings, finding)
+
+    monkeypatch.setattr(Ftl, "__init__", found)
+    (entry,) = powered_on(firmware.ftl.nand).history.errors
+    assert entry == {
+        "command": "power-on",
+        "status_field": int(Status.UNRECOVERED_READ_ERROR),
+        "reason": finding,
+    }

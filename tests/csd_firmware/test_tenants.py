@@ -85,3 +85,12 @@ def test_tables_of_sequences_do_not_exceed_drive_dram(small_drive):
     done = tenant.step(SeqCreate(1 << 16, 256, 512, 16, 64), 0)
     assert done.status is Status.CAPACITY_EXCEEDED
     assert "tables" in done.reason
+
+
+def test_a_refusal_names_the_handle_and_not_the_number_behind_it(small_drive):
+    firmware = Firmware(small_drive)
+    alice = Tenant(firmware, b"secret", "alice")
+    handle = alice.step(CREATE, 0).data[0].tolist()[0]
+    firmware.ftl.free([next(iter(firmware.ftl.sequences))], 0)
+    done = alice.step(KvFree((handle,)), 0)
+    assert (done.status, f"no sequence {handle:#x} of this tenant" in done.reason) == (Status.UNKNOWN_SEQUENCE, True)

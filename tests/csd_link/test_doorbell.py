@@ -1,5 +1,6 @@
 """Doorbells: heard at once, kept until someone listens, and silent ends are noticed."""
 
+import os
 import socket
 import threading
 
@@ -65,3 +66,13 @@ def test_polling_sleeps_longer_and_longer(monkeypatch):
     polling.ring()
     polling.wait(1)
     assert times[-1] == 1e-3
+
+
+def test_a_call_leaves_no_descriptor_behind(tmp_path):
+    drive, host = connected(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        call(tmp_path / ("long " * 30) / "doorbell").close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    host.close()
+    drive.close()

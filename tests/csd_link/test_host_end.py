@@ -5,6 +5,8 @@ partner of: csd_link/drive_end.py
 
 import signal
 import subprocess
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -429,3 +431,47 @@ def test_the_ring_may_become_empty_while_room_is_waited_for(monkeypatch):
 
     monkeypatch.setattr(HostEnd, "room", property(looked))
     assert device.submit(Flush(), 0).result().status is Status.SUCCESS
+
+
+class Impatient:
+    """A doorbell that ends a wait without end."""
+
+    def __init__(self, waits):
+        self.waits = waits
+
+    def ring(self): ...
+
+    def wait(self, timeout_s):
+        time.sleep(1e-4)
+        self.waits -= 1
+        assert self.waits, "still waiting"
+
+    def close(self): ...
+
+
+def test_a_drive_that_does_not_answer_and_of_which_no_process_is_known_is_given_up_soon(own_run_dir, monkeypatch):
+    monkeypatch.setattr("csd_link.host_end.PATIENCE_S", 0.01)
+    medium = Blocks()
+    DriveEnd(medium, IDENTITY, tenant())
+    with pytest.raises(Lost, match="no drive answers at its window"):
+        WindowDevice(medium, Impatient(20_000))
+
+
+def test_without_a_doorbell_both_ends_look_again(own_run_dir):
+    medium, stop = Blocks(), threading.Event()
+    drive = DriveEnd(medium, IDENTITY, tenant())
+
+    def serve():
+        while not stop.is_set():
+            drive.accept_host() or drive.serve()
+            time.sleep(1e-4)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        device = WindowDevice(medium)
+        assert device.submit(Flush(), 0).result().status is Status.SUCCESS
+        device.close()
+    finally:
+        stop.set()
+        thread.join()

@@ -4,8 +4,8 @@ import stat
 
 import pytest
 
-from csd_link.medium import FileMedium, MappedMedium
-from csd_link.window import BLOCK_BYTES
+from csd_link.medium import FileMedium, MappedMedium, make_window_file
+from csd_link.window import BLOCK_BYTES, MAGIC
 
 
 def test_what_one_writes_the_other_reads(tmp_path):
@@ -38,3 +38,16 @@ def test_a_window_lies_within_its_file(tmp_path, place):
     MappedMedium.create(tmp_path / "file", 4 * BLOCK_BYTES)
     with pytest.raises(ValueError, match="no room"):
         MappedMedium(tmp_path / "file", *place)
+
+
+def test_only_a_new_file_zeros_or_windows_become_a_file_for_windows(tmp_path):
+    file = tmp_path / "windows"
+    make_window_file(file, 3 * BLOCK_BYTES)
+    file.write_bytes(MAGIC + bytes(BLOCK_BYTES))
+    make_window_file(file, 5 * BLOCK_BYTES)
+    make_window_file(file, BLOCK_BYTES)
+    assert file.read_bytes() == MAGIC + bytes(5 * BLOCK_BYTES - len(MAGIC))
+    file.write_bytes(b"letters to my mother")
+    with pytest.raises(ValueError, match="holds something else than a window"):
+        make_window_file(file, BLOCK_BYTES)
+    assert file.read_bytes() == b"letters to my mother"

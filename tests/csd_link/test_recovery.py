@@ -28,3 +28,11 @@ def test_a_layer_keeps_what_is_not_sure_to_be_in_flash(steps):
     kept = [int(value) for k, _ in layer.rows for value in k.ravel()]
     assert kept == tokens[least:]
     assert all(np.array_equal(k, -v) for k, v in layer.rows)
+
+
+def test_a_crop_between_two_appends_keeps_no_empty_rows():
+    layer = Layer()
+    for tokens in (3, 2):
+        layer.rows.append((np.zeros((tokens, 1, 1), np.float16),) * 2)
+    layer.crop(3)
+    assert [len(k) for k, _ in layer.rows] == [3]

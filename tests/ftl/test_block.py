@@ -181,3 +181,15 @@ def test_a_discard_beyond_the_namespace_is_refused(small_drive):
     ftl.blocks.resize(4)
     with pytest.raises(FtlError, match="has 4"):
         ftl.blocks.discard(2, 3)
+
+
+def test_one_page_is_read_as_by_a_read_of_many(small_drive):
+    ftl, other = (Ftl(small_drive) for _ in range(2))
+    page = np.arange(small_drive.geometry.page_bytes, dtype=np.uint32).astype(np.uint8)
+    for each in (ftl, other):
+        each.blocks.resize(8)
+        each.blocks.write(np.array([3]), page[None], 0)
+    now_ns = ftl.timing.idle_ns()
+    for lpn in (3, 4):
+        data, finish_ns = other.blocks.read(np.array([lpn]), now_ns)
+        assert ftl.blocks.read_page(lpn, now_ns) == (data[0].tobytes(), finish_ns)

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -16,16 +17,19 @@ import numpy as np
 import pytest
 
 from csd_firmware.folder import DriveFolder
+from csd_firmware.process import supervisor as supervisor_module
 from csd_firmware.process.serve import open_firmware
+from csd_firmware.process.supervisor import MAX_CRASH_LOOP, Supervisor
 from csd_io.medium import Medium
 from csd_link.connect import open_window
 from csd_link.doorbell import SocketDoorbell, call
 from csd_link.driveset import DriveSet
 from csd_link.host_end import Lost, WindowDevice
+from csd_link.liveness import running
 from csd_link.medium import MappedMedium
 from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import doorbell_path, drive_dir, run_dir, window_path
-from csd_link.served_drive import ServedDrive
+from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import DeviceError, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from ftl.flash.content import Mapped
@@ -250,3 +254,46 @@ def test_host_that_recovers_does_not_take_its_window_back(tmp_path):
         assert second.submit(Flush(), 0).result().status is Status.SUCCESS
         first.close()
         second.close()
+
+
+def supervised(monkeypatch, child, meanwhile=lambda pid: None):
+    """Supervise a drive whose process does this; exit code of the supervisor, and the lines that it said."""
+    monkeypatch.setattr(supervisor_module, "warm_up", lambda: None)
+    monkeypatch.setattr(supervisor_module, "_child", child)
+    drive, (said, says) = ServedDrive(name="csd0", spec=INSTCSD_ZYNQ7045_8CH), os.pipe()
+    pid = os.fork()
+    if not pid:
+        signal.alarm(60)
+        supervisor = Supervisor(ServedDrives((drive,)), lambda line: os.write(says, f"{line}\n".encode()))
+        os._exit(supervisor.run())
+    os.close(says)
+    meanwhile(pid)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with os.fdopen(said) as lines:
+        return code, lines.read().splitlines()
+
+
+def test_a_drive_that_dies_at_once_is_restarted_so_often_and_no_more(monkeypatch):
+    code, lines = supervised(monkeypatch, lambda *given: os.kill(os.getpid(), signal.SIGKILL))
+    again = ["drive csd0 was killed (SIGKILL); it is restarted"] * (MAX_CRASH_LOOP - 1)
+    assert lines == [*again, "drive csd0 was killed (SIGKILL); it is not restarted"]
+    assert code == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_supervisor_and_drives(monkeypatch, number):
+    begun, begins = os.pipe()
+
+    def child(*given):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+        os.write(begins, os.getpid().to_bytes(4, "little"))
+        time.sleep(60)
+
+    children = []
+
+    def stop(pid):
+        children.append(int.from_bytes(os.read(begun, 4), "little"))
+        os.kill(pid, number)
+
+    code, _ = supervised(monkeypatch, child, stop)
+    assert code == 0 and not running(children[0])

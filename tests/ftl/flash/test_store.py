@@ -3,9 +3,12 @@
 partner of: ftl/flash/plan.py, ftl/flash/references.py, ftl/flash/collect.py, ftl/flash/wear.py
 """
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
+from csd_io.folder import DiskFolder
 from ftl import FaultPlan, Nand, OutOfSpace, Uncorrectable
 from ftl.flash import tag
 from ftl.flash.collect import Collector
@@ -123,3 +126,43 @@ def test_parts_of_a_plan_are_those_of_their_streams():
     assert plan.part(1, 2).ppns.size == 0
     odd = plan.only(plan.ppns % 2 == 1)
     assert odd.ppns.tolist() == [1, 3, 5] and odd.ends.tolist() == [1, 1, 2, 3]
+
+
+def test_a_loss_that_collection_finds_is_recorded_before_anything_moves(small_drive, monkeypatch):
+    """Moved, a page that lost its content would look whole."""
+    store = FlashStore(small_drive)
+    table = Table(store)
+    table.write(range(64), 1)
+    block = store.nand.block_of(table.pages[:1])[0]
+    seen, program = [], store.program
+    monkeypatch.setattr(store, "lost_of", lambda ppns: [7])
+    monkeypatch.setattr(table, "record", lambda start_ns, everything: seen.append(("record", everything)))
+    monkeypatch.setattr(store, "program", lambda *given: (seen.append("move"), program(*given))[1])
+    assert store.reclaim._move(int(block), store.reclaim.writer, 0) > 0
+    assert seen == [("record", False), "move"]
+
+
+def test_a_read_brings_pages_of_a_medium_that_keeps_them_elsewhere(small_drive, monkeypatch):
+    store = FlashStore(small_drive)
+    table = Table(store)
+    table.write(range(8), 1)
+    plan = store.all_of(table.pages[:8])
+    assert store.read(plan, 0) > 0
+    monkeypatch.setattr(type(store.nand.held), "lazy", True)
+    monkeypatch.setattr(store, "lost_of", lambda ppns: [7])
+    with pytest.raises(Uncorrectable):
+        store.read(plan, 0)
+
+
+def test_an_array_is_copied_to_memory_and_to_a_folder(small_drive, tmp_path):
+    nand = Nand(small_drive.geometry)
+    store = FlashStore(small_drive, nand)
+    table = Table(store)
+    table.write(range(50), 3)
+    with closing(DiskFolder(tmp_path)) as folder:
+        in_memory, in_files = nand.copy(), nand.copy(folder)
+        for copy in (in_memory, in_files, Nand(small_drive.geometry, folder=folder)):
+            assert copy.writes == nand.writes
+            for name in ("content", "spare", "erase_count", "next_page"):
+                np.testing.assert_array_equal(getattr(copy, name), getattr(nand, name), name)
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) > nand.content.nbytes
