@@ -122,7 +122,9 @@ class Mount(pyfuse3.Operations):
         return len(part)
 
     async def setattr(self, inode: int, attr: Any, fields: Any, fh: int | None, ctx: Any) -> pyfuse3.EntryAttributes:
-        """A drive has the size that it has: to truncate it changes nothing, like on a block device."""
+        """A drive keeps its size, like a block device: O_TRUNC, which comes as a size of 0, changes nothing."""
+        if fields.update_size and attr.st_size not in (0, (await self.getattr(inode)).st_size):
+            raise pyfuse3.FUSEError(errno.EINVAL)
         if fields.update_mode or fields.update_uid or fields.update_gid:
             raise pyfuse3.FUSEError(errno.EPERM)
         return await self.getattr(inode)

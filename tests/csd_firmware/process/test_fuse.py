@@ -87,6 +87,20 @@ def test_files_of_a_drive_are_neither_made_nor_removed(mount):
         file.rmdir()
 
 
+def test_a_drive_keeps_its_size(mount):
+    file = mount / "namespace"
+    size = file.stat().st_size
+    with file.open("r+b") as opened:
+        opened.write(b"kept")
+    for wanted in (1, size - 4096, size + 4096):
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.truncate(file, wanted)
+    os.truncate(file, size)
+    file.open("wb").close()
+    with file.open("rb") as opened:
+        assert (file.stat().st_size, opened.read(4)) == (size, b"kept")
+
+
 def test_room_is_what_was_not_written(mount):
     empty = shutil.disk_usage(mount)
     assert (empty.used, empty.free, empty.total) == (0, empty.total, (mount / "namespace").stat().st_size)
