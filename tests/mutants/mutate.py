@@ -51,7 +51,7 @@ MOST_PERCENT = 5  # of the mutants that may survive
 CAUGHT, SURVIVED, HANGS = "caught", "survived", "hangs"
 NOT_PLANTED = 9  # exit code
 IMPORTED = "ignore::pytest.PytestAssertRewriteWarning"
-QUICK, SLOW = "not slow and not rtl and not model", "slow and not rtl and not model"
+TESTS = ("tests", "not slow and not rtl and not model"), ("slow tests", "slow and not rtl and not model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +77,15 @@ class Stage:
 
 
 def stages(mutant: Mutant) -> list[Stage]:
-    """Checks of a mutant, quick ones first."""
+    """Checks of a mutant, quick ones first. Without files pytest would run everything."""
     path = find(mutant).relative_to(ROOT)
     named = Path("tests") / path.with_name(f"test_{path.name.lstrip('_')}")
     tests = {str(test) for test, module in _partners() if module == str(path)}
     tests |= {str(named)} if (ROOT / named).exists() else set()
     ordered = tuple(sorted(tests))
     wide = [Stage("crash"), Stage("simulate")] if path.parts[0] in OF_A_DRIVE else []
-    return [Stage("tests", ordered, QUICK), *wide, Stage("slow tests", ordered, SLOW)]
+    quick, slow = ([Stage(name, ordered, marks)] if ordered else [] for name, marks in TESTS)
+    return [*quick, *wide, *slow]
 
 
 @functools.cache

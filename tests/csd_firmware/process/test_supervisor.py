@@ -1,6 +1,6 @@
 """Drives with a process of their own: killed, restarted, lost; and who may use them.
 
-partner of: csd_firmware/process/serve.py, csd_firmware/process/mounts.py
+partner of: csd_firmware/process/serve.py, csd_firmware/process/mounts.py, csd_firmware/process/__main__.py
 """
 
 import os
@@ -12,12 +12,14 @@ import time
 from functools import partial
 from pathlib import Path
 from threading import Timer
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from csd_firmware.folder import DriveFolder
 from csd_firmware.process import supervisor as supervisor_module
+from csd_firmware.process.__main__ import main
 from csd_firmware.process.serve import open_firmware
 from csd_firmware.process.supervisor import MAX_CRASH_LOOP, Supervisor
 from csd_io.medium import Medium
@@ -297,3 +299,21 @@ def test_a_signal_stops_supervisor_and_drives(monkeypatch, number):
 
     code, _ = supervised(monkeypatch, child, stop)
     assert code == 0 and not running(children[0])
+
+
+@pytest.mark.parametrize("is_orphaned", [True, False])
+def test_the_server_of_a_run_that_has_ended_clears_its_folder(monkeypatch, tmp_path, is_orphaned):
+    file = tmp_path / "run" / "drives.json"
+    file.parent.mkdir()
+    file.write_text(ServedDrives((ServedDrive(name="csd0", spec=INSTCSD_ZYNQ7045_8CH),)).to_json())
+    seen = []
+
+    def made(drives, say, owner):
+        seen.append((drives.drives[0].name, owner))
+        return SimpleNamespace(run=lambda: 3, orphaned=is_orphaned)
+
+    monkeypatch.setattr("csd_firmware.process.__main__.Supervisor", made)
+    monkeypatch.setattr(sys, "argv", ["vcsd", str(file), "77"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, file.exists(), seen) == (3, not is_orphaned, [("csd0", 77)])
