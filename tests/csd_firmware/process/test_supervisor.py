@@ -303,7 +303,7 @@ def test_a_signal_stops_supervisor_and_drives(monkeypatch, number):
 
 @pytest.mark.parametrize("is_orphaned", [True, False])
 def test_the_server_of_a_run_that_has_ended_clears_its_folder(monkeypatch, tmp_path, is_orphaned):
-    file = tmp_path / "run" / "drives.json"
+    file = tmp_path / "served" / "drives.json"
     file.parent.mkdir()
     file.write_text(ServedDrives((ServedDrive(name="csd0", spec=INSTCSD_ZYNQ7045_8CH),)).to_json())
     seen = []
