@@ -15,7 +15,7 @@ from tests.mutants.mutate import (
     SURVIVED,
     Stage,
     attempt,
-    check_sound,
+    sound_s,
     stages,
     summary,
     verdicts,
@@ -66,9 +66,9 @@ def test_a_stage_that_fails_without_a_mutant_is_an_error(
     logs: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mutate, "LIMIT_S", 2)
-    check_sound.cache_clear()
+    sound_s.cache_clear()
     with pytest.raises(RuntimeError, match=f"without a mutant {name}"):
-        check_sound(Shares(name))
+        sound_s(Shares(name))
 
 
 def test_stages_are_those_of_the_partners() -> None:
