@@ -6,7 +6,9 @@ import shutil
 import socket
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,35 +33,34 @@ MODULES = "virtio_pci", "virtio_net", "nvme-fabrics", "nvme-tcp"
 _LOOPBACK = "127.0.0.1"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a guest machine does with drives that it has connected to.
+
+    Attributes:
+        then: Module whose `use` is called there.
+        words: What it is told, by the kernel's command line.
+        packages: Folders and files that it imports, beside the host driver.
+        files: Other files by where they are to lie; what programs among them need comes along.
+        memory_bytes: Of the machine; None is enough for a decode.
+
+    """
+
+    then: str
+    words: Mapping[str, object]
+    packages: Sequence[Path] = ()
+    files: Mapping[str, Path] = field(default_factory=dict)
+    memory_bytes: int | None = None
+
+
 def run_guest_over_fabric(run: GuestRun) -> dict[str, Any]:
-    """Boot the guest machine and have it find and use drives that listen on this one; beside the same in this process.
+    """Boot the guest machine and have it use drives that listen on this one; beside the same decode in this process.
 
     Raises OSError where something is missing or the guest does not answer.
     """
-    kernel, began = find_kernel(), time.monotonic()
-    files = {f"usr/sbin/{name}": _program(name, package) for name, package in PROGRAMS.items()}
-    modules = enumerate(kernel_modules(kernel, MODULES))
-    files |= {f"modules/{number:02}-{each.name}": each for number, each in modules}
-    with tempfile.TemporaryDirectory(prefix="guest-", dir=private_dir(run_dir())) as scratch:
-        folder = Path(scratch)
-        root, memory = folder / "root.img", folder / "memory"
-        make_root(root, [Path(each.__file__ or "").parent for each in (csd_spec, csd_io, csd_link, host_driver)], files)
-        reservation = Reservation()
-        MappedMedium.create(memory, reservation.end_bytes)
-        listen = _listen(tuple(f"{folder.name}-{number}" for number in range(run.drives.count)))
-        with own_server([_placed(run, listen, name) for name in listen.drives], folder, FACTORY.server):
-            ports = ",".join(str(listen.port_of(name)) for name in listen.drives)
-            guest = Guest(
-                kernel=kernel,
-                root=root,
-                memory=memory,
-                drive=None,
-                scratch=None,
-                words=(f"vcsd.ports={ports}", f"vcsd.prompt={run.prompt}", f"vcsd.tokens={run.tokens}"),
-                reservation=reservation,
-                network=True,
-            )
-            answer, used = boot(guest, run)
+    began = time.monotonic()
+    words = {"prompt": run.prompt, "tokens": run.tokens}
+    answer, used = answer_over_fabric(run, Work(then="host_driver.in_guest_tools", words=words))
     ((way, decode),) = answer["decodes"].items()
     expected = in_process(run, decode["max_bytes"])
     differ = [f"{way}: {name}" for name in FIGURES if decode[name] != expected[name]]
@@ -68,7 +69,7 @@ def run_guest_over_fabric(run: GuestRun) -> dict[str, Any]:
     return {
         "fabric": "tcp",
         "accelerator": used,
-        "kernel": kernel.name.removeprefix("vmlinuz-"),
+        "kernel": answer["kernel"],
         "discovered": answer["discovered"],
         "id_ctrl": {key: answer["id_ctrl"][key] for key in ("mn", "sn", "fr", "subnqn", "mdts")},
         "commands": answer["commands"],
@@ -81,6 +82,50 @@ def run_guest_over_fabric(run: GuestRun) -> dict[str, Any]:
         "decode_wall_s": {way: decode["wall_s"]},
         "wall_s": time.monotonic() - began,
     }
+
+
+def answer_over_fabric(
+    run: GuestRun, work: Work, served: Callable[[Sequence[str]], None] = lambda names: None
+) -> tuple[dict[str, Any], str]:
+    """Serve drives, boot a guest that connects to them, and have it do its work.
+
+    Args:
+        run: Drives, limits of time and the accelerator; the rest does not matter.
+        work: What the guest does.
+        served: Called with the names of the drives when they answer.
+
+    Returns:
+        What the guest says, with its kernel's release; and the accelerator that it ran on.
+
+    """
+    kernel = find_kernel()
+    files = dict(work.files) | {f"usr/sbin/{name}": _program(name, package) for name, package in PROGRAMS.items()}
+    modules = enumerate(kernel_modules(kernel, MODULES))
+    files |= {f"modules/{number:02}-{each.name}": each for number, each in modules}
+    with tempfile.TemporaryDirectory(prefix="guest-", dir=private_dir(run_dir())) as scratch:
+        folder = Path(scratch)
+        root, memory = folder / "root.img", folder / "memory"
+        ours = [Path(each.__file__ or "").parent for each in (csd_spec, csd_io, csd_link, host_driver)]
+        make_root(root, [*ours, *work.packages], files)
+        reservation = Reservation() if work.memory_bytes is None else Reservation(start_bytes=work.memory_bytes)
+        MappedMedium.create(memory, reservation.end_bytes)
+        listen = _listen(tuple(f"{folder.name}-{number}" for number in range(run.drives.count)))
+        with own_server([_placed(run, listen, name) for name in listen.drives], folder, FACTORY.server):
+            served(listen.drives)
+            ports = ",".join(str(listen.port_of(name)) for name in listen.drives)
+            words = dict(work.words) | {"ports": ports, "then": work.then}
+            guest = Guest(
+                kernel=kernel,
+                root=root,
+                memory=memory,
+                drive=None,
+                scratch=None,
+                words=tuple(f"vcsd.{key}={value}" for key, value in words.items()),
+                reservation=reservation,
+                network=True,
+            )
+            answer, used = boot(guest, run)
+    return answer | {"kernel": kernel.name.removeprefix("vmlinuz-")}, used
 
 
 def _listen(names: tuple[str, ...]) -> Listen:

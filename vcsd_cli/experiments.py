@@ -24,6 +24,7 @@ BENCH = {
     "tenants": "eval.bench.tenants",
     "simulate": "eval.simulation.simulate",
     "vllm": "eval.bench.vllm",
+    "mooncake": "eval.bench.mooncake",
 }
 EVAL = {
     "selectors": "eval.accuracy.selectors",

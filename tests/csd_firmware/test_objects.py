@@ -389,11 +389,11 @@ def test_a_drive_that_dies_is_brought_to_where_it_was(small_drive: DriveSpec, se
 
 
 def test_names_fill_their_part_of_drive_dram_to_the_last(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("csd_firmware.objects.NAME_BYTES", drive.spec.dram_bytes // 4 // 3)
+    monkeypatch.setattr("csd_firmware.objects.NAME_BYTES", drive.spec.dram_bytes // 4 // 4)
     seq, _ = drive.make(40)
-    for number in range(3):
+    for number in range(4):
         drive.do(KvName((seq,), one(7), keys_of([key(number)])))
-    drive.do(KvName((seq,), one(7), keys_of([key(4)])), Status.CAPACITY_EXCEEDED)
+    drive.do(KvName((seq,), one(7), keys_of([key(5)])), Status.CAPACITY_EXCEEDED)
 
 
 def test_a_fork_that_fails_half_way_leaves_no_tables(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:

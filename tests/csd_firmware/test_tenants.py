@@ -91,6 +91,7 @@ def test_a_refusal_names_the_handle_and_not_the_number_behind_it(small_drive):
     firmware = Firmware(small_drive)
     alice = Tenant(firmware, b"secret", "alice")
     handle = alice.step(CREATE, 0).data[0].tolist()[0]
+    assert alice.step(KvRead((handle,), 0), 0).status is Status.SUCCESS
     firmware.ftl.free([next(iter(firmware.ftl.sequences))], 0)
     done = alice.step(KvFree((handle,)), 0)
     assert (done.status, f"no sequence {handle:#x} of this tenant" in done.reason) == (Status.UNKNOWN_SEQUENCE, True)

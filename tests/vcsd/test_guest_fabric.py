@@ -1,6 +1,6 @@
 """A Linux of its own connects to drives by NVMe/TCP: nvme-cli, a file system, a decode over its nodes.
 
-partner of: vcsd/guest_fabric.py, host_driver/in_guest_fabric.py, csd_io/passthrough.py
+partner of: vcsd/guest_fabric.py, host_driver/in_guest_fabric.py, host_driver/in_guest_tools.py, csd_io/passthrough.py
 """
 
 import json

@@ -3,9 +3,12 @@
 partner of: ftl/flash/program_order.py
 """
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
+from csd_io.folder import DiskFolder
 from ftl.errors import NandRuleError
 from ftl.flash.nand import Nand
 
@@ -76,3 +79,21 @@ def test_erase_forgets_a_block_and_only_that(nand):
         nand.check_readable(np.array([0], np.uint32))
     program(nand, 0)
     assert not nand.content[lanes].any()  # the rest of the block was given back
+
+
+def test_an_array_is_copied_to_memory_and_to_a_folder(nand, tmp_path):
+    program(nand, *range(20))
+    nand.erase(3)
+    pages = nand.programmed()
+    with closing(DiskFolder(tmp_path)) as folder:
+        in_memory, in_files = nand.copy(), nand.copy(folder)
+        assert in_memory.writes == in_files.writes == nand.writes
+        for copy in (in_memory, in_files, Nand(nand.geometry, folder=folder)):
+            for name, which in (
+                ("content", pages),
+                ("spare", pages),
+                ("erase_count", slice(None)),
+                ("next_page", slice(None)),
+            ):
+                np.testing.assert_array_equal(getattr(copy, name)[which], getattr(nand, name)[which], name)
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) > nand.content.nbytes

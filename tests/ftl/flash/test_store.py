@@ -3,12 +3,9 @@
 partner of: ftl/flash/plan.py, ftl/flash/references.py, ftl/flash/collect.py, ftl/flash/wear.py
 """
 
-from contextlib import closing
-
 import numpy as np
 import pytest
 
-from csd_io.folder import DiskFolder
 from ftl import FaultPlan, Nand, OutOfSpace, Uncorrectable
 from ftl.flash import tag
 from ftl.flash.collect import Collector
@@ -152,17 +149,3 @@ def test_a_read_brings_pages_of_a_medium_that_keeps_them_elsewhere(small_drive, 
     monkeypatch.setattr(store, "lost_of", lambda ppns: [7])
     with pytest.raises(Uncorrectable):
         store.read(plan, 0)
-
-
-def test_an_array_is_copied_to_memory_and_to_a_folder(small_drive, tmp_path):
-    nand = Nand(small_drive.geometry)
-    store = FlashStore(small_drive, nand)
-    table = Table(store)
-    table.write(range(50), 3)
-    with closing(DiskFolder(tmp_path)) as folder:
-        in_memory, in_files = nand.copy(), nand.copy(folder)
-        for copy in (in_memory, in_files, Nand(small_drive.geometry, folder=folder)):
-            assert copy.writes == nand.writes
-            for name in ("content", "spare", "erase_count", "next_page"):
-                np.testing.assert_array_equal(getattr(copy, name), getattr(nand, name), name)
-    assert sum(file.stat().st_size for file in tmp_path.iterdir()) > nand.content.nbytes

@@ -1,0 +1,97 @@
+"""Mooncake's store, as its package index has it, on the Key Value namespace of a drive that is killed meanwhile.
+
+The guest machine connects to the drive with Linux's NVMe/TCP initiator. Mooncake's client offloads objects to the
+namespace by io_uring passthrough; its master and its client run inside the guest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from csd_link.driveset import DriveSet
+from csd_link.run_dir import pid_path
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.bench import mooncake_guest
+from eval.experiment import Outcome, flat
+from vcsd.guest import GuestRun
+from vcsd.guest_fabric import Work, answer_over_fabric
+from vcsd.options import MAX_SEED
+from vcsd.progress import status
+
+MEMORY_BYTES = 2 << 30  # of the guest
+BOOTS_S, BETWEEN_S = 40.0, 25.0  # until the guest uses the drive; between two kills
+LIMIT_S = 3600.0
+
+
+class Killer:
+    """Kills a drive's process so many times, while there is one."""
+
+    def __init__(self, kills: int) -> None:
+        self.kills, self.done = kills, 0
+        self._ended = threading.Event()
+
+    def begin(self, names: Sequence[str]) -> None:
+        """Kill the first of these drives from a thread."""
+        threading.Thread(target=self._kill, args=(names[0],), daemon=True).start()
+
+    def end(self) -> None:
+        """Kill no more."""
+        self._ended.set()
+
+    def _kill(self, name: str) -> None:
+        wait_s = BOOTS_S
+        while self.done < self.kills and not self._ended.wait(wait_s):
+            os.kill(int(pid_path(name).read_text()), signal.SIGKILL)
+            self.done += 1
+            wait_s = BETWEEN_S
+
+
+def bench_mooncake(objects: int, kills: int, seed: int, console: Path | None = None) -> dict[str, Any]:
+    """Put, evict, remove and read objects of 1 KiB to 4 MiB.
+
+    Returns:
+        What `mooncake_guest.exercise` counts, and how often the drive was killed.
+
+    """
+    found = find_spec("mooncake")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("Mooncake is not installed: pip install 'vcsd[mooncake]'")
+    package = Path(next(iter(found.submodule_search_locations)))
+    run = GuestRun(
+        drives=DriveSet(count=1, spec=INSTCSD_ZYNQ7045_8CH), prompt=0, tokens=0, timeout_s=LIMIT_S, console=console
+    )
+    work = Work(
+        then=Path(mooncake_guest.__file__).stem,
+        words={"objects": objects, "seed": seed},
+        packages=[Path(mooncake_guest.__file__), package],
+        memory_bytes=MEMORY_BYTES,
+    )
+    killer = Killer(kills)
+    try:
+        answer, accelerator = answer_over_fabric(run, work, killer.begin)
+    finally:
+        killer.end()
+    counted = {key: value for key, value in answer.items() if key != "discovered"}
+    release = version("mooncake-transfer-engine-non-cuda")
+    return counted | {"kills": killer.done, "accelerator": accelerator, "mooncake": release, "seed": seed}
+
+
+def experiment(
+    objects: Annotated[int, typer.Option(min=1, max=10_000_000, help="to put")] = 10_000,
+    kills: Annotated[int, typer.Option(min=0, max=1000, help="of the drive's process, 25 s apart")] = 2,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of sizes and bytes")] = 0,
+    console: Annotated[Path | None, typer.Option(help="file for all that the guest says")] = None,
+) -> Outcome:
+    """Mooncake's store offloads objects to a drive's Key Value namespace over NVMe/TCP; all of them are read back."""
+    with status("guest machine"):
+        result = bench_mooncake(objects, kills, seed, console)
+    return flat("mooncake", result, failed=bool(result["wrong"] or result["lost"]))

@@ -1,0 +1,182 @@
+"""Mooncake's store over the Key Value namespace of a drive; runs inside the guest machine, with Mooncake's own package.
+
+Objects are put faster than the store's memory holds them, so it writes them to the drive and evicts them; then they are
+read back. Source of its settings: Mooncake's documentation, docs/source/deployment/ssd/nvme-kv.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+KV_NSID = 2
+RPC_PORT = 50051
+SIZES = {1 << 10: 40, 8 << 10: 30, 64 << 10: 20, 512 << 10: 7, 4 << 20: 1}  # bytes of an object, and its weight
+SEGMENT_BYTES, BUFFER_BYTES = 96 << 20, 32 << 20  # of the store's memory
+WAVE_BYTES = 24 << 20  # that are put before the drive has to have them
+PATIENCE_S = 120.0  # for the drive to have them, or to come back
+_LOOK_S = 0.1
+
+
+def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> dict[str, Any]:
+    """Start Mooncake's master and a client whose disk is the drive; put, evict, remove and read objects.
+
+    Args:
+        nodes: Of each drive, the character devices of its namespaces by NSID.
+        given: Words of the kernel's command line: objects, seed.
+        libc: Not needed.
+
+    """
+    said = os.open("/tmp/mooncake.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(said, 2)  # the console is slow
+    node = nodes[0][KV_NSID]
+    os.environ |= {
+        "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "nvme_kv_storage_backend",
+        "MOONCAKE_NVME_KV_DEVICE_PATH": str(node),
+        "MOONCAKE_NVME_KV_NSID": str(KV_NSID),
+        "MOONCAKE_NVME_KV_TRANSPORT": "io_uring",
+    }
+    package = next(Path(each) / "mooncake" for each in sys.path if (Path(each) / "mooncake").is_dir())
+    try:
+        with_master = started(package, Path("/tmp/offload"))
+        return {"node": node.name} | with_master(
+            lambda store: exercise(store, int(given["objects"]), int(given["seed"]))
+        )
+    except Exception as error:
+        last = Path("/tmp/mooncake.log").read_text(errors="replace").splitlines()[-4:]
+        raise OSError(f"{error}; Mooncake last said: {' | '.join(last)}") from error
+
+
+def started(package: Path, folder: Path) -> Callable[[Callable[[Any], dict[str, Any]]], dict[str, Any]]:
+    """What runs an action on a store of its own: a master, and a client in this process.
+
+    Args:
+        package: Mooncake's.
+        folder: Of the client's files.
+
+    """
+    folder.mkdir(exist_ok=True)
+    os.environ |= {
+        "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(folder),
+        "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
+        "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(2 * BUFFER_BYTES),
+    }
+
+    def run(action: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        options = f"--rpc_port={RPC_PORT}", "--enable_offload=true", "--default_kv_lease_ttl=200"
+        master = subprocess.Popen([str(package / "mooncake_master"), *options], stdout=2, stderr=2)
+        try:
+            store = _connected(folder)
+            try:
+                return action(store)
+            finally:
+                store.close()
+        finally:
+            master.kill()
+            master.wait()
+
+    return run
+
+
+def _connected(folder: Path) -> Any:
+    from mooncake.store import MooncakeDistributedStore
+
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        store = MooncakeDistributedStore()
+        options = {"enable_ssd_offload": True, "ssd_offload_path": str(folder)}
+        local, master = "127.0.0.1", f"127.0.0.1:{RPC_PORT}"
+        code = store.setup(local, "P2PHANDSHAKE", SEGMENT_BYTES, BUFFER_BYTES, "tcp", "", master, **options)
+        if not code:
+            return store
+        if time.monotonic() > deadline:
+            raise OSError(f"Mooncake's client does not start: {code}")
+        time.sleep(_LOOK_S)
+
+
+def exercise(store: Any, objects: int, seed: int) -> dict[str, Any]:
+    """Put objects in waves; each wave has to reach the drive before the next. Remove some; in the end read all others.
+
+    Returns:
+        objects: That were put. wrong: Whose bytes differ. lost: That the drive had and that cannot be read. removed,
+        bytes: Of all of them. evicted: That were on the drive alone when they were read.
+
+    """
+    draw, kept = random.Random(seed), dict[str, bytes]()
+    wave, waves_bytes, total, removed, number = list[str](), 0, 0, 0, 0
+    wrong = read = 0
+    began = time.monotonic()
+    while number < objects:
+        key, data = f"object-{seed}-{number}", draw.randbytes(draw.choices(list(SIZES), list(SIZES.values()))[0])
+        _put(store, key, data)
+        kept[key] = hashlib.sha256(data).digest()
+        wave.append(key)
+        number, total, waves_bytes = number + 1, total + len(data), waves_bytes + len(data)
+        if waves_bytes > WAVE_BYTES or number == objects:
+            _await_on_drive(store, wave)
+            for each in draw.sample(sorted(kept), min(len(kept), len(wave) // 8)):
+                wrong += not _right(store, each, kept[each])
+                read += 1
+            for each in draw.sample(wave, len(wave) // 16):
+                removed += store.remove(each, True) == 0
+                del kept[each]
+            wave, waves_bytes = [], 0
+    wrote_s = time.monotonic() - began
+    evicted = lost = 0
+    for key, digest in kept.items():
+        evicted += not any(each.is_memory_replica() for each in store.get_replica_desc(key))
+        found = _read(store, key)
+        lost += found is None
+        wrong += found is not None and found != digest
+    return {
+        "objects": number,
+        "bytes": total,
+        "wrong": wrong,
+        "lost": lost,
+        "removed": removed,
+        "evicted": evicted,
+        "read_while_written": read,
+        "write_s": wrote_s,
+        "read_s": time.monotonic() - began - wrote_s,
+    }
+
+
+def _put(store: Any, key: str, data: bytes) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while code := store.put(key, data):
+        if time.monotonic() > deadline:
+            raise OSError(f"{key} of {len(data)} bytes cannot be put: {code}")
+        time.sleep(_LOOK_S)
+
+
+def _await_on_drive(store: Any, keys: Sequence[str]) -> None:
+    """Wait until each object has a replica on the drive."""
+    deadline, waiting = time.monotonic() + PATIENCE_S, list(keys)
+    while waiting:
+        found = store.batch_get_replica_desc(waiting)
+        waiting = [key for key in waiting if not any(each.is_local_disk_replica() for each in found.get(key, ()))]
+        if time.monotonic() > deadline:
+            raise OSError(f"{len(waiting)} of {len(keys)} objects do not reach the drive")
+        if waiting:
+            time.sleep(_LOOK_S)
+
+
+def _read(store: Any, key: str) -> bytes | None:
+    """Digest of an object; None if it cannot be read, even after a while."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (data := store.get(key)):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_LOOK_S)
+    return hashlib.sha256(data).digest()
+
+
+def _right(store: Any, key: str, digest: bytes) -> bool:
+    return _read(store, key) == digest

@@ -1,0 +1,114 @@
+"""What people use a drive with, inside the guest machine: nvme-cli, a file system, a decode."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from host_driver.in_guest_fabric import BLOCKS_NSID, SEQUENCES_NSID, awaited, nvme, run
+
+_FILE_BYTES = 4 << 20
+
+
+def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> dict[str, Any]:
+    """Use every drive's blocks, then decode in their sequences.
+
+    Args:
+        nodes: Of each drive, the character devices of its namespaces by NSID.
+        given: Words of the kernel's command line: prompt, tokens.
+        libc: For mounts.
+
+    """
+    first = nodes[0][BLOCKS_NSID]
+    return {
+        "id_ctrl": nvme("id-ctrl", str(first), "-o", "json"),
+        "commands": _commands(first),
+        "filesystem": [_filesystem(node[BLOCKS_NSID], libc) for node in nodes],
+        "decodes": {"nvme+tcp": _decode([node[SEQUENCES_NSID] for node in nodes], given)},
+    }
+
+
+def _commands(node: Path) -> dict[str, Any]:
+    """What nvme-cli says of a drive, its block namespace and its health."""
+    smart = nvme("smart-log", str(node), "-o", "json")
+    return {
+        "list": len(nvme("list", "-o", "json")["Devices"]),
+        "id_ns": {key: nvme("id-ns", str(node), "-o", "json")[key] for key in ("nsze", "ncap", "nuse")},
+        "smart_log": {key: smart[key] for key in ("critical_warning", "percent_used", "power_cycles")},
+    }
+
+
+def _filesystem(node: Path, libc: Any) -> dict[str, Any]:
+    """Make ext4 on a block namespace, write a file, remove it, trim; NUSE of the namespace at each step."""
+    block, where = str(node.with_name(node.name.replace("ng", "nvme", 1))), "/tmp/mounted"
+    awaited(Path(block))
+    run(
+        "/usr/sbin/mke2fs",
+        "-q",
+        "-t",
+        "ext4",
+        "-b",
+        "4096",
+        "-E",
+        "lazy_itable_init=0",
+        block,
+        "64m",
+    )
+    os.makedirs(where, exist_ok=True)
+    file, content = Path(where) / "file", os.urandom(_FILE_BYTES)
+    _mount(libc, block, where)
+    file.write_bytes(content)
+    _unmount(libc, where)
+    used_with_file = _used(node)
+    is_clean = _fsck(block)
+    _mount(libc, block, where)
+    is_same = hashlib.sha256(file.read_bytes()).digest() == hashlib.sha256(content).digest()
+    file.unlink()
+    os.sync()
+    run("/usr/sbin/fstrim", where)
+    _unmount(libc, where)
+    return {
+        "bytes_equal": is_same,
+        "fsck_clean": is_clean and _fsck(block),
+        "nuse_with_file": used_with_file,
+        "nuse_trimmed": _used(node),
+    }
+
+
+def _fsck(block: str) -> bool:
+    return subprocess.run(["/usr/sbin/e2fsck", "-f", "-n", block], capture_output=True, check=False).returncode == 0
+
+
+def _used(node: Path) -> int:
+    return int(nvme("id-ns", str(node), "-o", "json")["nuse"])
+
+
+def _mount(libc: Any, block: str, where: str) -> None:
+    if libc.mount(block.encode(), where.encode(), b"ext4", 0, None):
+        raise OSError(f"{block} cannot be mounted")
+
+
+def _unmount(libc: Any, where: str) -> None:
+    if libc.umount2(where.encode(), 0):
+        raise OSError(f"{where} cannot be unmounted")
+
+
+def _decode(nodes: Sequence[Path], given: dict[str, str]) -> dict[str, Any]:
+    from csd_link.nvmeof.node import NodeDevice
+    from host_driver.driver import Driver
+    from host_driver.exercise import SHIPPED_SHAPE, exercise
+
+    began = time.monotonic()
+    devices = [NodeDevice(node) for node in nodes]
+    driver = Driver(devices, SHIPPED_SHAPE)
+    result = exercise(driver, int(given["prompt"]), int(given["tokens"]))
+    limits = {"nodes": [node.name for node in nodes], "how": devices[0].how, "max_bytes": devices[0].max_bytes}
+    driver.close()
+    for device in devices:
+        device.close()
+    return result | limits | {"wall_s": time.monotonic() - began}

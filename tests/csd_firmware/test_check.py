@@ -1,0 +1,15 @@
+"""What a refusal says of a value."""
+
+import pytest
+
+from csd_firmware import Firmware
+from csd_spec import SeqCreate
+
+
+@pytest.mark.parametrize("length", [1, 38, 39, 500])
+def test_a_value_in_a_reason_takes_at_most_forty_characters(small_drive, length):
+    value = "x" * length
+    shown = (
+        Firmware(small_drive).step(SeqCreate(value, 1, 2, 16, 64), 0).reason.removeprefix("count = ").partition(":")[0]
+    )
+    assert shown == repr(value) if length <= 38 else (len(shown), shown[-3:]) == (40, "...")
