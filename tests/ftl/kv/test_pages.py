@@ -1,0 +1,18 @@
+"""Tables of pages of several sequences side by side."""
+
+import numpy as np
+import pytest
+
+from csd_spec.view import UNMAPPED
+from ftl.kv.pages import stack
+
+
+@pytest.mark.parametrize("capacities", [(4,), (4, 2), (2, 7), (7, 7, 1)])
+def test_tables_of_any_capacity_are_as_wide_as_was_asked(capacities):
+    tables = [np.arange(3 * each, dtype=np.uint32).reshape(3, each) for each in capacities]
+    found = stack(tables, 3 if len(tables) > 1 else 2)
+    assert found.shape == (3 * len(tables), 3 if len(tables) > 1 else 2) and found.flags.c_contiguous
+    for rows, table in zip(np.split(found, len(tables)), tables, strict=True):
+        width = min(found.shape[1], table.shape[1])
+        np.testing.assert_array_equal(rows[:, :width], table[:, :width])
+        assert (rows[:, width:] == UNMAPPED).all()
