@@ -259,3 +259,36 @@ def test_the_layout_changes_at_run_time(m):
     for each in (handle, child):
         np.testing.assert_array_equal(ftl.read_back(each, 1)[0], k)
     assert ftl.sequence(child).layout.m == m
+
+
+def test_sums_of_v_come_back_as_they_were_recorded():
+    ftl = Ftl(DRIVE)
+    (handle,) = ftl.create(1, 2, 2, LAYOUT)
+    rows = np.ones((7, 2, 16), np.float16)
+    for layer in range(2):
+        ftl.append([handle], layer, np.array([7]), rows, rows, 0)
+    ftl.sequence(handle).v_sums = np.arange(64, dtype=np.float32).reshape(2, 2, 16)
+    ftl.flush(0)
+    ftl.nand.power_on()
+    np.testing.assert_array_equal(Ftl(DRIVE, ftl.nand).sequence(handle).v_sums, ftl.sequence(handle).v_sums)
+
+
+def test_of_an_array_that_says_nothing_but_that_a_file_is_missing_that_is_found():
+    nand = Nand(DRIVE.geometry)
+    nand.damage.files.append("spare.bin: is missing")
+    assert "spare.bin: is missing" in Ftl(DRIVE, nand).findings
+
+
+def test_blocks_that_hold_nothing_are_garbage_unless_something_is_lost():
+    """What shows a loss stays until it was reported."""
+    ftl = Ftl(DRIVE)
+    (handle,) = ftl.create(1, 1, 2, LAYOUT)
+    ftl.flush(0)
+    rows = np.ones((400, 2, 16), np.float16)
+    ftl.append([handle], 0, np.array([400]), rows, rows, 0)
+    ftl.nand.power_on()
+    again = Ftl(DRIVE, ftl.nand)
+    assert again.store.garbage and again.store.garbage == again.placement.erasable_blocks()
+    ftl.nand.power_on()
+    ftl.nand.damage.files.append("blocks.bin: is cut")
+    assert Ftl(DRIVE, ftl.nand).store.garbage == []

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from csd_spec import KvLayout
-from ftl import Ftl, OutOfSpace
+from csd_spec.planes import number_of
+from ftl import LAYOUTS, Ftl, OutOfSpace
 from ftl.kv.tails import GroupBuffers
 
 LAYOUT = KvLayout(page_bytes=512, head_dim=8, m=4)
@@ -43,3 +44,29 @@ def test_copies_give_way_to_primary_maps(small_drive):
     assert ftl.sequence(first).maps["k"].buffered(0) and ftl.sequence(second).maps["v"].buffered(0)
     ftl.crop(first, 0, 0, 0)
     assert not ftl.sequence(first).maps["k"].buffered(0)
+
+
+def test_a_copy_stays_while_there_is_room_to_the_last_buffer(small_drive):
+    streams = 1 + 1 + LAYOUT.embedding_pages
+    ftl = Ftl(replace(small_drive, dram_bytes=(streams + 2) * 512))
+    rows = np.ones((3, 1, 8), np.float16)
+    first, second = ftl.create(2, 1, 1, LAYOUT)
+    for handle in (first, second):
+        ftl.append([handle], 0, np.array([3]), rows, rows, 0)
+    assert ftl.sequence(first).maps["embedding_k"].buffered(0) and ftl.kv.buffers.left == 0
+    assert not ftl.sequence(second).maps["embedding_k"].buffered(0)
+
+
+def test_codes_of_a_group_that_begins_have_the_steps_of_the_group_before(small_drive):
+    layout = LAYOUTS[number_of(3, exact=True)].form(small_drive.geometry.page_bytes, 16, 64)
+    ftl, draw = Ftl(small_drive), np.random.default_rng(0)
+    (handle,) = ftl.create(1, 1, 2, layout)
+    mapped = ftl.sequence(handle).maps["scores"]
+    for tokens in (mapped.per_group, 1):
+        rows = draw.standard_normal((tokens, 2, 16)).astype(np.float16)
+        ftl.append([handle], 0, np.array([tokens]), rows, rows, 0)
+    header = layout.planes.header_bytes
+    before = ftl.nand.read(mapped.slots[0, :, 0])[:, :header]
+    begun = ftl.kv.tails.content.view(np.uint8)[mapped.buffers[0]][:, :header]
+    assert before.any()
+    np.testing.assert_array_equal(begun, before)
