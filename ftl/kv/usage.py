@@ -78,6 +78,10 @@ class Accounts:
         """What a label's sequences use."""
         return self._by_label.setdefault(label, Usage())
 
+    def by_label(self) -> list[tuple[int, Usage]]:
+        """Labels, and what the sequences of each use."""
+        return list(self._by_label.items())
+
     def add(self, seq: Sequence) -> None:
         """Count a sequence."""
         self._count(seq, usage_of(seq, seq.lengths.tolist()), 1)
