@@ -83,16 +83,17 @@ def check_create(state: DriveState, command: SeqCreate) -> None:
         raise Refused(str(error)) from error
     pages = command.kv_heads * layout.embedding_pages
     require(pages <= MAX_STREAMS, f"kv_heads = {command.kv_heads}: {pages} streams, at most {MAX_STREAMS}")
-    _check_tables(state, command.count, command.count * table_bytes(command.layers, command.kv_heads, layout))
+    check_tables(state, command.count, command.count * table_bytes(command.layers, command.kv_heads, layout))
 
 
 def check_fork(state: DriveState, command: SeqFork) -> None:
     """Raise OutOfSpace where the tables of all sequences would not fit drive DRAM."""
     parents = [state.ftl.sequence(handle) for handle in command.seqs]
-    _check_tables(state, len(parents), sum(table_bytes(seq.layers, seq.heads, seq.layout) for seq in parents))
+    check_tables(state, len(parents), sum(table_bytes(seq.layers, seq.heads, seq.layout) for seq in parents))
 
 
-def _check_tables(state: DriveState, count: int, wanted: int) -> None:
+def check_tables(state: DriveState, count: int, wanted: int) -> None:
+    """Raise OutOfSpace where tables of `wanted` bytes, of `count` sequences more, would not fit drive DRAM."""
     used = state.ftl.kv.usage.total.table_bytes
     if wanted + used > state.spec.dram_bytes:
         raise OutOfSpace(f"{count} sequences need tables of {wanted} bytes, {used} of drive DRAM are taken")

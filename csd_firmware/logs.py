@@ -13,6 +13,7 @@ from attention_engine import Methods
 from csd_spec import LogPage, Status
 from csd_spec.arrays import U8
 from ftl import Ftl
+from ftl.kv.values import is_value
 
 UNSIZED_BYTES = 4 << 30  # of a namespace that nobody has sized, at most
 NS_PER_MINUTE = 60_000_000_000
@@ -24,11 +25,17 @@ class History:
     def __init__(self) -> None:
         self.errors: deque[dict[str, Any]] = deque(maxlen=64)
         self.latency_ns: dict[str, list[int]] = {}  # commands, sum, longest
+        self.hosts_refused = 0  # NVMe/TCP hosts that are not listed
 
     def refuse(self, command: str, status: Status, reason: str) -> None:
         """A command was not carried out."""
         entry = {"command": command, "status_field": int(status), "reason": reason}
         self.errors.appendleft(entry)
+
+    def refuse_host(self, nqn: str) -> None:
+        """A host that is not on the list of those that may connect was refused."""
+        self.hosts_refused += 1
+        self.refuse("Connect", Status.INVALID_HOST, f"host {nqn!r} is not listed: add it to the file of --hosts")
 
     def done(self, command: str, ns: int) -> None:
         """A command was carried out in `ns` of modelled time."""
@@ -40,7 +47,7 @@ def page_bytes(ftl: Ftl, history: History, methods: Methods, page: int) -> U8:
     """A log page as JSON text."""
     pages: dict[int, Callable[[], dict[str, Any]]] = {
         LogPage.ERROR: lambda: {"errors": list(history.errors)},
-        LogPage.SMART: lambda: smart(ftl),
+        LogPage.SMART: lambda: smart(ftl) | {"hosts_refused": history.hosts_refused},
         LogPage.WEAR: lambda: wear(ftl),
         LogPage.LATENCY: lambda: latency(history),
         LogPage.PROGRAMS: lambda: programs(methods),
@@ -82,8 +89,9 @@ def smart(ftl: Ftl) -> dict[str, Any]:
 
     critical_warning: bit 0, few spare blocks are left; 2, power-on has found data lost (the error log says which); 3,
     nothing can be written any more. Data units are 1000 x 512 bytes; controller_busy_time is in minutes of modelled
-    time. What has no page there, as sequences and write amplification, is ours.
+    time. What has no page there, as sequences, values and write amplification, is ours.
     """
+    values = sum(use.sequences for label, use in ftl.kv.usage.by_label() if is_value(label))
     c, nand, page = ftl.counters, ftl.nand, ftl.spec.geometry.page_bytes
     usable = ftl.spec.geometry.blocks - nand.bad_blocks
     spare = ftl.spec.geometry.blocks // 2
@@ -100,7 +108,8 @@ def smart(ftl: Ftl) -> dict[str, Any]:
         "power_cycles": c.power_cycles,
         "media_errors": c.unrecovered,
         "num_err_log_entries": c.refused,
-        "sequences": len(ftl.sequences),
+        "sequences": len(ftl.sequences) - values,
+        "values": values,
         "waf": c.waf,
     }
 

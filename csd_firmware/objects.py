@@ -75,9 +75,19 @@ def check_name(state: DriveState, command: KvName) -> None:
     most, least = int(command.tokens.max()), int(command.tokens.min())
     if not 1 <= least <= most <= stored:
         raise Refused(f"tokens from {least} to {most}: sequence {command.seqs[0]} has {stored} in all layers")
-    wanted = state.ftl.kv.names.count + command.keys.size
-    if wanted * NAME_BYTES > state.spec.dram_bytes // 4:
-        raise OutOfSpace(f"{wanted} names: drive DRAM has room for {state.spec.dram_bytes // 4 // NAME_BYTES}")
+    check_names(state, command.keys.size)
+
+
+def max_names(state: DriveState) -> int:
+    """Names, of prefixes and of values, that drive DRAM has room for."""
+    return state.spec.dram_bytes // 4 // NAME_BYTES
+
+
+def check_names(state: DriveState, more: int) -> None:
+    """Raise OutOfSpace for more names than drive DRAM holds."""
+    wanted = state.ftl.kv.names.count + more
+    if wanted > max_names(state):
+        raise OutOfSpace(f"{wanted} names: drive DRAM has room for {max_names(state)}")
 
 
 def name(state: DriveState, command: KvName, watch: Stopwatch) -> Completion:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from csd_firmware.acts import layout_of
-from csd_firmware.objects import NAME_BYTES
+from csd_firmware.objects import max_names
 from csd_firmware.state import DriveState, Quota
 from csd_spec import KvName
 from csd_spec.arrays import key_list
@@ -16,27 +16,49 @@ from csd_spec.verbs import Creates, Crops, Forks, Stores, Verb
 from ftl import OutOfSpace
 from ftl.flash.tag import MAX_OWNERS
 from ftl.kv.usage import Usage, layer_usage, table_bytes, usage_of
+from ftl.kv.values import VALUES
 
 
 def check_quota(state: DriveState, verb: Verb, command: Any, tenant: int) -> None:
     """Raise OutOfSpace for a command by which its tenant would use more of the drive than its quota."""
-    quota = state.quotas.get(tenant)
-    if quota is None:
+    if tenant not in state.quotas:
         return
     if isinstance(command, KvName):
-        names = state.ftl.kv.names
-        more = len(names.unknown(tenant, key_list(command.keys)))
-        _check(quota, "names", more, names.count_of(tenant), state.spec.dram_bytes // 4 // NAME_BYTES)
+        check_use(state, tenant, Usage(), len(state.ftl.kv.names.unknown(tenant, key_list(command.keys))))
+    else:
+        check_use(state, tenant, _wanted(state, verb, command))
+
+
+def check_use(state: DriveState, tenant: int, wanted: Usage, names: int = 0) -> None:
+    """Raise OutOfSpace if a tenant would use more of the drive than its quota, with its sequences and its values.
+
+    Args:
+        tenant: Its label.
+        wanted: What its sequences and values would use more.
+        names: Names that it would have more.
+    """
+    quota = state.quotas.get(tenant)
+    if quota is None or (wanted == Usage() and not names):
         return
-    wanted = _wanted(state, verb, command)
-    if wanted == Usage():
-        return
-    used, g = state.ftl.kv.usage.of(tenant), state.spec.geometry
-    pages = g.pages - state.ftl.blocks.pages - g.pages // 8  # the eighth is the journal's and the collector's
-    _check(quota, "sequences", wanted.sequences, used.sequences, MAX_OWNERS // 2)
+    used, labels = Usage(), (tenant, tenant | VALUES)
+    for label in labels:
+        used.add(state.ftl.kv.usage.of(label))
+    _check(quota, "sequences", wanted.sequences, used.sequences, max_sequences())
     _check(quota, "bytes of tables in DRAM", wanted.table_bytes, used.table_bytes, state.spec.dram_bytes)
-    _check(quota, "flash pages", wanted.pages, used.pages, pages)
+    _check(quota, "flash pages", wanted.pages, used.pages, max_pages(state))
     _check(quota, "group buffers in DRAM", wanted.buffers, used.buffers, state.ftl.buffers.capacity)
+    _check(quota, "names", names, sum(map(state.ftl.kv.names.count_of, labels)), max_names(state))
+
+
+def max_sequences() -> int:
+    """Sequences and values of a drive."""
+    return MAX_OWNERS // 2
+
+
+def max_pages(state: DriveState) -> int:
+    """Flash pages for sequences and values."""
+    g = state.spec.geometry
+    return g.pages - state.ftl.blocks.pages - g.pages // 8  # the eighth is the journal's and the collector's
 
 
 def _check(quota: Quota, what: str, more: int, used: int, whole: int) -> None:

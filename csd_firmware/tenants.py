@@ -53,6 +53,11 @@ class Handles:
         return int.from_bytes(digest, "little")
 
 
+def label_of(name: str) -> int:
+    """The label of a tenant's sequences, less than 2^56."""
+    return 0 if name == DEFAULT else int.from_bytes(blake2s(name.encode(), digest_size=7).digest(), "little")
+
+
 class Tenant:
     """One tenant's way into a firmware: `step` takes and gives its handles.
 
@@ -70,7 +75,7 @@ class Tenant:
     ) -> None:
         self._firmware, self._handles = firmware, Handles(secret, name)
         self._shares, self._turn = share < 1, turns or nullcontext()
-        self._label = 0 if name == DEFAULT else int.from_bytes(blake2s(name.encode(), digest_size=7).digest(), "little")
+        self._label = label_of(name)
         self._numbers: dict[int, int] = {}  # of handles in use
         self._epoch_ns = 0
         if self._shares:

@@ -60,6 +60,11 @@ class ServedDrive(Hosted):
             if min(self.shares) <= 0 or sum(self.shares) > 1 + 1e-9:
                 said = ", ".join(f"{each:g}" for each in self.shares)
                 raise ValueError(f"{self.name}: tenants' shares {said}: each must be above 0, their sum at most 1")
+        for host in (self.listen and self.listen.hosts) or ():
+            if host.tenant and host.tenant not in self.tenants:
+                raise ValueError(
+                    f"{self.name}: host {host.nqn} is tenant {host.tenant!r}: this drive has {', '.join(self.tenants)}"
+                )
         self._check(self.path)
 
     def share_of(self, tenant: str) -> float:

@@ -6,7 +6,17 @@ What the groups are used for is not known here.
 
 from csd_io.medium import IN_MEMORY, Medium
 from ftl.door import Ftl
-from ftl.errors import FtlError, MediumFailed, NandRuleError, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
+from ftl.errors import (
+    FtlError,
+    KeyExistsError,
+    MediumFailed,
+    NandRuleError,
+    OutOfSpace,
+    ReadOnly,
+    Uncorrectable,
+    UnknownKeyError,
+    UnknownSequence,
+)
 from ftl.flash.faults import FaultPlan
 from ftl.flash.nand import Nand
 from ftl.flash.pipeline import Fetch, Link, Use
@@ -24,6 +34,7 @@ __all__ = [
     "FlashTiming",
     "Ftl",
     "FtlError",
+    "KeyExistsError",
     "Layout",
     "Link",
     "Listener",
@@ -35,6 +46,7 @@ __all__ = [
     "PagePlan",
     "ReadOnly",
     "Uncorrectable",
+    "UnknownKeyError",
     "UnknownSequence",
     "Use",
     "kept",

@@ -13,7 +13,7 @@ from ftl.flash.pipeline import Fetch, Link, Use, pipeline
 from ftl.flash.plan import PagePlan
 from ftl.flash.store import FlashStore
 from ftl.journal import Journal
-from ftl.kv import edit
+from ftl.kv import edit, values
 from ftl.kv.append import append
 from ftl.kv.map import KvMap
 from ftl.kv.reading import Reader
@@ -84,9 +84,28 @@ class Ftl:
         self.kv.changes.dirty |= changed
         self.kv.changes.named |= changed
 
+    def store_value(
+        self, label: int, key: bytes, value: bytes | bytearray | memoryview, start_ns: int
+    ) -> tuple[int, int]:
+        """Store a value under a key; see `ftl.kv.values`. A value that had the key has none then, and is to be freed.
+
+        Returns its handle and when it is in flash, ns. Raises FtlError; nothing has changed then.
+        """
+        handle, finish_ns = values.store(self.kv, label, value, start_ns)
+        self.name(handle, [key], [len(value)])
+        return handle, finish_ns
+
+    def read_value(self, handle: int, size_bytes: int, start_ns: int) -> tuple[bytes, int]:
+        """The first `size_bytes` of a value, and when they have been read, ns. Raises Uncorrectable."""
+        rows = values.rows_of(size_bytes, self.spec.geometry.page_bytes)
+        k, v, plan = self.read_back(handle, 0, range(rows))
+        return values.joined(k, v, size_bytes), self.read(plan, start_ns)
+
     def unname(self, label: int, keys: Seq[bytes]) -> None:
         """Forget keys."""
-        self.kv.changes.dirty |= self.kv.names.unbind(label, keys)
+        changed = self.kv.names.unbind(label, keys)
+        self.kv.changes.dirty |= changed
+        self.kv.changes.named |= changed
 
     def crop(self, handle: int, layer: int, length: int, start_ns: int) -> int:
         """Keep the first `length` tokens of a layer; returns when a group that was cut is in drive DRAM again."""

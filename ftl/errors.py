@@ -19,6 +19,14 @@ class UnknownSequence(FtlError):
     """No such sequence handle."""
 
 
+class UnknownKeyError(FtlError):
+    """No value has this key."""
+
+
+class KeyExistsError(FtlError):
+    """A value has this key already."""
+
+
 class Uncorrectable(FtlError):
     """More bit errors than the ECC corrects, or files that cannot be read (`why`); `handles` are the sequences that
     lost data and now only can be freed."""

@@ -61,8 +61,8 @@ class Journal(Referrer):
         changes = self.kv.changes
         full = self.number == 0 or self.since_checkpoint > 2 * self._checkpoint_pages + self._slack
         changed = changes.dirty if everything else changes.dirty & changes.trimmed
-        if changed & changes.named:
-            changed = changed | changes.named
+        if (changed | changes.freed) & changes.named:
+            changed = changed | changes.named & self.kv.sequences.keys()
         of_blocks = self.blocks.pages, sorted(self.blocks.lost)
         written = everything and self.store.counters.blocks != self._blocks_recorded
         written |= self._new_discards or of_blocks != self._said_of_blocks
@@ -146,7 +146,7 @@ class Journal(Referrer):
     def _forget_changes(self, recorded: set[int]) -> None:
         changes = self.kv.changes
         changes.dirty -= recorded
-        changes.named -= recorded
+        changes.named -= recorded | changes.freed
         changes.trimmed.clear()
         changes.freed.clear()
 

@@ -31,6 +31,7 @@ from ftl.flash.tag import Kind
 from ftl.journal import BROKEN, Journal
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Sequence
+from ftl.kv.values import is_value
 from ftl.record import Record, Type, form_of, sums_of, tail_bytes
 
 
@@ -155,6 +156,9 @@ class Recovery:
         if any(SPARES in each for each in self.store.nand.damage.files):
             self._miss("records may be missing with the spare areas")
         for described, raw, sums in self.sequences.values():
+            if is_value(described.get("label", 0)) and not described.get("names"):
+                self.kv.changes.freed.add(described["handle"])  # power failed before its store was complete
+                continue
             seq = self._sequence(described)
             seq.v_sums = sums
             self.kv.sequences[seq.handle] = seq

@@ -10,6 +10,8 @@ from pydantic import Discriminator, Field, Tag
 from csd_io.folder import Durability
 from csd_io.medium import Kind, Medium
 from csd_link.hosted import MAX_MIB, MAX_THREADS
+from csd_link.nvmeof.commands import MAX_NQN_BYTES
+from csd_link.nvmeof.listen import AllowedHost
 from csd_link.served_drive import DEFAULT, SHARED, ServedDrive, ServedDrives
 from csd_link.window import MAX_DEPTH, MAX_SLOT_BLOCKS, WindowLayout
 from csd_spec import DriveSpec
@@ -104,6 +106,29 @@ class ServeFile:
 
     drives: tuple[Entry, ...]
     restart: bool = True
+
+
+@value
+class HostsFile:
+    """NVMe hosts that may connect, each by its NQN, and the tenant that it is."""
+
+    hosts: dict[str, str]
+
+
+def load_hosts(path: Path) -> tuple[AllowedHost, ...]:
+    """The hosts that a YAML file lists; raises ValueError naming the file and what is off."""
+    hosts = read_yaml(path, HostsFile).hosts
+    if not hosts:
+        raise ValueError(f"{path}: hosts: lists none, so that no host could connect: add NQN: TENANT")
+    for nqn, tenant in hosts.items():
+        if not nqn.startswith("nqn.") or len(nqn.encode()) > MAX_NQN_BYTES:
+            raise ValueError(
+                f"{path}: hosts: {nqn!r} must be an NVMe qualified name, nqn. and more, at most {MAX_NQN_BYTES} bytes"
+                " (on Linux: /etc/nvme/hostnqn)"
+            )
+        if not tenant:
+            raise ValueError(f"{path}: hosts: {nqn}: has no tenant: add its name")
+    return tuple(AllowedHost(nqn, tenant) for nqn, tenant in hosts.items())
 
 
 def load_config(path: Path) -> ServedDrives:

@@ -1,12 +1,16 @@
 """An NVMe/TCP target over blocks in memory, and raw connections to it, for tests."""
 
+import re
 import socket
+import struct
 import threading
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from csd_link.nvmeof.commands import Admin, Cqe, Fabrics, Sqe
+from csd_link.nvmeof.commands import Admin, Code, CommandError, Cqe, Fabrics, Sqe
 from csd_link.nvmeof.controllers import ConnectData
 from csd_link.nvmeof.identify import Limits
+from csd_link.nvmeof.key_value import KeyValue
 from csd_link.nvmeof.nvm import NvmNamespace
 from csd_link.nvmeof.pdu import COMMON, FROM_CONTROLLER, Digests, IcReq, PduType, pack, pack_ic
 from csd_link.nvmeof.stream import PduStream
@@ -15,6 +19,7 @@ from csd_link.nvmeof.target import Target
 
 NQN = "nqn.2026-11.dev.vcsd:test"
 HOST = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000001"
+DOCS = Path(__file__).parents[1] / "docs" / "nvme.md"
 PATIENCE_S = 30.0  # a guard: no test waits this long
 
 
@@ -37,6 +42,97 @@ class MemoryBlocks:
 
     def flush(self):
         self.flushes += 1
+
+
+class MemoryValues:
+    """Values of one tenant in memory."""
+
+    size_bytes, granularity_bytes, max_value_bytes, max_keys = 1 << 30, 8192, 1 << 20, 100
+
+    def __init__(self):
+        self.memory, self.flushes = {}, 0
+
+    @property
+    def used_bytes(self):
+        return sum(map(len, self.memory.values()))
+
+    def _check(self, key):
+        if key not in self.memory:
+            raise CommandError(Code.UNKNOWN_KEY)
+
+    def store(self, key, value, must_exist, must_be_new):
+        if must_exist:
+            self._check(key)
+        if must_be_new and key in self.memory:
+            raise CommandError(Code.KEY_EXISTS)
+        self.memory[key] = bytes(value)
+
+    def retrieve(self, key, size_bytes):
+        self._check(key)
+        return self.memory[key][:size_bytes], len(self.memory[key])
+
+    def exist(self, key):
+        self._check(key)
+        return len(self.memory[key])
+
+    def delete(self, key):
+        self._check(key)
+        del self.memory[key]
+
+    def keys(self, first, count):
+        return [key for key in sorted(self.memory) if key >= first][:count]
+
+    def flush(self):
+        self.flushes += 1
+
+
+class KeyValueHost:
+    """Key Value commands of our initiator to a namespace."""
+
+    def __init__(self, host, nsid=2):
+        self.host, self.nsid = host, nsid
+
+    def _command(self, opcode, key, length=None, option=0, data=(), **more):
+        length = len(key) if length is None else length
+        words = dict(zip(("cdw2", "cdw3", "cdw14", "cdw15"), struct.unpack("<4I", key.ljust(16, b"\0")), strict=True))
+        sqe = Sqe(opcode, nsid=self.nsid, cdw11=length | option << 8, **words | more)
+        return self.host.io.command(sqe, data, 0 if data else more.get("cdw10", 0))
+
+    def store(self, key, value, option=0, **more):
+        self._command(KeyValue.STORE, key, option=option, data=[value] if value else (), cdw10=len(value), **more)
+
+    def retrieve(self, key, size=1 << 20, **more):
+        """What came of a value, and its size."""
+        done = self._command(KeyValue.RETRIEVE, key, cdw10=size, **more)
+        return bytes(done.data), done.result
+
+    def exist(self, key, **more):
+        return self._command(KeyValue.EXIST, key, **more).result
+
+    def delete(self, key, **more):
+        self._command(KeyValue.DELETE, key, **more)
+
+    def listed(self, first=b"", size=4096, **more):
+        """The keys of a list, which is as it has to be."""
+        data = bytes(self._command(KeyValue.LIST, first, cdw10=size, **more).data)
+        (count,), at, found = struct.unpack_from("<I", data), 4, []
+        for _ in range(count):
+            (length,) = struct.unpack_from("<H", data, at)
+            found.append(data[at + 2 : at + 2 + length])
+            at += -(-(2 + length) // 4) * 4
+        assert at == len(data) <= size
+        return found
+
+    def flush(self):
+        self.host.io.command(Sqe(KeyValue.FLUSH, nsid=self.nsid))
+
+
+def docs_table(title):
+    """Numbers of a table in docs/nvme.md, and whether each is supported."""
+    text = DOCS.read_text().partition(f"### {title}\n")[2].partition("\n### ")[0]
+    return {
+        int(number, 16): yes == "yes" for number, yes in re.findall(r"^\| ([0-9A-F]{2})h [^|]*\| (yes|no) ", text, re.M)
+    }
 
 
 def subsystem_of(blocks, **fields):

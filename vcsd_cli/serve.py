@@ -20,7 +20,7 @@ from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, win
 from csd_link.served_drive import ADMIN, DEFAULT, ServedDrive, ServedDrives
 from csd_spec.checked import adapter
 from nvmevirt_config import load_config
-from nvmevirt_config.serve_config import Entry, ServeFile
+from nvmevirt_config.serve_config import Entry, ServeFile, load_hosts
 from vcsd.options import Hosting, MethodsFile
 from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
@@ -50,6 +50,7 @@ RESTART_HELP = "restart a drive that was killed (default: yes, or as the file sa
 READY_HELP = "file descriptor to which READY=1 is written when all drives answer"
 LISTEN_HELP = "address for NVMe/TCP hosts, HOST:PORT; each drive takes the next port"
 REMOTE_HELP = "let --listen take an address that other machines reach; hosts are not authenticated"
+HOSTS_HELP = "YAML file of the NVMe/TCP hosts that may connect, and their tenants (docs/nvme.md); others are refused"
 WINDOW_HELP = "file or device in which the windows lie, one after the other"
 
 
@@ -61,6 +62,7 @@ def serve(
     mount: Annotated[Path | None, typer.Option(help="folder in which each drive is mounted under its name")] = None,
     listen: Annotated[str | None, typer.Option(help=LISTEN_HELP, metavar="HOST:PORT")] = None,
     listen_remote: Annotated[bool, typer.Option("--listen-remote", help=REMOTE_HELP)] = False,
+    hosts: Annotated[Path | None, typer.Option(help=HOSTS_HELP)] = None,
     methods: MethodsFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print errors only")] = False,
     ready_fd: Annotated[int | None, typer.Option(min=1, max=1 << 16, help=READY_HELP)] = None,
@@ -76,8 +78,11 @@ def serve(
     load_methods(methods)  # what is wrong with it is said here, not by every drive
     asked = {"restarts": restart, "methods": methods and methods.absolute()}
     drives = _placed(_config(what or []), asked, hosting, window, mount)
+    if hosts and not listen:
+        raise ValueError("--hosts has no effect without --listen: add --listen HOST:PORT")
     if listen:
         at = Listen.parse(listen, tuple(drive.name for drive in drives), listen_remote)
+        at = replace(at, hosts=load_hosts(hosts) if hosts else None)
         drives = tuple(replace(drive, listen=at) for drive in drives)
     for drive in drives:
         if who_serves(drive.name):

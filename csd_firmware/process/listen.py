@@ -13,7 +13,9 @@ from csd_firmware.namespace import Namespace
 from csd_firmware.process.turns import Turns
 from csd_firmware.step import STATUS_OF, Firmware
 from csd_firmware.tenants import Tenant
-from csd_link.nvmeof.commands import CommandError
+from csd_firmware.values import Values
+from csd_link.nvmeof.commands import Code, CommandError
+from csd_link.nvmeof.key_value import KeyValueNamespace
 from csd_link.nvmeof.listen import nqn_of
 from csd_link.nvmeof.nvm import NvmNamespace
 from csd_link.nvmeof.pdu import Buffer
@@ -23,9 +25,14 @@ from csd_link.nvmeof.target import Target
 from csd_link.run_dir import port_path
 from csd_link.served_drive import ServedDrive
 from csd_link.window import Identity
-from ftl import FtlError
+from ftl import FtlError, KeyExistsError, Uncorrectable, UnknownKeyError
 
-BLOCKS_NSID, SEQUENCES_NSID = 1, 3
+BLOCKS_NSID, VALUES_NSID, SEQUENCES_NSID = 1, 2, 3
+_KEY_STATUS = (
+    (UnknownKeyError, Code.UNKNOWN_KEY),
+    (KeyExistsError, Code.KEY_EXISTS),
+    (Uncorrectable, Code.UNRECOVERED_ERROR),
+)
 
 
 class SharedBlocks:
@@ -57,31 +64,84 @@ class SharedBlocks:
             self._namespace.flush()
 
 
+class TenantValues:
+    """The values of a tenant, with errors of the firmware as NVMe status codes."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self.granularity_bytes, self.max_keys = values.granularity_bytes, values.max_keys
+
+    @property
+    def size_bytes(self) -> int:
+        return self._values.size_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._values.used_bytes
+
+    @property
+    def max_value_bytes(self) -> int:
+        return self._values.max_value_bytes
+
+    def store(self, key: bytes, value: Buffer, must_exist: bool, must_be_new: bool) -> None:
+        with _as_status(_KEY_STATUS):
+            self._values.store(key, value, must_exist, must_be_new)
+
+    def retrieve(self, key: bytes, size_bytes: int) -> tuple[bytes, int]:
+        with _as_status(_KEY_STATUS):
+            return self._values.retrieve(key, size_bytes)
+
+    def exist(self, key: bytes) -> int:
+        with _as_status(_KEY_STATUS):
+            return self._values.exist(key)
+
+    def delete(self, key: bytes) -> None:
+        with _as_status(_KEY_STATUS):
+            self._values.delete(key)
+
+    def keys(self, first: bytes, count: int) -> list[bytes]:
+        return self._values.keys(first, count)
+
+    def flush(self) -> None:
+        with _as_status():
+            self._values.flush()
+
+
 @contextmanager
-def _as_status() -> Iterator[None]:
-    """Turn an error of the firmware into the status of a command."""
+def _as_status(more: tuple[tuple[type[Exception], int], ...] = ()) -> Iterator[None]:
+    """Turn an error of the firmware into the status of a command. more: of its command set, before those of all."""
+    known: tuple[tuple[type[Exception], int], ...] = (*more, *STATUS_OF)
     try:
         yield
     except FtlError as error:
-        raise CommandError(next(status for kind, status in STATUS_OF if isinstance(error, kind))) from error
+        raise CommandError(next(status for kind, status in known if isinstance(error, kind))) from error
 
 
 def subsystem_of(
     drive: ServedDrive, firmware: Firmware, namespace: Namespace, turns: Turns, secret: bytes
 ) -> Subsystem:
     """A drive as its hosts see it. secret: the drive's; no other drive has the same UUIDs."""
-    assert drive.listen is not None
+    listen = drive.listen
+    assert listen is not None
 
     def health() -> Smart:
         with turns:
             found = smart(firmware.ftl)
         return Smart(**{each.name: found[each.name] for each in fields(Smart)})
 
+    def tenant_of(host: str) -> str:
+        return listen.tenant_of(host) or drive.tenants[0]
+
     def tenant(host: str) -> Tenant:
-        """Every host is the first tenant, each in a session with a time of its own."""
-        name = drive.tenants[0]
+        """A host's tenant, in a session with a time of its own."""
+        name = tenant_of(host)
         return Tenant(firmware, secret, name, drive.share_of(name), turns)
 
+    def refuse_host(nqn: str) -> None:
+        with turns:
+            firmware.state.history.refuse_host(nqn)
+
+    values = {name: TenantValues(Values(firmware, name, turns)) for name in drive.tenants}
     identity = Identity(drive.name, drive.spec, drive.layout, drive.restarts)
     return Subsystem(
         nqn=nqn_of(drive.name),
@@ -91,11 +151,13 @@ def subsystem_of(
         capacity_bytes=drive.spec.geometry.capacity_bytes,
         namespaces={
             BLOCKS_NSID: NvmNamespace(SharedBlocks(namespace), uuid_of(secret, BLOCKS_NSID)),
+            VALUES_NSID: KeyValueNamespace(lambda host: values[tenant_of(host)], uuid_of(secret, VALUES_NSID)),
             SEQUENCES_NSID: SequenceNamespace(tenant, identity, uuid_of(secret, SEQUENCES_NSID)),
         },
         smart=health,
-        discovers=drive.listen.records,
-        hosts=None if drive.listen.hosts is None else frozenset(drive.listen.hosts),
+        discovers=listen.records,
+        hosts=None if listen.hosts is None else frozenset(each.nqn for each in listen.hosts),
+        refuse_host=refuse_host,
     )
 
 

@@ -142,7 +142,7 @@ class Controller:
             nsid = numbers[0]
         if self.namespace(nsid).csi != csi:
             raise CommandError(Code.INVALID_FIELD)
-        return self.namespace(nsid).identify().ljust(identify.PAGE_BYTES, b"\0")
+        return self.namespace(nsid).identify(self.host[1]).ljust(identify.PAGE_BYTES, b"\0")
 
     def _sets(self) -> set[int]:
         return {each.csi for each in self.subsystem.namespaces.values()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from csd_link.nvmeof.subsystem import Record
 from csd_link.nvmeof.target import is_loopback
@@ -17,6 +17,13 @@ def nqn_of(name: str) -> str:
     return f"{_NQN}{name}"
 
 
+class AllowedHost(NamedTuple):
+    """A host that may connect, by its NQN, and the tenant that it is; an empty name is a drive's first tenant."""
+
+    nqn: str
+    tenant: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Listen:
     """An address, and the drives of a server that listen from its port on, one each.
@@ -24,13 +31,13 @@ class Listen:
     host: name or address of the interface.
     port: of the first drive; 0 is any free port for each drive.
     drives: names in the order of ports.
-    hosts: NQNs of the hosts that may connect; None is any.
+    hosts: those that may connect; None is any, each as the drive's first tenant.
     """
 
     host: str
     port: int
     drives: tuple[str, ...]
-    hosts: tuple[str, ...] | None = None
+    hosts: tuple[AllowedHost, ...] | None = None
 
     @classmethod
     def parse(cls, text: str, drives: tuple[str, ...], is_remote_allowed: bool) -> Listen:
@@ -54,11 +61,16 @@ class Listen:
     def from_dict(cls, values: dict[str, Any]) -> Listen:
         """What `dataclasses.asdict` has made, by way of JSON."""
         hosts = values["hosts"]
-        return cls(values["host"], values["port"], tuple(values["drives"]), None if hosts is None else tuple(hosts))
+        allowed = None if hosts is None else tuple(AllowedHost(*each) for each in hosts)
+        return cls(values["host"], values["port"], tuple(values["drives"]), allowed)
 
     def port_of(self, drive: str) -> int:
         """Port of a drive; 0 is any."""
         return self.port and self.port + self.drives.index(drive)
+
+    def tenant_of(self, host: str) -> str:
+        """Tenant of a host that may connect, by the host's NQN; empty is a drive's first tenant."""
+        return next((each.tenant for each in self.hosts or () if each.nqn == host), "")
 
     @property
     def records(self) -> tuple[Record, ...]:

@@ -74,7 +74,7 @@ class NvmNamespace:
         self._blocks, self.uuid = blocks, uuid
         self._lbas = blocks.size_bytes // LBA_BYTES
 
-    def identify(self) -> bytes:
+    def identify(self, host: str) -> bytes:
         page = bytearray(4096)
         used = min(self._lbas, -(-self._blocks.used_bytes // LBA_BYTES))
         struct.pack_into("<QQQ", page, 0, self._lbas, self._lbas, used)

@@ -93,7 +93,7 @@ class SequenceNamespace:
         self._lock = threading.Lock()
         self._sessions: OrderedDict[int, Session] = OrderedDict()
 
-    def identify(self) -> bytes:
+    def identify(self, host: str) -> bytes:
         return b""
 
     def data_bytes(self, sqe: Sqe) -> int:

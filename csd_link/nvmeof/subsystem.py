@@ -32,8 +32,8 @@ class Namespace(Protocol):
         """Supported opcodes, and their entries in the log page of commands supported and effects."""
         ...
 
-    def identify(self) -> bytes:
-        """Identify Namespace of the command set, up to 4096 bytes; empty if it has none."""
+    def identify(self, host: str) -> bytes:
+        """Identify Namespace of the command set, up to 4096 bytes, for a host's NQN; empty if it has none."""
         ...
 
     def data_bytes(self, sqe: Sqe) -> int:
@@ -101,6 +101,7 @@ class Subsystem:
     smart: its health at present.
     discovers: subsystems that its discovery controller lists.
     hosts: NQNs that may connect; None is any.
+    refuse_host: told the NQN of each host that may not.
     """
 
     nqn: str
@@ -112,6 +113,7 @@ class Subsystem:
     smart: Callable[[], Smart]
     discovers: tuple[Record, ...] = ()
     hosts: frozenset[str] | None = None
+    refuse_host: Callable[[str], None] = lambda nqn: None
     errors: deque[ErrorEntry] = field(default_factory=lambda: deque(maxlen=ERROR_ENTRIES))
     _count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)

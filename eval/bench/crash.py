@@ -19,7 +19,7 @@ from csd_spec import KvView
 from csd_spec.arrays import F16, U8
 from csd_spec.view import BANK_SHIFT, UNMAPPED, in_flash
 from eval.bench.place import Place, place
-from eval.bench.random_host import DRIVE, KEYS, LOGICAL_PAGES, RandomHost, State
+from eval.bench.random_host import DRIVE, KEYS, LOGICAL_PAGES, VALUE_KEYS, RandomHost, State, is_stored
 from eval.experiment import Outcome, flat
 from eval.options import MediumOption
 from eval.simulation.disk import Killed
@@ -28,6 +28,7 @@ from ftl.flash.nand import Erase, Operation, Program
 from ftl.flash.spare import SPARE
 from ftl.kv.layouts.codes import scored, widened
 from ftl.kv.layouts.group_map import PackedMap
+from ftl.kv.values import VALUES
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 
@@ -36,10 +37,14 @@ OWNERS = 24  # so few that their numbers come again several times in each trace
 
 @dataclass(slots=True)
 class Trace:
-    """What the array saw, and the state at each commit with the number of operations that had been done by then."""
+    """What the array saw, and the state at each commit with the number of operations that had been done by then.
+
+    lost_keys: see `RandomHost.lost_keys`, of all commits.
+    """
 
     operations: list[Operation]
     commits: list[tuple[int, State, U8]]
+    lost_keys: int = 0
 
 
 class _Host(RandomHost):
@@ -54,8 +59,10 @@ class _Host(RandomHost):
 
     def _commit(self, recorded: set[int], freed: set[int]) -> None:
         """A commit may come in the middle of a verb: what it keeps is the state before that verb."""
-        self.kept = {handle: layers for handle, layers in self.kept.items() if handle not in freed}
+        before = self.kept
+        self.kept = {handle: layers for handle, layers in before.items() if handle not in freed}
         self.kept |= {handle: self.model[handle].copy() for handle in recorded if handle in self.model}
+        self.trace.lost_keys += self.lost_keys(before, self.kept)
         self.trace.commits.append((len(self.trace.operations), self.kept, self.blocks.copy()))
 
 
@@ -117,6 +124,7 @@ def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) ->
             continue
         try:
             wrong += sum(not _right(ftl, handle, layer, *rows) for layer, rows in enumerate(stored.layers))
+            wrong += stored.value is not None and not is_stored(ftl, handle, stored)
             wrong += seq.names != stored.names or not _found(ftl, handle, stored.names)
         except Uncorrectable:
             lost += 1
@@ -130,7 +138,8 @@ def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) ->
 
 def _found(ftl: Ftl, handle: int, names: dict[bytes, int]) -> bool:
     """Whether each of these keys, and no other, leads to this sequence."""
-    return {key: named for key in KEYS for named in ftl.kv.names.find(0, [key]) if named[0] == handle} == {
+    keys = [(0, key) for key in KEYS] + [(VALUES, key) for key in VALUE_KEYS]
+    return {key: named for label, key in keys for named in ftl.kv.names.find(label, [key]) if named[0] == handle} == {
         key: (handle, tokens) for key, tokens in names.items()
     }
 
@@ -200,9 +209,9 @@ def bench_crash(cuts: int, seed: int, tick: Tick = no_tick, medium: Kind = "memo
     Three traces of other seeds, four times as long, are cut at random moments, a tenth as often in all; and a twentieth
     as often the machine under a drive's files loses its power, with writes that were not synced. medium: with one that
     reads files, what each cut has left lies in files, and is read by it; then the machine dies a quarter as often, and
-    as often only the process that writes. lost: sequences that a commit had and recovery did not find. wrong:
-    sequences, tokens or logical pages that are not those of the last commit, byte for byte. recovered: cuts after which
-    all was right.
+    as often only the process that writes. lost: sequences and values that a commit had and recovery did not find, and
+    overwritten values of which a commit had neither the old nor the new one. wrong: sequences, tokens, values or
+    logical pages that are not those of the last commit, byte for byte. recovered: cuts after which all was right.
     """
     operations, (of_host, of_process) = -(-cuts // 2), _deaths(cuts, medium)
     with patch("ftl.kv.owners.MAX_OWNERS", OWNERS), place(medium, DRIVE.geometry) as where:
@@ -252,6 +261,7 @@ def _sweep(where: Place, seed: int, operations: int, share: float, tick: Tick) -
         if number < len(trace.operations):
             _apply(nand, trace.operations[number])
     total["commits"] = len(trace.commits)
+    total["lost"] += trace.lost_keys
     return total
 
 

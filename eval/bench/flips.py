@@ -16,7 +16,7 @@ from csd_firmware import InProcessDevice
 from csd_firmware.folder import DriveFolder, secret_of
 from csd_firmware.logs import smart
 from eval import sweep
-from eval.bench.random_host import DRIVE, LAYERS, RandomHost
+from eval.bench.random_host import DRIVE, RandomHost, is_stored
 from eval.experiment import Outcome, flat
 from ftl import Ftl, Nand, Uncorrectable
 from vcsd.options import MAX_SEED
@@ -125,9 +125,10 @@ def _compare(ftl: Ftl, host: RandomHost) -> tuple[int, int]:
         if ftl.sequences[handle].failed:
             missed += 1
             continue
-        for layer in range(LAYERS):
+        stored = host.model[handle]
+        wrong += stored.value is not None and not is_stored(ftl, handle, stored)
+        for layer, (kept_k, kept_v) in enumerate(stored.layers):
             k, v, _ = ftl.read_back(handle, layer)
-            kept_k, kept_v = host.model[handle].layers[layer]
             wrong += not (np.array_equal(k, kept_k) and np.array_equal(v, kept_v))
     for lpn in range(min(host.blocks.shape[0], ftl.blocks.pages)):
         try:

@@ -1,4 +1,4 @@
-"""Mutated commands and window images against a drive that two tenants share.
+"""Mutated commands and window images, and random Key Value commands, against a drive that two tenants share.
 
 The fuzzer is guided by coverage: an input that reaches a pair of lines of the decoding and checking code that none
 reached before is kept, and mutated further. (The lines are watched with `sys.settrace`, at first for every input, later
@@ -10,11 +10,9 @@ from __future__ import annotations
 import itertools
 import random
 import signal
-import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
@@ -23,19 +21,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-import csd_firmware.acts
-import csd_firmware.attend
-import csd_firmware.check
-import csd_firmware.tenants
-import csd_link.drive_end
-import csd_link.host_end
-import csd_link.window
-import csd_link.wire
 from csd_firmware import Firmware
 from csd_firmware.tenants import Tenant
 from csd_io.medium import Kind as MediumKind
 from csd_link.drive_end import DriveEnd
 from csd_link.host_end import HostEnd, Lost
+from csd_link.nvmeof.commands import CommandError, Sqe
 from csd_link.window import BLOCK_BYTES, BODY_BYTES, Block, Identity, Kind, WindowLayout
 from csd_link.wire import ENTRY, PARAMETERS, Request, encode
 from csd_spec import (
@@ -50,20 +41,20 @@ from csd_spec import (
 )
 from csd_spec.planes import number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from csd_spec.verbs import VERBS, Names, verb_of
+from csd_spec.verbs import VERBS, Names
+from eval.bench.coverage import Coverage
+from eval.bench.fuzz_values import FuzzedValues
 from eval.bench.place import Place, place
 from eval.experiment import Outcome, flat
 from eval.options import MediumOption
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 
-DECODING = csd_link.wire, csd_link.window, csd_link.drive_end, csd_link.host_end
-CHECKING = csd_firmware.check, csd_firmware.acts, csd_firmware.attend, csd_firmware.tenants
-WATCHED = {module.__file__ for module in (*DECODING, *CHECKING)}
 HANG_S = 10.0  # more than compiling a kernel that no good command has needed takes
 LAYOUTS = 16, number_of(2, exact=False), number_of(3, exact=True)
 RENEW = 2000  # inputs that one world gets
 IMAGES = 0.2  # share of inputs that damage the window instead of a command
+VALUES = 0.1  # share of inputs that are Key Value commands
 H, G, D = 2, 2, 16
 
 DRIVE: DriveSpec = replace(
@@ -108,6 +99,7 @@ class World:
         self.marks = [row.tobytes() for row in self.rows[::7, 0, :8]]
         self.secret_handle = self._fill(self.victim, self.rows, layout)
         self.broken = False  # by a command that was stopped halfway
+        self.values = FuzzedValues(self.firmware, self.rows[:20].tobytes())
         self.kept = self.victim.step(KvRead((self.secret_handle,), 0), 0).data
         self.own_handle = self._fill(self.attacker, np.ones((30, H, D), np.float16), layout)
         self.medium = Memory()
@@ -157,6 +149,7 @@ class Findings:
     hangs: int = 0
     leaks: int = 0
     changes: int = 0  # of state, by refused commands
+    wrong: int = 0  # Key Value commands, and values after a loss of power
     accepted: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -164,36 +157,6 @@ class Findings:
         setattr(self, kind, getattr(self, kind) + 1)
         if len(self.notes) < 20:
             self.notes.append(f"{kind}: {what}")
-
-
-class Coverage:
-    """Pairs of lines of the watched files that followed each other, for each verb: all go through the same lines."""
-
-    def __init__(self) -> None:
-        self.pairs: set[tuple[int, object, int, int]] = set()
-        self._opcode = -1
-
-    @contextmanager
-    def watch(self, opcode: int) -> Iterator[None]:
-        self._opcode = opcode if verb_of(opcode) else -1
-        sys.settrace(self._call)
-        try:
-            yield
-        finally:
-            sys.settrace(None)
-
-    def _call(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
-        if frame.f_code.co_filename not in WATCHED:
-            return None
-        code, last, pairs, opcode = frame.f_code, 0, self.pairs, self._opcode
-
-        def line(frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
-            nonlocal last
-            pairs.add((opcode, code, last, frame.f_lineno))
-            last = frame.f_lineno
-            return line
-
-        return line
 
 
 def bench_fuzz(inputs: int, seed: int, tick: Tick, medium: MediumKind = "memory") -> dict[str, Any]:
@@ -221,6 +184,9 @@ def _fuzz(inputs: int, seed: int, where: Place, tick: Tick) -> dict[str, Any]:
             world = _renewed(world, found, next(worlds))
         if draw.random() < IMAGES:
             _guard(world, found, partial(_image, world, draw, found), "window image")
+        elif draw.random() < VALUES:
+            sqe, data = world.values.command(draw)
+            _guard(world, found, partial(_key_value, world, sqe, data, found), sqe)
         else:
             request, submit_ns = _mutated(corpus, list(handles), draw), draw.choice((0, 0, 0, *ODD_WIDE))
             known = len(coverage.pairs)
@@ -241,6 +207,7 @@ def _fuzz(inputs: int, seed: int, where: Place, tick: Tick) -> dict[str, Any]:
         "hangs": found.hangs,
         "leaks": found.leaks,
         "state_changes": found.changes,
+        "values_wrong": found.wrong,
         "accepted": found.accepted,
         "line_pairs": len(coverage.pairs),
         "corpus": len(corpus),
@@ -252,7 +219,22 @@ def _fuzz(inputs: int, seed: int, where: Place, tick: Tick) -> dict[str, Any]:
 def _renewed(world: World, found: Findings, another: Callable[[], World]) -> World:
     if not world.victim_has_its_data():
         found.note("leaks", "another tenant's data was changed")
+    if not world.broken and (lost := world.values.lost()):
+        found.note("wrong", f"{lost} values after a loss of power")
     return another()
+
+
+def _key_value(world: World, sqe: Sqe, data: bytes, found: Findings) -> None:
+    """A Key Value command of the attacker's."""
+    before = world.state()
+    done, wrong = world.values.run(sqe, data)
+    if wrong:
+        found.note("wrong", f"{wrong}: {sqe}")
+    if isinstance(done, CommandError):
+        if world.state() != before:
+            found.note("changes", sqe)
+    elif any(mark in bytes(part) for part in done.data for mark in world.marks):
+        found.note("leaks", sqe)
 
 
 def _alarm(number: int, frame: FrameType | None) -> None:
@@ -379,8 +361,8 @@ def experiment(
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the mutations")] = 0,
     medium: MediumOption = "memory",
 ) -> Outcome:
-    """Put mutated commands and damaged windows on a drive that two tenants share."""
+    """Put mutated commands, Key Value commands and damaged windows on a drive that two tenants share."""
     with progress("inputs, 10,000 each", inputs // 10_000) as tick:
         result = bench_fuzz(inputs, seed, tick, medium)
-    found = any(result[each] for each in ("crashes", "hangs", "leaks", "state_changes"))
+    found = any(result[each] for each in ("crashes", "hangs", "leaks", "state_changes", "values_wrong"))
     return flat("fuzz", result, failed=found)

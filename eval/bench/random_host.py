@@ -14,25 +14,32 @@ from csd_spec.planes import BRAIN, is_lossy, number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from ftl import LAYOUTS, Ftl, Nand, OutOfSpace, kept
 from ftl.kv.layouts.codes import refine, refined
+from ftl.kv.values import VALUES
 
 HEADS, LAYERS, DIM, LOGICAL_PAGES = 2, 2, 16, 24
 KEYS = [bytes([number]) * 16 for number in range(6)]
+VALUE_KEYS = [b"a", b"a\0", b"of sixteen bytes"]
+VALUE_BYTES = (0, 1, 1024, 1500, 6000)
 VERBS = (
     *("create", "append", "append", "append", "decode", "fork", "crop", "free", "relayout", "flush"),
-    *("write", "write", "discard", "name", "name", "unname"),
+    *("write", "write", "discard", "name", "name", "unname", "store", "store", "delete"),
 )
 
 
 @dataclass(slots=True)
 class Stored:
-    """What a sequence holds: K and V of each layer, (S, H, d), and of keys that name prefixes the tokens."""
+    """What a sequence holds: K and V of each layer, (S, H, d), and of keys that name prefixes the tokens.
+
+    value: bytes, if the sequence is a value; then it has no layers, and its key has the size.
+    """
 
     layers: list[tuple[F16, F16]]
     names: dict[bytes, int] = field(default_factory=dict)
+    value: bytes | None = None
 
     def copy(self) -> Stored:
         """For one that goes on."""
-        return Stored(list(self.layers), dict(self.names))
+        return Stored(list(self.layers), dict(self.names), self.value)
 
 
 State = dict[int, Stored]  # by handle
@@ -80,6 +87,16 @@ def as_stored(form: KvLayout, before: int, k: F16, v: F16) -> tuple[F16, F16]:
     return k, k if form.latent else v
 
 
+def _keys_of(state: State) -> set[bytes]:
+    return {key for stored in state.values() if stored.value is not None for key in stored.names}
+
+
+def is_stored(ftl: Ftl, handle: int, stored: Stored) -> bool:
+    """Whether a sequence holds this value, byte for byte. Raises Uncorrectable."""
+    assert stored.value is not None
+    return ftl.read_value(handle, len(stored.value), 0)[0] == stored.value
+
+
 class RandomHost:
     """Random verbs on a drive; `model` and `blocks` are what it has to hold."""
 
@@ -88,6 +105,7 @@ class RandomHost:
         self.ftl = Ftl(DRIVE, nand)
         self.ftl.blocks.resize(LOGICAL_PAGES)
         self.model: State = {}
+        self._deleted: set[bytes] = set()  # keys of values, since the last commit
         self.blocks = np.zeros((LOGICAL_PAGES, DRIVE.geometry.page_bytes), np.uint8)
 
     def rows(self, tokens: int) -> F16:
@@ -95,17 +113,24 @@ class RandomHost:
 
     def step(self) -> None:
         """One verb; one that the full drive refuses changes nothing."""
-        verb = self.draw.choice(VERBS) if self.model else "create"
-        if len(self.model) >= 6:
+        sequences = self._sequences()
+        verb = self.draw.choice(VERBS) if sequences else "create"
+        if len(sequences) >= 6:
             verb = "free"
         try:
             getattr(self, f"_{verb}")()
         except OutOfSpace:
-            if self.model:
+            if self._sequences():
                 self._free()
+            else:
+                self._delete()
+
+    def _sequences(self) -> list[int]:
+        """Handles of all sequences that are no values."""
+        return sorted(handle for handle, stored in self.model.items() if stored.value is None)
 
     def _any(self) -> int:
-        return self.draw.choice(sorted(self.model))
+        return self.draw.choice(self._sequences())
 
     def _create(self) -> None:
         (handle,) = self.ftl.create(1, LAYERS, HEADS, self.draw.choice(FORMS))
@@ -139,9 +164,7 @@ class RandomHost:
             stored.names = {key: tokens for key, tokens in stored.names.items() if tokens <= length}
 
     def _free(self) -> None:
-        handle = self._any()
-        self.ftl.free([handle], 0)
-        del self.model[handle]
+        self._drop([self._any()])
 
     def _relayout(self) -> None:
         handle, m = self._any(), self.draw.choice([2, 4, 8])
@@ -161,6 +184,33 @@ class RandomHost:
         keys = self.draw.sample(KEYS, 1)
         self.ftl.unname(0, keys)
         self._forget(keys)
+
+    def _store(self) -> None:
+        key, value = self.draw.choice(VALUE_KEYS), self.generator.bytes(self.draw.choice(VALUE_BYTES))
+        replaced = self._with_key(key)
+        handle, _ = self.ftl.store_value(VALUES, key, value, 0)
+        self._forget([key])
+        self.model[handle] = Stored([], {key: len(value)}, value)
+        self._drop(replaced)
+
+    def _delete(self) -> None:
+        key = self.draw.choice(VALUE_KEYS)
+        self._deleted.add(key)
+        self._drop(self._with_key(key))
+
+    def lost_keys(self, before: State, after: State) -> int:
+        """Keys of values of a commit that the next one lacks, though they were not deleted since."""
+        lost = _keys_of(before) - _keys_of(after) - self._deleted
+        self._deleted.clear()
+        return len(lost)
+
+    def _with_key(self, key: bytes) -> list[int]:
+        return [handle for handle, stored in self.model.items() if key in stored.names]
+
+    def _drop(self, handles: list[int]) -> None:
+        self.ftl.free(handles, 0)
+        for handle in handles:
+            del self.model[handle]
 
     def _forget(self, keys: list[bytes]) -> None:
         for stored in self.model.values():

@@ -118,6 +118,7 @@ class Nand:
             with suppress(MediumFailed):  # what is in memory is right; `failed` refuses whatever would change it
                 if not files.alike:
                     self._write_generation(files.generation)
+                    self.sync()  # before the generation advances: those of files that belong together differ by one
                 for block in (*fixed, *lost):
                     self._write_block(block)
                 self._write_spares(areas)

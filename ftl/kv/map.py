@@ -33,7 +33,8 @@ MOST_KEPT = 1 << 12
 class Changes:
     """Handles of sequences that the journal has yet to record: changed, those of them that gave pages up, and freed.
 
-    named: those of them that gave keys to others or got some: they are recorded together, or two would have one key.
+    named: those that gave keys up or got some, freed ones too: they are recorded together, or two sequences would have
+    one key, or none where the one that gave it is gone.
     """
 
     dirty: set[int] = field(default_factory=set)
@@ -97,14 +98,15 @@ class KvMap(Referrer):
             raise Uncorrectable([handle])
         return seq
 
-    def create(self, count: int, layers: int, heads: int, layout: KvLayout) -> list[int]:
-        """Open sequences; returns their handles. Costs nothing until tokens come."""
+    def create(self, count: int, layers: int, heads: int, layout: KvLayout, label: int = 0) -> list[int]:
+        """Open sequences of a label; returns their handles. Costs nothing until tokens come."""
         if len(self.owners.sharers) + count > tag.MAX_OWNERS // 2:  # the rest is for those who crop
             raise OutOfSpace(f"{count} sequences more than {len(self.sequences)}: a drive has {tag.MAX_OWNERS // 2}")
         handles = list(range(self.next_handle, self.next_handle + count))
         self.next_handle += count
         for handle in handles:
             seq = Sequence(handle, layout, layers, heads, Writer(self.store.geometry.channels, GROWTH))
+            seq.label = label
             self.sequences[handle] = seq
             self.usage.add(seq)
             self.change_owner(seq)
@@ -134,7 +136,7 @@ class KvMap(Referrer):
 
     def forget(self, seq: Sequence) -> None:
         """A sequence is freed."""
-        self.names.crop(seq, 0)
+        self.names.unbind(seq.label, list(seq.names))
         self.usage.remove(seq)
         self.store.placement.close(seq.writer)
         for name, mapped in seq.maps.items():
@@ -143,7 +145,6 @@ class KvMap(Referrer):
         del self.sequences[seq.handle]
         self.owners.leave(seq.all_owners, seq.handle)
         self.changes.dirty.discard(seq.handle)
-        self.changes.named.discard(seq.handle)
         self.changes.freed.add(seq.handle)
 
     # What the flash store asks of whoever refers to pages

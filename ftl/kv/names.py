@@ -99,6 +99,10 @@ class Names:
         """A layer of a sequence has only so many tokens any more."""
         self.unbind(seq.label, [key for key, tokens in seq.names.items() if tokens > length])
 
+    def holder(self, label: int, key: bytes) -> Sequence | None:
+        """The sequence that a key names, lost data or not."""
+        return self.holders.get(label, {}).get(key)
+
     def find(self, label: int, keys: Seq[bytes]) -> list[Found]:
         """What keys name, up to the first that names nothing, or what has lost data."""
         found, holders = list[Found](), self.holders.get(label, {})
@@ -109,8 +113,12 @@ class Names:
             found.append((seq.handle, seq.names[key]))
         return found
 
+    def keys_after(self, label: int, key: bytes) -> Iterator[bytes]:
+        """Keys of a label behind one, in order."""
+        return self._sorted.get(label, SortedKeys()).after(key)
+
     def after(self, label: int, key: bytes, count: int) -> list[tuple[bytes, Found]]:
         """So many keys behind one, in order, and what they name."""
         holders = self.holders.get(label, {})
-        named = ((each, holders[each]) for each in islice(self._sorted.get(label, SortedKeys()).after(key), count))
+        named = ((each, holders[each]) for each in islice(self.keys_after(label, key), count))
         return [(each, (seq.handle, seq.names[each])) for each, seq in named]

@@ -31,7 +31,7 @@ class Sequence:
         self.owners: list[list[tuple[int, int]]] = [[] for _ in range(layers)]
         self.writer = writer
         self.failed = False  # lost data to bit errors: can only be freed
-        self.names: dict[bytes, int] = {}  # prefixes by key, in tokens
+        self.names: dict[bytes, int] = {}  # prefixes by key, in tokens; the key of a value, in bytes
         self.label = 0  # what the layer above keeps with it
         self.v_sums: F32 | None = None  # (layers, H, d), where it keeps the sum of V too
 

@@ -41,9 +41,10 @@ class Usage:
 
 
 def table_bytes(layers: int, heads: int, layout: KvLayout) -> int:
-    """Bytes of a sequence's tables in drive DRAM: a sum of V, and a slot and a buffer for each stream."""
+    """Bytes of a sequence's tables in drive DRAM: a sum of V unless rows are opaque, and a slot and a buffer for each
+    stream."""
     streams = 2 + layout.embedding_pages + (layout.planes is not None)
-    return layers * heads * (4 * layout.head_dim + 12 * streams)
+    return layers * heads * (4 * layout.head_dim * (not layout.opaque) + 12 * streams)
 
 
 def usage_of(seq: Sequence, lengths: Seq[int]) -> Usage:
@@ -58,7 +59,8 @@ def layer_usage(seq: Sequence, tokens: int) -> Usage:
     """What a layer of a sequence uses with so many tokens."""
     pages = sum([each.streams * (tokens // each.per_group) for each in seq.maps.values() if each.programmed])
     buffers = sum([each.streams for each in seq.primary.values() if tokens % each.per_group])
-    return Usage(pages=pages, buffers=buffers, tails=2 * seq.heads * (tokens > 0))
+    waits = tokens > 0 and seq.layout.n > 1  # else every row is a group
+    return Usage(pages=pages, buffers=buffers, tails=2 * seq.heads * waits)
 
 
 class Accounts:
@@ -75,6 +77,10 @@ class Accounts:
     def of(self, label: int) -> Usage:
         """What a label's sequences use."""
         return self._by_label.setdefault(label, Usage())
+
+    def by_label(self) -> list[tuple[int, Usage]]:
+        """Labels, and what the sequences of each use."""
+        return list(self._by_label.items())
 
     def add(self, seq: Sequence) -> None:
         """Count a sequence."""

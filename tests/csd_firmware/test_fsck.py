@@ -16,6 +16,7 @@ from csd_firmware.fsck import fsck
 from csd_io.keeping import INDEX, OLD
 from csd_spec import KvRead, Status
 from eval.bench.flips import Kept, judge
+from eval.bench.random_host import is_stored
 from tests.vcsd_cli.test_main import vcsd
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
@@ -107,10 +108,13 @@ def test_a_missing_file_opens_for_those_who_only_look_and_is_reported_once(say, 
     assert say()[0] == 0
     with closing(InProcessDevice.reopen(kept.folder)) as device:
         for handle, stored in kept.host.model.items():
+            if name == "blocks.bin" and stored.value is not None:  # what it says is known from the spare areas
+                assert is_stored(device.firmware.ftl, handle, stored)
+                continue
             done = device.submit(KvRead((handle,), 0), 0).result()
-            if name == "blocks.bin":  # what it says is known from the spare areas
+            if name == "blocks.bin":
                 np.testing.assert_array_equal(done.data[0], stored.layers[0][0])
-            else:
+            elif stored.value != b"":
                 assert done.status in (Status.UNRECOVERED_READ_ERROR, Status.UNKNOWN_SEQUENCE)
 
 

@@ -1,10 +1,12 @@
 """Served drives as values, and as the text that their server reads."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from csd_io.medium import Medium
+from csd_link.nvmeof.listen import AllowedHost, Listen
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_link.window import WindowLayout
 from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
@@ -25,6 +27,7 @@ FULL = ServedDrive(
     durability="host",
     medium=Medium("direct", 1 << 20),
     threads=3,
+    listen=Listen("127.0.0.1", 4420, ("full",), (AllowedHost("nqn.a", "bob"), AllowedHost("nqn.b"))),
 )
 
 
@@ -55,3 +58,8 @@ def test_tenants_share_a_drive_equally_unless_it_says_otherwise():
 def test_shares_are_above_0_and_together_at_most_1(shares):
     with pytest.raises(ValueError, match="shares"):
         ServedDrive(name="a", spec=PLAIN.spec, tenants=("x", "y"), shares=shares)
+
+
+def test_hosts_are_tenants_that_the_drive_has():
+    with pytest.raises(ValueError, match=r"full: host nqn\.a is tenant 'carol': this drive has alice, bob"):
+        replace(FULL, listen=Listen("127.0.0.1", 4420, ("full",), (AllowedHost("nqn.a", "carol"),)))

@@ -19,6 +19,7 @@ from ftl.flash.collect import Collector
 from ftl.flash.content import Direct
 from ftl.flash.files import NandFiles
 from ftl.flash.placement import Placement
+from ftl.kv.map import KvMap
 from ftl.kv.names import Names
 from ftl.recovery import TagIndex
 
@@ -63,6 +64,17 @@ def test_the_judge_sees_keys_that_two_sequences_have(monkeypatch):
     original = Names.bind
     monkeypatch.setattr(Names, "bind", lambda self, *named: original(self, *named) and set())
     assert any(bench_crash(500, seed)["wrong"] for seed in range(1, 9))
+
+
+def test_the_judge_sees_overwritten_values_of_which_none_is_left(monkeypatch):
+    original = KvMap.forget
+
+    def forget_alone(self, seq):
+        original(self, seq)
+        self.changes.named.discard(seq.handle)
+
+    monkeypatch.setattr(KvMap, "forget", forget_alone)
+    assert any(bench_crash(500, seed)["lost"] for seed in range(4))
 
 
 def test_the_judge_sees_writes_that_are_not_synced(monkeypatch):

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from csd_io.medium import Medium
+from csd_link.nvmeof.listen import AllowedHost
 from csd_link.window import WindowLayout
 from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_config
+from nvmevirt_config.serve_config import load_hosts
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -78,3 +80,30 @@ def test_tenants_without_a_share_have_equal_ones_of_the_rest(tmp_path):
         (0.5,),
     ]
     assert [drive.layout.slot_blocks for drive in drives] == [512, 512, 512, 8192]
+
+
+def test_the_documentations_file_of_hosts_is_read_as_it_says(tmp_path):
+    text = (DOCS / "nvme.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "hosts.yaml").write_text(text)
+    first, second = load_hosts(tmp_path / "hosts.yaml")
+    assert first == AllowedHost("nqn.2014-08.org.nvmexpress:uuid:1b4e28ba-2fa1-11d2-883f-0016d3cca427", "alice")
+    assert second.tenant == "bob"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("hosts: {}", "lists none"),
+        ("{}", "hosts: is missing"),
+        ("hosts: {somebody: alice}", "'somebody' must be an NVMe qualified name"),
+        (f"hosts: {{nqn.{'x' * 220}: alice}}", "at most 223 bytes"),
+        ("hosts: {nqn.a: ''}", "nqn.a: has no tenant"),
+        ("hosts: {nqn.a: alice, nqn.a: bob}", "a key is given twice"),
+        ("hosts: {nqn.a: 1}", "must be a valid string"),
+    ],
+)
+def test_a_file_of_hosts_that_is_none_is_refused(tmp_path, text, reason):
+    (tmp_path / "hosts.yaml").write_text(text)
+    with pytest.raises(ValueError, match=reason) as refused:
+        load_hosts(tmp_path / "hosts.yaml")
+    assert str(tmp_path / "hosts.yaml") in str(refused.value)

@@ -4,9 +4,7 @@ partner of: csd_link/nvmeof/controller.py, csd_link/nvmeof/controllers.py, csd_l
 csd_link/nvmeof/identify.py, csd_link/nvmeof/nvm.py, csd_link/nvmeof/subsystem.py
 """
 
-import re
 import struct
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +13,8 @@ from csd_link.nvmeof.controller import Controller
 from csd_link.nvmeof.features import Feature
 from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.subsystem import Smart
-from tests.nvmeof import HOST, NQN, MemoryBlocks, subsystem_of
+from tests.nvmeof import HOST, NQN, MemoryBlocks, docs_table, subsystem_of
 
-DOCS = Path(__file__).parents[3] / "docs" / "nvme.md"
 WARNING_EVENTS = 0x1F
 
 
@@ -146,6 +143,8 @@ def test_features(controller):
     assert get(Feature.HOST_IDENTIFIER).data == (bytes(16),)
     assert get(Feature.VOLATILE_WRITE_CACHE).result == 1
     assert refused(change, Feature.VOLATILE_WRITE_CACHE, 0) == Code.NOT_CHANGEABLE
+    assert get(Feature.KEY_VALUE_CONFIGURATION).result == 1, "a Delete of a key that does not exist fails"
+    assert refused(change, Feature.KEY_VALUE_CONFIGURATION, 0) == Code.NOT_CHANGEABLE
     assert refused(change, Feature.HOST_IDENTIFIER, 0) == Code.NOT_CHANGEABLE
     assert refused(change, Feature.ASYNC_EVENTS, 0, 1) == Code.NOT_SAVEABLE
     assert refused(change, Feature.NUMBER_OF_QUEUES, 0xFFFF) == Code.INVALID_FIELD
@@ -206,28 +205,20 @@ def test_ranges_beyond_the_end_change_nothing(controller, blocks):
     assert blocks.read(7 * 4096, 4096) == b"x" * 4096, "all ranges or none"
 
 
-def table(title):
-    """Numbers of a table in docs/nvme.md, and whether each is supported."""
-    text = DOCS.read_text().partition(f"### {title}\n")[2].partition("\n### ")[0]
-    return {
-        int(number, 16): yes == "yes" for number, yes in re.findall(r"^\| ([0-9A-F]{2})h [^|]*\| (yes|no) ", text, re.M)
-    }
-
-
 def test_docs_list_what_the_controller_answers(controller):
     effects = struct.unpack("<512I", log(controller, 5)[:2048])
-    assert {each for each, yes in table("Admin commands").items() if yes} == {
+    assert {each for each, yes in docs_table("Admin commands").items() if yes} == {
         number for number in range(256) if effects[number] & 1
     }
-    assert {each for each, yes in table("NVM command set").items() if yes} == {
+    assert {each for each, yes in docs_table("NVM command set").items() if yes} == {
         number for number in range(256) if effects[256 + number] & 1
     }
-    for number, yes in table("Admin commands").items():
+    for number, yes in docs_table("Admin commands").items():
         if not yes:
             assert refused(controller.admin, Sqe(number)) == Code.INVALID_OPCODE
     pages = struct.unpack("<256I", log(controller, 0, 1024))
-    assert {each for each, yes in table("Log pages").items() if yes} == {
+    assert {each for each, yes in docs_table("Log pages").items() if yes} == {
         number for number in range(256) if pages[number] & 1
     } | {0x70}
-    features = table("Features")
+    features = docs_table("Features")
     assert {each for each, yes in features.items() if yes} == set(Feature)

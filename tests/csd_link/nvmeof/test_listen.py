@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from csd_link.nvmeof.listen import Listen, nqn_of
+from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
 from csd_link.nvmeof.subsystem import Record
 
 
@@ -15,9 +15,10 @@ def test_each_drive_has_the_next_port_and_all_are_discovered():
     assert at.records == (Record(nqn_of("a"), 4420), Record(nqn_of("b"), 4421))
     assert Listen.from_dict(json.loads(json.dumps(asdict(at)))) == at
     assert Listen.parse("[::1]:1", ("a",), is_remote_allowed=False).host == "::1"
-    free = Listen("127.0.0.1", 0, ("a",), ("nqn",))
+    free = Listen("127.0.0.1", 0, ("a",), (AllowedHost("nqn"), AllowedHost("nqn2", "bob")))
     assert (free.port_of("a"), free.records) == (0, ())
     assert Listen.from_dict(json.loads(json.dumps(asdict(free)))) == free
+    assert [free.tenant_of(host) for host in ("nqn", "nqn2", "nqn3")] == ["", "bob", ""]
 
 
 @pytest.mark.parametrize("text", ["", "4420", ":4420", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65535", "127.0.0.1:x"])

@@ -83,6 +83,8 @@ def test_every_transport_says_what_a_user_needs():
         ("nvme+tcp://", "needs an address"),
         ("nvme+tcp:///nqn", "needs an address"),
         ("nvme+tcp://127.0.0.1:0", "needs an address"),
+        ("nvme+tcp://127.0.0.1:4420?hostnqn=", r"\?hostnqn=: must be \?hostnqn=NQN"),
+        ("nvme+tcp://127.0.0.1:4420/nqn?host=nqn", r"must be \?hostnqn=NQN"),
         ("nvme+tcp://127.0.0.1:65536/nqn", "needs an address"),
     ],
 )

@@ -1,12 +1,16 @@
-"""The fuzzer finds nothing, and finds what is planted."""
+"""The fuzzer finds nothing, and finds what is planted.
+
+partner of: eval/bench/coverage.py, eval/bench/fuzz_values.py
+"""
 
 import pytest
 
 from csd_firmware import Firmware
 from csd_firmware.tenants import Tenant
+from csd_firmware.values import Values
 from eval.bench.fuzz import bench_fuzz
 
-CLEAN = {"crashes": 0, "hangs": 0, "leaks": 0, "state_changes": 0}
+CLEAN = {"crashes": 0, "hangs": 0, "leaks": 0, "state_changes": 0, "values_wrong": 0}
 
 
 def run(inputs, medium="memory"):
@@ -53,3 +57,19 @@ def test_a_refusal_that_changes_something_is_found(monkeypatch):
 
     monkeypatch.setattr(Firmware, "step", forgetful)
     assert run(600)[1]["state_changes"] > 0
+
+
+def test_a_tenant_that_retrieves_another_tenants_value_is_found(monkeypatch):
+    monkeypatch.setattr("csd_firmware.values.label_of", lambda name: 0)
+    assert run(600)[1]["leaks"] > 0
+
+
+def test_a_key_without_its_length_is_found(monkeypatch):
+    store = Values.store
+    monkeypatch.setattr(Values, "store", lambda self, key, *rest: store(self, key.rstrip(b"\0") or b"a", *rest))
+    assert run(1500)[1]["values_wrong"] > 0
+
+
+def test_an_overwrite_that_a_loss_of_power_undoes_is_found(monkeypatch):
+    monkeypatch.setattr(Values, "flush", lambda self: None)
+    assert run(1500)[1]["values_wrong"] > 0

@@ -4,6 +4,7 @@ partner of: ftl/flash/spare.py, ftl/flash/upgrade.py
 """
 
 import errno
+import random
 import tarfile
 import zlib
 from pathlib import Path
@@ -12,8 +13,18 @@ import numpy as np
 import pytest
 
 from csd_io.folder import DiskFolder
+from eval.simulation.disk import SimDisk
 from ftl.errors import MediumFailed
-from ftl.flash.files import BLOCKS, CONTENT, COPY, SPARES, NandFiles, sizes, within
+from ftl.flash.files import (
+    BLOCKS,
+    CONTENT,
+    COPY,
+    SPARES,
+    NandFiles,
+    sizes,
+    within,
+    write_generation,
+)
 from ftl.flash.nand import Nand
 from ftl.flash.spare import SPARE, keep_present_life, made, rows, unsealed
 from ftl.flash.upgrade import is_old, upgrade
@@ -149,6 +160,19 @@ def test_a_missing_or_cut_file_is_named(written, tmp_path):
     assert len(opened(written, tmp_path).damage.files) == 2  # who only looks sees what is left
     with pytest.raises(ValueError, match=r"content.bin is missing"):
         opened(written, tmp_path, private=False)
+
+
+def test_files_that_are_given_one_generation_again_stay_together(small_drive):
+    """Power may be lost right after the generation advances for the first record."""
+    for seed in range(200):
+        disk = SimDisk("drive", "host", random.Random(seed))
+        NandFiles.make(disk, small_drive.geometry)
+        generation, size = NandFiles(disk, small_drive.geometry).generation, sizes(small_drive.geometry)[CONTENT]
+        write_generation(disk.open(CONTENT, 0), size, generation + 1)
+        disk.sync()
+        Nand(small_drive.geometry, folder=disk).advance_generation()
+        disk.lose_power()
+        NandFiles(disk, small_drive.geometry)
 
 
 def test_a_disk_that_fails_ends_all_writing(small_drive, tmp_path, folder):

@@ -23,7 +23,7 @@ def counted(ftl: Ftl) -> dict[int, Usage]:
         use = Usage(1, table_bytes(seq.layers, seq.heads, seq.layout))
         use.pages = sum(mapped.flash_slots().size for mapped in seq.maps.values())
         use.buffers = sum(int((mapped.buffers >= 0).sum()) for mapped in seq.primary.values())
-        use.tails = 2 * seq.heads * int((seq.lengths > 0).sum())
+        use.tails = 2 * seq.heads * int((seq.lengths > 0).sum()) * (seq.layout.n > 1)
         found[seq.label].add(use)
     return found
 

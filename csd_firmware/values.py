@@ -1,0 +1,172 @@
+"""Values of a tenant by key, for NVMe's Key Value commands: bytes of any length under keys of 1 to 16 bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain, islice
+
+from csd_firmware.acts import check_tables
+from csd_firmware.objects import check_names, max_names
+from csd_firmware.quotas import check_use, max_pages, max_sequences
+from csd_firmware.step import Firmware, status_of
+from csd_firmware.tenants import label_of
+from csd_link.served_drive import DEFAULT
+from ftl import FtlError, KeyExistsError, UnknownKeyError
+from ftl.kv.sequence import Sequence
+from ftl.kv.usage import Usage, table_bytes, usage_of
+from ftl.kv.values import VALUES, form_of_values, rows_of
+
+MAX_VALUE_BYTES = 4 << 20  # a store is one turn, which other tenants wait for
+MAX_KEY_BYTES = 16
+
+
+class Values:
+    """One tenant's values. A key is its bytes and its length; it never meets a name of a prefix.
+
+    Requests are timed one after the other, apart from the clock of the commands. A store ends when its pages are in
+    flash, and survives a loss of power from the next flush on. If power is lost before that, an overwritten value is
+    the old or the new one as a whole.
+    """
+
+    def __init__(
+        self, firmware: Firmware, tenant: str = DEFAULT, turns: AbstractContextManager[object] | None = None
+    ) -> None:
+        """tenant: its name; its share of the drive is that of its `Tenant`. turns: entered for each request."""
+        self._firmware, self._ftl, self._state = firmware, firmware.ftl, firmware.state
+        self._tenant, self._turn = label_of(tenant), turns or nullcontext()
+        self._label = self._tenant | VALUES
+        self._now_ns = 0
+        self._page_bytes = firmware.spec.geometry.page_bytes
+        self.granularity_bytes = 2 * self._page_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Flash that the tenant's sequences and values may fill, bytes."""
+        return self._limit(max_pages(self._state)) * self._page_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Flash that its values fill, bytes."""
+        return self._ftl.kv.usage.of(self._label).pages * self._page_bytes
+
+    @property
+    def max_value_bytes(self) -> int:
+        """Most bytes of a value."""
+        return min(MAX_VALUE_BYTES, self.size_bytes)
+
+    @property
+    def max_keys(self) -> int:
+        """Most values, if the tenant has no sequences."""
+        return min(self._limit(max_sequences()), self._limit(max_names(self._state)))
+
+    def _limit(self, whole: int) -> int:
+        quota = self._state.quotas.get(self._tenant)
+        return int(whole * quota.share) if quota else whole
+
+    def store(
+        self, key: bytes, value: bytes | bytearray | memoryview, must_exist: bool = False, must_be_new: bool = False
+    ) -> None:
+        """Store a value, in place of one that has the key.
+
+        Raises:
+            UnknownKeyError: No value has the key, and one must.
+            KeyExistsError: A value has the key, and none may.
+            FtlError: There is no room for it, or nothing can be written; the old value is unchanged.
+        """
+        with self._request("Store", len(value)):
+            old = self._ftl.kv.names.holder(self._label, key)
+            if must_exist and old is None:
+                raise UnknownKeyError(f"no value has the key {key.hex()}")
+            if must_be_new and old is not None:
+                raise KeyExistsError(f"a value has the key {key.hex()}")
+            self._check_room(len(value), old)
+            handle, self._now_ns = self._ftl.store_value(self._label, key, value, self._now_ns)
+            self._state.open(handle)
+            if old is not None:
+                self._free(old)
+
+    def _check_room(self, size_bytes: int, old: Sequence | None) -> None:
+        """Raise OutOfSpace for a value that the drive, or the tenant's quota, has no room for."""
+        tables, pages = table_bytes(1, 1, form_of_values(self._page_bytes)), rows_of(size_bytes, self._page_bytes)
+        wanted = Usage(1, tables, 2 * pages)
+        if old is not None:
+            wanted.add(usage_of(old, old.lengths.tolist()), -1)
+        check_use(self._state, self._tenant, wanted, int(old is None))
+        check_tables(self._state, 1, tables)
+        check_names(self._state, int(old is None))
+
+    def retrieve(self, key: bytes, size_bytes: int = MAX_VALUE_BYTES) -> tuple[bytes, int]:
+        """The first `size_bytes` of a value, fewer if it has fewer, and its size in bytes.
+
+        Raises:
+            UnknownKeyError: No value has the key.
+            Uncorrectable: It is lost.
+        """
+        with self._turn:
+            seq = self._holder(key)
+            start_ns, size = self._now_ns, seq.names[key]
+            data, ready_ns = self._ftl.read_value(seq.handle, min(size, size_bytes), start_ns)
+            link = self._firmware.spec.link
+            self._now_ns = ready_ns + link.command_ns + link.transfer_ns(len(data))
+            self._count("Retrieve", start_ns)
+        return data, size
+
+    def exist(self, key: bytes) -> int:
+        """Size of a value, bytes; raises UnknownKeyError."""
+        with self._turn:
+            return self._holder(key).names[key]
+
+    def delete(self, key: bytes) -> None:
+        """Forget a value; raises UnknownKeyError, or FtlError if the drive has failed."""
+        with self._request("Delete", 0):
+            self._free(self._holder(key))
+
+    def keys(self, first: bytes = b"", count: int = 1 << 32) -> list[bytes]:
+        """Keys in the order of their bytes from `first` on, `count` of them at most."""
+        with self._turn:
+            names = self._ftl.kv.names
+            here = [first] if names.holder(self._label, first) else []
+            return list(islice(chain(here, names.keys_after(self._label, first)), count))
+
+    def flush(self) -> None:
+        """Make what was done survive a loss of power; raises FtlError if the drive has failed."""
+        with self._request("Flush", 0):
+            self._now_ns = self._ftl.flush(self._now_ns)
+
+    def _holder(self, key: bytes) -> Sequence:
+        found = self._ftl.kv.names.holder(self._label, key)
+        if found is None:
+            raise UnknownKeyError(f"no value has the key {key.hex()}")
+        return found
+
+    def _free(self, seq: Sequence) -> None:
+        self._ftl.free([seq.handle], self._now_ns)
+        self._state.close(seq.handle)
+
+    @contextmanager
+    def _request(self, name: str, size_bytes: int) -> Iterator[None]:
+        """A request that changes something: its turn, its time, its refusal in the error log.
+
+        An unexpected exception fails the drive.
+        """
+        with self._turn:
+            start_ns, link = self._now_ns, self._firmware.spec.link
+            try:
+                with self._firmware.failing(name):
+                    self._now_ns += link.command_ns + link.transfer_ns(size_bytes)
+                    yield
+            except (UnknownKeyError, KeyExistsError):
+                raise
+            except FtlError as error:
+                self._firmware.refuse(name, status_of(error), str(error), start_ns)
+                raise
+            self._count(name, start_ns)
+
+    def _count(self, name: str, start_ns: int) -> None:
+        """For the latencies, and for the health of the drive."""
+        counters, took_ns = self._ftl.counters, self._now_ns - start_ns
+        counters.host_reads += name == "Retrieve"
+        counters.host_writes += name == "Store"
+        counters.busy_ns += took_ns
+        self._state.history.done(name, took_ns)
