@@ -110,7 +110,11 @@ def answer_over_fabric(
         reservation = Reservation() if work.memory_bytes is None else Reservation(start_bytes=work.memory_bytes)
         MappedMedium.create(memory, reservation.end_bytes)
         listen = _listen(tuple(f"{folder.name}-{number}" for number in range(run.drives.count)))
-        with own_server([_placed(run, listen, name) for name in listen.drives], folder, FACTORY.server):
+        with own_server(
+            [_placed(run, listen, name, path) for name, path in zip(listen.drives, run.drives.folders, strict=True)],
+            folder,
+            FACTORY.server,
+        ):
             served(listen.drives)
             ports = ",".join(str(listen.port_of(name)) for name in listen.drives)
             words = dict(work.words) | {"ports": ports, "then": work.then}
@@ -139,11 +143,12 @@ def _listen(names: tuple[str, ...]) -> Listen:
                 return Listen(_LOOPBACK, first, names)
 
 
-def _placed(run: GuestRun, listen: Listen, name: str) -> Placed:
+def _placed(run: GuestRun, listen: Listen, name: str, path: Path | None) -> Placed:
     def locate() -> Endpoint:
         return Endpoint(_LOOPBACK, listen.port_of(name), nqn_of(name))
 
-    drive = ServedDrive(name=name, spec=run.drives.spec, listen=listen, **run.drives.hosted(run.drives.count))
+    hosted = run.drives.hosted(run.drives.count)
+    drive = ServedDrive(name=name, spec=run.drives.spec, path=path and path.absolute(), listen=listen, **hosted)
     return Placed(drive, partial(NvmeDevice, locate))
 
 

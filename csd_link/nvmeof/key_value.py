@@ -118,11 +118,13 @@ class KeyValueNamespace:
                 if len(data) > values.max_value_bytes:
                     raise CommandError(Code.INVALID_VALUE_SIZE)
                 values.store(key, data, bool(sqe.cdw11 & _MUST_EXIST), bool(sqe.cdw11 & _MUST_BE_NEW))
+                values.flush()  # hosts of this command set take a value that was stored for durable
             case KeyValue.RETRIEVE:
                 found, size = values.retrieve(key, sqe.cdw10)
                 return Answer((found,), size)
             case KeyValue.DELETE:
                 values.delete(key)
+                values.flush()
             case KeyValue.EXIST:
                 return Answer(result=values.exist(key))
         return Answer()

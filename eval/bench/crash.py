@@ -187,7 +187,8 @@ def _all_of(ftl: Ftl, handle: int, layer: int) -> KvView:
 
 def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
     """Whether all pages of K in few bits, where the layout has them, say of K what their steps allow."""
-    form = ftl.sequence(handle).layout.planes
+    layout = ftl.sequence(handle).layout
+    form = layout.planes
     if form is None:
         return True
     stored = widened(ftl.read_back(handle, layer)[0].view(np.uint16), form.bf16)
@@ -197,7 +198,9 @@ def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
         rows = stored[group * form.T : (group + 1) * form.T, head]
         pages = view.banks[0][slots[head, group]][None].view(np.uint8)
         steps = widened(pages[0, : 2 * form.m].view(np.uint16), form.bf16)
-        allowed = 0.51 * steps + np.abs(rows).max(0) / 60  # K itself may have been rounded to 8 bits since
+        # K itself may have been rounded to 8 bits since, by the largest of its own group, which may reach beyond this one
+        near = stored[max(0, group * form.T - layout.n) : (group + 1) * form.T + layout.n, head]
+        allowed = 0.51 * steps + np.abs(near).max(0) / 60
         if (np.abs(scored(pages, form)[0] - rows) > allowed * np.where(steps > 0, 1, np.inf)).any():
             return False
     return True

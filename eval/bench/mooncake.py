@@ -1,13 +1,14 @@
 """Mooncake's store, as its package index has it, on the Key Value namespace of a drive that is killed meanwhile.
 
 The guest machine connects to the drive with Linux's NVMe/TCP initiator. Mooncake's client offloads objects to the
-namespace by io_uring passthrough; its master and its client run inside the guest.
+namespace by passthrough ioctl; its master and its client run inside the guest.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -66,20 +67,20 @@ def bench_mooncake(objects: int, kills: int, seed: int, console: Path | None = N
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError("Mooncake is not installed: pip install 'vcsd[mooncake]'")
     package = Path(next(iter(found.submodule_search_locations)))
-    run = GuestRun(
-        drives=DriveSet(count=1, spec=INSTCSD_ZYNQ7045_8CH), prompt=0, tokens=0, timeout_s=LIMIT_S, console=console
-    )
     work = Work(
         then=Path(mooncake_guest.__file__).stem,
         words={"objects": objects, "seed": seed},
-        packages=[Path(mooncake_guest.__file__), package],
+        packages=[Path(mooncake_guest.__file__), package, *package.parent.glob("mooncake*.libs")],
         memory_bytes=MEMORY_BYTES,
     )
     killer = Killer(kills)
-    try:
-        answer, accelerator = answer_over_fabric(run, work, killer.begin)
-    finally:
-        killer.end()
+    with tempfile.TemporaryDirectory(prefix="vcsd-mooncake-") as kept:
+        drives = DriveSet(count=1, spec=INSTCSD_ZYNQ7045_8CH, keep=Path(kept) / "drive")
+        run = GuestRun(drives=drives, prompt=0, tokens=0, timeout_s=LIMIT_S, console=console)
+        try:
+            answer, accelerator = answer_over_fabric(run, work, killer.begin)
+        finally:
+            killer.end()
     counted = {key: value for key, value in answer.items() if key != "discovered"}
     release = version("mooncake-transfer-engine-non-cuda")
     return counted | {"kills": killer.done, "accelerator": accelerator, "mooncake": release, "seed": seed}

@@ -41,7 +41,7 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
         "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "nvme_kv_storage_backend",
         "MOONCAKE_NVME_KV_DEVICE_PATH": str(node),
         "MOONCAKE_NVME_KV_NSID": str(KV_NSID),
-        "MOONCAKE_NVME_KV_TRANSPORT": "io_uring",
+        "MOONCAKE_NVME_KV_TRANSPORT": "ioctl",  # the wheel is built without the other
     }
     package = next(Path(each) / "mooncake" for each in sys.path if (Path(each) / "mooncake").is_dir())
     try:

@@ -155,8 +155,9 @@ class KvMap(Referrer):
         ours = tag.is_group(tags)
         for owner in np.unique(owners[ours]).tolist():
             for mapped in self._maps_of(owner):
-                slots = mapped.slots
-                here = ours & (owners == owner) & (kinds == mapped.kind) & (groups < slots.shape[2])
+                slots = mapped.slots  # pages of another shape are of a sequence that had the number before
+                inside = (layers < slots.shape[0]) & (streams < slots.shape[1]) & (groups < slots.shape[2])
+                here = ours & (owners == owner) & (kinds == mapped.kind) & inside
                 which = np.flatnonzero(here)
                 yield Reference(slots, which, (layers[which], streams[which], groups[which]))
 

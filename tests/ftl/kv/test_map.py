@@ -5,6 +5,7 @@ import pytest
 
 from csd_spec import KvLayout
 from ftl import Ftl
+from ftl.flash.references import valid
 
 LAYERS, HEADS, DIM = 2, 2, 16
 
@@ -21,3 +22,24 @@ def test_room_is_kept_for_all_that_a_checkpoint_records(small_drive, tokens):
     ftl.journal.record(0, everything=True)
     recorded = ftl.counters.journal - before
     assert 0 < recorded <= kept
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 2), (2, 1), (1, 1)])
+def test_pages_of_another_shape_under_the_same_owner_number_are_nobodys(small_drive, layers, heads):
+    """A sequence took the number of one with more layers or heads whose pages are not erased yet."""
+    ftl = Ftl(small_drive)
+    layout = KvLayout(page_bytes=small_drive.geometry.page_bytes, head_dim=DIM, m=4)
+    (before,) = ftl.create(1, LAYERS, HEADS, layout)
+    rows = np.ones((100, HEADS, DIM), np.float16)
+    for layer in range(LAYERS):
+        ftl.append([before], layer, np.array([100]), rows, rows, 0)
+    written = ftl.nand.programmed()
+    tags = ftl.nand.tags[written]
+    ftl.free([before], 0)
+    ftl.kv.owners.next = 0
+    (after,) = ftl.create(1, layers, heads, layout)
+    rows = rows[:, :heads].copy()
+    for layer in range(layers):
+        ftl.append([after], layer, np.array([100]), rows, rows, 0)
+    assert ftl.sequence(after).newest == 0
+    assert not valid(ftl.store.referrers, written, tags).any()
