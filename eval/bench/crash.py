@@ -198,7 +198,7 @@ def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
         rows = stored[group * form.T : (group + 1) * form.T, head]
         pages = view.banks[0][slots[head, group]][None].view(np.uint8)
         steps = widened(pages[0, : 2 * form.m].view(np.uint16), form.bf16)
-        # K itself may have been rounded to 8 bits since, by the largest of its own group, which may reach beyond this one
+        # K itself may have been rounded to 8 bits since, by the largest of a group of its own, which may reach further
         near = stored[max(0, group * form.T - layout.n) : (group + 1) * form.T + layout.n, head]
         allowed = 0.51 * steps + np.abs(near).max(0) / 60
         if (np.abs(scored(pages, form)[0] - rows) > allowed * np.where(steps > 0, 1, np.inf)).any():
