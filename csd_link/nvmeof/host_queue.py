@@ -197,6 +197,10 @@ class HostQueue:
         """Release the socket."""
         self._stream.close()
 
+    def detach(self) -> socket.socket:
+        """The connection as a socket, which is the caller's from now on, while no command is in flight."""
+        return self._stream.line
+
     def _number(self) -> int:
         while self._cids in self._begun:
             self._cids = (self._cids + 1) % _CIDS
