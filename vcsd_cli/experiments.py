@@ -20,6 +20,7 @@ BENCH = {
     "soak": "eval.bench.soak",
     "fuzz": "eval.bench.fuzz",
     "nvme-fuzz": "eval.bench.nvme_fuzz",
+    "nvme-cuts": "eval.bench.nvme_cuts",
     "cli-fuzz": "eval.bench.cli_fuzz",
     "transport": "eval.bench.transport",
     "tenants": "eval.bench.tenants",

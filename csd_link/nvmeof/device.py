@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import count
 
 from csd_io.crc import crc32
 from csd_link.cutting import submit_in_parts
@@ -24,7 +25,7 @@ from csd_link.window import Identity
 from csd_link.wire import ENTRY, encode_arrays, pack_entry
 from csd_spec import Command, Completion, DriveSpec
 
-RECONNECT_S = 2.0  # for a drive whose connection was lost to take another
+RECONNECT_S, MIN_RECONNECTS = 2.0, 3  # for a drive whose connection was lost to take another; one attempt may stall
 MAX_RESUMES = 50  # connections in a row on which no command ended
 _ATTACH_BYTES = 1 << 16
 _FETCH_BYTES = 1 << 20  # asked for at first; a larger completion is fetched again
@@ -248,12 +249,12 @@ class NvmeDevice:
             self._fail(Lost(f"{MAX_RESUMES} connections were lost before a command ended: {error}"))
             return
         deadline = time.monotonic() + RECONNECT_S
-        while True:
+        for attempt in count(1):
             try:
                 host = self._connect(self._name)
                 break
             except (OSError, StatusError) as refused:
-                if time.monotonic() > deadline:
+                if attempt >= MIN_RECONNECTS and time.monotonic() > deadline:
                     self._fail(Lost(f"its connection is gone ({error}), and it takes no other: {refused}"))
                     return
                 time.sleep(_LOOK_S)
