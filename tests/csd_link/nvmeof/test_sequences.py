@@ -242,3 +242,20 @@ def test_a_connection_that_breaks_at_every_command_is_given_up(namespace, servic
         assert service.seen == [0]
         device.close()
         proxy.close()
+
+
+def test_data_that_was_damaged_on_its_way_is_sent_again(namespace, service, monkeypatch):
+    execute, damaged = SequenceNamespace.execute, [True, True]
+
+    def execute_undamaged(self, sqe, data, host):
+        if sqe.opcode == Op.SUBMIT and damaged:
+            damaged.pop()
+            raise CommandError(Code.TRANSIENT)
+        return execute(self, sqe, data, host)
+
+    monkeypatch.setattr(SequenceNamespace, "execute", execute_undamaged)
+    with target_with(namespace) as target:
+        device = device_of(target.port)
+        assert device.submit(KvFree((9,)), 0).result().data[0].size == 9
+        assert (service.seen, damaged, device.lost) == ([0], [], None)
+        device.close()
