@@ -114,11 +114,10 @@ class Tenant:
         except (Refused, FtlError) as error:
             return self.refuse(verb.name, status_of(error), str(error), submit_ns)
         done = self._run(command, parts, submit_ns + self._epoch_ns, max_bytes)
-        done = replace(done, submit_ns=submit_ns, finish_ns=done.finish_ns - self._epoch_ns)
+        data = done.data
         if done.status is Status.SUCCESS:
-            pairs = zip(verb.reply, done.data, strict=True)
-            done = replace(done, data=tuple(self._seen(each, data) for each, data in pairs))
-        return done
+            data = tuple(self._seen(each, found) for each, found in zip(verb.reply, data, strict=True))
+        return replace(done, submit_ns=submit_ns, finish_ns=done.finish_ns - self._epoch_ns, data=data)
 
     def _parts(self, command: Command, max_bytes: int) -> list[Command]:
         """A command in slices; raises Refused or an FtlError for a long one that must not be carried out.

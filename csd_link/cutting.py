@@ -138,7 +138,7 @@ def _bytes_of(verb: Verb, command: Command) -> tuple[int, int]:
             nbytes += array.sized({})[0]
         elif value is not None:
             nbytes += value.nbytes
-    return nbytes, verb.reply_bytes(verb.sizes(command))
+    return nbytes, verb.reply_bytes(verb.sizes(command)) if verb.reply else 0
 
 
 def _by_rows(command: Any, verb: Verb, max_bytes: int) -> Iterator[Command]:

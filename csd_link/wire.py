@@ -163,17 +163,18 @@ def _unpacked(array: Array, sizes: dict[str, int], payload: _Payload) -> Any:
     if array.kind is Kind.TEXT:
         return bytes(value).rstrip(b"\0").decode("ascii", "replace")
     if array.kind is Kind.COUNTS:
-        if value.size and not 0 <= int(value.min()) <= int(value.max()) <= MAX_TOKENS:
+        if value.size and int(value.view(np.uint64).max()) > MAX_TOKENS:  # what is below 0 too
             raise WireError(f"a count of tokens lies outside 0 to {MAX_TOKENS}")
         sizes[f"sum({array.name})"] = int(value.sum())
     return value
 
 
-def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Bytes of an array; raises WireError for one that numpy could not even shape when it is empty."""
-    if prod(max(1, size) for size in shape) > MAX_VALUES:
+def _count(shape: tuple[int, ...]) -> int:
+    """Values of an array; raises WireError for one that numpy could not even shape when it is empty."""
+    count = prod(shape)
+    if (count or prod(max(1, size) for size in shape)) > MAX_VALUES:
         raise WireError(f"an array of {' x '.join(map(str, shape))} values")
-    return prod(shape) * dtype.itemsize
+    return count
 
 
 class _Payload:
@@ -183,10 +184,11 @@ class _Payload:
         self.data, self.at = data, 0
 
     def take(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        end = self.at + _nbytes(shape, dtype)
+        count = _count(shape)
+        end = self.at + count * dtype.itemsize
         if end > len(self.data):
             raise WireError(f"payload of {len(self.data)} bytes: {end} or more are needed")
-        array: NDArray[Any] = np.frombuffer(self.data, dtype, prod(shape), self.at).reshape(shape)
+        array: NDArray[Any] = np.frombuffer(self.data, dtype, count, self.at).reshape(shape)
         self.at = end
         return array
 
@@ -249,7 +251,7 @@ def decode_completion(body: Buffer) -> CompletionHead:
     except (struct.error, KeyError, ValueError) as error:
         raise WireError(f"no completion: {error}") from error
     read, programmed, fetched, useful, link_bytes, data_bytes, data_crc = rest
-    if sum(_nbytes(shape, dtype) for dtype, shape in shapes) != data_bytes:
+    if sum(_count(shape) * dtype.itemsize for dtype, shape in shapes) != data_bytes:
         raise WireError(f"no completion: its arrays do not have {data_bytes} bytes")
     flash = FlashCounters(pages_read=read, pages_programmed=programmed, fetched_bytes=fetched, useful_bytes=useful)
     done = Completion(

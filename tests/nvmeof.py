@@ -3,8 +3,7 @@
 import re
 import socket
 import struct
-import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from csd_link.nvmeof.commands import Admin, Code, CommandError, Cqe, Fabrics, Sqe
@@ -239,57 +238,3 @@ def raw_queues(target, **options):
 def head_of(kind, flags=0, header=24, offset=0, total=24):
     """A common header as bytes, whatever it says."""
     return COMMON.pack(kind, flags, header, offset, total)
-
-
-class Proxy:
-    """Passes bytes on between hosts and a port, and cuts connections after a random number of bytes."""
-
-    def __init__(self, port, random, most_bytes):
-        self._target, self._random, self._most = port, random, most_bytes
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port, self.cuts = self._listener.getsockname()[1], 0
-        self._threads, self._lines = [], []
-        self.is_cutting = False
-        self._start(self._accept)
-
-    def _start(self, run, *args):
-        self._threads.append(threading.Thread(target=run, args=args, daemon=True))
-        self._threads[-1].start()
-
-    def _accept(self):
-        while True:
-            try:
-                host = self._listener.accept()[0]
-            except OSError:
-                return
-            try:
-                drive = socket.create_connection(("127.0.0.1", self._target))
-            except OSError:
-                host.close()
-                continue
-            self._lines += [host, drive]
-            self._start(self._pass, host, drive)
-            self._start(self._pass, drive, host)
-
-    def _pass(self, source, sink):
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                if self.is_cutting and self._random.random() < len(data) / self._most:
-                    self.cuts += 1
-                    sink.sendall(data[: self._random.randrange(len(data))])
-                    break
-                sink.sendall(data)
-        for line in (source, sink):
-            with suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
-
-    def close(self):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        for line in list(self._lines):
-            with suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
-        for thread in list(self._threads):
-            thread.join()
-        self._listener.close()
-        for line in self._lines:
-            line.close()

@@ -19,6 +19,7 @@ BENCH = {
     "mixed-files": "eval.bench.mixed_files",
     "soak": "eval.bench.soak",
     "fuzz": "eval.bench.fuzz",
+    "nvme-fuzz": "eval.bench.nvme_fuzz",
     "nvme-cuts": "eval.bench.nvme_cuts",
     "cli-fuzz": "eval.bench.cli_fuzz",
     "transport": "eval.bench.transport",

@@ -125,7 +125,7 @@ class Sqe(NamedTuple):
 
     def pack_as(self, cid: int, sgl_bytes: int, sgl_type: int) -> bytes:
         """Its 64 bytes with another number and SGL descriptor."""
-        return _SQE.pack(*self[:2], cid, *self[3:8], sgl_bytes, sgl_type, *self[10:])
+        return _SQE.pack(self.opcode, self.flags, cid, *self[3:8], sgl_bytes, sgl_type, *self[10:])
 
     @property
     def fabrics_type(self) -> int:
@@ -156,7 +156,7 @@ class Cqe(NamedTuple):
 
     def pack(self) -> bytes:
         """Its 16 bytes."""
-        return _CQE.pack(*self[:4], self.status << 1)
+        return _CQE.pack(self.result, self.sq_head, self.sq_id, self.cid, self.status << 1)
 
 
 class Answer(NamedTuple):

@@ -8,6 +8,8 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
+
 from csd_link.nvmeof.commands import (
     ALL_NAMESPACES,
     DO_NOT_RETRY,
@@ -43,16 +45,17 @@ from csd_link.nvmeof.pdu import (
     pack_ic,
     pack_term,
 )
-from csd_link.nvmeof.stream import Closed, PduStream
+from csd_link.nvmeof.stream import MIN_BYTES_PER_S, Closed, PduStream
 from csd_link.nvmeof.subsystem import Address, Namespace
 
-MAX_H2C_BYTES = 1 << 20  # of an H2CData PDU
+MAX_H2C_BYTES = 1 << 23  # of an H2CData PDU
 _ADMIN_CAPSULE_BYTES = 8192  # of the admin queue, as the specification has it
 _SEND_BYTES = 1 << 20  # responses wait for each other up to this size, while commands are there to be read
 _MAX_ALIGN = 31
 _NO_FLOW_CONTROL = 1 << 2
 _RETRIED = (Code.INTERRUPTED, Code.TRANSIENT)
 _FLUSH = 0x00
+_NO_DATA = memoryview(b"")
 
 
 @dataclass(slots=True)
@@ -62,7 +65,7 @@ class Transfer:
     sqe: Sqe
     size: int
     tag: int
-    data: memoryview = memoryview(b"")
+    data: memoryview = _NO_DATA
     received: int = 0
     is_good: bool = True
     deadline: float = 0.0
@@ -127,18 +130,20 @@ class Connection:
         self.stream.max_data_bytes = _ADMIN_CAPSULE_BYTES
 
     def _take(self, head: Head, pdu: object) -> None:
-        if isinstance(pdu, Data):
+        if not isinstance(pdu, bytes):
+            assert isinstance(pdu, Data)
             self._take_data(head, pdu)
             return
-        assert isinstance(pdu, bytes)
         sqe = Sqe.parse(pdu)
         limit = self._limits.in_capsule_bytes if self._queue else _ADMIN_CAPSULE_BYTES
         if head.data_bytes > limit:
             raise PduError(Fes.DATA_LIMIT_EXCEEDED, 4, f"{head.data_bytes} bytes in a capsule: at most {limit}")
-        data = memoryview(bytearray(head.data_bytes))
+        data = _NO_DATA
         try:
-            if not self.stream.read(data):
-                raise CommandError(Code.TRANSIENT)
+            if head.data_bytes:
+                data = memoryview(bytearray(head.data_bytes))
+                if not self.stream.read(data):
+                    raise CommandError(Code.TRANSIENT)
             size = self._data_bytes(sqe)
             if sqe.sgl_bytes < size:
                 raise CommandError(Code.SGL_LENGTH)
@@ -213,9 +218,9 @@ class Connection:
         no_capsule = size > 0 and not answer.result and not self._flow_control
         if size:
             flags = Flag.LAST | (Flag.SUCCESS if no_capsule else 0)
-            self._queue_pdu(
-                pack(PduType.C2H_DATA, pack_data(Data(sqe.cid, 0, 0, size)), data, digests, flags, self._align), size
-            )
+            header = pack_data(Data(sqe.cid, 0, 0, size))
+            self._out += pack(PduType.C2H_DATA, header, data, digests, flags, self._align)
+            self._out_bytes += size
         self._sq_head = (self._sq_head + 1) % max(1, self._entries)
         if not no_capsule:
             self._respond(sqe.cid, answer.result, Code.SUCCESS)
@@ -230,11 +235,7 @@ class Connection:
 
     def _respond(self, cid: int, result: int, status: int) -> None:
         cqe = Cqe(result, self._sq_head, self._queue, cid, status).pack()
-        self._queue_pdu(pack(PduType.CAPSULE_RESP, cqe, (), self.stream.digests), 0)
-
-    def _queue_pdu(self, parts: list[Buffer], size: int) -> None:
-        self._out += parts
-        self._out_bytes += size
+        self._out += pack(PduType.CAPSULE_RESP, cqe, (), self.stream.digests)
 
     def _send(self) -> None:
         out, self._out, self._out_bytes = self._out, [], 0
@@ -300,10 +301,10 @@ class Connection:
                 self._transfers.popleft()
                 self._refuse(first.sqe, error)
                 continue
-            first.data = memoryview(bytearray(first.size))
-            first.deadline = time.monotonic() + self._limits.pdu_s + first.size / MAX_H2C_BYTES
+            first.data = np.empty(first.size, np.uint8).data  # not zeroed: all of it comes before it is used
+            first.deadline = time.monotonic() + self._limits.pdu_s + first.size / MIN_BYTES_PER_S
             asked = R2T(first.sqe.cid, first.tag, 0, first.size)
-            self._queue_pdu(pack(PduType.R2T, pack_data(asked), (), self.stream.digests), 0)
+            self._out += pack(PduType.R2T, pack_data(asked), (), self.stream.digests)
             return
 
     def _take_data(self, head: Head, pdu: Data) -> None:

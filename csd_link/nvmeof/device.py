@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 
 from csd_io.crc import crc32
 from csd_link.cutting import submit_in_parts
@@ -19,11 +20,12 @@ from csd_link.nvmeof.host import Host
 from csd_link.nvmeof.host_queue import Reply, Silence, StatusError
 from csd_link.nvmeof.pdu import Buffer, Digests
 from csd_link.nvmeof.sequences import ATTACHED, FRAME_VERSION, UNKNOWN_SESSION, Op, unframed
+from csd_link.nvmeof.stream import Closed
 from csd_link.window import Identity
 from csd_link.wire import ENTRY, encode_arrays, pack_entry
 from csd_spec import Command, Completion, DriveSpec
 
-RECONNECT_S = 2.0  # for a drive whose connection was lost to take another
+RECONNECT_S, MIN_RECONNECTS = 2.0, 3  # for a drive whose connection was lost to take another; one attempt may stall
 MAX_RESUMES = 50  # connections in a row on which no command ended
 _ATTACH_BYTES = 1 << 16
 _FETCH_BYTES = 1 << 20  # asked for at first; a larger completion is fetched again
@@ -39,18 +41,16 @@ class Endpoint:
     nqn: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sent:
-    """A command under way. parts: its entry and its arrays."""
+    """A command in flight. parts: its entry and its arrays."""
 
     number: int
     parts: list[Buffer]
     size: int
     future: Future[Completion]
-    is_sent: bool = False
-    is_executed: bool = False
+    is_asked: bool = False  # whether a Fetch of its completion is in flight
     fetch_bytes: int = _FETCH_BYTES
-    kinds: dict[int, Op] = field(default_factory=dict)  # of the numbers of its NVMe commands under way
 
 
 class NvmeDevice:
@@ -69,7 +69,9 @@ class NvmeDevice:
         self._locate, self._digests = locate, digests
         self._sending, self._submitting = threading.Lock(), threading.Lock()
         self._turn, self._reaping = threading.Condition(), False
-        self._waiting: deque[_Sent] = deque()
+        self._waiting: deque[_Sent] = deque()  # for their ends, in order
+        self._unsent: deque[_Sent] = deque()  # the last ones of these
+        self._large: _Sent | None = None  # the last one sent, whose data the drive asks for
         self._numbers = 0
         self._resumes = 0  # since a command has ended
         self._lost: Lost | None = None
@@ -124,6 +126,7 @@ class NvmeDevice:
             self._numbers += 1
             with self._sending:
                 self._waiting.append(sent)
+                self._unsent.append(sent)
                 self._send()
         return future
 
@@ -154,30 +157,29 @@ class NvmeDevice:
     def _send(self) -> None:
         """Send what was not sent yet. The data of a large command has to arrive before the next one is sent.
 
-        Whoever reads notices a connection that is lost.
+        Submit and Fetch go in one piece. They cannot be one command, although two bits of an opcode have a value for
+        data both ways: a capsule has one SGL descriptor. Whoever reads notices a connection that is lost.
         """
         io = self._host.io
-        for sent in self._waiting:
-            if not sent.is_sent:
-                kept = sent.number - self._waiting[0].number
-                cid = io.begin(self._sqe(Op.SUBMIT, sent.number, sent.size, kept), sent.parts)
-                sent.kinds[cid], sent.is_sent = Op.SUBMIT, True
-                if sent.size <= io.in_capsule_bytes:
-                    self._fetch(sent)
-            if sent.size > io.in_capsule_bytes and not sent.is_executed:
-                break
+        while self._unsent and not self._large:
+            sent = self._unsent.popleft()
+            kept = sent.number - self._waiting[0].number
+            io.begin(self._sqe(Op.SUBMIT, sent.number, sent.size, kept), sent.parts, 0, (sent, Op.SUBMIT))
+            if sent.size > io.in_capsule_bytes:
+                self._large = sent
+            else:
+                self._fetch(sent)
         try:
             io.flush()
         except OSError:
             io.shut()
 
     def _fetch(self, sent: _Sent) -> None:
-        size = sent.fetch_bytes
-        cid = self._host.io.begin(self._sqe(Op.FETCH, sent.number, size, 0), (), size)
-        sent.kinds[cid] = Op.FETCH
+        size, sent.is_asked = sent.fetch_bytes, True
+        self._host.io.begin(self._sqe(Op.FETCH, sent.number, size, 0), (), size, (sent, Op.FETCH))
 
     def _sqe(self, op: Op, number: int, size: int, cdw11: int) -> Sqe:
-        low = 0xFFFFFFFF
+        low, session = 0xFFFFFFFF, self._session
         return Sqe(
             op,
             nsid=self._nsid,
@@ -185,15 +187,16 @@ class NvmeDevice:
             cdw11=cdw11,
             cdw12=number & low,
             cdw13=number >> 32,
-            cdw14=self._session & low,
-            cdw15=self._session >> 32,
+            cdw14=session & low,
+            cdw15=session >> 32,
         )
 
     def _reap(self, future: Future[Completion]) -> None:
         """Complete commands until this one is; one thread at a time reads."""
-        while not future.done():
+        while True:
             with self._turn:
-                self._turn.wait_for(lambda: future.done() or not self._reaping)
+                while self._reaping and not future.done():
+                    self._turn.wait()
                 if future.done():
                     return
                 self._reaping = True
@@ -211,20 +214,18 @@ class NvmeDevice:
 
     def _take(self, reply: Reply) -> bool:
         """An NVMe command has ended; whether a command of ours has with it."""
+        sent, op = reply.context
+        if not reply.status and op is Op.SUBMIT and sent.is_asked:
+            return False
         with self._sending:
-            sent = next((each for each in self._waiting if reply.cid in each.kinds), None)
-            if sent is None:
-                return False
-            kind = sent.kinds.pop(reply.cid)
-            if reply.status == Code.INTERRUPTED and kind is Op.SUBMIT:
+            if reply.status == Code.INTERRUPTED and op is Op.SUBMIT:
                 time.sleep(_LOOK_S)  # other hosts have too much in flight
-                sent.is_sent = False
+                self._unsent.appendleft(sent)
+                self._large = None
             elif reply.status:
-                raise _status_lost(reply.status)
-            elif kind is Op.SUBMIT:
-                sent.is_executed = True
-                if sent.kinds:
-                    return False  # its completion was asked for
+                raise _status_error(reply.status)
+            elif op is Op.SUBMIT:
+                self._large = None
                 self._fetch(sent)
             elif reply.result:
                 sent.fetch_bytes = reply.result & 0xFFFFFFFF
@@ -248,20 +249,20 @@ class NvmeDevice:
             self._fail(Lost(f"{MAX_RESUMES} connections were lost before a command ended: {error}"))
             return
         deadline = time.monotonic() + RECONNECT_S
-        while True:
+        for attempt in count(1):
             try:
                 host = self._connect(self._name)
                 break
             except (OSError, StatusError) as refused:
-                if time.monotonic() > deadline:
+                if attempt >= MIN_RECONNECTS and time.monotonic() > deadline:
                     self._fail(Lost(f"its connection is gone ({error}), and it takes no other: {refused}"))
                     return
                 time.sleep(_LOOK_S)
         with self._sending:
             self._host = host
+            self._unsent, self._large = self._waiting.copy(), None
             for sent in self._waiting:
-                sent.is_sent = sent.is_executed = False
-                sent.kinds.clear()
+                sent.is_asked = False
             self._send()
 
     def _fail(self, lost: Lost) -> None:
@@ -271,7 +272,10 @@ class NvmeDevice:
                 self._waiting.popleft().future.set_result(path_lost(lost))
 
 
-def _status_lost(status: int) -> Lost:
+def _status_error(status: int) -> OSError:
+    """The reason to connect again, or why the drive is lost."""
+    if status == Code.TRANSIENT:
+        return Closed("data was damaged on its way to the drive")
     if status == UNKNOWN_SESSION:
         return Lost("its firmware has begun anew")
     return Lost(f"it refuses an NVMe command with status {status:#05x}")

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from csd_link.nvmeof.commands import DO_NOT_RETRY, SGL_IN_CAPSULE, SGL_TRANSPORT, Admin, Cqe, Fabrics, Sqe
 from csd_link.nvmeof.controllers import ConnectData
@@ -33,7 +33,8 @@ from csd_link.nvmeof.pdu import (
 from csd_link.nvmeof.stream import Closed, PduStream
 from csd_link.nvmeof.target import resolve
 
-SILENCE_S = 60.0  # for a PDU that has begun
+SILENCE_S = 60.0  # without a PDU, while a command is in flight
+PDU_S = 10.0  # for a PDU that has begun: after a loss of bytes on the way its end never comes
 CONNECT_S = 5.0
 _CONNECT_CAPSULE_BYTES = 8192  # of the admin queue, and of a Connect command
 _NO_FLOW_CONTROL = 1 << 18  # CATTR bit 2 in CDW11
@@ -54,21 +55,26 @@ class StatusError(Exception):
 
 
 class Reply(NamedTuple):
-    """A command that has ended. status: without DO_NOT_RETRY. data: what the controller has sent."""
+    """A command that has ended.
+
+    status: without DO_NOT_RETRY. data: what the controller has sent. context: as `begin` was given it.
+    """
 
     cid: int
     status: int
     result: int
     data: bytearray
+    context: Any
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A command under way. out: data that waits for R2T. most: bytes of data that may come."""
+    """A command in flight. out: data that goes to the controller. most: bytes of data that may come."""
 
-    out: memoryview
+    out: Sequence[Buffer]
     most: int
-    data: bytearray
+    context: Any
+    data: bytearray | None = None  # as much as has come
 
 
 class HostQueue:
@@ -106,7 +112,7 @@ class HostQueue:
         if answer.version or answer.digests != digests or answer.align > _MAX_ALIGN or answer.max_h2c_bytes < 4096:
             raise PduError(Fes.UNSUPPORTED_PARAMETER, 8, f"it answers {answer}")
         stream.digests, stream.allowed = digests, FROM_CONTROLLER - {PduType.IC_RESP}
-        stream.set_patience(SILENCE_S)
+        stream.set_patience(PDU_S, SILENCE_S)
         stream.look = self._look
         self._max_h2c_bytes, stream.max_data_bytes = answer.max_h2c_bytes, 1 << 32
         return answer.align
@@ -131,23 +137,23 @@ class HostQueue:
             raise StatusError(reply.status, reply.result)
         return reply
 
-    def begin(self, sqe: Sqe, data: Sequence[Buffer] = (), receive_bytes: int = 0) -> int:
+    def begin(self, sqe: Sqe, data: Sequence[Buffer] = (), receive_bytes: int = 0, context: Any = None) -> int:
         """Prepare a command, which `flush` sends; returns its number.
 
         Args:
             sqe: Its entry, without number and SGL descriptor.
             data: What goes to the controller, sent from where it lies.
             receive_bytes: Most data that the controller may send.
-
+            context: Given back with the reply.
         """
         size, cid = sum(map(len, data)), self._number()
         in_capsule = size <= self.in_capsule_bytes
         entry = sqe.pack_as(cid, size or receive_bytes, SGL_IN_CAPSULE if size and in_capsule else SGL_TRANSPORT)
-        waits = memoryview(b"" if in_capsule else b"".join(data))
-        self._begun[cid] = _Begun(waits, receive_bytes, bytearray())
+        self._begun[cid] = _Begun(data, receive_bytes, context)
         sent = data if in_capsule else ()
+        capsule = pack(PduType.CAPSULE_CMD, entry, sent, self._stream.digests, 0, self._align)
         with self._sending:
-            self._out += pack(PduType.CAPSULE_CMD, entry, sent, self._stream.digests, align=self._align)
+            self._out += capsule
         return cid
 
     def flush(self) -> None:
@@ -162,16 +168,17 @@ class HostQueue:
         self._since = time.monotonic()
         try:
             while True:
-                self.flush()
+                if self._out:
+                    self.flush()
                 head, pdu = self._stream.receive()
                 match pdu:
+                    case bytes():
+                        return self._end(Cqe.parse(pdu))
                     case Data():
                         if reply := self._take_data(head, pdu):
                             return reply
                     case R2T():
                         self._send_data(pdu)
-                    case bytes():
-                        return self._end(Cqe.parse(pdu))
                     case Term():
                         raise Closed(f"the controller ends the connection: error {pdu.fes}, {pdu.information:#x}")
         except PduError as error:
@@ -190,6 +197,10 @@ class HostQueue:
         """Release the socket."""
         self._stream.close()
 
+    def detach(self) -> socket.socket:
+        """The connection as a socket, which is the caller's from now on, while no command is in flight."""
+        return self._stream.line
+
     def _number(self) -> int:
         while self._cids in self._begun:
             self._cids = (self._cids + 1) % _CIDS
@@ -199,15 +210,16 @@ class HostQueue:
     def _of(self, cid: int) -> _Begun:
         begun = self._begun.get(cid)
         if begun is None:
-            raise PduError(Fes.INVALID_HEADER_FIELD, 8, f"command {cid} is not under way")
+            raise PduError(Fes.INVALID_HEADER_FIELD, 8, f"command {cid} is not in flight")
         return begun
 
     def _take_data(self, head: Head, pdu: Data) -> Reply | None:
-        begun = self._of(pdu.cid)
-        end = pdu.offset + pdu.length
-        if pdu.length != head.data_bytes or pdu.offset != len(begun.data) or end > begun.most:
-            raise PduError(Fes.DATA_OUT_OF_RANGE, 12, f"data of command {pdu.cid} at {pdu.offset}")
-        part = bytearray(pdu.length)
+        cid, _, offset, length = pdu
+        begun = self._of(cid)
+        got = len(begun.data) if begun.data else 0
+        if length != head.data_bytes or offset != got or got + length > begun.most:
+            raise PduError(Fes.DATA_OUT_OF_RANGE, 12, f"data of command {cid} at {offset}")
+        part = bytearray(length)
         if not self._stream.read(memoryview(part)):
             raise Closed("data of the controller does not match its digest")
         if begun.data:
@@ -216,22 +228,35 @@ class HostQueue:
             begun.data = part
         if not head.flags & Flag.SUCCESS:
             return None
-        del self._begun[pdu.cid]
-        return Reply(pdu.cid, 0, 0, begun.data)
+        del self._begun[cid]
+        return Reply(cid, 0, 0, begun.data, begun.context)
 
     def _send_data(self, pdu: R2T) -> None:
         """Send what the controller asks for, in parts that it takes."""
         out, end = self._of(pdu.cid).out, pdu.offset + pdu.length
-        if end > len(out):
-            raise PduError(Fes.DATA_OUT_OF_RANGE, 12, f"the controller asks for byte {end} of {len(out)}")
+        if end > sum(map(len, out)):
+            raise PduError(Fes.DATA_OUT_OF_RANGE, 12, f"the controller asks for byte {end}")
         for at in range(pdu.offset, end, self._max_h2c_bytes):
-            part = out[at : min(at + self._max_h2c_bytes, end)]
-            header = pack_data(Data(pdu.cid, pdu.tag, at, len(part)))
-            flags = Flag.LAST if at + len(part) == end else 0
+            length = min(self._max_h2c_bytes, end - at)
+            header = pack_data(Data(pdu.cid, pdu.tag, at, length))
+            flags = Flag.LAST if at + length == end else 0
+            part = _part(out, at, length)
             with self._sending:
-                self._stream.send(pack(PduType.H2C_DATA, header, [part], self._stream.digests, flags, self._align))
+                self._stream.send(pack(PduType.H2C_DATA, header, part, self._stream.digests, flags, self._align))
 
     def _end(self, cqe: Cqe) -> Reply:
         begun = self._of(cqe.cid)
         del self._begun[cqe.cid]
-        return Reply(cqe.cid, cqe.status & ~DO_NOT_RETRY, cqe.result, begun.data)
+        return Reply(cqe.cid, cqe.status & ~DO_NOT_RETRY, cqe.result, begun.data or bytearray(), begun.context)
+
+
+def _part(buffers: Sequence[Buffer], at: int, length: int) -> list[Buffer]:
+    """`length` bytes of buffers that follow each other, from byte `at` on, not copied."""
+    part: list[Buffer] = []
+    for buffer in buffers:
+        taken = memoryview(buffer)[at : at + length]
+        if taken:
+            part.append(taken)
+            length -= len(taken)
+        at = max(0, at - len(buffer))
+    return part

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from csd_io.crc32c import crc32c
@@ -18,6 +19,7 @@ Buffer = bytes | bytearray | memoryview
 
 COMMON = struct.Struct("<BBBBI")  # type, flags, HLEN, PDO, PLEN
 DIGEST_BYTES = 4
+_HEADERS = 256  # common headers that are remembered: those of one connection are alike
 MAX_HEADER_BYTES = 128
 _OFFSET_UNIT = 4  # PDO is a multiple of this many bytes, CPDA and HPDA count them
 _TERM_DATA_BYTES = 128  # of the offending PDU in a termination request
@@ -165,6 +167,7 @@ _TERM = struct.Struct("<HI10x")
 _DATA = struct.Struct("<HHII4x")
 
 
+@lru_cache(_HEADERS)
 def parse_head(raw: bytes, allowed: frozenset[PduType], digests: Digests, max_data_bytes: int) -> Head:
     """Check a common header.
 
@@ -265,20 +268,29 @@ def pack(
         flags: LAST and SUCCESS; those of the digests are added.
         align: HPDA or CPDA of the receiver: data begins at a multiple of 4 * (align + 1) bytes.
     """
-    size, before = sum(map(len, data)), COMMON.size + len(header)
-    offset = before + DIGEST_BYTES * digests.header
-    padding = -offset % (_OFFSET_UNIT * (align + 1)) if size else 0
-    offset += padding
-    flags |= Flag.HEADER_DIGEST * digests.header | Flag.DATA_DIGEST * (digests.data and size > 0)
-    total = offset + size + DIGEST_BYTES * (digests.data and size > 0)
-    head = COMMON.pack(kind, flags, before, offset if size else 0, total) + header
+    size = sum(map(len, data))
+    common, padding = _common(kind, len(header), size, digests, flags, align)
+    head = common + header
     if digests.header:
         head += crc32c(head).to_bytes(DIGEST_BYTES, "little")
-    parts: list[Buffer] = [head + bytes(padding), *data]
+    parts: list[Buffer] = [head + padding if padding else head, *data]
     if digests.data and size:
         joined = data[0] if len(data) == 1 else b"".join(data)
         parts.append(crc32c(joined).to_bytes(DIGEST_BYTES, "little"))
     return parts
+
+
+@lru_cache(_HEADERS)
+def _common(kind: PduType, rest: int, size: int, digests: Digests, flags: int, align: int) -> tuple[bytes, bytes]:
+    """Common header and padding of a PDU with `rest` more bytes of header and `size` bytes of data."""
+    before = COMMON.size + rest
+    if not size:
+        flags |= Flag.HEADER_DIGEST * digests.header
+        return COMMON.pack(kind, flags, before, 0, before + DIGEST_BYTES * digests.header), b""
+    offset = before + DIGEST_BYTES * digests.header
+    padding = -offset % (_OFFSET_UNIT * (align + 1))
+    total = offset + padding + size + DIGEST_BYTES * digests.data
+    return COMMON.pack(kind, flags | digests.bits, before, offset + padding, total), bytes(padding)
 
 
 def pack_data(value: Data | R2T) -> bytes:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import partial
@@ -87,11 +87,21 @@ class SequenceNamespace:
     effects: Mapping[int, int] = {int(op): _SUPPORTED | _CHANGES * (op is Op.SUBMIT) for op in Op}
 
     def __init__(self, serve: Callable[[str], Service], identity: Identity, uuid: bytes, sessions: int = 64) -> None:
-        """serve: the service of a host, by its NQN. sessions: kept at most; those not used for longest are dropped."""
-        self._serve, self._identity, self.uuid, self._most = serve, identity, uuid, sessions
-        self._layout = identity.layout
+        """serve: the service of a host, by its NQN. sessions: kept at most."""
+        self._serve, self._identity, self.uuid, self._layout = serve, identity, uuid, identity.layout
+        self.most_sessions = sessions
+        self.most_kept_bytes = (self._layout.depth + 1) * self._layout.slot_bytes  # more than one session can keep
         self._lock = threading.Lock()
         self._sessions: OrderedDict[int, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Sessions at present."""
+        return len(self._sessions)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of completions that sessions keep."""
+        return sum(each.kept_bytes for each in tuple(self._sessions.values()))
 
     def identify(self, host: str) -> bytes:
         return b""
@@ -108,7 +118,7 @@ class SequenceNamespace:
         if sqe.opcode == Op.SUBMIT:
             session.submit(number, sqe.cdw11, data)
             if session.kept_bytes > _LITTLE_BYTES:
-                self._drop(session)
+                self._drop()
             return Answer()
         frame = session.fetch(number)
         if sqe.cdw11:
@@ -121,7 +131,7 @@ class SequenceNamespace:
         number = int.from_bytes(os.urandom(8), "little") | 1
         with self._lock:
             self._sessions[number] = made
-        self._drop(made)
+        self._drop()
         text = self._identity.to_json()
         return ATTACHED.pack(number, FRAME_VERSION, len(text)) + text
 
@@ -133,17 +143,19 @@ class SequenceNamespace:
             self._sessions.move_to_end(number)
         return found
 
-    def _drop(self, current: Session) -> None:
-        """Drop sessions that were not used for longest while there are too many, or too much is kept of them."""
-        most_bytes = self._layout.depth * self._layout.slot_bytes
+    def _drop(self) -> None:
+        """Drop sessions while there are too many, or too much is kept of them.
+
+        Those of the host that has most of it go first, the one not used for longest before others: a host that begins
+        sessions without end, or keeps all that it can, takes no other host's.
+        """
         with self._lock:
-            kept_bytes = sum(each.kept_bytes for each in self._sessions.values())
-            while len(self._sessions) > self._most or kept_bytes > most_bytes:
-                number, oldest = next(iter(self._sessions.items()))
-                if oldest is current:
-                    break
-                kept_bytes -= oldest.kept_bytes
-                del self._sessions[number]
+            while (is_full := self.kept_bytes > self.most_kept_bytes) or len(self._sessions) > self.most_sessions:
+                shares = Counter[str]()
+                for each in self._sessions.values():
+                    shares[each.host] += each.kept_bytes if is_full else 1
+                (host, _), *_ = shares.most_common(1)
+                del self._sessions[next(number for number, each in self._sessions.items() if each.host == host)]
 
 
 def _whole(parts: tuple[bytes, ...], most: int) -> Answer:

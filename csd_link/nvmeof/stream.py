@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from csd_io.crc32c import crc32c
@@ -28,7 +28,7 @@ from csd_link.nvmeof.pdu import (
 
 LOOK_S = 0.25  # how often a connection on which nothing comes is looked after
 _BUFFER_BYTES = 1 << 16
-_MIN_BYTES_PER_S = 1 << 20  # of a peer that is served; assumed
+MIN_BYTES_PER_S = 1 << 20  # of a peer that is served; assumed
 _MAX_PARTS = 512  # of one sendmsg; Linux takes 1024
 
 Pdu = IcReq | IcResp | Term | Data | R2T | bytes
@@ -55,13 +55,13 @@ class PduStream:
         if line.family != socket.AF_UNIX:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self.set_patience(pdu_s)
+        self.set_patience(pdu_s, pdu_s)
 
-    def set_patience(self, pdu_s: float) -> None:
-        """Another limit on the time of one PDU, s."""
-        self._pdu_s = pdu_s
+    def set_patience(self, pdu_s: float, send_s: float) -> None:
+        """Other limits on the time of a PDU that comes, and of one that goes, s."""
+        self._pdu_s, self._send_s = pdu_s, send_s
         self.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(min(LOOK_S, pdu_s)))
-        self.line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(pdu_s))
+        self.line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_s))
 
     @property
     def pending(self) -> bool:
@@ -80,10 +80,21 @@ class PduStream:
 
     def read(self, into: memoryview) -> bool:
         """Fill memory with all data of the PDU that was received last; whether it matches its digest."""
+        if not into:
+            return True
         got = min(len(into), self._end - self._begin)
         into[:got] = self._buffer[self._begin : self._begin + got]
         self._begin += got
-        deadline = self._deadline(len(into)) if got < len(into) else 0.0
+        if got < len(into):
+            self._read(into[got:])
+        if not self.digests.data:
+            return True
+        (found,) = struct.unpack("<I", self._take(DIGEST_BYTES))
+        return bool(crc32c(into) == found)
+
+    def _read(self, into: memoryview) -> None:
+        """Fill memory from the connection."""
+        got, deadline = 0, time.monotonic() + self._pdu_s + len(into) / MIN_BYTES_PER_S
         while got < len(into):
             more = self._receive_into(into[got:])
             got += more
@@ -91,38 +102,22 @@ class PduStream:
                 self.look()
             if got < len(into) and time.monotonic() > deadline:
                 raise Closed(f"{len(into) - got} of {len(into)} bytes of data did not come in time")
-        if not self.digests.data or not len(into):
-            return True
-        (found,) = struct.unpack("<I", self._take(DIGEST_BYTES))
-        return bool(crc32c(into) == found)
 
-    def send(self, parts: list[Buffer]) -> None:
+    def send(self, parts: Sequence[Buffer]) -> None:
         """Send buffers one after the other; raises Closed where the peer takes nothing for too long."""
+        left, deadline = sum(map(len, parts)), 0.0
         try:
-            for first in range(0, len(parts), _MAX_PARTS):
-                self._send(parts[first : first + _MAX_PARTS])
+            while left:
+                sent = self.line.sendmsg(parts[:_MAX_PARTS], (), socket.MSG_NOSIGNAL)
+                left -= sent
+                if left:
+                    parts = _after(parts, sent)
+                    now = time.monotonic()
+                    deadline = deadline or now + self._send_s + left / MIN_BYTES_PER_S
+                    if now > deadline:
+                        raise Closed(f"the peer takes less than {MIN_BYTES_PER_S} bytes a second")
         except BlockingIOError:
-            raise Closed(f"the peer has taken nothing for {self._pdu_s:g} s") from None
-
-    def _send(self, parts: list[Buffer]) -> None:
-        left = sum(map(len, parts))
-        deadline = self._deadline(left)
-        sent = self.line.sendmsg(parts, (), socket.MSG_NOSIGNAL)
-        while sent < left:
-            left, views = left - sent, list[Buffer]()
-            for part in parts:
-                if sent >= len(part):
-                    sent -= len(part)
-                else:
-                    views.append(memoryview(part)[sent:])
-                    sent = 0
-            parts = views
-            if time.monotonic() > deadline:
-                raise Closed(f"the peer takes less than {_MIN_BYTES_PER_S} bytes a second")
-            sent = self.line.sendmsg(parts, (), socket.MSG_NOSIGNAL)
-
-    def _deadline(self, size: int) -> float:
-        return time.monotonic() + self._pdu_s + size / _MIN_BYTES_PER_S
+            raise Closed(f"the peer has taken nothing for {self._send_s:g} s") from None
 
     def shut(self) -> None:
         """End the connection from any thread; the thread that reads sees Closed."""
@@ -143,18 +138,22 @@ class PduStream:
 
     def _fill(self, size: int, idle: bool) -> None:
         left = self._end - self._begin
-        self._buffer[:left] = self._buffer[self._begin : self._end]
+        if left:
+            self._buffer[:left] = self._buffer[self._begin : self._end]
         self._begin, self._end = 0, left
-        deadline = time.monotonic() + self._pdu_s
-        while self._end < size:
+        deadline = 0.0  # from the first look on that found too little
+        while True:
             got = self._receive_into(self._buffer[self._end :])
             self._end += got
+            if self._end >= size:
+                return
             if not got:
                 self.look()
-            if time.monotonic() > deadline:
-                if self._end or not idle:
-                    raise Closed(f"a PDU was not complete after {self._pdu_s:g} s")
-                deadline = time.monotonic() + self._pdu_s
+            now = time.monotonic()
+            if not deadline or (idle and not self._end):
+                deadline = now + self._pdu_s
+            elif now > deadline:
+                raise Closed(f"a PDU was not complete after {self._pdu_s:g} s")
 
     def _receive_into(self, view: memoryview) -> int:
         """Bytes that have come; 0 when none came for a while. Raises Closed at the end."""
@@ -165,6 +164,16 @@ class PduStream:
         if not got:
             raise Closed("the peer has closed the connection")
         return got
+
+
+def _after(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
+    """The rest of buffers, of which the first bytes were sent."""
+    rest = list[Buffer]()
+    for part in parts:
+        if sent < len(part):
+            rest.append(memoryview(part)[sent:])
+        sent = max(0, sent - len(part))
+    return rest
 
 
 def _timeval(seconds: float) -> bytes:

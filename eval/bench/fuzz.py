@@ -188,7 +188,7 @@ def _fuzz(inputs: int, seed: int, where: Place, tick: Tick) -> dict[str, Any]:
             sqe, data = world.values.command(draw)
             _guard(world, found, partial(_key_value, world, sqe, data, found), sqe)
         else:
-            request, submit_ns = _mutated(corpus, list(handles), draw), draw.choice((0, 0, 0, *ODD_WIDE))
+            request, submit_ns = mutated(corpus, list(handles), draw), draw.choice((0, 0, 0, *ODD_WIDE))
             known = len(coverage.pairs)
             run = _command(world, request, submit_ns, found)
             if number < 4 * RENEW or number % 16 == 0:
@@ -327,7 +327,7 @@ def _fix_crc(data: bytearray, at: int) -> None:
         data[at + 40 : at + 44] = crc.to_bytes(4, "little")
 
 
-def _mutated(corpus: list[Request], handles: list[int], draw: random.Random) -> Request:
+def mutated(corpus: list[Request], handles: list[int], draw: random.Random) -> Request:
     """A request of the corpus with one to four changes."""
     chosen = draw.choice(corpus)
     opcode, parameters, payload = chosen.opcode, list(chosen.parameters), bytearray(chosen.payload)

@@ -37,7 +37,7 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
 OUT_BYTES, BACK_BYTES = 13 << 10, 8 << 10  # of a decode step: q, k, v; the output
 LARGE_BYTES = 8 << 20
-ROUNDS = 5  # links take turns, so that a busy machine is busy for all of them
+ROUNDS, MOVES = 10, 5  # links take turns, so that a busy machine is busy for all of them
 START_S = 30.0
 _NQN = "nqn.2026-11.dev.vcsd:links"
 
@@ -58,7 +58,10 @@ class NoWork:
 
 
 def measure_links(trips: int) -> dict[str, float]:
-    """us of a round trip with 13 KiB out and 8 KiB back, and 10^6 bytes a second of commands with 8 MiB out."""
+    """us of a round trip with 13 KiB out and 8 KiB back, and 10^6 bytes a second of commands with 8 MiB out.
+
+    nvme_tcp_over_window: of round trips. nvme_tcp_over_socket: of bandwidths.
+    """
     with tempfile.TemporaryDirectory(prefix="links-", dir=private_dir(run_dir())) as scratch:
         folder = Path(scratch)
         server = subprocess.Popen([sys.executable, "-m", "eval.bench.links", scratch, str(os.getpid())])
@@ -93,9 +96,13 @@ def _measured(window: AttachedDevice, nvme: NvmeDevice, line: socket.socket, tri
     for _ in range(ROUNDS):
         for name, (trip, move) in links.items():
             trip_us[name] += _times(trip, max(1, trips // ROUNDS))
-            large_us[name] += _times(move, ROUNDS)
+            large_us[name] += _times(move, MOVES)
     found = {f"{name}_rtt_us_median": float(np.median(times)) for name, times in trip_us.items()}
-    return found | {f"{name}_mbps": LARGE_BYTES / float(np.median(times)) for name, times in large_us.items()}
+    found |= {f"{name}_mbps": LARGE_BYTES / float(np.median(times)) for name, times in large_us.items()}
+    return found | {
+        "nvme_tcp_over_window": found["nvme_tcp_rtt_us_median"] / found["window_rtt_us_median"],
+        "nvme_tcp_over_socket": found["nvme_tcp_mbps"] / found["socket_mbps"],
+    }
 
 
 def _command(nbytes: int) -> KvAppend:

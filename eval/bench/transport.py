@@ -1,4 +1,4 @@
-"""The ways to a drive in wall time: a mounted one under fio, and round trips through a window in shared memory."""
+"""The ways to a drive in wall time: a mounted one under fio, round trips through a window, a decode step's Attend."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from csd_firmware import InProcessDevice
 from csd_link.connect import connect
 from csd_link.host_end import WindowDevice
 from csd_link.own_server import Placed, own_server
 from csd_link.run_dir import private_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive
-from csd_spec import Command, KvAppend, KvFree, KvRead, SeqCreate, Status
+from csd_spec import Attend, Command, Device, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.links import measure_links
 from eval.experiment import Outcome, flat
 from ftl.flash.memory import lazy_zeros
 from vcsd.progress import status
 from vcsd.transport import FACTORY
+
+TOKENS, KV_HEADS, GROUP, CHANNELS = 1024, 8, 4, 128  # of an Attend
+TURNS = 10  # drives take turns, so that a busy machine is busy for both
 
 WORKLOADS = {
     "fuse_seq_write_mbps": ("write", "1M", 1),
@@ -42,7 +46,9 @@ def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
     Blocks are read that were written before. first_touch_mbps: memory that nobody used before, as the emulated flash
     is, is supplied no faster by this machine, which bounds fuse_seq_write_mbps. rtt: of a command that the drive
     refuses (to free a sequence that there is none of, 72 bytes), and of one that reads a token back; from `submit`
-    until the completion is in the caller's hands. window_*, nvme_tcp_*, socket_*: see `measure_links`.
+    until the completion is in the caller's hands. attend_*: of a decode step of one layer on a drive with a process of
+    its own, through its window, and in this process: 1,024 tokens, 32 query heads on 8 KV heads of 128 channels, dense.
+    process_over_inproc: of these. window_*, nvme_tcp_*, socket_*: see `measure_links`.
     Raises FileNotFoundError where fio is missing.
     """
     if not shutil.which("fio"):
@@ -56,7 +62,7 @@ def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
             found |= {key: _fio(mount / "namespace", *load, seconds, size_mb) for key, load in WORKLOADS.items()}
         with own_server([Placed(drive, attach)], folder, FACTORY.server):
             device = attach()
-            found |= _round_trips(device, trips)
+            found |= _round_trips(device, trips) | measure_attends(device, trips)
             device.close()
     return found | measure_links(trips)
 
@@ -97,7 +103,32 @@ def _round_trips(device: WindowDevice, trips: int) -> dict[str, float]:
     }
 
 
-def _times(device: WindowDevice, command: Command, status: Status, trips: int) -> list[float]:
+def measure_attends(process: Device, trips: int) -> dict[str, float]:
+    """us of an Attend through a link and in this process, in turns, and how many times as long the first one takes."""
+    inproc, generator = InProcessDevice(INSTCSD_ZYNQ7045_8CH), np.random.default_rng(0)
+    rows = generator.standard_normal((TOKENS, KV_HEADS, CHANNELS)).astype(np.float16)
+    q = generator.standard_normal((1, KV_HEADS, GROUP, CHANNELS)).astype(np.float16)
+    budget, recent, length = np.array([TOKENS // 8]), np.zeros(1, np.int64), np.array([TOKENS])
+    times = dict[str, list[float]]()
+    commands = dict[str, tuple[Device, Attend]]()
+    for name, device in (("process", process), ("inproc", inproc)):
+        create = SeqCreate(1, 1, KV_HEADS, CHANNELS, TOKENS + trips)
+        seqs = tuple(device.submit(create, 0).result().data[0].tolist())
+        device.submit(KvAppend(seqs, 0, length, rows, rows), 0).result()
+        attend = Attend(seqs, 0, q, rows[:1], rows[:1], "dense", CHANNELS // 8, budget, recent)
+        commands[name], times[name] = (device, attend), []
+    for _ in range(TURNS):
+        for name, (device, attend) in commands.items():
+            times[name] += _times(device, attend, Status.SUCCESS, -(-trips // TURNS))
+            device.submit(KvCrop(attend.seqs, 0, length), 0).result()  # each adds a token
+    inproc.close()
+    found = {name: float(np.median(each)) for name, each in times.items()}
+    return {f"attend_{name}_us_median": us for name, us in found.items()} | {
+        "process_over_inproc": found["process"] / found["inproc"]
+    }
+
+
+def _times(device: Device, command: Command, status: Status, trips: int) -> list[float]:
     """Microseconds of each round trip."""
     times = []
     for _ in range(trips):

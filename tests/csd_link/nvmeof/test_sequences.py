@@ -5,6 +5,7 @@ partner of: csd_link/nvmeof/sequences.py, csd_link/nvmeof/device.py
 
 import random
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +27,8 @@ from csd_link.wire import pack_entry
 from csd_spec import Completion, Flush, KvAppend, KvExist, KvFree, Status
 from csd_spec.arrays import KEY
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from tests.nvmeof import HOST, NQN, MemoryBlocks, Proxy, subsystem_of, target_of
+from eval.bench.faulty_proxy import FaultyProxy
+from tests.nvmeof import HOST, NQN, MemoryBlocks, subsystem_of, target_of
 from tests.properties import examples
 
 IDENTITY = Identity("csd0", INSTCSD_ZYNQ7045_8CH, WindowLayout(depth=4, slot_blocks=2048))
@@ -151,8 +153,8 @@ def device_of(port, **options):
     return NvmeDevice(lambda: Endpoint("127.0.0.1", port, NQN), **options)
 
 
-def target_with(namespace):
-    return target_of(subsystem_of(MemoryBlocks(), namespaces={3: namespace}), SMALL)
+def target_with(namespace, **limits):
+    return target_of(subsystem_of(MemoryBlocks(), namespaces={3: namespace}), replace(SMALL, **limits))
 
 
 @pytest.mark.parametrize("digests", [Digests(), Digests(True, True)])
@@ -184,9 +186,9 @@ def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(seed):
     service, draw = Counting(), random.Random(seed)
     namespace = SequenceNamespace(lambda host: service, IDENTITY, bytes(16))
     with target_with(namespace) as target:
-        proxy = Proxy(target.port, random.Random(seed), most_bytes=100_000)
+        proxy = FaultyProxy(target.port, random.Random(seed), 200_000, ("cut",))
         device = device_of(proxy.port)
-        proxy.is_cutting = True
+        proxy.is_active = True
         sizes = [draw.choice((0, 10, 5000, 100_000)) for _ in range(120)]
         futures = [device.submit(KvFree((size,)), number) for number, size in enumerate(sizes)]
         found = [future.result() for future in futures]
@@ -195,8 +197,8 @@ def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(seed):
             (number + 1) % 251 for number, size in enumerate(sizes) if size
         ]
         assert service.seen == list(range(len(sizes)))
-        assert proxy.cuts and device.lost is None
-        proxy.is_cutting = False
+        assert proxy.count and device.lost is None
+        proxy.is_active = False
         device.close()
         proxy.close()
 
@@ -232,11 +234,28 @@ def test_a_subsystem_without_sequences_is_no_drive_of_ours(namespace):
 def test_a_connection_that_breaks_at_every_command_is_given_up(namespace, service, monkeypatch):
     monkeypatch.setattr(device_module, "MAX_RESUMES", 3)
     with target_with(namespace) as target:
-        proxy = Proxy(target.port, random.Random(0), most_bytes=60_000)
+        proxy = FaultyProxy(target.port, random.Random(0), 60_000, ("cut",))
         device = device_of(proxy.port)
-        proxy.is_cutting = True
+        proxy.is_active = True
         done = device.submit(KvFree((2_000_000,)), 0).result()
         assert done.reason.startswith("3 connections were lost before a command ended")
         assert service.seen == [0]
         device.close()
         proxy.close()
+
+
+def test_data_that_was_damaged_on_its_way_is_sent_again(namespace, service, monkeypatch):
+    execute, damaged = SequenceNamespace.execute, [True, True]
+
+    def execute_undamaged(self, sqe, data, host):
+        if sqe.opcode == Op.SUBMIT and damaged:
+            damaged.pop()
+            raise CommandError(Code.TRANSIENT)
+        return execute(self, sqe, data, host)
+
+    monkeypatch.setattr(SequenceNamespace, "execute", execute_undamaged)
+    with target_with(namespace) as target:
+        device = device_of(target.port)
+        assert device.submit(KvFree((9,)), 0).result().data[0].size == 9
+        assert (service.seen, damaged, device.lost) == ([0], [], None)
+        device.close()

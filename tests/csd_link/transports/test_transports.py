@@ -22,7 +22,7 @@ from csd_link.nvmeof.listen import Listen, nqn_of
 from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import port_path, run_dir
 from csd_link.transports import OURS, transport_of, transports
-from tests.nvmeof import Proxy
+from eval.bench.faulty_proxy import FaultyProxy
 from tests.served import decoder, serving
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd.report import Report
@@ -209,13 +209,13 @@ def test_connections_that_are_cut_in_a_decode_change_nothing(tmp_path):
         expected = [step() for _ in range(60)]
         figures = Report.of(driver).to_dict(), driver.now_ns
     with serving(tmp_path, "csd0", listen=Listen("127.0.0.1", 0, ("csd0",))):
-        proxy = Proxy(int(port_path("csd0").read_text()), random.Random(0), most_bytes=15_000)
+        proxy = FaultyProxy(int(port_path("csd0").read_text()), random.Random(0), 30_000, ("cut",))
         device = RecoveringDevice(lambda: NvmeDevice(lambda: Endpoint("127.0.0.1", proxy.port, nqn_of("csd0"))))
-        proxy.is_cutting = True
+        proxy.is_active = True
         driver, _, step = decoder([device])
         np.testing.assert_array_equal([step() for _ in expected], expected)
         assert (Report.of(driver).to_dict(), driver.now_ns) == figures
-        assert proxy.cuts > 5 and not device.recoveries
-        proxy.is_cutting = False
+        assert proxy.count > 5 and not device.recoveries
+        proxy.is_active = False
         device.close()
         proxy.close()

@@ -4,7 +4,9 @@ import shutil
 
 import pytest
 
-from eval.bench.transport import WORKLOADS, bench_transport
+from csd_firmware import InProcessDevice
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.bench.transport import WORKLOADS, bench_transport, measure_attends
 from tests.conftest import missing
 
 
@@ -14,6 +16,13 @@ def test_every_figure_is_there():
         missing("fuse", "fio is not installed: apt-get install fio")
     found = bench_transport(seconds=1, size_mb=16, trips=20)
     names = {"first_touch_mbps", "rtt_us_median", "rtt_us_p99", "rtt_read_us_median", *WORKLOADS}
-    assert names < set(found) and "nvme_tcp_rtt_us_median" in found
+    assert names < set(found) and {"nvme_tcp_over_window", "process_over_inproc"} < set(found)
     assert all(figure > 0 for figure in found.values())
     assert found["rtt_us_p99"] >= found["rtt_us_median"]
+
+
+def test_attends_of_any_number_of_trips_are_measured():
+    device = InProcessDevice(INSTCSD_ZYNQ7045_8CH)
+    found = measure_attends(device, trips=25)
+    device.close()
+    assert found["process_over_inproc"] == found["attend_process_us_median"] / found["attend_inproc_us_median"]
