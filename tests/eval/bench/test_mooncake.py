@@ -1,0 +1,112 @@
+"""Mooncake's objects are counted as they are read; a drive that is lost, or holds other bytes, is seen.
+
+partner of: eval/bench/mooncake.py, eval/bench/mooncake_guest.py
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+
+from csd_link.run_dir import pid_path
+from eval.bench import mooncake, mooncake_guest
+from eval.bench.mooncake import Killer, bench_mooncake
+from eval.bench.mooncake_guest import exercise
+
+
+class Store:
+    """A store whose memory holds four objects, and whose disk gets an object at the second look for it."""
+
+    def __init__(self, spoiled=None):
+        self.memory, self.disk, self.looked, self.spoiled = {}, {}, set(), spoiled
+
+    def put(self, key, data):
+        self.memory[key] = data
+        self.memory = dict(list(self.memory.items())[-4:]) if len(self.memory) > 40 else self.memory
+        self.disk[key] = self.spoiled(key, data) if self.spoiled else data
+        return 0
+
+    def get(self, key):
+        return self.memory.get(key) or self.disk.get(key) or b""
+
+    def remove(self, key, force):
+        self.memory.pop(key, None)
+        return 0 if self.disk.pop(key, None) is not None else -1
+
+    def get_replica_desc(self, key):
+        places = [("memory", key in self.memory), ("disk", key in self.looked)]
+        self.looked.add(key)
+        return [
+            SimpleNamespace(
+                is_memory_replica=lambda at=at: at == "memory", is_local_disk_replica=lambda at=at: at == "disk"
+            )
+            for at, there in places
+            if there
+        ]
+
+    def batch_get_replica_desc(self, keys):
+        return {key: self.get_replica_desc(key) for key in keys}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(mooncake_guest, "SIZES", {100: 3, 5000: 1})
+    monkeypatch.setattr(mooncake_guest, "WAVE_BYTES", 50_000)
+    monkeypatch.setattr(mooncake_guest, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(mooncake_guest, "_LOOK_S", 0.001)
+
+
+def test_every_object_is_read_back_and_most_of_them_from_the_disk():
+    found = exercise(Store(), 300, 7)
+    assert (found["objects"], found["wrong"], found["lost"]) == (300, 0, 0)
+    assert found["removed"] > 0 and found["evicted"] > 200 and found["read_while_written"] > 20
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "key"), [(lambda key, data: b"x" + data[1:], "wrong"), (lambda key, data: b"", "lost")]
+)
+def test_objects_that_are_lost_or_other_are_counted(spoiled, key):
+    spoil = iter(range(300))
+    store = Store(lambda name, data: spoiled(name, data) if next(spoil) in (5, 6) else data)
+    found = exercise(store, 300, 7)
+    assert 0 < found[key] <= 4
+
+
+def test_a_drive_is_killed_so_often_and_not_after_the_end(own_run_dir, monkeypatch):
+    monkeypatch.setattr(mooncake, "BOOTS_S", 0.01)
+    monkeypatch.setattr(mooncake, "BETWEEN_S", 0.01)
+    victims = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]
+    file = pid_path("csd0")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(str(victims[0].pid))
+    killer = Killer(1)
+    killer.begin(["csd0", "csd1"])
+    assert victims[0].wait(30) == -signal.SIGKILL
+    file.write_text(str(victims[1].pid))
+    time.sleep(0.1)
+    killer.end()
+    assert killer.done == 1 and victims[1].poll() is None
+    os.kill(victims[1].pid, signal.SIGKILL)
+    victims[1].wait()
+
+
+def test_without_mooncake_a_line_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(mooncake, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'vcsd\[mooncake\]'"):
+        bench_mooncake(1, 0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("guest_machine")
+def test_mooncake_in_the_guest_reads_back_what_a_killed_drive_holds(monkeypatch):
+    if find_spec("mooncake") is None:
+        pytest.skip("Mooncake is not installed: pip install 'vcsd[mooncake]'")
+    monkeypatch.setattr(mooncake, "BOOTS_S", 22.0)
+    found = bench_mooncake(200, 1, 1)
+    assert (found["objects"], found["wrong"], found["lost"]) == (200, 0, 0)
+    assert found["node"].startswith("ng")
