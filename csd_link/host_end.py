@@ -6,11 +6,11 @@ import errno
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Protocol
 
 from csd_io.crc import crc32
 from csd_link.cutting import submit_in_parts
@@ -30,7 +30,7 @@ from csd_link.window import (
     unpack,
 )
 from csd_link.wire import ENTRY, Request, WireError, decode_completion, encode, pack_entry
-from csd_spec import Command, Completion, Device, DriveSpec, Status
+from csd_spec import Command, Completion, DriveSpec, Status
 
 LOOK_S = 0.05  # at the drive's header, while waiting
 SPIN_S = 200e-6  # look again without a pause for so long, and give way to whoever else wants the processor
@@ -52,23 +52,45 @@ class Silent(Lost):
     """Nothing is known of the drive: it may have ended, or stand still and go on later."""
 
 
-class AttachedDevice(Device, Protocol):
-    """A served drive that a host has attached to."""
+class AttachedDevice(ABC):
+    """A served drive that a host has attached to. A subclass sets `identity`, and `_lost` when the drive is lost.
 
-    @property
-    def identity(self) -> Identity:
-        """What the drive has said of itself."""
-        ...
+    Attributes:
+        identity: What the drive has said of itself.
+
+    """
+
+    identity: Identity
+    _lost: Lost | None = None
 
     @property
     def lost(self) -> Lost | None:
         """Why the drive is lost; None while it is not."""
-        ...
+        return self._lost
+
+    @property
+    def name(self) -> str:
+        return self.identity.name
+
+    @property
+    def spec(self) -> DriveSpec:
+        return self.identity.spec
 
     @property
     def max_bytes(self) -> int:
         """Of a command's payload, and of its data: what a slot holds."""
-        ...
+        return self.identity.layout.slot_bytes
+
+    def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        return submit_in_parts(self._submit, command, submit_ns, self.max_bytes)
+
+    @abstractmethod
+    def _submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        """Submit a command of at most `max_bytes`; raises ValueError for a larger one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for what is under way, and let go."""
 
 
 class HostEnd:
@@ -190,7 +212,7 @@ class Pending(Future[Completion]):
         return super().exception(0)
 
 
-class WindowDevice:
+class WindowDevice(AttachedDevice):
     """A drive behind a window.
 
     When the drive is lost, every command under way and every later one ends with PATH_LOST.
@@ -204,7 +226,6 @@ class WindowDevice:
         self._turn, self._reaping = threading.Condition(), False
         self._submitting, self._ending = threading.Lock(), threading.Lock()
         self._waiting: deque[Future[Completion]] = deque()
-        self._lost: Lost | None = None
         try:
             self._attach()
         except OSError as error:
@@ -223,31 +244,8 @@ class WindowDevice:
                 raise Lost("no drive answers at its window")
             self._doorbell.ring()
             self._doorbell.wait(1e-3)
-
-    @property
-    def identity(self) -> Identity:
         assert self._end.identity is not None
-        return self._end.identity
-
-    @property
-    def lost(self) -> Lost | None:
-        return self._lost
-
-    @property
-    def name(self) -> str:
-        return self.identity.name
-
-    @property
-    def spec(self) -> DriveSpec:
-        return self.identity.spec
-
-    @property
-    def max_bytes(self) -> int:
-        """Of a command's payload, and of its data: what a slot holds."""
-        return self.identity.layout.slot_bytes
-
-    def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
-        return submit_in_parts(self._submit, command, submit_ns, self.max_bytes)
+        self.identity = self._end.identity
 
     def _submit(self, command: Command, submit_ns: int) -> Future[Completion]:
         """Submit a command that fits a slot."""

@@ -12,18 +12,16 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
 
-from csd_io.crc import crc32
-from csd_link.cutting import submit_in_parts
-from csd_link.host_end import Lost, Pending, Silent, path_lost
-from csd_link.nvmeof.commands import Code, Csi, Sqe
+from csd_link.host_end import AttachedDevice, Lost, Pending, Silent, path_lost
+from csd_link.nvmeof.commands import SGL_TRANSPORT, Code, Csi, Sqe
 from csd_link.nvmeof.host import Host
 from csd_link.nvmeof.host_queue import Reply, Silence, StatusError
 from csd_link.nvmeof.pdu import Buffer, Digests
-from csd_link.nvmeof.sequences import ATTACHED, FRAME_VERSION, UNKNOWN_SESSION, Op, unframed
+from csd_link.nvmeof.sequences import UNKNOWN_SESSION, Encoded, Op, attached, dwords, unframed
 from csd_link.nvmeof.stream import Closed
 from csd_link.window import Identity
-from csd_link.wire import ENTRY, encode_arrays, pack_entry
-from csd_spec import Command, Completion, DriveSpec
+from csd_link.wire import ENTRY
+from csd_spec import Command, Completion
 
 RECONNECT_S, MIN_RECONNECTS = 2.0, 3  # for a drive whose connection was lost to take another; one attempt may stall
 MAX_RESUMES = 50  # connections in a row on which no command ended
@@ -53,7 +51,7 @@ class _Sent:
     fetch_bytes: int = _FETCH_BYTES
 
 
-class NvmeDevice:
+class NvmeDevice(AttachedDevice):
     """A drive behind a TCP connection. When it is lost, commands under way and later ones end with PATH_LOST.
 
     A connection that breaks is made again; commands whose end is not known are sent again with their numbers, and the
@@ -74,7 +72,6 @@ class NvmeDevice:
         self._large: _Sent | None = None  # the last one sent, whose data the drive asks for
         self._numbers = 0
         self._resumes = 0  # since a command has ended
-        self._lost: Lost | None = None
         try:
             with ExitStack() as undo:
                 self._host = self._connect(name)
@@ -86,33 +83,8 @@ class NvmeDevice:
         except (OSError, StatusError, ValueError) as error:
             raise Lost(f"no drive answers over NVMe/TCP: {error}") from error
 
-    @property
-    def lost(self) -> Lost | None:
-        return self._lost
-
-    @property
-    def name(self) -> str:
-        return self.identity.name
-
-    @property
-    def spec(self) -> DriveSpec:
-        return self.identity.spec
-
-    @property
-    def max_bytes(self) -> int:
-        """See `AttachedDevice.max_bytes`."""
-        return self.identity.layout.slot_bytes
-
-    def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
-        return submit_in_parts(self._submit, command, submit_ns, self.max_bytes)
-
     def _submit(self, command: Command, submit_ns: int) -> Future[Completion]:
-        opcode, parameters, arrays = encode_arrays(command)
-        size = crc = 0
-        for array in arrays:
-            size, crc = size + len(array), crc32(array, crc)
-        if size > self.max_bytes:
-            raise ValueError(f"a command of {size:,} bytes: this drive takes {self.max_bytes:,}")
+        encoded = Encoded.of(command, self.max_bytes)
         future = Pending(self._reap)
         with self._submitting:
             while not self._lost and len(self._waiting) >= self.identity.layout.depth:
@@ -121,8 +93,7 @@ class NvmeDevice:
             if self._lost:
                 future.set_result(path_lost(self._lost))
                 return future
-            entry = pack_entry(opcode, parameters, self._numbers, submit_ns, size, crc)
-            sent = _Sent(self._numbers, [entry, *arrays], ENTRY.size + size, future)
+            sent = _Sent(self._numbers, encoded.parts(self._numbers, submit_ns), ENTRY.size + encoded.size, future)
             self._numbers += 1
             with self._sending:
                 self._waiting.append(sent)
@@ -149,10 +120,7 @@ class NvmeDevice:
 
     def _attach(self) -> tuple[int, Identity]:
         data = self._host.io.command(Sqe(Op.ATTACH, nsid=self._nsid, cdw10=_ATTACH_BYTES), (), _ATTACH_BYTES).data
-        session, version, size = ATTACHED.unpack_from(data)
-        if version != FRAME_VERSION:
-            raise ValueError(f"the drive has version {version} of its commands, this host has {FRAME_VERSION}")
-        return session, Identity.from_json(data[ATTACHED.size : ATTACHED.size + size])
+        return attached(data)
 
     def _send(self) -> None:
         """Send what was not sent yet. The data of a large command has to arrive before the next one is sent.
@@ -179,17 +147,8 @@ class NvmeDevice:
         self._host.io.begin(self._sqe(Op.FETCH, sent.number, size, 0), (), size, (sent, Op.FETCH))
 
     def _sqe(self, op: Op, number: int, size: int, cdw11: int) -> Sqe:
-        low, session = 0xFFFFFFFF, self._session
-        return Sqe(
-            op,
-            nsid=self._nsid,
-            cdw10=size,
-            cdw11=cdw11,
-            cdw12=number & low,
-            cdw13=number >> 32,
-            cdw14=session & low,
-            cdw15=session >> 32,
-        )
+        words = dwords(size, cdw11, number, self._session)
+        return Sqe(op, 0x40, 0, self._nsid, 0, 0, 0, 0, 0, SGL_TRANSPORT, *words)
 
     def _reap(self, future: Future[Completion]) -> None:
         """Complete commands until this one is; one thread at a time reads."""

@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from csd_io.crc import crc32
 from csd_io.passthrough import Passthrough, VendorCommand
 from csd_io.queue import aligned
-from csd_link.cutting import submit_in_parts
-from csd_link.host_end import Lost, Pending, path_lost
+from csd_link.host_end import AttachedDevice, Lost, Pending, path_lost
 from csd_link.nvmeof.pdu import Buffer
-from csd_link.nvmeof.sequences import ATTACHED, FRAME, FRAME_VERSION, UNKNOWN_SESSION, Op, frame_bytes, unframed
+from csd_link.nvmeof.sequences import FRAME, UNKNOWN_SESSION, Encoded, Op, attached, dwords, frame_bytes, unframed
 from csd_link.window import Identity
-from csd_link.wire import encode_arrays, pack_entry
-from csd_spec import Command, Completion, DriveSpec
+from csd_spec import Command, Completion
 
 FIELDS_BYTES = 1 << 16  # of a completion, besides its data
 RECONNECT_S = 40.0  # for Linux to connect again: it tries every 10 s (--reconnect-delay of nvme connect)
@@ -53,14 +50,13 @@ class _Waiting:
     future: Future[Completion]
 
 
-class NodeDevice:
+class NodeDevice(AttachedDevice):
     """A drive behind Linux's own initiator or a local controller. Commands go one after the other.
 
     While Linux connects again, a command fails with a status of a lost path, and is given again with its number: the
     drive does not execute it twice. A drive that has forgotten the session has begun anew, and is lost.
 
     Attributes:
-        max_bytes: See `AttachedDevice.max_bytes`; also what Linux moves in a command.
         how: What carries commands out, for people.
 
     """
@@ -68,7 +64,6 @@ class NodeDevice:
     def __init__(self, path: Path, opened: Callable[[Path], Line] = Passthrough) -> None:
         """Attach; raises Lost if no drive answers there."""
         self.path = path
-        self._lost: Lost | None = None
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()
         self._numbers = 0
@@ -83,37 +78,20 @@ class NodeDevice:
         except (OSError, ValueError, struct.error) as error:
             self._line.close()
             raise Lost(f"{path} is no namespace of sequences: {error}") from error
-        self.max_bytes = min(self.identity.layout.slot_bytes, self._line.max_bytes - FIELDS_BYTES)
 
     @property
-    def lost(self) -> Lost | None:
-        return self._lost
-
-    @property
-    def name(self) -> str:
-        return self.identity.name
-
-    @property
-    def spec(self) -> DriveSpec:
-        return self.identity.spec
-
-    def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
-        return submit_in_parts(self._submit, command, submit_ns, self.max_bytes)
+    def max_bytes(self) -> int:
+        """Also what Linux moves in a command."""
+        return min(super().max_bytes, self._line.max_bytes - FIELDS_BYTES)
 
     def _submit(self, command: Command, submit_ns: int) -> Future[Completion]:
-        opcode, parameters, arrays = encode_arrays(command)
-        size = crc = 0
-        for array in arrays:
-            size, crc = size + len(array), crc32(array, crc)
-        if size > self.max_bytes:
-            raise ValueError(f"a command of {size:,} bytes: {self.path} takes {self.max_bytes:,}")
+        encoded = Encoded.of(command, self.max_bytes)
         future = Pending(self._reap)
         with self._lock:
             if self._lost:
                 future.set_result(path_lost(self._lost))
                 return future
-            entry = pack_entry(opcode, parameters, self._numbers, submit_ns, size, crc)
-            self._waiting.append(_Waiting(self._numbers, [entry, *arrays], future))
+            self._waiting.append(_Waiting(self._numbers, encoded.parts(self._numbers, submit_ns), future))
             self._numbers += 1
             if len(self._waiting) == 1:
                 self._begin()
@@ -132,10 +110,7 @@ class NodeDevice:
         (status,) = self._line.wait()
         if status:
             raise OSError(_words(status))
-        session, version, size = ATTACHED.unpack_from(data)
-        if version != FRAME_VERSION:
-            raise ValueError(f"the drive has version {version} of its commands, this host has {FRAME_VERSION}")
-        return session, Identity.from_json(bytes(data[ATTACHED.size : ATTACHED.size + size]))
+        return attached(data)
 
     def _begin(self) -> None:
         """Begin the first command that waits, and fetch its completion."""
@@ -151,8 +126,7 @@ class NodeDevice:
         return VendorCommand(Op.FETCH, into, self._dwords(number, len(into), offset))
 
     def _dwords(self, number: int, size: int, offset: int = 0) -> tuple[int, ...]:
-        low = 0xFFFFFFFF
-        return size, offset, number & low, number >> 32, self._session & low, self._session >> 32
+        return dwords(size, offset, number, self._session)
 
     def _reap(self, future: Future[Completion]) -> None:
         """Complete commands until this one is."""

@@ -20,14 +20,25 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import partial
+from typing import NamedTuple
 
 from csd_io.crc import crc32
 from csd_link.drive_end import Service, carry_out
 from csd_link.nvmeof.commands import Answer, Code, CommandError, Csi, Sqe, words
 from csd_link.nvmeof.pdu import Buffer
 from csd_link.window import Identity
-from csd_link.wire import ENTRY, Request, WireError, checked, decode_completion, encode_completion, unpack_entry
-from csd_spec import Completion, Status
+from csd_link.wire import (
+    ENTRY,
+    Request,
+    WireError,
+    checked,
+    decode_completion,
+    encode_arrays,
+    encode_completion,
+    pack_entry,
+    unpack_entry,
+)
+from csd_spec import Command, Completion, Status
 
 ATTACHED = struct.Struct("<QII")  # session, version, bytes of JSON
 FRAME = struct.Struct("<QQ")  # bytes of a completion's fields, of its data
@@ -172,6 +183,45 @@ def _request(data: Buffer) -> tuple[Request, int]:
 def _frame(done: Completion) -> tuple[bytes, ...]:
     fields, data = encode_completion(done, crc32)
     return FRAME.pack(len(fields), len(data)) + fields.ljust(-(-len(fields) // _ALIGN) * _ALIGN, b"\0"), data
+
+
+class Encoded(NamedTuple):
+    """A command that is ready to be submitted. size, crc: of all its arrays, bytes."""
+
+    opcode: int
+    parameters: tuple[int, ...]
+    arrays: list[Buffer]
+    size: int
+    crc: int
+
+    @classmethod
+    def of(cls, command: Command, max_bytes: int) -> Encoded:
+        """Raises ValueError for a command of more bytes."""
+        opcode, parameters, arrays = encode_arrays(command)
+        size = crc = 0
+        for array in arrays:
+            size, crc = size + len(array), crc32(array, crc)
+        if size > max_bytes:
+            raise ValueError(f"a command of {size:,} bytes: this drive takes {max_bytes:,}")
+        return cls(opcode, parameters, arrays, size, crc)
+
+    def parts(self, number: int, submit_ns: int) -> list[Buffer]:
+        """Data of Submit, to be sent from where it lies."""
+        return [pack_entry(self.opcode, self.parameters, number, submit_ns, self.size, self.crc), *self.arrays]
+
+
+def dwords(size: int, cdw11: int, number: int, session: int) -> tuple[int, ...]:
+    """CDW10 to CDW15 of Submit and Fetch."""
+    low = 0xFFFFFFFF
+    return size, cdw11, number & low, number >> 32, session & low, session >> 32
+
+
+def attached(data: Buffer) -> tuple[int, Identity]:
+    """Session and identity of an answer to Attach; raises ValueError for a drive of another version."""
+    session, version, size = ATTACHED.unpack_from(data)
+    if version != FRAME_VERSION:
+        raise ValueError(f"the drive has version {version} of its commands, this host has {FRAME_VERSION}")
+    return session, Identity.from_json(bytes(data[ATTACHED.size : ATTACHED.size + size]))
 
 
 def frame_bytes(head: Buffer) -> int:
