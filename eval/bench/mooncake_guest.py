@@ -21,7 +21,9 @@ RPC_PORT = 50051
 SIZES = {1 << 10: 40, 8 << 10: 30, 64 << 10: 20, 512 << 10: 7, 4 << 20: 1}  # bytes of an object, and its weight
 SEGMENT_BYTES, BUFFER_BYTES = 96 << 20, 32 << 20  # of the store's memory
 WAVE_BYTES = 24 << 20  # that are put before the drive has to have them
-PATIENCE_S = 120.0  # for the drive to have them, or to come back
+PATIENCE_S = 120.0  # for the drive to come back
+OFFLOAD_S = 15.0  # for objects to reach the drive: Mooncake does not try again what failed
+LOG = Path("/tmp/mooncake.log")
 _LOOK_S = 0.1
 
 
@@ -34,8 +36,7 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
         libc: Not needed.
 
     """
-    said = os.open("/tmp/mooncake.log", os.O_WRONLY | os.O_CREAT)
-    os.dup2(said, 2)  # the console is slow
+    os.dup2(os.open(LOG, os.O_WRONLY | os.O_CREAT), 2)  # the console is slow
     node = nodes[0][KV_NSID]
     os.environ |= {
         "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "nvme_kv_storage_backend",
@@ -50,8 +51,8 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
             lambda store: exercise(store, int(given["objects"]), int(given["seed"]))
         )
     except Exception as error:
-        last = Path("/tmp/mooncake.log").read_text(errors="replace").splitlines()[-4:]
-        raise OSError(f"{error}; Mooncake last said: {' | '.join(last)}") from error
+        said = [line for line in LOG.read_text(errors="replace").splitlines() if line.startswith(("E", "W"))]
+        raise OSError(f"{error}; Mooncake last said: {' | '.join(line[:200] for line in said[-3:])}") from error
 
 
 def started(package: Path, folder: Path) -> Callable[[Callable[[Any], dict[str, Any]]], dict[str, Any]]:
@@ -106,28 +107,29 @@ def exercise(store: Any, objects: int, seed: int) -> dict[str, Any]:
 
     Returns:
         objects: That were put. wrong: Whose bytes differ. lost: That the drive had and that cannot be read. removed,
-        bytes: Of all of them. evicted: That were on the drive alone when they were read.
+        bytes: Of all of them. put_again: Because their offload failed. evicted: That were on the drive alone when they
+        were read.
 
     """
     draw, kept = random.Random(seed), dict[str, bytes]()
-    wave, waves_bytes, total, removed, number = list[str](), 0, 0, 0, 0
-    wrong = read = 0
+    wave, waves_bytes, total, removed, number = dict[str, bytes](), 0, 0, 0, 0
+    wrong = read = again = 0
     began = time.monotonic()
     while number < objects:
         key, data = f"object-{seed}-{number}", draw.randbytes(draw.choices(list(SIZES), list(SIZES.values()))[0])
         _put(store, key, data)
         kept[key] = hashlib.sha256(data).digest()
-        wave.append(key)
+        wave[key] = data
         number, total, waves_bytes = number + 1, total + len(data), waves_bytes + len(data)
         if waves_bytes > WAVE_BYTES or number == objects:
-            _await_on_drive(store, wave)
+            again += _await_on_drive(store, wave)
             for each in draw.sample(sorted(kept), min(len(kept), len(wave) // 8)):
                 wrong += not _right(store, each, kept[each])
                 read += 1
-            for each in draw.sample(wave, len(wave) // 16):
+            for each in draw.sample(sorted(wave), len(wave) // 16):
                 removed += store.remove(each, True) == 0
                 del kept[each]
-            wave, waves_bytes = [], 0
+            wave, waves_bytes = {}, 0
     wrote_s = time.monotonic() - began
     evicted = lost = 0
     for key, digest in kept.items():
@@ -141,6 +143,7 @@ def exercise(store: Any, objects: int, seed: int) -> dict[str, Any]:
         "wrong": wrong,
         "lost": lost,
         "removed": removed,
+        "put_again": again,
         "evicted": evicted,
         "read_while_written": read,
         "write_s": wrote_s,
@@ -156,16 +159,24 @@ def _put(store: Any, key: str, data: bytes) -> None:
         time.sleep(_LOOK_S)
 
 
-def _await_on_drive(store: Any, keys: Sequence[str]) -> None:
-    """Wait until each object has a replica on the drive."""
-    deadline, waiting = time.monotonic() + PATIENCE_S, list(keys)
-    while waiting:
+def _await_on_drive(store: Any, wave: dict[str, bytes]) -> int:
+    """Wait until each object has a replica on the drive; put those again whose offload failed, and return how many."""
+    deadline, next_try, again = time.monotonic() + PATIENCE_S, time.monotonic() + OFFLOAD_S, 0
+    waiting = list(wave)
+    while True:
         found = store.batch_get_replica_desc(waiting)
         waiting = [key for key in waiting if not any(each.is_local_disk_replica() for each in found.get(key, ()))]
+        if not waiting:
+            return again
         if time.monotonic() > deadline:
-            raise OSError(f"{len(waiting)} of {len(keys)} objects do not reach the drive")
-        if waiting:
-            time.sleep(_LOOK_S)
+            raise OSError(f"{len(waiting)} of {len(wave)} objects do not reach the drive")
+        if time.monotonic() > next_try:
+            next_try = time.monotonic() + OFFLOAD_S
+            for key in waiting:
+                store.remove(key, True)
+                _put(store, key, wave[key])
+            again += len(waiting)
+        time.sleep(_LOOK_S)
 
 
 def _read(store: Any, key: str) -> bytes | None:

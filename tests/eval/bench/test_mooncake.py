@@ -57,7 +57,8 @@ class Store:
 def small(monkeypatch):
     monkeypatch.setattr(mooncake_guest, "SIZES", {100: 3, 5000: 1})
     monkeypatch.setattr(mooncake_guest, "WAVE_BYTES", 50_000)
-    monkeypatch.setattr(mooncake_guest, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(mooncake_guest, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(mooncake_guest, "OFFLOAD_S", 0.05)
     monkeypatch.setattr(mooncake_guest, "_LOOK_S", 0.001)
 
 
@@ -75,6 +76,21 @@ def test_objects_that_are_lost_or_other_are_counted(spoiled, key):
     store = Store(lambda name, data: spoiled(name, data) if next(spoil) in (5, 6) else data)
     found = exercise(store, 300, 7)
     assert 0 < found[key] <= 4
+
+
+def test_objects_whose_offload_failed_are_put_again():
+    store, stuck, seen = Store(), {"object-7-13", "object-7-23"}, set()
+    look, put = store.get_replica_desc, store.put
+
+    def put_or_put_again(key, data):
+        if key in seen:
+            stuck.discard(key)
+        seen.add(key)
+        return put(key, data)
+
+    store.put, store.get_replica_desc = put_or_put_again, lambda key: [] if key in stuck else look(key)
+    found = exercise(store, 300, 7)
+    assert (found["put_again"], found["wrong"], found["lost"]) == (2, 0, 0)
 
 
 def test_a_drive_is_killed_so_often_and_not_after_the_end(own_run_dir, monkeypatch):
