@@ -1,8 +1,9 @@
 """A Linux of its own connects to drives by NVMe/TCP: nvme-cli, a file system, a decode over its nodes.
 
-partner of: vcsd/guest_fabric.py, host_driver/in_guest_fabric.py, host_driver/in_guest_tools.py, csd_io/passthrough.py
+partner of: host_driver/in_guest.py, vcsd/guest_fabric.py, host_driver/in_guest_fabric.py, host_driver/in_guest_tools.py, csd_io/passthrough.py
 """
 
+import ctypes
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from csd_io.passthrough import Passthrough
+from host_driver.in_guest import _insert
 from nvmevirt_config.guest import kernel_modules
 from tests.conftest import missing
 from vcsd.guest_fabric import PROGRAMS, _listen, _program
@@ -72,3 +74,9 @@ def test_what_is_no_namespace_cannot_be_opened(tmp_path):
     for path in (tmp_path / "file", Path("/dev/null")):
         with pytest.raises(OSError, match="is no NVMe namespace"):
             Passthrough(path)
+
+
+def test_what_is_no_module_cannot_be_loaded(tmp_path):
+    (tmp_path / "none.ko").write_bytes(b"no module")
+    with pytest.raises(OSError, match=r"none.ko a=1: "):
+        _insert(ctypes.CDLL(None, use_errno=True), tmp_path / "none.ko", "a=1")

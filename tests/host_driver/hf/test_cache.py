@@ -302,3 +302,13 @@ def test_the_host_keeps_no_keys_or_values_after_a_long_prefill():
         grown = tensor_bytes() - before + sum(trace.size for trace in traces)
         assert cache.get_seq_length() == length
         assert grown < kv_bytes / 50
+
+
+def test_nothing_of_a_mask_is_kept_after_a_forward():
+    """One that the caller changes in place for its next forward is looked at again."""
+    model = sharpen(llama())
+    with vcsd.attach(model, drives=1, attention="dense"):
+        talker = Conversation(model, torch.ones(2, 9, dtype=torch.long))
+        for length in (9, 1, 3):
+            talker.feed(torch.randint(3, VOCABULARY, (2, length)))
+            assert talker.cache._seen is None

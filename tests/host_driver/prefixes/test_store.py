@@ -15,6 +15,7 @@ import pytest
 from csd_firmware import InProcessDevice
 from csd_spec import Completion, DeviceError, DriveSpec, KvAppend, KvGather, KvName, Status
 from host_driver.prefixes.identity import ModelIdentity
+from host_driver.prefixes.manifest import list_keys
 from host_driver.prefixes.names import Admission
 from host_driver.prefixes.store import PrefixStore
 from tests.host_driver.prefixes.prompts import BLOCK, NAMES, SHAPE, holds, rows
@@ -265,3 +266,13 @@ def test_bad_values(devices) -> None:
         Admission(0)
     with pytest.raises(ValueError, match="5 blocks: the store keeps 2"):
         PrefixStore(devices, NAMES, 2).store(NAMES.keys(list(range(40))), *rows(list(range(40))))
+
+
+def test_store_is_filled_to_the_last_block_and_of_evicted_ones_no_key_stays(devices) -> None:
+    store = PrefixStore(devices, NAMES, max_blocks=3)
+    first, second = list(range(24)), list(range(100, 124))
+    before = set(list_keys(devices[0]))
+    assert store.store(NAMES.keys(first), *rows(first)) == 3
+    of_first = set(list_keys(devices[0])) - before
+    assert store.store(NAMES.keys(second), *rows(second)) == 3 and store.evicted == 3
+    assert of_first and not of_first & set(list_keys(devices[0]))
