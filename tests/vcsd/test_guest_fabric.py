@@ -1,6 +1,7 @@
 """A Linux of its own connects to drives by NVMe/TCP: nvme-cli, a file system, a decode over its nodes.
 
-partner of: host_driver/in_guest.py, vcsd/guest_fabric.py, host_driver/in_guest_fabric.py, host_driver/in_guest_tools.py, csd_io/passthrough.py
+partner of: host_driver/in_guest.py, vcsd/guest_fabric.py, host_driver/in_guest_fabric.py,
+host_driver/in_guest_tools.py, csd_io/passthrough.py
 """
 
 import ctypes
