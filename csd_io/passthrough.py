@@ -1,4 +1,4 @@
-"""Commands of any opcode to a namespace by its character device, as /dev/ng0n2."""
+"""Commands of any opcode to a namespace by its character device, as /dev/ng0n3."""
 
 from __future__ import annotations
 

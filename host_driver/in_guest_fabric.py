@@ -73,7 +73,7 @@ def _nodes(nqn: str) -> dict[int, Path]:
             if (entry / "device/subsysnqn").read_text().strip() == nqn:
                 node = awaited(Path("/dev") / entry.name)
                 found[_nsid(node)] = node
-        if {BLOCKS_NSID, SEQUENCES_NSID} <= found.keys():
+        if {BLOCKS_NSID, VALUES_NSID, SEQUENCES_NSID} <= found.keys():
             return found
         time.sleep(0.1)
     raise OSError(f"Linux shows no namespaces of {nqn}")

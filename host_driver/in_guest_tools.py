@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from host_driver.in_guest_fabric import BLOCKS_NSID, SEQUENCES_NSID, awaited, nvme, run
+from host_driver.in_guest_fabric import BLOCKS_NSID, SEQUENCES_NSID, VALUES_NSID, awaited, nvme, run
 
 _FILE_BYTES = 4 << 20
 
@@ -25,11 +25,14 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
 
     """
     first = nodes[0][BLOCKS_NSID]
+    # Before values: on a drive that holds some, K and V come to lie on other pages, and times differ
+    decoded = _decode([node[SEQUENCES_NSID] for node in nodes], given)
     return {
         "id_ctrl": nvme("id-ctrl", str(first), "-o", "json"),
         "commands": _commands(first),
+        "values_equal": _values(nodes[0][VALUES_NSID]),
         "filesystem": [_filesystem(node[BLOCKS_NSID], libc) for node in nodes],
-        "decodes": {"nvme+tcp": _decode([node[SEQUENCES_NSID] for node in nodes], given)},
+        "decodes": {"nvme+tcp": decoded},
     }
 
 
@@ -41,6 +44,28 @@ def _commands(node: Path) -> dict[str, Any]:
         "id_ns": {key: nvme("id-ns", str(node), "-o", "json")[key] for key in ("nsze", "ncap", "nuse")},
         "smart_log": {key: smart[key] for key in ("critical_warning", "percent_used", "power_cycles")},
     }
+
+
+def _values(node: Path) -> bool:
+    """Store, retrieve and delete values by Key Value commands of nvme-cli; whether all were as they should be."""
+    is_right = True
+    for number, size in enumerate((5, 4096, 100_000)):
+        value, file = os.urandom(size), Path("/tmp/value")
+        file.write_bytes(value)
+        key = f"--cdw2={number + 1}", "--cdw11=4"
+        _passthru(node, 0x01, *key, f"--cdw10={size}", f"--data-len={size}", "--write", f"--input-file={file}")
+        found = _passthru(node, 0x02, *key, f"--cdw10={size}", f"--data-len={size}", "--read", "--raw-binary")
+        _passthru(node, 0x10, *key)
+        is_right &= found == value and subprocess.run(_command(node, 0x14, *key), capture_output=True).returncode != 0
+    return is_right
+
+
+def _passthru(node: Path, opcode: int, *words: str) -> bytes:
+    return subprocess.run(_command(node, opcode, *words), capture_output=True, check=True).stdout
+
+
+def _command(node: Path, opcode: int, *words: str) -> list[str]:
+    return ["/usr/sbin/nvme", "io-passthru", str(node), f"--opcode={opcode}", f"--namespace-id={VALUES_NSID}", *words]
 
 
 def _filesystem(node: Path, libc: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A `Device` behind a node of Linux's NVMe driver, as /dev/ng0n2: the namespace of a drive that holds sequences."""
+"""A `Device` behind a node of Linux's NVMe driver, as /dev/ng0n3: the namespace of a drive that holds sequences."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class NvmeNode(Transport):
     def check(self, where: str) -> None:
         paths = where.split(",")
         if not all(paths) or len(set(paths)) < len(paths):
-            raise ValueError(f"transport = nvme:{where}: needs a device for each drive, as nvme:/dev/ng0n2,/dev/ng1n2")
+            raise ValueError(f"transport = nvme:{where}: needs a device for each drive, as nvme:/dev/ng0n3,/dev/ng1n3")
 
     def missing(self) -> Missing | None:
         if any(os.access(each, os.R_OK | os.W_OK) for each in _NODES.glob("ng*")):

@@ -33,7 +33,8 @@ def test_a_guest_connects_to_drives_and_decodes_as_in_process():
     result = json.loads(done.stdout)
     assert result["equal"] and result["differ"] == []
     assert len(result["discovered"]) == 2 and result["id_ctrl"]["subnqn"] == result["discovered"][0]
-    assert (result["decoded_over"], result["how"]) == (["ng1n2", "ng2n2"], "io_uring")
+    assert (result["decoded_over"], result["how"]) == (["ng1n3", "ng2n3"], "io_uring")
+    assert result["values_equal"]
     assert result["commands"]["id_ns"] == {"nsze": 1 << 20, "ncap": 1 << 20, "nuse": 0}
     for each in result["filesystem"]:
         assert each["bytes_equal"] and each["fsck_clean"] and each["nuse_trimmed"] < each["nuse_with_file"]

@@ -21,7 +21,7 @@ from csd_link.window import Identity, WindowLayout
 from csd_spec import Completion, KvAppend, KvFree, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
-NODE = Path("/dev/ng7n2")
+NODE = Path("/dev/ng7n3")
 HOST_PATH_ERROR, HOST_ABORTED = 0x370, 0x371
 LINE_BYTES = 1 << 17
 
@@ -151,10 +151,10 @@ def test_what_is_no_such_namespace_is_lost(kernel, tmp_path):
             NodeDevice(path)
 
 
-@pytest.mark.parametrize("where", ["", "/dev/ng0n2,", "/dev/ng0n2,/dev/ng0n2"])
+@pytest.mark.parametrize("where", ["", "/dev/ng0n3,", "/dev/ng0n3,/dev/ng0n3"])
 def test_a_node_for_each_drive_is_needed(where):
     with pytest.raises(ValueError, match="needs a device for each drive"):
         transport_of(DriveSet(transport=f"nvme:{where}"))
-    two = DriveSet(count=2, transport="nvme:/dev/ng0n2")
+    two = DriveSet(count=2, transport="nvme:/dev/ng0n3")
     with pytest.raises(ValueError, match="1 devices for 2 drives"):
         transport_of(two).served(two)
