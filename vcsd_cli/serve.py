@@ -49,7 +49,7 @@ WHAT_HELP = "config file, or names of created drives (default: all of them)"
 RESTART_HELP = "restart a drive that was killed (default: yes, or as the file says)"
 READY_HELP = "file descriptor to which READY=1 is written when all drives answer"
 LISTEN_HELP = "address for NVMe/TCP hosts, HOST:PORT; each drive takes the next port"
-REMOTE_HELP = "let --listen take an address that other machines reach; hosts are not authenticated"
+REMOTE_HELP = "let --listen take an address that other machines reach; needs --hosts, which are not authenticated"
 HOSTS_HELP = "YAML file of the NVMe/TCP hosts that may connect, and their tenants (docs/nvme.md); others are refused"
 WINDOW_HELP = "file or device in which the windows lie, one after the other"
 
@@ -81,8 +81,8 @@ def serve(
     if hosts and not listen:
         raise ValueError("--hosts has no effect without --listen: add --listen HOST:PORT")
     if listen:
-        at = Listen.parse(listen, tuple(drive.name for drive in drives), listen_remote)
-        at = replace(at, hosts=load_hosts(hosts) if hosts else None)
+        allowed = load_hosts(hosts) if hosts else None
+        at = Listen.parse(listen, tuple(drive.name for drive in drives), listen_remote, allowed)
         drives = tuple(replace(drive, listen=at) for drive in drives)
     for drive in drives:
         if who_serves(drive.name):

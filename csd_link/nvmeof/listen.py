@@ -40,10 +40,16 @@ class Listen:
     hosts: tuple[AllowedHost, ...] | None = None
 
     @classmethod
-    def parse(cls, text: str, drives: tuple[str, ...], is_remote_allowed: bool) -> Listen:
-        """From HOST:PORT; raises ValueError for what is none, or for an address that other machines reach.
+    def parse(
+        cls,
+        text: str,
+        drives: tuple[str, ...],
+        is_remote_allowed: bool,
+        hosts: tuple[AllowedHost, ...] | None = None,
+    ) -> Listen:
+        """From HOST:PORT; raises ValueError for what is none, or for an address that other machines must not reach.
 
-        is_remote_allowed: Whether other machines may reach it.
+        is_remote_allowed: Whether other machines may reach it; then it takes a list of hosts too.
         """
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
@@ -55,7 +61,9 @@ class Listen:
                 f"listen = {text}: other machines reach this address, and hosts are not authenticated: take 127.0.0.1,"
                 " or add --listen-remote"
             )
-        return cls(host, int(port), drives)
+        if hosts is None and not is_loopback(host):
+            raise ValueError(f"listen = {text}: other machines reach this address: add --hosts FILE, who may connect")
+        return cls(host, int(port), drives, hosts)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Listen:

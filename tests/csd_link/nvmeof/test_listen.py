@@ -31,4 +31,7 @@ def test_an_address_that_others_reach_needs_leave():
     for text in ("0.0.0.0:4420", "[::]:4420"):
         with pytest.raises(ValueError, match="--listen-remote"):
             Listen.parse(text, ("a",), is_remote_allowed=False)
-        assert Listen.parse(text, ("a",), is_remote_allowed=True).port == 4420
+        with pytest.raises(ValueError, match="add --hosts FILE"):
+            Listen.parse(text, ("a",), is_remote_allowed=True)
+        at = Listen.parse(text, ("a",), is_remote_allowed=True, hosts=(AllowedHost("nqn"),))
+        assert (at.port, at.hosts) == (4420, (AllowedHost("nqn"),))
