@@ -33,6 +33,9 @@ MEDIA = IN_MEMORY, IN_MEMORY, Medium("direct", BLOCK)  # the last with a cache o
 SECRET = bytes(32)
 
 
+def _nothing() -> None: ...
+
+
 class SimDrive:
     """Firmware over a simulated disk, a window for each tenant. `model` is what it holds, by its own handles;
     `commits` are the states that it may come back with."""
@@ -44,7 +47,6 @@ class SimDrive:
         self.medium, self._media = draw.choice(MEDIA), ExitStack()
         self.disk = self._disk(durability)
         NandFiles.make(self.disk, DRIVE.geometry)
-        self.disk.synced = self._synced
         self.model: State = {}
         self.commits: list[State] = [{}]
         self.coming: list[State] = []
@@ -62,9 +64,11 @@ class SimDrive:
         """Power on; whatever came back is judged."""
         self.up_at, self.lives = None, self.lives + 1
         self._hold = Hold(self.folder)
+        self.disk.synced = _nothing  # what power-on syncs is what came back, which is judged first
         try:
             self.firmware = self._firmware()
             self.judge()
+            self.disk.synced = self._synced
             self.firmware.ftl.journal.begins, self.firmware.ftl.journal.log = self._begin, self._commit
             step = self.firmware.step
             self.firmware.step = lambda command, *rest: self._noted(command, step(command, *rest))  # type: ignore[method-assign]  # watched from outside

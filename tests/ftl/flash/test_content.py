@@ -20,6 +20,7 @@ from csd_spec.view import in_flash
 from eval.bench.random_host import DRIVE, RandomHost
 from ftl import Ftl, Medium, Nand, Uncorrectable
 from ftl.flash.files import CONTENT, NandFiles
+from ftl.kv.values import is_value
 
 HEADS, DIM = 2, 32
 FILES = [Medium("mapped"), Medium("direct", BLOCK), Medium("direct", 40 * BLOCK)]
@@ -147,6 +148,17 @@ def state_of(folder, medium):
     return found, pages
 
 
+def values_of(folder):
+    """Values of a drive that can be read, by the handle of their sequence."""
+    nand = Nand(DRIVE.geometry, folder=DiskFolder(folder))
+    ftl, found = Ftl(DRIVE, nand), {}
+    for handle, seq in ftl.sequences.items():
+        if is_value(seq.label) and not seq.failed:
+            found[handle] = ftl.read_value(handle, max(seq.names.values()), 0)[0]
+    nand.held.close()
+    return found
+
+
 def assert_same_state(one, other):
     assert one[1] == other[1]
     assert set(one[0]) == set(other[0])
@@ -204,13 +216,16 @@ def test_damage_is_found_when_it_is_read_and_never_moved_as_if_it_were_whole(tmp
         ftl.flush(0)
         held.held.close()
         sequences, pages = state_of(folder, Medium())
+        values = values_of(folder)
         for handle, stored in host.model.items():
             if sequences[handle] is None:
                 found.add("failed")
                 continue
-            for mine, theirs in zip(stored.layers, sequences[handle], strict=True):
+            layers = stored.layers if stored.value is None else sequences[handle]
+            for mine, theirs in zip(layers, sequences[handle], strict=True):
                 for a, b in zip(mine, theirs, strict=True):
                     np.testing.assert_array_equal(a, b)
+            assert stored.value is None or values[handle] == stored.value
         for lpn, page in enumerate(pages):
             assert page is None or page == host.blocks[lpn].tobytes()
     assert "failed" in found
