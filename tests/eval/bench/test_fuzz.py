@@ -31,7 +31,7 @@ def test_a_tenant_that_reads_what_is_anothers_is_found(monkeypatch):
     monkeypatch.setattr("csd_firmware.tenants.Handles.of", lambda self, number: number)
     monkeypatch.setattr("csd_firmware.tenants.Handles.number", lambda self, handle: handle)
     monkeypatch.setattr(Tenant, "_owns", lambda self, number: number in self._firmware.ftl.sequences)
-    assert run(600)[1]["leaks"] > 0
+    assert run(8000)[1]["leaks"] > 0
 
 
 def test_a_firmware_that_breaks_is_found(monkeypatch):
@@ -61,7 +61,7 @@ def test_a_refusal_that_changes_something_is_found(monkeypatch):
 
 def test_a_tenant_that_retrieves_another_tenants_value_is_found(monkeypatch):
     monkeypatch.setattr("csd_firmware.values.label_of", lambda name: 0)
-    assert run(600)[1]["leaks"] > 0
+    assert run(8000)[1]["leaks"] > 0
 
 
 def test_a_key_without_its_length_is_found(monkeypatch):
@@ -72,4 +72,4 @@ def test_a_key_without_its_length_is_found(monkeypatch):
 
 def test_an_overwrite_that_a_loss_of_power_undoes_is_found(monkeypatch):
     monkeypatch.setattr(Values, "flush", lambda self: None)
-    assert run(1500)[1]["values_wrong"] > 0
+    assert run(8000)[1]["values_wrong"] > 0
