@@ -266,3 +266,11 @@ def test_a_copy_that_cannot_begin_leaves_the_books_as_they_were() -> None:
     table.not_begun(table.copy(x, DEVICE, HOST))
     assert table.used[HOST] == 40 and table.copy(x, DEVICE, HOST).first == 10
     table.check()
+
+
+def test_room_that_is_free_to_the_last_byte_is_not_waited_for():
+    table = Table({name: Place(name, limit, attends=name == DEVICE) for name, limit in LIMITS.items()})
+    leaves = Copying(Transfer(EXTENTS[0], DEVICE, DIRECT, 0, 6, ROW, (), ()))
+    table._leaving[DEVICE].append((6 * ROW, [leaves]))
+    assert table._take(DEVICE, 4 * ROW) == []
+    assert table._take(DEVICE, 1) == [leaves]

@@ -8,7 +8,8 @@ import pytest
 
 from residency import CSD, DEVICE, DIRECT, HOST, Link, Machine, Path, Place, Refused, Residency, Turn
 from residency.modelled.executor import Modelled, Work
-from residency.policies.placed import placed
+from residency.policies.placed import _ahead, _make_room, placed
+from residency.table import Extent
 
 LAYERS, ROW = 4, 8
 PATHS = ((HOST, DEVICE), (DEVICE, HOST), (DIRECT, DEVICE), (DEVICE, DIRECT), (HOST, DIRECT), (DIRECT, HOST))
@@ -115,3 +116,52 @@ def test_what_no_room_suffices_for_is_refused() -> None:
     run, _ = served(lambda row, layer: (DEVICE,), device=4 * ROW)
     with pytest.raises(Refused, match="device is full"):
         turn(run, a=5)
+
+
+class Room:
+    """What a policy asks of a turn whose device has 100 bytes of room. asked: what was copied and sent."""
+
+    batch, parts, layers, memory = ["r"], "kv", range(2), {}
+
+    def __init__(self) -> None:
+        self.copied: list[Extent] = []
+
+    def room(self, place: str) -> int:
+        return 100
+
+    def held(self, place: str) -> list[Extent]:
+        return [Extent("r", 1), Extent("other", 0)]
+
+    def extents(self, layer: int, rows: object = None) -> list[Extent]:
+        return [Extent("r", layer)]
+
+    def where(self, extent: Extent) -> tuple[str, ...]:
+        return (HOST,)
+
+    def lacking(self, extent: Extent, place: str) -> int:
+        return 60
+
+    def new_bytes(self, row: object) -> int:
+        return 10
+
+    def has_path(self, source: str, target: str) -> bool:
+        return True
+
+    def copy(self, extent: Extent, place: str, urgency: float = 0) -> None:
+        self.copied.append(extent)
+
+
+@pytest.mark.parametrize(("need", "leave"), [(100, 0), (101, 2)])
+def test_nothing_leaves_while_what_comes_fits_to_the_last_byte(monkeypatch, need, leave):  # type: ignore[no-untyped-def]
+    sent: list[Extent] = []
+    monkeypatch.setattr("residency.policies.placed._send", lambda t, extent, lower: sent.append(extent))
+    _make_room(Room(), need, 0, ["r"])  # type: ignore[arg-type]  # what it asks of a turn
+    assert len(sent) == leave
+
+
+@pytest.mark.parametrize(("kept", "comes"), [(20, 1), (21, 0)])
+def test_the_next_layer_comes_ahead_if_it_fits_to_the_last_byte(monkeypatch, kept, comes):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("residency.policies.placed._attended", lambda t, row, layer: (DEVICE,))
+    room = Room()
+    _ahead(room, 0, ["r"], kept)  # type: ignore[arg-type]  # what it asks of a turn
+    assert len(room.copied) == comes

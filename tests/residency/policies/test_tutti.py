@@ -1,5 +1,7 @@
 """Tutti's order of reads, computing and writes, in modelled time against its closed form."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from eval.papers.profiles import Model
@@ -7,7 +9,8 @@ from eval.papers.tutti import reading
 from residency import DEVICE, DIRECT, Link, Machine, Path, Place, Residency
 from residency.modelled.executor import Modelled, Work
 from residency.policies.preload import preload
-from residency.policies.tutti import tutti
+from residency.policies.tutti import _make_room, tutti
+from residency.table import Extent
 
 READ, WRITE = 25.9e9, 9.8e9
 READING = reading.Reading(Model.load("llama-3-8b"), 384e12, 8e-3)
@@ -88,3 +91,16 @@ def test_in_decode_whole_blocks_are_written():
     run.executor.settle()
     assert {c.path.name for c in run.copies} == {"out"}
     assert [c.transfer.tokens for c in run.copies] == [64] * (2 * 2 * LAYERS)
+
+
+def test_of_the_layer_that_is_attended_only_rows_of_others_leave(monkeypatch):
+    dropped, rows = [], [Extent("mine", 3), Extent("mine", 2), Extent("other", 3)]
+    monkeypatch.setitem(_make_room.__globals__, "_write", lambda t, home, extents, after: [])
+    turn = SimpleNamespace(
+        batch=["mine"],
+        held=lambda place: rows,
+        room=lambda place: 0,
+        drop=lambda extent, place: dropped.append(extent),
+    )
+    _make_room(turn, DIRECT, 1, 3, [])
+    assert dropped == rows[1:]

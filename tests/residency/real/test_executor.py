@@ -372,3 +372,23 @@ def test_frames_go_with_their_request() -> None:
 def test_tiers_are_checked_where_they_are_made(given: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Tiers(**given)  # type: ignore[arg-type]
+
+
+def test_closing_frees_every_frame_and_copies_are_numbered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed, numbers, begin = list[object](), list[int](), Real.begin
+
+    def numbered(self: Real, *given: object) -> RealCopy:
+        copy = begin(self, *given)  # type: ignore[arg-type]  # as given
+        numbers.append(copy.number)
+        return copy
+
+    monkeypatch.setattr(Real, "begin", numbered)
+    model = Model(POLICIES["dual-blade"], Tiers(2 * LAYER, 0), 2 * LAYER)
+    model.turns(steps=3)
+    model.real.settle()
+    frames = list(model.real.frames.values())
+    for kind in {type(frame) for frame in frames}:
+        monkeypatch.setattr(kind, "free", lambda self, free=kind.free: (freed.append(self), free(self)))
+    model.real.close()
+    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 2
+    assert frames and {id(each) for each in frames} <= {id(each) for each in freed}
