@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from residency import DEVICE, HOST, Link, Machine, Path, Place, Refused, Residency, Turn
@@ -79,3 +81,8 @@ def test_no_path_no_copy() -> None:
 
     with pytest.raises(Refused, match="there is no path from device to disk"):
         residency(policy, layers=1).turn({"r": 1}, {"r": 8})
+
+
+@pytest.mark.parametrize(("new", "is_prefill"), [({"a": 1, "b": 1}, False), ({"a": 1, "b": 2}, True)])
+def test_a_turn_in_which_a_request_gets_several_tokens_is_prefill(new, is_prefill):  # type: ignore[no-untyped-def]
+    assert Turn.prefill.fget(SimpleNamespace(new=new)) == is_prefill  # type: ignore[attr-defined]  # a property's

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from types import SimpleNamespace
+
 import pytest
 
 from residency.machine import CSD, DEVICE, HOST
@@ -162,3 +165,9 @@ def test_plans_are_made_again_where_steps_take_longer_than_predicted() -> None:
         and 1.25 * ENGINE.step_s < again[0]
         and 1.6 * ENGINE.step_s < again[-1] < 2.1 * ENGINE.step_s
     )
+
+
+def test_of_a_request_that_is_removed_nothing_stays() -> None:
+    slots = SimpleNamespace(live=[], _queue=deque(), _passed_over=Counter({3: 5, 4: 1}))
+    Slots.remove(slots, 3)  # type: ignore[arg-type]  # all that it asks for
+    assert slots._passed_over == {4: 1}

@@ -6,6 +6,7 @@ partner of: host_driver/hf/rows.py, host_driver/rows.py, host_driver/drive_rows.
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -205,3 +206,20 @@ def test_a_model_without_positions_is_refused() -> None:
     model.forward = lambda input_ids, past_key_values=None: None
     with pytest.raises(Unsupported, match="takes no position_ids"):
         RowModel(model, None)  # type: ignore[arg-type]
+
+
+def test_a_forward_that_fails_abandons_its_turn():
+    """Else the next one would find copies of the one before."""
+    done = []
+    conductor = SimpleNamespace(
+        start=lambda turn: done.append("start"),
+        finish=lambda: done.append("finish"),
+        abandon=lambda: done.append("conductor abandoned"),
+    )
+    residency = SimpleNamespace(memory={}, abandon=lambda: done.append("abandoned"))
+    rows = SimpleNamespace(
+        residency=residency, _conductor=conductor, tokens=lambda request: 0, max_tokens=9, drives=None, row_bytes=1
+    )
+    with pytest.raises(RuntimeError, match="failed"), RowKv.turn(rows, {"r": 1}, None):
+        raise RuntimeError("failed")
+    assert done == ["start", "abandoned", "conductor abandoned"]

@@ -11,6 +11,7 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from csd_io.queue import aligned
 from residency import DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, Policy, Refused, Residency, Turn
 from residency.executor import Attention
 from residency.modelled.executor import Modelled, Work
+from residency.real import executor as executor_module
 from residency.real.executor import Real, RealCopy
 from residency.real.frames import CachedFiles, Memory, MemoryFrame
 from residency.replay import replay
@@ -392,3 +394,18 @@ def test_closing_frees_every_frame_and_copies_are_numbered_in_order(monkeypatch:
     model.real.close()
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 2
     assert frames and {id(each) for each in frames} <= {id(each) for each in freed}
+
+
+def test_copies_have_a_buffer_to_go_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers: list[object] = []
+    move = executor_module.move
+
+    def moved(source: object, target: object, first: int, end: int, bounce: Callable[[], memoryview]) -> None:
+        buffers.append(bounce())
+        move(source, target, first, end, bounce)  # type: ignore[arg-type]  # as given
+
+    monkeypatch.setattr(executor_module, "move", moved)
+    model = Model(POLICIES["dual-blade"], Tiers(2 * LAYER, 0), 2 * LAYER)
+    model.turns(steps=2)
+    model.real.close()
+    assert buffers and all(isinstance(each, memoryview) and len(each) >= ROW for each in buffers)

@@ -1,7 +1,21 @@
 """The rules that policies consist of."""
 
+from types import SimpleNamespace
+
+import pytest
+
 from serving.tiered.machine import Tier
-from serving.tiered.policies import FLASH_WINDOW, POLICIES, by_last_use, by_next_use, by_uses, due, in_windows, rotate
+from serving.tiered.policies import (
+    FLASH_WINDOW,
+    POLICIES,
+    by_last_use,
+    by_next_use,
+    by_uses,
+    due,
+    in_queue_order,
+    in_windows,
+    rotate,
+)
 from serving.tiered.server import STAY
 from tests.serving.tiered.test_server import server
 
@@ -61,3 +75,37 @@ def test_a_window_is_of_one_request_alone():
     decoding.turn = 2
     in_windows(one)
     assert [bool(kv.move) for kv in one.queue] == [True, True]
+
+
+class Queue:
+    """A server with one request in the queue, which is in host memory. asked: what policies did."""
+
+    limit, active_bytes, active, slice_tokens, iteration_s = 100, 0, (), 4, 1.0
+
+    def __init__(self, sooner, use):
+        self.kv = SimpleNamespace(room=10, move=None, tier=Tier.HOST, tokens=1)
+        self.queue, self.asked = [self.kv], []
+        self.store = SimpleNamespace(waiting=())
+        self.machine = SimpleNamespace(copy_s=lambda link, nbytes: 0.5, bytes_of=lambda tokens: tokens)
+        self.computes_sooner, self.use = lambda kv, tier: sooner, lambda link: use
+
+    def give_up(self, kv):
+        self.asked.append("give up")
+
+    def bring(self, kv, tier, place):
+        self.asked.append(tier)
+        return True
+
+
+@pytest.mark.parametrize(("sooner", "asked"), [(False, [Tier.DEVICE]), (True, ["give up", Tier.DEVICE])])
+def test_what_is_read_sooner_than_computed_is_not_given_up(sooner, asked):
+    queue = Queue(sooner, 0.0)
+    in_queue_order(queue)
+    assert queue.asked == asked
+
+
+@pytest.mark.parametrize("use", [0.0, 1.0])
+def test_what_enters_next_is_brought_however_busy_its_link_is(use):
+    queue = Queue(False, use)
+    in_windows(queue)
+    assert queue.asked == [Tier.DEVICE]

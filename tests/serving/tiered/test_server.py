@@ -1,10 +1,12 @@
 """Who makes room for whom."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from serving.tiered.machine import Tier
 from serving.tiered.policies import POLICIES
-from serving.tiered.server import NOW, ON_FLASH, Server
+from serving.tiered.server import NOW, ON_FLASH, Counts, Server
 from serving.tiered.store import Kv, Store
 from tests.serving.tiered.small import machine, trace
 
@@ -70,3 +72,15 @@ def test_computing_again_costs_all_who_decode():
     for kv in list(one.queue):
         one.enter(kv)
     assert not one.computes_sooner(one.active[0], Tier.FLASH)
+
+
+def test_a_stay_is_counted_and_an_iteration_takes_its_time():
+    kv = SimpleNamespace(room=7, uses=0, left_s=1.0)
+    ran = []
+    store = SimpleNamespace(now_s=3.0, run_until=ran.append, carried={})
+    one = SimpleNamespace(queue=[kv], active=[], active_bytes=0, counts=Counts(), store=store)
+    Server.enter(one, kv)
+    assert (one.counts.stays, one.counts.longest_wait_s, one.active, one.queue) == (1, 2.0, [kv], [])
+    one.iteration, one.iteration_s, one.busy = 0, 0.5, []
+    Server.iterated(one, 0.25)
+    assert (one.iteration, ran) == (1, [3.25])
