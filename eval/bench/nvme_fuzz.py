@@ -7,6 +7,7 @@ drive reads all that it has stored before, between and after them. The fuzzer wr
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import threading
@@ -88,6 +89,7 @@ class World:
     """A drive with an honest host and an attacker, and all that connections may leave behind."""
 
     def __init__(self, draw: random.Random) -> None:
+        gc.collect()  # what others have left goes now, and not in between
         self._before = threads_and_descriptors()
         self.firmware, turns = Firmware(DRIVE, Nand(DRIVE.geometry)), Turns()
         drive = ServedDrive(name="fuzz", spec=DRIVE, layout=LAYOUT, listen=Listen("127.0.0.1", 0, ("fuzz",)))
