@@ -167,10 +167,3 @@ def _values(array: Array, value: Any, sizes: dict[str, int]) -> None:
     if counts and not 0 <= min(counts) <= max(counts) <= MAX_TOKENS:
         raise Refused(f"{array.name}: from {min(counts)} to {max(counts)}: must lie between 0 and {MAX_TOKENS}")
     sizes[array.total] = sum(counts)
-
-
-def nbytes_in(verb: Verb, command: Command) -> int:
-    """Bytes that a command brings to the drive, its 64-byte entry included."""
-    arrays = [getattr(command, array.name) for array in verb.modelled]
-    nbytes: int = sum([array.nbytes for array in arrays if array is not None])
-    return 64 + nbytes

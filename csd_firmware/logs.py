@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -25,17 +25,20 @@ class History:
     def __init__(self) -> None:
         self.errors: deque[dict[str, Any]] = deque(maxlen=64)
         self.latency_ns: dict[str, list[int]] = {}  # commands, sum, longest
-        self.hosts_refused = 0  # NVMe/TCP hosts that are not listed
+        self.hosts_refused = 0  # NVMe/TCP hosts that may not connect
+        self.refused: Counter[str] = Counter()  # commands, by the name of their status
+        self.connections: Callable[[], int] = int  # NVMe/TCP connections now; none if nothing listens
 
     def refuse(self, command: str, status: Status, reason: str) -> None:
         """A command was not carried out."""
         entry = {"command": command, "status_field": int(status), "reason": reason}
         self.errors.appendleft(entry)
+        self.refused[status.name.lower()] += 1
 
-    def refuse_host(self, nqn: str) -> None:
-        """A host that is not on the list of those that may connect was refused."""
+    def refuse_host(self, reason: str) -> None:
+        """A host that may not connect was refused."""
         self.hosts_refused += 1
-        self.refuse("Connect", Status.INVALID_HOST, f"host {nqn!r} is not listed: add it to the file of --hosts")
+        self.refuse("Connect", Status.INVALID_HOST, reason)
 
     def done(self, command: str, ns: int) -> None:
         """A command was carried out in `ns` of modelled time."""
@@ -46,8 +49,10 @@ class History:
 def page_bytes(ftl: Ftl, history: History, methods: Methods, page: int) -> U8:
     """A log page as JSON text."""
     pages: dict[int, Callable[[], dict[str, Any]]] = {
-        LogPage.ERROR: lambda: {"errors": list(history.errors)},
-        LogPage.SMART: lambda: smart(ftl) | {"hosts_refused": history.hosts_refused},
+        LogPage.ERROR: lambda: {"errors": list(history.errors), "refused": dict(history.refused)},
+        LogPage.SMART: lambda: (
+            smart(ftl) | {"hosts_refused": history.hosts_refused, "connections": history.connections()}
+        ),
         LogPage.WEAR: lambda: wear(ftl),
         LogPage.LATENCY: lambda: latency(history),
         LogPage.PROGRAMS: lambda: programs(methods),
@@ -124,6 +129,7 @@ def wear(ftl: Ftl) -> dict[str, Any]:
         "pages_blocks": c.blocks,
         "pages_journal": c.journal,
         "pages_moved": c.moved,
+        "pages_read": c.read,
         "erase_min": int(counts.min()),
         "erase_max": int(counts.max()),
         "erase_mean": float(counts.mean()),

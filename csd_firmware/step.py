@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from attention_engine import METHODS, Methods
 from csd_firmware.acts import ACTS, Run
-from csd_firmware.check import NO_LIMIT, Refused, check, check_time, nbytes_in, seqs_of
+from csd_firmware.check import NO_LIMIT, Refused, check, check_time, seqs_of
 from csd_firmware.objects import unnamed
 from csd_firmware.quotas import check_quota
 from csd_firmware.short import short_step
@@ -88,7 +88,7 @@ class Firmware:
         if self.ftl.nand.failed:
             self._check_failed(command)
         verb, run = self._begun(command, max_bytes)
-        nbytes = nbytes_in(verb, command)
+        nbytes = verb.bytes_in(command)
         watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(nbytes))
         if not verb.overlaps:
             watch.until("queue", self.free_ns)

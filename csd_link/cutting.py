@@ -127,6 +127,11 @@ def parts_of(command: Command, max_bytes: int) -> list[Command]:
         return [command]
 
 
+def payload_bytes(command: Command) -> int:
+    """Bytes of a command's arrays."""
+    return _bytes_of(VERBS[type(command)], command)[0]
+
+
 def _bytes_of(verb: Verb, command: Command) -> tuple[int, int]:
     """Of a command's payload, and of its completion's data as far as the command tells."""
     nbytes = 0

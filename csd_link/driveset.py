@@ -9,6 +9,9 @@ from csd_link.hosted import Hosted
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
+RECOVERY_S = 20.0
+MIN_CTRL_LOSS_S = 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveSet(Hosted):
@@ -17,6 +20,8 @@ class DriveSet(Hosted):
     transport: the way to them as a user writes it, `inproc` or `window:PATH`; `csd_link.transports` has the table.
     keep: a folder in which drives that are made for this outlive it, one folder each; None is memory.
     restart: whether a drive with a process of its own is restarted when it dies.
+    spares: drives in addition to `count`, which are empty until they replace lost ones.
+    recovery_s: seconds that a host waits for a drive that has died, for which it keeps rows; 0: it does neither.
     methods: a Python file with methods of attention for drives that are made for this (docs/methods.md).
     The other fields, of drives that are made for this: `csd_link.hosted.Hosted`.
     """
@@ -26,12 +31,16 @@ class DriveSet(Hosted):
     transport: str = "inproc"
     keep: Path | None = None
     restart: bool = True
+    spares: int = 0
+    recovery_s: float = RECOVERY_S
     methods: Path | None = None
 
     def __post_init__(self) -> None:
         self._check(self.keep)
         if self.count < 1:
             raise ValueError(f"drives = {self.count}: at least 1 is needed")
+        if self.spares < 0:
+            raise ValueError(f"spares = {self.spares}: must be at least 0")
         if self.methods and not self.methods.is_file():
             raise ValueError(f"{self.methods}: no such file of methods")
 
@@ -46,6 +55,16 @@ class DriveSet(Hosted):
         return self.transport.partition(":")[2]
 
     @property
+    def ctrl_loss_s(self) -> float:
+        """Seconds for which a lost NVMe/TCP connection is tried to be made again."""
+        return max(MIN_CTRL_LOSS_S, 3 * self.recovery_s)
+
+    @property
+    def total(self) -> int:
+        """Number of drives, spares included."""
+        return self.count + self.spares
+
+    @property
     def folders(self) -> list[Path | None]:
         """Where each drive's flash lies."""
-        return [self.keep / f"drive{number}" if self.keep else None for number in range(self.count)]
+        return [self.keep / f"drive{number}" if self.keep else None for number in range(self.total)]

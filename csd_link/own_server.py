@@ -17,6 +17,7 @@ from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
 from csd_link.host_end import Lost
 from csd_link.liveness import cpu_ticks
+from csd_link.plain import PlainDevice
 from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import drive_dir, private_dir, run_dir
 from csd_link.served_drive import ServedDrive, ServedDrives
@@ -39,12 +40,12 @@ Place = Callable[[ServedDrive, int, Path], Placed]  # a drive, its number in the
 
 
 @contextmanager
-def connected(connects: Sequence[Connect]) -> Iterator[list[Device]]:
-    """Devices of served drives, which may die and come back meanwhile."""
+def connected(connects: Sequence[Connect], recovery_s: float) -> Iterator[list[Device]]:
+    """Devices of served drives, which may die and come back meanwhile. recovery_s: see `DriveSet`."""
     with ExitStack() as undo:
         devices = list[Device]()
         for connect in connects:
-            devices.append(RecoveringDevice(connect))
+            devices.append(RecoveringDevice(connect, recovery_s) if recovery_s else PlainDevice(connect))
             undo.callback(devices[-1].close)
         yield devices
 
@@ -62,14 +63,15 @@ def own_drives(drives: DriveSet, server: Sequence[str], place: Place) -> Iterato
                     path=path.absolute() if path else None,
                     restarts=drives.restart,
                     methods=drives.methods.absolute() if drives.methods else None,
-                    **drives.hosted(drives.count),
+                    **drives.hosted(drives.total),
                 ),
                 number,
                 scratch,
             )
             for number, path in enumerate(drives.folders)
         ]
-        with own_server(placed, scratch, server), connected([each.connect for each in placed]) as devices:
+        connects = [each.connect for each in placed]
+        with own_server(placed, scratch, server), connected(connects, drives.recovery_s) as devices:
             yield devices
 
 

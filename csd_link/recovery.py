@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_link.cutting import Deferred
+from csd_link.driveset import RECOVERY_S
 from csd_link.host_end import AttachedDevice, Lost, Silent, TakenError
 from csd_spec import (
     Command,
@@ -30,8 +31,6 @@ from csd_spec import (
 from csd_spec.arrays import F16, U64, key_list, keys_of
 from csd_spec.planes import is_lossy
 from csd_spec.verbs import VERBS, Array, Binds, Creates, Crops, Forks, Frees, Kind, Names, Settles, Stores, Sweeps
-
-RESTART_S = 20.0  # how long a drive may take to come back
 
 
 @dataclass(slots=True)
@@ -77,16 +76,17 @@ class RecoveringDevice:
 
     Rows of K and V stay here until a flush acknowledges them. After a restart the drive is brought to where it was:
     what was flushed is there, what was freed since is freed, the rest is made and appended again. Then the command that
-    was under way is given again. Forks, crops in layouts that round, and changes of sequences that were found under a
-    key are flushed at once: by the next flush what they began with may be gone. Methods that remember something between
-    steps (`h2o`) begin anew.
+    was under way is given again. Before a crop in a layout that rounds rows, all is flushed. Forks and changes of
+    sequences that were found under a key are flushed at once: by the next flush what they began with may be gone.
+    Methods that remember something between steps (`h2o`) begin anew.
     Handles that the host sees are made here: a drive may give one twice that it has forgotten.
 
-    connect: attaches to the drive, or raises Lost.
+    connect: attaches to the drive, or raises Lost. recovery_s: wall-clock seconds within which it has to come back.
     """
 
-    def __init__(self, connect: Callable[[], AttachedDevice]) -> None:
-        self._connect, self._device = connect, connect()
+    def __init__(self, connect: Callable[[], AttachedDevice], recovery_s: float = RECOVERY_S) -> None:
+        self._connect, self._device, self._recovery_s = connect, connect(), recovery_s
+        self.node: str = getattr(connect, "node", "")  # the machine, if it is known
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self.name)
         self._held: dict[int, Held] = {}  # by the handle that the host knows
         self._created = 0
@@ -132,6 +132,8 @@ class RecoveringDevice:
             while True:
                 if self._gone:
                     raise self._gone
+                if self._rounds_unflushed(command):
+                    return self._after_flush(command, submit_ns)
                 done = self._device.submit(self._translated(command), submit_ns).result()
                 if done.status is not Status.PATH_LOST:
                     done = self._remember(command, done)
@@ -204,10 +206,23 @@ class RecoveringDevice:
         effect = VERBS[type(command)].effect
         seqs: Sequence[int] = getattr(command, "seqs", ())
         held = [self._held[handle] for handle in seqs if handle in self._held]
-        unknown, lossy = any(not each.layers for each in held), any(each.lossy for each in held)
-        # A crop opens a group that was full: its rows, given again as they came, would not be rounded
-        crops = isinstance(effect, Crops) and (unknown or lossy)
-        return isinstance(effect, Forks | Sweeps) or crops or (unknown and isinstance(effect, Stores))
+        unknown = any(not each.layers for each in held)
+        return isinstance(effect, Forks | Sweeps) or (unknown and isinstance(effect, Crops | Stores))
+
+    def _rounds_unflushed(self, command: Command) -> bool:
+        """Whether a crop may open a full group of rounded rows, which would not be rounded if they were given again."""
+        if not isinstance(command, KvCrop):
+            return False
+        held = [self._held[handle] for handle in command.seqs if handle in self._held]
+        return any(each.lossy and (not each.flushed or any(layer.rows for layer in each.layers)) for each in held)
+
+    def _after_flush(self, command: Command, submit_ns: int) -> Completion:
+        """The completion of a command that is executed after a flush."""
+        flushed = self._run(Flush(), submit_ns)
+        if flushed.status is not Status.SUCCESS:
+            return flushed
+        done = self._run(command, flushed.finish_ns)
+        return replace(done, submit_ns=submit_ns, breakdown_ns=_sum(flushed.breakdown_ns, done.breakdown_ns))
 
     def _flushed(self, command: Command, done: Completion) -> Completion:
         """The completion once all so far survives a loss of power."""
@@ -297,14 +312,16 @@ class RecoveringDevice:
     def _reconnect(self, reason: str) -> None:
         if not self._device.identity.restarts:
             raise Lost(f"{self.name}: {reason}, and it is not restarted")
-        deadline = time.monotonic() + RESTART_S
+        deadline = time.monotonic() + self._recovery_s
         while True:
             try:
                 self._device = self._connect()
                 return
             except OSError as error:  # Lost, or what lies in a mount that is not back yet
                 if time.monotonic() > deadline:
-                    raise Lost(f"{self.name}: {reason}, and no attempt in {RESTART_S:g} s attached: {error}") from None
+                    raise Lost(
+                        f"{self.name}: {reason}, and no attempt in {self._recovery_s:g} s attached: {error}"
+                    ) from None
                 time.sleep(0.01)
 
     def _replay(self, submit_ns: int) -> bool:

@@ -8,8 +8,9 @@ FLASH_UNITS = ("flash_embed", "flash_table", "flash_token")
 ENGINE_UNITS = ("argtopk", "logit0", "logit", "attend", "softmax")
 """Approximate logits, exact ones, and the product with V; softmax where it takes longer than its kernel."""
 
-STEP_UNITS = ("link", "queue", "argtopk", *FLASH_UNITS, "logit0", "logit", "attend", "softmax")
-"""What a decode step takes, in the order in which a report shows it; queue is waiting for the engine."""
+STEP_UNITS = ("network", "link", "queue", "argtopk", *FLASH_UNITS, "logit0", "logit", "attend", "softmax")
+"""What a decode step takes, in the order in which a report shows it; network is the way from and
+to the host, with a modelled network; queue is waiting for the engine."""
 
 UNITS = (*STEP_UNITS, "flash_program")
 """All of them; flash_program is waiting for programs, as a bulk append does."""

@@ -45,6 +45,7 @@ from csd_spec.commands import (
 MAX_SEQUENCES = 1 << 16  # of a command
 MAX_TOKENS = 1 << 24  # of a sequence
 MAX_HEADS = 1024
+ENTRY_BYTES = 64  # of a command, without its arrays
 
 OMITTED = "d - dv"  # channels that rows of V lack of those of K: 0 to hosts that know of none
 DIMENSIONS = {"B": "sequence", "N": "key", "H": "KV head", "G": "query head", "d": "channel"}
@@ -212,6 +213,12 @@ class Verb:
         if "dv" in found:
             found[OMITTED] = found["d"] - found["dv"]
         return found
+
+    def bytes_in(self, command: Command) -> int:
+        """Bytes that a command brings to the drive over the link, its entry included."""
+        arrays = [getattr(command, array.name) for array in self.modelled]
+        nbytes: int = sum([array.nbytes for array in arrays if array is not None])
+        return ENTRY_BYTES + nbytes
 
     def reply_bytes(self, sizes: Mapping[str, int]) -> int:
         """Of a completion's data where symbols have these sizes; a log page says itself how long it is."""

@@ -43,7 +43,7 @@ def work_over_fabric(given: dict[str, str], insert: Callable[[Path], None], libc
     ports = [int(port) for port in given["ports"].split(",")]
     found = nvme("discover", *_at(ports[0]), "-o", "json")["records"]
     for port, record in zip(ports, found, strict=True):
-        nvme("connect", *_at(port), "-n", record["subnqn"], "--hostnqn", _HOST)
+        nvme("connect", *_at(port), "-n", record["subnqn"], "--hostnqn", _HOST, "--reconnect-delay", "1")
     nodes = [_nodes(record["subnqn"]) for record in found]
     used: dict[str, Any] = import_module(given["then"]).use(nodes, given, libc)
     return {"discovered": [record["subnqn"] for record in found]} | used

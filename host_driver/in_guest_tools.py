@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import time
@@ -13,6 +14,11 @@ from typing import Any
 from host_driver.in_guest_fabric import BLOCKS_NSID, SEQUENCES_NSID, VALUES_NSID, awaited, nvme, run
 
 _FILE_BYTES = 4 << 20
+_FIO = (
+    *("--ioengine=io_uring_cmd", "--cmd_type=nvme", "--thread", "--bs=4k", "--size=4m", "--iodepth=8"),
+    *("--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"),
+    "--output-format=json",
+)
 
 
 def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> dict[str, Any]:
@@ -32,6 +38,7 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
         "commands": _commands(first),
         "values_equal": _values(nodes[0][VALUES_NSID]),
         "filesystem": [_filesystem(node[BLOCKS_NSID], libc) for node in nodes],
+        "fio": _fio(first),
         "decodes": {"nvme+tcp": decoded},
     }
 
@@ -103,6 +110,19 @@ def _filesystem(node: Path, libc: Any) -> dict[str, Any]:
         "nuse_with_file": used_with_file,
         "nuse_trimmed": _used(node),
     }
+
+
+def _fio(node: Path) -> dict[str, Any]:
+    """Random writes and reads of a block namespace by fio, each block checked; raises OSError if one is wrong.
+
+    They pass the kernel's block layer: io_uring commands on the character device.
+    """
+    counts = dict[str, int]()
+    for kind in ("randwrite", "randread"):
+        said = json.loads(run("/usr/sbin/fio", f"--name={kind}", f"--filename={node}", f"--rw={kind}", *_FIO))
+        (job,) = said["jobs"]
+        counts |= {f"{kind}_{way}s": job[way]["total_ios"] for way in ("write", "read")} | {"error": job["error"]}
+    return {"version": said["fio version"], "node": node.name} | counts
 
 
 def _fsck(block: str) -> bool:

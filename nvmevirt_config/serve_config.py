@@ -76,7 +76,7 @@ class Entry:
         default = SHARED if len(self.tenants) > 1 else WindowLayout()
         return ServedDrive(
             name=self.name,
-            spec=_spec(self.drive, folder),
+            spec=resolve_spec(self.drive, folder),
             path=path,
             tenants=tuple(self.tenants),
             shares=self._shares(),
@@ -143,7 +143,8 @@ def load_config(path: Path) -> ServedDrives:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _spec(given: str | DriveSpec | None, folder: Path) -> DriveSpec:
+def resolve_spec(given: str | DriveSpec | None, folder: Path) -> DriveSpec:
+    """A drive by preset, description file in `folder`, or description; raises ValueError for a name of neither."""
     if not isinstance(given, str):
         return given or INSTCSD_ZYNQ7045_8CH
     if given not in DRIVES and not (folder / given).is_file():

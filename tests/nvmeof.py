@@ -142,9 +142,9 @@ def subsystem_of(blocks, **fields):
 
 
 @contextmanager
-def target_of(subsystem, limits=Limits()):
-    """A target on a free port of this machine."""
-    target = Target(subsystem, "127.0.0.1", 0, limits)
+def target_of(subsystem, limits=Limits(), port=0):
+    """A target on a port of this machine; 0: a free one."""
+    target = Target(subsystem, "127.0.0.1", port, limits)
     target.start()
     try:
         yield target

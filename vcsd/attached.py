@@ -16,8 +16,10 @@ from transformers import PreTrainedModel
 
 from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
+from csd_link.replication import REDUNDANCIES, Redundancy
 from csd_spec import Attention, Budget, Device, DriveSpec, ModelShape
 from csd_spec.attention import Storage
+from csd_spec.network import Network, network_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from ftl import LAYOUTS
@@ -27,20 +29,24 @@ from host_driver.hf.shape import Placement, placement
 from host_driver.sharding import share_out
 from residency.tiers import Tiers
 from residency.turn import Policy
+from vcsd.redundancy import protected
 from vcsd.report import Report
 from vcsd.room import check_drives
 from vcsd.tiered import TierSetting
-from vcsd.transport import check_method, methods_of, open_drives
+from vcsd.transport import check_method, fleet_or_count, methods_of
 
 _TEXT, _NUMBER, _PATH = (str, "text"), (Integral, "a whole number"), (Path | None, "a pathlib.Path")
 _KINDS: dict[str, tuple[Any, str]] = {  # of what `attach` is given
-    "drives": (Integral | Sequence, "a whole number, or devices"),
+    "drives": (Integral | Sequence, "a whole number, a fleet (ray or ray://HOST:PORT), or devices"),
     "attention": _TEXT,
     "compression": (Real | None, "a number"),
     "convention": (str | None, "text"),
     "spec": (DriveSpec, "a DriveSpec"),
     "embedding_bits": (Integral | None, "a whole number"),
     "storage": (str | None, "text"),
+    "redundancy": _TEXT,
+    "spares": _NUMBER,
+    "network": (str | None, "text"),
     "mini_batches": (Integral | None, "a whole number"),
     "keep": _PATH,
     "transport": _TEXT,
@@ -53,10 +59,10 @@ _IN_TIERS = ("model", "residency", "tiers")  # what `attach` is given for K and 
 
 
 def _check_kinds(given: dict[str, Any]) -> None:
-    """Raise ValueError for an argument of another kind; in Python True is a whole number, and text a sequence."""
+    """Raise ValueError for an argument of another kind; in Python True is a whole number."""
     for name, (kind, words) in _KINDS.items():
         value, whole = given[name], isinstance(given[name], bool)
-        if not isinstance(value, kind) or (whole and kind is not bool) or (name == "drives" and isinstance(value, str)):
+        if not isinstance(value, kind) or (whole and kind is not bool):
             raise ValueError(f"{name} = {value!r}: must be {words}")
     if given["budget"] is not None and not callable(getattr(given["budget"], "at", None)):
         raise ValueError(f"budget = {given['budget']!r}: must be a Compression, a Fixed or another Budget")
@@ -70,18 +76,28 @@ class Setting:
     mini_batches: parts that a decode batch is split into, so that model and drives work at the same time; None is 2 for
     a model on a GPU, and 1 for one on the CPU, which would read its weights twice.
     flush_every: decode steps after which drives are flushed; 0 is never.
+    redundancy: how lost drives are survived, see `vcsd.redundancy`.
+    network: between the host and the drives, in simulated time; None is none.
     """
 
     attention: Attention = Attention()
     drives: DriveSet | Sequence[Device] = DriveSet()
     mini_batches: int | None = None
     flush_every: int = 0
+    redundancy: Redundancy = "none"
+    network: Network | None = None
 
     def __post_init__(self) -> None:
         if self.mini_batches is not None and self.mini_batches < 1:
             raise ValueError(f"mini_batches = {self.mini_batches}: at least 1 is needed")
         if self.flush_every < 0:
             raise ValueError(f"flush_every = {self.flush_every}: must be at least 0")
+        if self.redundancy not in REDUNDANCIES:
+            raise ValueError(f"redundancy = {self.redundancy!r}: must be one of {', '.join(REDUNDANCIES)}")
+        if self.redundancy == "mirror" and self.count < 2:
+            raise ValueError("redundancy = mirror: at least 2 drives are needed")
+        if self.redundancy == "none" and isinstance(self.drives, DriveSet) and self.drives.spares:
+            raise ValueError("spares: with redundancy = none nothing would use them, use mirror or recompute")
         if not isinstance(self.drives, DriveSet):
             for device in self.drives:
                 if not callable(getattr(device, "submit", None)):
@@ -164,7 +180,7 @@ class Attached:
 
 def attach(
     model: PreTrainedModel,
-    drives: int | Sequence[Device] = 1,
+    drives: int | str | Sequence[Device] = 1,
     attention: str = "sparf",
     compression: float | None = None,
     convention: Convention | None = None,
@@ -180,12 +196,16 @@ def attach(
     residency: str | Policy = "in-storage",
     tiers: Tiers | None = None,
     storage: Storage | None = None,
+    redundancy: Redundancy = "none",
+    spares: int = 0,
+    network: str | None = None,
 ) -> AbstractContextManager[Any]:
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
 
     Or, with another residency, keep its K and V in tiers, and attend on the model's device.
 
-    drives: how many to make, each a `spec`; or devices of your own, which stay open.
+    drives: how many to make, each a `spec`; `ray` or `ray://HOST:PORT` for those of a fleet (docs/fleet.md); or devices
+    of your own, which stay open.
     transport: where: `inproc`, `process`, `fuse`, `window:PATH` or `nvme+tcp://HOST:PORT` (docs/drives.md). Elsewhere
     a drive may die and come back; K and V that it has not acknowledged as flushed are kept here meanwhile.
     flush_every: decode steps after which drives are flushed; 0 is never, and then all K and V of drives that may come
@@ -196,6 +216,9 @@ def attach(
     methods: a Python file with methods of your own, for drives that are made here (docs/methods.md).
     compression, convention: see `csd_spec.Compression`, 8 and paper where nothing else is said; budget replaces both.
     embedding_bits: of the values of the embedding-indexed copy of K, 16, 8 or 4; or the number of another layout.
+    redundancy: how a lost drive is survived (docs/fleet.md): `none`, not at all; `mirror`, KV heads are stored on two
+    drives; `recompute`, they are computed again from the tokens. spares: more drives, which replace lost ones.
+    network: a name of `csd_spec.network.NETWORKS`, as `100gbe`: simulated time of commands includes their way over it.
     storage: what values are stored as, or few bits made of, `fp16`, `bf16`, or, in layout 16, `fp8` (E4M3, and a power
     of two for each row); as the model has them where nothing is said. Values beyond FP16's range are refused there.
     keep: a folder in which the drives made here outlive the process, one folder each.
@@ -212,12 +235,19 @@ def attach(
         _check_in_tiers(given)
         return TierSetting(policy=residency, tiers=tiers or Tiers()).attached(model)
     what = Attention.named(attention, compression, convention, budget, embedding_bits, storage)
-    where: DriveSet | Sequence[Device] = (
-        drives
-        if isinstance(drives, Sequence)
-        else DriveSet(count=int(drives), spec=spec, transport=transport, keep=keep, restart=restart, methods=methods)
-    )
-    return attached(model, Setting(attention=what, drives=where, mini_batches=mini_batches, flush_every=flush_every))
+    asked = {name: given[name] for name in ("mini_batches", "flush_every", "redundancy")}
+    over = network_named(network) if network else None
+    return attached(model, Setting(attention=what, drives=_reached(given), network=over, **asked))
+
+
+def _reached(given: dict[str, Any]) -> DriveSet | Sequence[Device]:
+    """Drives that `attach` makes, those that are served already, or the caller's."""
+    drives = given["drives"]
+    if isinstance(drives, Sequence) and not isinstance(drives, str):
+        return drives
+    count, transport = fleet_or_count(drives if isinstance(drives, str) else int(drives), given["transport"])
+    names = "spec", "keep", "restart", "methods", "spares"
+    return DriveSet(count=count, transport=transport, **{name: given[name] for name in names})
 
 
 def _check_in_tiers(given: dict[str, Any]) -> None:
@@ -242,11 +272,11 @@ def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
     check_free(model)
     with ExitStack() as undo:
         drives = setting.drives
-        devices = undo.enter_context(open_drives(drives)) if isinstance(drives, DriveSet) else drives
+        devices, replay = undo.enter_context(protected(drives, setting.redundancy, setting.network))
         driver = Driver(devices, placed.shape, what, setting.flush_every)
         undo.callback(driver.close)
         if isinstance(drives, DriveSet) and drives.keep:
             undo.callback(driver.flush)
         mini_batches = setting.mini_batches or (1 if model.device.type == "cpu" else 2)
-        undo.enter_context(in_drives(model, driver, placed, mini_batches))
+        undo.enter_context(in_drives(model, driver, placed, mini_batches, replay))
         yield Attached(driver, placed, known)

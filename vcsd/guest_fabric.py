@@ -28,7 +28,13 @@ from nvmevirt_config.module import Reservation
 from vcsd.guest import FIGURES, GuestRun, boot, in_process
 from vcsd.transport import FACTORY
 
-PROGRAMS = {"nvme": "nvme-cli", "mke2fs": "e2fsprogs", "e2fsck": "e2fsprogs", "fstrim": "util-linux"}  # and packages
+PROGRAMS = {  # and their packages
+    "nvme": "nvme-cli",
+    "mke2fs": "e2fsprogs",
+    "e2fsck": "e2fsprogs",
+    "fstrim": "util-linux",
+    "fio": "fio",
+}
 MODULES = "virtio_pci", "virtio_net", "nvme-fabrics", "nvme-tcp"
 _LOOPBACK = "127.0.0.1"
 
@@ -75,10 +81,11 @@ def run_guest_over_fabric(run: GuestRun) -> dict[str, Any]:
         "commands": answer["commands"],
         "values_equal": answer["values_equal"],
         "filesystem": answer["filesystem"],
+        "fio": answer["fio"],
         "tokens": run.tokens,
         "decoded_over": decode["nodes"],
         "how": decode["how"],
-        "equal": not differ and answer["values_equal"] and files_right and trimmed,
+        "equal": not differ and answer["values_equal"] and files_right and trimmed and not answer["fio"]["error"],
         "differ": differ,
         "decode_wall_s": {way: decode["wall_s"]},
         "wall_s": time.monotonic() - began,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console, Group
@@ -35,6 +35,7 @@ class Report:
     layout: str
     token_bytes: dict[str, float]  # in flash, of a token in one layer of all heads: K, V and copies
     copies: int  # drives that store them: all, where all query heads share a latent row
+    losses: list[dict[str, Any]]  # lost and replaced drives, in order, see `csd_link.replica.Event`
 
     @classmethod
     def of(cls, driver: Driver, placed: Placement | None = None) -> Report:
@@ -68,6 +69,7 @@ class Report:
             layout=layout.name,
             token_bytes=layout.token_bytes(form, driver.shape.kv_heads),
             copies=len(driver.devices) if driver.shape.latent else 1,
+            losses=[asdict(event) for device in driver.devices for event in getattr(device, "events", ())],
         )
 
     def kv_share(self, tokens: int) -> float:
@@ -92,6 +94,7 @@ class Report:
                 "in_drives": self.copies,
             },
             "drives": self.drives,
+            "losses": self.losses,
             "layers": self._layers(),
             "modelled": {
                 "step_ns": self.step_ns,
@@ -102,8 +105,12 @@ class Report:
         }
 
     def __rich__(self) -> Group:
-        parts = self._traffic_table(), self._time_table(), self._drive_table()
-        return Group(*parts, self._layer_table()) if self.placed.mixed else Group(*parts)
+        parts = [self._traffic_table(), self._time_table(), self._drive_table()]
+        if self.placed.mixed:
+            parts.append(self._layer_table())
+        if self.losses:
+            parts.append(self._loss_table())
+        return Group(*parts)
 
     def __str__(self) -> str:
         console = Console(width=80, no_color=True, emoji=False)
@@ -160,6 +167,14 @@ class Report:
             table.add_row(where, ", ".join(map(str, numbers)))
         shares = ", ".join(f"{self.kv_share(tokens):.1%} at {tokens:,} tokens" for tokens in CONTEXTS)
         table.add_row("K and V in drives", shares)
+        return table
+
+    def _loss_table(self) -> Table:
+        table = Table(title="Lost and replaced drives", title_justify="left")
+        for column in ("drive", "event", "reason"):
+            table.add_column(column)
+        for loss in self.losses:
+            table.add_row(loss["drive"], loss["kind"], loss["reason"])
         return table
 
     def _drive_table(self) -> Table:

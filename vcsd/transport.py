@@ -14,6 +14,7 @@ from csd_firmware.folder import DESCRIPTION, DriveFolder
 from csd_link import transports
 from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
+from csd_link.transports.ray_fleet import RayFleet
 from csd_link.transports.transport import DriveFactory, Make
 from csd_spec import Attention, Device, LogPage
 from csd_spec.model import OPAQUE
@@ -34,6 +35,21 @@ def _in_process(drives: DriveSet) -> Make:
 
 
 FACTORY = DriveFactory(_in_process, (sys.executable, "-m", "csd_firmware.process"))
+
+
+def fleet_or_count(drives: int | str, transport: str) -> tuple[int, str]:
+    """Number of drives and their transport; `ray` or `ray://HOST:PORT` in place of the number is all of a fleet's.
+
+    Raises ValueError for a text that is neither or without Ray, Lost where no fleet is up.
+    """
+    if isinstance(drives, int):
+        return drives, transport
+    name, _, where = drives.partition(":")
+    found = transports.transports().get(name)
+    if not isinstance(found, RayFleet):
+        raise ValueError(f"drives = {drives!r}: must be a number, ray or ray://HOST:PORT")
+    found.check(where)
+    return found.count(where), drives
 
 
 def open_drives(drives: DriveSet) -> AbstractContextManager[list[Device]]:

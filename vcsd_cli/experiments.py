@@ -14,6 +14,7 @@ BENCH = {
     "crash": "eval.bench.crash",
     "flips": "eval.bench.flips",
     "faults": "eval.bench.faults",
+    "lost-drives": "eval.bench.lost_drives",
     "exceptions": "eval.bench.exceptions",
     "signals": "eval.bench.signals",
     "mixed-files": "eval.bench.mixed_files",

@@ -52,6 +52,7 @@ app = LazyGroup(
         "snapshot": "vcsd_cli.drive:snapshot",
         "restore": "vcsd_cli.drive:restore",
         "serve": "vcsd_cli.serve:serve",
+        "fleet": "vcsd_cli.fleet:fleet",
         "create": "vcsd_cli.serve:create",
         "list": "vcsd_cli.serve:list_drives",
         "delete": "vcsd_cli.serve:delete",

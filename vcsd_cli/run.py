@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from csd_link.driveset import DriveSet
+from csd_link.fleet_table import MAX_DRIVES
 from csd_link.hosted import Hosted
+from csd_link.replication import Redundancy
 from csd_spec import Attention, Budget, Compression, DriveSpec, Fixed, SparFParams
 from csd_spec.attention import Storage
+from csd_spec.network import NETWORKS, network_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from host_driver.first_steps import FirstSteps
@@ -24,7 +27,7 @@ from nvmevirt_config import load_drive
 from vcsd.options import MAX_COMPRESSION, MAX_SEED, Hosting, LayoutOption, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
 from vcsd.tables import table
-from vcsd.transport import TRANSPORT_HELP, check_drives, check_method, methods_of
+from vcsd.transport import TRANSPORT_HELP, check_drives, check_method, fleet_or_count, methods_of
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, importing, print_json, stdout
 from vcsd_cli.tiers import InTiers
 
@@ -118,31 +121,53 @@ class What:
         return Fixed(SparFParams(self.r, self.k, -(-self.k // 4) if self.recent is None else self.recent))
 
 
+def _drives(text: object) -> str:
+    """A number of drives, or a fleet: its transport, which knows how many drives it has."""
+    words = str(text)
+    is_number = words.isascii() and words.isdigit() and 1 <= int(words) <= MAX_DRIVES
+    if not is_number and words.partition(":")[0] != "ray":
+        raise typer.BadParameter(f"{words!r} is not a number from 1 to {MAX_DRIVES}, ray or ray://HOST:PORT")
+    return words
+
+
 @dataclass(frozen=True, slots=True)
 class Where:
     """Drives."""
 
-    drives: Annotated[int, typer.Option(min=1, max=1024, help="number of drives; KV heads are split between them")] = 2
+    drives: Annotated[
+        str,
+        typer.Option(
+            parser=_drives, metavar="N|ray|ray://HOST:PORT", help="drives that share the KV heads, or a fleet's"
+        ),
+    ] = "2"
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None
     keep: Annotated[Path | None, typer.Option(help="folder in which the drives' files are kept")] = None
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc"
     restart: Annotated[bool, typer.Option(help="restart a drive process that dies")] = True
     methods: MethodsFile = None
     flush_every: Annotated[int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")] = 0
+    redundancy: Annotated[Redundancy, typer.Option(help="what survives a drive that is lost for good")] = "none"
+    spares: Annotated[int, typer.Option(min=0, max=1024, help="drives in addition, which replace lost ones")] = 0
+    network: Annotated[str | None, typer.Option(help=f"modelled network to the drives: {', '.join(NETWORKS)}")] = None
 
     def value(self, hosting: Hosting) -> DriveSet:
         """The options as one value."""
         if hosting.medium == "direct":
             hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
         spec: DriveSpec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH
+        is_number = self.drives.isdigit()
+        if not is_number and self.transport != "inproc":
+            raise ValueError(f"--drives {self.drives} and --transport exclude each other")
+        count, transport = fleet_or_count(int(self.drives) if is_number else self.drives, self.transport)
         return DriveSet(
-            count=self.drives,
+            count=count,
             spec=spec,
-            transport=self.transport,
+            transport=transport,
             keep=self.keep,
             restart=self.restart,
             methods=self.methods,
-            **hosting.over(Hosted(), self.drives),
+            spares=self.spares,
+            **hosting.over(Hosted(), count + self.spares),
         )
 
 
@@ -172,7 +197,7 @@ def run(
             from vcsd.room import check_cache
             from vcsd.step_times import time_steps
 
-        setting: Attachable = in_tiers or _in_drives(what, drives, where.flush_every, tiers)
+        setting: Attachable = in_tiers or _in_drives(what, drives, where, tiers)
         path = model or CHECKPOINT
         loaded, tokenizer = load(path, device)
         shape = placement(loaded).shape
@@ -208,13 +233,20 @@ def run(
         stdout().print(times)
 
 
-def _in_drives(what: What, drives: DriveSet, flush_every: int, tiers: InTiers) -> Setting:
+def _in_drives(what: What, drives: DriveSet, where: Where, tiers: InTiers) -> Setting:
     """The setting of a run in drives; one that is asked for as a residency attends to everything."""
     from vcsd.attached import Setting
 
     attention = what.value("dense" if tiers.residency else "sparf")
     check_method(attention, methods_of(drives))
-    return Setting(attention=attention, drives=drives, flush_every=flush_every)
+    network = network_named(where.network) if where.network else None
+    return Setting(
+        attention=attention,
+        drives=drives,
+        flush_every=where.flush_every,
+        redundancy=where.redundancy,
+        network=network,
+    )
 
 
 def _figures(done: Continuation, agreed: Agreement | None, times: StepTimes | None) -> dict[str, Any]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +19,7 @@ import yaml
 from rich.table import Table
 
 from csd_link.nvmeof.listen import Listen, nqn_of
+from csd_link.nvmeof.tls import Credentials
 from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, window_path
 from csd_link.served_drive import ADMIN, DEFAULT, ServedDrive, ServedDrives
 from csd_spec.checked import adapter
@@ -49,9 +53,20 @@ WHAT_HELP = "config file, or names of created drives (default: all of them)"
 RESTART_HELP = "restart a drive that was killed (default: yes, or as the file says)"
 READY_HELP = "file descriptor to which READY=1 is written when all drives answer"
 LISTEN_HELP = "address for NVMe/TCP hosts, HOST:PORT; each drive takes the next port"
-REMOTE_HELP = "let --listen take an address that other machines reach; needs --hosts, which are not authenticated"
+REMOTE_HELP = "let --listen take an address that other machines reach; needs --hosts (names, not proofs) or --tls-ca"
 HOSTS_HELP = "YAML file of the NVMe/TCP hosts that may connect, and their tenants (docs/nvme.md); others are refused"
+TLS_HELP = "certificate of the drives, PEM: NVMe/TCP connections have TLS 1.3 (docs/nvme.md); needs --tls-key"
+KEY_HELP = "private key of --tls-cert, PEM, not encrypted"
+CA_HELP = "certificates that those of hosts must be signed by, PEM; without it hosts need none"
+METRICS_HELP = "address at which Prometheus finds /metrics of the drives (docs/operations.md)"
 WINDOW_HELP = "file or device in which the windows lie, one after the other"
+
+
+class LogFormat(StrEnum):
+    """How events are written."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 def serve(
@@ -63,8 +78,13 @@ def serve(
     listen: Annotated[str | None, typer.Option(help=LISTEN_HELP, metavar="HOST:PORT")] = None,
     listen_remote: Annotated[bool, typer.Option("--listen-remote", help=REMOTE_HELP)] = False,
     hosts: Annotated[Path | None, typer.Option(help=HOSTS_HELP)] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help=TLS_HELP)] = None,
+    tls_key: Annotated[Path | None, typer.Option(help=KEY_HELP)] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help=CA_HELP)] = None,
     methods: MethodsFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print errors only")] = False,
+    metrics: Annotated[str | None, typer.Option(help=METRICS_HELP, metavar="HOST:PORT")] = None,
+    log_format: Annotated[LogFormat, typer.Option(help="of events on stderr")] = LogFormat.TEXT,
     ready_fd: Annotated[int | None, typer.Option(min=1, max=1 << 16, help=READY_HELP)] = None,
 ) -> None:
     """Serve drives, each in a process of its own, until interrupted.
@@ -72,26 +92,25 @@ def serve(
     A drive is printed when it answers. Under systemd, the service is ready when all drives answer (Type=notify).
     """
     from attention_engine import load_methods
+    from csd_firmware.process.events import emit, set_format
     from csd_firmware.process.supervisor import Supervisor, print_to_stderr
     from csd_link.connect import who_serves
 
     load_methods(methods)  # what is wrong with it is said here, not by every drive
     asked = {"restarts": restart, "methods": methods and methods.absolute()}
     drives = _placed(_config(what or []), asked, hosting, window, mount)
-    if hosts and not listen:
-        raise ValueError("--hosts has no effect without --listen: add --listen HOST:PORT")
+    tls = _credentials(tls_cert, tls_key, tls_ca)
+    for given, option in ((hosts, "--hosts"), (tls, "--tls-cert")):
+        if given and not listen:
+            raise ValueError(f"{option} has no effect without --listen: add --listen HOST:PORT")
     if listen:
         allowed = load_hosts(hosts) if hosts else None
-        at = Listen.parse(listen, tuple(drive.name for drive in drives), listen_remote, allowed)
+        at = Listen.parse(listen, tuple(drive.name for drive in drives), listen_remote, allowed, tls)
         drives = tuple(replace(drive, listen=at) for drive in drives)
     for drive in drives:
         if who_serves(drive.name):
             raise ValueError(f"drive {drive.name} is served already")
-    if ready_fd is not None:
-        try:
-            os.fstat(ready_fd)
-        except OSError as error:
-            raise ValueError(f"--ready-fd {ready_fd}: {error.strerror}: open it in the calling process") from error
+    _check_open(ready_fd)
 
     def started(drive: ServedDrive | None) -> None:
         if drive is None:
@@ -99,9 +118,59 @@ def serve(
         elif not quiet:
             where = drive.device or window_path(drive.name, drive.tenants[0])
             mounted = f", mounted at {drive.mount}" if drive.mount else ""
-            print(f"drive {drive.name}: window {where}{mounted}{_heard_at(drive)}", file=sys.stderr, flush=True)
+            said = f"drive {drive.name}: window {where}{mounted}{_heard_at(drive)}"
+            emit("drive_started", said, drive=drive.name)
 
-    sys.exit(Supervisor(ServedDrives(drives), print_to_stderr, started=started).run())
+    set_format(log_format.value)
+    with _metrics(metrics, [drive.name for drive in drives]):
+        code = Supervisor(ServedDrives(drives), print_to_stderr, started=started).run()
+    if not quiet and not code:
+        emit("stopped", "all drives are flushed and stopped")
+    sys.exit(code)
+
+
+def _check_open(ready_fd: int | None) -> None:
+    """Raise ValueError for a descriptor that is not open."""
+    if ready_fd is not None:
+        try:
+            os.fstat(ready_fd)
+        except OSError as error:
+            raise ValueError(f"--ready-fd {ready_fd}: {error.strerror}: open it in the calling process") from error
+
+
+@contextmanager
+def _metrics(address: str | None, names: list[str]) -> Iterator[None]:
+    """Serve the drives' metrics from a process of their own for the time of a block: the supervisor has no threads.
+
+    Raises ValueError or OSError for an address that cannot be used.
+    """
+    if address is None:
+        yield
+        return
+    from vcsd.drive_metrics import parse_address
+
+    parse_address(address)
+    command = [sys.executable, "-m", "vcsd.drive_metrics", address, str(os.getpid()), *names]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout and process.stderr
+        if not process.stdout.readline():
+            raise OSError(process.stderr.read().decode().strip().removeprefix("vcsd: "))
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _credentials(cert: Path | None, key: Path | None, ca: Path | None) -> Credentials | None:
+    """Files of TLS, which are there and fit together; raises ValueError, TlsError."""
+    if not cert and not key and not ca:
+        return None
+    if not cert or not key:
+        raise ValueError("TLS needs a certificate and its key: add --tls-cert FILE --tls-key FILE")
+    found = Credentials(str(cert.absolute()), str(key.absolute()), str(ca.absolute()) if ca else "")
+    found.server()
+    return found
 
 
 def _heard_at(drive: ServedDrive) -> str:

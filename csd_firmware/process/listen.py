@@ -8,7 +8,7 @@ from dataclasses import fields
 from hashlib import blake2s
 from importlib.metadata import version
 
-from csd_firmware.logs import smart
+from csd_firmware.logs import History, smart
 from csd_firmware.namespace import Namespace
 from csd_firmware.process.turns import Turns
 from csd_firmware.step import STATUS_OF, Firmware
@@ -137,9 +137,9 @@ def subsystem_of(
         name = tenant_of(host)
         return Tenant(firmware, secret, name, drive.share_of(name), turns)
 
-    def refuse_host(nqn: str) -> None:
+    def refuse_host(reason: str) -> None:
         with turns:
-            firmware.state.history.refuse_host(nqn)
+            firmware.state.history.refuse_host(reason)
 
     values = {name: TenantValues(Values(firmware, name, turns)) for name in drive.tenants}
     identity = Identity(drive.name, drive.spec, drive.layout, drive.restarts)
@@ -158,6 +158,7 @@ def subsystem_of(
         discovers=listen.records,
         hosts=None if listen.hosts is None else frozenset(each.nqn for each in listen.hosts),
         refuse_host=refuse_host,
+        needs_tls=listen.tls is not None,
     )
 
 
@@ -169,11 +170,15 @@ def uuid_of(secret: bytes, nsid: int) -> bytes:
 
 
 @contextmanager
-def listening(drive: ServedDrive, subsystem: Subsystem) -> Iterator[None]:
-    """Serve a subsystem at the drive's address for the time of a block; its port is in the drive's run folder."""
+def listening(drive: ServedDrive, subsystem: Subsystem, history: History) -> Iterator[None]:
+    """Serve a subsystem at the drive's address for the time of a block; its port is in the drive's run folder.
+
+    history: Where the drive's log pages find the number of connections.
+    """
     assert drive.listen is not None
-    target = Target(subsystem, drive.listen.host, drive.listen.port_of(drive.name))
+    target = Target(subsystem, drive.listen.host, drive.listen.port_of(drive.name), tls=drive.listen.tls)
     target.start()
+    history.connections = lambda: target.connections
     try:
         file = port_path(drive.name)
         aside = file.with_suffix(".new")

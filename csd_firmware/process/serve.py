@@ -15,6 +15,7 @@ from functools import partial
 from attention_engine import load_methods
 from csd_firmware.folder import DriveFolder, secret_of
 from csd_firmware.namespace import Namespace
+from csd_firmware.process.events import emit
 from csd_firmware.process.listen import listening, subsystem_of
 from csd_firmware.process.turns import Turns
 from csd_firmware.step import Firmware
@@ -127,14 +128,15 @@ def serve(drive: ServedDrive, front: Front | None = None, ready: Ready = lambda:
                 blocks.callback(_flush, namespace, firmware)
             if drive.listen:
                 subsystem = subsystem_of(drive, firmware, namespace, turns, secret)
-                blocks.enter_context(listening(drive, subsystem))
+                blocks.enter_context(listening(drive, subsystem, firmware.state.history))
             if front:
                 front(drive, firmware, namespace, turns, ready)
             else:
                 ready()
                 signal.sigwait(signals)
         if restarts(drive, firmware):
-            print(f"vcsd: drive {drive.name}: {firmware.ftl.nand.failed}\n{firmware.failure}", file=sys.stderr)
+            said = f"vcsd: drive {drive.name}: {firmware.ftl.nand.failed}\n{firmware.failure}"
+            emit("firmware_failed", said, "error", drive.name)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the traceback says more than a core file
             os.abort()
         if firmware.ftl.nand.failed:

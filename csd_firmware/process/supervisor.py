@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numba.core import event
 
+from csd_firmware.process.events import emit
 from csd_firmware.process.mounts import unmount
 from csd_firmware.process.serve import Front, serve
 from csd_firmware.step import Firmware
@@ -173,7 +173,7 @@ class Supervisor:
 
 def print_to_stderr(text: str) -> None:
     """Print a line to stderr."""
-    print(f"vcsd: {text}", file=sys.stderr, flush=True)
+    emit("supervisor", f"vcsd: {text}", "warning")
 
 
 def warm_up() -> None:
@@ -195,9 +195,9 @@ def _child(drive: ServedDrive, parent: int, ready: Callable[[], object]) -> int:
         serve(drive, _front(drive), ready)
         return 0
     except (ValueError, OSError) as error:
-        print(f"vcsd: drive {drive.name}: {error}", file=sys.stderr)
+        emit("drive_error", f"vcsd: drive {drive.name}: {error}", "error", drive.name)
     except BaseException:
-        traceback.print_exc()
+        emit("drive_error", traceback.format_exc().rstrip(), "error", drive.name)
     return 1
 
 

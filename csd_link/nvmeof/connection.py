@@ -47,6 +47,7 @@ from csd_link.nvmeof.pdu import (
 )
 from csd_link.nvmeof.stream import MIN_BYTES_PER_S, Closed, PduStream
 from csd_link.nvmeof.subsystem import Address, Namespace
+from csd_link.nvmeof.tls import TlsError, TlsLine
 
 MAX_H2C_BYTES = 1 << 23  # of an H2CData PDU
 _ADMIN_CAPSULE_BYTES = 8192  # of the admin queue, as the specification has it
@@ -74,12 +75,13 @@ class Transfer:
 class Connection:
     """Serves one connection until it ends; all of it in the thread that calls `run`."""
 
-    def __init__(self, line: socket.socket, controllers: Controllers) -> None:
+    def __init__(self, line: socket.socket | TlsLine, controllers: Controllers) -> None:
         self._controllers, self._limits = controllers, controllers.limits
         self.stream = PduStream(line, frozenset({PduType.IC_REQ}), self._limits.pdu_s)
         self._controller: Controller | None = None
         self._queue = self._entries = self._sq_head = self._align = self._tags = 0
         self._flow_control = True
+        self._nqns: list[str] = []  # that the host's certificate allows; empty for any
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._transfers: deque[Transfer] = deque()  # the host was asked for the data of the first
@@ -118,6 +120,8 @@ class Connection:
                 raise Closed("the host has not connected to a controller")
 
         self.stream.look = look
+        if isinstance(self.stream.line, TlsLine):
+            self._handshake(self.stream.line, deadline)
         _, request = self.stream.receive()
         assert isinstance(request, IcReq)
         if request.version:
@@ -128,6 +132,14 @@ class Connection:
         self.stream.send([pack_ic(IcResp(digests=request.digests, max_h2c_bytes=MAX_H2C_BYTES))])
         self.stream.digests, self.stream.allowed = request.digests, FROM_HOST - {PduType.IC_REQ}
         self.stream.max_data_bytes = _ADMIN_CAPSULE_BYTES
+
+    def _handshake(self, line: TlsLine, deadline: float) -> None:
+        try:
+            line.handshake(deadline)
+        except (TlsError, TimeoutError) as error:
+            self._controllers.subsystem.refuse_host(f"a host is refused before its name is known: {error}")
+            raise
+        self._nqns = line.nqns
 
     def _take(self, head: Head, pdu: object) -> None:
         if not isinstance(pdu, bytes):
@@ -262,6 +274,11 @@ class Connection:
         if not 2 <= entries <= self._limits.queue_entries:
             raise CommandError(Code.CONNECT_PARAMETERS, 44)
         asked = ConnectData.parse(data)
+        if self._nqns and asked.hostnqn not in self._nqns:
+            self._controllers.subsystem.refuse_host(
+                f"host {asked.hostnqn!r} has a certificate of {', '.join(self._nqns)}: it must connect by that name"
+            )
+            raise CommandError(Code.INVALID_HOST)
         if queue:
             made = self._controllers.join(asked, queue, self.stream.shut)
             self.stream.look = lambda: None
@@ -347,7 +364,7 @@ def _in_capsule(sqe: Sqe, data: memoryview) -> memoryview:
     return data[sqe.sgl_address : sqe.sgl_address + sqe.sgl_bytes]
 
 
-def _address(line: socket.socket) -> Address:
+def _address(line: socket.socket | TlsLine) -> Address:
     """Where the host has connected to."""
     if line.family not in (socket.AF_INET, socket.AF_INET6):
         return Address("", 0, False)

@@ -19,14 +19,17 @@ from csd_link.nvmeof.host_queue import Reply, Silence, StatusError
 from csd_link.nvmeof.pdu import Buffer, Digests
 from csd_link.nvmeof.sequences import UNKNOWN_SESSION, Encoded, Op, attached, dwords, unframed
 from csd_link.nvmeof.stream import Closed
+from csd_link.nvmeof.tls import Credentials, TlsError
 from csd_link.window import Identity
 from csd_link.wire import ENTRY
 from csd_spec import Command, Completion
 
-RECONNECT_S, MIN_RECONNECTS = 2.0, 3  # for a drive whose connection was lost to take another; one attempt may stall
+CTRL_LOSS_S = 60.0  # for a lost connection to be made again, if attempts fail without an answer
+REFUSED_S = 2.0  # the same, while no process listens or the controller refuses this host: waiting hardly changes that
+MAX_DELAY_S = 1.0  # between two attempts
 MAX_RESUMES = 50  # connections in a row on which no command ended
 _ATTACH_BYTES = 1 << 16
-_FETCH_BYTES = 1 << 20  # asked for at first; a larger completion is fetched again
+_FETCH_BYTES = 1 << 20  # asked for at first; the rest of a larger completion is fetched after it
 _LOOK_S = 0.01
 
 
@@ -48,7 +51,7 @@ class _Sent:
     size: int
     future: Future[Completion]
     is_asked: bool = False  # whether a Fetch of its completion is in flight
-    fetch_bytes: int = _FETCH_BYTES
+    frame: bytearray | None = None  # of a completion that is fetched in two parts
 
 
 class NvmeDevice(AttachedDevice):
@@ -58,13 +61,27 @@ class NvmeDevice(AttachedDevice):
     drive executes none of them twice. A drive that has forgotten the session has begun anew, and is lost.
     """
 
-    def __init__(self, locate: Callable[[], Endpoint], name: str = "", digests: Digests = Digests()) -> None:
-        """Attach; raises Lost where no drive answers.
+    def __init__(
+        self,
+        locate: Callable[[], Endpoint],
+        name: str = "",
+        digests: Digests = Digests(),
+        ctrl_loss_s: float = CTRL_LOSS_S,
+        tls: Credentials | None = None,
+    ) -> None:
+        """Attach.
 
-        locate: where the drive listens at present; raises OSError where that is not known.
-        name: NQN of this host; empty is one of its own.
+        Args:
+            locate: Returns the drive's address; raises OSError if it is not known.
+            name: NQN of this host; empty for one of its own.
+            digests: Digests of PDUs.
+            ctrl_loss_s: How long a lost connection is tried to be made again, s.
+            tls: CA of the drive, and certificate of this host; None for no TLS.
+
+        Raises:
+            Lost: No drive answers.
         """
-        self._locate, self._digests = locate, digests
+        self._locate, self._digests, self._ctrl_loss_s, self._tls = locate, digests, ctrl_loss_s, tls
         self._sending, self._submitting = threading.Lock(), threading.Lock()
         self._turn, self._reaping = threading.Condition(), False
         self._waiting: deque[_Sent] = deque()  # for their ends, in order
@@ -103,13 +120,15 @@ class NvmeDevice(AttachedDevice):
 
     def close(self) -> None:
         """Wait for what is under way, then end the association."""
-        for sent in list(self._waiting):
-            self._reap(sent.future)
-        self._host.close()
+        try:
+            for sent in list(self._waiting):
+                self._reap(sent.future)
+        finally:
+            self._host.close()
 
     def _connect(self, name: str) -> Host:
         at = self._locate()
-        return Host(at.host, at.port, at.nqn, name, self._digests)
+        return Host(at.host, at.port, at.nqn, name, self._digests, tls=self._tls)
 
     def _find(self) -> int:
         """Number of the namespace that holds sequences."""
@@ -143,8 +162,10 @@ class NvmeDevice(AttachedDevice):
             io.shut()
 
     def _fetch(self, sent: _Sent) -> None:
-        size, sent.is_asked = sent.fetch_bytes, True
-        self._host.io.begin(self._sqe(Op.FETCH, sent.number, size, 0), (), size, (sent, Op.FETCH))
+        sent.is_asked = True
+        at, into = (_FETCH_BYTES, memoryview(sent.frame)[_FETCH_BYTES:]) if sent.frame else (0, None)
+        size = _FETCH_BYTES if into is None else len(into)
+        self._host.io.begin(self._sqe(Op.FETCH, sent.number, size, at), (), size, (sent, Op.FETCH), into)
 
     def _sqe(self, op: Op, number: int, size: int, cdw11: int) -> Sqe:
         words = dwords(size, cdw11, number, self._session)
@@ -187,12 +208,15 @@ class NvmeDevice(AttachedDevice):
                 self._large = None
                 self._fetch(sent)
             elif reply.result:
-                sent.fetch_bytes = reply.result & 0xFFFFFFFF
+                sent.frame = bytearray(reply.result & 0xFFFFFFFF)
+                if len(reply.data) != _FETCH_BYTES or len(sent.frame) <= _FETCH_BYTES:
+                    raise Lost("its answer to a Fetch has another size than it says")
+                sent.frame[:_FETCH_BYTES] = reply.data
                 self._fetch(sent)
             else:
                 self._waiting.remove(sent)
                 self._resumes = 0
-                sent.future.set_result(unframed(reply.data))
+                sent.future.set_result(unframed(sent.frame or reply.data))
                 return True
             self._send()
         return False
@@ -207,28 +231,45 @@ class NvmeDevice(AttachedDevice):
         if self._resumes > MAX_RESUMES:
             self._fail(Lost(f"{MAX_RESUMES} connections were lost before a command ended: {error}"))
             return
-        deadline = time.monotonic() + RECONNECT_S
-        for attempt in count(1):
-            try:
-                host = self._connect(self._name)
-                break
-            except (OSError, StatusError) as refused:
-                if attempt >= MIN_RECONNECTS and time.monotonic() > deadline:
-                    self._fail(Lost(f"its connection is gone ({error}), and it takes no other: {refused}"))
-                    return
-                time.sleep(_LOOK_S)
+        try:
+            host = self._reconnect(error)
+        except Lost as lost:
+            self._fail(lost)
+            return
         with self._sending:
             self._host = host
             self._unsent, self._large = self._waiting.copy(), None
             for sent in self._waiting:
-                sent.is_asked = False
+                sent.is_asked, sent.frame = False, None
             self._send()
+
+    def _reconnect(self, error: OSError) -> Host:
+        """Make an association again after `error`; raises Lost after `ctrl_loss_s`."""
+        began = refused = time.monotonic()
+        for attempt in count():
+            try:
+                return self._connect(self._name)
+            except (OSError, StatusError) as failed:
+                now = time.monotonic()
+                if not _is_refusal(failed):
+                    refused = now
+                if now - began >= self._ctrl_loss_s or now - refused >= REFUSED_S:
+                    raise Lost(f"its connection is gone ({error}), and it takes no other: {failed}") from failed
+            time.sleep(min(_LOOK_S * 2**attempt, MAX_DELAY_S))
+        raise AssertionError
 
     def _fail(self, lost: Lost) -> None:
         self._lost = lost
         with self._sending:
             while self._waiting:
                 self._waiting.popleft().future.set_result(path_lost(lost))
+
+
+def _is_refusal(error: OSError | StatusError) -> bool:
+    """Whether no process listens for this host, in contrast to a drive that is too slow, or out of reach."""
+    if isinstance(error, StatusError):
+        return error.status == Code.INVALID_HOST
+    return isinstance(error, ConnectionRefusedError | FileNotFoundError | TlsError)
 
 
 def _status_error(status: int) -> OSError:

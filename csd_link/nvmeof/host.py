@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from csd_link.nvmeof.commands import DISCOVERY_NQN, Admin, Fabrics, Sqe
 from csd_link.nvmeof.controllers import ConnectData
 from csd_link.nvmeof.host_queue import HostQueue
-from csd_link.nvmeof.pdu import Digests
+from csd_link.nvmeof.pdu import Buffer, Digests
 from csd_link.nvmeof.subsystem import Record
+from csd_link.nvmeof.tls import Credentials
 
 ENTRIES = 32  # of a queue
 _HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:"
@@ -31,23 +32,30 @@ class Host:
     """One association: its admin queue, and an I/O queue unless the subsystem is for discovery."""
 
     def __init__(
-        self, host: str, port: int, nqn: str, name: str = "", digests: Digests = Digests(), keep_alive_ms: int = 0
+        self,
+        host: str,
+        port: int,
+        nqn: str,
+        name: str = "",
+        digests: Digests = Digests(),
+        keep_alive_ms: int = 0,
+        tls: Credentials | None = None,
     ) -> None:
         """Connect, enable the controller and connect the I/O queue.
 
-        name: NQN of the host; empty is one of its own.
+        name: NQN of the host; empty is one of its own. tls: see `HostQueue`.
         Raises OSError where no controller answers, StatusError where it refuses.
         """
         self.name = name or host_nqn()
         data = ConnectData(os.urandom(16), _ANY, nqn, self.name)
         with ExitStack() as undo:
-            self.admin = HostQueue(host, port, digests)
+            self.admin = HostQueue(host, port, digests, tls)
             undo.callback(self.admin.close)
             cntlid = self.admin.connect(data, 0, ENTRIES, keep_alive_ms)
             self.set_property(_CC, _CC_ENABLED)
             self.controller = bytes(self.identify(1))
             if nqn != DISCOVERY_NQN:
-                self.io = HostQueue(host, port, digests)
+                self.io = HostQueue(host, port, digests, tls)
                 undo.callback(self.io.close)
                 self.io.connect(ConnectData(data.host_id, cntlid, nqn, data.hostnqn), 1, ENTRIES)
                 self.io.in_capsule_bytes = struct.unpack_from("<I", self.controller, 1792)[0] * 16 - 64
@@ -67,12 +75,12 @@ class Host:
         """Set a property of 32 bits."""
         self.admin.command(Sqe(Admin.FABRICS, nsid=Fabrics.PROPERTY_SET, cdw11=offset, cdw12=value))
 
-    def identify(self, kind: int, nsid: int = 0, csi: int = 0) -> bytearray:
+    def identify(self, kind: int, nsid: int = 0, csi: int = 0) -> Buffer:
         """An Identify page of 4096 bytes. kind: CNS."""
         sqe = Sqe(Admin.IDENTIFY, nsid=nsid, cdw10=kind, cdw11=csi << 24)
         return self.admin.command(sqe, (), _PAGE_BYTES).data
 
-    def log_page(self, page: int, size: int, offset: int = 0, csi: int = 0) -> bytearray:
+    def log_page(self, page: int, size: int, offset: int = 0, csi: int = 0) -> Buffer:
         """Part of a log page; size and offset are multiples of 4 bytes."""
         dwords = size // 4 - 1
         sqe = Sqe(
@@ -86,9 +94,9 @@ class Host:
         return self.admin.command(sqe, (), size).data
 
 
-def discover(host: str, port: int, name: str = "") -> list[Record]:
+def discover(host: str, port: int, name: str = "", tls: Credentials | None = None) -> list[Record]:
     """Subsystems that the discovery controller at an address lists; raises OSError, StatusError."""
-    found = Host(host, port, DISCOVERY_NQN, name)
+    found = Host(host, port, DISCOVERY_NQN, name, tls=tls)
     try:
         _, count = struct.unpack_from("<QQ", found.log_page(_DISCOVERY_LOG, _ENTRY_BYTES))
         records = []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,9 +31,11 @@ from csd_link.nvmeof.pdu import (
     pack_data,
     pack_ic,
     pack_term,
+    part_of,
 )
 from csd_link.nvmeof.stream import Closed, PduStream
 from csd_link.nvmeof.target import resolve
+from csd_link.nvmeof.tls import Credentials, TlsError, TlsLine, words
 
 SILENCE_S = 60.0  # without a PDU, while a command is in flight
 PDU_S = 10.0  # for a PDU that has begun: after a loss of bytes on the way its end never comes
@@ -57,45 +61,68 @@ class StatusError(Exception):
 class Reply(NamedTuple):
     """A command that has ended.
 
-    status: without DO_NOT_RETRY. data: what the controller has sent. context: as `begin` was given it.
+    status: without DO_NOT_RETRY. data: received data, or the memory given for it. context: as
+    `begin` was given it.
     """
 
     cid: int
     status: int
     result: int
-    data: bytearray
+    data: bytearray | memoryview
     context: Any
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A command in flight. out: data that goes to the controller. most: bytes of data that may come."""
+    """A command in flight. out: data that goes to the controller. most, got: bytes that may come, and have come."""
 
     out: Sequence[Buffer]
     most: int
     context: Any
-    data: bytearray | None = None  # as much as has come
+    into: bytearray | memoryview | None  # for data that comes; made when its size is known
+    got: int = 0
+
+    @property
+    def data(self) -> bytearray | memoryview:
+        """Received data, in the memory that it was received into."""
+        if isinstance(self.into, bytearray):
+            del self.into[self.got :]
+        return bytearray() if self.into is None else self.into
 
 
 class HostQueue:
     """Commands to a controller, several in flight. One thread at a time prepares commands, and one waits for them."""
 
-    def __init__(self, host: str, port: int, digests: Digests = Digests()) -> None:
-        """Connect and agree on digests; raises OSError where no NVMe/TCP controller answers."""
+    def __init__(self, host: str, port: int, digests: Digests = Digests(), tls: Credentials | None = None) -> None:
+        """Connect and agree on digests.
+
+        tls: CA of the controller, and this host's certificate if the controller asks for one; None for no TLS.
+        Raises OSError if no NVMe/TCP controller answers there, TlsError if one side does not accept the other.
+        """
         family, address = resolve(host, port)
-        line = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            line.settimeout(CONNECT_S)
-            line.connect(address)
-            line.settimeout(None)
-            self._stream = PduStream(line, frozenset({PduType.IC_RESP}), CONNECT_S)
-            self._align = self._initialize(digests)
-        except PduError as error:
-            line.close()
-            raise Closed(f"{host}:{port} is no NVMe/TCP controller: {error}") from error
-        except OSError as error:
-            line.close()
-            raise OSError(error.errno, f"{host}:{port}: {error.strerror or error}") from error
+        with ExitStack() as undo:
+            line = socket.socket(family, socket.SOCK_STREAM)
+            undo.callback(line.close)
+            try:
+                line.settimeout(CONNECT_S)
+                line.connect(address)
+                line.settimeout(None)
+                secured = tls and TlsLine(line, tls.client(), host)
+                self._stream = PduStream(secured or line, frozenset({PduType.IC_RESP}), CONNECT_S)
+                if secured:
+                    secured.handshake(time.monotonic() + CONNECT_S)
+                self._align = self._initialize(digests)
+            except PduError as error:
+                raise Closed(f"{host}:{port} is no NVMe/TCP controller: {error}") from error
+            except (TlsError, ssl.SSLError) as error:
+                raise TlsError(
+                    f"{host}:{port}: {words(error) if isinstance(error, ssl.SSLError) else error}"
+                ) from error
+            except (Closed, TimeoutError) as error:
+                raise Closed(f"{host}:{port}: {error}" + (not tls) * "; if it needs TLS, add ?tls=FILE") from error
+            except OSError as error:
+                raise OSError(error.errno, f"{host}:{port}: {error.strerror or error}") from error
+            undo.pop_all()
         self.in_capsule_bytes = _CONNECT_CAPSULE_BYTES
         self._out: list[Buffer] = []
         self._begun: dict[int, _Begun] = {}
@@ -137,7 +164,14 @@ class HostQueue:
             raise StatusError(reply.status, reply.result)
         return reply
 
-    def begin(self, sqe: Sqe, data: Sequence[Buffer] = (), receive_bytes: int = 0, context: Any = None) -> int:
+    def begin(
+        self,
+        sqe: Sqe,
+        data: Sequence[Buffer] = (),
+        receive_bytes: int = 0,
+        context: Any = None,
+        into: memoryview | None = None,
+    ) -> int:
         """Prepare a command, which `flush` sends; returns its number.
 
         Args:
@@ -145,11 +179,12 @@ class HostQueue:
             data: What goes to the controller, sent from where it lies.
             receive_bytes: Most data that the controller may send.
             context: Given back with the reply.
+            into: Memory of `receive_bytes` for that data; None for memory of its own.
         """
         size, cid = sum(map(len, data)), self._number()
         in_capsule = size <= self.in_capsule_bytes
         entry = sqe.pack_as(cid, size or receive_bytes, SGL_IN_CAPSULE if size and in_capsule else SGL_TRANSPORT)
-        self._begun[cid] = _Begun(data, receive_bytes, context)
+        self._begun[cid] = _Begun(data, receive_bytes, context, into)
         sent = data if in_capsule else ()
         capsule = pack(PduType.CAPSULE_CMD, entry, sent, self._stream.digests, 0, self._align)
         with self._sending:
@@ -199,6 +234,7 @@ class HostQueue:
 
     def detach(self) -> socket.socket:
         """The connection as a socket, which is the caller's from now on, while no command is in flight."""
+        assert isinstance(self._stream.line, socket.socket), "a connection without TLS"
         return self._stream.line
 
     def _number(self) -> int:
@@ -216,16 +252,14 @@ class HostQueue:
     def _take_data(self, head: Head, pdu: Data) -> Reply | None:
         cid, _, offset, length = pdu
         begun = self._of(cid)
-        got = len(begun.data) if begun.data else 0
-        if length != head.data_bytes or offset != got or got + length > begun.most:
+        end, is_last = offset + length, bool(head.flags & (Flag.LAST | Flag.SUCCESS))
+        if length != head.data_bytes or offset != begun.got or end > begun.most:
             raise PduError(Fes.DATA_OUT_OF_RANGE, 12, f"data of command {cid} at {offset}")
-        part = bytearray(length)
-        if not self._stream.read(memoryview(part)):
+        if begun.into is None:
+            begun.into = bytearray(end if is_last else begun.most)
+        if not self._stream.read(memoryview(begun.into)[offset:end]):
             raise Closed("data of the controller does not match its digest")
-        if begun.data:
-            begun.data += part
-        else:
-            begun.data = part
+        begun.got = end
         if not head.flags & Flag.SUCCESS:
             return None
         del self._begun[cid]
@@ -240,23 +274,11 @@ class HostQueue:
             length = min(self._max_h2c_bytes, end - at)
             header = pack_data(Data(pdu.cid, pdu.tag, at, length))
             flags = Flag.LAST if at + length == end else 0
-            part = _part(out, at, length)
+            part = part_of(out, at, length)
             with self._sending:
                 self._stream.send(pack(PduType.H2C_DATA, header, part, self._stream.digests, flags, self._align))
 
     def _end(self, cqe: Cqe) -> Reply:
         begun = self._of(cqe.cid)
         del self._begun[cqe.cid]
-        return Reply(cqe.cid, cqe.status & ~DO_NOT_RETRY, cqe.result, begun.data or bytearray(), begun.context)
-
-
-def _part(buffers: Sequence[Buffer], at: int, length: int) -> list[Buffer]:
-    """`length` bytes of buffers that follow each other, from byte `at` on, not copied."""
-    part: list[Buffer] = []
-    for buffer in buffers:
-        taken = memoryview(buffer)[at : at + length]
-        if taken:
-            part.append(taken)
-            length -= len(taken)
-        at = max(0, at - len(buffer))
-    return part
+        return Reply(cqe.cid, cqe.status & ~DO_NOT_RETRY, cqe.result, begun.data, begun.context)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from csd_link.nvmeof.commands import DISCOVERY_NQN, Admin
-from csd_link.nvmeof.subsystem import ERROR_ENTRIES, Address, Namespace, Smart, Subsystem
+from csd_link.nvmeof.subsystem import ERROR_ENTRIES, SUPPORTED, Address, Namespace, Smart, Subsystem
 
 PAGE_BYTES = 4096
 VERSION = 0x20000
@@ -15,7 +15,6 @@ KEEP_ALIVE_UNIT = 10  # of 100 ms
 MAX_EVENTS = 4
 MDTS_UNIT_BYTES = 4096
 _TEMPERATURE_K = 298  # assumed: an emulated drive has no thermometer
-_SUPPORTED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +155,7 @@ def effects_log(io_effects: Mapping[int, int], is_discovery: bool) -> bytes:
     admin += [Admin.ASYNC_EVENT] if is_discovery else [Admin.ASYNC_EVENT, Admin.ABORT]
     page = bytearray(PAGE_BYTES)
     for each in admin:
-        struct.pack_into("<I", page, 4 * each, _SUPPORTED)
+        struct.pack_into("<I", page, 4 * each, SUPPORTED)
     for opcode, effect in io_effects.items():
         struct.pack_into("<I", page, 1024 + 4 * opcode, effect)
     return bytes(page)
@@ -166,7 +165,7 @@ def supported_logs(identifiers: Iterable[int]) -> bytes:
     """Supported log pages (log page 00h)."""
     page = bytearray(1024)
     for each in identifiers:
-        struct.pack_into("<I", page, 4 * each, _SUPPORTED)
+        struct.pack_into("<I", page, 4 * each, SUPPORTED)
     return bytes(page)
 
 
@@ -175,7 +174,9 @@ def discovery_log(subsystem: Subsystem, at: Address) -> bytes:
     entries = []
     for port_id, record in enumerate(subsystem.discovers, 1):
         entry = bytearray(1024)
-        struct.pack_into("<BBBBHHH", entry, 0, 3, 2 if at.is_ipv6 else 1, 2, 1 << 1 | 1 << 2, port_id, 0xFFFF, 32)
+        secured = 1 if subsystem.needs_tls else 2  # TREQ: a secure channel is required, or not
+        struct.pack_into("<BBBBHHH", entry, 0, 3, 2 if at.is_ipv6 else 1, 2, secured | 1 << 2, port_id, 0xFFFF, 32)
+        entry[768] = 2 if subsystem.needs_tls else 0  # SECTYPE: TLS 1.3
         _text(entry, 32, 32, str(record.port))
         nqn = record.nqn.encode()
         entry[256 : 256 + len(nqn)] = nqn

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from csd_link.nvmeof.commands import Answer, Code, CommandError, Csi, Sqe
 from csd_link.nvmeof.pdu import Buffer
+from csd_link.nvmeof.subsystem import effects_of
 
 MAX_KEY_BYTES = 16
 _KEY = struct.Struct("<4I")
@@ -26,12 +27,6 @@ class KeyValue(IntEnum):
     LIST = 0x06
     DELETE = 0x10
     EXIST = 0x14
-
-
-_SUPPORTED, _CHANGES = 1 << 0, 1 << 1
-_EFFECTS: dict[int, int] = {
-    opcode: _SUPPORTED | _CHANGES * (opcode in (KeyValue.STORE, KeyValue.DELETE)) for opcode in KeyValue
-}
 
 
 class Values(Protocol):
@@ -83,7 +78,7 @@ class KeyValueNamespace:
     """A namespace in which each tenant has keys and values of its own."""
 
     csi: int = Csi.KEY_VALUE
-    effects: Mapping[int, int] = _EFFECTS
+    effects: Mapping[int, int] = effects_of(KeyValue, (KeyValue.STORE, KeyValue.DELETE))
 
     def __init__(self, serve: Callable[[str], Values], uuid: bytes) -> None:
         """serve: the values of a host's tenant, by the host's NQN."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from csd_link.nvmeof.subsystem import Record
 from csd_link.nvmeof.target import is_loopback
+from csd_link.nvmeof.tls import Credentials
 
 MAX_PORT = 65535
 _NQN = "nqn.2026-11.dev.vcsd:"
@@ -32,12 +33,14 @@ class Listen:
     port: of the first drive; 0 is any free port for each drive.
     drives: names in the order of ports.
     hosts: those that may connect; None is any, each as the drive's first tenant.
+    tls: certificate and key of the drives, if connections must have TLS; with a CA, hosts need a certificate.
     """
 
     host: str
     port: int
     drives: tuple[str, ...]
     hosts: tuple[AllowedHost, ...] | None = None
+    tls: Credentials | None = None
 
     @classmethod
     def parse(
@@ -46,10 +49,11 @@ class Listen:
         drives: tuple[str, ...],
         is_remote_allowed: bool,
         hosts: tuple[AllowedHost, ...] | None = None,
+        tls: Credentials | None = None,
     ) -> Listen:
         """From HOST:PORT; raises ValueError for what is none, or for an address that other machines must not reach.
 
-        is_remote_allowed: Whether other machines may reach it; then it takes a list of hosts too.
+        is_remote_allowed: Whether other machines may reach it; then it takes a list of hosts, or TLS with a CA.
         """
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
@@ -61,16 +65,20 @@ class Listen:
                 f"listen = {text}: other machines reach this address, and hosts are not authenticated: take 127.0.0.1,"
                 " or add --listen-remote"
             )
-        if hosts is None and not is_loopback(host):
-            raise ValueError(f"listen = {text}: other machines reach this address: add --hosts FILE, who may connect")
-        return cls(host, int(port), drives, hosts)
+        if hosts is None and not (tls and tls.ca) and not is_loopback(host):
+            raise ValueError(
+                f"listen = {text}: other machines reach this address: add --hosts FILE, who may connect,"
+                " or --tls-ca FILE, whose certificates hosts need"
+            )
+        return cls(host, int(port), drives, hosts, tls)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Listen:
         """What `dataclasses.asdict` has made, by way of JSON."""
         hosts = values["hosts"]
         allowed = None if hosts is None else tuple(AllowedHost(*each) for each in hosts)
-        return cls(values["host"], values["port"], tuple(values["drives"]), allowed)
+        tls = values["tls"] and Credentials(**values["tls"])
+        return cls(values["host"], values["port"], tuple(values["drives"]), allowed, tls)
 
     def port_of(self, drive: str) -> int:
         """Port of a drive; 0 is any."""

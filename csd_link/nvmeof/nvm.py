@@ -9,6 +9,7 @@ from typing import Protocol
 
 from csd_link.nvmeof.commands import Answer, Code, CommandError, Csi, Sqe, words
 from csd_link.nvmeof.pdu import Buffer
+from csd_link.nvmeof.subsystem import effects_of
 
 LBA_BYTES = 4096
 _SHIFT = LBA_BYTES.bit_length() - 1
@@ -28,13 +29,6 @@ class Nvm(IntEnum):
     WRITE_ZEROES = 0x08
     DATASET_MANAGEMENT = 0x09
     VERIFY = 0x0C
-
-
-_SUPPORTED, _CHANGES_BLOCKS = 1 << 0, 1 << 1
-_EFFECTS: dict[int, int] = {
-    opcode: _SUPPORTED | _CHANGES_BLOCKS * (opcode in (Nvm.WRITE, Nvm.WRITE_ZEROES, Nvm.DATASET_MANAGEMENT))
-    for opcode in Nvm
-}
 
 
 class Blocks(Protocol):
@@ -68,7 +62,7 @@ class NvmNamespace:
     """A namespace of blocks of 4 KiB."""
 
     csi: int = Csi.NVM
-    effects: Mapping[int, int] = _EFFECTS
+    effects: Mapping[int, int] = effects_of(Nvm, (Nvm.WRITE, Nvm.WRITE_ZEROES, Nvm.DATASET_MANAGEMENT))
 
     def __init__(self, blocks: Blocks, uuid: bytes) -> None:
         self._blocks, self.uuid = blocks, uuid

@@ -296,3 +296,15 @@ def _common(kind: PduType, rest: int, size: int, digests: Digests, flags: int, a
 def pack_data(value: Data | R2T) -> bytes:
     """The header of a data PDU or an R2T behind its common part."""
     return _DATA.pack(*value)
+
+
+def part_of(buffers: Sequence[Buffer], at: int, length: int) -> list[Buffer]:
+    """`length` bytes of buffers that follow each other, from byte `at` on, not copied."""
+    part: list[Buffer] = []
+    for buffer in buffers:
+        taken = memoryview(buffer)[at : at + length]
+        if taken:
+            part.append(taken)
+            length -= len(taken)
+        at = max(0, at - len(buffer))
+    return part

@@ -25,7 +25,8 @@ from typing import NamedTuple
 from csd_io.crc import crc32
 from csd_link.drive_end import Service, carry_out
 from csd_link.nvmeof.commands import Answer, Code, CommandError, Csi, Sqe, words
-from csd_link.nvmeof.pdu import Buffer
+from csd_link.nvmeof.pdu import Buffer, part_of
+from csd_link.nvmeof.subsystem import effects_of
 from csd_link.window import Identity
 from csd_link.wire import (
     ENTRY,
@@ -46,7 +47,6 @@ FRAME_VERSION = 1
 UNKNOWN_SESSION = 0x7C1  # vendor specific status
 _LITTLE_BYTES = 1 << 20  # that each session may keep, whatever the others do
 _ALIGN = 16  # of a completion's data in its frame
-_SUPPORTED, _CHANGES = 1 << 0, 1 << 1
 
 
 class Op(IntEnum):
@@ -95,7 +95,7 @@ class SequenceNamespace:
     """Vendor specific command set over services, of which each session has its own."""
 
     csi: int = Csi.SEQUENCES
-    effects: Mapping[int, int] = {int(op): _SUPPORTED | _CHANGES * (op is Op.SUBMIT) for op in Op}
+    effects: Mapping[int, int] = effects_of(Op, (Op.SUBMIT,))
 
     def __init__(self, serve: Callable[[str], Service], identity: Identity, uuid: bytes, sessions: int = 64) -> None:
         """serve: the service of a host, by its NQN. sessions: kept at most."""
@@ -133,8 +133,7 @@ class SequenceNamespace:
             return Answer()
         frame = session.fetch(number)
         if sqe.cdw11:
-            joined = memoryview(b"".join(frame))
-            return Answer((joined[sqe.cdw11 : sqe.cdw11 + sqe.cdw10],))
+            return Answer(tuple(part_of(frame, sqe.cdw11, sqe.cdw10)))
         return _whole(frame, sqe.cdw10)
 
     def _attach(self, host: str) -> bytes:
@@ -172,7 +171,7 @@ class SequenceNamespace:
 def _whole(parts: tuple[bytes, ...], most: int) -> Answer:
     """All parts if they fit; else what fits, and the size as the result."""
     size = sum(map(len, parts))
-    return Answer(parts) if size <= most else Answer((b"".join(parts)[:most],), size)
+    return Answer(parts) if size <= most else Answer(tuple(part_of(parts, 0, most)), size)
 
 
 def _request(data: Buffer) -> tuple[Request, int]:
@@ -230,7 +229,7 @@ def frame_bytes(head: Buffer) -> int:
     return FRAME.size + -(-int(fields_bytes) // _ALIGN) * _ALIGN + int(data_bytes)
 
 
-def unframed(frame: bytearray) -> Completion:
+def unframed(frame: bytearray | memoryview) -> Completion:
     """The completion of a frame, its arrays in the frame's memory."""
     try:
         fields_bytes, data_bytes = FRAME.unpack_from(frame)

@@ -25,6 +25,7 @@ from csd_link.nvmeof.pdu import (
     parse,
     parse_head,
 )
+from csd_link.nvmeof.tls import TlsLine
 
 LOOK_S = 0.25  # how often a connection on which nothing comes is looked after
 _BUFFER_BYTES = 1 << 16
@@ -41,9 +42,9 @@ class Closed(ConnectionError):
 class PduStream:
     """One end of a connection. Small reads are joined; data goes straight into the caller's memory."""
 
-    def __init__(self, line: socket.socket, allowed: frozenset[PduType], pdu_s: float) -> None:
+    def __init__(self, line: socket.socket | TlsLine, allowed: frozenset[PduType], pdu_s: float) -> None:
         """Args:
-        line: A connected socket; the stream owns it.
+        line: A connected socket, or TLS over one; the stream owns it.
         allowed: Types of PDU that may come.
         pdu_s: A PDU that has begun to come, or to go, is to be complete after this many seconds.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -12,6 +12,12 @@ from csd_link.nvmeof.commands import Answer, Sqe
 from csd_link.nvmeof.pdu import Buffer
 
 ERROR_ENTRIES = 64
+SUPPORTED, _CHANGES_DATA = 1 << 0, 1 << 1  # of an entry in the log page of commands supported and effects
+
+
+def effects_of(opcodes: Iterable[int], changing: Collection[int]) -> dict[int, int]:
+    """Entries in the log page of commands supported and effects. changing: opcodes that change data."""
+    return {int(each): SUPPORTED | _CHANGES_DATA * (each in changing) for each in opcodes}
 
 
 class Namespace(Protocol):
@@ -101,7 +107,8 @@ class Subsystem:
     smart: its health at present.
     discovers: subsystems that its discovery controller lists.
     hosts: NQNs that may connect; None is any.
-    refuse_host: told the NQN of each host that may not.
+    refuse_host: told of each host that may not, by a line.
+    needs_tls: whether connections have TLS.
     """
 
     nqn: str
@@ -113,7 +120,8 @@ class Subsystem:
     smart: Callable[[], Smart]
     discovers: tuple[Record, ...] = ()
     hosts: frozenset[str] | None = None
-    refuse_host: Callable[[str], None] = lambda nqn: None
+    refuse_host: Callable[[str], None] = lambda reason: None
+    needs_tls: bool = False
     errors: deque[ErrorEntry] = field(default_factory=lambda: deque(maxlen=ERROR_ENTRIES))
     _count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)

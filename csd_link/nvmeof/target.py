@@ -11,6 +11,7 @@ from csd_link.nvmeof.connection import Connection
 from csd_link.nvmeof.controllers import Controllers
 from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.subsystem import Subsystem
+from csd_link.nvmeof.tls import Credentials, TlsLine
 
 _BACKLOG = 64
 DEFAULT_PORT = 4420
@@ -33,8 +34,14 @@ def is_loopback(host: str) -> bool:
 class Target:
     """Serves a subsystem at a TCP address until it is stopped."""
 
-    def __init__(self, subsystem: Subsystem, host: str, port: int, limits: Limits = Limits()) -> None:
-        """Listen; raises OSError where that cannot be. port: 0 is any that is free."""
+    def __init__(
+        self, subsystem: Subsystem, host: str, port: int, limits: Limits = Limits(), tls: Credentials | None = None
+    ) -> None:
+        """Listen; raises OSError if that fails.
+
+        port: 0 for any that is free. tls: certificate and key, if connections must have TLS.
+        """
+        self._tls = tls and tls.server()
         family, address = resolve(host, port)
         try:
             self._listener = socket.create_server(address, family=family, backlog=_BACKLOG)
@@ -79,7 +86,8 @@ class Target:
                     line.close()
                     continue
                 try:
-                    connection = Connection(line, self.controllers)
+                    wrapped = TlsLine(line, self._tls) if self._tls else line
+                    connection = Connection(wrapped, self.controllers)
                 except OSError:  # the host has gone meanwhile
                     line.close()
                     continue

@@ -13,11 +13,12 @@ from csd_link.transports.inproc import InProcess
 from csd_link.transports.nvme_node import NvmeNode
 from csd_link.transports.nvme_tcp import NvmeTcp
 from csd_link.transports.process import Process
+from csd_link.transports.ray_fleet import RayFleet
 from csd_link.transports.transport import DriveFactory, Transport
 from csd_link.transports.window_path import WindowPath
 from csd_spec import Device
 
-OURS: tuple[Transport, ...] = (InProcess(), Process(), Fuse(), WindowPath(), NvmeTcp(), NvmeNode())
+OURS: tuple[Transport, ...] = (InProcess(), Process(), Fuse(), WindowPath(), NvmeTcp(), NvmeNode(), RayFleet())
 GROUP = "vcsd.transports"
 
 

@@ -36,10 +36,10 @@ class NvmeNode(Transport):
 
     def served(self, drives: DriveSet) -> Sequence[Connect]:
         paths = [Path(each) for each in drives.where.split(",")]
-        if len(paths) != drives.count:
-            raise ValueError(f"transport = nvme:{drives.where}: {len(paths)} devices for {drives.count} drives")
+        if len(paths) != drives.total:
+            raise ValueError(f"transport = nvme:{drives.where}: {len(paths)} devices for {drives.total} drives")
         check_served(drives, drives.where)
         return [partial(NodeDevice, each) for each in paths]
 
     def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
-        return connected(self.served(drives))
+        return connected(self.served(drives), drives.recovery_s)

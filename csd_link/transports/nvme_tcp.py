@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
@@ -17,6 +18,7 @@ from csd_link.nvmeof.host import discover, host_nqn
 from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.listen import MAX_PORT, AllowedHost, Listen, nqn_of
 from csd_link.nvmeof.target import DEFAULT_PORT
+from csd_link.nvmeof.tls import Credentials, TlsError
 from csd_link.own_server import Placed, connected, own_drives
 from csd_link.run_dir import port_path
 from csd_link.served_drive import ServedDrive
@@ -24,13 +26,30 @@ from csd_link.transports.transport import DriveFactory, Transport, check_served
 from csd_spec import Device
 
 _LOOPBACK = "127.0.0.1"
-_HOST_NQN = "hostnqn="
+_OPTIONS = ("hostnqn", "ctrl_loss_tmo", "tls", "cert", "key")
+_MAX_LOSS_S = 86400
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Drives as a user names them.
+
+    nqn: of the first drive; host_nqn: of this host; each empty if not given. ctrl_loss_s: None for that of the set of
+    drives. tls: see `NvmeDevice`.
+    """
+
+    host: str
+    port: int
+    nqn: str
+    host_nqn: str = ""
+    ctrl_loss_s: float | None = None
+    tls: Credentials | None = None
 
 
 class NvmeTcp(Transport):
     """The drives that are served at an address; without one, drives of this run's own."""
 
-    name, form = "nvme+tcp", "nvme+tcp, nvme+tcp://HOST:PORT or nvme+tcp://HOST:PORT/NQN"
+    name, form = "nvme+tcp", "nvme+tcp, nvme+tcp://HOST:PORT or nvme+tcp://HOST:PORT/NQN?OPTION=VALUE"
 
     def check(self, where: str) -> None:
         if where:
@@ -39,30 +58,32 @@ class NvmeTcp(Transport):
     def served(self, drives: DriveSet) -> Sequence[Connect]:
         if not drives.where:
             return ()
-        host, port, nqn, own_nqn = _parsed(drives.where)
+        where = _parsed(drives.where)
+        host, port, nqn = where.host, where.port, where.nqn
         check_served(drives, f"{host}:{port}")
-        found = _discovered(host, port, own_nqn)
+        found = _discovered(where)
         first = next((number for number, each in enumerate(found) if each.nqn == nqn), None if nqn else 0)
         if first is None:
             raise Lost(f"no drive {nqn} at {host}:{port}: there are {', '.join(each.nqn for each in found)}")
-        chosen = found[first : first + drives.count]
-        if len(chosen) < drives.count:
+        chosen = found[first : first + drives.total]
+        if len(chosen) < drives.total:
             raise Lost(f"{len(chosen)} drives are served at {host}:{port} from {nqn or 'the first'} on: start more")
-        return [partial(NvmeDevice, partial(_same, each), own_nqn) for each in chosen]
+        loss_s = drives.ctrl_loss_s if where.ctrl_loss_s is None else where.ctrl_loss_s
+        return [
+            partial(NvmeDevice, partial(_same, each), where.host_nqn, ctrl_loss_s=loss_s, tls=where.tls)
+            for each in chosen
+        ]
 
     def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
         connects = self.served(drives)
         if connects:
-            return connected(connects)
+            return connected(connects, drives.recovery_s)
         return own_drives(drives, factory.server, partial(_on_loopback, host_nqn()))
 
 
-def _parsed(where: str) -> tuple[str, int, str, str]:
-    """Host, port, NQN of the first drive and of this host, each empty if there is none; raises ValueError."""
-    place, question, option = where.partition("?")
-    own_nqn = option.removeprefix(_HOST_NQN)
-    if question and (own_nqn == option or not 0 < len(own_nqn.encode()) <= MAX_NQN_BYTES):
-        raise ValueError(f"transport = nvme+tcp:{where}: ?{option}: must be ?{_HOST_NQN}NQN")
+def _parsed(where: str) -> _Where:
+    """Raises ValueError for an invalid address or option."""
+    place, question, text = where.partition("?")
     address, _, nqn = place.removeprefix("//").partition("/")
     host, colon, port = address.rpartition(":")
     if not colon:
@@ -70,16 +91,50 @@ def _parsed(where: str) -> tuple[str, int, str, str]:
     is_port = port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT
     if not where.startswith("//") or not host or not is_port:
         raise ValueError(f"transport = nvme+tcp:{where}: needs an address, as nvme+tcp://127.0.0.1:{DEFAULT_PORT}")
-    return host.removeprefix("[").removesuffix("]"), int(port), nqn, own_nqn
-
-
-def _discovered(host: str, port: int, own_nqn: str) -> list[Endpoint]:
     try:
-        return [Endpoint(host, each.port, each.nqn) for each in discover(host, port, own_nqn)]
+        options = _options(text) if question else {}
+    except (ValueError, TlsError) as error:
+        raise ValueError(f"transport = nvme+tcp:{where}: {error}") from error
+    return _Where(host.removeprefix("[").removesuffix("]"), int(port), nqn, **options)
+
+
+def _options(text: str) -> dict[str, Any]:
+    """Fields of `_Where` from OPTION=VALUE&OPTION=VALUE; raises ValueError."""
+    given = dict[str, str]()
+    for each in text.split("&"):
+        name, _, value = each.partition("=")
+        if name not in _OPTIONS or name in given or not value:
+            raise ValueError(f"?{each}: must be one of {', '.join(_OPTIONS)}, each once and with =VALUE")
+        given[name] = value
+    found = dict[str, Any]()
+    if nqn := given.get("hostnqn"):
+        if len(nqn.encode()) > MAX_NQN_BYTES:
+            raise ValueError(f"hostnqn={nqn}: at most {MAX_NQN_BYTES} bytes")
+        found["host_nqn"] = nqn
+    if seconds := given.get("ctrl_loss_tmo"):
+        if not (seconds.isascii() and seconds.isdigit() and int(seconds) <= _MAX_LOSS_S):
+            raise ValueError(f"ctrl_loss_tmo={seconds}: must be whole seconds, 0 to {_MAX_LOSS_S}")
+        found["ctrl_loss_s"] = float(seconds)
+    if "tls" in given:
+        found["tls"] = Credentials(given.get("cert", ""), given.get("key", ""), given["tls"])
+        found["tls"].client()
+    elif "cert" in given or "key" in given:
+        raise ValueError("cert= and key= have no effect without tls=FILE, the CA of the drives")
+    if "key" in given and "cert" not in given:
+        raise ValueError("key= has no effect without cert=FILE, this host's certificate")
+    return found
+
+
+def _discovered(where: _Where) -> list[Endpoint]:
+    host, port = where.host, where.port
+    try:
+        return [Endpoint(host, each.port, each.nqn) for each in discover(host, port, where.host_nqn, where.tls)]
     except (OSError, StatusError) as error:
         advice = f"serve one there first (vcsd serve --listen {host}:{port})"
         if isinstance(error, StatusError) and error.status == Code.INVALID_HOST:
-            advice = f"it refuses this host: take a name that its --hosts lists ({_HOST_NQN}NQN behind a question mark)"
+            advice = "it refuses this host: take a name that its --hosts lists (?hostnqn=NQN at the end of the address)"
+        if isinstance(error, TlsError):
+            raise Lost(f"no drive at {error}") from error
         raise Lost(f"no drive answers at {host}:{port} ({error}): {advice}") from error
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,14 @@ class Transport(ABC):
     def served(self, drives: DriveSet) -> Sequence[Connect]:
         """How to reach drives that others serve there already; none where `open` makes them."""
         return ()
+
+    def more(self, drives: DriveSet, known: Collection[str]) -> Connect | None:
+        """How to reach a drive that may replace a lost one; None if there is none. known: names of drives in use."""
+        return None
+
+    def draining(self, drives: DriveSet) -> Collection[str] | None:
+        """Names of drives whose hosts are to use others from now on; None if the transport never asks for that."""
+        return None
 
     @abstractmethod
     def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:

@@ -38,12 +38,12 @@ class WindowPath(Transport):
         if not _is_served(path):
             return ()
         check_served(drives, str(path))
-        return [partial(open_window, path, number) for number in range(drives.count)]
+        return [partial(open_window, path, number) for number in range(drives.total)]
 
     def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
         connects = self.served(drives)
         if connects:
-            return connected(connects)
+            return connected(connects, drives.recovery_s)
         return own_drives(drives, factory.server, partial(_on, Path(drives.where)))
 
 

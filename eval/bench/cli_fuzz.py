@@ -38,6 +38,9 @@ CUT = (
     "vcsd.guest:run_guest",  # a machine boots
     "nvmevirt_config.module:_run",  # insmod and rmmod
     "csd_firmware.process.supervisor:Supervisor.run",  # serves until interrupted
+    "fleet.local:start_local",  # Ray starts
+    "fleet.cluster:start",
+    "vcsd.drive_metrics:serve_metrics",  # serves until interrupted
     "eval.bench.cli_fuzz:bench_cli_fuzz",  # all of this again
     "eval.bench.transport:bench_transport",  # mounts, and minutes of fio
     "eval.bench.page_cache:bench_page_cache",  # control groups, and as much of the disk as it is told

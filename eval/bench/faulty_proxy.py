@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 FAULTS = ("cut", "delay", "drop", "double", "flip")
@@ -45,8 +46,8 @@ class FaultyProxy:
         for line in self._lines:
             line.close()
 
-    def _start(self, run: object, *args: object) -> None:
-        self._threads.append(threading.Thread(target=run, args=args, daemon=True))  # type: ignore[arg-type]
+    def _start(self, run: Callable[..., None], *args: socket.socket) -> None:
+        self._threads.append(threading.Thread(target=run, args=args, daemon=True))
         self._threads[-1].start()
 
     def _accept(self) -> None:

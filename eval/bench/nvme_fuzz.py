@@ -7,13 +7,12 @@ drive reads all that it has stored before, between and after them. The fuzzer wr
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
 import numpy as np
@@ -54,8 +53,16 @@ class Honest:
     """A host that has stored blocks, rows and a name, and reads them."""
 
     def __init__(self, port: int, nqn: str, draw: random.Random) -> None:
-        self._host = Host("127.0.0.1", port, nqn)
-        self._device = NvmeDevice(lambda: Endpoint("127.0.0.1", port, nqn))
+        with ExitStack() as undo:
+            self._host = Host("127.0.0.1", port, nqn)
+            undo.callback(self._host.close)
+            self._device = NvmeDevice(lambda: Endpoint("127.0.0.1", port, nqn))
+            undo.callback(self._device.close)
+            self._store(draw)
+            self.stored = self.read()
+            self._undo = undo.pop_all()
+
+    def _store(self, draw: random.Random) -> None:
         for lba in range(OWN_LBA):
             self._host.io.command(Sqe(Nvm.WRITE, nsid=BLOCKS_NSID, cdw10=lba), [draw.randbytes(LBA_BYTES)])
         rows = np.frombuffer(draw.randbytes(40 * 2 * 16), np.uint8).astype(np.float16).reshape(40, 2, 16)
@@ -63,7 +70,6 @@ class Honest:
         self._seqs = tuple(self._done(SeqCreate(1, 1, 2, 16, 512))[0].tolist())
         self._done(KvAppend(self._seqs, 0, np.array([len(rows)]), rows, rows))
         self._done(KvName(self._seqs, np.array([len(rows)]), self._key))
-        self.stored = self.read()
 
     def _done(self, command: Any) -> Any:
         done = self._device.submit(command, 0).result()
@@ -81,24 +87,27 @@ class Honest:
         return [*blocks, *(array.tobytes() for array in arrays)]
 
     def close(self) -> None:
-        self._device.close()
-        self._host.close()
+        self._undo.close()
 
 
 class World:
     """A drive with an honest host and an attacker, and all that connections may leave behind."""
 
     def __init__(self, draw: random.Random) -> None:
-        gc.collect()  # what others have left goes now, and not in between
         self._before = threads_and_descriptors()
         self.firmware, turns = Firmware(DRIVE, Nand(DRIVE.geometry)), Turns()
         drive = ServedDrive(name="fuzz", spec=DRIVE, layout=LAYOUT, listen=Listen("127.0.0.1", 0, ("fuzz",)))
         namespace = Namespace(self.firmware, turns)
         self.subsystem = subsystem_of(drive, self.firmware, namespace, turns, draw.randbytes(32))
-        self.target = Target(self.subsystem, "127.0.0.1", 0, LIMITS)
-        self.target.start()
-        self.honest = Honest(self.target.port, self.subsystem.nqn, draw)
-        self.attacker = Attacker(self.target.port, self.subsystem.nqn, draw)
+        with ExitStack() as undo:
+            self.target = Target(self.subsystem, "127.0.0.1", 0, LIMITS)
+            self.target.start()
+            undo.callback(self.target.stop)
+            self.honest = Honest(self.target.port, self.subsystem.nqn, draw)
+            undo.callback(self.honest.close)
+            self.attacker = Attacker(self.target.port, self.subsystem.nqn, draw)
+            undo.callback(self.attacker.close)
+            self._undo = undo.pop_all()
         self._serving = *self._held()[:-2], 0, True  # the honest host's last data may not be given back yet
 
     def check(self, found: Findings) -> None:
@@ -115,10 +124,7 @@ class World:
         _settle(self._held, self._serving, found)
         if self.firmware.failure:
             found.note("crashes", self.firmware.failure)
-        with suppress(OSError):
-            self.attacker.close()
-            self.honest.close()
-        self.target.stop()
+        self._undo.close()
         _settle(threads_and_descriptors, self._before, found)
 
     def _held(self) -> tuple[object, ...]:

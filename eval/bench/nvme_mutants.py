@@ -57,8 +57,11 @@ class Attacker:
     def __init__(self, port: int, nqn: str, draw: random.Random) -> None:
         self._port, self._nqn, self._draw, self._name = port, nqn, draw, host_nqn()
         self._host_id = draw.randbytes(16)
-        self._admin = HostQueue("127.0.0.1", port)
-        self._cntlid = self._enable(self._admin, nqn)
+        with ExitStack() as undo:
+            self._admin = HostQueue("127.0.0.1", port)
+            undo.callback(self._admin.close)
+            self._cntlid = self._enable(self._admin, nqn)
+            undo.pop_all()
         self._corpus = [encode(verb.example((1,), H=2, G=2, d=16)) for verb in VERBS.values()]
         rows = np.ones((20, 2, 16), np.float16)
         self._corpus += [encode(KvAppend((1,), 0, np.array([20]), rows, rows))] * 4

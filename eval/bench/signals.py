@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -180,7 +181,13 @@ def signalled(signum: int, seed: int) -> Iterator[threading.Event]:
             if armed.wait(MAX_PAUSE_S):
                 os.kill(os.getpid(), signum)
 
-    before = signal.signal(signum, handle)
+    before, hook = signal.signal(signum, handle), sys.unraisablehook
+
+    def report(error: Any) -> None:
+        if error.exc_type is not Interrupt:  # one that came inside a callback of the interpreter interrupts nothing
+            hook(error)
+
+    sys.unraisablehook = report
     sender = threading.Thread(target=send, daemon=True)
     sender.start()
     try:
@@ -189,6 +196,7 @@ def signalled(signum: int, seed: int) -> Iterator[threading.Event]:
         over.set()
         sender.join()
         signal.signal(signum, before)
+        sys.unraisablehook = hook
 
 
 def live(life: Life, tick: Tick) -> Counter[str]:

@@ -22,7 +22,7 @@ from csd_spec.arrays import F16
 from eval.bench.random_host import DIM, DRIVE, as_stored
 from eval.simulation.disk import Killed, MirroredDisk, SimDisk
 from eval.simulation.link import Clock, Link, Side
-from ftl import FtlError, Nand
+from ftl import FtlError, MediumFailed, Nand
 from ftl.flash import tag
 from ftl.flash.files import NandFiles
 
@@ -80,6 +80,11 @@ class SimDrive:
                 for tenant, link in self.links.items()
             ]
         except Killed:
+            self.die()
+        except MediumFailed:
+            if not self.disk.fault:
+                raise
+            self.disk.fault = 0  # its administrator sees to the disk, and opens the drive again
             self.die()
 
     def _disk(self, durability: Durability) -> SimDisk:

@@ -152,6 +152,12 @@ class CsdCache(OwnCache):
         self.batch = self._release = self.pending = None
         self._torn = False
 
+    def give_away(self) -> Batch:
+        """The sequences, which dropping the cache does not free any more."""
+        assert self.batch is not None and self._release is not None
+        self._release.detach()
+        return self.batch
+
     def crop_layer(self, layer: int, length: int) -> None:
         """Keep the first `length` positions of one layer."""
         assert self.batch is not None

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,7 @@ from host_driver.hf.attention import csd_attention, register
 from host_driver.hf.cache import IMPLEMENTATION, CsdCache
 from host_driver.hf.latent import in_latent_space
 from host_driver.hf.own_cache import C, OwnCache, behind, own_layers
+from host_driver.hf.replay import Replay
 from host_driver.hf.shape import Placement, Unsupported
 from host_driver.turnstile import TurnBroken
 
@@ -45,15 +46,22 @@ def check_free(model: PreTrainedModel) -> None:
 
 
 @contextmanager
-def in_drives(model: PreTrainedModel, driver: Driver, placed: Placement, mini_batches: int) -> Iterator[None]:
-    """Let layers of a model attend in drives until the block ends, then put it back as it was."""
+def in_drives(
+    model: PreTrainedModel, driver: Driver, placed: Placement, mini_batches: int, replay: Replay | None = None
+) -> Iterator[None]:
+    """Let layers of a model attend in drives until the block ends, then put it back as it was.
+
+    replay: told of every forward, if lost heads are to be computed again.
+    """
     check_free(model)
     register()
     own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
     model._compiled_call_impl = None
     try:
         with asking(model, IMPLEMENTATION, csd_attention):
-            model.forward = csd_forward(model, driver, placed, mini_batches)
+            if replay:
+                replay.forward_on = functools.partial(csd_forward, model, model.forward, placed, mini_batches)
+            model.forward = csd_forward(model, model.forward, placed, mini_batches, driver, replay)
             yield
     finally:
         model.__dict__.pop("forward", None)
@@ -78,8 +86,15 @@ def asking(model: PreTrainedModel, implementation: str, interface: Callable[...,
         model.set_attn_implementation(before)
 
 
-def csd_forward(model: PreTrainedModel, driver: Driver, placed: Placement, mini_batches: int) -> Callable[..., Any]:
-    """`model.forward`, with a `CsdCache` in place of an empty cache."""
+def csd_forward(
+    model: PreTrainedModel,
+    forward: Callable[..., Any],
+    placed: Placement,
+    mini_batches: int,
+    driver: Driver,
+    replay: Replay | None = None,
+) -> Callable[..., Any]:
+    """`forward` of a model, with a `CsdCache` in place of an empty cache. replay: see `in_drives`."""
     config = model.config.get_text_config(decoder=True)
     max_tokens = getattr(config, "max_position_embeddings", None) or 4096
     if placed.mixed or any(hasattr(module, "rope_deltas") for module in model.modules()):
@@ -90,26 +105,27 @@ def csd_forward(model: PreTrainedModel, driver: Driver, placed: Placement, mini_
         return CsdCache(driver, config, max_tokens, layers, placed.in_drives)
 
     def run(forward: Callable[..., Any], cache: CsdCache, given: dict[str, Any]) -> Any:
-        return _run(forward, driver, mini_batches, cache, given)
+        with replay.recorded(cache, given) if replay else nullcontext():
+            return _run(forward, driver, mini_batches, cache, given)
 
-    return own_forward(model, driver, make, run)
+    return own_forward(model, forward, driver, make, run)
 
 
 def own_forward(
     model: PreTrainedModel,
+    forward: Callable[..., Any],
     owner: object,
     make: Callable[[Cache | None], C],
     run: Callable[[Callable[..., Any], C, dict[str, Any]], Any],
 ) -> Callable[..., Any]:
-    """`model.forward`, with a cache of ours in place of an empty one; the signature stays as it was.
+    """`forward` of a model, with a cache of ours in place of an empty one; the signature stays as it was.
 
     It is never compiled: what a compiler traces once cannot wait for what lies elsewhere.
     """
-    signature = inspect.signature(model.forward)
-    forward = torch.compiler.disable(model.forward)
+    signature, uncompiled_forward = inspect.signature(forward), torch.compiler.disable(forward)
     config = model.config.get_text_config(decoder=True)
 
-    @functools.wraps(model.forward)
+    @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         given = kwargs
         if args:
@@ -117,12 +133,12 @@ def own_forward(
             given |= given.pop("kwargs", {})
         own, use_cache = given.get("past_key_values"), given.get("use_cache")
         if own is None and not (config.use_cache if use_cache is None else use_cache):
-            return forward(**given)
+            return uncompiled_forward(**given)
         if other := [name for name in _OTHERS if given.get(name) is not None]:
             raise Unsupported(f"{other[0]}: only attention to a model's own tokens is served")
         cache = behind(own, owner, make)
         with cache.forward():
-            out = run(forward, cache, given | {"past_key_values": cache})
+            out = run(uncompiled_forward, cache, given | {"past_key_values": cache})
         if own is not None:
             cache.stand_behind(own)
         return _with_cache(out, cache if own is None else own, given)

@@ -207,7 +207,7 @@ def in_tiers(model: PreTrainedModel, kv: TieredKv, kinds: Sequence[str]) -> Iter
     own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
     model._compiled_call_impl = None
     try:
-        forward: Any = own_forward(model, kv, make, _run)
+        forward: Any = own_forward(model, model.forward, kv, make, _run)
         forward.is_in_tiers = True
         model.forward = forward
         yield

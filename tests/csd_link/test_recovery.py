@@ -1,10 +1,18 @@
 """What is kept of a layer that a drive could lose."""
 
+from concurrent.futures import Future
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from csd_link.recovery import Layer
+from csd_firmware import InProcessDevice
+from csd_link.recovery import Layer, RecoveringDevice
+from csd_spec import Completion, KvAppend, KvCrop, KvRead, SeqCreate, Status
+from csd_spec.planes import number_of
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
 steps = st.lists(st.tuples(st.sampled_from(["append", "crop", "flush"]), st.integers(0, 12)), max_size=20)
 
@@ -36,3 +44,56 @@ def test_a_crop_between_two_appends_keeps_no_empty_rows():
         layer.rows.append((np.zeros((tokens, 1, 1), np.float16),) * 2)
     layer.crop(3)
     assert [len(k) for k, _ in layer.rows] == [3]
+
+
+class Reborn:
+    """Attaches to a drive that forgets, when it dies, what was not flushed; it dies in the command of a number."""
+
+    def __init__(self, spec, folder, dies_in):
+        self.spec, self.folder, self.dies_in, self.seen = spec, folder, dies_in, []
+
+    def __call__(self):
+        drive, reborn = InProcessDevice(self.spec, self.folder), self
+
+        class Attached:
+            name, spec, max_bytes, lost = "reborn", self.spec, drive.max_bytes, None
+            identity = SimpleNamespace(restarts=True)
+
+            def submit(self, command, submit_ns):
+                reborn.seen.append(command)
+                if len(reborn.seen) == reborn.dies_in:
+                    future = Future()
+                    future.set_result(Completion(status=Status.PATH_LOST, reason="it died"))
+                    return future
+                return drive.submit(command, submit_ns)
+
+            def close(self):
+                drive.close()
+
+        return Attached()
+
+
+@pytest.mark.parametrize("dies_in", range(1, 6))
+def test_a_crop_keeps_rounded_rows_rounded_whenever_the_drive_dies(tmp_path, dies_in):
+    """In a layout that rounds full groups: rows that were given again would not be."""
+    rows = np.random.default_rng(0).standard_normal((400, 1, 64)).astype(np.float16)
+    create = SeqCreate(1, 1, 1, 64, 512, number_of(2, exact=False))
+
+    def commands(seqs):
+        yield KvAppend(seqs, 0, np.array([400]), rows, rows)
+        yield KvCrop(seqs, 0, np.array([150]))
+        yield KvRead(seqs, 0)
+
+    def run(device):
+        seqs = tuple(device.submit(create, 0).result().data[0].tolist())
+        done = [device.submit(command, 0).result() for command in commands(seqs)]
+        assert [each.status for each in done] == [Status.SUCCESS] * len(done), done
+        device.close()
+        return done[-1].data
+
+    wanted = run(InProcessDevice(INSTCSD_ZYNQ7045_8CH))
+    assert not np.array_equal(wanted[0], rows[:150])
+    connect = Reborn(INSTCSD_ZYNQ7045_8CH, tmp_path, dies_in)
+    for mine, theirs in zip(run(RecoveringDevice(connect)), wanted, strict=True):
+        assert np.array_equal(mine, theirs)
+    assert len(connect.seen) > dies_in

@@ -13,5 +13,5 @@ def test_units_are_told_apart_by_what_a_completion_has_of_their_names():
 
 @pytest.mark.parametrize("unit", ["", "flash", "flash_embedding_of_mine"])
 def test_any_other_is_refused_by_its_name(unit):
-    with pytest.raises(ValueError, match=f"unit '{unit}': must be one of link"):
+    with pytest.raises(ValueError, match=f"unit '{unit}': must be one of network, link"):
         check_unit(unit)

@@ -24,7 +24,7 @@ def say(capsys, monkeypatch, *args):
 
 def test_doctor_knows_every_way(capsys, monkeypatch):
     ways = {way["what"]: way for way in say(capsys, monkeypatch, "doctor")["ways"]}
-    assert list(ways) == ["inproc", "process", "fuse", "window", "nvme+tcp", "nvme", "guest", "nvmevirt"]
+    assert list(ways) == ["inproc", "process", "fuse", "window", "nvme+tcp", "nvme", "ray", "guest", "nvmevirt"]
     assert ways["inproc"]["ok"]
     assert all(way["ok"] or way["fix"] for way in ways.values())
     monkeypatch.setenv("PATH", "/nowhere")

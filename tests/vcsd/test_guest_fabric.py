@@ -35,6 +35,10 @@ def test_a_guest_connects_to_drives_and_decodes_as_in_process():
     assert len(result["discovered"]) == 2 and result["id_ctrl"]["subnqn"] == result["discovered"][0]
     assert (result["decoded_over"], result["how"]) == (["ng1n3", "ng2n3"], "io_uring")
     assert result["values_equal"]
+    fio = {key: count for key, count in result["fio"].items() if key.startswith(("randwrite", "randread", "error"))}
+    assert fio == {"randwrite_writes": 1024, "randwrite_reads": 1024, "randread_writes": 0, "randread_reads": 1024} | {
+        "error": 0
+    }
     assert result["commands"]["id_ns"] == {"nsze": 1 << 20, "ncap": 1 << 20, "nuse": 0}
     for each in result["filesystem"]:
         assert each["bytes_equal"] and each["fsck_clean"] and each["nuse_trimmed"] < each["nuse_with_file"]

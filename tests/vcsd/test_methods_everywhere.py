@@ -130,4 +130,4 @@ def test_a_unit_of_a_methods_own_is_refused_by_its_name(capsys, monkeypatch, tmp
     run = ("run", "--prompt", PROMPT, "--max-new-tokens", "3", "--attention", "own-unit", "-o", "json")
     code, out, err = vcsd(capsys, monkeypatch, *run, *words)
     assert (code, out) == (1, "")
-    assert "method own-unit: ValueError: unit 'a unit of my own, long': must be one of link, queue" in err
+    assert "method own-unit: ValueError: unit 'a unit of my own, long': must be one of network, link, queue" in err

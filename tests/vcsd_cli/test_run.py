@@ -210,6 +210,6 @@ def test_run_bad_input_is_refused_before_the_model_is_loaded(words, says, tmp_pa
 
 @pytest.mark.parametrize("drives", [1, 2, 3])
 def test_a_run_asks_nothing_of_the_machine_of_drives_that_others_serve(drives, tmp_path):
-    assert not Where(drives=drives, transport="window:served").value(Hosting()).asked
-    where = Where(drives=drives, keep=tmp_path)
+    assert not Where(drives=str(drives), transport="window:served").value(Hosting()).asked
+    where = Where(drives=str(drives), keep=tmp_path)
     assert where.value(Hosting(medium="direct")).medium == Medium("direct", (512 << 20) // drives)

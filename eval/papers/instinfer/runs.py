@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,12 +184,16 @@ def _result(fill: Fill, system: InStorage, units: list[dict[str, float]], wall_s
     """A system's result from the units of its simulated steps."""
     setup = fill.setup
     drives = 1 if setup.model.latent else fill.drives  # that share what is stored
-    shipped_s = setup.kv_bytes(fill.batch, setup.input) / drives / setup.drive.link.bytes_per_s
+    shipped = setup.kv_bytes(fill.batch, setup.input)
+    shipped_s = shipped / drives / setup.drive.link.bytes_per_s
+    if setup.network:
+        copies = fill.drives if setup.model.latent else 1
+        shipped_s = max(shipped_s, copies * shipped / setup.network.bytes_per_s)
     prefill_s = max(setup.prefill_gpu_s(fill.batch), shipped_s, programs_s)  # layer by layer, one under the other
     parts = [system.breakdown(setup, fill.batch, fill.drives, each) for each in units]
     means = (
         float(np.interp(setup.steps, setup.points, [getattr(part, name) for part in parts]).mean())
-        for name in ("kv_s", "engine_s", "other_s", "hidden_s")
+        for name in (each.name for each in fields(Breakdown))
     )
     device_s = sum(part.kv_s + part.engine_s for part in parts) * len(setup.layers) / setup.model.shape.layers
     middle = units[len(units) // 2]

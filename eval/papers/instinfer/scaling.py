@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
 
+import typer
+
+from csd_spec.network import NETWORKS, network_named
 from eval.experiment import Outcome
 from eval.options import Picture, check_picture, number, numbers
 from eval.papers.instinfer.options import (
@@ -21,7 +26,19 @@ from eval.papers.options import Machine, Simulated
 from eval.plot import lines, save_figure
 
 IN_DRIVES = (DENSE, SPARF, BATCHED_DENSE, OURS)
-COLUMNS = ("system", "drives", "tokens_per_s", "speedup", "step_s", "kv_s", "other_s", "reason")
+COLUMNS = (
+    "system",
+    "drives",
+    "tokens_per_s",
+    "speedup",
+    "efficiency",
+    "step_s",
+    "kv_s",
+    "other_s",
+    "network_s",
+    "limit",
+    "reason",
+)
 
 
 def cases(batch: int, counts: Sequence[int]) -> list[Case]:
@@ -36,15 +53,19 @@ def rows(runs: Runs, batch: int, counts: Sequence[int]) -> Rows:
     for drives in counts:
         for result in (runs.drive(system, batch, drives) for system in IN_DRIVES):
             base = first.setdefault(result.system, result)
+            speedup = result.tokens_per_s / base.tokens_per_s if base.tokens_per_s else None
             made.append(
                 {
                     "system": result.system,
                     "drives": drives,
                     "tokens_per_s": result.tokens_per_s,
-                    "speedup": result.tokens_per_s / base.tokens_per_s if base.tokens_per_s else None,
+                    "speedup": speedup,
+                    "efficiency": speedup and speedup * base.drives / drives,
                     "step_s": result.step.total_s,
                     "kv_s": result.step.kv_s,
                     "other_s": result.step.other_s,
+                    "network_s": result.step.network_s,
+                    "limit": result.step.largest if result.tokens_per_s else None,
                     "reason": result.reason,
                 }
             )
@@ -58,14 +79,17 @@ def experiment(
     drives: DriveCounts = "1,2,4,8,20",
     batch_sizes: BatchSizes = "256",
     compression: CompressionFactor = 8,
+    network: Annotated[str | None, typer.Option(help=f"network to the drives: {', '.join(NETWORKS)}")] = None,
     plot: Picture = None,
 ) -> Outcome:
-    """Throughput over the number of drives (figure 17a)."""
+    """Throughput over the number of drives (figure 17a), its efficiency, and the resource that limits it."""
     check_picture(plot)
     setup, counts = work.setup(machine, simulated, compression), numbers("drives", drives)
+    setup = replace(setup, network=network_named(network) if network else None)
     batch = number("batch_sizes", batch_sizes)
     runs = run(simulated, setup, cases(batch, counts))
     found = rows(runs, batch, counts)
     if plot:
         save_figure(lines(found, "drives", "speedup", "system"), plot)
-    return rows_outcome(f"Scaling, {setup.model.name}, batch {batch}", found, COLUMNS, runs)
+    over = f", {network}" if network else ""
+    return rows_outcome(f"Scaling, {setup.model.name}, batch {batch}{over}", found, COLUMNS, runs)

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from csd_link.network import COMMAND_BYTES, COMPLETION_BYTES
 from csd_spec import NAMED, Compression, DriveSpec
+from csd_spec.network import Network
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.units import ENGINE_UNITS
 from eval.papers.instinfer import steps
@@ -26,6 +28,7 @@ from residency.modelled.executor import Work
 from residency.policies.flexgen import flexgen as flexgen_policy
 
 GIB = 2**30
+SUMS_BYTES = 8  # maximum and sum of a query head's logits
 SWAP_CLUSTER = 8 * 4096  # bytes that Linux swaps in at once (vm.page-cluster = 3)
 
 
@@ -45,6 +48,7 @@ class Constants:
 class Setup:
     """A model on hardware, and its work: `input` tokens of prompt and `output` new ones for each sequence.
 
+    network: between the host and the drives of systems that attend in drives; None is none.
     sampled_layers: how many layers' decode steps are simulated, None for all; stored are all layers, in any case.
     """
 
@@ -53,6 +57,7 @@ class Setup:
     host: Host
     ssd: Ssd
     drive: DriveSpec = INSTCSD_ZYNQ7045_8CH
+    network: Network | None = None
     input: int = 1024
     output: int = 1024
     compression: float = 8
@@ -123,12 +128,15 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Seconds of a decode step."""
+    """Seconds of a decode step. runtime_s, link_s and network_s are a part of other_s, and so is the GPU's time."""
 
     kv_s: float
     engine_s: float
     other_s: float
     hidden_s: float = 0  # of these, under one another
+    runtime_s: float = 0
+    link_s: float = 0
+    network_s: float = 0
 
     @property
     def parts_s(self) -> float:
@@ -138,6 +146,13 @@ class Breakdown:
     @property
     def total_s(self) -> float:
         return self.parts_s - self.hidden_s
+
+    @property
+    def largest(self) -> str:
+        """The resource that takes most of the step."""
+        parts = {"runtime": self.runtime_s, "link": self.link_s, "network": self.network_s}
+        parts |= {"drives": self.kv_s + self.engine_s, "gpu": self.other_s - sum(parts.values())}
+        return max(parts, key=parts.__getitem__)
 
     @property
     def kv_share(self) -> float:
@@ -301,18 +316,38 @@ class InStorage:
         halves = 2 if self.batched else 1
         commands = halves * layers
         gpu_s, link_s = setup.gpu_s(batch / halves) * halves, layers * per_layer
+        network_s = layers * _network_s(setup, batch, drives, halves) if setup.network else 0.0
         if self.batched:  # a command and its bytes are the drives' time, the host's work goes on for the other half
             runtime_s = commands * setup.constants.sequence_layer_s
             link_s += commands * 2 * link.command_ns / 1e9
-            on_gpu_s, in_drives_s = gpu_s + runtime_s, kv_s + engine_s + link_s
+            on_gpu_s, in_drives_s = gpu_s + runtime_s, kv_s + engine_s + link_s + network_s
         else:
             runtime_s = setup.runtime_s(batch)
-            on_gpu_s, in_drives_s = gpu_s + link_s + runtime_s, kv_s + engine_s
+            on_gpu_s, in_drives_s = gpu_s + link_s + runtime_s + network_s, kv_s + engine_s
         work = Work(*(round(1e9 * seconds / commands) for seconds in (on_gpu_s, in_drives_s)))
         stored = steps.Stored(home=CSD, tokens=setup.input, rows=dict.fromkeys(range(halves), 1))
         total_s = steps.step_s(steps.drives(), steps.in_turns, layers, stored, work)
-        parts = Breakdown(kv_s, engine_s, gpu_s + link_s + runtime_s)
-        return replace(parts, hidden_s=max(0.0, parts.parts_s - total_s))
+        parts = Breakdown(kv_s, engine_s, gpu_s + link_s + runtime_s + network_s)
+        hidden_s = max(0.0, parts.parts_s - total_s)
+        return replace(parts, hidden_s=hidden_s, runtime_s=runtime_s, link_s=link_s, network_s=network_s)
+
+
+def _network_s(setup: Setup, batch: int, drives: int, commands: int) -> float:
+    """Seconds that q, k, v of a layer to all drives, and outputs back, take over the port that all drives share.
+
+    Args:
+        setup: The model and the network.
+        batch: Number of sequences.
+        drives: Number of drives.
+        commands: Commands that a drive gets for the layer.
+    """
+    model, network = setup.model, setup.network
+    assert network is not None
+    kv_rows = drives if model.latent else 2 * model.kv_heads  # a latent row goes to every drive
+    out_bytes = 2 * batch * (model.q_heads + kv_rows) * model.head_dim + commands * drives * COMMAND_BYTES
+    in_bytes = batch * model.q_heads * (2 * model.head_dim + SUMS_BYTES) + commands * drives * COMPLETION_BYTES
+    ns = network.transfer_ns(out_bytes) + network.transfer_ns(in_bytes) + commands * 2 * network.message_ns
+    return ns / 1e9
 
 
 DENSE = InStorage(name="InstI-Dense")

@@ -7,6 +7,7 @@ import pytest
 
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
 from csd_link.nvmeof.subsystem import Record
+from csd_link.nvmeof.tls import Credentials
 
 
 def test_each_drive_has_the_next_port_and_all_are_discovered():
@@ -33,5 +34,9 @@ def test_an_address_that_others_reach_needs_leave():
             Listen.parse(text, ("a",), is_remote_allowed=False)
         with pytest.raises(ValueError, match="add --hosts FILE"):
             Listen.parse(text, ("a",), is_remote_allowed=True)
+        with pytest.raises(ValueError, match="or --tls-ca FILE"):
+            Listen.parse(text, ("a",), is_remote_allowed=True, tls=Credentials("cert", "key"))
+        secured = Listen.parse(text, ("a",), is_remote_allowed=True, tls=Credentials("cert", "key", "ca"))
+        assert Listen.from_dict(json.loads(json.dumps(asdict(secured)))) == secured
         at = Listen.parse(text, ("a",), is_remote_allowed=True, hosts=(AllowedHost("nqn"),))
         assert (at.port, at.hosts) == (4420, (AllowedHost("nqn"),))

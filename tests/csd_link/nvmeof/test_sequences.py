@@ -5,6 +5,7 @@ partner of: csd_link/nvmeof/sequences.py, csd_link/nvmeof/device.py
 
 import random
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -127,11 +128,11 @@ def test_a_completion_is_fetched_whole_or_in_parts(namespace):
     entry = pack_entry(0xC8, (1,), 0, 5, 8, crc32(np.array(body.seqs, np.uint64).tobytes()))
     namespace.execute(sqe(Op.SUBMIT, 0, session), entry + np.array(body.seqs, np.uint64).tobytes(), HOST)
     answer = namespace.execute(sqe(Op.FETCH, 0, session, 4096), b"", HOST)
-    assert len(answer.data[0]) == 4096 and answer.result > 9000, "it does not fit: what fits, and its size"
+    assert sum(map(len, answer.data)) == 4096 and answer.result > 9000, "it does not fit: what fits, and its size"
     (whole, data) = namespace.execute(sqe(Op.FETCH, 0, session, answer.result), b"", HOST).data
     frame = whole + data
-    parts = [namespace.execute(sqe(Op.FETCH, 0, session, 4096, at), b"", HOST).data[0] for at in (4096, 8192)]
-    assert frame[4096:] == b"".join(map(bytes, parts))
+    parts = [b"".join(namespace.execute(sqe(Op.FETCH, 0, session, 4096, at), b"", HOST).data) for at in (4096, 8192)]
+    assert frame == b"".join([*answer.data, *parts])
     done = unframed(bytearray(frame))
     assert done.data[0].tolist() == [1] * 9000 and done.data[0].ctypes.data % 16 == 0
     for broken in (b"", frame[:-1], frame[: FRAME.size], FRAME.pack(2**60, 3) + frame[16:], frame[:-1] + b"\0"):
@@ -153,8 +154,8 @@ def device_of(port, **options):
     return NvmeDevice(lambda: Endpoint("127.0.0.1", port, NQN), **options)
 
 
-def target_with(namespace, **limits):
-    return target_of(subsystem_of(MemoryBlocks(), namespaces={3: namespace}), replace(SMALL, **limits))
+def target_with(namespace, port=0, **limits):
+    return target_of(subsystem_of(MemoryBlocks(), namespaces={3: namespace}), replace(SMALL, **limits), port)
 
 
 @pytest.mark.parametrize("digests", [Digests(), Digests(True, True)])
@@ -204,7 +205,7 @@ def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(seed):
 
 
 def test_a_drive_that_has_begun_anew_or_is_gone_is_lost(namespace, monkeypatch):
-    monkeypatch.setattr(device_module, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(device_module, "REFUSED_S", 0.1)
     with target_with(namespace) as target:
         device = device_of(target.port)
         port = target.port
@@ -219,6 +220,29 @@ def test_a_drive_that_has_begun_anew_or_is_gone_is_lost(namespace, monkeypatch):
     device.close()
     with pytest.raises(Lost, match="Connection refused"):
         device_of(port)
+
+
+def test_a_drive_that_is_out_of_reach_is_waited_for(namespace, service):
+    """A proxy takes connections and closes them, as long as no target listens."""
+    located, again = [], ExitStack()
+
+    def locate():
+        located.append(target.port)
+        if len(located) == 4:
+            again.enter_context(target_with(namespace, port=target.port))
+        return Endpoint("127.0.0.1", proxy.port, NQN)
+
+    with target_with(namespace) as target:
+        proxy = FaultyProxy(target.port, random.Random(0), 10)
+        device, hasty = NvmeDevice(locate), device_of(proxy.port, ctrl_loss_s=0.0)
+    with again:
+        done = hasty.submit(Flush(), 0).result()
+        assert done.status is Status.PATH_LOST and "it takes no other: " in done.reason
+        assert device.submit(KvFree((9,)), 0).result().data[0].size == 9
+        assert (device.lost, len(located)) == (None, 4)
+        device.close()
+    hasty.close()
+    proxy.close()
 
 
 def test_a_subsystem_without_sequences_is_no_drive_of_ours(namespace):

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 
@@ -22,9 +23,12 @@ from csd_link.nvmeof.listen import Listen, nqn_of
 from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import port_path, run_dir
 from csd_link.transports import OURS, transport_of, transports
+from csd_spec import LogPage
 from eval.bench.faulty_proxy import FaultyProxy
+from tests.certificates import certificates
 from tests.served import decoder, serving
 from tests.vcsd_cli.test_main import PROMPT, vcsd
+from vcsd.administer import admin_window, read_log
 from vcsd.report import Report
 from vcsd.transport import open_drives
 
@@ -65,7 +69,7 @@ def pigeon(tmp_path, monkeypatch):
 
 
 def test_every_transport_says_what_a_user_needs():
-    assert [each.name for each in OURS] == ["inproc", "process", "fuse", "window", "nvme+tcp", "nvme"]
+    assert [each.name for each in OURS] == ["inproc", "process", "fuse", "window", "nvme+tcp", "nvme", "ray"]
     for each in OURS:
         assert each.form.startswith(each.name)
         lack = each.missing()
@@ -83,8 +87,13 @@ def test_every_transport_says_what_a_user_needs():
         ("nvme+tcp://", "needs an address"),
         ("nvme+tcp:///nqn", "needs an address"),
         ("nvme+tcp://127.0.0.1:0", "needs an address"),
-        ("nvme+tcp://127.0.0.1:4420?hostnqn=", r"\?hostnqn=: must be \?hostnqn=NQN"),
-        ("nvme+tcp://127.0.0.1:4420/nqn?host=nqn", r"must be \?hostnqn=NQN"),
+        ("nvme+tcp://127.0.0.1:4420?hostnqn=", r"\?hostnqn=: must be one of hostnqn, ctrl_loss_tmo, "),
+        ("nvme+tcp://127.0.0.1:4420/nqn?host=nqn", r"\?host=nqn: must be one of"),
+        ("nvme+tcp://127.0.0.1?hostnqn=a&hostnqn=b", r"\?hostnqn=b: .* each once"),
+        (f"nvme+tcp://127.0.0.1?hostnqn={'n' * 224}", "at most 223 bytes"),
+        ("nvme+tcp://127.0.0.1:4420?ctrl_loss_tmo=-1", "must be whole seconds, 0 to 86400"),
+        ("nvme+tcp://127.0.0.1?cert=a.pem", "no effect without tls=FILE"),
+        ("nvme+tcp://127.0.0.1?tls=/no.pem", "TLS file /no.pem: No such file or directory"),
         ("nvme+tcp://127.0.0.1:65536/nqn", "needs an address"),
     ],
 )
@@ -109,7 +118,18 @@ def test_one_of_ones_own_is_a_class_and_an_entry_point(pigeon, capsys, monkeypat
     monkeypatch.delenv("PIGEON")
     _, out, _ = vcsd(capsys, monkeypatch, "doctor", "-o", "json")
     ways = {way["what"]: way for way in json.loads(out)["ways"]}
-    assert list(ways) == ["inproc", "process", "fuse", "window", "nvme+tcp", "nvme", "pigeon", "guest", "nvmevirt"]
+    assert list(ways) == [
+        "inproc",
+        "process",
+        "fuse",
+        "window",
+        "nvme+tcp",
+        "nvme",
+        "ray",
+        "pigeon",
+        "guest",
+        "nvmevirt",
+    ]
     assert (ways["pigeon"]["ok"], ways["pigeon"]["found"], ways["pigeon"]["fix"]) == (
         False,
         "there is no pigeon",
@@ -186,6 +206,18 @@ def test_served_drives_are_found_by_their_address_and_decode_as_in_process(tmp_p
         assert "1 drives are served" in run(f"{address}/{nqn_of('csd1')}")
         assert f"no drive nqn at 127.0.0.1:{port}: there are {nqn_of('csd0')}" in run(f"{address}/nqn")
     assert run("nvme+tcp") == expected
+    files = certificates(tmp_path / "tls", "nqn.host:1")
+    options = "hostnqn=nqn.host:1&tls={0.ca}&cert={0.cert}&key={0.key}".format(files["named"])
+    with serving(tmp_path, "csd0", "csd1", listen=replace(listen, tls=files["drive"])):
+        assert run(f"{address}?{options}") == expected
+        said = run(address)
+        assert "add ?tls=FILE" in said and said.count("\n") == 1
+        said = run(f"{address}?tls={files['impostor'].cert}")
+        assert f"no drive at 127.0.0.1:{port}: the peer's certificate is refused" in said and said.count("\n") == 1
+        assert run(f"{address}?{options.replace('nqn.host', 'nqn.other')}").count("\n") == 1
+        device = admin_window("csd0")
+        assert read_log(device, LogPage.SMART)["hosts_refused"] == 3
+        device.close()
 
 
 @pytest.mark.usefixtures("own_run_dir")

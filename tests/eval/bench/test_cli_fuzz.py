@@ -115,7 +115,7 @@ def test_commands_hold_and_the_keys_are_there(capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     code, out, _ = vcsd(capsys, monkeypatch, "bench", "cli-fuzz", "--inputs", str(INPUTS), "--seed", "3", "-o", "json")
     result = json.loads(out)
-    assert (code, result["found"]) == (0, [])
+    assert (code, result["found"]) == (0, []), out
     assert (result["inputs"], result["commands"]) == (INPUTS, len(list(app.leaves())))
     assert [result[key] for key in ("tracebacks", "signals", "silent", "hangs")] == [0, 0, 0, 0]
     assert 0 < result["accepted"] < INPUTS

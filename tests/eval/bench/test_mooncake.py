@@ -31,6 +31,12 @@ class Store:
         self.disk[key] = self.spoiled(key, data) if self.spoiled else data
         return 0
 
+    def put_batch(self, keys, data):
+        return next((code for code in map(self.put, keys, data) if code), 0)
+
+    def get_batch(self, keys):
+        return [self.get(key) for key in keys]
+
     def get(self, key):
         return self.memory.get(key) or self.disk.get(key) or b""
 

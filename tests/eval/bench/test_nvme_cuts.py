@@ -21,7 +21,6 @@ from tests.csd_link.nvmeof.test_sequences import IDENTITY, Counting, device_of, 
 @pytest.mark.usefixtures("own_run_dir")
 def test_a_decode_over_cut_connections_has_the_same_tokens(monkeypatch):
     monkeypatch.setattr(nvme_cuts, "KINDS", ("cut", "double", "flip", "delay"))  # what is dropped is waited for
-    monkeypatch.setattr("csd_link.nvmeof.device.RECONNECT_S", 30.0)  # on a busy machine
     result = bench_nvme_cuts(cuts=2, drives=1, tokens=16, seed=1, tick=lambda _: None)
     assert [result[key] for key in ("lost", "wrong", "twice", "refusals_missed")] == [0] * 4, result
     assert result["cuts"] >= 2

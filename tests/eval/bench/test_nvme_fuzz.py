@@ -3,7 +3,6 @@
 partner of: eval/bench/nvme_fuzz.py, eval/bench/nvme_mutants.py
 """
 
-import gc
 import time
 
 import pytest
@@ -17,18 +16,8 @@ from eval.bench import nvme_fuzz
 from eval.bench.nvme_fuzz import bench_nvme_fuzz
 from eval.bench.nvme_mutants import STATES, statuses
 
-# Connections that a mutated PDU has broken are dropped, and their sockets closed by the collector
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 CLEAN = {"crashes": 0, "hangs": 0, "leaks": 0, "state_changes": 0}
 PLANTED = 8000  # PDUs, of which few in a thousand find what is planted
-
-
-@pytest.fixture(autouse=True)
-def collected():
-    """Sockets that were dropped are closed here, and not in another test."""
-    yield
-    gc.collect()
 
 
 def run(pdus):

@@ -27,7 +27,7 @@ def test_what_the_victim_is_refused_is_counted_with_its_reason() -> None:
     victim = Victim(Refusing(), Load(seconds=0, tokens=CHUNK, layers=1))  # type: ignore[arg-type]  # what it uses of one
     victim.fill()
     assert victim.refused == ["SeqCreate: full", "KvAppend: full"]
-    victim.device.lost = True  # type: ignore[assignment]
+    victim.device.lost = True  # type: ignore[assignment]  # an attribute of Refusing, not of a drive
     with pytest.raises(OSError, match="full"):
         victim.decode(0)
 

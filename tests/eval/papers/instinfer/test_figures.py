@@ -5,8 +5,11 @@ eval/papers/instinfer/engine_breakdown.py, eval/papers/instinfer/scaling.py, eva
 eval/papers/instinfer/options.py
 """
 
+from dataclasses import replace
+
 import pytest
 
+from csd_spec.network import Network
 from eval.papers.instinfer import breakdown, engine_breakdown, scaling, sensitivity, throughput
 from eval.papers.instinfer.options import Work, extent, setup_of
 from eval.papers.instinfer.runs import simulate
@@ -67,3 +70,18 @@ def test_options_name_a_setup():
     assert extent(simulate(every, [])) == "modelled"
     with pytest.raises(ValueError, match=r"compression = 0\.5"):
         Work().setup(machine, some, 0.5)
+
+
+def test_a_slow_network_ends_the_scaling_of_drives():
+    counts = (1, 2, 4)
+    near, far = (
+        scaling.rows(simulate(replace(small_setup(), network=network), scaling.cases(4, counts)), 4, counts)
+        for network in (None, Network(name="slow", bytes_per_s=1_000_000, message_ns=1000))
+    )
+    assert {row["network_s"] for row in near} == {0}
+    for mine, theirs in zip(far, near, strict=True):
+        assert mine["network_s"] > 0
+        assert mine["step_s"] > theirs["step_s"]
+        assert mine["efficiency"] == pytest.approx(mine["speedup"] / mine["drives"])
+    assert {row["limit"] for row in far} == {"network"}
+    assert max(row["efficiency"] for row in far if row["drives"] == 4) < 0.5

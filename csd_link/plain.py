@@ -1,0 +1,48 @@
+"""A served drive that is not waited for when it dies: other drives store the same."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+
+from csd_link.connect import Connect
+from csd_spec import Command, Completion, Device, DriveSpec
+
+RECONNECT_S = 5.0  # in which a drive that is restarted answers again
+_LOOK_S = 0.05
+
+
+class PlainDevice:
+    """A served drive. After it died, its commands end with PATH_LOST; `reconnect` may reach it again."""
+
+    def __init__(self, connect: Connect) -> None:
+        """Attach to a drive; raises Lost if it does not answer."""
+        self._connect, self._device = connect, connect()
+        self.name, self.spec, self.max_bytes = self._device.name, self._device.spec, self._device.max_bytes
+        self.node: str = getattr(connect, "node", "")  # the machine, if it is known
+        self._again: PlainDevice | None = None
+
+    spec: DriveSpec
+
+    def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        return self._device.submit(command, submit_ns)
+
+    def reconnect(self) -> Device | None:
+        """The drive after a restart, whatever it still stores; None if it runs, or is not back in RECONNECT_S."""
+        if self._device.lost is None or not self._device.identity.restarts:
+            return None
+        self._device.close()
+        deadline = time.monotonic() + RECONNECT_S
+        while not self._again and time.monotonic() < deadline:
+            try:
+                self._again = PlainDevice(self._connect)
+            except OSError:
+                time.sleep(_LOOK_S)
+        return self._again
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._device.close()
+        if self._again:
+            self._again.close()

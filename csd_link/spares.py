@@ -1,0 +1,71 @@
+"""Drives that take the place of lost ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from threading import Lock
+
+from csd_spec import Device
+
+More = Callable[[Collection[str]], Device | None]
+
+
+def _no_more(known: Collection[str]) -> Device | None:
+    return None
+
+
+class Spares:
+    """Finds a drive for each group of KV heads that has lost one: a `csd_link.replication.Replacement`.
+
+    It is a spare drive; or one that was added since; or the same drive, if it can be reached again; or one that stores
+    other groups. Groups that have lost the same drive get the same one.
+    """
+
+    def __init__(self, drives: Sequence[Device], spares: Sequence[Device] = (), more: More = _no_more) -> None:
+        """Create it.
+
+        Args:
+            drives: Drives that store groups.
+            spares: Drives that are empty.
+            more: Opens an unused drive; its argument is the names of the used ones.
+        """
+        self._drives, self._spares, self._more = list(drives), list(spares), more
+        self._substitutes: dict[int, Device] = {}  # by id of the lost drive
+        self._lost: list[Device] = []
+        self._added: Counter[int] = Counter()  # groups that a drive has got, by its id
+        self._lock = Lock()
+
+    def __call__(self, lost: Device, in_use: Sequence[Device]) -> Device | None:
+        """A drive to fill in place of a lost one, not one in use; None if there is none."""
+        with self._lock:
+            if not _contains(self._lost, lost):
+                self._lost.append(lost)
+            known = self._substitutes.get(id(lost))
+            found = known if known and self._is_free(known, in_use) else self._find(lost, in_use)
+            if found:
+                self._substitutes[id(lost)] = found
+                self._added[id(found)] += 1
+            return found
+
+    def _find(self, lost: Device, in_use: Sequence[Device]) -> Device | None:
+        for spare in self._spares:
+            if not self._added[id(spare)] and self._is_free(spare, in_use):
+                return spare
+        if more := self._more([each.name for each in (*self._drives, *self._spares)]):
+            self._drives.append(more)
+            return more
+        reconnect = getattr(lost, "reconnect", None)
+        if reconnect and (again := reconnect()):
+            self._drives.append(again)
+            found: Device = again
+            return found
+        others = [drive for drive in (*self._drives, *self._spares) if self._is_free(drive, in_use)]
+        return min(others, key=lambda drive: self._added[id(drive)], default=None)
+
+    def _is_free(self, drive: Device, in_use: Sequence[Device]) -> bool:
+        return not _contains(self._lost, drive) and not _contains(in_use, drive)
+
+
+def _contains(drives: Sequence[Device], drive: Device) -> bool:
+    return any(each is drive for each in drives)

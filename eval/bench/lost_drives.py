@@ -1,0 +1,203 @@
+"""Permanent losses of drives and nodes during a decode, by redundancy.
+
+Every drive is a process that nothing restarts; a node is half of the drives. Tokens are compared with those of the same
+decode without a loss.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Annotated, Any, Literal
+
+import torch
+import typer
+
+from csd_link.driveset import DriveSet
+from csd_link.replication import Redundancy, ReplicatedDevice
+from csd_link.run_dir import pid_path
+from csd_spec import Attention, Compression, DeviceError
+from eval.experiment import Outcome
+from vcsd.attached import Setting, attached
+from vcsd.generate import Inputs, generate
+from vcsd.loading import CHECKPOINT, PROMPT, encode, load
+from vcsd.options import MAX_SEED
+from vcsd.progress import Tick, progress
+from vcsd.tables import table
+
+DRIVES, NODES = 4, 2
+FILLED_S = 60.0  # within which a replacement is filled
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Number of losses, and the decode."""
+
+    kills: Annotated[int, typer.Option(min=1, max=10**5, help="losses for each redundancy; every third is a node")] = 25
+    tokens: Annotated[int, typer.Option(min=8, max=512, help="length of a decode, one for each loss")] = 48
+    transport: Annotated[Literal["process", "nvme+tcp"], typer.Option(help="of the drives")] = "process"
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the moments, and of the drives")] = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Findings for one redundancy. Times are wall-clock seconds after the loss.
+
+    Attributes:
+        degraded_s: Until the first command of a group that has lost a drive was served.
+        redundant_s: Until all groups had as many drives as before.
+        refused: Decodes that ended with the error of a lost drive.
+    """
+
+    kills: int = 0
+    nodes: int = 0
+    lost: int = 0
+    wrong: int = 0
+    refused: int = 0
+    degraded_s: list[float] = field(default_factory=list)
+    redundant_s: list[float] = field(default_factory=list)
+
+    def to_dict(self, copies: float) -> dict[str, Any]:
+        """For programs. copies: drives that store each head."""
+        times = {
+            "time_to_degraded_service_s": self.degraded_s or [],
+            "time_to_full_redundancy_s": self.redundant_s or [],
+        }
+        spans = {
+            f"{name}_{kind}": value
+            for name, each in times.items()
+            for kind, value in (("median", median(each) if each else None), ("max", max(each, default=None)))
+        }
+        counts = {"kills": self.kills, "nodes": self.nodes, "lost": self.lost, "wrong": self.wrong}
+        return counts | {"refused": self.refused, "storage_overhead": copies - 1} | spans
+
+
+class Loss(threading.Thread):
+    """Kills drives at a moment of a decode."""
+
+    def __init__(self, names: Sequence[str], delay_s: float) -> None:
+        super().__init__(daemon=True)
+        self._names, self._delay_s = names, delay_s
+        self.at = 0.0
+
+    def run(self) -> None:
+        time.sleep(self._delay_s)
+        self.at = time.monotonic()
+        for name in self._names:
+            os.kill(int(pid_path(name).read_text()), signal.SIGKILL)
+
+
+@torch.inference_mode()
+def bench_lost_drives(asked: Asked, tick: Tick) -> dict[str, Any]:
+    """Lose drives and nodes in decodes with each redundancy; one loss with none."""
+    model, tokenizer = load(CHECKPOINT)
+    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, asked.tokens, asked.seed)
+    what = Setting(attention=Attention("sparf", Compression(8)), drives=DriveSet(count=DRIVES))
+    with attached(model, what):
+        generate(model, inputs, 2, None)
+        began = time.perf_counter()
+        expected, _ = generate(model, inputs, asked.tokens, None)
+        decode_s = time.perf_counter() - began
+    draw, result = random.Random(asked.seed), dict[str, Any]()
+    plan: tuple[tuple[Redundancy, int, int], ...]
+    plan = ("none", 1, 1), ("mirror", asked.kills, 2), ("recompute", asked.kills, 1)
+    for redundancy, kills, copies in plan:
+        tally = Tally()
+        for number in range(kills):
+            is_node = number % 3 == 2
+            first = draw.randrange(DRIVES)
+            killed = [
+                drive for drive in range(DRIVES) if drive == first or (is_node and drive % NODES == first % NODES)
+            ]
+            spares = 0 if redundancy == "none" else len(killed)
+            drives = DriveSet(count=DRIVES, spares=spares, transport=asked.transport, restart=False)
+            setting = replace(what, drives=drives, redundancy=redundancy)
+            _lose(model, inputs, setting, killed, draw.random() * decode_s, expected, tally)
+            tally.nodes += is_node
+            tick(None)
+        result[redundancy] = tally.to_dict(copies)
+    survived = [result[each] for each in ("mirror", "recompute")]
+    return {
+        **{name: sum(each[name] for each in survived) for name in ("kills", "lost", "wrong")},
+        "none_refused": result["none"]["refused"],
+        "by_redundancy": result,
+        "transport": asked.transport,
+        "seed": asked.seed,
+    }
+
+
+def _lose(
+    model: Any,
+    inputs: Inputs,
+    setting: Setting,
+    killed: Sequence[int],
+    delay_s: float,
+    expected: torch.Tensor,
+    tally: Tally,
+) -> None:
+    """One decode, in which drives are lost after `delay_s`."""
+    tokens = expected.shape[1]
+    with attached(model, setting) as csd:
+        groups = [device for device in csd.driver.devices if isinstance(device, ReplicatedDevice)]
+        names = [device.name for device in csd.driver.devices]
+        loss = Loss([names[number] for number in killed], delay_s)
+        loss.start()
+        try:
+            got, _ = generate(model, inputs, tokens, None)
+            loss.join()
+            if not any(event.kind == "lost" for group in groups for event in group.events):
+                got, _ = generate(model, inputs, tokens, None)  # the decode was over: this one notices
+        except DeviceError:
+            loss.join()
+            tally.refused += 1
+            return
+        finally:
+            tally.kills += 1
+        tally.lost += tokens - got.shape[1]
+        tally.wrong += int((got != expected[:, : got.shape[1]]).sum())
+        filled = all(group.wait_filled(FILLED_S) for group in groups)
+        events = [event for group in groups for event in group.events]
+        tally.degraded_s += [event.at - loss.at for event in events if event.kind == "served"]
+        if filled and not any(event.kind == "failed" for event in events):
+            tally.redundant_s += [max(event.at for event in events if event.kind == "redundant") - loss.at]
+
+
+def experiment(asked: Asked) -> Outcome:
+    """Lose drives and nodes for good in the middle of a decode; with redundancy the tokens stay the same."""
+    with progress("losses", 1 + 2 * asked.kills) as tick:
+        result = bench_lost_drives(asked, tick)
+    rows = [
+        (
+            name,
+            f"{each['kills']} ({each['nodes']})",
+            f"{each['lost']}, {each['wrong']}",
+            str(each["refused"]),
+            f"{each['storage_overhead']:.0%}",
+            _span(each, "time_to_degraded_service_s"),
+            _span(each, "time_to_full_redundancy_s"),
+        )
+        for name, each in result["by_redundancy"].items()
+    ]
+    columns = (
+        "redundancy",
+        "losses (nodes)",
+        "tokens lost, wrong",
+        "refused",
+        "storage overhead",
+        "degraded service after, s",
+        "full redundancy after, s",
+    )
+    shown = table("Lost drives (times: median, maximum)", columns, rows)
+    return Outcome(result, [shown], failed=bool(result["lost"] or result["wrong"]))
+
+
+def _span(row: dict[str, Any], name: str) -> str:
+    if row[f"{name}_median"] is None:
+        return "never"
+    return f"{row[f'{name}_median']:.2f}, {row[f'{name}_max']:.2f}"

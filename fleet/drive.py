@@ -1,0 +1,220 @@
+"""A drive of a fleet on its node: its server process, and its row in the table. A Ray actor is made of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from csd_io.medium import Medium
+from csd_link.fleet_table import Member
+from csd_link.liveness import running
+from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
+from csd_link.nvmeof.target import is_loopback
+from csd_link.run_dir import drive_dir, pid_path, private_dir, run_dir
+from csd_link.served_drive import ServedDrive, ServedDrives
+from csd_spec.drive import DriveSpec
+
+LOOK_S, STOP_TIMEOUT_S, OLD_SERVER_TIMEOUT_S = 0.3, 10.0, 15.0
+MAX_FAILED_STARTS = 5
+
+Publish = Callable[[Member], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A drive that a node is to run.
+
+    Attributes:
+        fleet: Identifier of the fleet.
+        name: Name of the drive.
+        host_nqn: The only host that may connect.
+        spec: `DriveSpec` as a dictionary.
+        flash: Folder for flash; empty is the run folder.
+        hosted: `Hosted.durability`, `medium` and `threads`.
+        server: Arguments of Python that start a server; the file of drives and the owner's process follow.
+    """
+
+    fleet: str
+    name: str
+    host_nqn: str
+    spec: dict[str, Any]
+    flash: str
+    hosted: dict[str, Any]
+    server: tuple[str, ...]
+
+    @property
+    def base(self) -> Path:
+        """Folder of the fleet's files on a node."""
+        return run_dir() / f"fleet-{self.fleet}"
+
+    @property
+    def flash_root(self) -> Path:
+        """Folder of the fleet's flash on a node."""
+        return Path(self.flash) / f"fleet-{self.fleet}" if self.flash else self.base / "flash"
+
+
+def served_name(assignment: Assignment, generation: int) -> str:
+    """Name of a generation's server, unique on a machine."""
+    return f"{assignment.name}.{generation}-{assignment.fleet}"
+
+
+def place(assignment: Assignment, before: Member | None, node: str, host: str) -> Member:
+    """The row with which a drive begins on a node.
+
+    The flash of the generation before is used again if it is on this node; then the address and the NQN stay too. On
+    another node a new generation begins with empty flash.
+    """
+    is_here = before is not None and before.node == node
+    if before and is_here and (assignment.flash_root / served_name(assignment, before.generation)).is_dir():
+        return replace(before, state="starting", restarts=before.restarts + 1, reason="")
+    generation = before.generation + 1 if before else 1
+    with socket.create_server((host, 0)) as free:
+        port = free.getsockname()[1]
+    return Member(
+        name=assignment.name,
+        generation=generation,
+        state="starting",
+        node=node,
+        host=host,
+        port=port,
+        nqn=nqn_of(served_name(assignment, generation)),
+        is_spare=assignment.name.startswith("spare"),
+        since_s=time.time(),
+    )
+
+
+class FleetDrive:
+    """Runs a drive's server as long as it lives, and publishes its row whenever that changes."""
+
+    def __init__(self, assignment: Assignment, member: Member, publish: Publish) -> None:
+        self._assignment, self._member, self._publish = assignment, member, publish
+        self._served = served_name(assignment, member.generation)
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = private_dir(private_dir(assignment.base) / "logs") / f"{self._served}.log"
+        self._left, self._pid = (
+            self._drive_pid(),
+            0,
+        )  # drive processes: the actor's before this one, and the present one
+        publish(member)
+        self._thread = threading.Thread(target=self._run, name=self._served, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the server; hosts lose the drive."""
+        self._stopping.set()
+        self._thread.join()
+        if self._process and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(drive_dir(self._served), ignore_errors=True)
+
+    def remove_files(self) -> None:
+        """Remove all files of the fleet on this node, once its drives have stopped."""
+        shutil.rmtree(self._assignment.base, ignore_errors=True)
+        shutil.rmtree(self._assignment.flash_root, ignore_errors=True)
+
+    def _run(self) -> None:
+        """Start the server, and again when it ends, until `stop`."""
+        failed = 0
+        try:
+            self._await_old_server()
+            while not self._stopping.is_set() and failed < MAX_FAILED_STARTS:
+                self._start()
+                answered = self._watch()
+                if self._stopping.is_set():
+                    return
+                failed = 0 if answered else failed + 1
+            self._say(state="lost", reason=self._last_words())
+        except (OSError, ValueError) as error:
+            self._say(state="lost", reason=str(error))
+
+    def _watch(self) -> bool:
+        """Follow the server until it ends; returns whether it has ever answered."""
+        assert self._process
+        answered = False
+        while not self._stopping.wait(LOOK_S) and self._process.poll() is None:
+            if not answered and self._answers():
+                answered = True
+                self._say(state="up")
+            if (pid := self._drive_pid()) not in (0, self._left, self._pid):
+                if self._pid:
+                    self._say(restarts=self._member.restarts + 1)
+                self._pid = pid
+        return answered
+
+    def _start(self) -> None:
+        assignment, member = self._assignment, self._member
+        drive = ServedDrive(
+            name=self._served,
+            spec=DriveSpec.from_dict(assignment.spec),
+            path=private_dir(assignment.flash_root) / self._served,
+            listen=Listen(member.host, member.port, (self._served,), (AllowedHost(assignment.host_nqn),)),
+            **assignment.hosted | {"medium": Medium(**assignment.hosted["medium"])},
+        )
+        # One folder a start: a server whose owner has ended removes the folder of its file
+        folder = private_dir(assignment.base / f"{self._served}-{os.getpid()}")
+        file = folder / "serve.json"
+        file.touch(mode=0o600)
+        file.write_text(ServedDrives((drive,)).to_json())
+        with self._log.open("ab") as errors:
+            command = [sys.executable, *assignment.server, str(file), str(os.getpid())]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
+        self._pid_file.write_text(str(self._process.pid))
+        self._say(pid=self._process.pid, state="starting")
+
+    @property
+    def _pid_file(self) -> Path:
+        return self._log.with_suffix(".pid")
+
+    def _await_old_server(self) -> None:
+        """Wait for the processes of an actor that was killed: they hold the flash and the port until they exit."""
+        old, deadline = list[int](), time.monotonic() + OLD_SERVER_TIMEOUT_S
+        with suppress(OSError, ValueError):
+            old.append(int(self._pid_file.read_text()))
+        if self._left:
+            old.append(self._left)
+        if old:
+            while any(map(running, old)) and time.monotonic() < deadline and not self._stopping.wait(LOOK_S):
+                pass
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection((self._member.host, self._member.port), LOOK_S).close()
+            return True
+        except OSError:
+            return False
+
+    def _drive_pid(self) -> int:
+        """Process of the drive, a child of its server's; 0 if there is none yet."""
+        with suppress(OSError, ValueError):
+            return int(pid_path(self._served).read_text())
+        return 0
+
+    def _last_words(self) -> str:
+        said = self._log.read_text(errors="replace").strip().splitlines() or ["its server ended without a word"]
+        return said[-1].removeprefix("vcsd: ")
+
+    def _say(self, **changes: Any) -> None:
+        self._member = replace(self._member, **changes)
+        self._publish(self._member)
+
+
+def listen_host(node_ip: str, is_local: bool) -> str:
+    """Address at which a node's drives listen: this machine's loopback for a local fleet."""
+    return "127.0.0.1" if is_local or is_loopback(node_ip) else node_ip

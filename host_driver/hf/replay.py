@@ -1,0 +1,198 @@
+"""Computes keys and values of lost heads again, by repeating the forwards of the model.
+
+The log keeps the arguments of every forward on a cache in drives: token IDs, and what else the model was given. They
+are repeated one by one on new drives in this process, with the attention of that time. So the same bits are stored,
+also where a sparse method attended: with another attention the keys of later layers would differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from csd_link.cutting import Deferred
+from csd_link.replica import Replica, stored_part
+from csd_link.replication import ReplicatedDevice
+from csd_spec import Attend, Attention, Command, Completion, Device, DriveSpec, FlashCounters, KvAppend, SeqCreate
+from host_driver.driver import Driver
+from host_driver.hf.cache import CsdCache
+
+_DROPPED = ("past_key_values", "use_cache", "return_dict", "labels")
+_BY_TOKEN = ("input_ids", "attention_mask", "position_ids", "inputs_embeds", "cache_position", "token_type_ids")
+
+
+@dataclass(slots=True)
+class Forward:
+    """Arguments of a forward on a cache of `past` positions that has added `new` ones.
+
+    An attention mask (B, past + new) is kept without the columns of earlier forwards.
+    """
+
+    given: dict[str, Any]
+    past: int
+    new: int
+    attention: Attention
+
+    @classmethod
+    def of(cls, given: dict[str, Any], past: int, new: int, attention: Attention) -> Forward:
+        """Keep what a model was given."""
+        kept = {name: value for name, value in given.items() if name not in _DROPPED}
+        mask = kept.get("attention_mask")
+        if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+            kept["attention_mask"] = mask[:, past : past + new].clone()
+        return cls(kept, past, new, attention)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether a mask (B, positions) was given, and not none or one of another form."""
+        mask = self.given.get("attention_mask")
+        return isinstance(mask, torch.Tensor) and mask.dim() == 2
+
+    def cut(self, new: int) -> Forward:
+        """The same for its first `new` positions."""
+        given = dict(self.given)
+        for name in _BY_TOKEN:
+            if isinstance(value := given.get(name), torch.Tensor):
+                axis = 1 if name == "inputs_embeds" else -1
+                given[name] = value.narrow(axis, 0, new)
+        return Forward(given, self.past, new, self.attention)
+
+    def mask_after(self, before: torch.Tensor | None) -> torch.Tensor:
+        """The attention mask (B, past + new), of tokens alone where none was given. before: (B, past)."""
+        mask = self.given.get("attention_mask")
+        if mask is None or not self.has_mask:
+            tokens = self.given["input_ids" if self.given.get("input_ids") is not None else "inputs_embeds"]
+            mask = torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)
+        return mask if before is None else torch.cat([before, mask], dim=1)
+
+
+class HostDevice:
+    """A drive in this process that stands for the host: its commands take no simulated time and cross no link."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self.name, self.spec = device, "host", device.spec
+        self._stored: list[tuple[Command, list[int]]] | None = []  # commands with handles that they create, until taken
+
+    spec: DriveSpec
+
+    def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        future = self._device.submit(command, submit_ns)
+        if self._stored is not None and isinstance(command, SeqCreate):
+            self._stored.append((command, future.result().data[0].tolist()))
+        elif self._stored is not None and isinstance(command, KvAppend | Attend):
+            self._stored.append((stored_part(command), []))
+
+        def end() -> Completion:
+            nothing: dict[str, int] = {}
+            done = future.result()
+            return replace(done, finish_ns=done.submit_ns, breakdown_ns=nothing, flash=FlashCounters(), link_bytes=0)
+
+        return Deferred(end)
+
+    def take_stored(self, handles: dict[int, int]) -> list[tuple[Command, list[int]]]:
+        """Commands until now with the host's handles; later ones are not kept. handles: ours, by the host's."""
+        ours, stored = {theirs: ours for ours, theirs in handles.items()}, self._stored or []
+        self._stored = None
+        history = list[tuple[Command, list[int]]]()
+        for command, created in stored:
+            if isinstance(command, KvAppend):
+                command = replace(command, seqs=tuple(ours[seq] for seq in command.seqs))
+            history.append((command, [ours[handle] for handle in created]))
+        return history
+
+    def close(self) -> None:
+        self._device.close()
+
+
+class Replay:
+    """Log of a model's forwards, and what computes lost groups of heads from it.
+
+    Attributes:
+        forward_on: Gives the model's forward with its cache in the drives of a driver. Set when the model is attached.
+    """
+
+    def __init__(self, groups: Sequence[ReplicatedDevice], make: Callable[[], Device]) -> None:
+        """Set `rebuild` of each group.
+
+        Args:
+            groups: Groups of heads in the order of the driver's devices.
+            make: Creates a drive in this process.
+        """
+        self._groups, self._make = groups, make
+        self._logs: WeakKeyDictionary[CsdCache, list[Forward]] = WeakKeyDictionary()
+        self._again: dict[int, Replica] = {}  # groups as computed again since the last forward, by number
+        self.forward_on: Callable[[Driver], Callable[..., Any]] | None = None
+        for number, group in enumerate(groups):
+            group.rebuild = partial(self._rebuild, number)
+
+    @contextmanager
+    def recorded(self, cache: CsdCache, given: dict[str, Any]) -> Iterator[None]:
+        """A forward on a cache, which is logged if it does not raise."""
+        self._forget()
+        past = cache.get_seq_length()
+        log = self._cropped(cache, past)
+        yield
+        log.append(Forward.of(given, past, cache.get_seq_length() - past, cache.driver.attention))
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget commands whose rows the log gives now, and drives that were computed from a shorter log."""
+        self.close()
+        for group in self._groups:
+            group.forget_recent()
+
+    def close(self) -> None:
+        """Close drives that no group has taken."""
+        for replica in self._again.values():
+            replica.device.close()
+        self._again.clear()
+
+    def _cropped(self, cache: CsdCache, length: int) -> list[Forward]:
+        """The log of a cache as far as its tokens are still stored."""
+        log = self._logs.setdefault(cache, [])
+        while log and log[-1].past >= length:
+            log.pop()
+        if log and log[-1].past + log[-1].new > length:
+            log[-1] = log[-1].cut(length - log[-1].past)
+        return log
+
+    def _rebuild(self, number: int) -> Replica:
+        """A group that was lost, on a drive in this process."""
+        if number not in self._again:
+            self._again |= self._computed()
+        return self._again.pop(number)
+
+    def _computed(self) -> dict[int, Replica]:
+        """All groups, computed again from every log."""
+        assert self.forward_on is not None, "no model is attached"
+        devices = [HostDevice(self._make()) for _ in self._groups]
+        replicas = {number: Replica(device, is_temporary=True) for number, device in enumerate(devices)}
+        if not self._logs:
+            return replicas
+        owner = next(iter(self._logs)).driver
+        driver = Driver(devices, owner.shape, owner.attention)
+        try:
+            forward = self.forward_on(driver)
+            for cache in list(self._logs):
+                if cache.batch is None:
+                    continue
+                again = mask = None
+                for each in self._cropped(cache, cache.get_seq_length()):
+                    driver.attention, mask = each.attention, each.mask_after(mask)
+                    given = each.given | ({"attention_mask": mask} if each.has_mask else {})
+                    again = forward(**given, past_key_values=again, use_cache=True, return_dict=True).past_key_values
+                batch = again.give_away() if again else driver.create(len(cache.valid), cache.max_tokens)
+                for replica, ours, theirs in zip(replicas.values(), cache.batch.handles, batch.handles, strict=True):
+                    replica.handles |= dict(zip(ours.tolist(), theirs.tolist(), strict=True))
+        finally:
+            driver.close()
+        for replica, device in zip(replicas.values(), devices, strict=True):
+            replica.history = device.take_stored(replica.handles)
+        return replicas

@@ -1,0 +1,67 @@
+"""Which fleet to start, from one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from csd_io.folder import Durability
+from csd_io.medium import Kind, Medium
+from csd_link.fleet_table import MAX_DRIVES, FleetPlan
+from csd_link.hosted import MAX_MIB, MAX_THREADS
+from csd_spec.checked import value
+from nvmevirt_config.document import read_yaml
+from nvmevirt_config.serve_config import NameOrDescription, resolve_spec
+
+
+@value
+class FleetFile:
+    """A fleet. Paths of descriptions are relative to the file; `flash` is a path on each node.
+
+    Attributes:
+        drives: Number of drives that hosts use.
+        spares: Number of further drives, for data of drives that are lost.
+        drive: Preset, description file, or a description.
+        flash: Folder for flash on each node's own disk (default: the run folder, in memory).
+        address: HOST:PORT of the Ray cluster's GCS (default: `RAY_ADDRESS`, then a cluster on this machine).
+        cpus: CPUs that Ray reserves for each drive.
+        host_memory_mib: Pages that a drive of medium `direct` keeps in memory.
+    """
+
+    drives: Annotated[int, Field(ge=1, le=MAX_DRIVES)]
+    spares: Annotated[int, Field(ge=0, le=MAX_DRIVES)] = 0
+    drive: NameOrDescription | None = None
+    flash: Path | None = None
+    address: str = ""
+    cpus: Annotated[float, Field(gt=0, le=1024)] = FleetPlan(drives=1).cpus
+    durability: Durability = "process"
+    medium: Kind = "memory"
+    host_memory_mib: Annotated[int, Field(ge=1, le=MAX_MIB)] = Medium().cache_bytes >> 20
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
+
+    def plan(self, folder: Path) -> FleetPlan:
+        """The fleet; folder: what paths of descriptions begin at."""
+        if self.flash and not self.flash.is_absolute():
+            raise ValueError(f"flash: {str(self.flash)!r}: must be an absolute path, which each node has")
+        return FleetPlan(
+            drives=self.drives,
+            spares=self.spares,
+            spec=resolve_spec(self.drive, folder),
+            flash=self.flash,
+            cpus=self.cpus,
+            address=self.address,
+            durability=self.durability,
+            medium=Medium(self.medium, self.host_memory_mib << 20),
+            threads=self.threads,
+        )
+
+
+def load_fleet(path: Path) -> FleetPlan:
+    """The fleet that a YAML file describes; raises ValueError naming the file and the field that is off."""
+    file = read_yaml(path, FleetFile)
+    try:
+        return file.plan(path.parent)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

@@ -1,0 +1,59 @@
+"""A served drive without recovery."""
+
+from dataclasses import dataclass
+
+from csd_link.host_end import Lost
+from csd_link.plain import PlainDevice
+
+GONE = Lost("gone")
+
+
+@dataclass
+class Served:
+    """An attached drive; commands are noted."""
+
+    restarts: bool = True
+    lost: Exception | None = None
+    name, spec, max_bytes = "a", None, 64
+    closed: int = 0
+
+    @property
+    def identity(self):
+        return self
+
+    def close(self):
+        self.closed += 1
+
+
+def test_a_drive_that_answers_again_is_the_same_for_all_groups():
+    answers = [Served(lost=GONE), Lost("not yet"), second := Served()]
+
+    def connect():
+        answer = answers.pop(0)
+        if isinstance(answer, Lost):
+            raise answer
+        return answer
+
+    device = PlainDevice(connect)
+    again = device.reconnect()
+    assert again is device.reconnect()
+    device.close()
+    assert second.closed == 1
+
+
+def test_a_drive_that_nothing_restarts_is_not_waited_for():
+    connects = []
+
+    def connect():
+        connects.append(1)
+        return Served(restarts=False, lost=GONE)
+
+    assert PlainDevice(connect).reconnect() is None
+    assert len(connects) == 1
+
+
+def test_a_drive_that_still_runs_is_not_connected_to_again():
+    first = Served()
+    device = PlainDevice(lambda: first)
+    assert device.reconnect() is None
+    assert not first.closed

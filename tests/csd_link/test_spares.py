@@ -1,0 +1,53 @@
+"""Which drive takes the place of a lost one."""
+
+from dataclasses import dataclass
+
+from csd_link.spares import Spares
+
+
+@dataclass(eq=False)
+class Drive:
+    """A drive by name, which `again` replaces when it is reached again."""
+
+    name: str
+    again: "Drive | None" = None
+
+    def reconnect(self):
+        return self.again
+
+
+def test_spares_come_first_then_the_same_drive_then_others():
+    a, b, c, spare = (Drive(name) for name in ("a", "b", "c", "spare"))
+    b.again = Drive("b again")
+    spares = Spares([a, b, c], [spare])
+    assert spares(a, [b]) is spare
+    assert spares(a, [c]) is spare  # another group that has lost the same drive
+    assert spares(b, [c]) is b.again
+    assert spares(c, [spare]) is b.again  # a lost drive is never taken
+
+
+def test_a_drive_that_was_added_is_taken_when_no_spare_is_left():
+    a, b, spare, added = (Drive(name) for name in ("a", "b", "spare", "added"))
+    asked = []
+
+    def more(known):
+        asked.append(known)
+        return added if len(asked) == 1 else None
+
+    spares = Spares([a, b], [spare], more)
+    assert spares(a, [b]) is spare
+    assert spares(b, [spare]) is added
+    assert spares(spare, [added]) is None
+    assert asked == [["a", "b", "spare"], ["a", "b", "added", "spare"]]
+
+
+def test_a_drive_that_stores_the_group_is_not_taken():
+    a, b = Drive("a"), Drive("b")
+    assert Spares([a, b])(a, [b]) is None
+
+
+def test_groups_are_spread_over_the_drives_that_are_left():
+    a, b, c, d = (Drive(name) for name in "abcd")
+    spares = Spares([a, b, c, d])
+    assert spares(a, [b]) is c
+    assert spares(b, [c]) is d

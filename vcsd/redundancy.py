@@ -1,0 +1,106 @@
+"""Drives whose loss is survived: `mirror` stores KV heads on two drives, `recompute` computes lost ones again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from threading import Event, Thread
+
+from csd_firmware import InProcessDevice
+from csd_link.driveset import DriveSet
+from csd_link.network import NetworkDevice, Port
+from csd_link.own_server import connected
+from csd_link.replication import Redundancy, ReplicatedDevice
+from csd_link.spares import Spares
+from csd_link.transports import transport_of
+from csd_spec import Device
+from csd_spec.network import Network
+from host_driver.hf.replay import Replay
+from vcsd.transport import FACTORY, open_drives
+
+DRAIN_LOOK_S = 5.0  # between two looks for drives that are draining
+RECOVERY_S: dict[Redundancy, float] = {"mirror": 0, "recompute": 5.0}  # that a host waits for a drive that has died
+
+
+def _partner(drives: Sequence[Device], number: int) -> Device:
+    """The next drive on another machine, or the next one; it stores the same heads as drive `number`."""
+    later = [*drives[number + 1 :], *drives[:number], drives[number]]
+    node = getattr(drives[number], "node", None)
+    return next((each for each in later if node and getattr(each, "node", None) != node), later[0])
+
+
+def _as_it_is(device: Device) -> Device:
+    return device
+
+
+@contextmanager
+def _handing_over(drives: DriveSet, groups: Sequence[ReplicatedDevice]) -> Iterator[None]:
+    """Move heads away from drives that are draining, for the time of a block."""
+    ended, transport = Event(), transport_of(drives)
+
+    def watch() -> None:
+        while not ended.wait(DRAIN_LOOK_S):
+            names = transport.draining(drives) or ()
+            for group in groups:
+                for drive in group.drives:
+                    if drive.name in names:
+                        group.hand_over(drive)
+
+    watcher = Thread(target=watch, name="draining drives", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+@contextmanager
+def protected(
+    drives: DriveSet | Sequence[Device], redundancy: Redundancy, network: Network | None = None
+) -> Iterator[tuple[Sequence[Device], Replay | None]]:
+    """Open drives, at the other end of a modelled network if one is given, and survive their loss until the block ends.
+
+    Yields:
+        A device for each group of KV heads, and the log from which lost groups are computed, if they are.
+    """
+    with ExitStack() as undo:
+        count = drives.count if isinstance(drives, DriveSet) else len(drives)
+        if isinstance(drives, DriveSet):
+            recovery_s = RECOVERY_S.get(redundancy, drives.recovery_s)
+            drives = replace(drives, recovery_s=recovery_s)
+            opened: Sequence[Device] = undo.enter_context(open_drives(drives))
+        else:
+            opened = drives
+        over = partial(NetworkDevice, port=Port(network)) if network else _as_it_is
+        opened = [over(device) for device in opened]
+        if redundancy == "none":
+            yield opened, None
+            return
+        added = undo.enter_context(ExitStack())  # closed after the groups that use it
+        active, copies = opened[:count], 2 if redundancy == "mirror" else 1
+
+        def more(known: Collection[str]) -> Device | None:
+            if not isinstance(drives, DriveSet) or not (connect := transport_of(drives).more(drives, known)):
+                return None
+            return over(added.enter_context(connected([connect], recovery_s))[0])
+
+        spares = Spares(active, opened[count:], more)
+        groups = [
+            ReplicatedDevice([device, _partner(active, number)][:copies], spares)
+            for number, device in enumerate(active)
+        ]
+        for group in groups:
+            undo.callback(group.close)
+        if isinstance(drives, DriveSet) and transport_of(drives).draining(drives) is not None:
+            undo.enter_context(_handing_over(drives, groups))
+        if redundancy == "mirror":
+            yield groups, None
+            return
+        make = FACTORY.in_process(drives) if isinstance(drives, DriveSet) else None
+        first = opened[0].spec
+        replay = Replay(groups, partial(make, None) if make else partial(InProcessDevice, first))
+        with closing(replay):
+            yield groups, replay

@@ -1,0 +1,150 @@
+"""`vcsd fleet`: drives on many machines, placed and restarted by Ray."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from csd_link.fleet_table import (
+    MAX_DRIVES,
+    ClusterAddress,
+    FleetPlan,
+    FleetTable,
+    find_cluster,
+    mark_draining,
+    read_local,
+    read_table,
+)
+from csd_link.host_end import Lost
+from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
+
+fleet = typer.Typer(help="Run drives on the nodes of a Ray cluster, or on this machine, with data over NVMe/TCP.")
+
+AddressOption = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="GCS of the Ray cluster (default: local fleet, RAY_ADDRESS, auto)")
+]
+
+
+def _cluster(address: str) -> ClusterAddress:
+    return find_cluster(address.removeprefix("ray:"))
+
+
+def _table(cluster: ClusterAddress) -> FleetTable:
+    """The fleet's table; raises ValueError if no fleet is up."""
+    if (found := read_table(cluster)) is None:
+        raise ValueError("no fleet is up: vcsd fleet up starts one")
+    return found
+
+
+@fleet.command()
+def up(
+    file: Annotated[Path | None, typer.Argument(metavar="[FLEET.yaml]", help="description of the fleet")] = None,
+    local: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_DRIVES, help="number of drives to run on this machine, without a cluster"),
+    ] = None,
+    spares: Annotated[
+        int | None, typer.Option(min=0, max=MAX_DRIVES, help="spare drives (default: as in FILE)")
+    ] = None,
+    address: AddressOption = "",
+) -> None:
+    """Start a fleet; returns when every drive answers."""
+    from fleet.cluster import start
+    from fleet.local import start_local, stop_local
+    from nvmevirt_config.fleet_config import load_fleet
+    from vcsd.progress import progress, status
+    from vcsd.transport import FACTORY
+
+    if file is None and local is None:
+        raise ValueError("name a FLEET.yaml, or --local N for drives on this machine")
+    if local is not None and address:
+        raise ValueError("--local and --address exclude each other")
+    plan = load_fleet(file) if file else FleetPlan(drives=local or 1)
+    plan = replace(plan, drives=local or plan.drives, spares=plan.spares if spares is None else spares)
+    cluster, name = ClusterAddress(""), ""
+    if local is None:
+        cluster = _cluster(address or plan.address)
+    else:
+        with status("starting Ray on this machine"):
+            cluster, name = start_local(plan.cpus * len(plan.names), plan.flash)
+    began = time.monotonic()
+    try:
+        with progress("starting drives", len(plan.names)) as tick:
+            start(cluster, plan, FACTORY.server[1:], tick, name)
+    except BaseException:
+        if local is not None:
+            stop_local()
+        raise
+    err.print(
+        f"{len(plan.names)} drives are up after {time.monotonic() - began:.0f} s: vcsd run --drives ray uses them"
+    )
+
+
+@fleet.command()
+def status(address: AddressOption = "", output: OutputOption = Output.NORMAL) -> None:
+    """Show the drives of the fleet: state, node, address, restarts."""
+    found = _table(_cluster(address))
+    now = time.time()
+    rows = [asdict(each) | {"uptime_s": round(now - each.since_s) if each.since_s else 0} for each in found.members]
+    if output is Output.JSON:
+        print_json({"fleet": found.fleet, "drives": rows})
+        return
+    shown = Table(title=f"Fleet {found.fleet}", title_justify="left")
+    for column in ("drive", "state", "node", "address", "generation", "restarts", "up for, s"):
+        shown.add_column(column)
+    for row in rows:
+        state = f"{row['state']}: {row['reason']}" if row["reason"] else str(row["state"])
+        where = f"{row['host']}:{row['port']}" if row["port"] else "-"
+        figures = [str(row[name]) for name in ("generation", "restarts", "uptime_s")]
+        shown.add_row(str(row["name"]), state, str(row["node"])[:8] or "-", where, *figures)
+    stdout().print(shown)
+
+
+@fleet.command()
+def drain(drive: Annotated[str, typer.Argument(help="name of the drive")], address: AddressOption = "") -> None:
+    """Mark a drive as draining: hosts that connect from now on do not use it."""
+    cluster = _cluster(address)
+    member = _table(cluster).find(drive)
+    mark_draining(cluster, member)
+    err.print(f"{member.name}: draining")
+
+
+@fleet.command()
+def down(address: AddressOption = "") -> None:
+    """End the fleet: its drives, their flash and, for a local one, its Ray."""
+    from fleet.cluster import end
+    from fleet.local import stop_local
+    from vcsd.progress import status as showing
+
+    is_local = not address and read_local() is not None
+    with showing("stopping drives"):
+        try:
+            cluster = _cluster(address)
+            _table(cluster)  # one clear line if no fleet is up, before Ray is imported
+            end(cluster)
+        except (Lost, ConnectionError, ValueError):
+            if not is_local:
+                raise
+        if is_local:
+            stop_local()
+    err.print("the fleet is down")
+
+
+@fleet.command()
+def metrics(
+    at: Annotated[str, typer.Argument(metavar="HOST:PORT", help="where Prometheus finds /metrics")] = "127.0.0.1:9465",
+    address: AddressOption = "",
+) -> None:
+    """Serve metrics of the fleet until interrupted: drives by state, restarts, generations."""
+    from vcsd.drive_metrics import FleetCollector, serve_metrics
+
+    _table(_cluster(address))
+    serve_metrics(at, FleetCollector(lambda: read_table(_cluster(address))))
+    err.print(f"http://{at}/metrics")
+    while True:
+        time.sleep(3600)
