@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -11,6 +12,9 @@ from typing import Any
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="attention")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has the executor, but none of its threads
 
 
 def over_streams(kernel: Callable[..., None], threads: int, streams: int, arguments: tuple[Any, ...]) -> None:

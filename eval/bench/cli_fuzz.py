@@ -22,6 +22,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import torch
 import typer
 
 from csd_io.death import end_with_parent
@@ -90,6 +91,7 @@ class Program:
         for place in CUT:
             setattr(*_holder(place), _cut)
         os.chdir(folder)
+        torch.set_num_threads(1)  # a forked process has none of OpenMP's threads, and waits for them
         os.environ |= {"VCSD_HOME": str(folder / "home"), "VCSD_RUN_DIR": str(folder / "run"), "OMP_NUM_THREADS": "1"}
         for name, fd in ((os.devnull, 0), (folder / ".stdout", 1), (folder / ".stderr", 2)):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), fd)

@@ -3,6 +3,7 @@
 partner of: attention_engine/_half.py, attention_engine/_parallel.py, attention_engine/reference.py
 """
 
+import multiprocessing
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_engine import add_rows, approximate, attend, best_tokens, cover, reference, to_half, top_channels, weigh
+from attention_engine._parallel import over_streams
 from attention_engine.values import widen
 from csd_spec import KvLayout, KvView
 from csd_spec.model import BF16
@@ -294,3 +296,13 @@ def test_rows_are_added_in_token_order():
     for value in values:
         expected += np.float32(value)
     assert sums[0, 0] == expected
+
+
+def test_streams_after_fork_run_on_threads_of_their_own_process():
+    given = (lambda begin, end: None, 2, 8, ())
+    over_streams(*given)
+    child = multiprocessing.get_context("fork").Process(target=over_streams, args=given)
+    child.start()
+    child.join(30)
+    child.kill()
+    assert child.exitcode == 0

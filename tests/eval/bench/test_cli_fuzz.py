@@ -12,6 +12,7 @@ import time
 from typing import Annotated
 
 import pytest
+import torch
 import typer
 
 from eval.bench import cli_fuzz
@@ -87,6 +88,17 @@ def test_every_kind_of_bad_end_is_seen(ends, main, kind, monkeypatch):
 def test_hang_slow_command_on_busy_machine_is_none(ends, monkeypatch):
     monkeypatch.setattr(cli_fuzz, "HANG_S", 0.5)
     assert [each.kind for each in ends(lambda: time.sleep(1))] == [None]
+
+
+def test_torch_in_a_command_does_not_wait_for_threads_of_its_parent(ends, monkeypatch):
+    monkeypatch.setattr(cli_fuzz, "WAIT_S", 20.0)
+    values, threads = torch.ones(512, 512), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.mm(values, values)
+        assert [each.kind for each in ends(lambda: torch.mm(values, values))] == [None]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_what_is_accepted_and_must_not_be_is_silent(ends):
