@@ -10,8 +10,9 @@ number.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -128,45 +129,98 @@ def decode(request: Request) -> Command:
     verb = verb_of(request.opcode)
     if verb is None:
         raise WireError(f"opcode {request.opcode:#04x} is none of this drive's", Status.INVALID_OPCODE)
-    values = (*request.parameters, *(0,) * (PARAMETERS - len(request.parameters)))
-    fields: dict[str, Any] = {}
-    sizes: dict[str, int] = {}
-    for each, value in zip(verb.parameters, values, strict=False):
-        if isinstance(each, str):
-            sizes[each] = value
-        else:
-            fields[each.name] = value
-    if OMITTED in sizes:
-        sizes["dv"] = sizes["d"] - sizes[OMITTED]
-        if sizes["dv"] < 0:
-            raise WireError(f"v: {sizes[OMITTED]} channels are left out of {sizes['d']}")
-    payload = _Payload(request.payload)
-    for array in verb.arrays:
-        fields[array.name] = _unpacked(array, sizes, payload)
-    payload.end()
+    payload, form = request.payload, _form(request.opcode, request.parameters)
+    _check_size(payload, form.size, bool(form.counted))
+    fields = form.scalars | {array.name: _unpacked(array, shape, payload, at) for array, shape, at in form.items}
+    if form.counted:
+        sizes = dict(form.sizes)
+        for array, _, _ in form.items:
+            if array.kind is Kind.COUNTS:
+                sizes[array.total] = _sum(fields[array.name])
+        items, size = _placed(form.counted, sizes, form.size)
+        _check_size(payload, size)
+        fields |= {array.name: _unpacked(array, shape, payload, at) for array, shape, at in items}
     command: Command = verb.command(**fields)
     return command
 
 
-def _unpacked(array: Array, sizes: dict[str, int], payload: _Payload) -> Any:
-    """An array's field; what it counts is a size for those behind it."""
-    if array.given and not sizes[array.given]:
+Item = tuple[Array, tuple[int, ...] | None, int]  # its shape, None where it is left out; where it begins in a payload
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What the parameters of a request say of it.
+
+    scalars: Fields of the command. sizes: Of symbols. items: Arrays of the payload. size: Their bytes.
+    counted: Arrays behind these whose shape follows from what others count.
+    """
+
+    scalars: dict[str, Any]
+    sizes: dict[str, int]
+    items: list[Item]
+    size: int
+    counted: tuple[Array, ...]
+
+
+@lru_cache(maxsize=256)
+def _form(opcode: int, parameters: tuple[int, ...]) -> _Form:
+    """What a decode step says is the same for many steps. Raises WireError."""
+    verb = verb_of(opcode)
+    assert verb is not None
+    scalars: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
+    for each, value in zip(verb.parameters, (*parameters, *(0,) * PARAMETERS), strict=False):
+        if isinstance(each, str):
+            sizes[each] = value
+        else:
+            scalars[each.name] = value
+    if OMITTED in sizes:
+        sizes["dv"] = sizes["d"] - sizes[OMITTED]
+        if sizes["dv"] < 0:
+            raise WireError(f"v: {sizes[OMITTED]} channels are left out of {sizes['d']}")
+    items, size = _placed([array for array in verb.arrays if array not in verb.counted], sizes, 0)
+    return _Form(scalars, sizes, items, size, verb.counted)
+
+
+def _placed(arrays: Sequence[Array], sizes: Mapping[str, int], at: int) -> tuple[list[Item], int]:
+    """Arrays in a payload from byte `at` on, and where they end; raises WireError."""
+    items: list[Item] = []
+    for array in arrays:
+        if array.given and sizes[array.given] > 1:
+            raise WireError(f"{array.name}: is there {sizes[array.given]} times")
+        if array.given and not sizes[array.given]:
+            items.append((array, None, at))
+            continue
+        shape = array.sized(sizes)
+        if array.kind is Kind.HANDLES and prod(shape) > MAX_SEQUENCES:
+            raise WireError(f"{prod(shape)} sequences: a command has at most {MAX_SEQUENCES}")
+        items.append((array, shape, at))
+        at += _count(shape) * array.dtype.itemsize
+    return items, at
+
+
+def _unpacked(array: Array, shape: tuple[int, ...] | None, payload: Buffer, at: int) -> Any:
+    """An array's field."""
+    if shape is None:
         return None
-    if array.given and sizes[array.given] > 1:
-        raise WireError(f"{array.name}: is there {sizes[array.given]} times")
-    shape = array.sized(sizes)
-    if array.kind is Kind.HANDLES and prod(shape) > MAX_SEQUENCES:
-        raise WireError(f"{prod(shape)} sequences: a command has at most {MAX_SEQUENCES}")
-    value = payload.take(array.dtype, shape)
+    value: NDArray[Any] = np.ndarray(shape, array.dtype, payload, at)
     if array.kind is Kind.HANDLES:
         return tuple(value.tolist())
     if array.kind is Kind.TEXT:
         return bytes(value).rstrip(b"\0").decode("ascii", "replace")
-    if array.kind is Kind.COUNTS:
-        if value.size and int(value.view(np.uint64).max()) > MAX_TOKENS:  # what is below 0 too
-            raise WireError(f"a count of tokens lies outside 0 to {MAX_TOKENS}")
-        sizes[f"sum({array.name})"] = int(value.sum())
     return value
+
+
+def _sum(counts: NDArray[np.int64]) -> int:
+    """Tokens that an array counts; raises WireError."""
+    if counts.size and int(counts.view(np.uint64).max()) > MAX_TOKENS:  # what is below 0 too
+        raise WireError(f"a count of tokens lies outside 0 to {MAX_TOKENS}")
+    return int(counts.sum())
+
+
+def _check_size(payload: Buffer, size: int, or_more: bool = False) -> None:
+    if len(payload) < size or (len(payload) > size and not or_more):
+        raise WireError(f"payload of {len(payload)} bytes: {size}{' or more' * or_more} are needed")
 
 
 def _count(shape: tuple[int, ...]) -> int:
@@ -175,26 +229,6 @@ def _count(shape: tuple[int, ...]) -> int:
     if (count or prod(max(1, size) for size in shape)) > MAX_VALUES:
         raise WireError(f"an array of {' x '.join(map(str, shape))} values")
     return count
-
-
-class _Payload:
-    """Arrays taken from a payload one after the other."""
-
-    def __init__(self, data: Buffer) -> None:
-        self.data, self.at = data, 0
-
-    def take(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        count = _count(shape)
-        end = self.at + count * dtype.itemsize
-        if end > len(self.data):
-            raise WireError(f"payload of {len(self.data)} bytes: {end} or more are needed")
-        array: NDArray[Any] = np.frombuffer(self.data, dtype, count, self.at).reshape(shape)
-        self.at = end
-        return array
-
-    def end(self) -> None:
-        if self.at != len(self.data):
-            raise WireError(f"payload of {len(self.data)} bytes: {self.at} are needed")
 
 
 def encode_completion(done: Completion, data_crc: Callable[[bytes], int]) -> tuple[bytes, bytes]:

@@ -176,14 +176,14 @@ class Verb:
     overlaps: bool = False
     scalars: tuple[Scalar, ...] = field(init=False)
     modelled: tuple[Array, ...] = field(init=False)  # arrays whose bytes cross the link
-    counted: bool = field(init=False)  # whether the shape of an array follows from what another one counts
+    counted: tuple[Array, ...] = field(init=False)  # arrays, the last ones, that have as many rows as others count
     reads: bool = field(init=False)  # whether K, V or attention goes to the host
 
     def __post_init__(self) -> None:
         scalars = tuple(each for each in self.parameters if isinstance(each, Scalar))
         object.__setattr__(self, "scalars", scalars)
         object.__setattr__(self, "modelled", tuple(each for each in self.arrays if each.kind.modelled))
-        object.__setattr__(self, "counted", any("sum(" in each.shape for each in self.arrays))
+        object.__setattr__(self, "counted", tuple(each for each in self.arrays if "sum(" in each.shape))
         object.__setattr__(self, "reads", any(each.kind is Kind.VALUES for each in self.reply))
         mine = {each.name for each in scalars} | {each.name for each in self.arrays}
         if mine != set(self.command.__slots__) or not 0 <= self.opcode <= 0xFF:
