@@ -21,6 +21,7 @@ class Port:
     def __init__(self, network: Network) -> None:
         self.network = network
         self._busy: dict[str, list[tuple[int, int]]] = {"out": [], "in": []}  # begin and end of transfers, ns
+        self._from_ns = {"out": 0, "in": 0}  # before which a direction is taken: ends of transfers that are not kept
         self._lock = Lock()
 
     def send(self, nbytes: int, at_ns: int) -> int:
@@ -35,13 +36,14 @@ class Port:
         """End of a transfer in the first gap from `at_ns` on that is large enough."""
         span_ns = self.network.transfer_ns(nbytes)
         with self._lock:
-            busy = self._busy[direction]
+            busy, at_ns = self._busy[direction], max(at_ns, self._from_ns[direction])
             for begin_ns, end_ns in busy:
                 if at_ns + span_ns <= begin_ns:
                     break
                 at_ns = max(at_ns, end_ns)
             insort(busy, (at_ns, at_ns + span_ns))
-            del busy[:-MAX_KEPT]
+            if len(busy) > MAX_KEPT:
+                self._from_ns[direction] = busy.pop(0)[1]
         return at_ns + span_ns
 
 

@@ -13,6 +13,8 @@ import numpy as np
 from csd_spec import Attend, Command, Completion, Device, Flush, KvAppend, Status
 from csd_spec.verbs import VERBS, Frees, Names
 
+MAX_PENDING = 64  # commands that another replica has executed and this one has not
+
 EventKind = Literal["lost", "served", "redundant", "failed"]
 
 
@@ -94,7 +96,7 @@ class Replica:
         self.remember(part, created)
         if created:
             self.know(created, self.settle())
-        while self.pending and self.pending[0].done():
+        while self.pending and (self.pending[0].done() or len(self.pending) > MAX_PENDING):
             check(self.pending.popleft().result())
 
     def flush(self, submit_ns: int) -> Completion:

@@ -28,6 +28,7 @@ from csd_spec.verbs import VERBS, Binds, Creates, Crops, Forks, Frees, Settles, 
 Redundancy = Literal["none", "mirror", "recompute"]
 REDUNDANCIES: tuple[Redundancy, ...] = get_args(Redundancy)
 COPY_TOKENS = 1024  # of a layer of a sequence, read and appended at once
+RETRY_S = 2.0  # after no drive was found in place of a lost one
 FASTER = 1.25  # a replica becomes the reader if it was faster than the reader by this factor
 FAULTS = frozenset(
     {
@@ -90,7 +91,8 @@ class ReplicatedDevice:
         """
         self._live = [Replica(device) for device in devices]
         self._replacement = replacement
-        self._to_replace: deque[Device] = deque()
+        self._to_replace: deque[Replica] = deque()
+        self._retry_at = 0.0  # time.monotonic() before which none is replaced, s
         self._filling: Filling | None = None
         self._sequences: dict[int, Stored] = {}
         self._created, self._now_ns, self._closed = 0, 0, False
@@ -129,7 +131,7 @@ class ReplicatedDevice:
             for replica in self._live:
                 if replica.device is drive and not replica.is_leaving:
                     replica.is_leaving = True
-                    self._to_replace.append(drive)
+                    self._to_replace.append(replica)
             self._replace_lost()
 
     def wait_filled(self, timeout_s: float | None = None) -> bool:
@@ -263,7 +265,7 @@ class ReplicatedDevice:
         if replica in self._live:
             self._live.remove(replica)
             self._log("lost", replica.device, reason)
-            self._to_replace.append(replica.device)
+            self._to_replace.append(replica)
 
     def _unserved(self, command: Command, submit_ns: int) -> Completion | None:
         """Completion of a command that no replica can execute; None if there is one, which may be computed for it."""
@@ -279,11 +281,11 @@ class ReplicatedDevice:
 
     def _replace_lost(self) -> None:
         """Start to fill a replacement of a lost drive, one at a time."""
-        if self._to_replace and not self._filling and not self._closed:
-            lost = self._to_replace.popleft()
-            self._fill(lost)
+        is_possible = self._to_replace and self._live and not self._filling and not self._closed
+        if is_possible and time.monotonic() >= self._retry_at:
+            self._fill(self._to_replace.popleft())
 
-    def _fill(self, lost: Device) -> None:
+    def _fill(self, lost: Replica) -> None:
         """Fill a drive in place of a lost one, in a thread of its own."""
         source, backlog = self._live[0], deque[tuple[Command, list[int], int]]()
         snapshot = {handle: Stored(each.create, list(each.lengths)) for handle, each in self._sequences.items()}
@@ -295,31 +297,41 @@ class ReplicatedDevice:
         filling.thread = Thread(target=self._run_filling, args=given, name=f"fill {self.name}", daemon=True)
         filling.thread.start()
 
-    def _run_filling(self, filling: Filling, lost: Device, snapshot: dict[int, Stored]) -> None:
-        target = None
+    def _run_filling(self, filling: Filling, lost: Replica, snapshot: dict[int, Stored]) -> None:
+        target, failure = None, ""
         try:
-            if device := self._replacement(lost, self.drives):
+            if not lost.is_leaving:
+                self._forget(lost, list(lost.handles))
+            if device := self._replacement(lost.device, self.drives):
                 target = Replica(device)
                 for handle, stored in snapshot.items():
                     self._copy(target, handle, stored)
                 while not self._catch_up(filling, target):
                     pass
-        except (ReplicaError, OSError, ValueError) as error:
-            with self._lock:
-                self._log("failed", target.device if target else lost, str(error))
-                if target and self._live:
-                    self._to_replace.append(target.device)
-            if target:
-                self._forget(target, list(target.handles))
+            else:
+                failure = "no drive is free to replace it"
+        except Exception as error:  # whatever it is, the group goes on, and another drive is tried
+            failure = str(error) or type(error).__name__
         with self._filled:
+            if failure:
+                self._not_filled(target or lost, failure, is_final=target is None)
             self._filling = None
             self._replace_lost()
             self._filled.notify_all()
 
+    def _not_filled(self, replica: Replica, failure: str, is_final: bool) -> None:
+        """Try again, with another drive; later if there was none."""
+        self._to_replace.append(replica)
+        if is_final:
+            self._retry_at = time.monotonic() + RETRY_S
+        if not any((each.drive, each.reason) == (replica.device.name, failure) for each in self.events):
+            self._log("failed", replica.device, failure)
+
     def _forget(self, replica: Replica, handles: Sequence[int]) -> None:
         """Free sequences on a drive that stores the group no longer, if it still answers."""
         if handles:
-            with suppress(ReplicaError):
+            with suppress(ReplicaError, OSError):
+                replica.pending.clear()
                 replica.follow(KvFree(tuple(handles)), [], self._now_ns)
                 replica.settle()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from threading import Lock
 
 from csd_spec import Device
@@ -52,14 +53,12 @@ class Spares:
         for spare in self._spares:
             if not self._added[id(spare)] and self._is_free(spare, in_use):
                 return spare
-        if more := self._more([each.name for each in (*self._drives, *self._spares)]):
-            self._drives.append(more)
-            return more
-        reconnect = getattr(lost, "reconnect", None)
-        if reconnect and (again := reconnect()):
-            self._drives.append(again)
-            found: Device = again
-            return found
+        known = [each.name for each in (*self._drives, *self._spares)]
+        for find in (lambda: self._more(known), getattr(lost, "reconnect", None)):
+            with suppress(OSError, ValueError):  # it does not answer: there may be others
+                if find and (found := find()):
+                    self._drives.append(found)
+                    return found
         others = [drive for drive in (*self._drives, *self._spares) if self._is_free(drive, in_use)]
         return min(others, key=lambda drive: self._added[id(drive)], default=None)
 

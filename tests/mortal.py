@@ -13,17 +13,19 @@ class MortalDevice:
         left: Commands until then.
         status: Of commands from then on.
         applies: Whether it still executes them: a fault in the answer alone.
+        faults: Commands that end so; later ones are executed.
     """
 
     def __init__(self, spec: DriveSpec, name: str, left: int = 1 << 30, status: Status = Status.PATH_LOST) -> None:
         self.device, self.name, self.spec = InProcessDevice(spec), name, spec
         self.max_bytes = self.device.max_bytes
-        self.left, self.status, self.applies = left, status, False
+        self.left, self.status, self.applies, self.faults = left, status, False, 1 << 30
 
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
         self.left -= 1
-        if self.left >= 0:
+        if self.left >= 0 or not self.faults:
             return self.device.submit(command, submit_ns)
+        self.faults -= 1
         if self.applies:
             self.device.submit(command, submit_ns).result()
         future = Future[Completion]()

@@ -53,6 +53,7 @@ class Tally:
         degraded_s: Until the first command of a group that has lost a drive was served.
         redundant_s: Until all groups had as many drives as before.
         refused: Decodes that ended with the error of a lost drive.
+        not_redundant: Losses after which a group was left with fewer drives than before.
     """
 
     kills: int = 0
@@ -60,6 +61,7 @@ class Tally:
     lost: int = 0
     wrong: int = 0
     refused: int = 0
+    not_redundant: int = 0
     degraded_s: list[float] = field(default_factory=list)
     redundant_s: list[float] = field(default_factory=list)
 
@@ -75,7 +77,8 @@ class Tally:
             for kind, value in (("median", median(each) if each else None), ("max", max(each, default=None)))
         }
         counts = {"kills": self.kills, "nodes": self.nodes, "lost": self.lost, "wrong": self.wrong}
-        return counts | {"refused": self.refused, "storage_overhead": copies - 1} | spans
+        counts |= {"refused": self.refused, "not_redundant": self.not_redundant}
+        return counts | {"storage_overhead": copies - 1} | spans
 
 
 class Loss(threading.Thread):
@@ -124,7 +127,7 @@ def bench_lost_drives(asked: Asked, tick: Tick) -> dict[str, Any]:
         result[redundancy] = tally.to_dict(copies)
     survived = [result[each] for each in ("mirror", "recompute")]
     return {
-        **{name: sum(each[name] for each in survived) for name in ("kills", "lost", "wrong")},
+        **{name: sum(each[name] for each in survived) for name in ("kills", "lost", "wrong", "not_redundant")},
         "none_refused": result["none"]["refused"],
         "by_redundancy": result,
         "transport": asked.transport,
@@ -156,6 +159,7 @@ def _lose(
         except DeviceError:
             loss.join()
             tally.refused += 1
+            tally.lost += 0 if setting.redundancy == "none" else tokens
             return
         finally:
             tally.kills += 1
@@ -164,8 +168,11 @@ def _lose(
         filled = all(group.wait_filled(FILLED_S) for group in groups)
         events = [event for group in groups for event in group.events]
         tally.degraded_s += [event.at - loss.at for event in events if event.kind == "served"]
-        if filled and not any(event.kind == "failed" for event in events):
-            tally.redundant_s += [max(event.at for event in events if event.kind == "redundant") - loss.at]
+        refilled = [event.at - loss.at for event in events if event.kind == "redundant"]
+        if filled and len(refilled) >= sum(event.kind == "lost" for event in events):
+            tally.redundant_s.append(max(refilled))
+        else:
+            tally.not_redundant += 1
 
 
 def experiment(asked: Asked) -> Outcome:
@@ -194,7 +201,8 @@ def experiment(asked: Asked) -> Outcome:
         "full redundancy after, s",
     )
     shown = table("Lost drives (times: median, maximum)", columns, rows)
-    return Outcome(result, [shown], failed=bool(result["lost"] or result["wrong"]))
+    bad = result["lost"] or result["wrong"] or result["not_redundant"] or not result["none_refused"]
+    return Outcome(result, [shown], failed=bool(bad))
 
 
 def _span(row: dict[str, Any], name: str) -> str:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -46,8 +47,10 @@ class Forward:
         kept = {name: value for name, value in given.items() if name not in _DROPPED}
         mask = kept.get("attention_mask")
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
-            kept["attention_mask"] = mask[:, past : past + new].clone()
-        return cls(kept, past, new, attention)
+            kept["attention_mask"] = mask[:, past : past + new]
+        # Callers may write the next token into the same memory
+        copied = {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in kept.items()}
+        return cls(copied, past, new, attention)
 
     @property
     def has_mask(self) -> bool:
@@ -127,6 +130,7 @@ class Replay:
         """
         self._groups, self._make = groups, make
         self._logs: WeakKeyDictionary[CsdCache, list[Forward]] = WeakKeyDictionary()
+        self._computing = RLock()
         self._again: dict[int, Replica] = {}  # groups as computed again since the last forward, by number
         self.forward_on: Callable[[Driver], Callable[..., Any]] | None = None
         for number, group in enumerate(groups):
@@ -165,9 +169,10 @@ class Replay:
 
     def _rebuild(self, number: int) -> Replica:
         """A group that was lost, on a drive in this process."""
-        if number not in self._again:
-            self._again |= self._computed()
-        return self._again.pop(number)
+        with self._computing, torch.no_grad():  # gradient modes are a thread's own, and any thread may notice a loss
+            if number not in self._again:
+                self._again |= self._computed()
+            return self._again.pop(number)
 
     def _computed(self) -> dict[int, Replica]:
         """All groups, computed again from every log."""

@@ -42,11 +42,16 @@ def test_a_message_dated_far_ahead_leaves_the_port_free_before_it():
     assert port.send(9_950, 0) == 10_100 + 9_950 + 1000  # the gap is too small
 
 
-@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2000)), max_size=40))
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2000)), max_size=200))
 def test_a_port_never_moves_two_messages_at_once(messages):
     port = Port(SLOW)
     spans = sorted((end - nbytes, end) for nbytes, at_ns in messages for end in [port.send(nbytes, at_ns) - 1000])
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
+
+
+def test_a_port_that_has_forgotten_transfers_stays_taken_for_their_time():
+    port = Port(SLOW)
+    assert max(port.send(1000, 0) for _ in range(200)) == 200 * 1000 + 1000
 
 
 def test_a_completion_has_the_time_of_both_messages(small_drive):

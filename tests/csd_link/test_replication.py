@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from csd_firmware import InProcessDevice
+from csd_link import replication
+from csd_link.cutting import Deferred
+from csd_link.replica import MAX_PENDING
 from csd_link.replication import FAULTS, ReplicatedDevice
 from csd_link.spares import Spares
 from csd_spec import Attend, Flush, KvAppend, KvCrop, KvExist, KvFree, KvRead, SeqCreate, SeqFork, Status
@@ -226,6 +229,64 @@ def test_a_search_for_a_replacement_that_fails_drops_no_drive(small_drive, drive
     assert [(event.kind, event.drive, event.reason) for event in group.events][-1] == ("failed", "a", "no table")
     assert group.drives == [drives[1]]
     group.close()
+
+
+@pytest.mark.parametrize("first", [None, OSError("no table"), RuntimeError("a bug")], ids=str)
+def test_a_drive_that_is_found_later_is_filled(drives, monkeypatch, first):
+    monkeypatch.setattr(replication, "RETRY_S", 0.0)
+    answers = [first, first, drives[2]]
+
+    def replacement(lost, in_use):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    group = ReplicatedDevice(drives[:2], replacement)
+    drives[0].left = 0
+    while answers:
+        assert group.submit(Flush(), 0).result().status is Status.SUCCESS
+        assert group.wait_filled(FILLED_S)
+    assert group.drives == drives[1:3]
+    reason = str(first or "no drive is free to replace it")
+    assert [(each.kind, each.reason) for each in group.events if each.kind == "failed"] == [("failed", reason)]
+    group.close()
+
+
+def test_two_losses_while_nothing_is_filled_end_with_path_lost(drives):
+    group = ReplicatedDevice(drives[:2], lambda lost, in_use: None)
+    for drive in drives[:2]:
+        drive.left = 0
+    assert group.submit(Flush(), 0).result().status is Status.PATH_LOST
+    assert group.wait_filled(FILLED_S)
+    group.close()
+
+
+def test_a_drive_that_answers_after_a_fault_frees_what_it_stored(twin, drives):
+    drives[1].left, drives[1].status, drives[1].faults = 0, Status.CAPACITY_EXCEEDED, 1
+    twin.append(twin.seqs[0], 8)
+    assert twin.group.wait_filled(FILLED_S)
+    assert [each.name for each in twin.group.drives] == ["a", "c"]
+    assert drives[1].device.submit(KvRead((1,), 0), 0).result().status is Status.UNKNOWN_SEQUENCE
+
+
+def test_a_follower_never_has_many_commands_before_it(drives):
+    class Deferring(MortalDevice):
+        """Completions come when they are waited for."""
+
+        def submit(self, command, submit_ns):
+            future = super().submit(command, submit_ns)
+            return Deferred(future.result)
+
+    slow = Deferring(drives[0].spec, "slow")
+    group = ReplicatedDevice([drives[0], slow])
+    row, one = np.ones((1, H, D), np.float16), np.array([1])
+    seqs = tuple(group.submit(SeqCreate(1, 1, H, D, 512), 0).result().data[0].tolist())
+    for _ in range(3 * MAX_PENDING):
+        group.submit(KvAppend(seqs, 0, one, row, row), 0).result()
+        assert len(group._live[1].pending) <= MAX_PENDING
+    group.close()
+    slow.close()
 
 
 def test_a_mirror_counts_the_link_bytes_of_both_drives(twin, drives):

@@ -41,6 +41,18 @@ def test_a_drive_that_was_added_is_taken_when_no_spare_is_left():
     assert asked == [["a", "b", "spare"], ["a", "b", "added", "spare"]]
 
 
+def test_drives_that_do_not_answer_are_passed_over():
+    class Silent(Drive):
+        def reconnect(self):
+            raise OSError("nobody listens")
+
+    def more(known):
+        raise OSError("no table")
+
+    a, b, c = Silent("a"), Drive("b"), Drive("c")
+    assert Spares([a, b, c], more=more)(a, [b]) is c
+
+
 def test_a_drive_that_stores_the_group_is_not_taken():
     a, b = Drive("a"), Drive("b")
     assert Spares([a, b])(a, [b]) is None

@@ -60,6 +60,24 @@ def test_lost_heads_are_computed_again(loaded, drives, undisturbed, attention, l
     assert "Lost and replaced drives" in str(csd.report())
 
 
+@torch.inference_mode()
+def test_callers_may_write_the_next_token_into_the_same_memory(loaded, drives):
+    model, inputs = loaded
+    ids = inputs["input_ids"][:1]
+
+    def logits(devices, redundancy, lost):
+        with vcsd.attach(model, drives=devices, attention="dense", redundancy=redundancy):
+            cache, token = model(input_ids=ids[:, :80], use_cache=True).past_key_values, ids[:, :1].clone()
+            for number in range(80, 90):
+                token.copy_(ids[:, number : number + 1])
+                if lost and number == 88:
+                    devices[0].left = 0
+                got = model(input_ids=token, past_key_values=cache).logits
+            return got
+
+    assert torch.equal(logits(drives[:2], "recompute", True), logits(2, "none", False))
+
+
 @pytest.mark.parametrize("left", [0, 3, 30])
 def test_the_other_drive_of_a_mirror_serves(loaded, drives, undisturbed, left):
     drives[1].left = left
