@@ -8,6 +8,7 @@ background, with rows that are read from a replica, while the group stays in use
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,6 +41,10 @@ FAULTS = frozenset(
         Status.UNRECOVERED_READ_ERROR,
     }
 )  # for which a drive is dropped; with another status a command would end on every drive
+
+
+_LOG = logging.getLogger("vcsd")
+_SAID = {"lost": "is lost", "failed": "is not replaced"}
 
 
 @dataclass(slots=True)
@@ -258,6 +263,8 @@ class ReplicatedDevice:
         return list(range(first, first + count))
 
     def _log(self, kind: EventKind, device: Device, reason: str = "") -> None:
+        if reason:
+            _LOG.warning("drive %s %s: %s", device.name, _SAID[kind], reason)
         self.events.append(Event(kind, time.monotonic(), device.name, reason))
 
     def _drop(self, replica: Replica, reason: str) -> None:

@@ -21,7 +21,7 @@ from csd_link.fleet_table import Member
 from csd_link.liveness import running
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
 from csd_link.nvmeof.target import is_loopback
-from csd_link.run_dir import drive_dir, pid_path, private_dir, run_dir
+from csd_link.run_dir import drive_dir, pid_path, port_path, private_dir, run_dir
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec.drive import DriveSpec
 
@@ -79,19 +79,23 @@ def place(assignment: Assignment, before: Member | None, node: str, host: str) -
     if before and is_here and (assignment.flash_root / served_name(assignment, before.generation)).is_dir():
         return replace(before, state="starting", restarts=before.restarts + 1, reason="")
     generation = before.generation + 1 if before else 1
-    with socket.create_server((host, 0)) as free:
-        port = free.getsockname()[1]
     return Member(
         name=assignment.name,
         generation=generation,
         state="starting",
         node=node,
         host=host,
-        port=port,
+        port=_free_port(host),
         nqn=nqn_of(served_name(assignment, generation)),
         is_spare=assignment.name.startswith("spare"),
         since_s=time.time(),
     )
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
 
 
 class FleetDrive:
@@ -131,7 +135,7 @@ class FleetDrive:
 
     def _run(self) -> None:
         """Start the server, and again when it ends, until `stop`."""
-        failed = 0
+        failed, has_answered = 0, self._member.restarts > 0
         try:
             self._await_old_server()
             while not self._stopping.is_set() and failed < MAX_FAILED_STARTS:
@@ -139,7 +143,10 @@ class FleetDrive:
                 answered = self._watch()
                 if self._stopping.is_set():
                     return
+                has_answered |= answered
                 failed = 0 if answered else failed + 1
+                if not has_answered:  # another process may have taken the port; hosts do not know it yet
+                    self._say(port=_free_port(self._member.host))
             self._say(state="lost", reason=self._last_words())
         except (OSError, ValueError) as error:
             self._say(state="lost", reason=str(error))
@@ -167,7 +174,7 @@ class FleetDrive:
             listen=Listen(member.host, member.port, (self._served,), (AllowedHost(assignment.host_nqn),)),
             **assignment.hosted | {"medium": Medium(**assignment.hosted["medium"])},
         )
-        # One folder a start: a server whose owner has ended removes the folder of its file
+        # One folder for each actor: a server whose owner has ended removes the folder of its file
         folder = private_dir(assignment.base / f"{self._served}-{os.getpid()}")
         file = folder / "serve.json"
         file.touch(mode=0o600)
@@ -195,8 +202,9 @@ class FleetDrive:
 
     def _answers(self) -> bool:
         try:
+            is_ours = port_path(self._served).read_text() == str(self._member.port)
             socket.create_connection((self._member.host, self._member.port), LOOK_S).close()
-            return True
+            return is_ours
         except OSError:
             return False
 

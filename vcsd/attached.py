@@ -119,7 +119,8 @@ class Setting:
     def sized(self, shape: ModelShape, rows: int, max_tokens: int) -> Setting:
         """Drives take what comes, where they have room; raises ValueError where they have not."""
         if isinstance(self.drives, DriveSet):
-            check_drives(self.drives, self.attention, shape, rows, max_tokens)
+            copies = 2 if self.redundancy == "mirror" else 1
+            check_drives(self.drives, self.attention, shape, rows, max_tokens, copies)
         return self
 
     def asked(self, stored: int, head_dim: int) -> dict[str, Any]:
@@ -244,6 +245,8 @@ def _reached(given: dict[str, Any]) -> DriveSet | Sequence[Device]:
     """Drives that `attach` makes, those that are served already, or the caller's."""
     drives = given["drives"]
     if isinstance(drives, Sequence) and not isinstance(drives, str):
+        if given["spares"]:
+            raise ValueError(f"spares = {given['spares']}: only with drives that are made here or served, not devices")
         return drives
     count, transport = fleet_or_count(drives if isinstance(drives, str) else int(drives), given["transport"])
     names = "spec", "keep", "restart", "methods", "spares"

@@ -28,12 +28,14 @@ def flash_bytes(spec: DriveSpec, what: Attention, shape: ModelShape, rows: int, 
     return rows * shape.layers * shape.kv_heads * pages * (page_bytes + SPARE.itemsize)
 
 
-def check_drives(drives: DriveSet, what: Attention, shape: ModelShape, rows: int, tokens: int) -> None:
-    """Raise ValueError, with what there is and what to do, where drives that are made for a run have too little room in
-    memory or on their disk."""
+def check_drives(drives: DriveSet, what: Attention, shape: ModelShape, rows: int, tokens: int, copies: int = 1) -> None:
+    """Raise ValueError if drives that are made for a run have too little room in memory or on their disk.
+
+    copies: Drives that store each KV head.
+    """
     if drives.kind not in OURS:
         return
-    needed = flash_bytes(drives.spec, what, shape, rows, tokens) * (drives.count if shape.latent else 1)
+    needed = copies * flash_bytes(drives.spec, what, shape, rows, tokens) * (drives.count if shape.latent else 1)
     if drives.medium.kind == "memory":
         _check(needed, _of(rows, tokens), "in drives in memory", "--keep FOLDER --medium direct leaves them in files")
     if drives.keep:

@@ -29,6 +29,13 @@ from csd_link.nvmeof.tls import TlsLine
 
 LOOK_S = 0.25  # how often a connection on which nothing comes is looked after
 _BUFFER_BYTES = 1 << 16
+# A machine that is switched off, or cut off, sends nothing more: its connection ends about 10 s later
+_KEEP_ALIVE = {
+    socket.TCP_KEEPIDLE: 4,  # s
+    socket.TCP_KEEPINTVL: 2,  # s
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 10_000,  # ms
+}
 MIN_BYTES_PER_S = 1 << 20  # of a peer that is served; assumed
 _MAX_PARTS = 512  # of one sendmsg; Linux takes 1024
 
@@ -56,6 +63,8 @@ class PduStream:
         if line.family != socket.AF_UNIX:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEP_ALIVE.items():
+                line.setsockopt(socket.IPPROTO_TCP, option, value)
         self.set_patience(pdu_s, pdu_s)
 
     def set_patience(self, pdu_s: float, send_s: float) -> None:

@@ -40,6 +40,8 @@ class RayFleet(Transport):
 
     def served(self, drives: DriveSet) -> Sequence[Connect]:
         check_served(drives, drives.transport)
+        if drives.spares:
+            raise ValueError(f"spares = {drives.spares}: a fleet has its own, vcsd fleet up --spares {drives.spares}")
         found = self.table(drives.where)
         members = found.usable(spares=False)
         if len(members) < drives.count:

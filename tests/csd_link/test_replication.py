@@ -302,7 +302,7 @@ def test_a_mirror_counts_the_link_bytes_of_both_drives(twin, drives):
 
 
 def test_a_failed_replacement_is_followed_by_another_one(twin, drives):
-    drives[2].left, drives[2].status = 3, Status.WRITE_FAULT
+    drives[2].left, drives[2].status = 2, Status.WRITE_FAULT
     drives[0].left = 0
     twin.attend()
     assert twin.group.wait_filled(FILLED_S)

@@ -25,6 +25,7 @@ pid = Path(os.environ["VCSD_RUN_DIR"], drive["name"], "pid")
 pid.parent.mkdir(exist_ok=True)
 pid.write_text(str(os.getpid()))
 line = socket.create_server((drive["listen"]["host"], drive["listen"]["port"]))
+pid.with_name("nvme-tcp-port").write_text(str(drive["listen"]["port"]))
 time.sleep(600)
 """
 
@@ -70,6 +71,17 @@ def test_a_server_that_ends_is_started_again_at_the_same_port(tmp_path):
     assert not running(rows[-1].pid)
     drive.remove_files()
     assert not list(run_dir().iterdir()) and not list((tmp_path / "flash").iterdir())
+
+
+def test_drive_whose_port_is_taken_listens_at_another_one(tmp_path):
+    rows = []
+    given = assignment(tmp_path)
+    member = place(given, None, "node-a", "127.0.0.1")
+    with socket.create_server((member.host, member.port)):
+        drive = FleetDrive(given, member, rows.append)
+        until(lambda: rows[-1].state == "up")
+        assert rows[-1].port != member.port
+        drive.stop()
 
 
 def test_a_server_that_cannot_start_is_lost_with_its_last_words(tmp_path):

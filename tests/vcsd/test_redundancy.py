@@ -133,6 +133,10 @@ def test_a_cropped_cache_is_computed_as_far_as_it_is_stored(loaded, drives):
         ({"spares": 1}, "spares: with redundancy = none nothing would use them"),
         ({"spares": -1}, "spares = -1: must be at least 0"),
         ({"spares": "1"}, "spares = '1': must be a whole number"),
+        (
+            {"spares": 1, "redundancy": "mirror", "drives": [MortalDevice(INSTCSD_ZYNQ7045_8CH, "a")] * 2},
+            "spares = 1: only",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(loaded, setting, message):

@@ -15,6 +15,7 @@ from csd_spec.model import LATENT
 from ftl import LAYOUTS, Medium
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd import room
+from vcsd.attached import Setting
 
 SHAPE = ModelShape(name="model", layers=2, q_heads=4, kv_heads=2, head_dim=32)
 
@@ -52,6 +53,16 @@ def test_every_drive_needs_room_for_a_latent_stream(monkeypatch):
     room.check_drives(DriveSet(count=2), *what)
     with pytest.raises(ValueError, match="in drives in memory"):
         room.check_drives(DriveSet(count=3), *what)
+
+
+def test_mirror_needs_room_for_both_copies(monkeypatch):
+    shape = replace(SHAPE, layers=1)
+    drives, tokens = DriveSet(count=2), 4096
+    needed = room.flash_bytes(drives.spec, Attention(), shape, 1, tokens)
+    monkeypatch.setattr(room, "available_bytes", lambda group: needed)
+    Setting(drives=drives).sized(shape, 1, tokens)
+    with pytest.raises(ValueError, match="in drives in memory"):
+        Setting(drives=drives, redundancy="mirror").sized(shape, 1, tokens)
 
 
 def test_drives_elsewhere_and_drives_in_files_are_not_asked_for_memory(little_memory, tmp_path):

@@ -91,6 +91,12 @@ def test_a_fleet_with_too_few_drives_says_which_are_not_up(table):
         fleet_or_count("process", "inproc")
 
 
+def test_spares_of_a_fleet_are_asked_for_when_it_starts(table):
+    table(member("drive0"), member("spare0"))
+    with pytest.raises(ValueError, match="spares = 1: a fleet has its own, vcsd fleet up --spares 1"):
+        RayFleet().served(DriveSet(count=1, transport="ray", spares=1))
+
+
 def test_draining_drives_are_named_as_they_are_served(table):
     ray, drives = RayFleet(), DriveSet(transport="ray")
     table(member("drive0", nqn="nqn.x:drive0.1"), member("drive1", nqn="nqn.x:drive1.1", state="draining"))
