@@ -213,9 +213,10 @@ def _unpacked(array: Array, shape: tuple[int, ...] | None, payload: Buffer, at: 
 
 def _sum(counts: NDArray[np.int64]) -> int:
     """Tokens that an array counts; raises WireError."""
-    if counts.size and int(counts.view(np.uint64).max()) > MAX_TOKENS:  # what is below 0 too
+    values: list[int] = counts.tolist()
+    if values and not 0 <= min(values) <= max(values) <= MAX_TOKENS:
         raise WireError(f"a count of tokens lies outside 0 to {MAX_TOKENS}")
-    return int(counts.sum())
+    return sum(values)
 
 
 def _check_size(payload: Buffer, size: int, or_more: bool = False) -> None:

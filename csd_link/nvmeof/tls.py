@@ -114,7 +114,7 @@ class TlsLine:
         names: Any = (self._tls.getpeercert() or {}).get("subjectAltName", ())
         return [value for kind, value in names if kind == "URI" and value.startswith("nqn.")]
 
-    def recv_into(self, view: memoryview) -> int:
+    def recv_into(self, view: memoryview, nbytes: int = 0, flags: int = 0) -> int:
         """Bytes that have come, as `socket.recv_into`; a record that is not whole counts as none."""
         for is_last in (False, True):
             with self._lock:
