@@ -157,7 +157,7 @@ class PduStream:
         self._begin, self._end = 0, left
         deadline = 0.0  # from the first look on that found too little
         while True:
-            got = self._receive_into(self._buffer[self._end :])
+            got = self._receive_into(self._buffer[self._end :], spins=True)
             self._end += got
             if self._end >= size:
                 return
@@ -169,10 +169,13 @@ class PduStream:
             elif now > deadline:
                 raise Closed(f"a PDU was not complete after {self._pdu_s:g} s")
 
-    def _receive_into(self, view: memoryview) -> int:
-        """Bytes that have come; 0 when none came for a while. Raises Closed at the end."""
+    def _receive_into(self, view: memoryview, spins: bool = False) -> int:
+        """Bytes that have come; 0 when none came for a while. Raises Closed at the end.
+
+        spins: whether to ask for SPIN_S before sleeping; not in large transfers, where the peer needs the processor.
+        """
         while True:
-            is_spinning = time.perf_counter() < self._spin_until
+            is_spinning = spins and time.perf_counter() < self._spin_until
             try:
                 got = self.line.recv_into(view, 0, socket.MSG_DONTWAIT if is_spinning else 0)
                 break
