@@ -1,14 +1,19 @@
-"""What tests with real parts need of this machine."""
+"""Real parts that tests need: vLLM's environment, NVMeVirt's module, two hosts."""
 
 import os
 import shutil
+import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from nvmevirt_config.guest import MODULES, find_kernel
 from tests.conftest import missing
+from tests.real.network import two_hosts
 
 ROOT = Path(__file__).parents[2]
+SEED = 0  # of frames that are lost and reordered
 
 
 @pytest.fixture
@@ -19,12 +24,25 @@ def vllm_python():
 
 
 @pytest.fixture
-def network_namespaces():
-    """Two hosts on this machine."""
-    if os.geteuid():
-        missing("namespaces", "network namespaces need root")
-    for program in ("ip", "nsenter", "sysctl"):
-        if not shutil.which(program):
-            missing("namespaces", f"{program} is not installed: apt-get install iproute2 util-linux procps")
-    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
-        missing("namespaces", "/dev/net/tun is not there")
+def nvmevirt_module(guest_machine, tmp_path):
+    """NVMeVirt's module, built from a copy of the checkout that VCSD_NVMEVIRT names, for the guest's kernel."""
+    headers = MODULES / find_kernel().name.removeprefix("vmlinuz-") / "build"
+    if "VCSD_NVMEVIRT" not in os.environ:
+        missing("nvmevirt", "VCSD_NVMEVIRT names no checkout of NVMeVirt (github.com/snu-csl/nvmevirt)")
+    if not headers.exists() or not shutil.which("make"):
+        missing("nvmevirt", "NVMeVirt cannot be built: apt-get install linux-headers-cloud-amd64 make gcc")
+    sources = tmp_path / "nvmevirt"
+    shutil.copytree(os.environ["VCSD_NVMEVIRT"], sources, ignore=shutil.ignore_patterns(".git"))
+    subprocess.run(["make", "-C", headers, f"M={sources}", "modules"], check=True)
+    return sources / "nvmev.ko"
+
+
+@pytest.fixture
+def hosts():
+    """Two hosts and the link between them."""
+    with ExitStack() as undo:
+        try:
+            made = undo.enter_context(two_hosts(SEED))
+        except OSError as error:
+            missing("namespaces", f"no network namespaces ({error}): they need root, iproute2 and /dev/net/tun")
+        yield made

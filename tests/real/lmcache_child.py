@@ -1,13 +1,14 @@
 """LMCache's engine with the plug-in of vcsd, for the Python of build/vllm: `lmcache_child.py store|load DRIVE...`.
 
-The engine's memory is one tensor on the CPU. `store` stores the KV cache of a prompt and waits until LMCache finds it in
-the drives. `load` finds it there, and retrieves it. Either prints a line of JSON.
+The engine's memory is one tensor on the CPU. `store` stores the KV cache of a prompt, and waits until LMCache finds it
+in the drives; `load` has a memory of zeros. Both then retrieve the KV cache and print a line of JSON.
 """
 
 import json
 import os
 import sys
 import time
+import traceback
 
 import torch
 from lmcache.utils import mock_up_broadcast_fn, mock_up_broadcast_object_fn
@@ -16,8 +17,9 @@ from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
 from lmcache.v1.metadata import LMCacheMetadata
 
-LAYERS, HEADS, VALUES, CHUNK = 4, 4, 64, 64  # CHUNK: tokens of a chunk
-TOKENS = 4 * CHUNK + 10  # four chunks, and a part that is not stored
+LAYERS, HEADS, VALUES = 4, 4, 64
+CHUNKS, CHUNK = 4, 64  # chunks of a prompt, tokens of a chunk
+TOKENS = CHUNKS * CHUNK + 10  # the last ones fill no chunk and are not stored
 PATIENCE_S = 60.0  # a guard
 
 
@@ -82,14 +84,14 @@ def main():
     verb, *drives = sys.argv[1:]
     tokens = torch.arange(TOKENS)
     stored = torch.randn((2, LAYERS, TOKENS, HEADS * VALUES), generator=torch.Generator().manual_seed(1)).bfloat16()
-    kv = stored if verb == "store" else torch.zeros_like(stored)
+    kv = stored.clone() if verb == "store" else torch.zeros_like(stored)
     engine = engine_of(kv, drives)
     if verb == "store":
         engine.store(tokens)
     deadline = time.monotonic() + PATIENCE_S
-    while engine.lookup(tokens) < TOKENS - 10 and time.monotonic() < deadline:
+    while engine.lookup(tokens) < CHUNKS * CHUNK and time.monotonic() < deadline:
         time.sleep(0.1)
-    found = engine.lookup(tokens, pin=True, lookup_id="1")
+    found = engine.lookup(tokens, pin=True, lookup_id="1")  # as vLLM's scheduler does before it loads
     loaded = int(engine.retrieve(tokens).sum())
     engine.lookup_unpin("1")
     answer = {
@@ -101,7 +103,12 @@ def main():
     }
     print(json.dumps(answer), file=out, flush=True)
     engine.close()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # threads of LMCache would go on
     os._exit(0)
-
-
-main()

@@ -2,8 +2,8 @@
 
 Each end of the link is a TAP device in a namespace. A thread passes frames between them: it delays, reorders and loses
 some, by a seed, and cuts the link on request. TCP on both ends is the kernel's. TAP devices have no offloads here, so a
-frame has at most 1,514 bytes and its checksums are complete. Namespaces and devices have no names outside of this
-process: the kernel removes them when the file descriptors of `Host` are closed, also if the process is killed.
+frame has at most 1,514 bytes and its checksums are complete. Neither namespaces nor devices are known outside: the kernel
+removes them when this process and those started on the hosts have ended.
 """
 
 import ctypes
@@ -42,8 +42,12 @@ class Host:
         self.address = address
         with ThreadPoolExecutor(1) as thread:  # a thread can be in another namespace than its process
             self._namespace, self.tap = thread.submit(_new_namespace).result()
-        for words in (f"address add {address}/24 dev eth0", "link set eth0 up", "link set lo up"):
-            subprocess.run(self.command("ip", *words.split()), check=True)
+        try:
+            for words in (f"address add {address}/24 dev eth0", "link set eth0 up", "link set lo up"):
+                subprocess.run(self.command("ip", *words.split()), check=True)
+        except BaseException:
+            self.close()
+            raise
 
     def command(self, *words):
         """A command line that runs another one on this host."""
@@ -55,9 +59,9 @@ class Host:
         names, values = (line.split()[1:] for line in done.stdout.splitlines() if line.startswith("Tcp:"))
         return Counter(dict(zip(names, map(int, values), strict=True)))
 
-    def set_tcp_retries(self, count):
+    def set_tcp_retries(self, retries):
         """Retransmissions after which this host gives a TCP connection up (tcp_retries2)."""
-        subprocess.run(self.command("sysctl", "-q", f"net.ipv4.tcp_retries2={count}"), check=True)
+        subprocess.run(self.command("sysctl", "-q", f"net.ipv4.tcp_retries2={retries}"), check=True)
 
     def close(self):
         os.close(self.tap)

@@ -31,7 +31,7 @@ def test_lmcache_loads_chunks_after_restart(vllm_python, tmp_path):
 
 
 def ask(python, *words):
-    # LMCache hashes tokens by Python's hash(): a seed of its own would give each process other keys
+    # without PYTHONHASHSEED, LMCache's keys depend on a random number of each process
     environment = {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", "LMCACHE_TRACK_USAGE": "false"}
     done = subprocess.run(
         [python, CHILD, *words], env=os.environ | environment, capture_output=True, text=True, check=False
