@@ -7,7 +7,11 @@ from eval.bench.vllm import PREFIX, Load, experiment
 
 @pytest.mark.usefixtures("own_run_dir")
 def test_vllm_cases_have_hits_and_equal_tokens(vllm_python):
-    """A second request, restarts, a drive that is killed, four requests at once, BF16."""
-    found = experiment(Load(python=vllm_python))
-    assert not found.failed, found.result
-    assert found.result["shared_prefix"] == {"external_hits": PREFIX, "tokens_equal": True, "requests": 1}
+    """A second request, a restart, a drive that is killed, four requests at once, BF16.
+
+    Whether a load was in flight when the drive was killed (`recomputed`) depends on the speed of the machine.
+    """
+    found = experiment(Load(python=vllm_python)).result
+    assert list(found) == ["shared_prefix", "restarted", "drive_killed", "four_at_once", "bfloat16"]
+    for name, case in found.items():
+        assert (case["external_hits"], case["tokens_equal"]) == (PREFIX * case["requests"], True), name
