@@ -25,6 +25,7 @@ from vcsd.models import find_model
 
 LONGEST = 10  # tests that the account of durations lists
 PHASES = "setup", "call", "teardown"
+collect_ignore = ["real"]  # only when named: ./dev test --real
 
 settings.register_profile(RANDOM, settings.get_profile("ci"), derandomize=False, max_examples=RANDOM_EXAMPLES)
 
