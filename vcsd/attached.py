@@ -30,6 +30,7 @@ from host_driver.sharding import share_out
 from residency.tiers import Tiers
 from residency.turn import Policy
 from vcsd.redundancy import protected
+from vcsd.redundancy_cost import Decode, Estimate, HostCompute
 from vcsd.report import Report
 from vcsd.room import check_drives
 from vcsd.tiered import TierSetting
@@ -161,10 +162,17 @@ class Setting:
 class Attached:
     """A model whose decode attention runs in drives."""
 
-    def __init__(self, driver: Driver, placed: Placement, known: Collection[str] | None = None) -> None:
-        """placed: which layers are in drives. known: methods of the drives; None where they say so themselves when they
-        refuse one."""
-        self.driver, self.placed, self._known = driver, placed, known
+    def __init__(self, driver: Driver, placed: Placement, setting: Setting, host: HostCompute) -> None:
+        """Create it.
+
+        Args:
+            driver: Ships attention to the drives.
+            placed: Which layers are in drives.
+            setting: What was asked for.
+            host: The model's device.
+        """
+        self.driver, self.placed, self.setting, self._host = driver, placed, setting, host
+        self._known = setting.known_methods()  # None: drives refuse a method that they do not know
 
     def use(self, attention: str, budget: Budget) -> None:
         """Attend otherwise from the next decode step on; what is stored stays."""
@@ -177,6 +185,19 @@ class Attached:
     def report(self) -> Report:
         """What has been done so far; printing it shows a table."""
         return Report.of(self.driver, self.placed)
+
+    def redundancy_estimate(self, rows: int, tokens: int, new_tokens: int) -> Estimate:
+        """Modelled cost of each redundancy, if a drive is lost at the end of a decode; may be called before it.
+
+        Args:
+            rows: Sequences.
+            tokens: Tokens stored of each at the end.
+            new_tokens: Tokens of these that are decoded.
+        """
+        shape, spec = self.driver.shape, self.driver.devices[0].spec
+        decode = Decode.of(shape, len(self.driver.devices), rows, tokens, new_tokens)
+        layout = self.driver.attention.embedding_bits
+        return Estimate.on(spec, self.setting.network, layout, shape, decode, self._host)
 
 
 def attach(
@@ -270,8 +291,7 @@ def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
     setting = setting.stored(model.dtype, placed.shape.latent)
     what = setting.attention
     setting.check(placed.shape)
-    known = setting.known_methods()
-    check_method(what, known)
+    check_method(what, setting.known_methods())
     check_free(model)
     with ExitStack() as undo:
         drives = setting.drives
@@ -282,4 +302,5 @@ def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
             undo.callback(driver.flush)
         mini_batches = setting.mini_batches or (1 if model.device.type == "cpu" else 2)
         undo.enter_context(in_drives(model, driver, placed, mini_batches, replay))
-        yield Attached(driver, placed, known)
+        host = HostCompute.assumed(model.num_parameters(), model.get_memory_footprint(), model.device.type != "cpu")
+        yield Attached(driver, placed, setting, host)

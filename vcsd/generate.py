@@ -17,6 +17,8 @@ from csd_spec import ModelShape
 from host_driver.first_steps import FirstSteps
 from vcsd.attached import Attached
 from vcsd.loading import continuation
+from vcsd.progress import note
+from vcsd.redundancy_cost import Estimate
 
 Inputs = dict[str, torch.Tensor]  # input_ids and attention_mask, each (B, tokens)
 OnToken = Callable[[torch.Tensor], None]  # called with each step's new token ids, (B,)
@@ -67,6 +69,7 @@ class Continuation:
         stored: Tokens of a row at the end of the run.
         rows: New tokens of all rows, (B, steps).
         logits: Their logits, (steps, B, vocabulary).
+        redundancy_estimate: Modelled before the run; None without drives.
     """
 
     text: str
@@ -76,6 +79,7 @@ class Continuation:
     wall_s: float
     rows: torch.Tensor
     logits: torch.Tensor
+    redundancy_estimate: Estimate | None
 
 
 @torch.inference_mode()
@@ -89,17 +93,21 @@ def continue_text(
     recorder: FirstSteps | None = None,
 ) -> Continuation:
     """Decode greedily in drives or tiers. recorder: filled if there are drives."""
-    began = time.perf_counter()
+    began, estimate = time.perf_counter(), None
     with setting.attached(model) as elsewhere:
         if isinstance(elsewhere, Attached):
             elsewhere.driver.recorder = recorder
+            rows, prompt_tokens = inputs["input_ids"].shape
+            estimate = elsewhere.redundancy_estimate(rows, prompt_tokens + new_tokens - 1, new_tokens - 1)
+            if elsewhere.setting.redundancy != "none":
+                note(str(estimate))
         tokens, logits = generate(model, inputs, new_tokens, on_token)
         report = elsewhere.report()
         wall_s = time.perf_counter() - began
     prompt, new = inputs["input_ids"][0].tolist(), tokens[0].tolist()
     stored = len(prompt) + tokens.shape[1] - 1
     text = continuation(tokenizer, prompt, new)
-    return Continuation(text, new, stored, report, wall_s, tokens, logits)
+    return Continuation(text, new, stored, report, wall_s, tokens, logits, estimate)
 
 
 @torch.inference_mode()

@@ -36,6 +36,11 @@ def status(what: str) -> Iterator[None]:
         yield
 
 
+def note(line: str) -> None:
+    """Print one line."""
+    err.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
 class _Now:
     """Text of a spinner; rendered again for each frame."""
 

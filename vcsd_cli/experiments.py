@@ -40,6 +40,7 @@ EVAL = {
     "breakdown": "eval.papers.instinfer.breakdown",
     "engine-breakdown": "eval.papers.instinfer.engine_breakdown",
     "scaling": "eval.papers.instinfer.scaling",
+    "redundancy": "eval.papers.instinfer.redundancy",
     "sensitivity": "eval.papers.instinfer.sensitivity",
     "serving": "eval.serving.serving",
     "claims": "eval.papers.claims",

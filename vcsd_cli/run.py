@@ -251,12 +251,14 @@ def _in_drives(what: What, drives: DriveSet, where: Where, tiers: InTiers) -> Se
 
 def _figures(done: Continuation, agreed: Agreement | None, times: StepTimes | None) -> dict[str, Any]:
     """A run for programs."""
+    estimate = done.redundancy_estimate
     return {
         "text": done.text,
         "tokens": done.tokens,
         "agreement": asdict(agreed) if agreed else None,
         "step_comparison": asdict(times) if times else None,
         **done.report.to_dict(),
+        "redundancy_estimate": estimate.to_dict() if estimate else None,
         "wall_s": done.wall_s,
     }
 

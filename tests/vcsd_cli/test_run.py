@@ -43,6 +43,21 @@ def test_run_json_has_every_key(capsys, monkeypatch):
     assert result["wall_s"] > 0
 
 
+def test_run_estimates_redundancy_before_it_decodes(capsys, monkeypatch):
+    words = ("run", "--prompt", PROMPT, "--max-new-tokens", "3", "--no-compare", "-o", "json")
+    code, out, err = vcsd(capsys, monkeypatch, *words, "--redundancy", "mirror", "--network", "25gbe")
+    found = json.loads(out)["redundancy_estimate"]
+    assert code == 0
+    assert set(found) == {"modelled", "assumed", "decode", "rates", "alternatives", "least"}
+    assert list(found["alternatives"]) == ["none", "mirror", "parity", "recompute"]
+    assert found["least"]["storage_bytes"] == ["recompute"] and found["least"]["degraded_s"] == ["mirror"]
+    assert (found["decode"]["tokens"], found["decode"]["decoded"]) == (len(PROMPT) + 2, 2)
+    (line,) = [line for line in err.splitlines() if line.startswith("redundancy, modelled (1 x ")]
+    assert "assumed on the host: prefill" in line and "parity 2+1 (not built)" in line
+    _, out, err = vcsd(capsys, monkeypatch, *words)
+    assert "redundancy, modelled" not in err and json.loads(out)["redundancy_estimate"]["alternatives"]["mirror"]
+
+
 def test_run_for_people(capsys, monkeypatch):
     code, out, _ = vcsd(capsys, monkeypatch, "run", "--prompt", PROMPT, "--max-new-tokens", "8", "--batch", "3")
     assert code == 0
