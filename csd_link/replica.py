@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from csd_spec import Attend, Command, Completion, Device, Flush, KvAppend, Status
+from csd_spec import Attend, Command, Completion, Device, Flush, KvAppend, SeqCreate, Status
 from csd_spec.verbs import VERBS, Frees, Names
 
 MAX_PENDING = 64  # commands that another replica has executed and this one has not
@@ -37,6 +37,14 @@ class Event:
 
 class ReplicaError(Exception):
     """A replica could not execute a command that another replica has executed."""
+
+
+@dataclass(slots=True)
+class Stored:
+    """A sequence. create: for one sequence; lengths: tokens stored in each layer."""
+
+    create: SeqCreate
+    lengths: list[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +118,18 @@ class Replica:
         while self.pending:
             done = check(self.pending.popleft().result())
         return done
+
+
+def not_executed(status: Status, at_ns: int, reason: str = "") -> Completion:
+    """Completion of a command that no drive was asked to execute."""
+    return Completion(status=status, reason=reason, submit_ns=at_ns, finish_ns=at_ns)
+
+
+def ended(completion: Completion) -> Future[Completion]:
+    """A future that has its result."""
+    future = Future[Completion]()
+    future.set_result(completion)
+    return future
 
 
 def check(done: Completion) -> Completion:

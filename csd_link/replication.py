@@ -21,8 +21,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from csd_link.cutting import Deferred, Read, max_bytes_of, submit_reads
-from csd_link.replica import Event, EventKind, Replica, ReplicaError, stored_part
-from csd_spec import Attend, Command, Completion, Device, KvAppend, KvFree, KvRead, SeqCreate, Status
+from csd_link.replica import Event, EventKind, Replica, ReplicaError, Stored, ended, not_executed, stored_part
+from csd_spec import Attend, Command, Completion, Device, KvAppend, KvFree, KvRead, Status
 from csd_spec.model import FP16_BYTES
 from csd_spec.verbs import VERBS, Binds, Creates, Crops, Forks, Frees, Settles, Stores, Sweeps
 
@@ -45,14 +45,6 @@ FAULTS = frozenset(
 
 _LOG = logging.getLogger("vcsd")
 _SAID = {"lost": "is lost", "failed": "is not replaced"}
-
-
-@dataclass(slots=True)
-class Stored:
-    """A sequence. create: for one sequence; lengths: tokens stored in each layer."""
-
-    create: SeqCreate
-    lengths: list[int]
 
 
 @dataclass(slots=True)
@@ -122,10 +114,10 @@ class ReplicatedDevice:
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
         verb = VERBS[type(command)]
         if isinstance(verb.effect, Binds | Sweeps) or verb.name in ("KvExist", "KvList"):
-            return _ended(_completion(Status.INVALID_OPCODE, submit_ns, f"{verb.name}: prefixes have no redundancy"))
+            return ended(not_executed(Status.INVALID_OPCODE, submit_ns, f"{verb.name}: prefixes have no redundancy"))
         with self._lock:
             if unserved := self._unserved(command, submit_ns):
-                return _ended(unserved)
+                return ended(unserved)
             reader = self._choose(command)
             future = reader.submit(command, submit_ns)
         return Deferred(lambda: self._end(reader, future, command, submit_ns))
@@ -278,13 +270,13 @@ class ReplicatedDevice:
         """Completion of a command that no replica can execute; None if there is one, which may be computed for it."""
         if not self._live and isinstance(command, KvFree):  # nothing is left to free
             self._note(command)
-            return _completion(Status.SUCCESS, submit_ns)
+            return not_executed(Status.SUCCESS, submit_ns)
         if not self._live and not self._closed and (rebuilt := self.rebuild()):
             for each in self.recent or ():
                 rebuilt.follow(each, [], self._now_ns)
             rebuilt.settle()
             self._live.append(rebuilt)
-        return None if self._live else _completion(Status.PATH_LOST, submit_ns, "no drive is left that stores it")
+        return None if self._live else not_executed(Status.PATH_LOST, submit_ns, "no drive is left that stores it")
 
     def _replace_lost(self) -> None:
         """Start to fill a replacement of a lost drive, one at a time."""
@@ -401,13 +393,3 @@ class ReplicatedDevice:
                 self._forget(replica, list(self._sequences))
         self._live.append(target)
         self._log("redundant", target.device)
-
-
-def _completion(status: Status, at_ns: int, reason: str = "") -> Completion:
-    return Completion(status=status, reason=reason, submit_ns=at_ns, finish_ns=at_ns)
-
-
-def _ended(completion: Completion) -> Future[Completion]:
-    future = Future[Completion]()
-    future.set_result(completion)
-    return future
