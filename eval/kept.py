@@ -8,7 +8,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-SOURCES = ("csd_spec", "csd_link", "ftl", "attention_engine", "csd_firmware", "host_driver", "vcsd", "eval")
+SOURCES = (
+    "csd_spec",
+    "csd_io",
+    "csd_link",
+    "ftl",
+    "attention_engine",
+    "residency",
+    "csd_firmware",
+    "host_driver",
+    "nvmevirt_config",
+    "serving",
+    "vcsd",
+    "eval",
+)
 
 
 class Kept:
@@ -27,6 +40,9 @@ class Kept:
 
     def __contains__(self, key: str) -> bool:
         return key in self._done
+
+    def __getitem__(self, key: str) -> Any:
+        return self._done[key]
 
     def values(self) -> Iterable[Any]:
         """All values, in the order in which they were made."""

@@ -14,6 +14,7 @@ MAX_NUMBER = 1 << 20  # of what several are asked for: batch sizes, drives, comp
 Picture = Annotated[Path | None, typer.Option(help="picture to draw: png, svg or pdf")]
 Drives = Annotated[int, typer.Option(min=1, max=1024, help="virtual drives that share the heads")]
 
+RayAddress = Annotated[str | None, typer.Option(help="run on a Ray cluster instead: auto, local, ray://HOST:PORT")]
 MediumOption = Annotated[Kind, typer.Option(help="where flash pages are: memory, or files of a temporary folder")]
 
 

@@ -1,7 +1,11 @@
-"""Runs of an experiment side by side, in processes or on a Ray cluster: results as of one after the other."""
+"""Runs of an experiment side by side, in processes or on a Ray cluster: results as of one after the other.
+
+`sweep_rest` continues a sweep that was killed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import signal
@@ -12,12 +16,18 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from csd_io.death import end_with_parent
+from eval.kept import Kept
 from vcsd.progress import Tick, no_tick
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Work = Callable[[Item, Tick], Result]  # a function of a module, which ticks as its parts are done
+Done = Callable[[int, Any], None]  # called in this process with an item's number and result as soon as it has one
 WATCHED_S = 0.2  # how often ticks are passed on
+
+
+def no_done(number: int, result: Any) -> None:
+    """A `Done` without effect."""
 
 
 def cores() -> int:
@@ -25,17 +35,23 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def sweep(work: Work[Item, Result], items: Sequence[Item], jobs: int = 1, tick: Tick = no_tick) -> list[Result]:
+def sweep(
+    work: Work[Item, Result], items: Sequence[Item], jobs: int = 1, tick: Tick = no_tick, done: Done = no_done
+) -> list[Result]:
     """What `work` makes of each item, in so many processes; those that take longest should be first.
 
     Raises what a worker raises, and ChildProcessError where one dies.
     """
     jobs = min(jobs, len(items))
     if jobs < 2:
-        return [work(item, tick) for item in items]
+        results = []
+        for number, item in enumerate(items):
+            results.append(work(item, tick))
+            done(number, results[-1])
+        return results
     ticks = multiprocessing.get_context("spawn").SimpleQueue()
     with workers(jobs, ticks) as pool:
-        return _gathered([pool.submit(_work, work, item) for item in items], ticks, tick)
+        return _gathered([pool.submit(_work, work, item) for item in items], ticks, tick, done)
 
 
 @contextmanager
@@ -64,7 +80,9 @@ def workers(count: int, ticks: Any = None, method: str = "spawn") -> Iterator[Pr
         pool.shutdown(cancel_futures=True)
 
 
-def sweep_on_ray(work: Work[Item, Result], items: Sequence[Item], address: str, tick: Tick = no_tick) -> list[Result]:
+def sweep_on_ray(
+    work: Work[Item, Result], items: Sequence[Item], address: str, tick: Tick = no_tick, done: Done = no_done
+) -> list[Result]:
     """The same on a Ray cluster, a core for each item. address: as Ray has it: `auto`, `local`, `ray://HOST:PORT`.
 
     Raises ValueError where Ray is not installed, or no cluster is there.
@@ -81,18 +99,48 @@ def sweep_on_ray(work: Work[Item, Result], items: Sequence[Item], address: str, 
     try:
         ticks = Queue(actor_options={"num_cpus": 0})
         remote = ray.remote(_work_on_ray)
-        return _gathered([remote.remote(work, item, ticks).future() for item in items], ticks, tick)
+        return _gathered([remote.remote(work, item, ticks).future() for item in items], ticks, tick, done)
     finally:
         ray.shutdown()
 
 
-def _gathered(futures: Sequence[Future[Result]], ticks: Any, tick: Tick) -> list[Result]:
-    """Results in order, and ticks meanwhile; the first error ends it."""
-    waiting = True
+def _same(given: Any) -> Any:
+    return given
+
+
+def sweep_rest(
+    items: Sequence[Item],
+    kept: Kept,
+    compute: Callable[[Sequence[Item], Done], object],
+    encode: Callable[[Result], Any] = _same,
+    decode: Callable[[Any], Result] = _same,
+) -> list[Result]:
+    """Results of items, in order; those that an earlier run has kept are not computed again.
+
+    Args:
+        items: Values whose text (`repr`) names all that their results depend on, except for sources.
+        kept: Results by digest of the item.
+        compute: Sweeps items, and calls what it is given for each.
+        encode: Result as JSON types.
+        decode: The inverse.
+    """
+    keys = [hashlib.sha256(repr(item).encode()).hexdigest()[:16] for item in items]
+    left = [(key, item) for key, item in zip(keys, items, strict=True) if key not in kept]
+    if left:
+        compute([item for _, item in left], lambda number, result: kept.put(left[number][0], encode(result)))
+    return [decode(kept[key]) for key in keys]
+
+
+def _gathered(futures: Sequence[Future[Result]], ticks: Any, tick: Tick, done: Done) -> list[Result]:
+    """Results in order, ticks and results as they come; the first error ends it."""
+    waiting, left = True, set(range(len(futures)))
     while waiting:
         waiting = bool(wait(futures, WATCHED_S, FIRST_EXCEPTION).not_done)
         while not ticks.empty():
             tick(ticks.get())
+        for number in sorted(number for number in left if futures[number].done() and not futures[number].exception()):
+            left.remove(number)
+            done(number, futures[number].result())
         waiting &= not any(future.done() and future.exception() for future in futures)
     for failed in (future for future in futures if future.done() and future.exception()):
         failed.result()

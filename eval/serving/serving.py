@@ -11,12 +11,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 from eval.experiment import Outcome
-from eval.options import check_picture
+from eval.kept import Kept, fingerprint
+from eval.options import RayAddress, check_picture
 from eval.plot import lines, save_figure
 from eval.serving.machines import ENGINES
 from eval.serving.pages_error import output_error
 from eval.serving.systems import OTHERS, PARTS, SYSTEMS, Run, run
-from eval.sweep import cores, sweep, sweep_on_ray
+from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
 from serving import trace as traces
 from serving.admission import Admission
 from serving.engine import Engine
@@ -95,7 +96,10 @@ class Load:
     jobs: Annotated[
         int | None, typer.Option(min=1, max=1024, help="processes (default: a core each, where there is much to do)")
     ] = None
-    ray: Annotated[str | None, typer.Option(help="run on a Ray cluster instead: auto, local, ray://HOST:PORT")] = None
+    ray: RayAddress = None
+    progress_dir: Annotated[Path | None, typer.Option(help="where a killed run leaves what it has done")] = Path(
+        "build/serving"
+    )
 
     def at(self, load: float, engine: Engine) -> Trace:
         """The trace at a load."""
@@ -106,6 +110,12 @@ class Load:
             found = traces.load(self.trace, f"lambda{load:.1f}x").head(self.requests)
             return found if self.arrivals == "steps" else found.in_seconds(engine.slo_s(1.0))
         return _faster(traces.load(self.trace).head(self.requests), load)
+
+    def kept(self, letting: Letting) -> Kept:
+        """Rows of an earlier run with the same options that was killed."""
+        asked = replace(self, picture=None, jobs=None, ray=None, progress_dir=None), letting
+        files = [self.trace] if self.trace else []
+        return Kept(self.progress_dir and self.progress_dir / f"{fingerprint(asked, files)}.jsonl")
 
     def runs(self, admission: Admission) -> list[Run]:
         """All of them: each load, each objective, each system. Raises ValueError for what cannot be run."""
@@ -160,9 +170,11 @@ def experiment(load: Load, letting: Letting = Letting()) -> Outcome:
     systems = SYSTEMS | OTHERS
     errors = {bits: output_error(bits) for bits in sorted({each.bits for each in systems.values() if each.drives})}
     rows = []
-    for each, found in zip(runs, _side_by_side(load, runs), strict=True):
+    kept = load.kept(letting)
+    for each, found in zip(runs, _side_by_side(load, runs, kept), strict=True):
         system = systems[each.system]
         rows.append({**found, "output_error": errors[system.bits] if system.drives else 0.0})
+    kept.close()
     last = runs[-1]
     result = {
         "engine": ENGINES[load.engine].name,
@@ -177,12 +189,18 @@ def experiment(load: Load, letting: Letting = Letting()) -> Outcome:
     return Outcome(result, [_worth(load, rows), _tails(rows), _paths(rows)])
 
 
-def _side_by_side(load: Load, runs: Sequence[Run]) -> list[Row]:
-    with progress("parts of runs", PARTS * len(runs)) as tick:
-        if load.ray:
-            return sweep_on_ray(run, runs, load.ray, tick)
-        many = sum(len(each.trace.requests) for each in runs) >= MANY
-        return sweep(run, runs, load.jobs or (cores() if many else 1), tick)
+def _side_by_side(load: Load, runs: Sequence[Run], kept: Kept) -> list[Row]:
+    """Rows of all runs; those that an earlier run has kept are not done again."""
+
+    def compute(left: Sequence[Run], done: Done) -> None:
+        with progress("parts of runs", PARTS * len(left)) as tick:
+            if load.ray:
+                sweep_on_ray(run, left, load.ray, tick, done)
+            else:
+                many = sum(len(each.trace.requests) for each in left) >= MANY
+                sweep(run, left, load.jobs or (cores() if many else 1), tick, done)
+
+    return sweep_rest(runs, kept, compute)
 
 
 def _picture(rows: Sequence[Row]) -> Any:

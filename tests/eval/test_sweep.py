@@ -1,4 +1,4 @@
-"""Runs side by side: the results of one after the other, in order, and errors of workers.
+"""Runs side by side: the results of one after the other, in order, and errors of workers; sweeps that were killed.
 
 partner of: eval/sweep.py
 """
@@ -12,7 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from eval.sweep import cores, sweep, sweep_on_ray
+from eval.kept import Kept
+from eval.sweep import cores, sweep, sweep_on_ray, sweep_rest
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +50,39 @@ def test_a_workers_error_is_the_callers(jobs):
 def test_a_worker_that_dies_is_one_line():
     with pytest.raises(ChildProcessError, match="a worker died"):
         sweep(killed, [1, 2], 2)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_are_told_as_they_come(jobs):
+    told = []
+    with pytest.raises(ValueError, match="-1 is negative"):
+        sweep(squared, [3, 2, -1], jobs, done=lambda number, result: told.append((number, result)))
+    assert {(0, 9), (1, 4)} == set(told) if jobs == 1 else set(told) <= {(0, 9), (1, 4)}
+    told.clear()
+    sweep(squared, [3, 1, 2], jobs, done=lambda number, result: told.append((number, result)))
+    assert sorted(told) == [(0, 9), (1, 1), (2, 4)]
+
+
+def rest(path, items, asked):
+    """Sweep what `path` does not have; `asked` gets those items."""
+
+    def compute(left, done):
+        asked.extend(left)
+        sweep(squared, left, done=done)
+
+    return sweep_rest(items, Kept(path), compute, lambda result: [result], lambda stored: stored[0])
+
+
+def test_sweep_rest_computes_what_a_failed_sweep_has_not(tmp_path):
+    path, asked = tmp_path / "kept.jsonl", []
+    with pytest.raises(ValueError, match="-1 is negative"):
+        rest(path, [3, 2, -1, 5], asked)
+    asked.clear()
+    assert rest(path, [5, 3, 2], asked) == [25, 9, 4]
+    assert asked == [5]
+    asked.clear()
+    assert rest(path, [5, 3, 2, 5.0], asked) == [25, 9, 4, 25]
+    assert asked == [5.0]  # equal, yet another input
 
 
 def test_there_is_a_core():
@@ -96,8 +130,9 @@ def fake_ray(monkeypatch):
 
 
 def test_a_cluster_gives_the_same(fake_ray):
-    ticks = []
-    assert sweep_on_ray(squared, [3, 1, 2], "auto", ticks.append) == [9, 1, 4]
+    ticks, told = [], {}
+    assert sweep_on_ray(squared, [3, 1, 2], "auto", ticks.append, told.__setitem__) == [9, 1, 4]
+    assert told == {0: 9, 1: 1, 2: 4}
     assert len(ticks) == 6 and fake_ray.calls == ["auto", "shutdown"]
     with pytest.raises(ValueError, match="-1 is negative"):
         sweep_on_ray(squared, [1, -1], "auto")

@@ -14,6 +14,8 @@ import typer
 from csd_spec import Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome
+from eval.kept import Kept, fingerprint
+from eval.options import RayAddress
 from eval.papers.instinfer.runs import Case, Runs, count_ticks, default_workers, simulate
 from eval.papers.instinfer.systems import Setup
 from eval.papers.options import Machine, Simulated, cell
@@ -57,10 +59,25 @@ def setup_of(machine: Machine, simulated: Simulated, **more: Any) -> Setup:
     return Setup(model=model, gpu=gpu, host=host, ssd=ssd, sampled_layers=simulated.sampled_layers, **more)
 
 
-def run(simulated: Simulated, setup: Setup, cases: Sequence[Case]) -> Runs:
-    """Simulate cases, and show how far that is."""
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A sweep on a Ray cluster, and one that continues after it was killed."""
+
+    ray: RayAddress = None
+    progress_dir: Annotated[Path | None, typer.Option(help="where a killed run leaves what it has simulated")] = Path(
+        "build/scaling"
+    )
+
+
+def run(simulated: Simulated, setup: Setup, cases: Sequence[Case], how: Sweep = Sweep(progress_dir=None)) -> Runs:
+    """Simulate cases, and show progress."""
+    if how.ray and simulated.workers:
+        raise ValueError("--workers and --ray exclude each other: processes of this machine, or a cluster")
+    kept = Kept(how.progress_dir and how.progress_dir / f"{fingerprint([setup], [])}.jsonl")
     with progress("steps, page by page", count_ticks(setup, cases)) as tick:
-        return simulate(setup, cases, simulated.workers or default_workers(), tick)
+        runs = simulate(setup, cases, simulated.workers or default_workers(), tick, how.ray, kept)
+    kept.close()
+    return runs
 
 
 @dataclass(frozen=True, slots=True)

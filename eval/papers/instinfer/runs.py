@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from csd_spec import ModelShape
 from csd_spec.model import LATENT
 from csd_spec.planes import IN_K
+from eval.kept import Kept
 from eval.papers.instinfer.simulate import SimulatedDrive
 from eval.papers.instinfer.systems import (
     ON_HOSTS,
@@ -22,7 +24,7 @@ from eval.papers.instinfer.systems import (
     Setup,
     finish,
 )
-from eval.sweep import cores, sweep
+from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
 from ftl import LAYOUTS, OutOfSpace
 from host_driver.sharding import share_out
 from vcsd.progress import Tick, no_tick
@@ -141,14 +143,45 @@ def count_ticks(setup: Setup, cases: Iterable[Case]) -> int:
     return sum(fill.ticks for fill in plan(setup, cases))
 
 
-def simulate(setup: Setup, cases: Iterable[Case], workers: int = 1, tick: Tick = no_tick) -> Runs:
-    """Work all cases out, in so many processes; results are the same for any number of them."""
-    fills = plan(setup, cases)
-    workers = min(workers, len(fills))
-    done = [run(fill, tick) for fill in fills] if workers < 2 else _side_by_side(fills, workers, tick)
-    each = (result for results in done for result in results)
+def simulate(
+    setup: Setup,
+    cases: Iterable[Case],
+    workers: int = 1,
+    tick: Tick = no_tick,
+    ray: str | None = None,
+    kept: Kept | None = None,
+) -> Runs:
+    """Simulate all cases; results are the same for any number of processes.
+
+    Args:
+        setup: The model on hardware.
+        cases: Systems at batch sizes on drives.
+        workers: Processes of this machine.
+        tick: Called for each step that is simulated.
+        ray: Address of a Ray cluster that simulates instead, a core for each fill.
+        kept: Results of an earlier run that was killed, and where new ones go.
+    """
+    fills = sorted(plan(setup, cases), key=lambda fill: -fill.batch * fill.share.kv_heads * (2 + len(fill.systems)))
+
+    def compute(left: Sequence[Fill], done: Done) -> None:
+        for _ in range(sum(fill.ticks for fill in fills) - sum(fill.ticks for fill in left)):
+            tick(None)
+        if ray:
+            sweep_on_ray(run, left, ray, tick, done)
+        else:
+            sweep(run, left, workers, tick, done)
+
+    each = sweep_rest(fills, kept or Kept(None), compute, _encoded, _decoded)
     keys = ((system, fill.batch, fill.drives) for fill in fills for system in fill.systems)
-    return Runs(setup, dict(zip(keys, each, strict=True)))
+    return Runs(setup, dict(zip(keys, chain.from_iterable(each), strict=True)))
+
+
+def _encoded(results: list[Result]) -> list[dict[str, Any]]:
+    return [asdict(result) for result in results]
+
+
+def _decoded(results: list[dict[str, Any]]) -> list[Result]:
+    return [Result(**{**each, "step": Breakdown(**each["step"])}) for each in results]
 
 
 def run(fill: Fill, tick: Tick = no_tick) -> list[Result]:
@@ -208,10 +241,3 @@ def default_workers() -> int:
     lines = memory.read_text().splitlines() if memory.exists() else []
     free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), WORKER_BYTES)
     return max(1, min(cores(), free // WORKER_BYTES))
-
-
-def _side_by_side(fills: Sequence[Fill], workers: int, tick: Tick) -> list[list[Result]]:
-    """Run fills in processes of their own, the largest first."""
-    order = sorted(fills, key=lambda fill: -fill.batch * fill.share.kv_heads * (2 + len(fill.systems)))
-    done = dict(zip(order, sweep(run, order, workers, tick), strict=True))
-    return [done[fill] for fill in fills]

@@ -16,6 +16,7 @@ from eval.papers.instinfer.options import (
     CompressionFactor,
     DriveCounts,
     Rows,
+    Sweep,
     Work,
     rows_outcome,
     run,
@@ -76,6 +77,7 @@ def experiment(
     machine: Machine,
     work: Work,
     simulated: Simulated,
+    sweep: Sweep,
     drives: DriveCounts = "1,2,4,8,20",
     batch_sizes: BatchSizes = "256",
     compression: CompressionFactor = 8,
@@ -87,7 +89,7 @@ def experiment(
     setup, counts = work.setup(machine, simulated, compression), numbers("drives", drives)
     setup = replace(setup, network=network_named(network) if network else None)
     batch = number("batch_sizes", batch_sizes)
-    runs = run(simulated, setup, cases(batch, counts))
+    runs = run(simulated, setup, cases(batch, counts), sweep)
     found = rows(runs, batch, counts)
     if plot:
         save_figure(lines(found, "drives", "speedup", "system"), plot)

@@ -12,7 +12,7 @@ from csd_spec.planes import number_of
 from eval.serving.machines import A5000, A6000, ENGINES, drives
 from eval.serving.pages_error import output_error
 from eval.serving.serving import Letting, Load, experiment
-from eval.serving.systems import OTHERS, SYSTEMS
+from eval.serving.systems import OTHERS, SYSTEMS, run
 from tests.vcsd_cli.test_main import vcsd
 
 PLANES2 = number_of(2, exact=False)
@@ -148,3 +148,21 @@ def test_sweeps_are_the_same_in_any_number_of_processes(tmp_path):
 def test_a_sweep_on_a_cluster_is_the_same(ray_cluster):
     one, two = (experiment(Load(requests=4, ray=address)).result for address in (None, "local"))
     assert one == two
+
+
+def test_a_killed_sweep_continues(tmp_path, monkeypatch):
+    load, done = Load(requests=3, load="1", progress_dir=tmp_path), []
+
+    def work(given, tick):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(given.system)
+        return run(given, tick)
+
+    monkeypatch.setattr("eval.serving.serving.run", work)
+    with pytest.raises(KeyboardInterrupt):
+        experiment(load)
+    monkeypatch.setattr("eval.serving.serving.run", lambda given, tick: done.append(given.system) or run(given, tick))
+    again = experiment(load).result
+    assert done == list(SYSTEMS)
+    assert again == experiment(load).result and len(done) == 2 * len(SYSTEMS)  # the first one has left nothing

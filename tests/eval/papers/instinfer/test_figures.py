@@ -5,13 +5,17 @@ eval/papers/instinfer/engine_breakdown.py, eval/papers/instinfer/scaling.py, eva
 eval/papers/instinfer/options.py
 """
 
+import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
 
 from csd_spec.network import Network
 from eval.papers.instinfer import breakdown, engine_breakdown, scaling, sensitivity, throughput
-from eval.papers.instinfer.options import Work, extent, setup_of
+from eval.papers.instinfer.options import Sweep, Work, extent, run, setup_of
 from eval.papers.instinfer.runs import simulate
 from eval.papers.options import Machine, Simulated
 from tests.eval.papers.instinfer.setups import setup_of as paper_setup
@@ -49,6 +53,31 @@ def test_speedup_is_over_the_first_number_of_drives():
     for system, row in four.items():
         assert two[system]["speedup"] == 1
         assert row["speedup"] * two[system]["tokens_per_s"] == pytest.approx(row["tokens_per_s"])
+
+
+def test_eval_scaling_continues_after_a_kill(tmp_path):
+    """The process is killed when one of two drives' figures is kept."""
+    words = ["eval", "scaling", "--model", "opt-6.7b", "--batch-sizes", "2", "--drives", "1,32", "--workers", "1"]
+    words += ["--input", "64", "--output", "64", "--progress-dir", str(tmp_path), "-o", "json"]
+    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", *words]
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (found := [path for path in tmp_path.glob("*.jsonl") if path.read_text().count("\n")]):
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait()
+    lines = [json.loads(line) for line in found[0].read_text().splitlines(keepends=True) if line.endswith("\n")]
+    lines[0][1][0]["tokens_per_s"] = 1e9  # marks a figure that is not simulated again
+    found[0].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = subprocess.run(command, capture_output=True, check=True)
+    rates = [row["tokens_per_s"] for row in json.loads(done.stdout)["rows"]]
+    assert rates.count(1e9) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_scaling_on_workers_and_a_cluster_is_refused():
+    with pytest.raises(ValueError, match="--workers and --ray exclude each other"):
+        run(Simulated(workers=2), small_setup(), [], Sweep(ray="local"))
 
 
 def test_sensitivity_falls_with_compression():

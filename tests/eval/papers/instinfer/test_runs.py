@@ -1,10 +1,13 @@
 """What is simulated, in how many processes, and what a sample of the layers stands for."""
 
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
+from eval.kept import Kept
+from eval.papers.instinfer import runs as simulation
 from eval.papers.instinfer.runs import Case, count_ticks, default_workers, plan, simulate
 from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF
 from tests.eval.papers.instinfer.setups import in_storage, setup_of, small_setup
@@ -26,6 +29,38 @@ def test_results_are_the_same_in_any_number_of_processes():
     setup, ticks = small_setup(), []
     assert results(simulate(setup, CASES)) == results(simulate(setup, CASES, 2, ticks.append))
     assert len(ticks) == count_ticks(setup, CASES) == 15
+
+
+def test_simulate_on_a_cluster_gives_the_same(ray_cluster, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[4]))  # Ray's workers import from here
+    setup, ticks = small_setup(), []
+    assert results(simulate(setup, CASES)) == results(simulate(setup, CASES, tick=ticks.append, ray="local"))
+    assert len(ticks) == 15
+
+
+def test_simulate_after_a_kill_does_the_rest(tmp_path, monkeypatch):
+    path, setup, filled, ticks = tmp_path / "kept.jsonl", small_setup(), [], []
+
+    def run(fill, tick):
+        if len(filled) == 2:
+            raise KeyboardInterrupt
+        filled.append(fill)
+        return real(fill, tick)
+
+    real = simulation.run
+    monkeypatch.setattr(simulation, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(setup, CASES, kept=Kept(path))
+    done = list(filled)
+    filled.clear()
+    monkeypatch.setattr(simulation, "run", lambda fill, tick: filled.append(fill) or real(fill, tick))
+    runs = simulate(setup, CASES, tick=ticks.append, kept=Kept(path))
+    assert len(done) == len(filled) == 2 and not set(done) & set(filled)
+    assert len(ticks) == 15  # kept steps count as done
+    assert results(runs) == results(simulate(setup, CASES))
+    filled.clear()
+    simulate(replace(setup, input=65), CASES, kept=Kept(path))
+    assert len(filled) == 4  # another prompt is another simulation
 
 
 def test_a_workers_error_is_the_callers():
