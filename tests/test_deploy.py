@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from csd_link.nvmeof.listen import Listen
+from csd_link.served_drive import DEFAULT
+from nvmevirt_config.serve_config import load_hosts
 from vcsd_cli.main import app
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -27,10 +30,9 @@ def options_of(*words):
 def test_commands_of_deployed_files_have_the_options_that_exist():
     unit = (DEPLOY / "vcsd@.service").read_text()
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    for text in (unit, compose["services"]["drives"]["command"][-1]):
-        words = text.partition("vcsd serve")[2].splitlines()[0].split()
-        asked = {word for word in words if word.startswith("--")}
-        assert asked == {"--log-format", "--metrics"} and asked <= options_of("serve")
+    for text in (unit.partition("vcsd serve")[2].splitlines()[0], compose["services"]["drives"]["command"][-1]):
+        asked = {word for word in text.rpartition("vcsd serve")[2].split() if word.startswith("--")}
+        assert {"--log-format", "--metrics"} <= asked <= options_of("serve")
     assert "Type=notify" in unit and "KillSignal=SIGTERM" in unit and "KillMode=mixed" in unit
 
 
@@ -43,8 +45,47 @@ def test_compose_file_is_whole_and_reaches_what_it_names():
     assert service in compose["services"] and f"0.0.0.0:{port}" in compose["services"]["drives"]["command"][-1]
     published = [port for each in compose["services"].values() for port in each.get("ports", ())]
     assert published and all(port.startswith("127.0.0.1:") for port in published)
-    (mounted,) = compose["services"]["grafana"]["volumes"]
+    grafana = compose["services"]["grafana"]
+    (mounted,) = grafana["volumes"]
     assert (DEPLOY / mounted.split(":")[0]).is_file()
+    (provider,) = yaml.safe_load(compose["configs"]["dashboards"]["content"])["providers"]
+    assert mounted.split(":")[1].startswith(provider["options"]["path"])
+    (source,) = yaml.safe_load(compose["configs"]["datasources"]["content"])["datasources"]
+    assert source["url"] == "http://prometheus:9090" and source["isDefault"]
+    used = {each["source"] for service in compose["services"].values() for each in service.get("configs", ())}
+    assert used == set(compose["configs"])
+
+
+def test_compose_file_lists_a_host_that_may_connect(tmp_path):
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    (tmp_path / "hosts.yaml").write_text(compose["configs"]["hosts"]["content"])
+    hosts = load_hosts(tmp_path / "hosts.yaml")
+    assert [each.tenant for each in hosts] == [DEFAULT]
+    assert Listen.parse("0.0.0.0:4420", ("csd0",), True, hosts).port == 4420
+
+
+def test_unit_names_a_folder_for_compiled_kernels(tmp_path):
+    """Without one, Numba refuses to start where neither the tree nor a home can be written."""
+    tree = tmp_path / "tree"
+    ignored = shutil.ignore_patterns("__pycache__", ".*", "build", "tests", "docs")
+    shutil.copytree(DEPLOY.parent, tree, ignore=ignored)
+    (cache := tmp_path / "cache").mkdir()
+    unit = (DEPLOY / "vcsd@.service").read_text()
+    named = dict(
+        line.removeprefix("Environment=").split("=", 1) for line in unit.splitlines() if "Environment=" in line
+    )
+    assert named["NUMBA_CACHE_DIR"] == "/var/cache/vcsd" and "CacheDirectory=vcsd\n" in unit
+    given = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(cache)}
+    code = "import csd_firmware.short as module; print(module.__file__)"
+    done = subprocess.run([sys.executable, "-B", "-c", code], cwd="/", env=given, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith(str(tree)), done.stderr
+
+
+def test_compose_file_installs_from_a_copy_of_its_read_only_mount():
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    drives = compose["services"]["drives"]
+    assert "..:/src:ro" in drives["volumes"]
+    assert "cp -r /src /tmp/src && pip install --quiet /tmp/src" in drives["command"][-1]
 
 
 def test_docker_reads_the_compose_file():

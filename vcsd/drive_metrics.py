@@ -129,7 +129,7 @@ class FleetCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         try:
             found = self._read()
-        except Lost:
+        except (Lost, ValueError):
             found = None
         members = found.members if found else ()
         yield GaugeMetricFamily("vcsd_fleet_answers", "Whether a fleet is up", value=float(found is not None))
@@ -166,13 +166,14 @@ def serve_metrics(address: str, collector: Collector) -> None:
 
 
 def main() -> None:
-    """Serve metrics of drives as long as the process that started this one runs."""
+    """Serve metrics of drives as long as the process that started this one runs; print `ready`, or an error."""
     address, parent, *drives = sys.argv[1:]
     end_with_parent(int(parent))
     try:
         serve_metrics(address, DriveCollector(drives))
     except OSError as error:
-        sys.exit(f"vcsd: metrics: {error.strerror}: {address!r}")
+        print(f"metrics: {error.strerror}: {address!r}", flush=True)
+        sys.exit(1)
     print("ready", flush=True)
     while True:
         time.sleep(3600)

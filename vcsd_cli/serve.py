@@ -151,11 +151,12 @@ def _metrics(address: str | None, names: list[str]) -> Iterator[None]:
 
     parse_address(address)
     command = [sys.executable, "-m", "vcsd.drive_metrics", address, str(os.getpid()), *names]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout and process.stderr
-        if not process.stdout.readline():
-            raise OSError(process.stderr.read().decode().strip().removeprefix("vcsd: "))
+        assert process.stdout
+        said = process.stdout.readline().strip()
+        if said != "ready":
+            raise OSError(said or "metrics: their process has ended")
         yield
     finally:
         process.kill()

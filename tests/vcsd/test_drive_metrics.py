@@ -139,4 +139,4 @@ def test_an_address_that_is_taken_is_one_line():
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         command = [sys.executable, "-m", "vcsd.drive_metrics", address, str(os.getpid())]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "Address already in use" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 1 and "Address already in use" in done.stdout and done.stdout.count("\n") == 1
