@@ -1,11 +1,13 @@
 """`./dev same REVISION`: the figures of this tree beside those of another revision, bit for bit.
 
-Both run every command side by side. Whatever is emulator time or memory is left out; all else must be equal.
+Both run every command side by side. Whatever is emulator time or memory is left out; all else must be equal, or numbers
+within `--within`. `cpu_ratio` is the CPU time of this tree's command over that of the other's.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -36,7 +38,15 @@ BENCHES = (
     ("bench", "ftl", "--workload", "churn", "--erase-mean", "10"),
     ("bench", "crash"),
 )
+PARTS = "run", "drive", "families", "bench", "claims", "eval"
 CLAIMS = ("eval", "claims", "--all-layers")
+EVALS = (
+    ("eval", "tiers"),
+    ("eval", "serving"),
+    ("eval", "reuse"),
+    ("eval", "prefixes", "--trace", "{data}/mooncake_conversation.jsonl"),
+)
+FAMILIES = Path(__file__).with_name("same_tokens.py")
 DRIVE = """
 import sys
 import numpy as np
@@ -65,19 +75,21 @@ device.close()
 
 
 WORKER = """
-import contextlib, io, json, sys
+import contextlib, io, json, resource, sys
 from importlib import import_module
 module, _, function = sys.argv[1].partition(":")
 main, commands, answers = getattr(import_module(module), function), sys.stdin, sys.stdout
+def cpu_s():
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 for line in commands:
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out, err, code, began_s = io.StringIO(), io.StringIO(), 0, cpu_s()
     sys.argv = ["vcsd", *json.loads(line)]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main()
         except SystemExit as stop:
             code = stop.code or 0
-    print(json.dumps([code, out.getvalue(), err.getvalue()]), file=answers, flush=True)
+    print(json.dumps([code, out.getvalue(), err.getvalue(), cpu_s() - began_s]), file=answers, flush=True)
 """
 
 
@@ -94,12 +106,12 @@ class Tree:
         assert self._worker.stdin
         print(json.dumps(list(words)), file=self._worker.stdin, flush=True)
 
-    def answer(self) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr of the command that was begun."""
+    def answer(self) -> tuple[int, str, str, float]:
+        """Exit code, stdout, stderr and CPU seconds of the command that was begun."""
         assert self._worker.stdout
         line = self._worker.stdout.readline()
-        code, out, errors = json.loads(line) if line else (-1, "", "the process ended")
-        return code, out, errors
+        code, out, errors, cpu_s = json.loads(line) if line else (-1, "", "the process ended", 0.0)
+        return code, out, errors, cpu_s
 
     def has(self, option: str, command: Sequence[str]) -> bool:
         """Whether a command has an option."""
@@ -134,34 +146,51 @@ def check_out(revision: str) -> Path:
     return folder
 
 
-def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """Where two results differ, but for figures of the emulator itself. What only the new one has is no difference."""
+def differences(old: Any, new: Any, path: str = "", within: float = 0.0) -> Iterator[str]:
+    """Where two results differ, but for figures of the emulator itself. What only the new one has is no difference.
+
+    within: Largest relative difference of numbers that counts as none.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old:
             if not EMULATOR.search(key):
-                yield from differences(old[key], new.get(key), f"{path}.{key}")
+                yield from differences(old[key], new.get(key), f"{path}.{key}", within)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, (one, other) in enumerate(zip(old, new, strict=True)):
-            yield from differences(one, other, f"{path}[{number}]")
-    elif old != new:
+            yield from differences(one, other, f"{path}[{number}]", within)
+    elif old != new and not (_are_numbers(old, new) and math.isclose(old, new, rel_tol=within)):
         yield f"{path}: {str(old)[:60]} before, {str(new)[:60]} now"
 
 
-def compare(old: Tree, new: Tree, words: tuple[str, ...], scratch: Path) -> list[str]:
-    """Run one command in both trees at the same time; returns what differs."""
+def _are_numbers(*values: Any) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def compare(old: Tree, new: Tree, words: tuple[str, ...], scratch: Path, within: float) -> tuple[list[str], float]:
+    """Run one command in both trees at the same time; returns what differs, and the ratio of CPU times."""
     for tree in (old, new):
         folder = scratch / ("old" if tree is old else "new")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        mine = [word.format(folder=folder) for word in words]
+        mine = [word.format(folder=folder, data=os.environ.get("VCSD_DATA", "")) for word in words]
         if "--all-layers" in mine and not tree.has("--all-layers", mine[:2]):
             mine.remove("--all-layers")  # it always took them all
         tree.begin([*mine, "-o", "json"])
     answers = [old.answer(), new.answer()]
-    for which, (code, _, errors) in zip(("before", "now"), answers, strict=True):
+    for which, (code, _, errors, _) in zip(("before", "now"), answers, strict=True):
         if code:
-            return [f"exit {code} {which}: {errors.strip().splitlines()[-1:]}"]
-    return list(differences(*(json.loads(out) for _, out, _ in answers)))
+            return [f"exit {code} {which}: {errors.strip().splitlines()[-1:]}"], 0.0
+    before, now = (json.loads(out) for _, out, _, _ in answers)
+    return list(differences(before, now, within=within)), answers[1][3] / max(answers[0][3], 1e-9)
+
+
+def same_tokens(old: Tree, new: Tree, within: float) -> list[str]:
+    """Models of six families give the same tokens and logits."""
+    running = [tree.start([sys.executable, "-c", FAMILIES.read_text()]) for tree in (old, new)]
+    before, now = (process.communicate()[0] for process in running)
+    if not before or not now:
+        return [f"{FAMILIES.name} fails {'now' if before else 'before'}"]
+    return list(differences(json.loads(before), json.loads(now), within=within))
 
 
 def old_drive_opens(old: Tree, new: Tree, scratch: Path) -> list[str]:
@@ -176,7 +205,10 @@ def old_drive_opens(old: Tree, new: Tree, scratch: Path) -> list[str]:
 
 def main(
     revision: Annotated[str, typer.Argument(help="revision to compare with")],
-    only: Annotated[str, typer.Option(help="run, bench, claims or drive, with commas")] = "run,drive,bench,claims",
+    only: Annotated[str, typer.Option(help=", ".join(PARTS) + ": with commas")] = ",".join(PARTS),
+    within: Annotated[
+        float, typer.Option(min=0, max=1, help="relative difference of numbers that counts as none")
+    ] = 0.0,
     tokens: Annotated[int, typer.Option(help="new tokens of a run")] = 16,
     output: Annotated[str, typer.Option("-o", help="normal or json")] = "normal",
 ) -> None:
@@ -192,17 +224,20 @@ def main(
             ("run", *method, "--drives", str(drives), "--transport", transport, "--max-new-tokens", str(tokens))
             for transport, method, drives in product(TRANSPORTS, METHODS, (1, 2, 3, 4))
         ]
-        chosen: dict[str, list[tuple[str, ...]]] = {"run": runs, "bench": list(BENCHES), "claims": [CLAIMS]}
-        jobs: list[tuple[str, Callable[[], list[str]]]] = []
+        evals = [words for words in EVALS if "VCSD_DATA" in os.environ or not any("{data}" in word for word in words)]
+        chosen = {"run": runs, "bench": list(BENCHES), "claims": [CLAIMS], "eval": evals}
+        jobs: list[tuple[str, Callable[[], tuple[list[str], float]]]] = []
         for part in only.split(","):
             if part == "drive":
-                jobs.append(("a drive's folder", lambda: old_drive_opens(old, new, scratch)))
+                jobs.append(("a drive's folder", lambda: (old_drive_opens(old, new, scratch), 0.0)))
+            if part == "families":
+                jobs.append(("tokens of six families", lambda: (same_tokens(old, new, within), 0.0)))
             for words in chosen.get(part, []):
-                jobs.append((" ".join(words), lambda words=words: compare(old, new, words, scratch)))
+                jobs.append((" ".join(words), lambda words=words: compare(old, new, words, scratch, within)))
         for number, (name, job) in enumerate(jobs, 1):
             began = time.monotonic()
-            found = job()
-            rows.append({"command": name, "same": not found, "differences": found})
+            found, ratio = job()
+            rows.append({"command": name, "same": not found, "cpu_ratio": ratio or None, "differences": found})
             verdict = "same" if not found else "; ".join(found[:3])
             print(f"{number}/{len(jobs)} {name}: {verdict} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
         for tree in trees:
