@@ -162,7 +162,14 @@ class Setting:
 class Attached:
     """A model whose decode attention runs in drives."""
 
-    def __init__(self, driver: Driver, placed: Placement, setting: Setting, host: HostCompute) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        placed: Placement,
+        setting: Setting,
+        host: HostCompute,
+        known: Collection[str] | None = None,
+    ) -> None:
         """Create it.
 
         Args:
@@ -170,9 +177,9 @@ class Attached:
             placed: Which layers are in drives.
             setting: What was asked for.
             host: The model's device.
+            known: Methods of the drives; None if only the drives know, which refuse others.
         """
-        self.driver, self.placed, self.setting, self._host = driver, placed, setting, host
-        self._known = setting.known_methods()  # None: drives refuse a method that they do not know
+        self.driver, self.placed, self.setting, self._host, self._known = driver, placed, setting, host, known
 
     def use(self, attention: str, budget: Budget) -> None:
         """Attend otherwise from the next decode step on; what is stored stays."""
@@ -291,7 +298,8 @@ def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
     setting = setting.stored(model.dtype, placed.shape.latent)
     what = setting.attention
     setting.check(placed.shape)
-    check_method(what, setting.known_methods())
+    known = setting.known_methods()  # it may ask drives, which take one host at a time
+    check_method(what, known)
     check_free(model)
     with ExitStack() as undo:
         drives = setting.drives
@@ -303,4 +311,4 @@ def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
         mini_batches = setting.mini_batches or (1 if model.device.type == "cpu" else 2)
         undo.enter_context(in_drives(model, driver, placed, mini_batches, replay))
         host = HostCompute.assumed(model.num_parameters(), model.get_memory_footprint(), model.device.type != "cpu")
-        yield Attached(driver, placed, setting, host)
+        yield Attached(driver, placed, setting, host, known)
