@@ -105,8 +105,11 @@ def test_metrics_of_a_fleet_are_those_of_its_table():
     assert 'vcsd_fleet_drive_generation{drive="drive1"} 2.0' in text
     assert "secret" not in text
 
+
+@pytest.mark.parametrize("error", [Lost("no cluster"), ValueError("ray: no cluster on this machine")])
+def test_fleet_that_cannot_be_read_does_not_answer(error):
     def fails():
-        raise Lost("no cluster")
+        raise error
 
     assert "vcsd_fleet_answers 0.0" in text_of(FleetCollector(fails))
 
