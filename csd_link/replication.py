@@ -28,6 +28,7 @@ from csd_spec.verbs import VERBS, Binds, Creates, Crops, Forks, Frees, Settles, 
 
 Redundancy = Literal["none", "mirror", "recompute"]
 REDUNDANCIES: tuple[Redundancy, ...] = get_args(Redundancy)
+COPIES: dict[Redundancy, int] = {"none": 1, "mirror": 2, "recompute": 1}  # drives that store each KV head
 COPY_TOKENS = 1024  # of a layer of a sequence, read and appended at once
 RETRY_S = 2.0  # after no drive was found in place of a lost one
 FASTER = 1.25  # a replica becomes the reader if it was faster than the reader by this factor
@@ -313,18 +314,19 @@ class ReplicatedDevice:
             failure = str(error) or type(error).__name__
         with self._filled:
             if failure:
-                self._not_filled(target or lost, failure, is_final=target is None)
+                self._not_filled(lost, target, failure)
             self._filling = None
             self._replace_lost()
             self._filled.notify_all()
 
-    def _not_filled(self, replica: Replica, failure: str, is_final: bool) -> None:
-        """Try again, with another drive; later if there was none."""
-        self._to_replace.append(replica)
-        if is_final:
+    def _not_filled(self, lost: Replica, target: Replica | None, failure: str) -> None:
+        """Try again, with another drive; later if there was no target."""
+        if not target:
             self._retry_at = time.monotonic() + RETRY_S
-        if not any((each.drive, each.reason) == (replica.device.name, failure) for each in self.events):
-            self._log("failed", replica.device, failure)
+        failed = target or lost
+        self._to_replace.append(failed)
+        if not any((each.drive, each.reason) == (failed.device.name, failure) for each in self.events):
+            self._log("failed", failed.device, failure)
 
     def _forget(self, replica: Replica, handles: Sequence[int]) -> None:
         """Free sequences on a drive that stores the group no longer, if it still answers."""

@@ -129,7 +129,7 @@ def decode(request: Request) -> Command:
     verb = verb_of(request.opcode)
     if verb is None:
         raise WireError(f"opcode {request.opcode:#04x} is none of this drive's", Status.INVALID_OPCODE)
-    payload, form = request.payload, _form(request.opcode, request.parameters)
+    payload, form = request.payload, form_of(request.opcode, request.parameters)
     _check_size(payload, form.size, bool(form.counted))
     fields = form.scalars | {array.name: _unpacked(array, shape, payload, at) for array, shape, at in form.items}
     if form.counted:
@@ -148,7 +148,7 @@ Item = tuple[Array, tuple[int, ...] | None, int]  # its shape, None where it is 
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class Form:
     """What the parameters of a request say of it.
 
     scalars: Fields of the command. sizes: Of symbols. items: Arrays of the payload. size: Their bytes.
@@ -163,8 +163,8 @@ class _Form:
 
 
 @lru_cache(maxsize=256)
-def _form(opcode: int, parameters: tuple[int, ...]) -> _Form:
-    """What a decode step says is the same for many steps. Raises WireError."""
+def form_of(opcode: int, parameters: tuple[int, ...]) -> Form:
+    """The form of a request, kept because decode steps repeat it. Raises WireError."""
     verb = verb_of(opcode)
     assert verb is not None
     scalars: dict[str, Any] = {}
@@ -179,7 +179,7 @@ def _form(opcode: int, parameters: tuple[int, ...]) -> _Form:
         if sizes["dv"] < 0:
             raise WireError(f"v: {sizes[OMITTED]} channels are left out of {sizes['d']}")
     items, size = _placed([array for array in verb.arrays if array not in verb.counted], sizes, 0)
-    return _Form(scalars, sizes, items, size, verb.counted)
+    return Form(scalars, sizes, items, size, verb.counted)
 
 
 def _placed(arrays: Sequence[Array], sizes: Mapping[str, int], at: int) -> tuple[list[Item], int]:

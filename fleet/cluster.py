@@ -37,7 +37,7 @@ class DriveActor:
         import ray
 
         node, host = ray.get_runtime_context().get_node_id(), listen_host(ray.util.get_node_ip_address(), is_local)
-        row = _store().get(f"{DRIVE}{assignment.name}")
+        row = _Store().get(f"{DRIVE}{assignment.name}")
         before = Member(**json.loads(row)) if row else None
         self._drive = FleetDrive(assignment, place(assignment, before, node, host), publish)
 
@@ -72,13 +72,9 @@ class _Store:
             self._kv._internal_kv_del(key, **self._namespace)
 
 
-def _store() -> _Store:
-    return _Store()
-
-
 def publish(member: Member) -> None:
     """Write a drive's row to the table."""
-    _store().put(f"{DRIVE}{member.name}", json.dumps(asdict(member)))
+    _Store().put(f"{DRIVE}{member.name}", json.dumps(asdict(member)))
 
 
 @contextmanager
@@ -124,7 +120,7 @@ def start(cluster: ClusterAddress, plan: FleetPlan, server: Sequence[str], tick:
     fleet, host = local or secrets.token_hex(4), host_nqn()
     with joined(cluster) as ray:
         row = json.dumps({"id": fleet, "host_nqn": host, "names": plan.names})
-        if _store().put(FLEET, row, overwrite=False):
+        if _Store().put(FLEET, row, overwrite=False):
             raise ValueError(f"a fleet is up at {cluster.address} already: vcsd fleet down ends it")
         try:
             _place(ray, plan, [_assignment(plan, name, fleet, host, server) for name in plan.names], bool(local))
@@ -178,7 +174,7 @@ def _await(cluster: ClusterAddress, plan: FleetPlan, tick: Tick) -> None:
     waiting, deadline = set(plan.names), time.monotonic() + START_TIMEOUT_S
     while waiting:
         for name in sorted(waiting):
-            row = _store().get(f"{DRIVE}{name}")
+            row = _Store().get(f"{DRIVE}{name}")
             member = Member(**json.loads(row)) if row else None
             if member and member.state == "up":
                 waiting.remove(name)
@@ -196,7 +192,7 @@ def end(cluster: ClusterAddress) -> None:
     Raises ValueError if no fleet is up, ConnectionError if no cluster answers.
     """
     with joined(cluster) as ray:
-        row = _store().get(FLEET)
+        row = _Store().get(FLEET)
         if row is None:
             raise ValueError("no fleet is up: vcsd fleet up starts one")
         _end(ray, json.loads(row)["names"])
@@ -220,4 +216,4 @@ def _end(ray: Any, names: Sequence[str]) -> None:
         ray.kill(actor, no_restart=True)
     with suppress(ValueError):
         remove_placement_group(get_placement_group(GROUP))
-    _store().clear()
+    _Store().clear()

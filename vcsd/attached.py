@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
-from csd_link.replication import REDUNDANCIES, Redundancy
+from csd_link.replication import COPIES, REDUNDANCIES, Redundancy
 from csd_spec import Attention, Budget, Device, DriveSpec, ModelShape
 from csd_spec.attention import Storage
 from csd_spec.network import Network, network_named
@@ -120,8 +120,7 @@ class Setting:
     def sized(self, shape: ModelShape, rows: int, max_tokens: int) -> Setting:
         """Drives take what comes, where they have room; raises ValueError where they have not."""
         if isinstance(self.drives, DriveSet):
-            copies = 2 if self.redundancy == "mirror" else 1
-            check_drives(self.drives, self.attention, shape, rows, max_tokens, copies)
+            check_drives(self.drives, self.attention, shape, rows, max_tokens, COPIES[self.redundancy])
         return self
 
     def asked(self, stored: int, head_dim: int) -> dict[str, Any]:

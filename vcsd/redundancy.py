@@ -12,7 +12,7 @@ from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
 from csd_link.network import NetworkDevice, Port
 from csd_link.own_server import connected
-from csd_link.replication import Redundancy, ReplicatedDevice
+from csd_link.replication import COPIES, Redundancy, ReplicatedDevice
 from csd_link.spares import Spares
 from csd_link.transports import transport_of
 from csd_spec import Device
@@ -82,7 +82,7 @@ def protected(
             yield opened, None
             return
         added = undo.enter_context(ExitStack())  # closed after the groups that use it
-        active, copies = opened[:count], 2 if redundancy == "mirror" else 1
+        active = opened[:count]
 
         def more(known: Collection[str]) -> Device | None:
             if not isinstance(drives, DriveSet) or not (connect := transport_of(drives).more(drives, known)):
@@ -91,7 +91,7 @@ def protected(
 
         spares = Spares(active, opened[count:], more)
         groups = [
-            ReplicatedDevice([device, _partner(active, number)][:copies], spares)
+            ReplicatedDevice([device, _partner(active, number)][: COPIES[redundancy]], spares)
             for number, device in enumerate(active)
         ]
         for group in groups:

@@ -107,7 +107,7 @@ def status(address: AddressOption = "", output: OutputOption = Output.NORMAL) ->
 
 @fleet.command()
 def drain(drive: Annotated[str, typer.Argument(help="name of the drive")], address: AddressOption = "") -> None:
-    """Mark a drive as draining: hosts that connect from now on do not use it."""
+    """Mark a drive as draining: new hosts do not use it, hosts with redundancy fill another drive and leave it."""
     cluster = _cluster(address)
     member = _table(cluster).find(drive)
     mark_draining(cluster, member)

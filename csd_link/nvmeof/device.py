@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import count
 
 from csd_link.host_end import AttachedDevice, Lost, Pending, Silent, path_lost
 from csd_link.nvmeof.commands import SGL_TRANSPORT, Code, Csi, Sqe
@@ -246,7 +245,8 @@ class NvmeDevice(AttachedDevice):
     def _reconnect(self, error: OSError) -> Host:
         """Make an association again after `error`; raises Lost after `ctrl_loss_s`."""
         began = refused = time.monotonic()
-        for attempt in count():
+        delay_s = _LOOK_S
+        while True:
             try:
                 return self._connect(self._name)
             except (OSError, StatusError) as failed:
@@ -255,8 +255,8 @@ class NvmeDevice(AttachedDevice):
                     refused = now
                 if now - began >= self._ctrl_loss_s or now - refused >= REFUSED_S:
                     raise Lost(f"its connection is gone ({error}), and it takes no other: {failed}") from failed
-            time.sleep(min(_LOOK_S * 2**attempt, MAX_DELAY_S))
-        raise AssertionError
+            time.sleep(delay_s)
+            delay_s = min(2 * delay_s, MAX_DELAY_S)
 
     def _fail(self, lost: Lost) -> None:
         self._lost = lost

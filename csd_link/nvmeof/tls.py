@@ -115,14 +115,14 @@ class TlsLine:
         return [value for kind, value in names if kind == "URI" and value.startswith("nqn.")]
 
     def recv_into(self, view: memoryview, nbytes: int = 0, flags: int = 0) -> int:
-        """Bytes that have come, as `socket.recv_into`; a record that is not whole counts as none."""
+        """Bytes that have come, as `socket.recv_into` with its flags; a record that is not whole counts as none."""
         for is_last in (False, True):
             with self._lock:
                 try:
                     return cast(int, self._tls.read(len(view), view))
                 except ssl.SSLWantReadError:
                     pass
-            if is_last or not self._receive():
+            if is_last or not self._receive(flags):
                 break
         if self._incoming.eof:
             return 0
@@ -141,9 +141,9 @@ class TlsLine:
         self._unsent = self._unsent[self._line.send(self._unsent, flags) :]
         return 0 if self._unsent else self._size
 
-    def _receive(self) -> bool:
+    def _receive(self, flags: int = 0) -> bool:
         """Take encrypted bytes from the socket; False at the end."""
-        data = self._line.recv(_PIECE_BYTES)
+        data = self._line.recv(_PIECE_BYTES, flags)
         with self._lock:
             if data:
                 self._incoming.write(data)

@@ -20,7 +20,7 @@ import torch
 import typer
 
 from csd_link.driveset import DriveSet
-from csd_link.replication import Redundancy, ReplicatedDevice
+from csd_link.replication import COPIES, Redundancy, ReplicatedDevice
 from csd_link.run_dir import pid_path
 from csd_spec import Attention, Compression, DeviceError
 from eval.experiment import Outcome
@@ -65,7 +65,7 @@ class Tally:
     degraded_s: list[float] = field(default_factory=list)
     redundant_s: list[float] = field(default_factory=list)
 
-    def to_dict(self, copies: float) -> dict[str, Any]:
+    def to_dict(self, copies: int) -> dict[str, Any]:
         """For programs. copies: drives that store each head."""
         times = {
             "time_to_degraded_service_s": self.degraded_s or [],
@@ -108,9 +108,8 @@ def bench_lost_drives(asked: Asked, tick: Tick) -> dict[str, Any]:
         expected, _ = generate(model, inputs, asked.tokens, None)
         decode_s = time.perf_counter() - began
     draw, result = random.Random(asked.seed), dict[str, Any]()
-    plan: tuple[tuple[Redundancy, int, int], ...]
-    plan = ("none", 1, 1), ("mirror", asked.kills, 2), ("recompute", asked.kills, 1)
-    for redundancy, kills, copies in plan:
+    plan: dict[Redundancy, int] = {"none": 1, "mirror": asked.kills, "recompute": asked.kills}
+    for redundancy, kills in plan.items():
         tally = Tally()
         for number in range(kills):
             is_node = number % 3 == 2
@@ -124,7 +123,7 @@ def bench_lost_drives(asked: Asked, tick: Tick) -> dict[str, Any]:
             _lose(model, inputs, setting, killed, draw.random() * decode_s, expected, tally)
             tally.nodes += is_node
             tick(None)
-        result[redundancy] = tally.to_dict(copies)
+        result[redundancy] = tally.to_dict(COPIES[redundancy])
     survived = [result[each] for each in ("mirror", "recompute")]
     return {
         **{name: sum(each[name] for each in survived) for name in ("kills", "lost", "wrong", "not_redundant")},
