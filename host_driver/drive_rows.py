@@ -1,4 +1,4 @@
-"""Drives as a place among others: K and V of requests move there and back by ranges of tokens, or are attended."""
+"""Drives as a tier among others: K and V of requests move there and back by ranges of tokens, or are attended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from csd_spec import DeviceError
 from csd_spec.arrays import F16, F32
 from host_driver.driver import Batch, Driver, MiniBatch
-from residency.table import Extent
+from kv_cache.block_table import BlockKey
 
 ALL = slice(None)
 
@@ -28,9 +28,9 @@ class DriveRows:
         self.lock = threading.Lock()
         self._step: MiniBatch | None = None
 
-    def frame(self, extent: Extent, nbytes: int) -> DriveFrame:
+    def frame(self, block: BlockKey, nbytes: int) -> DriveFrame:
         with self.lock:
-            return DriveFrame(self, self._batch(extent.request, extent.block), extent.layer)
+            return DriveFrame(self, self._batch(block.request, block.index), block.layer)
 
     def _batch(self, request: Hashable, block: int) -> Batch:
         """The sequence of a block."""

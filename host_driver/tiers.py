@@ -1,4 +1,4 @@
-"""K and V of a model in tiers: a table and a policy for all that is cached, and a turn for each forward."""
+"""K and V of a model in tiers: a table and a policy for all that is cached, and an iteration for each forward."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import torch
 from csd_io.direct import open_queue
 from csd_io.queue import aligned
 from host_driver.hf.staging import side_stream
-from residency.executor import Attention
-from residency.machine import DEVICE, DIRECT, HOST, PAGE_CACHE, Machine
-from residency.modelled.executor import Modelled, Work
-from residency.real.conductor import Conductor
-from residency.real.executor import Real
-from residency.real.frames import CachedFiles, DirectBlocks, Memory, Store
-from residency.replay import replay
-from residency.table import Extent, Refused
-from residency.tiers import BLOCK_BYTES, Tiers
-from residency.turn import Policy, Residency
+from kv_cache.block_table import BlockKey, PolicyError
+from kv_cache.hardware import DEVICE, DIRECT, HOST, PAGE_CACHE, Machine
+from kv_cache.iteration import IterationRunner, Policy
+from kv_cache.limits import BLOCK_BYTES, TierLimits
+from kv_cache.replay import replay
+from kv_cache.transfer.engine import AttendCall
+from kv_cache.transfer.frames import CachedFiles, DirectBlocks, Memory, Store
+from kv_cache.transfer.policy_thread import PolicyThread
+from kv_cache.transfer.real import RealTransfers
+from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
 DEVICE_STEPS = 16  # in which a frame on a GPU reaches its full length
 
@@ -108,8 +108,8 @@ class DeviceMemory(Memory):
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def frame(self, extent: Extent, nbytes: int) -> Any:
-        return super().frame(extent, nbytes) if self.device.type == "cpu" else DeviceFrame(nbytes, self.device)
+    def frame(self, block: BlockKey, nbytes: int) -> Any:
+        return super().frame(block, nbytes) if self.device.type == "cpu" else DeviceFrame(nbytes, self.device)
 
 
 def first_bytes(frame: Any, nbytes: int) -> torch.Tensor:
@@ -119,8 +119,8 @@ def first_bytes(frame: Any, nbytes: int) -> torch.Tensor:
     return torch.frombuffer(frame.buffer, dtype=torch.uint8)[:nbytes]
 
 
-def stores(tiers: Tiers, device: torch.device, files: CachedFiles) -> dict[str, Store]:
-    """What holds the bytes at each place. files: those behind the page cache."""
+def stores(tiers: TierLimits, device: torch.device, files: CachedFiles) -> dict[str, Store]:
+    """What holds the bytes at each tier. files: those behind the page cache."""
     if tiers.on_device:
         assert tiers.files is not None
         direct = DirectBlocks(open_queue(tiers.files, force=tiers.force))
@@ -137,7 +137,7 @@ class TieredKv:
 
     def __init__(
         self,
-        tiers: Tiers,
+        tiers: TierLimits,
         policy: Policy,
         cache_bytes: int,
         layers: int,
@@ -151,8 +151,8 @@ class TieredKv:
         self.machine: Machine = tiers.machine(cache_bytes)
         self._policy = policy
         self._shapes: dict[Hashable, Shape] = {}
-        self._conductor = Conductor()
-        self._turn_of: Hashable | None = None
+        self._policy_thread = PolicyThread()
+        self._running: Hashable | None = None
         self._lock = threading.Lock()
         self._home = threading.get_ident()  # the thread that was alone last
         self._holder: int | None = None
@@ -160,8 +160,8 @@ class TieredKv:
         self._closed = False
         self.files = CachedFiles(tiers.folder)
         held = stores(tiers, self.device, self.files)
-        self.real = Real(held, self._capacity, self._conductor.attends, bounce_of(self.device))
-        self.residency = Residency(
+        self.real = RealTransfers(held, self._capacity, self._policy_thread.attends, bounce_of(self.device))
+        self.runner = IterationRunner(
             self.machine, range(layers), policy, self.real, final_tokens=max_tokens, recorded=[] if record else None
         )
 
@@ -169,7 +169,7 @@ class TieredKv:
     def alone(self) -> Iterator[None]:
         """One thread at a time has a forward, or crops; the others wait. Frees what was dropped meanwhile."""
         if self._holder == threading.get_ident():
-            raise Refused("K and V in tiers are at rest between forwards, and this thread is in the middle of one")
+            raise PolicyError("K and V in tiers are at rest between forwards, and this thread is in the middle of one")
         with self._lock:
             self._holder = self._home = threading.get_ident()
             try:
@@ -182,7 +182,7 @@ class TieredKv:
                     self._holder = None
 
     def open(self, request: Hashable, shape: Shape) -> None:
-        """A batch whose K and V are of this shape; raises Refused where they cannot become as long as was said."""
+        """A batch whose K and V are of this shape; raises PolicyError where they cannot become as long as was said."""
         self._check_device(shape, self.tiers.max_tokens or 1)
         self._shapes[request] = shape
 
@@ -190,56 +190,58 @@ class TieredKv:
         """The model is at a layer's attention, with so many new tokens; returns when K and V are on the device."""
         shape = self._shapes[request]
         if layer == 0:
-            if self._turn_of is not None:
-                raise Refused("the model stores K and V in layer 0 twice in a forward")
+            if self._running is not None:
+                raise PolicyError("the model stores K and V in layer 0 twice in a forward")
             length = self._length(request) + new
             if length > self.max_tokens:
-                raise Refused(f"{length} tokens: tiers were made for {self.max_tokens}: give Tiers(max_tokens=...)")
+                raise PolicyError(
+                    f"{length} tokens: tiers were made for {self.max_tokens}: give TierLimits(max_tokens=...)"
+                )
             self._check_device(shape, length)
-            self._turn_of = request
-            turn, rows = {request: new}, {request: shape.row_bytes}
-            self._said(lambda: self._conductor.start(lambda: self.residency.turn(turn, rows)))
-        elif self._turn_of != request:
-            raise Refused(f"the model's first layer to attend was not layer 0, but layer {layer}")
-        attention = self._said(lambda: self._conductor.reach(layer))
-        assert isinstance(attention, Attention)
-        if attention.places != (DEVICE,):
-            raise Refused(
-                f"the policy attends at {', '.join(attention.places)}: K and V in tiers are attended on the device"
+            self._running = request
+            iteration, rows = {request: new}, {request: shape.row_bytes}
+            self._said(lambda: self._policy_thread.start(lambda: self.runner.run(iteration, rows)))
+        elif self._running != request:
+            raise PolicyError(f"the model's first layer to attend was not layer 0, but layer {layer}")
+        attention = self._said(lambda: self._policy_thread.reach(layer))
+        assert isinstance(attention, AttendCall)
+        if attention.tiers != (DEVICE,):
+            raise PolicyError(
+                f"the policy attends at {', '.join(attention.tiers)}: K and V in tiers are attended on the device"
             )
         if attention.rows != (request,):
-            raise Refused("the policy attends to nobody: the model attends to its batch")
+            raise PolicyError("the policy attends to nobody: the model attends to its batch")
         if attention.method != "dense":
-            raise Refused(f"the policy attends by {attention.method!r}: in tiers the model attends itself")
+            raise PolicyError(f"the policy attends by {attention.method!r}: in tiers the model attends itself")
 
-    def device_rows(self, extent: Extent, tokens: int) -> torch.Tensor:
+    def device_rows(self, block: BlockKey, tokens: int) -> torch.Tensor:
         """The first tokens of K or V on the device, (tokens, B, H, d), to be read and written."""
-        shape = self._shapes[extent.request]
-        flat = first_bytes(self.real.frame(extent, DEVICE), tokens * shape.row_bytes)
+        shape = self._shapes[block.request]
+        flat = first_bytes(self.real.frame(block, DEVICE), tokens * shape.row_bytes)
         return flat.view(shape.dtype).view(tokens, *shape.rows)
 
-    def rewrite(self, extent: Extent) -> None:
+    def rewrite(self, block: BlockKey) -> None:
         """The rows of what is attended now stand in another order."""
-        self.residency.rewrite(extent, DEVICE)
+        self.runner.rewrite(block, DEVICE)
 
     def finish(self) -> None:
         """The forward is over."""
-        if self._turn_of is not None:
-            self._turn_of = None
-            self._said(self._conductor.finish)
+        if self._running is not None:
+            self._running = None
+            self._said(self._policy_thread.finish)
 
     def abandon(self) -> None:
         """The forward has failed."""
-        self._turn_of = None
-        self.residency.abandon()
-        self._conductor.abandon()
+        self._running = None
+        self.runner.abandon()
+        self._policy_thread.abandon()
 
-    def crop(self, extent: Extent, tokens: int) -> None:
-        """Keep the first tokens of an extent."""
+    def crop(self, block: BlockKey, tokens: int) -> None:
+        """Keep the first tokens of a block."""
         with self.alone():
             self.real.settle()
-            self.residency.crop(extent, tokens)
-            self.real.crop(extent, tokens * self._shapes[extent.request].row_bytes)
+            self.runner.crop(block, tokens)
+            self.real.crop(block, tokens * self._shapes[block.request].row_bytes)
 
     def free(self, request: Hashable) -> None:
         """Forget a batch: at once, or before the next forward.
@@ -259,7 +261,7 @@ class TieredKv:
             request = self._over.pop()
             if not self._closed and request in self._shapes:
                 self.real.settle()
-                self.residency.free(request)
+                self.runner.free(request)
                 self.real.forget(request)
                 del self._shapes[request]
 
@@ -271,8 +273,8 @@ class TieredKv:
 
     def modelled_bytes(self) -> dict[str, int] | None:
         """Bytes by path when the recorded choices are carried out in modelled time; None where none are."""
-        modelled = Modelled(self.machine, lambda attention: Work(0))
-        run = self.residency
+        modelled = SimulatedTransfers(self.machine, lambda attention: LayerTime(0))
+        run = self.runner
         if run.recorded is None:
             return None
         replay(run.recorded, self.machine, modelled, run)
@@ -280,30 +282,30 @@ class TieredKv:
         return dict(modelled.moved)
 
     def _check_device(self, shape: Shape, tokens: int) -> None:
-        """Raise Refused where K and V of a layer are more than the device may hold: no policy could attend them."""
+        """Raise PolicyError where K and V of a layer are more than the device may hold: no policy could attend them."""
         limit, need = self.tiers.device, 2 * shape.row_bytes * tokens
         if limit is not None and need > limit:
-            raise Refused(
+            raise PolicyError(
                 f"device = {limit:,} bytes: K and V of one layer take {need:,} at {tokens:,} tokens of "
                 f"{shape.rows[0]} sequences: give it more"
             )
 
     def _length(self, request: Hashable) -> int:
-        entry = self.residency.table.entries.get(Extent(request, 0, "k"))
+        entry = self.runner.table.entries.get(BlockKey(request, 0, "k"))
         return entry.tokens if entry else 0
 
-    def _capacity(self, extent: Extent) -> int:
-        return in_blocks(self.max_tokens * self._shapes[extent.request].row_bytes)
+    def _capacity(self, block: BlockKey) -> int:
+        return in_blocks(self.max_tokens * self._shapes[block.request].row_bytes)
 
     def _said(self, call: Callable[[], Any]) -> Any:
         """What the policy does; whatever it raises is one clear error."""
         try:
             return call()
-        except (OSError, Refused):
+        except (OSError, PolicyError):
             raise
         except Exception as error:
             name = getattr(self._policy, "__name__", "policy")
-            raise Refused(f"policy {name}: {type(error).__name__}: {error}") from error
+            raise PolicyError(f"policy {name}: {type(error).__name__}: {error}") from error
 
 
 def in_blocks(nbytes: int) -> int:

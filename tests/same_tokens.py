@@ -37,6 +37,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "bloom": lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=64, n_layer=2, n_head=4)),
 }
 METHODS = "dense", "sparf", "ours"
+LIMITS = vcsd.TierLimits if "TierLimits" in vcsd.__all__ else vcsd.Tiers  # older revisions call it so
 POLICIES = "ours", "orbitflow", "tierkv"
 
 
@@ -62,7 +63,7 @@ def tokens_of(make: Callable[[], Any]) -> dict[str, Any]:
         logits = torch.stack(out.logits).float().numpy().tobytes()
         attached[method] = {"tokens": out.sequences.tolist(), "logits": hashlib.sha256(logits).hexdigest()}
     for policy in POLICIES:
-        tiers = vcsd.Tiers(device=1 << 20, host=4 << 20)
+        tiers = LIMITS(device=1 << 20, host=4 << 20)
         setting = vcsd.Serving(policy=policy, tiers=tiers, drives=vcsd.DriveSet(count=2), slots=2, max_tokens=256)
         with vcsd.serve(model, setting, background=False) as server:
             streams = [server.submit(row.tolist(), max_new_tokens=NEW_TOKENS) for row in ids]

@@ -4,7 +4,7 @@ with vcsd.attach(model, drives=2, attention="sparf", compression=8) as csd:
     out = model.generate(**inputs, max_new_tokens=64)
     print(csd.report())
 
-`__all__` is what may be imported, and that of `residency`; everything below may change. Each name is loaded when it is
+`__all__` is what may be imported, and that of `kv_cache`; everything below may change. Each name is loaded when it is
 asked for, torch and transformers with those that need them.
 """
 
@@ -23,7 +23,7 @@ _PLACES = {
     "vcsd.serving": ("Serving", "serve"),
     "vcsd.server": ("Rejected", "Server", "Stream"),
     "vcsd.sampling": ("Sampling",),
-    "residency.tiers": ("Tiers",),
+    "kv_cache.limits": ("TierLimits",),
     "host_driver.hf.shape": ("Unsupported",),
     "csd_link.driveset": ("DriveSet",),
     "csd_spec": (
@@ -42,6 +42,7 @@ _PLACES = {
     "attention_engine": ("METHODS", "Method", "Step", "load_methods"),
     "ftl": ("LAYOUTS", "Layout"),
 }
+_OLD = {"Tiers": "TierLimits"}  # the old name works for one release
 _PLACE = {name: place for place, names in _PLACES.items() for name in names}
 
 __all__ = ["Attached", "attach", *(name for name in _PLACE if name not in ("Attached", "attach"))]
@@ -50,6 +51,9 @@ __all__ = ["Attached", "attach", *(name for name in _PLACE if name not in ("Atta
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("vcsd")
+    if name in _OLD:
+        import_module("warnings").warn(f"vcsd.{name} is now vcsd.{_OLD[name]}", DeprecationWarning, stacklevel=2)
+        name = _OLD[name]
     if name not in _PLACE:
         raise AttributeError(f"module 'vcsd' has no attribute {name!r}")
     if name == "presets":

@@ -27,8 +27,8 @@ from host_driver.driver import Driver
 from host_driver.hf.forward import check_free, in_drives
 from host_driver.hf.shape import Placement, placement
 from host_driver.sharding import share_out
-from residency.tiers import Tiers
-from residency.turn import Policy
+from kv_cache.iteration import Policy
+from kv_cache.limits import TierLimits
 from vcsd.redundancy import protected
 from vcsd.redundancy_cost import Decode, Estimate, HostCompute
 from vcsd.report import Report
@@ -54,7 +54,7 @@ _KINDS: dict[str, tuple[Any, str]] = {  # of what `attach` is given
     "flush_every": _NUMBER,
     "restart": (bool, "True or False"),
     "methods": _PATH,
-    "tiers": (Tiers | None, "a Tiers"),
+    "tiers": (TierLimits | None, "a TierLimits"),
 }
 _IN_TIERS = ("model", "residency", "tiers")  # what `attach` is given for K and V in tiers
 
@@ -222,7 +222,7 @@ def attach(
     restart: bool = True,
     methods: Path | None = None,
     residency: str | Policy = "in-storage",
-    tiers: Tiers | None = None,
+    tiers: TierLimits | None = None,
     storage: Storage | None = None,
     redundancy: Redundancy = "none",
     spares: int = 0,
@@ -252,7 +252,7 @@ def attach(
     keep: a folder in which the drives made here outlive the process, one folder each.
     mini_batches: parts that a decode batch is split into, so that model and drives work at the same time: 2 where the
     model is on a GPU, else 1, where nothing is said.
-    residency: a name of `residency.POLICIES`, or a policy of your own (docs/residency.md); `in-storage` is drives. With
+    residency: a name of `kv_cache.POLICIES`, or a policy of your own (docs/policies.md); `in-storage` is drives. With
     another one, only tiers may be given: how much of K and V may lie where.
     Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
     is changed; DeviceError when a drive refuses a command.
@@ -261,7 +261,7 @@ def attach(
     _check_kinds(given)
     if residency != "in-storage" or tiers is not None:
         _check_in_tiers(given)
-        return TierSetting(policy=residency, tiers=tiers or Tiers()).attached(model)
+        return TierSetting(policy=residency, tiers=tiers or TierLimits()).attached(model)
     what = Attention.named(attention, compression, convention, budget, embedding_bits, storage)
     asked = {name: given[name] for name in ("mini_batches", "flush_every", "redundancy")}
     over = network_named(network) if network else None

@@ -47,10 +47,10 @@ class Counters:
 
     def text(self) -> str:
         """In the format that Prometheus scrapes."""
-        table = self._kv.residency.table
+        table = self._kv.runner.table
         for name, moved in self._kv.real.moved.items():
             self._bytes.labels(name).set(moved)
-        for name in table.places:
+        for name in table.tiers:
             self._held.labels(name).set(table.used[name])
             self._peak.labels(name).set(table.peak[name])
         return generate_latest(self.registry).decode()

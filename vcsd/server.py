@@ -10,8 +10,8 @@ from numbers import Integral
 from typing import Any
 
 from host_driver.hf.rows import RowModel
-from serving.schedulers import Choice, Scheduler
-from serving.trace import Request
+from kv_cache.schedulers import Choice, Scheduler
+from kv_cache.trace import Request
 from vcsd.counters import Counters
 from vcsd.sampling import Sampler, Sampling
 
@@ -128,7 +128,7 @@ class Server:
             raise Rejected("the server is closed" + (f": {self._cause}" if self._cause else ""))
         if request.tokens > self.max_tokens:
             raise Rejected(f"{request.tokens:,} tokens with the new ones: the server was made for {self.max_tokens:,}")
-        room = kv.residency.machine.places["device"].limit_bytes
+        room = kv.runner.machine.tiers["device"].limit_bytes
         if room is not None and request.tokens * kv.row_bytes > room:
             raise Rejected(f"K and V of a layer at {request.tokens:,} tokens are more than the device's {room:,} bytes")
         try:

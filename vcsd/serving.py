@@ -18,15 +18,15 @@ from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import placement
 from host_driver.rows import RowKv
 from host_driver.sharding import share_out
-from residency.tiers import Tiers
-from serving.engine import Drives, Engine
-from serving.loop import Decision, Situation
-from serving.placement import BLOCK_TOKENS, Option
-from serving.policies import POLICIES as PLACING
-from serving.policies import Planner
-from serving.schedulers import Scheduler, Slices, Slots
-from serving.tiered.machine import Machine
-from serving.tiered.policies import POLICIES as TIERED
+from kv_cache.cost import Drives, Engine
+from kv_cache.engine import SchedulerOutput, SchedulerState
+from kv_cache.limits import TierLimits
+from kv_cache.planner.problem import BLOCK_TOKENS, Offload
+from kv_cache.policies.orbitflow import POLICIES as PLACING
+from kv_cache.policies.orbitflow import Planner
+from kv_cache.schedulers import Scheduler, Slices, Slots
+from kv_cache.tiered.machine import Machine
+from kv_cache.tiered.policies import POLICIES as TIERED
 from vcsd.server import Server
 from vcsd.tiered import MAX_TOKENS
 from vcsd.transport import check_method, methods_of, open_drives
@@ -39,9 +39,9 @@ FLASH_SHARE = 0.25  # of the link to the host, that flash is as fast as
 UNLIMITED = 1 << 40  # bytes, of a tier without a limit
 
 
-def in_drives(now: Situation) -> Decision:
+def in_drives(now: SchedulerState) -> SchedulerOutput:
     """All layers of all are attended in drives."""
-    return Decision(now.live, [Option(now.engine.layers, in_drives=True)] * len(now.live))
+    return SchedulerOutput(now.live, [Offload(now.engine.layers, in_drives=True)] * len(now.live))
 
 
 SLOTS = PLACING | {
@@ -58,7 +58,7 @@ POLICIES = (*SLOTS, *SLICES)
 _NUMBER = (int, "a whole number")
 _KINDS: dict[str, tuple[Any, str]] = {
     "policy": (str, "text"),
-    "tiers": (Tiers, "a Tiers"),
+    "tiers": (TierLimits, "a TierLimits"),
     "drives": (DriveSet | list | tuple, "a whole number, a DriveSet, or devices"),
     "attention": (Attention, "an Attention, or the name of one"),
     "slots": _NUMBER,
@@ -87,7 +87,7 @@ class Serving:
     """
 
     policy: str = "orbitflow"
-    tiers: Tiers = Tiers()
+    tiers: TierLimits = TierLimits()
     drives: DriveSet | Sequence[Device] | int = ()
     attention: Attention | str = Attention.named("dense")
     slots: int = 4

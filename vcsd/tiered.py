@@ -17,10 +17,10 @@ from csd_spec import ModelShape
 from host_driver.hf.shape import FULL, kinds_in_tiers
 from host_driver.hf.tiers import in_tiers
 from host_driver.tiers import TieredKv
-from residency.machine import DEVICE, PAGE_CACHE
-from residency.policies import load_policies
-from residency.tiers import Tiers
-from residency.turn import Policy
+from kv_cache.hardware import DEVICE, PAGE_CACHE
+from kv_cache.iteration import Policy
+from kv_cache.limits import TierLimits
+from kv_cache.policies import load_policies
 from vcsd.tables import table
 
 MAX_TOKENS = 4096  # of a sequence, where neither the user nor the model says less
@@ -31,7 +31,7 @@ class TierSetting:
     """Which policy, by its name among `policies` or as a function, and what it has. record: to replay its choices."""
 
     policy: str | Policy
-    tiers: Tiers
+    tiers: TierLimits
     policies: Mapping[str, Policy] | None = None
     record: bool = False
 
@@ -112,10 +112,10 @@ class TierReport:
 
     policy: str
     why: str
-    turns: int
+    iterations: int
     layers: dict[str, list[int]]
-    places: list[dict[str, Any]]
-    paths: list[dict[str, Any]]
+    tiers: list[dict[str, Any]]
+    routes: list[dict[str, Any]]
     page_cache: dict[str, Any]
 
     @classmethod
@@ -127,22 +127,22 @@ class TierReport:
 
     @classmethod
     def _of(cls, kv: TieredKv, policy: str, kinds: Sequence[str]) -> TierReport:
-        run, files, modelled = kv.residency, kv.files, kv.modelled_bytes()
+        run, files, modelled = kv.runner, kv.files, kv.modelled_bytes()
         used = {name for name, peak in run.table.peak.items() if peak} | {DEVICE}
-        limits = kv.machine.places
+        limits = kv.machine.tiers
         return cls(
             policy=policy,
             why=run.memory.get("why", ""),
-            turns=run.turns,
+            iterations=run.iterations,
             layers={
                 kind: [number for number, each in enumerate(kinds) if each == kind] for kind in dict.fromkeys(kinds)
             },
-            places=[
+            tiers=[
                 {"name": name, "limit_bytes": limits[name].limit_bytes, "peak_bytes": run.table.peak[name]}
                 for name in limits
                 if name in used
             ],
-            paths=[
+            routes=[
                 {
                     "name": name,
                     "copies": counts.copies,
@@ -176,16 +176,16 @@ class TierReport:
         some, every = len(self.layers[FULL]), sum(map(len, self.layers.values()))
         of = f" of {some} of {every} layers" if some < every else ""
         title = f"K and V{of} in tiers: {self.policy}" + (f" ({self.why})" if self.why else "")
-        rows = [(each["name"], _mib(each["limit_bytes"]), _mib(each["peak_bytes"])) for each in self.places]
-        return table(title, ("place", "limit, MiB", "most, MiB"), rows)
+        rows = [(each["name"], _mib(each["limit_bytes"]), _mib(each["peak_bytes"])) for each in self.tiers]
+        return table(title, ("tier", "limit, MiB", "most, MiB"), rows)
 
     def _path_table(self) -> Table:
         rows = [
-            (each["name"], str(each["copies"]), _mib(each["bytes"]), f"{each['stall_s']:.2f}") for each in self.paths
+            (each["name"], str(each["copies"]), _mib(each["bytes"]), f"{each['stall_s']:.2f}") for each in self.routes
         ]
         read, hit = self.page_cache["read_bytes"], self.page_cache["hit_bytes"]
         found = f", {hit / read:.1%} of what was read in files was cached" if read and hit is not None else ""
-        return table(f"Moved in {self.turns} forwards{found}", ("path", "copies", "MiB", "waited, s"), rows)
+        return table(f"Moved in {self.iterations} forwards{found}", ("route", "copies", "MiB", "waited, s"), rows)
 
 
 def _mib(nbytes: float | None) -> str:

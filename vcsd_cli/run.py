@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vcsd.step_times import StepTimes
 
 
-NOTHING_MOVES: dict[str, Any] = {"places": [], "paths": []}  # except q, k, v and the output: `link_bytes`
+NOTHING_MOVES: dict[str, Any] = {"tiers": [], "routes": []}  # except q, k, v and the output: `link_bytes`
 
 HOST_MEMORY_MIB = 512  # flash pages of all drives of a run, by default
 
@@ -220,7 +220,7 @@ def run(
             agreed = agreement(loaded, inputs, text.max_new_tokens, setting, done, tick)
     asked = setting.asked(done.stored, shape.head_dim)
     if tiers.residency and not in_tiers:
-        asked["residency"] = {"policy": tiers.residency, "why": "", "turns": done.report.steps + 1} | NOTHING_MOVES
+        asked["residency"] = {"policy": tiers.residency, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
     if output is Output.NORMAL:
         _show(done, asked, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name)
     if recorder and recorder.steps and isinstance(setting, Setting):

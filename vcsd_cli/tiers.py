@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from residency.policies import POLICIES, load_policies
-from residency.tiers import Tiers
+from kv_cache.limits import TierLimits
+from kv_cache.policies import POLICIES, load_policies
 
 if TYPE_CHECKING:
     from vcsd.tiered import TierSetting
@@ -51,7 +51,7 @@ class InTiers:
         if self.residency not in known:
             raise ValueError(f"residency = {self.residency!r}: must be one of {', '.join(known)}")
         device, host, cache = (None if mib is None else int(mib * 2**20) for mib in sizes)
-        tiers = Tiers(device, host, cache, self.files, force=self.force)
+        tiers = TierLimits(device, host, cache, self.files, force=self.force)
         from vcsd.tiered import TierSetting
 
         return TierSetting(policy=self.residency, tiers=tiers, policies=known, record=True)

@@ -20,7 +20,7 @@ from csd_io.death import end_with_parent
 from eval.accuracy.family import Row, try_family
 from eval.accuracy.tiny import architectures
 from eval.experiment import Outcome
-from residency import POLICIES
+from kv_cache import POLICIES
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 

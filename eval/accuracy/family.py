@@ -159,7 +159,7 @@ def _elsewhere(model: PreTrainedModel, residency: str) -> Iterator[AbstractConte
     longest = stored + NEW + MORE + AGAIN
     layer = token * longest
     device = min(DEVICE_LAYERS, max(1, len(full) - 1))  # so that not all are there
-    tiers = vcsd.Tiers(device * layer, HOST_LAYERS * layer, CACHE_LAYERS * layer, max_tokens=longest)
+    tiers = vcsd.TierLimits(device * layer, HOST_LAYERS * layer, CACHE_LAYERS * layer, max_tokens=longest)
     yield TierSetting(policy=residency, tiers=tiers, record=True).attached(model)
 
 
@@ -168,12 +168,12 @@ def _not_elsewhere(report: Any, inputs: int) -> str:
     if not isinstance(report, TierReport):
         return "" if report.steps == inputs * (NEW - 1 + AGAIN - 1) else f"{report.steps} steps were in drives"
     moves = len(report.layers[FULL]) > 1  # one alone may stay on the device
-    if report.turns != inputs * (NEW + AGAIN) or (moves and not any(path["bytes"] for path in report.paths)):
-        return f"{report.turns} forwards were in tiers"
-    if over := [each["name"] for each in report.places if (each["limit_bytes"] or torch.inf) < each["peak_bytes"]]:
+    if report.iterations != inputs * (NEW + AGAIN) or (moves and not any(route["bytes"] for route in report.routes)):
+        return f"{report.iterations} forwards were in tiers"
+    if over := [each["name"] for each in report.tiers if (each["limit_bytes"] or torch.inf) < each["peak_bytes"]]:
         return f"more was at {over[0]} than may be"
-    if odd := [path["name"] for path in report.paths if path["bytes"] != path["modelled_bytes"]]:
-        return f"other bytes took the path {odd[0]} than in modelled time"
+    if odd := [route["name"] for route in report.routes if route["bytes"] != route["modelled_bytes"]]:
+        return f"other bytes took the route {odd[0]} than in modelled time"
     return ""
 
 

@@ -16,9 +16,9 @@ import typer
 
 from eval.experiment import Outcome
 from eval.serving.machines import A5000
-from serving.ilp import SolverMissing, solve
-from serving.near import near
-from serving.placement import BLOCK_TOKENS, Option, Placement, Problem, spread, strides
+from kv_cache.planner.ilp import SolverMissing, solve
+from kv_cache.planner.local_search import local_search
+from kv_cache.planner.problem import BLOCK_TOKENS, Offload, Placed, PlacementProblem, spread, strides
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
@@ -43,16 +43,16 @@ class Load:
     seed: Annotated[int, typer.Option(min=0, max=1 << 31, help="of the instances")] = 0
 
 
-def instance(generator: np.random.Generator, layers: int, requests: int) -> Problem:
+def instance(generator: np.random.Generator, layers: int, requests: int) -> PlacementProblem:
     """A batch: lengths 96 to 144 times a power of two, as OrbitFlow's generator has them, part of the output made."""
     lengths = [int(generator.integers(96, 145)) << int(generator.integers(0, 7)) for _ in range(2 * requests)]
     tokens = [given + int(generator.random() * made) for given, made in zip(lengths[::2], lengths[1::2], strict=True)]
     blocks = sum(-(-each // BLOCK_TOKENS) for each in tokens)
     engine = replace(A5000, layers=layers, room_blocks=max(1, int(blocks * generator.uniform(*ROOM))))
-    return Problem(engine.costs(tokens), [[Option(count) for count in strides(layers)]] * requests)
+    return PlacementProblem(engine.costs(tokens), [[Offload(count) for count in strides(layers)]] * requests)
 
 
-def exhaustive(problem: Problem) -> float | None:
+def exhaustive(problem: PlacementProblem) -> float | None:
     """The shortest step of all placements that fit; None where none does."""
     R, options = problem.held.shape
     every = np.stack(np.meshgrid(*[np.arange(options)] * R, indexing="ij"), axis=-1).reshape(-1, R)
@@ -90,18 +90,18 @@ def bench_plan(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
 
 
 def _timed(load: Load, generator: np.random.Generator, layers: int, requests: int, tick: Tick) -> dict[str, Any]:
-    ways: dict[str, Callable[[Problem], Placement | None]] = {
+    ways: dict[str, Callable[[PlacementProblem], Placed | None]] = {
         "ilp": lambda problem: solve(problem, load.gap if requests > 4 else 0.0, LIMIT_S),
         "descent": _descent,
-        "near": near,
+        "near": local_search,
     }
     if layers <= SEARCHED[0] and requests <= SEARCHED[1]:
-        ways["search"] = Problem.best
+        ways["search"] = PlacementProblem.best
     taken: dict[str, list[float]] = {name: [] for name in ways}
     longer: dict[str, list[float]] = {name: [] for name in ways}
     fits = 0
     for _ in range(load.timed):
-        problem, found = instance(generator, layers, requests), dict[str, Placement | None]()
+        problem, found = instance(generator, layers, requests), dict[str, Placed | None]()
         for name, way in ways.items():
             began = time.process_time()
             found[name] = way(problem)
@@ -122,7 +122,7 @@ def _timed(load: Load, generator: np.random.Generator, layers: int, requests: in
     } | {"feasible": fits}
 
 
-def _descent(problem: Problem) -> Placement | None:
+def _descent(problem: PlacementProblem) -> Placed | None:
     good = problem.good()
     return problem.placement(good) if good else None
 
@@ -132,7 +132,7 @@ def _spread(generator: np.random.Generator) -> dict[str, float]:
     better, faster, more = 0, list[float](), 0
     for _ in range(100):
         few = instance(generator, 32, 3)
-        many = Problem(few.costs, [[Option(count) for count in spread(32)]] * 3)
+        many = PlacementProblem(few.costs, [[Offload(count) for count in spread(32)]] * 3)
         best, free = few.best(), many.best()
         if free and best:
             faster.append(best.latency_s / free.latency_s - 1)

@@ -24,11 +24,11 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.soak import MAX_ANONYMOUS_BYTES, SPEC, Usage, by_tenth, growth, own_run_dir, steady_memory
 from eval.experiment import Outcome, flat
 from host_driver.hf.shape import placement
-from residency.machine import CSD, DEVICE, DIRECT, HOST
-from residency.tiers import Tiers
-from serving.placement import BLOCK_TOKENS
-from serving.trace import Trace, generate
-from serving.trace import load as load_trace
+from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST
+from kv_cache.limits import TierLimits
+from kv_cache.planner.problem import BLOCK_TOKENS
+from kv_cache.trace import Trace, generate
+from kv_cache.trace import load as load_trace
 from vcsd.loading import CHECKPOINT, PROMPT
 from vcsd.loading import load as load_model
 from vcsd.options import MAX_SEED
@@ -174,8 +174,8 @@ def run(load: Load, name: str, asked: Sequence[Asked], wanted: Sequence[list[int
     with _served(setting(load, name, asked)) as server:
         answers = answered(server, asked, tick)
         kv = server.kv
-        used, peak, moved = kv.residency.table.used, dict(kv.residency.table.peak), dict(kv.real.moved)
-        limits = {place: spec.limit_bytes for place, spec in kv.residency.machine.places.items()}
+        used, peak, moved = kv.runner.table.used, dict(kv.runner.table.peak), dict(kv.real.moved)
+        limits = {place: spec.limit_bytes for place, spec in kv.runner.machine.tiers.items()}
         left = used.total() + (len(kv.drives.batches) if kv.drives else 0)
         longest = server.counters.longest_wait
     streams = answers.streams
@@ -217,7 +217,7 @@ def setting(load: Load, name: str, asked: Sequence[Asked], spec: DriveSpec = INS
     engine = replace(engine, fetch_token_s=SLOW_LINK * engine.step_s / longest[-1])
     return Serving(
         policy=name,
-        tiers=Tiers(device=size, host=size),
+        tiers=TierLimits(device=size, host=size),
         drives=DriveSet(count=load.drives, spec=spec) if with_drives else (),
         slots=load.slots,
         max_tokens=longest[-1],
@@ -278,7 +278,7 @@ def soak(load: Load, name: str, asked: Sequence[Asked]) -> Outcome:
                 while shown < (time.monotonic() - began_s) // 60:
                     shown += 1
                     tick(shown)
-            left = server.kv.residency.table.used.total()
+            left = server.kv.runner.table.used.total()
     result = {
         "policy": name,
         "minutes": load.minutes,

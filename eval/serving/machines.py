@@ -5,8 +5,8 @@ from __future__ import annotations
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.papers.profiles import Gpu, Host, Model
 from ftl import LAYOUTS
-from serving.engine import Drives, Engine
-from serving.placement import BLOCK_TOKENS
+from kv_cache.cost import Drives, Engine
+from kv_cache.planner.problem import BLOCK_TOKENS
 
 PREFILL_TOKENS_PER_S = 6000  # assumed: an 8B model on such a GPU
 CALL_S = 20e-6  # assumed: of a command to drives, and its completion

@@ -18,11 +18,11 @@ from eval.serving.machines import ENGINES
 from eval.serving.pages_error import output_error
 from eval.serving.systems import OTHERS, PARTS, SYSTEMS, Run, run
 from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
-from serving import trace as traces
-from serving.admission import Admission
-from serving.engine import Engine
-from serving.placement import BLOCK_TOKENS
-from serving.trace import Request, Trace
+from kv_cache import trace as traces
+from kv_cache.admission import AdmissionConfig
+from kv_cache.cost import Engine
+from kv_cache.planner.problem import BLOCK_TOKENS
+from kv_cache.trace import Request, Trace
 from vcsd.progress import progress
 from vcsd.tables import table
 
@@ -61,8 +61,8 @@ class Letting:
     ] = None
 
     @property
-    def admission(self) -> Admission:
-        return Admission(
+    def admission(self) -> AdmissionConfig:
+        return AdmissionConfig(
             slots=self.slots,
             chunk=self.chunk,
             order=self.order,
@@ -117,7 +117,7 @@ class Load:
         files = [self.trace] if self.trace else []
         return Kept(self.progress_dir and self.progress_dir / f"{fingerprint(asked, files)}.jsonl")
 
-    def runs(self, admission: Admission) -> list[Run]:
+    def runs(self, admission: AdmissionConfig) -> list[Run]:
         """All of them: each load, each objective, each system. Raises ValueError for what cannot be run."""
         systems = SYSTEMS | OTHERS if self.systems == "all" else SYSTEMS
         loads, scales = _numbers("load", self.load, 1e-6), _numbers("slo_scale", self.slo_scale, 0.1)

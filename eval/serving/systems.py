@@ -7,12 +7,12 @@ from typing import Any
 
 from csd_spec.planes import number_of
 from eval.serving.machines import drives
-from serving.admission import Admission
-from serving.engine import Engine
-from serving.loop import Policy, serve
-from serving.metrics import summary
-from serving.policies import POLICIES, Planner
-from serving.trace import Trace
+from kv_cache.admission import AdmissionConfig
+from kv_cache.cost import Engine
+from kv_cache.engine import Policy, serve
+from kv_cache.metrics import summary
+from kv_cache.policies.orbitflow import POLICIES, Planner
+from kv_cache.trace import Trace
 from vcsd.progress import Tick, no_tick
 
 PARTS = 20  # of a run, that are told of
@@ -51,7 +51,7 @@ class Run:
     scale: float
     trace: Trace
     engine: Engine
-    admission: Admission
+    admission: AdmissionConfig
 
     @property
     def slo_s(self) -> float:

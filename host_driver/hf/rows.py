@@ -1,4 +1,4 @@
-"""A model of transformers whose forward takes requests of different lengths, whose K and V lie in different places.
+"""A model of transformers whose forward takes requests of different lengths, whose K and V lie in different tiers.
 
 Each row attends by itself, to K and V as they are stored, so a request's tokens are what they are without the others.
 """
@@ -27,9 +27,9 @@ from host_driver.hf.forward import asking, check_free
 from host_driver.hf.latent import latent_modules
 from host_driver.hf.shape import FULL, SLIDING, Unsupported, placement
 from host_driver.rows import RowKv
-from residency.executor import Attention
-from residency.machine import CSD
-from residency.policies.placed import Homes
+from kv_cache.hardware import CSD
+from kv_cache.policies.assigned import Homes
+from kv_cache.transfer.engine import AttendCall
 
 _BY_LONGEST = ("longrope", "dynamic")
 IMPLEMENTATION = f"{DRIVES}-rows"
@@ -90,7 +90,7 @@ class RowModel:
         self._positions = "position_ids" in takes
         self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
         if kind := next((kind for kind in _BY_LONGEST if kind in _kinds_of_rope(model.config)), None):
-            raise Unsupported(f"{name} turns positions by the longest of a batch (rope of kind {kind})")
+            raise Unsupported(f"{name} iterations positions by the longest of a batch (rope of kind {kind})")
         if latent_modules(model):
             raise Unsupported(f"{name} expands what it caches to K and V, which rows do not do")
         adapter = ADAPTERS.get(model.config.get_text_config(decoder=True).model_type)
@@ -116,7 +116,7 @@ class RowModel:
         positions = past[:, None] + torch.arange(ids.shape[1], device=self.kv.device)
         rows = _Rows(self.kv, self._windows, new)
         given = self._more | ({"position_ids": positions} if self._positions else {})
-        with self.kv.turn(new, homes):
+        with self.kv.iteration(new, homes):
             out = self.model(
                 input_ids=ids,
                 past_key_values=rows,
@@ -195,7 +195,7 @@ def _in_places(
     out = torch.empty_like(query)
     for attention in kv.reach(layer.number, len(numbers)):
         rows = [numbers[request] for request in attention.rows]
-        if CSD in attention.places:
+        if CSD in attention.tiers:
             out[rows] = _in_drives(kv, attention, query[rows], new[rows], asked)
         else:
             out[rows] = _on_device(kv, attention, module, query[rows], new[rows], asked)
@@ -203,12 +203,12 @@ def _in_places(
 
 
 def _on_device(
-    kv: RowKv, attention: Attention, module: torch.nn.Module, q: torch.Tensor, new: torch.Tensor, asked: dict[str, Any]
+    kv: RowKv, attention: AttendCall, module: torch.nn.Module, q: torch.Tensor, new: torch.Tensor, asked: dict[str, Any]
 ) -> torch.Tensor:
     """Store new (R, new, 2, H, d) and attend each row by itself, q (R, q_heads, new, d)."""
     out, count = torch.empty_like(q), q.shape[2]
     for number, request in enumerate(attention.rows):
-        blocks = [kv.stored(extent) for extent in kv.blocks(request, attention.layer)]
+        blocks = [kv.stored(block) for block in kv.blocks(request, attention.layer)]
         blocks[-1][-count:] = new[number]
         out[number] = _alone(module, q[number], torch.cat(blocks), asked)
     return out.half().to(q.dtype) if kv.drives else out
@@ -231,7 +231,7 @@ def _alone(
 
 
 def _in_drives(
-    kv: RowKv, attention: Attention, q: torch.Tensor, new: torch.Tensor, asked: dict[str, Any]
+    kv: RowKv, attention: AttendCall, q: torch.Tensor, new: torch.Tensor, asked: dict[str, Any]
 ) -> torch.Tensor:
     """Store new (R, 1, 2, H, d) in drives and attend there, and on the device to blocks that lie before it; q
     (R, q_heads, 1, d)."""
@@ -239,7 +239,7 @@ def _in_drives(
     # Drives divide by sqrt(d), but where they know a layer's own scale
     factor = 1.0 if attention.layer in kv.drives.driver.terms else asked["scaling"] * q.shape[-1] ** 0.5
     q16, kv16 = _halves(q[:, :, 0] * factor), _halves(new[:, 0])
-    block = len(attention.places) - 1
+    block = len(attention.tiers) - 1
     out, sums = kv.drives.attend(attention.rows, block, attention.layer, q16, kv16[:, 0], kv16[:, 1])
     if block:
         parts = [
@@ -256,7 +256,7 @@ def _part(kv: RowKv, request: Hashable, layer: int, q: torch.Tensor, asked: dict
 
     Drives count a sink, where the last block is, and so it is not counted here.
     """
-    stored = torch.cat([kv.stored(extent) for extent in kv.blocks(request, layer)[:-1]]).float()
+    stored = torch.cat([kv.stored(block) for block in kv.blocks(request, layer)[:-1]]).float()
     group = q.shape[0] // stored.shape[2]
     k, v = stored.permute(1, 2, 0, 3).repeat_interleave(group, dim=1)  # each (q_heads, tokens, d)
     behind = kv.tokens(request, layer) - 1 - torch.arange(len(stored), device=q.device)

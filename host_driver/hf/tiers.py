@@ -20,7 +20,7 @@ from host_driver.hf.forward import check_free, own_forward
 from host_driver.hf.own_cache import Elsewhere, OwnCache, own_layers
 from host_driver.hf.shape import FULL, Unsupported
 from host_driver.tiers import Shape, TieredKv
-from residency.table import Extent
+from kv_cache.block_table import BlockKey
 
 REORDERED_TOKENS = 64  # at once, so that another order of rows takes little memory
 
@@ -72,14 +72,14 @@ class TieredLayer(InTiers, CacheLayerMixin):
         return keys, values
 
     def _stored(self, part: str, states: torch.Tensor) -> torch.Tensor:
-        kv, extent = self.cache.kv, Extent(self.cache.request, self.number, part)
+        kv, block = self.cache.kv, BlockKey(self.cache.request, self.number, part)
         end = self.length + states.shape[2]
-        rows = kv.device_rows(extent, end)[..., : states.shape[3]]
+        rows = kv.device_rows(block, end)[..., : states.shape[3]]
         if self._order is not None:
             for at in range(0, self.length, REORDERED_TOKENS):
-                block = rows[at : min(at + REORDERED_TOKENS, self.length)]
-                block.copy_(block.index_select(1, self._order))
-            kv.rewrite(extent)
+                part_rows = rows[at : min(at + REORDERED_TOKENS, self.length)]
+                part_rows.copy_(part_rows.index_select(1, self._order))
+            kv.rewrite(block)
         rows[self.length :] = states.detach().permute(2, 0, 1, 3)
         return rows.permute(1, 2, 0, 3)
 
@@ -110,7 +110,7 @@ class TieredLayer(InTiers, CacheLayerMixin):
         if tokens_to_remove and self.is_initialized:
             self.length = max(0, self.length + tokens_to_remove)
             for part in ("k", "v"):
-                self.cache.kv.crop(Extent(self.cache.request, self.number, part), self.length)
+                self.cache.kv.crop(BlockKey(self.cache.request, self.number, part), self.length)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Rows take another order when the layer is on the device the next time."""

@@ -20,7 +20,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.yaml")
-PACKAGES = ("ftl", "csd_link", "csd_firmware", "host_driver", "residency", "serving")
+PACKAGES = ("ftl", "csd_link", "csd_firmware", "host_driver", "kv_cache")
 
 
 @dataclass(frozen=True, slots=True)

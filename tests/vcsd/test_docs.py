@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import residency
-import serving
+import kv_cache
 import vcsd
 from attention_engine import METHODS, load_methods
 
@@ -60,7 +59,7 @@ def names_of_ours(code):
 def test_examples_use_the_public_face_alone():
     used = {name for code in examples() for name in names_of_ours(code)}
     assert {"vcsd.attach", "vcsd.METHODS", "vcsd.Step"} <= used
-    assert used <= {f"{face.__name__}.{name}" for face in (vcsd, residency, serving) for name in face.__all__}
+    assert used <= {f"{face.__name__}.{name}" for face in (vcsd, kv_cache) for name in face.__all__}
 
 
 def test_python_page_lists_public_names_and_no_others():
@@ -127,7 +126,7 @@ def test_what_needs_no_torch_loads_without_it():
         "serve",
     }
     names = ", ".join(sorted(set(vcsd.__all__) - needs))
-    code = f"import sys; sys.modules['torch'] = None; import residency; from vcsd import {names}"
+    code = f"import sys; sys.modules['torch'] = None; import kv_cache; from vcsd import {names}"
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'magic'"):
         vcsd.magic  # noqa: B018

@@ -16,7 +16,7 @@ from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
 from csd_spec import Attend, Completion, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from residency.tiers import Tiers
+from kv_cache.limits import TierLimits
 from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
@@ -44,7 +44,7 @@ def setting(policy: str, **more) -> Serving:  # type: ignore[no-untyped-def]
     """Tiers that hold a quarter of what six of the longest requests have."""
     drives = DriveSet(count=2) if policy in WITH_DRIVES else ()
     size = 6 * LONGEST * TOKEN_BYTES // 4 // (2 if drives else 1)
-    asked = {"policy": policy, "tiers": Tiers(device=size, host=size), "drives": drives, "slots": 6}
+    asked = {"policy": policy, "tiers": TierLimits(device=size, host=size), "drives": drives, "slots": 6}
     return Serving(**asked | {"max_tokens": LONGEST, "slice_tokens": 4} | more)
 
 
@@ -77,7 +77,7 @@ def test_tokens_of_models_with_caps_sinks_slopes_and_windows(prompts, make, poli
         model = sharpen(make())
         options = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
         wanted = [model.generate(torch.tensor([each]), **options)[0, len(each) :].tolist() for each in prompts[:5]]
-    asked = setting(policy, tiers=Tiers(device=1 << 17, host=1 << 17), max_tokens=LONGEST)
+    asked = setting(policy, tiers=TierLimits(device=1 << 17, host=1 << 17), max_tokens=LONGEST)
     with serve(model, asked, background=False) as server:
         streams = [server.submit(prompt, 30) for prompt in prompts[:5]]
         server.run()
@@ -141,7 +141,7 @@ def test_what_is_not_taken_says_why(model) -> None:
         server.run()
         server.submit([1, 2], 3)
         assert 'vcsd_requests_total{how="rejected"} 2.0' in server.counters.text()
-    small = serve(model, setting("lru", tiers=Tiers(device=TOKEN_BYTES * 64)), background=False)
+    small = serve(model, setting("lru", tiers=TierLimits(device=TOKEN_BYTES * 64)), background=False)
     with small as server, pytest.raises(vcsd.Rejected, match="MB of K and V, and the tier device has"):
         server.submit([1] * 40, 30)
 
@@ -265,7 +265,7 @@ def test_many_threads_read_and_cancel_without_one_of_the_servers(model, prompts,
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "static", "tierkv", "mended"])
 def test_tiers_that_each_hold_one_request_deadlock_nobody(model, policy) -> None:
-    tiers = Tiers(device=80 * TOKEN_BYTES, host=80 * TOKEN_BYTES)
+    tiers = TierLimits(device=80 * TOKEN_BYTES, host=80 * TOKEN_BYTES)
     with serve(model, setting(policy, tiers=tiers, slice_tokens=1), background=False) as server:
         streams = [server.submit([1 + n] * (60 - n), 11) for n in range(8)]
         server.run()
@@ -273,7 +273,7 @@ def test_tiers_that_each_hold_one_request_deadlock_nobody(model, policy) -> None
 
 
 def test_a_long_prompt_in_chunks_stops_nobody(model) -> None:
-    with serve(model, setting("orbitflow", chunk=1, max_tokens=400, tiers=Tiers()), background=False) as server:
+    with serve(model, setting("orbitflow", chunk=1, max_tokens=400, tiers=TierLimits()), background=False) as server:
         decoding = server.submit([1, 2, 3], 320)
         next(iter(decoding))
         server.submit([5] * 300, 2)

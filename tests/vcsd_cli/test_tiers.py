@@ -1,6 +1,6 @@
 """`vcsd run --residency`: K and V in tiers, from the command line.
 
-partner of: vcsd_cli/tiers.py, residency/policies/auto.py, vcsd/tiered.py
+partner of: vcsd_cli/tiers.py, kv_cache/policies/auto.py, vcsd/tiered.py
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from csd_link.driveset import DriveSet
 from csd_link.run_dir import run_dir
 from csd_spec import LogPage
-from residency import POLICIES
+from kv_cache import POLICIES
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd.administer import read_log
 from vcsd.transport import open_drives
@@ -40,12 +40,12 @@ def test_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) ->
     )  # fmt: skip
     assert result["agreement"]["tokens_equal"]
     said = result["residency"]
-    assert said["policy"] == policy and said["turns"] == 8
-    for path in said["paths"]:
+    assert said["policy"] == policy and said["iterations"] == 8
+    for path in said["routes"]:
         assert path["bytes"] == path["modelled_bytes"] > 0
-    for place in said["places"]:
-        assert place["peak_bytes"] <= sizes.get(place["name"], 1e9) * 2**20
-    assert bool(said["paths"]) == (policy != "in-storage")
+    for tier in said["tiers"]:
+        assert tier["peak_bytes"] <= sizes.get(tier["name"], 1e9) * 2**20
+    assert bool(said["routes"]) == (policy != "in-storage")
     assert os.listdir(tmp_path) == []
 
 
@@ -77,17 +77,17 @@ def test_for_people(capsys, monkeypatch, tmp_path) -> None:
 def test_a_policy_of_ones_own(capsys, monkeypatch, tmp_path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(
-        "from residency import HOST, POLICIES\n"
+        "from kv_cache import HOST, POLICIES\n"
         "def mine(t):\n"
         "    for layer in t.layers:\n"
-        "        for x in t.extents(layer): t.copy(x, 'device')\n"
+        "        for x in t.blocks(layer): t.copy(x, 'device')\n"
         "        t.attend(layer)\n"
-        "        for x in t.extents(layer): t.move(x, HOST)\n"
+        "        for x in t.blocks(layer): t.move(x, HOST)\n"
         "POLICIES['mine'] = mine\n"
     )
     result = run(capsys, monkeypatch, "--residency", "mine", "--policies", str(mine))
     assert result["agreement"]["tokens_equal"]
-    assert {path["name"] for path in result["residency"]["paths"]} == {"device>host", "host>device"}
+    assert {path["name"] for path in result["residency"]["routes"]} == {"device>host", "host>device"}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_mounted_drive_holds_what_is_past_the_page_cache(capsys, monkeypatch) 
             capsys, monkeypatch, "--residency", "dual-blade", "--page-cache-mib", "0", "--files", str(namespace)
         )
         assert result["agreement"]["tokens_equal"]
-        moved = {path["name"]: path["bytes"] for path in result["residency"]["paths"]}
+        moved = {path["name"]: path["bytes"] for path in result["residency"]["routes"]}
         assert moved["direct>device"] > moved["device>direct"] > 0
         smart = read_log(drive, LogPage.SMART)
         assert min(smart["host_read_commands"], smart["host_write_commands"]) > 0

@@ -1,4 +1,4 @@
-"""The paper's edge machine as places and paths: a page cache under a limit, files behind it, an SSD past the kernel."""
+"""The paper's edge machine as tiers and routes: a page cache under a limit, files behind it, an SSD past the kernel."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from eval.papers.dual_blade.values import ANONYMOUS, HINDERED, MEMORY_COPY, PRINTED
 from eval.papers.profiles import Gpu, Host, Model, Ssd
-from residency import DEVICE, DIRECT, PAGE_CACHE, Link, Machine, Path, Place
-from residency.modelled.executor import Work
+from kv_cache import DEVICE, DIRECT, PAGE_CACHE, Link, Machine, Route, Tier
+from kv_cache.transfer.simulated import LayerTime
 
 GIB = 2**30
 EVICTED = "evicted"  # files whose pages are given up when they have been used
@@ -56,7 +56,7 @@ def drives() -> dict[str, Drive]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A model on the edge machine, and the paper's work: one batch, whose K and V of a layer are one extent each."""
+    """A model on the edge machine, and the paper's work: one batch, whose K and V of a layer are one block each."""
 
     model: Model
     gpu: Gpu
@@ -102,45 +102,45 @@ class Setup:
         """Prefill, as long as the GPU computes."""
         return self.model.layers * self.work(self.input, self.input).device_ns / 1e9
 
-    def work(self, new: int, tokens: int) -> Work:
+    def work(self, new: int, tokens: int) -> LayerTime:
         """A layer's work on the GPU: multiplying in prefill, reading weights and KV in decode."""
         weights, kv = self.model.weight_bytes / self.model.layers, self.layer_bytes(tokens)
         multiplied_s = new * self.batch * weights / (self.gpu.fp16_tflops * 1e12)
         read_s = (weights + (kv if new == 1 else 0)) / (self.gpu.memory_gb_per_s * 1e9)
-        return Work(round(1e9 * max(multiplied_s, read_s)))
+        return LayerTime(round(1e9 * max(multiplied_s, read_s)))
 
 
 def machine(setup: Setup, drive: Drive, cache_bytes: int | None, piece_bytes: int = 0) -> Machine:
-    """Places and paths. cache_bytes: None is as much as wanted. piece_bytes: how copies are cut; 0: they are not.
+    """Tiers and routes. cache_bytes: None is as much as wanted. piece_bytes: how copies are cut; 0: they are not.
 
-    DMA to the GPU goes in turn, and reads that write the same memory are hindered meanwhile; threads that fault files
+    DMA to the GPU goes in turn, and reads that write the same memory are contention meanwhile; threads that fault files
     in wait for each other, and leave other reads the rest of the SSD's rate.
     """
     gpu_link, copied = setup.host.gpu_link_gb_per_s * 1e9, MEMORY_COPY.value * 1e9
-    hindered = {DMA: HINDERED.value}
+    contention = {DMA: HINDERED.value}
     links = [
-        Link(DMA, gpu_link, in_turn=True),
-        Link("gpu-out", gpu_link, in_turn=True),
-        Link(COPY, copied, hindered=hindered),
+        Link(DMA, gpu_link, fifo=True),
+        Link("gpu-out", gpu_link, fifo=True),
+        Link(COPY, copied, contention=contention),
         Link("memory-copy-out", copied),
-        Link(READ, drive.read, hindered={**hindered, FAULTS: 1 - drive.faulted / drive.read}),
+        Link(READ, drive.read, contention={**contention, FAULTS: 1 - drive.faulted / drive.read}),
         Link(WRITE, drive.write, start_ns=round(1000 * drive.profile.random_write_us)),
-        Link(FAULTS, drive.faulted, in_turn=True),
+        Link(FAULTS, drive.faulted, fifo=True),
     ]
-    to_file = Path("to-file", ("gpu-out", "memory-copy-out"), piece_bytes, background=(WRITE,))
+    to_file = Route("to-file", ("gpu-out", "memory-copy-out"), piece_bytes, background=(WRITE,))
     lba = drive.profile.lba_bytes
-    paths = {
-        (PAGE_CACHE, DEVICE): Path("page-cache", (COPY, DMA), piece_bytes, missed=(FAULTS, DMA)),
-        (EVICTED, DEVICE): Path("evicted", (FAULTS, DMA), piece_bytes),
-        (DIRECT, DEVICE): Path("direct", (READ, DMA), piece_bytes, lba),
+    routes = {
+        (PAGE_CACHE, DEVICE): Route("page-cache", (COPY, DMA), piece_bytes, miss_links=(FAULTS, DMA)),
+        (EVICTED, DEVICE): Route("evicted", (FAULTS, DMA), piece_bytes),
+        (DIRECT, DEVICE): Route("direct", (READ, DMA), piece_bytes, lba),
         (DEVICE, PAGE_CACHE): to_file,
         (DEVICE, EVICTED): to_file,
-        (DEVICE, DIRECT): Path("to-direct", ("gpu-out", WRITE), 0, lba),
+        (DEVICE, DIRECT): Route("to-direct", ("gpu-out", WRITE), 0, lba),
     }
-    places = [
-        Place(DEVICE, int(setup.gpu.memory_gib * GIB - setup.model.weight_bytes), attends=True),
-        Place(PAGE_CACHE, cache_bytes=cache_bytes),
-        Place(EVICTED),
-        Place(DIRECT),
+    tiers = [
+        Tier(DEVICE, int(setup.gpu.memory_gib * GIB - setup.model.weight_bytes), attends=True),
+        Tier(PAGE_CACHE, cache_bytes=cache_bytes),
+        Tier(EVICTED),
+        Tier(DIRECT),
     ]
-    return Machine.of(places, links, paths)
+    return Machine.of(tiers, links, routes)

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from eval.papers.dual_blade.machine import COPY, EVICTED, FAULTS, Drive, Setup, machine
-from residency import DIRECT, PAGE_CACHE, Machine, Policy, Residency, Turn
-from residency.executor import Attention
-from residency.modelled.events import Events
-from residency.modelled.executor import Modelled, Work
-from residency.modelled.links import Network
-from residency.policies._stream import stream
-from residency.policies.dual_blade import CROSS, INTRA, dual_blade, first_group, in_cache, pipelined
-from residency.policies.flexgen import flexgen
-from residency.policies.split import split
+from kv_cache import DIRECT, PAGE_CACHE, Iteration, IterationRunner, Machine, Policy
+from kv_cache.events import Events
+from kv_cache.network import Network
+from kv_cache.policies._stream import stream
+from kv_cache.policies.dual_blade import CROSS, INTRA, dual_blade, first_group, in_cache, pipelined
+from kv_cache.policies.flexgen import flexgen
+from kv_cache.policies.split import split
+from kv_cache.transfer.engine import AttendCall
+from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
 BATCH = "batch"  # the request that all sequences are
-READING = ("page-cache", "evicted", "direct")  # paths to the GPU
+READING = ("page-cache", "evicted", "direct")  # routes to the GPU
 PIECE_BYTES = 16 << 20  # of the split's copies: small beside K or V of a layer, and smaller ones give no more
 
 
@@ -34,16 +34,16 @@ class System:
     on_ext4: bool = False
 
 
-def _evicting(t: Turn) -> None:
+def _evicting(t: Iteration) -> None:
     """CachePolicy-Only: as Dual-Blade, but Group 2 too is files, whose pages are given up when they were used."""
     group = first_group(t.layers.start + t.memory.setdefault("n1", in_cache(t)))
-    pipelined(t, lambda extent: PAGE_CACHE if group(extent.layer) == 1 else EVICTED, 0, group)
+    pipelined(t, lambda block: PAGE_CACHE if group(block.layer) == 1 else EVICTED, 0, group)
 
 
-def _unpipelined(t: Turn, share: float | None) -> None:
+def _unpipelined(t: Iteration, share: float | None) -> None:
     """Dual-Blade without P.P: K and V of a layer at once, in both groups."""
     group = first_group(t.layers.start + int((share or 0.0) * len(t.layers)))
-    stream(t, lambda extent: PAGE_CACHE if group(extent.layer) == 1 else DIRECT, 0)
+    stream(t, lambda block: PAGE_CACHE if group(block.layer) == 1 else DIRECT, 0)
 
 
 def _dual_blade(share: float | None) -> Policy:
@@ -87,12 +87,12 @@ class Inferred:
 
 
 class _Gpu:
-    """What a layer takes on the GPU in the turn that runs."""
+    """What a layer takes on the GPU in the iteration that runs."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.new, self.tokens = setup, 0, 0
 
-    def __call__(self, attention: Attention) -> Work:
+    def __call__(self, attention: AttendCall) -> LayerTime:
         return self.setup.work(self.new, self.tokens)
 
 
@@ -103,21 +103,21 @@ def infer(
     cache_bytes = None if limit_gib is None else setup.cache_bytes(limit_gib)
     one = machine(setup, drive.behind_ext4() if system.on_ext4 else drive, cache_bytes, system.piece_bytes)
     gpu = _Gpu(setup)
-    executor = Modelled(one, gpu)
+    transfers = SimulatedTransfers(one, gpu)
     layers = range(setup.model.layers)
-    run = Residency(one, layers, system.policy(share), executor, final_tokens=setup.final_tokens)
+    run = IterationRunner(one, layers, system.policy(share), transfers, final_tokens=setup.final_tokens)
     for gpu.new in (setup.input, *[1] * (setup.output - 1)):
         gpu.tokens += gpu.new
-        run.turn({BATCH: gpu.new}, {BATCH: setup.row_bytes})
-    prefill_ns, *decode_ns = executor.turns_ns
-    decode_s, busy_ns = sum(decode_ns) / 1e9, executor.network.busy_ns()
-    cache, trial = executor.caches.get(PAGE_CACHE), run.memory.get("trial", {})
+        run.run({BATCH: gpu.new}, {BATCH: setup.row_bytes})
+    prefill_ns, *decode_ns = transfers.iterations_ns
+    decode_s, busy_ns = sum(decode_ns) / 1e9, transfers.network.busy_ns()
+    cache, trial = transfers.caches.get(PAGE_CACHE), run.memory.get("trial", {})
     both = [trial.get(step, {}).get(1) for step in (INTRA, CROSS)]
     return Inferred(
         prefill_s=prefill_ns / 1e9,
         decode_s=decode_s,
         hit_share=cache.hit_share if cache else None,
-        cached_share=cache.hit_bytes / sum(executor.moved[name] for name in READING) if cache else None,
+        cached_share=cache.hit_bytes / sum(transfers.moved[name] for name in READING) if cache else None,
         copying_share=busy_ns[COPY] / 1e9 / decode_s,
         faulting_share=busy_ns[FAULTS] / 1e9 / decode_s,
         group1_s=(both[0] / 1e9, both[1] / 1e9) if all(both) else None,

@@ -7,16 +7,29 @@ from dataclasses import dataclass
 from itertools import product
 from math import floor
 
-from residency import CSD, DEVICE, HOST, PAGE_CACHE, Extent, Link, Machine, Path, Place, Policy, Residency, Turn
-from residency.modelled.executor import Modelled, Work
-from residency.table import WEIGHTS
+from kv_cache import (
+    CSD,
+    DEVICE,
+    HOST,
+    PAGE_CACHE,
+    BlockKey,
+    Iteration,
+    IterationRunner,
+    Link,
+    Machine,
+    Policy,
+    Route,
+    Tier,
+)
+from kv_cache.block_table import WEIGHTS
+from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
 OF_ALL = "weights"  # the request that a layer's weights are of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What lies at a place before a step.
+    """What lies at a tier before a step.
 
     tokens: of each request, in the mean of steps. rows: bytes of one token of K or V of a layer, by request.
     weights: bytes of a layer's; 0 where the GPU keeps them.
@@ -28,56 +41,56 @@ class Stored:
     weights: int = 0
 
 
-def step_s(machine: Machine, policy: Policy, layers: int, stored: Stored, work: Work) -> float:
+def step_s(machine: Machine, policy: Policy, layers: int, stored: Stored, work: LayerTime) -> float:
     """Seconds of a decode step behind another one; where the mean of tokens lies between two lengths, of both."""
-    executor = Modelled(machine, lambda attention: work)
-    run = Residency(machine, range(layers), policy, executor)
+    transfers = SimulatedTransfers(machine, lambda attention: work)
+    run = IterationRunner(machine, range(layers), policy, transfers)
     first = floor(stored.tokens)
     for layer in range(layers):
         for (request, row), part in product(stored.rows.items(), run.parts):
-            run.table.add(Extent(request, layer, part), row, stored.home, first - 1)
+            run.table.add(BlockKey(request, layer, part), row, stored.home, first - 1)
         if stored.weights:
-            run.table.add(Extent(OF_ALL, layer, WEIGHTS), stored.weights, stored.home, 1)
+            run.table.add(BlockKey(OF_ALL, layer, WEIGHTS), stored.weights, stored.home, 1)
     for _ in range(2 if stored.tokens == first else 3):
-        run.turn(dict.fromkeys(stored.rows, 1), stored.rows)
-    _, *steps_ns = executor.turns_ns
+        run.run(dict.fromkeys(stored.rows, 1), stored.rows)
+    _, *steps_ns = transfers.iterations_ns
     return sum(steps_ns) / len(steps_ns) / 1e9
 
 
 def host_memory(bytes_per_s: float) -> Machine:
     """K, V and weights in host memory, behind one link in each direction."""
     links = [Link("in", bytes_per_s), Link("out", bytes_per_s)]
-    paths = {(HOST, DEVICE): Path("in", ("in",)), (DEVICE, HOST): Path("out", ("out",))}
-    return Machine.of([Place(DEVICE, attends=True), Place(HOST)], links, paths)
+    routes = {(HOST, DEVICE): Route("in", ("in",)), (DEVICE, HOST): Route("out", ("out",))}
+    return Machine.of([Tier(DEVICE, attends=True), Tier(HOST)], links, routes)
 
 
 def files(cached_bytes_per_s: float, file_bytes_per_s: float, cache_bytes: int) -> Machine:
     """K and V in files: one rate to the GPU for what the page cache has, one for what it has not."""
     links = [Link("cached", cached_bytes_per_s), Link("file", file_bytes_per_s), Link("out", cached_bytes_per_s)]
-    paths = {
-        (PAGE_CACHE, DEVICE): Path("in", ("cached",), missed=("file",)),
-        (DEVICE, PAGE_CACHE): Path("out", ("out",)),
+    routes = {
+        (PAGE_CACHE, DEVICE): Route("in", ("cached",), miss_links=("file",)),
+        (DEVICE, PAGE_CACHE): Route("out", ("out",)),
     }
-    return Machine.of([Place(DEVICE, attends=True), Place(PAGE_CACHE, cache_bytes=cache_bytes)], links, paths)
+    return Machine.of([Tier(DEVICE, attends=True), Tier(PAGE_CACHE, cache_bytes=cache_bytes)], links, routes)
 
 
 def drives() -> Machine:
     """Drives that attend: nothing moves."""
-    return Machine.of([Place(CSD, attends=True)], [], {})
+    return Machine.of([Tier(CSD, attends=True)], [], {})
 
 
-def streamed(t: Turn) -> None:
+def streamed(t: Iteration) -> None:
     """ZeRO-Inference: a layer's weights come with its K and V, and nothing is hidden under anything."""
     for layer in t.layers:
-        weights = Extent(OF_ALL, layer, WEIGHTS)
-        t.wait(*[t.copy(extent, DEVICE) for extent in (weights, *t.extents(layer))])
+        weights = BlockKey(OF_ALL, layer, WEIGHTS)
+        t.wait(*[t.copy(block, DEVICE) for block in (weights, *t.blocks(layer))])
         t.attend(layer)
         t.drop(weights, DEVICE)
-        for extent in t.extents(layer):
-            t.move(extent, HOST)
+        for block in t.blocks(layer):
+            t.move(block, HOST)
 
 
-def in_turns(t: Turn) -> None:
+def in_turns(t: Iteration) -> None:
     """Drives attend for one part of the batch while the GPU computes for the next."""
     for layer in t.layers:
         for request in t.batch:

@@ -14,11 +14,11 @@ from eval.papers.orbitflow.values import ASSUMED, CALIBRATED, CLAIMS, GAP, LATE,
 from eval.papers.paper import Found, Kind, Paper
 from eval.papers.profiles import Model
 from eval.serving.machines import A5000, A6000
-from serving.loop import Policy, serve
-from serving.metrics import summary
-from serving.placement import Costs, Option, away, blocks_on_device, latency_s, strides
-from serving.policies import POLICIES, Planner
-from serving.trace import Request, Trace
+from kv_cache.engine import Policy, serve
+from kv_cache.metrics import summary
+from kv_cache.planner.problem import Offload, StepCosts, away, blocks_on_device, latency_s, strides
+from kv_cache.policies.orbitflow import POLICIES, Planner
+from kv_cache.trace import Request, Trace
 from vcsd.progress import Tick, progress
 
 REQUESTS, LONGEST, SEEDS = 52, 12_000, (0, 1, 2)
@@ -122,10 +122,10 @@ def _figure3() -> Values:
     made: Values = {}
     placements = {"A": (3, 3), "B": (0, 3), "C": (2, 3)}
     for blocks, names in (((3, 6), {"A": "o3a", "B": "o3b", "C": "o3c"}), ((4, 6), {"A": "o3d", "C": "o3e"})):
-        costs = Costs(compute=np.ones(9), fetch=np.array(blocks) / 3, blocks=np.array(blocks), room=70)
+        costs = StepCosts(compute=np.ones(9), fetch=np.array(blocks) / 3, blocks=np.array(blocks), room=70)
         for placement, name in names.items():
-            made[name] = 3 * latency_s(costs, [Option(count) for count in placements[placement]])
-        made["o3f"] = blocks_on_device(costs, [Option(count) for count in placements["B"]])
+            made[name] = 3 * latency_s(costs, [Offload(count) for count in placements[placement]])
+        made["o3f"] = blocks_on_device(costs, [Offload(count) for count in placements["B"]])
     return made
 
 

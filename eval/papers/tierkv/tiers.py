@@ -16,10 +16,10 @@ from eval.papers import options
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from eval.papers.tierkv.blocks import BLOCK_TOKENS, block_bytes
 from eval.plot import lines, save_figure
-from serving.tiered.machine import Machine
-from serving.tiered.policies import POLICIES
-from serving.tiered.run import check, serve
-from serving.trace import Trace, generate, load
+from kv_cache.tiered.machine import Machine
+from kv_cache.tiered.policies import POLICIES
+from kv_cache.tiered.run import check, serve
+from kv_cache.trace import Trace, generate, load
 from vcsd.progress import Tick, progress
 from vcsd.tables import flat_table, table
 

@@ -33,7 +33,7 @@ from eval.papers.tutti.reading import Path as Way
 from eval.papers.tutti.reading import Reading
 from eval.papers.tutti.store import Store
 from eval.papers.tutti.values import FLOPS, SSD_TB, START
-from serving.trace import Request, Trace, load
+from kv_cache.trace import Request, Trace, load
 from vcsd.tables import table
 
 Array = NDArray[np.float64]

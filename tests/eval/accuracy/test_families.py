@@ -19,7 +19,7 @@ from eval.accuracy.refusals import confirmed
 from eval.accuracy.tiny import architectures, build
 from host_driver.hf import attention
 from host_driver.hf.tiers import TieredLayer
-from residency.tiers import Tiers
+from kv_cache.limits import TierLimits
 
 MIXED = ("gemma2", "gpt_oss", "qwen3_next", "llama4_text", "gemma3_text")
 SERVED = (*MIXED, "llama", "gpt2", "opt", "bart", "roberta", "mixtral", "phi3", "gpt_bigcode", "qwen2_vl")
@@ -56,7 +56,7 @@ def test_a_bit_that_is_lost_in_tiers_is_seen(monkeypatch):
 
 
 def test_what_goes_round_the_tiers_is_seen(monkeypatch):
-    monkeypatch.setattr(vcsd, "Tiers", lambda device, host, cache, max_tokens: Tiers(max_tokens=max_tokens))
+    monkeypatch.setattr(vcsd, "TierLimits", lambda device, host, cache, max_tokens: TierLimits(max_tokens=max_tokens))
     row = try_family("llama", "reactive")
     assert row.outcome == "wrong" and "forwards were in tiers" in row.reason
 

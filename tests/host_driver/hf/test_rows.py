@@ -1,4 +1,4 @@
-"""Requests of different lengths in one forward, their K and V in different places: the tokens of each as alone.
+"""Requests of different lengths in one forward, their K and V in different tiers: the tokens of each as alone.
 
 partner of: host_driver/hf/rows.py, host_driver/rows.py, host_driver/drive_rows.py
 """
@@ -21,8 +21,8 @@ from host_driver.hf.device import attend_on_device
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import Unsupported, placement
 from host_driver.rows import RowKv
-from residency import CSD, DEVICE, DIRECT, HOST, Refused
-from residency.tiers import Tiers
+from kv_cache import CSD, DEVICE, DIRECT, HOST, PolicyError
+from kv_cache.limits import TierLimits
 from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
@@ -69,7 +69,7 @@ def served(model, kv: RowKv, given: dict[str, list[int]], homes, chunk: int = 0)
             logits = rows.forward({request: each[-1:] for request, each in tokens.items()}, homes)
             for each, row in zip(tokens.values(), logits, strict=True):
                 each.append(int(row.argmax()))
-            kv.residency.table.check()
+            kv.runner.table.check()
     return tokens
 
 
@@ -78,12 +78,12 @@ def served(model, kv: RowKv, given: dict[str, list[int]], homes, chunk: int = 0)
 def test_rows_of_a_layer_lie_in_different_places(tmp_path, make, chunk) -> None:
     model, given = sharpen(make()), prompts()
     wanted = {request: alone(model, prompt) for request, prompt in given.items()}
-    kv = RowKv(Tiers(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
+    kv = RowKv(TierLimits(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
     assert served(model, kv, given, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk) == wanted
     assert kv.real.moved["device>csd"] and kv.real.moved["device>direct"] and kv.real.moved["device>host"]
     assert model.config._attn_implementation == "sdpa"
     kv.close()
-    assert kv.residency.table.used.total() == 0
+    assert kv.runner.table.used.total() == 0
     assert {request: alone(model, prompt) for request, prompt in given.items()} == wanted  # the model is as it was
 
 
@@ -94,10 +94,10 @@ TERMS |= {"mpt": MADE["mpt, 6 heads"], "falcon": MADE["falcon, 2 of 6"], "gptj":
 @pytest.mark.parametrize("name", TERMS)
 @pytest.mark.parametrize("chunk", [0, 7])
 def test_caps_sinks_slopes_and_windows_wherever_a_row_lies(tmp_path, name, chunk) -> None:
-    """Homes go round by layer, so that each of the two in tiers is everywhere, and in two places at once."""
+    """Homes go round by layer, so that each of the two in tiers is everywhere, and in two tiers at once."""
     model, given = sharpen(TERMS[name]()), prompts()
     wanted = {request: alone(model, prompt) for request, prompt in given.items()}
-    kv = RowKv(Tiers(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
+    kv = RowKv(TierLimits(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
     assert served(model, kv, given, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk) == wanted
     windows = getattr(model.config, "layer_types", []).count("sliding_attention")
     assert len(kv.windows) == len(given) * windows
@@ -135,7 +135,7 @@ def test_a_row_in_two_places_is_one_attention(name, monkeypatch) -> None:
 
     monkeypatch.setattr(rows, "_in_places", compared)
     model = sharpen(TERMS[name]())
-    kv = RowKv(Tiers(), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
+    kv = RowKv(TierLimits(), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
     served(model, kv, prompts(1), lambda request, layer: (DEVICE, CSD))
     assert len(kept) == len(seen) == kv.shape.layers * (NEW - 1)
     assert max(seen) < 2e-3
@@ -154,11 +154,11 @@ def test_what_rows_do_not_keep_is_refused(make, reason) -> None:
 def test_without_drives_the_models_own_dtype_and_a_small_device(tmp_path) -> None:
     model, given = sharpen(llama()), prompts()
     shape, like = placement(model).shape, next(model.parameters())
-    one = RowKv(Tiers(), shape, like, LONGEST).row_bytes * LONGEST  # of a layer
-    kv = RowKv(Tiers(device=2 * one, host=3 * one, files=tmp_path), shape, like, LONGEST)
+    one = RowKv(TierLimits(), shape, like, LONGEST).row_bytes * LONGEST  # of a layer
+    kv = RowKv(TierLimits(device=2 * one, host=3 * one, files=tmp_path), shape, like, LONGEST)
     assert kv.dtype == like.dtype
     assert served(model, kv, given, lambda request, layer: (HOST,)) == {r: alone(model, p) for r, p in given.items()}
-    peak = kv.residency.table.peak
+    peak = kv.runner.table.peak
     assert peak[DEVICE] <= 2 * one and peak[HOST] <= 3 * one and peak[DIRECT] > 0
     kv.close()
 
@@ -166,14 +166,14 @@ def test_without_drives_the_models_own_dtype_and_a_small_device(tmp_path) -> Non
 def test_homes_change_while_requests_are_served(tmp_path) -> None:
     model, given, draw = sharpen(llama()), prompts(), random.Random(3)
     homes: dict[tuple[str, int], tuple[str, ...]] = {}
-    kv = RowKv(Tiers(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
-    turn = kv.turn
+    kv = RowKv(TierLimits(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
+    iteration = kv.iteration
 
     def changed(new, wanted):  # type: ignore[no-untyped-def]
         homes.update({(r, layer): draw.choice(HOMES) for r in given for layer in range(kv.shape.layers)})
-        return turn(new, wanted)
+        return iteration(new, wanted)
 
-    kv.turn = changed  # type: ignore[method-assign]
+    kv.iteration = changed  # type: ignore[method-assign]
     tokens = served(model, kv, given, lambda request, layer: homes[request, layer])
     assert tokens == {request: alone(model, prompt) for request, prompt in given.items()}
     kv.close()
@@ -183,15 +183,18 @@ def test_a_forward_that_fails_harms_nobody_else() -> None:
     model = sharpen(llama())
     like = next(model.parameters())
     kv = RowKv(
-        Tiers(device=40 * RowKv(Tiers(), placement(model).shape, like, 1).row_bytes), placement(model).shape, like, 64
+        TierLimits(device=40 * RowKv(TierLimits(), placement(model).shape, like, 1).row_bytes),
+        placement(model).shape,
+        like,
+        64,
     )
     rows, prompt = RowModel(model, kv), prompts(1)["r0"]
     with in_rows(model):
         first = rows.forward({"a": prompt}, lambda request, layer: (HOST,))
-        with pytest.raises(Refused, match="device is full"):
+        with pytest.raises(PolicyError, match="device is full"):
             rows.forward({"b": [1] * 50}, lambda request, layer: (HOST,))
         kv.free("b")
-        with pytest.raises(Refused, match="65 tokens: there is room for 64"):
+        with pytest.raises(PolicyError, match="65 tokens: there is room for 64"):
             rows.forward({"a": [1] * (65 - len(prompt))}, lambda request, layer: (HOST,))
         tokens = [int(first.argmax())]
         for _ in range(NEW - 1):
@@ -212,14 +215,14 @@ def test_a_forward_that_fails_abandons_its_turn():
     """Else the next one would find copies of the one before."""
     done = []
     conductor = SimpleNamespace(
-        start=lambda turn: done.append("start"),
+        start=lambda iteration: done.append("start"),
         finish=lambda: done.append("finish"),
-        abandon=lambda: done.append("conductor abandoned"),
+        abandon=lambda: done.append("policy thread abandoned"),
     )
-    residency = SimpleNamespace(memory={}, abandon=lambda: done.append("abandoned"))
+    runner = SimpleNamespace(memory={}, abandon=lambda: done.append("abandoned"))
     rows = SimpleNamespace(
-        residency=residency, _conductor=conductor, tokens=lambda request: 0, max_tokens=9, drives=None, row_bytes=1
+        runner=runner, _conductor=conductor, tokens=lambda request: 0, max_tokens=9, drives=None, row_bytes=1
     )
-    with pytest.raises(RuntimeError, match="failed"), RowKv.turn(rows, {"r": 1}, None):
+    with pytest.raises(RuntimeError, match="failed"), RowKv.iteration(rows, {"r": 1}, None):
         raise RuntimeError("failed")
-    assert done == ["start", "abandoned", "conductor abandoned"]
+    assert done == ["start", "abandoned", "policy thread abandoned"]

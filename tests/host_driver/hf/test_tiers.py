@@ -21,13 +21,13 @@ from transformers import DynamicCache, StaticCache
 
 import vcsd
 from host_driver.tiers import DeviceFrame
-from residency import Turn
+from kv_cache import Iteration
 from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
 from tests.host_driver.hf.test_latent import deepseek_v3
 from tests.host_driver.hf.test_layers import gemma3, qwen3_next
-from vcsd import Tiers, Unsupported
+from vcsd import TierLimits, Unsupported
 
 POLICIES = ("reactive", "flexgen", "dual-blade", "split", "auto", "tutti")
 
@@ -68,12 +68,12 @@ def test_the_same_bits_for_every_policy_and_size_of_tier(tmp_path, policy, make,
     tokens, logits = generate(model, inputs)
     one = layer_bytes(model, batch, 52)
     for device, host, cache in ((one, 0, 0), (2 * one, one, one), (64 * one, 64 * one, 64 * one)):
-        tiers = Tiers(device, host, cache, tmp_path, max_tokens=52)
+        tiers = TierLimits(device, host, cache, tmp_path, max_tokens=52)
         with vcsd.attach(model, residency=policy, tiers=tiers) as run:
             found, theirs = generate(model, inputs)
             report = run.report()
         assert torch.equal(found, tokens) and torch.equal(theirs, logits)
-        peaks = {place["name"]: place["peak_bytes"] for place in report.places}
+        peaks = {tier["name"]: tier["peak_bytes"] for tier in report.tiers}
         assert 0 < peaks["device"] <= device and peaks.get("host", 0) <= host
     assert os.listdir(tmp_path) == []
     assert torch.equal(generate(model, inputs)[0], tokens)  # the model is as it was
@@ -83,7 +83,7 @@ def test_the_same_bits_for_every_policy_and_size_of_tier(tmp_path, policy, make,
 def test_any_dtype_keeps_its_bits(tmp_path, dtype) -> None:
     model, inputs = sharpen(llama()).to(dtype), prompt(2)
     tokens, logits = generate(model, inputs)
-    with vcsd.attach(model, residency="dual-blade", tiers=Tiers(page_cache=0, files=tmp_path, max_tokens=64)):
+    with vcsd.attach(model, residency="dual-blade", tiers=TierLimits(page_cache=0, files=tmp_path, max_tokens=64)):
         found, theirs = generate(model, inputs)
     assert torch.equal(found, tokens) and torch.equal(theirs, logits)
 
@@ -92,7 +92,7 @@ def test_any_dtype_keeps_its_bits(tmp_path, dtype) -> None:
 def test_beams(tmp_path, policy) -> None:
     model, inputs = sharpen(llama()), prompt(2)
     tokens, _ = generate(model, inputs, num_beams=3)
-    tiers = Tiers(layer_bytes(model, 6, 52), 0, layer_bytes(model, 6, 52), tmp_path, 52)
+    tiers = TierLimits(layer_bytes(model, 6, 52), 0, layer_bytes(model, 6, 52), tmp_path, 52)
     with vcsd.attach(model, residency=policy, tiers=tiers):
         assert torch.equal(generate(model, inputs, num_beams=3)[0], tokens)
 
@@ -101,7 +101,7 @@ def test_beams(tmp_path, policy) -> None:
 def test_crop_turns_and_assisted_generation(tmp_path, policy) -> None:
     model, inputs = sharpen(llama()), prompt(1)
     tokens, _ = generate(model, inputs, 20, prompt_lookup_num_tokens=3)
-    tiers = Tiers(layer_bytes(model, 1, 90), 0, layer_bytes(model, 1, 90), tmp_path, 90)
+    tiers = TierLimits(layer_bytes(model, 1, 90), 0, layer_bytes(model, 1, 90), tmp_path, 90)
     ids = inputs["input_ids"]
     with vcsd.attach(model, residency=policy, tiers=tiers):
         assert torch.equal(generate(model, inputs, 20, prompt_lookup_num_tokens=3)[0], tokens)
@@ -123,7 +123,7 @@ def test_the_model_attends_itself_whatever_it_does_with_logits(tmp_path, make, b
     """Caps, sinks, slopes; windows and linear layers stay with the model, however far it is beyond a window."""
     model, inputs = sharpen(make()), prompt(2)
     tokens, logits = generate(model, inputs, 40, num_beams=beams)
-    tiers = Tiers(page_cache=1 << 16, files=tmp_path, max_tokens=80)
+    tiers = TierLimits(page_cache=1 << 16, files=tmp_path, max_tokens=80)
     with vcsd.attach(model, residency="dual-blade", tiers=tiers) as run:
         found, theirs = generate(model, inputs, 40, num_beams=beams)
         report = run.report()
@@ -131,32 +131,32 @@ def test_the_model_attends_itself_whatever_it_does_with_logits(tmp_path, make, b
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * 2
     assert report.layers == {kind: [n for n, each in enumerate(kinds) if each == kind] for kind in kinds}
     assert (" of 2 of 4 layers in tiers" in str(report)) == (report.layers.keys() >= {"sliding_attention"})
-    assert report.turns == 40 and any(path["bytes"] for path in report.paths)
+    assert report.iterations == 40 and any(route["bytes"] for route in report.routes)
 
 
 @pytest.mark.parametrize("make", [gemma2, gemma3])
 def test_windows_of_a_cache_of_fixed_size(tmp_path, make) -> None:
     model, inputs = sharpen(make()), prompt(2)
     tokens, logits = generate(model, inputs, 20, cache_implementation="static")
-    with vcsd.attach(model, residency="split", tiers=Tiers(files=tmp_path, max_tokens=80)):
+    with vcsd.attach(model, residency="split", tiers=TierLimits(files=tmp_path, max_tokens=80)):
         found, theirs = generate(model, inputs, 20, cache_implementation="static")
-    assert torch.equal(found, tokens) and (theirs - logits).abs().max() < 1e-4  # ours has no empty places behind
+    assert torch.equal(found, tokens) and (theirs - logits).abs().max() < 1e-4  # ours has no empty tiers behind
 
 
 def test_k_and_v_may_have_other_channels(tmp_path) -> None:
     """What latent attention caches: 512 channels and 64. Each has room for the more."""
     model, inputs = sharpen(deepseek_v3()), prompt(2)
     tokens, logits = generate(model, inputs)
-    with vcsd.attach(model, residency="reactive", tiers=Tiers(1 << 21, 0, files=tmp_path, max_tokens=52)) as run:
+    with vcsd.attach(model, residency="reactive", tiers=TierLimits(1 << 21, 0, files=tmp_path, max_tokens=52)) as run:
         found, theirs = generate(model, inputs)
-        peak = run.report().places[0]["peak_bytes"]
+        peak = run.report().tiers[0]["peak_bytes"]
     assert torch.equal(found, tokens) and torch.equal(theirs, logits)
     assert peak >= 2 * 2 * 51 * 512 * 4
 
 
 def test_rows_that_only_windows_have_moved_are_of_no_use(tmp_path) -> None:
     model = sharpen(gemma3())
-    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path)):
+    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path)):
         cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).past_key_values
         with pytest.raises(Unsupported, match="do not drop single sequences"):
             cache.batch_select_indices(torch.tensor([1]))
@@ -167,23 +167,23 @@ def test_rows_that_only_windows_have_moved_are_of_no_use(tmp_path) -> None:
 def test_several_caches_share_the_tiers_and_give_back_what_they_had(tmp_path) -> None:
     model, ids = sharpen(llama()), prompt(1)["input_ids"]
     alone = [model(input_ids=part, past_key_values=DynamicCache()).logits for part in (ids, ids[:, :9])]
-    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path)) as run:
+    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path)) as run:
         one, other = DynamicCache(), DynamicCache()
         assert torch.equal(model(input_ids=ids, past_key_values=one).logits, alone[0])
         assert torch.equal(model(input_ids=ids[:, :9], past_key_values=other).logits, alone[1])
         run.kv.real.settle()
-        held = run.kv.residency.table.used["page-cache"]
+        held = run.kv.runner.table.used["page-cache"]
         del other
         gc.collect()
-        assert 0 < run.kv.residency.table.used["page-cache"] < held
+        assert 0 < run.kv.runner.table.used["page-cache"] < held
         del one
         gc.collect()
-        assert run.kv.residency.table.used["page-cache"] == 0 and not run.kv.real.frames
+        assert run.kv.runner.table.used["page-cache"] == 0 and not run.kv.real.frames
 
 
 def test_what_cannot_be_done_says_why(tmp_path) -> None:
     model, ids = llama().eval(), prompt(2)["input_ids"]
-    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path, max_tokens=44)):
+    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=44)):
         cache = DynamicCache()
         model(input_ids=ids, past_key_values=cache)
         with pytest.raises(Unsupported, match="tiers do not copy sequences yet"):
@@ -203,7 +203,7 @@ def test_what_cannot_be_done_says_why(tmp_path) -> None:
         model.eval()
         filled = DynamicCache()
     model(input_ids=ids, past_key_values=filled)
-    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path)):
+    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path)):
         with pytest.raises(Unsupported, match=r"was filled outside of vcsd\.attach cannot move into tiers"):
             model(input_ids=ids[:, :1], past_key_values=filled)
         static = StaticCache(config=model.config, max_cache_len=64)
@@ -217,8 +217,8 @@ def test_what_cannot_be_done_says_why(tmp_path) -> None:
     [
         ({"residency": "lru"}, "residency = 'lru': must be one of reactive, flexgen"),
         ({"residency": 3}, "residency = 3: must be a name, or a function of a Turn"),
-        ({"tiers": Tiers()}, "tiers: drives hold all of K and V: with tiers give a residency"),
-        ({"residency": "flexgen", "tiers": 5}, "tiers = 5: must be a Tiers"),
+        ({"tiers": TierLimits()}, "tiers: drives hold all of K and V: with tiers give a residency"),
+        ({"residency": "flexgen", "tiers": 5}, "tiers = 5: must be a TierLimits"),
         ({"residency": "flexgen", "drives": 2}, "drives is of drives, and residency = 'flexgen' attends on the device"),
         ({"residency": "flexgen", "compression": 4}, "compression is of drives"),
     ],
@@ -230,23 +230,23 @@ def test_settings_that_do_not_fit_are_refused(given, reason) -> None:
 
 def test_a_device_too_small_for_a_layer_says_so(tmp_path) -> None:
     model = llama().eval()
-    tiers = Tiers(1000, files=tmp_path)
+    tiers = TierLimits(1000, files=tmp_path)
     with vcsd.attach(model, residency="flexgen", tiers=tiers), pytest.raises(ValueError, match="K and V of one layer"):
         model(**prompt(1))
 
 
-def raises(t: Turn) -> None:
+def raises(t: Iteration) -> None:
     t.attend(0)
     raise KeyError("mine")
 
 
-def forbidden(t: Turn) -> None:
+def forbidden(t: Iteration) -> None:
     for layer in t.layers:
         t.attend(layer)
-        t.drop(t.extents(layer)[0], "device")
+        t.drop(t.blocks(layer)[0], "device")
 
 
-def lazy(t: Turn) -> None:
+def lazy(t: Iteration) -> None:
     t.attend(0)
 
 
@@ -255,19 +255,22 @@ def lazy(t: Turn) -> None:
     [
         (raises, "policy raises: KeyError: 'mine'"),
         (forbidden, "device has the last whole copy of it, which cannot be dropped"),
-        (lazy, "the policy ended its turn before layer 1"),
+        (lazy, "the policy ended its iteration before layer 1"),
     ],
 )
 def test_a_policy_that_is_wrong_is_one_error_and_the_model_goes_on(tmp_path, policy, reason) -> None:
     model, inputs = sharpen(llama()), prompt(1)
     expected = model(**inputs).logits
-    with vcsd.attach(model, residency=policy, tiers=Tiers(files=tmp_path)), pytest.raises(ValueError, match=reason):
+    with (
+        vcsd.attach(model, residency=policy, tiers=TierLimits(files=tmp_path)),
+        pytest.raises(ValueError, match=reason),
+    ):
         model(**inputs)
     assert torch.equal(model(**inputs).logits, expected)
 
 
 def test_a_disk_that_fails_is_one_error_and_other_caches_go_on(tmp_path, monkeypatch) -> None:
-    from residency.real.frames import CachedFrame
+    from kv_cache.transfer.frames import CachedFrame
 
     model, inputs = sharpen(llama()), prompt(1)
     expected = model(**inputs).logits
@@ -280,7 +283,7 @@ def test_a_disk_that_fails_is_one_error_and_other_caches_go_on(tmp_path, monkeyp
         store(self, at, data)
 
     monkeypatch.setattr(CachedFrame, "store", full)
-    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path)):
+    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path)):
         cache = DynamicCache()
         with pytest.raises(OSError, match=str(tmp_path)) as raised:
             for _ in range(2):
@@ -302,7 +305,7 @@ model = LlamaForCausalLM(config).eval()
 layer = 2 * 512 * 4 * 2048
 where, kill = Path(sys.argv[1]), sys.argv[2] == "kill"
 with torch.inference_mode(), vcsd.attach(
-    model, residency="dual-blade", tiers=vcsd.Tiers(2 * layer, 0, 4 * layer, where, 2048)
+    model, residency="dual-blade", tiers=vcsd.TierLimits(2 * layer, 0, 4 * layer, where, 2048)
 ):
     ids = torch.randint(0, 64, (1, 512))
     out = model(input_ids=ids)
@@ -334,7 +337,7 @@ def test_forwards_of_several_threads_take_turns(tmp_path) -> None:
     inputs = [prompt(2), prompt(1)]
     expected = [generate(model, each)[0] for each in inputs]
     one = layer_bytes(model, 2, 52)
-    with vcsd.attach(model, residency="dual-blade", tiers=Tiers(2 * one, 0, one, tmp_path, 52)):
+    with vcsd.attach(model, residency="dual-blade", tiers=TierLimits(2 * one, 0, one, tmp_path, 52)):
 
         def again(number: int) -> bool:
             with torch.inference_mode():
@@ -347,19 +350,19 @@ def test_forwards_of_several_threads_take_turns(tmp_path) -> None:
 def test_a_forward_within_a_forward_is_refused_and_the_next_one_goes_on(tmp_path) -> None:
     model, inputs = sharpen(llama()), prompt(1)
     expected = model(**inputs).logits
-    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path, max_tokens=64)) as run:
+    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=64)) as run:
         hook = model.model.layers[1].register_forward_hook(lambda *_: model(**inputs))
         with pytest.raises(ValueError, match="this thread is in the middle of one"):
             model(**inputs)
         hook.remove()
-        assert not run.kv.residency.table.entries  # what the failed one had is free at once
+        assert not run.kv.runner.table.entries  # what the failed one had is free at once
         assert torch.equal(model(**inputs).logits, expected)
 
 
 def test_a_cache_that_is_dropped_by_a_thread_that_copies_does_not_wait_for_itself(tmp_path) -> None:
     """Whoever collects garbage frees: here while it copies, with the table at rest."""
     model, inputs = sharpen(llama()), prompt(1)
-    with vcsd.attach(model, residency="flexgen", tiers=Tiers(files=tmp_path, max_tokens=64)) as run:
+    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=64)) as run:
         run.kv.real.settle()
         cache = DynamicCache()
         model(**inputs, past_key_values=cache)
@@ -367,22 +370,22 @@ def test_a_cache_that_is_dropped_by_a_thread_that_copies_does_not_wait_for_itsel
         dropped = threading.Thread(target=run.kv.free, args=(request,))
         dropped.start()
         dropped.join()
-        assert run.kv.residency.table.entries  # not by that thread
+        assert run.kv.runner.table.entries  # not by that thread
         model(**inputs)
-        assert request not in {extent.request for extent in run.kv.residency.table.entries}
+        assert request not in {block.request for block in run.kv.runner.table.entries}
 
 
 def test_a_failed_forward_gives_its_room_back_at_once(tmp_path) -> None:
     model, inputs = sharpen(llama()), prompt(1)
     one = layer_bytes(model, 1, 52)
-    with vcsd.attach(model, residency="reactive", tiers=Tiers(one, one, files=tmp_path, max_tokens=52)) as run:
+    with vcsd.attach(model, residency="reactive", tiers=TierLimits(one, one, files=tmp_path, max_tokens=52)) as run:
         cache, one_more = DynamicCache(), inputs["input_ids"][:, :1]
         model(**inputs, past_key_values=cache)
         hook = model.model.layers[2].register_forward_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(one_more, past_key_values=cache)
         hook.remove()
-        assert run.kv.residency.table.used == dict.fromkeys(run.kv.residency.table.used, 0)
+        assert run.kv.runner.table.used == dict.fromkeys(run.kv.runner.table.used, 0)
         with pytest.raises(Unsupported, match="has failed half way"):
             cache.crop(-1)
         cache.reset()
@@ -396,7 +399,7 @@ def test_an_interrupt_ends_a_forward_and_the_next_one_is_right(tmp_path) -> None
     def interrupts(*_):
         raise KeyboardInterrupt
 
-    with vcsd.attach(model, residency="split", tiers=Tiers(page_cache=0, files=tmp_path, max_tokens=52)):
+    with vcsd.attach(model, residency="split", tiers=TierLimits(page_cache=0, files=tmp_path, max_tokens=52)):
         hook = model.model.layers[1].self_attn.o_proj.register_forward_hook(interrupts)
         with pytest.raises(KeyboardInterrupt):
             model(**inputs)
@@ -407,7 +410,7 @@ def test_an_interrupt_ends_a_forward_and_the_next_one_is_right(tmp_path) -> None
 def test_a_cache_of_fixed_size_is_served(tmp_path) -> None:
     model, inputs = sharpen(llama()), prompt(2)
     tokens, _ = generate(model, inputs)
-    with vcsd.attach(model, residency="split", tiers=Tiers(files=tmp_path, max_tokens=52)):
+    with vcsd.attach(model, residency="split", tiers=TierLimits(files=tmp_path, max_tokens=52)):
         assert torch.equal(generate(model, inputs, cache_implementation="static")[0], tokens)
 
 
@@ -415,7 +418,7 @@ def test_what_is_attached_or_has_no_weights_is_refused(tmp_path) -> None:
     model = llama().eval()
     with torch.device("meta"):
         nowhere = llama().eval()
-    tiers = Tiers(files=tmp_path)
+    tiers = TierLimits(files=tmp_path)
     with vcsd.attach(model, residency="split", tiers=tiers):
         for given in ({"residency": "split", "tiers": tiers}, {}):
             with pytest.raises(Unsupported, match="attached already, with K and V in tiers"):
@@ -424,20 +427,20 @@ def test_what_is_attached_or_has_no_weights_is_refused(tmp_path) -> None:
         vcsd.attach(nowhere, residency="split", tiers=tiers).__enter__()
 
 
-def exits(t: Turn) -> None:
+def exits(t: Iteration) -> None:
     t.attend(0)
     sys.exit(3)
 
 
-def leaves_all_out(t: Turn) -> None:
+def leaves_all_out(t: Iteration) -> None:
     t.attend(0, rows=())
 
 
-def sparse(t: Turn) -> None:
+def sparse(t: Iteration) -> None:
     t.attend(0, method="sparf")
 
 
-def clumsy(t: Turn) -> None:
+def clumsy(t: Iteration) -> None:
     raise ValueError("not this way")
 
 
@@ -452,7 +455,10 @@ def clumsy(t: Turn) -> None:
 )
 def test_a_policy_that_does_what_no_policy_may_is_named(tmp_path, policy, reason) -> None:
     model, inputs = sharpen(llama()), prompt(1)
-    with vcsd.attach(model, residency=policy, tiers=Tiers(files=tmp_path)), pytest.raises(ValueError, match=reason):
+    with (
+        vcsd.attach(model, residency=policy, tiers=TierLimits(files=tmp_path)),
+        pytest.raises(ValueError, match=reason),
+    ):
         model(**inputs)
 
 
@@ -474,12 +480,12 @@ def test_a_device_frame_grows_in_steps_and_keeps_what_it_has() -> None:
 
 def test_auto_chooses_again_for_a_larger_batch(tmp_path) -> None:
     model = sharpen(llama())
-    tiers = Tiers(2 * layer_bytes(model, 8, 52), 4 * layer_bytes(model, 1, 52), 0, tmp_path, 52)
+    tiers = TierLimits(2 * layer_bytes(model, 8, 52), 4 * layer_bytes(model, 1, 52), 0, tmp_path, 52)
     with vcsd.attach(model, residency="auto", tiers=tiers) as run:
         for batch in (1, 8):
             inputs = prompt(batch)
             found = generate(model, inputs)[0]
             assert run.report().why
-            chosen = run.kv.residency.memory["chosen"]
+            chosen = run.kv.runner.memory["chosen"]
             assert chosen == ("reactive" if batch == 1 else "split")
     assert torch.equal(generate(model, inputs)[0], found)

@@ -1,10 +1,10 @@
-"""The edge machine: what a limit leaves, what paths share, and rates by the paper's own tables."""
+"""The edge machine: what a limit leaves, what routes share, and rates by the paper's own tables."""
 
 import pytest
 
 from eval.papers.dual_blade.machine import COPY, DMA, EVICTED, FAULTS, GIB, READ, drives, machine
 from eval.papers.dual_blade.values import PRINTED
-from residency import DEVICE, DIRECT, PAGE_CACHE
+from kv_cache import DEVICE, DIRECT, PAGE_CACHE
 from tests.eval.papers.dual_blade.setups import paper_setup, small_setup
 
 
@@ -29,14 +29,14 @@ def test_a_limit_is_shared_with_the_runtime_and_pinned_buffers():
 
 def test_paths_share_the_gpus_link_and_reads_are_hindered_by_it():
     one = machine(paper_setup(), drives()["A"], 0)
-    to_device = {place: one.paths[place, DEVICE] for place in (PAGE_CACHE, EVICTED, DIRECT)}
-    assert all(path.links[-1] == DMA for path in to_device.values())
-    assert to_device[PAGE_CACHE].missed == (FAULTS, DMA)
-    assert [DMA in one.links[name].hindered for name in (READ, COPY, FAULTS)] == [True, True, False]
+    to_device = {tier: one.routes[tier, DEVICE] for tier in (PAGE_CACHE, EVICTED, DIRECT)}
+    assert all(route.links[-1] == DMA for route in to_device.values())
+    assert to_device[PAGE_CACHE].miss_links == (FAULTS, DMA)
+    assert [DMA in one.links[name].contention for name in (READ, COPY, FAULTS)] == [True, True, False]
     read = one.links[READ]
-    assert read.bytes_per_s * read.hindered[FAULTS] + one.links[FAULTS].bytes_per_s == pytest.approx(read.bytes_per_s)
+    assert read.bytes_per_s * read.contention[FAULTS] + one.links[FAULTS].bytes_per_s == pytest.approx(read.bytes_per_s)
     assert to_device[DIRECT].block_bytes == 4096
-    assert machine(paper_setup(), drives()["B"], 0).paths[DIRECT, DEVICE].block_bytes == 512
+    assert machine(paper_setup(), drives()["B"], 0).routes[DIRECT, DEVICE].block_bytes == 512
 
 
 def test_prefill_multiplies_and_decode_reads():

@@ -6,9 +6,9 @@ import pytest
 
 from eval.papers.instinfer import steps
 from eval.papers.instinfer.steps import Stored, step_s
-from residency import CSD, HOST, PAGE_CACHE
-from residency.modelled.executor import Work
-from residency.policies.flexgen import flexgen
+from kv_cache import CSD, HOST, PAGE_CACHE
+from kv_cache.policies.flexgen import flexgen
+from kv_cache.transfer.simulated import LayerTime
 
 ROW, LAYERS = 10_000, 4
 LAYER = 2 * ROW
@@ -19,13 +19,13 @@ def stored(home, tokens=100.0, **more):
 
 
 def test_weights_and_kv_come_before_a_layer_computes():
-    took = step_s(steps.host_memory(1e9), steps.streamed, LAYERS, stored(HOST, weights=3_000_000), Work(1_000_000))
+    took = step_s(steps.host_memory(1e9), steps.streamed, LAYERS, stored(HOST, weights=3_000_000), LayerTime(1_000_000))
     assert took == pytest.approx(LAYERS * ((100 * LAYER + 3_000_000) / 1e9 + 1e-3))
 
 
 def test_a_mean_between_two_lengths_is_of_both():
     whole, between, next_one = (
-        step_s(steps.host_memory(1e9), steps.streamed, LAYERS, stored(HOST, tokens, weights=1), Work(0))
+        step_s(steps.host_memory(1e9), steps.streamed, LAYERS, stored(HOST, tokens, weights=1), LayerTime(0))
         for tokens in (100.0, 100.5, 101.0)
     )
     assert between == pytest.approx((whole + next_one) / 2)
@@ -35,14 +35,14 @@ def test_a_mean_between_two_lengths_is_of_both():
 @pytest.mark.parametrize(("layers_kept", "rate"), [(5, 2e9), (3, 1e9)])
 def test_files_that_fit_the_cache_are_read_at_its_rate_and_others_never(layers_kept, rate):
     machine = steps.files(2e9, 1e9, layers_kept * 100 * LAYER)
-    took = step_s(machine, partial(flexgen, ahead=0), LAYERS, stored(PAGE_CACHE), Work(0))
+    took = step_s(machine, partial(flexgen, ahead=0), LAYERS, stored(PAGE_CACHE), LayerTime(0))
     assert took == pytest.approx(LAYERS * 100 * LAYER / rate)
 
 
 def test_one_after_the_other_and_half_under_half():
-    """Halves: the GPU computes for one while drives attend for the other, so only its first turn is uncovered."""
+    """Halves: the GPU computes for one while drives attend for the other, so only its first iteration is uncovered."""
     one, two = (Stored(home=CSD, tokens=100, rows=dict.fromkeys(range(count), 1)) for count in (1, 2))
-    serial = step_s(steps.drives(), steps.in_turns, LAYERS, one, Work(1_000_000, 10_000_000))
+    serial = step_s(steps.drives(), steps.in_turns, LAYERS, one, LayerTime(1_000_000, 10_000_000))
     assert serial == pytest.approx(LAYERS * 11e-3)
-    halves = step_s(steps.drives(), steps.in_turns, LAYERS, two, Work(500_000, 5_000_000))
+    halves = step_s(steps.drives(), steps.in_turns, LAYERS, two, LayerTime(500_000, 5_000_000))
     assert halves == pytest.approx(LAYERS * 10e-3 + 0.5e-3)

@@ -10,7 +10,7 @@ from eval.papers.options import Machine
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from eval.papers.tierkv import tiers
 from eval.papers.tierkv.tiers import experiment, requests, summary
-from serving.tiered.policies import POLICIES
+from kv_cache.tiered.policies import POLICIES
 
 
 @pytest.fixture(scope="module")

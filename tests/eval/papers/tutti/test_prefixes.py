@@ -15,7 +15,7 @@ from eval.papers.profiles import Model
 from eval.papers.tutti.ours import TUTTI
 from eval.papers.tutti.prefixes import SYSTEMS, experiment, find_hits, most_speed, service_s, spread, ttft_s
 from eval.papers.tutti.reading import Reading
-from serving.trace import Request, Trace
+from kv_cache.trace import Request, Trace
 
 READING = Reading(Model.load("llama-3-8b"), 384e12, 8e-3)
 

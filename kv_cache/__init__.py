@@ -1,0 +1,51 @@
+"""The KV cache of running requests: where its blocks lie, when they move, who runs, and how long that takes."""
+
+from __future__ import annotations
+
+from kv_cache.admission import AdmissionConfig
+from kv_cache.block_table import BlockKey, BlockTable, PolicyError, Transfer
+from kv_cache.cost import Engine
+from kv_cache.engine import SchedulerOutput, SchedulerState, SequenceState, serve
+from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Route, Tier
+from kv_cache.iteration import Iteration, IterationRunner, Policy
+from kv_cache.metrics import summary
+from kv_cache.planner.problem import Offload, blocks_on_device
+from kv_cache.policies import POLICIES, load_policies
+from kv_cache.trace import Request, Trace, generate, load
+from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
+
+__all__ = [
+    "CSD",
+    "DEVICE",
+    "DIRECT",
+    "HOST",
+    "PAGE_CACHE",
+    "POLICIES",
+    "AdmissionConfig",
+    "BlockKey",
+    "BlockTable",
+    "Engine",
+    "Iteration",
+    "IterationRunner",
+    "LayerTime",
+    "Link",
+    "Machine",
+    "Offload",
+    "Policy",
+    "PolicyError",
+    "Request",
+    "Route",
+    "SchedulerOutput",
+    "SchedulerState",
+    "SequenceState",
+    "SimulatedTransfers",
+    "Tier",
+    "Trace",
+    "Transfer",
+    "blocks_on_device",
+    "generate",
+    "load",
+    "load_policies",
+    "serve",
+    "summary",
+]

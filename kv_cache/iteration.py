@@ -1,0 +1,346 @@
+"""What a policy is a function of: one iteration of a batch, written down as a short program.
+
+`attend` stands in the order of the model's layers; a copy starts at once beside it; its transfer joins them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from kv_cache.block_table import BlockKey, BlockTable, PolicyError, Transfer
+from kv_cache.hardware import DEVICE, Machine, Route
+from kv_cache.transfer.engine import Action, AttendCall, IterationRecord, TransferEngine
+
+Policy = Callable[["Iteration"], None]
+Plan = Callable[[int], Sequence[Hashable]]
+
+
+@dataclass(slots=True)
+class Counts:
+    """Traffic on a route. bytes in whole blocks."""
+
+    copies: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class IterationRunner:
+    """Where the KV of a run of iterations lives, and who decides it.
+
+    parts: what each layer of a request has: K and V apart, or together. plan: who is due in k iterations. final_tokens:
+    how long a request is going to be; 0 is not known. recorded: what was done, where that is wanted: an empty list.
+    now: the iteration that is under way, or was last.
+    """
+
+    machine: Machine
+    layers: range
+    policy: Policy
+    transfers: TransferEngine
+    parts: tuple[str, ...] = ("k", "v")
+    plan: Plan | None = None
+    final_tokens: int = 0
+    table: BlockTable = field(init=False)
+    memory: dict[str, Any] = field(default_factory=dict)
+    traffic: dict[str, Counts] = field(default_factory=dict)
+    iterations: int = 0
+    recorded: list[IterationRecord] | None = None
+    now: Iteration | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.table = BlockTable(self.machine.tiers, self.transfers.release)
+
+    def run(self, new: Mapping[Hashable, int], row_bytes: Mapping[Hashable, int]) -> None:
+        """Run the policy for an iteration in which each request gets so many new tokens.
+
+        row_bytes: of one token of one part of a request. Raises PolicyError for what the table forbids, and where not
+        every layer of every request was attended.
+        """
+        iteration = self.now = Iteration(self, self.iterations, dict(new), dict(row_bytes))
+        self.iterations += 1
+        if self.recorded is not None:
+            self.recorded.append(IterationRecord(new, row_bytes, iteration.acts))
+        try:
+            self.policy(iteration)
+            iteration.end()
+        finally:
+            iteration.over = True
+        self.transfers.end()
+
+    def abandon(self) -> None:
+        """Nothing more is done in the iteration that is under way, whatever its policy goes on with."""
+        if self.now:
+            self.now.over = True
+
+    def rewrite(self, block: BlockKey, tier: str) -> None:
+        """What is attended at a tier has been changed there: its rows stand in another order."""
+        self.table.rewritten(block, tier)
+        if self.recorded:
+            self.recorded[-1].acts.append(Action("rewrite", tier, block))
+
+    def crop(self, block: BlockKey, tokens: int) -> None:
+        """Forget all but the first tokens of a block of which nothing is under way."""
+        self.table.crop(block, tokens)
+        self._between(Action("crop", block=block, tokens=tokens))
+
+    def free(self, request: Hashable) -> None:
+        """Forget a request."""
+        self.table.free(request)
+        self._between(Action("free", rows=(request,)))
+
+    def _between(self, act: Action) -> None:
+        if self.recorded is not None:
+            self.recorded.append(IterationRecord({}, {}, [act]))
+
+    def route(self, source: str, target: str) -> Route:
+        """The route between two tiers; raises PolicyError."""
+        try:
+            return self.machine.routes[source, target]
+        except KeyError:
+            raise PolicyError(f"there is no route from {source} to {target}") from None
+
+
+class Iteration:
+    """One iteration, as a policy sees it: it asks, copies, drops, attends.
+
+    batch: the requests that are computed. new: how many tokens each gets, 1 in decode, more in prefill. memory: the
+    policy's own, kept between iterations. over: nothing is done in it any more.
+    """
+
+    def __init__(
+        self, run: IterationRunner, number: int, new: dict[Hashable, int], row_bytes: dict[Hashable, int]
+    ) -> None:
+        self._run, self.number, self.new, self._row_bytes = run, number, MappingProxyType(new), row_bytes
+        self.batch, self.layers, self.memory = tuple(new), run.layers, run.memory
+        self.acts: list[Action] = []
+        self._copies: dict[int, int] = {}  # by transfer, which act it is of
+        self.over = False
+        self._next = dict.fromkeys(self.batch, self.layers.start)
+
+    # What a policy may ask
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What a layer of a request consists of, in the order in which it should come."""
+        return self._run.parts
+
+    @property
+    def prefill(self) -> bool:
+        """Whether some request gets more than one token."""
+        return any(count > 1 for count in self.new.values())
+
+    @property
+    def final_tokens(self) -> int:
+        """How long a request is going to be, as far as is known: 0 where it is not."""
+        return self._run.final_tokens
+
+    def plan(self, k: int) -> Sequence[Hashable]:
+        """The requests that are due in k iterations."""
+        return self.batch if self._run.plan is None else self._run.plan(self.number + k)
+
+    def next_use(self, block: BlockKey, horizon: int = 64) -> int | None:
+        """In how many iterations a block is due; None: not in so many."""
+        return next((k for k in range(horizon) if block.request in self.plan(k)), None)
+
+    def blocks(self, layer: int, requests: Iterable[Hashable] | None = None) -> list[BlockKey]:
+        """What there is of a layer of the batch, or of other requests: parts first, then requests."""
+        wanted = self.batch if requests is None else list(requests)
+        return [block for part in self.parts for request in wanted for block in self._blocks(request, layer, part)]
+
+    def tokens(self, block: BlockKey) -> int:
+        """Tokens of a block."""
+        return self._run.table[block].tokens
+
+    def nbytes(self, block: BlockKey, tokens: int | None = None) -> int:
+        """Bytes of a block now, or with so many tokens."""
+        entry = self._run.table[block]
+        return (entry.tokens if tokens is None else tokens) * entry.row_bytes
+
+    def layer_bytes(self, tokens: int | None = None) -> int:
+        """Bytes of all parts of one layer of the batch; tokens: of each request, None is after this iteration."""
+
+        def length(request: Hashable) -> int:
+            stored = self._blocks(request, self.layers.start, self.parts[0])
+            return sum(map(self.tokens, stored)) + self.new[request]
+
+        rows = ((length(r) if tokens is None else tokens) * self._row_bytes[r] for r in self.batch)
+        return len(self.parts) * sum(rows)
+
+    def missing_bytes(self, block: BlockKey, tier: str) -> int:
+        """Bytes of a block that a tier has not."""
+        entry = self._run.table[block]
+        copy = entry.copies.get(tier)
+        return (entry.tokens - (copy.tokens if copy else 0)) * entry.row_bytes
+
+    def new_bytes(self, request: Hashable) -> int:
+        """Bytes of one part of a layer that a request of the batch gets in this iteration."""
+        return self.new[request] * self._row_bytes[request]
+
+    def tiers_of(self, block: BlockKey) -> tuple[str, ...]:
+        """Tiers that hold all of a block, or are going to."""
+        return self._run.table.tiers_of(block)
+
+    def last_use(self, block: BlockKey) -> int:
+        """The iteration that attended a block last."""
+        return self._run.table[block].used
+
+    def blocks_at(self, tier: str) -> list[BlockKey]:
+        """Blocks that a tier holds, the least recently attended first; of those layers that are due later first."""
+        entries = self._run.table.entries
+        here = [block for block, entry in entries.items() if tier in entry.copies]
+        return sorted(here, key=lambda block: (entries[block].used, -block.layer))
+
+    def free_bytes(self, tier: str) -> float:
+        """Bytes that a tier has left."""
+        return self._run.table.free_bytes(tier)
+
+    def capacity(self, tier: str) -> float:
+        """Bytes that a tier keeps: its limit, or what the kernel keeps in memory of its files."""
+        spec = self._run.machine.tiers[tier]
+        sizes = [size for size in (spec.limit_bytes, spec.cache_bytes) if size is not None]
+        return min(sizes) if sizes else float("inf")
+
+    def has_path(self, source: str, target: str) -> bool:
+        """Whether bytes may move from one tier to another."""
+        return (source, target) in self._run.machine.routes
+
+    def queued_s(self, source: str, target: str) -> float:
+        """Seconds of what is under way on a route."""
+        return self._run.transfers.queued_s(self._run.route(source, target))
+
+    def transfer_s(self, source: str, target: str, nbytes: int) -> float:
+        """Seconds of a copy that has the route for itself."""
+        return self._run.transfers.transfer_s(self._run.route(source, target), nbytes)
+
+    def layer_s(self) -> float:
+        """Seconds of a layer without waiting, lately."""
+        return self._run.transfers.layer_s()
+
+    def page_cache_hits(self, tier: str) -> tuple[int, int] | None:
+        """Bytes of a tier's files that were read so far, and of these what the page cache had; None: nobody knows."""
+        return self._run.transfers.page_cache_hits(tier)
+
+    # What a policy may do
+
+    def copy(
+        self,
+        block: BlockKey,
+        to: str,
+        *,
+        source: str | None = None,
+        urgency: float = 0.0,
+        fifo: bool = False,
+        after: Iterable[Transfer] = (),
+    ) -> Transfer | None:
+        """Let a tier have all of a block too; None where it has.
+
+        source: None is the fastest of those that have it. Tokens that the tier has are not moved again. after: copies
+        that end before it begins.
+        """
+        run = self._open()
+        where = run.table.tiers_of(block)
+        if to in where:
+            return None
+        sources = [tier for tier in where if self.has_path(tier, to)]
+        if not sources:
+            raise PolicyError(f"{block}: there is no route from {' or '.join(where)} to {to}")
+        if source is None:
+            size = self.nbytes(block)
+            source = min(sources, key=lambda tier: self.transfer_s(tier, to, size))
+        route, urgency = run.route(source, to), float(urgency)
+        before = [transfer for transfer in after if not transfer.done]
+        copy_range = run.table.copy(block, source, to)
+        copy_range = replace(copy_range, after=(*copy_range.after, *before))
+        try:
+            transfer = run.transfers.begin(copy_range, route, fifo, urgency)
+        except BaseException:
+            run.table.not_begun(copy_range)
+            raise
+        run.table.begun(copy_range, transfer)
+        numbers = tuple(self._copies[id(each)] for each in before if id(each) in self._copies)
+        self._copies[id(transfer)] = len(self.acts)
+        self.acts.append(Action("copy", to, block, source, fifo, after=numbers))
+        first, end = route.blocks(copy_range.first * copy_range.row_bytes, self.nbytes(block))
+        counts = run.traffic.setdefault(route.name, Counts())
+        counts.copies += 1
+        counts.bytes += end - first
+        return transfer
+
+    def drop(self, block: BlockKey, at: str) -> None:
+        """Give up a copy that is not the last whole one."""
+        self._open().table.drop(block, at)
+        self.acts.append(Action("drop", at, block))
+
+    def move(self, block: BlockKey, to: str, *, urgency: float = 0.0, fifo: bool = False) -> Transfer | None:
+        """Copy a block to a tier, and give up all its copies elsewhere."""
+        transfer = self.copy(block, to, urgency=urgency, fifo=fifo)
+        for tier in list(self._run.table[block].copies):
+            if tier != to:
+                self.drop(block, tier)
+        return transfer
+
+    def wait(self, *transfers: Transfer | None) -> None:
+        """Let the model wait for copies."""
+        self._run.transfers.wait([transfer for transfer in transfers if transfer is not None])
+
+    def attend(
+        self,
+        layer: int,
+        rows: Iterable[Hashable] | None = None,
+        at: str | tuple[str, ...] = DEVICE,
+        method: str = "dense",
+    ) -> None:
+        """Compute a layer of the batch, or of some of it; its K and V must be at that tier, or on their way.
+
+        The new tokens' K and V are born there. at: where rows have several blocks, the tier of each, of which the last
+        one grows; one more than there are begins a block. What comes of blocks is merged.
+        """
+        run, wanted = self._open(), self.batch if rows is None else tuple(rows)
+        tiers = (at,) if isinstance(at, str) else tuple(at)
+        for row in wanted:
+            if self._next.get(row) != layer:
+                due = f"layer {self._next[row]} is due" if row in self._next else "it is not in this iteration"
+                raise PolicyError(f"attend(layer {layer}) of request {row}: {due}")
+            self._next[row] = layer + 1
+        room = [transfer for row in wanted for part in self.parts for transfer in self._grow(row, layer, part, tiers)]
+        blocks = self.blocks(layer, wanted)
+        waits = [
+            transfer
+            for block, tier in enumerate(tiers)
+            for transfer in run.table.attend([each for each in blocks if each.index == block], tier, self.number)
+        ]
+        self.acts.append(Action("attend", tiers=tiers, layer=layer, rows=wanted, method=method))
+        try:
+            run.transfers.attend(AttendCall(layer, wanted, tiers, method, tuple(blocks), tuple(waits), tuple(room)))
+        finally:
+            run.table.attended(blocks)
+
+    def _grow(self, row: Hashable, layer: int, part: str, tiers: tuple[str, ...]) -> list[Transfer]:
+        """New tokens of a row, in the last of as many blocks as there are tiers; who still uses their bytes."""
+        table, last = self._run.table, BlockKey(row, layer, part, len(tiers) - 1)
+        blocks = len(self._blocks(row, layer, part))
+        if blocks not in (len(tiers) - 1, len(tiers)):
+            raise PolicyError(f"attend(layer {layer}) of request {row}: it has {blocks} blocks, not {len(tiers)}")
+        if last not in table.entries:
+            table.add(last, self._row_bytes[row], tiers[-1])
+        return table.grow(last, tiers[-1], self.new[row])
+
+    def _blocks(self, request: Hashable, layer: int, part: str) -> list[BlockKey]:
+        """What a request has of a part of a layer."""
+        every = (BlockKey(request, layer, part, block) for block in itertools.count())
+        return list(itertools.takewhile(lambda block: block in self._run.table.entries, every))
+
+    def _open(self) -> IterationRunner:
+        """The run; raises PolicyError where this iteration is over."""
+        if self.over:
+            raise PolicyError(f"iteration {self.number} is over: nothing is done in it any more")
+        return self._run
+
+    def end(self) -> None:
+        """Raise PolicyError where the policy left a layer out."""
+        for row, layer in self._next.items():
+            if layer != self.layers.stop:
+                raise PolicyError(f"the policy ended its iteration before layer {layer} of request {row} was attended")

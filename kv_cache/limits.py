@@ -1,0 +1,99 @@
+"""How much of KV may lie where, on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from tempfile import gettempdir
+
+from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Route, Tier
+
+BLOCK_BYTES = 4096  # what is past the page cache moves in whole blocks
+_GB = 1e9
+
+# What routes are taken to be until they have been measured, and in modelled time: PCIe 4 x16, one thread that copies, a
+# PCIe 4 SSD by its data sheet
+ASSUMED = (
+    Link("up", 25 * _GB),
+    Link("down", 25 * _GB),
+    Link("copy", 10 * _GB),
+    Link("read", 7 * _GB, start_ns=80_000),
+    Link("write", 5 * _GB, start_ns=20_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """Bytes for KV by tier.
+
+    device: on the model's device. host: in host memory. Both None: as much as is wanted. page_cache: what the kernel
+    may keep of files; None: what this process's cgroup, or the machine, has to spare. files: a folder for files; or,
+    for what is past the page cache, a file (as a mounted drive's namespace), a block or an NVMe character device; None:
+    the folder for temporary files. max_tokens: how long a sequence may become; None: the model's context, at most 4096.
+    force: write to a device that holds something.
+    """
+
+    device: int | None = None
+    host: int | None = None
+    page_cache: int | None = None
+    files: FilePath | None = None
+    max_tokens: int | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("device", "host", "page_cache", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise ValueError(f"{name} = {value!r}: must be a whole number, at least 0")
+        if self.max_tokens == 0:
+            raise ValueError("max_tokens = 0: must be at least 1")
+        if self.files is not None and not isinstance(self.files, FilePath):
+            raise ValueError(f"files = {self.files!r}: must be a pathlib.Path")
+        if self.files is not None and not self.files.exists():
+            raise ValueError(f"files = {self.files}: there is no such folder, file or device")
+
+    @property
+    def folder(self) -> FilePath:
+        """Where files lie."""
+        return FilePath(gettempdir()) if self.files is None or self.on_device else self.files
+
+    @property
+    def on_device(self) -> bool:
+        """Whether what is past the page cache lies in one file, or on a device of its own."""
+        return self.files is not None and not self.files.is_dir()
+
+    def machine(self, cache_bytes: int, drives: bool = False) -> Machine:
+        """The tiers and routes that these tiers are. drives: beside drives that attend."""
+        tiers = [
+            Tier(DEVICE, self.device, attends=True),
+            Tier(HOST, self.host),
+            Tier(PAGE_CACHE, cache_bytes=cache_bytes),
+            Tier(DIRECT),
+        ]
+        links: dict[tuple[str, str], tuple[str, ...]] = {
+            (HOST, DEVICE): ("up",),
+            (DEVICE, HOST): ("down",),
+            (PAGE_CACHE, DEVICE): ("copy", "up"),
+            (DEVICE, PAGE_CACHE): ("down", "copy"),
+            (DIRECT, DEVICE): ("read", "up"),
+            (DEVICE, DIRECT): ("down", "write"),
+            (DIRECT, HOST): ("read",),
+            (HOST, DIRECT): ("write",),
+        }
+        if drives:
+            tiers.append(Tier(CSD, attends=True))
+            links |= {(CSD, DEVICE): ("read", "up"), (DEVICE, CSD): ("down", "write")}
+            links |= {(CSD, HOST): ("read",), (HOST, CSD): ("write",)}
+        routes = {ends: _path(*ends, passed) for ends, passed in links.items()}
+        return Machine.of(tiers, list(ASSUMED), routes)
+
+
+def _path(source: str, target: str, links: tuple[str, ...]) -> Route:
+    """The route between two tiers, named by both."""
+    return Route(
+        f"{source}>{target}",
+        links,
+        block_bytes=BLOCK_BYTES if DIRECT in (source, target) else 1,
+        miss_links=("read", *links) if source == PAGE_CACHE else (),
+        background=("write",) if target == PAGE_CACHE else (),
+    )

@@ -1,0 +1,120 @@
+"""What a run was worth to those who waited: by the paper's counting, by real gaps, and by deadlines."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from csd_spec.arrays import F64
+from kv_cache.engine import RunResult, SequenceState
+
+
+def attained(served: RunResult, deposit: bool = False) -> float:
+    """Share of tokens in time, as OrbitFlow's scripts count: a token took as long as the step that made it, whatever
+    pause or prefill came before. deposit: a late one is masked by a token that was made early.
+    """
+    late = total = 0
+    for live in served.live:
+        steps = live.step_s[1:]
+        total += steps.size
+        late += _late(steps, served.slo_s) if deposit else int((steps > served.slo_s).sum())
+    return 1 - late / max(1, total)
+
+
+def _late(gaps: F64, slo_s: float) -> int:
+    """Tokens that come when the deposit is empty: the clock restarts there."""
+    late, due, made = 0, slo_s, 0.0
+    for gap in gaps.tolist():
+        made += gap
+        if made > due + 1e-12:
+            late += 1
+            due = made
+        due += slo_s
+    return late
+
+
+def by_gaps(served: RunResult) -> float:
+    """The same of the time between tokens as a user has it, pauses and others' prefills included."""
+    gaps = _gaps(served.live)
+    return float((gaps <= served.slo_s).mean()) if gaps.size else 1.0
+
+
+def deadlines_met(served: RunResult) -> float:
+    """Share of tokens that are there when a user reads them: the i-th is due i objectives after the first."""
+    met = total = 0
+    for live in served.live:
+        made = live.made_s
+        due = made[0] + served.slo_s * np.arange(made.size)
+        met += int((made[1:] <= due[1:] + 1e-9).sum())
+        total += made.size - 1
+    return met / max(1, total)
+
+
+def deadlines_met_of_all(served: RunResult) -> float:
+    """The same where each token of a request that was rejected is late."""
+    admitted, lost = sum(each.count for each in served.live), sum(each.output_tokens for each, _ in served.rejected)
+    return deadlines_met(served) * admitted / max(1, admitted + lost)
+
+
+def tpot_attained(served: RunResult, real: bool = False) -> float:
+    """Share of requests whose mean step, or mean gap, is within the objective."""
+    means = _tpot(served.live, real)
+    return float((means <= served.slo_s).mean()) if means.size else 1.0
+
+
+def _gaps(live: Sequence[SequenceState]) -> F64:
+    return np.concatenate([np.diff(each.made_s) for each in live] or [np.zeros(0)])
+
+
+def _tpot(live: Sequence[SequenceState], real: bool) -> F64:
+    several = [each for each in live if each.count > 1]
+    return np.array([np.mean(np.diff(each.made_s) if real else each.step_s[1:]) for each in several])
+
+
+def _percentiles(values: F64) -> dict[str, float]:
+    found = np.percentile(values, (50, 95, 99)) if values.size else (0.0, 0.0, 0.0)
+    return {name: float(value) for name, value in zip(("p50", "p95", "p99"), found, strict=True)}
+
+
+def summary(served: RunResult) -> dict[str, Any]:
+    """All of it, in seconds, shares and bytes.
+
+    longest_wait_s: for a slot. longest_pause_s: between two tokens. path_bytes: of K and V, over the link to the host
+    and read in drives.
+    """
+    live = served.live
+    steps = np.concatenate([np.zeros(0), *(each.step_s[1:] for each in live)])
+    tokens, span_s = sum(each.count for each in live), served.end_s or math.inf
+    first = np.array([each.made_s[0] - each.arrived_s for each in live])
+    whole = np.array([each.made_s[-1] - each.arrived_s for each in live])
+    return {
+        "requests": len(live),
+        "steps": served.steps,
+        "rejected": len(served.rejected),
+        "reasons": dict(Counter(reason for _, reason in served.rejected)),
+        "tokens": tokens,
+        "slo_s": served.slo_s,
+        "tbt_attained": attained(served),
+        "tbt_attained_with_deposit": attained(served, deposit=True),
+        "tbt_attained_by_gaps": by_gaps(served),
+        "tpot_attained": tpot_attained(served),
+        "tpot_attained_by_gaps": tpot_attained(served, real=True),
+        "deadlines_met": deadlines_met(served),
+        "deadlines_met_of_all": deadlines_met_of_all(served),
+        "step_s": _percentiles(steps),
+        "tbt_s": _percentiles(_gaps(live)),
+        "step_tpot_s": _percentiles(_tpot(live, False)),
+        "tpot_s": _percentiles(_tpot(live, True)),
+        "ttft_s": _percentiles(first),
+        "longest_wait_s": max((each.entered_s - each.arrived_s for each in live), default=0.0),
+        "longest_pause_s": float(_gaps(live).max(initial=0.0)),
+        "end_to_end_s": float(whole.mean()) if live else 0.0,
+        "requests_per_min": 60 * len(live) / span_s,
+        "tokens_per_s": tokens / span_s,
+        "path_bytes": {"host_link": served.link_bytes, "drives": served.drive_bytes},
+        "makespan_s": served.end_s,
+    }

@@ -1,0 +1,129 @@
+"""Follow an assignment: before each iteration the server says in which tier every layer of each request lies.
+
+What lies elsewhere is brought for its attention and leaves again; what does not fit where it should lie goes lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from kv_cache.block_table import BlockKey
+from kv_cache.hardware import CSD, DEVICE, DIRECT
+from kv_cache.iteration import Iteration
+
+Homes = Callable[[Hashable, int], tuple[str, ...]]
+
+
+def follow_assignment(it: Iteration) -> None:
+    """Carry out the memory's "homes": of a layer of a request, the tier of each of its blocks.
+
+    With one tier more than there are blocks the new tokens begin another one. One new token is attended in drives if
+    the last block lies there; several, and all other blocks, on the device.
+    """
+    for block in it.blocks_at(DEVICE):
+        if _home(it, block) != DEVICE:
+            _send(it, block)
+    for layer in it.layers:
+        together: dict[tuple[str, ...], list[Hashable]] = {}
+        for row in it.batch:
+            together.setdefault(_attended(it, row, layer), []).append(row)
+        for at, rows in together.items():
+            for group in _groups(it, layer, rows, at):
+                _attend(it, layer, group, at)
+
+
+def _groups(it: Iteration, layer: int, rows: list[Hashable], at: tuple[str, ...]) -> list[list[Hashable]]:
+    """Rows that are attended at once: on the device those that stay there, if it has room, and each other by itself."""
+    if DEVICE not in at:
+        return [rows]
+    stay = [row for row in rows if all(_home(it, block) == DEVICE for block in it.blocks(layer, [row]))]
+    need = sum(map(it.nbytes, it.blocks(layer, stay))) + sum(map(it.new_bytes, stay)) * len(it.parts)
+    if need > it.capacity(DEVICE):
+        stay = []
+    return [group for group in (stay, *([row] for row in rows if row not in stay)) if group]
+
+
+def _attended(it: Iteration, row: Hashable, layer: int) -> tuple[str, ...]:
+    """Where each block of a row is attended."""
+    homes: Homes = it.memory["homes"]
+    blocks, tiers = len(it.blocks(layer, [row])) // len(it.parts), homes(row, layer)
+    count = max(blocks, min(blocks + 1, len(tiers)))
+    last = CSD if it.new[row] == 1 and blocks and tiers[-1] == CSD else DEVICE
+    return (*(DEVICE,) * (count - 1), last)
+
+
+def _attend(it: Iteration, layer: int, rows: list[Hashable], at: tuple[str, ...]) -> None:
+    """Bring what rows have of a layer, attend, and send it home."""
+    for block in it.blocks(layer, rows):
+        _bring(it, block, at[block.index], rows)
+    growth = sum(map(it.new_bytes, rows)) * len(it.parts) if at[-1] == DEVICE else 0
+    _make_room(it, growth, layer, rows)
+    _ahead(it, layer, rows, growth)
+    it.attend(layer, rows, at=at)
+    for block in it.blocks(layer, rows):
+        _send(it, block)
+
+
+def _bring(it: Iteration, block: BlockKey, tier: str, rows: list[Hashable]) -> None:
+    """Let a tier have all of a block, by way of the device where there is no other."""
+    if tier in it.tiers_of(block):
+        return
+    if not any(it.has_path(source, tier) for source in it.tiers_of(block)):
+        _bring(it, block, DEVICE, rows)
+    if tier == DEVICE:
+        _make_room(it, it.missing_bytes(block, DEVICE), block.layer, rows)
+    it.copy(block, tier)
+
+
+def _ahead(it: Iteration, layer: int, rows: list[Hashable], kept: int) -> None:
+    """Have the next layer come that a row attends on the device and that lies elsewhere, where there is room for it and
+    so many bytes more."""
+    for row in rows:
+        for due in range(layer + 1, it.layers.stop):
+            at = _attended(it, row, due)
+            away = [x for x in it.blocks(due, [row]) if at[x.index] == DEVICE and DEVICE not in it.tiers_of(x)]
+            if away:
+                need = kept + sum(it.missing_bytes(x, DEVICE) for x in away) + it.new_bytes(row) * len(it.parts)
+                if it.free_bytes(DEVICE) >= need and all(
+                    any(it.has_path(p, DEVICE) for p in it.tiers_of(x)) for x in away
+                ):
+                    for block in away:
+                        it.copy(block, DEVICE, urgency=-due)
+                break
+
+
+def _make_room(it: Iteration, need: int, layer: int, rows: list[Hashable]) -> None:
+    """Let what is due last leave the device, until so many bytes fit; the rows that are attended now stay."""
+    count = len(it.layers)
+
+    def due(block: BlockKey) -> int:
+        return (block.layer - layer) % count if block.request in it.batch else count
+
+    for block in sorted(it.blocks_at(DEVICE), key=due, reverse=True):
+        if it.free_bytes(DEVICE) >= need:
+            return
+        if block.layer != layer or block.request not in rows:
+            _send(it, block, lower=True)
+
+
+def _send(it: Iteration, block: BlockKey, lower: bool = False) -> None:
+    """Let a block lie at home alone. lower: or, where that is the device, below it."""
+    home = _home(it, block)
+    if home == DEVICE and not lower:
+        if DEVICE in it.tiers_of(block):
+            it.move(block, DEVICE)
+        return
+    below = it.memory["below"] if home == DEVICE else home
+    to = below if it.free_bytes(below) >= it.missing_bytes(block, below) else DIRECT
+    if to in it.tiers_of(block) or any(it.has_path(tier, to) for tier in it.tiers_of(block)):
+        it.move(block, to)
+
+
+def _home(it: Iteration, block: BlockKey) -> str:
+    """Where a block is to lie; of a row's blocks only the last one may lie in drives."""
+    homes: Homes = it.memory["homes"]
+    tiers = homes(block.request, block.layer)
+    home = tiers[min(block.index, len(tiers) - 1)]
+    last = len(it.blocks(block.layer, [block.request])) // len(it.parts) - 1
+    below: str = it.memory["below"]
+    return below if home == CSD and block.index < last else home

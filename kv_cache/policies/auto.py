@@ -1,0 +1,43 @@
+"""The policy that suits what there is to keep, with the reason."""
+
+from __future__ import annotations
+
+from kv_cache.hardware import DEVICE, HOST, PAGE_CACHE
+from kv_cache.iteration import Iteration
+from kv_cache.policies.flexgen import flexgen
+from kv_cache.policies.reactive import reactive
+from kv_cache.policies.split import split
+
+_MIB = 2**20
+
+
+def auto(it: Iteration) -> None:
+    """Whatever fits the highest tiers moves least; chosen once more where a batch is larger than those before it.
+
+    The choice and why are in the memory, "chosen" and "why".
+    """
+    total = len(it.layers) * it.layer_bytes(max(it.final_tokens, *it.new.values()))
+    if total > it.memory.get("total", -1):
+        it.memory["total"] = total
+        it.memory["chosen"], it.memory["why"] = _choose(it, total)
+    match it.memory["chosen"]:
+        case "reactive":
+            reactive(it)
+        case "flexgen-host":
+            flexgen(it, home=HOST)
+        case "flexgen":
+            flexgen(it)
+        case _:
+            split(it)
+
+
+def _choose(it: Iteration, total: int) -> tuple[str, str]:
+    final = max(it.final_tokens, *it.new.values())
+    says = f"K and V of {final:,} tokens, {total / _MIB:,.1f} MiB,"
+    if total <= it.capacity(DEVICE):
+        return "reactive", f"{says} fit the device"
+    if total <= it.capacity(HOST):
+        return "flexgen-host", f"{says} fit host memory, not the device"
+    if total <= it.capacity(PAGE_CACHE):
+        return "flexgen", f"{says} fit the page cache, not host memory"
+    return "split", f"{says} are more than any tier in memory keeps: they are split over page cache and disk"

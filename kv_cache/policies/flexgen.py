@@ -1,0 +1,15 @@
+"""FlexGen: KV lives in files behind the page cache; the next layer comes while one computes.
+
+Ying Sheng et al., FlexGen, ICML 2023, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from kv_cache.hardware import PAGE_CACHE
+from kv_cache.iteration import Iteration
+from kv_cache.policies._stream import stream
+
+
+def flexgen(it: Iteration, home: str = PAGE_CACHE, ahead: int = 1) -> None:
+    """Every layer comes from its home and goes back to it."""
+    stream(it, lambda block: home, ahead)

@@ -1,0 +1,42 @@
+"""What vLLM's swap and DeepSpeed do: move what is missing when it is missing, and wait for it."""
+
+from __future__ import annotations
+
+from kv_cache.block_table import BlockKey, Transfer
+from kv_cache.hardware import DEVICE, DIRECT, HOST
+from kv_cache.iteration import Iteration
+
+BELOW = {DEVICE: HOST, HOST: DIRECT}
+
+
+def reactive(it: Iteration) -> None:
+    """All of KV stays as high as it fits; a layer that is not on the device comes when it is due."""
+    for layer in it.layers:
+        need = it.layer_bytes() - sum(it.nbytes(x) for x in it.blocks(layer) if DEVICE in it.tiers_of(x))
+        make_room(it, DEVICE, need, keep=layer)
+        it.wait(*[bring(it, block, layer) for block in it.blocks(layer)])
+        it.attend(layer)
+
+
+def bring(it: Iteration, block: BlockKey, keep: int) -> Transfer | None:
+    """Let a block come to the device, by way of the host where there is no other."""
+    if DEVICE in it.tiers_of(block):
+        return None
+    if not any(it.has_path(tier, DEVICE) for tier in it.tiers_of(block)):
+        make_room(it, HOST, it.nbytes(block), keep)
+        it.move(block, HOST)
+    return it.move(block, DEVICE)
+
+
+def make_room(it: Iteration, tier: str, need: float, keep: int) -> None:
+    """Send down what was attended longest ago until so many bytes fit; the kept layer of the batch stays."""
+    for block in it.blocks_at(tier):
+        if it.free_bytes(tier) >= need:
+            return
+        if block.layer == keep and block.request in it.batch:
+            continue
+        below = BELOW.get(tier)
+        while below and (not it.has_path(tier, below) or it.free_bytes(below) < it.nbytes(block)):
+            below = BELOW.get(below)
+        if below:
+            it.move(block, below)

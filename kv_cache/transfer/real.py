@@ -1,0 +1,275 @@
+"""An iteration with bytes: threads that copy between frames, and a transfer for each copy."""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from csd_io.queue import aligned
+from kv_cache.block_table import BlockKey, CopyRange, PolicyError, Transfer
+from kv_cache.hardware import Route
+from kv_cache.transfer.engine import AttendCall
+from kv_cache.transfer.frames import CachedFiles, Frame, Store, move
+
+THREADS = 2  # of a route: one for K and one for V
+BOUNCE_BYTES = 8 << 20
+EMA_SHARE = 0.1
+FIRST_GUESS_BPS = 1e9  # of a route, until it has moved something
+
+
+@dataclass(slots=True, eq=False)
+class RealTransfer:
+    """A copy under way: bytes [first, end) of a frame. error: why it failed; whoever needs it fails too."""
+
+    route: Route
+    source: Frame
+    target: Frame
+    first: int
+    end: int
+    number: int
+    urgency: float = 0.0
+    waits: int = 0
+    began_ns: int = 0
+    ended_ns: int = 0
+    done: bool = False
+    error: Exception | None = None
+    when_done: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether what it was to bring is not there, and never will be."""
+        return self.error is not None
+
+    def __lt__(self, other: RealTransfer) -> bool:
+        return (-self.urgency, self.number) < (-other.urgency, other.number)
+
+
+class RealTransfers:
+    """An executor of bytes. Used by one thread at a time, beside those that copy.
+
+    stores: of each tier. capacity: bytes that a block may come to have. attends: called for attention, returns when
+    it has been done. moved: bytes by route; stalls_s: by route, how long the model waited for it.
+    """
+
+    def __init__(
+        self,
+        stores: Mapping[str, Store],
+        capacity: Callable[[BlockKey], int],
+        attends: Callable[[AttendCall], None],
+        buffer: Callable[[int], memoryview] = aligned,
+    ) -> None:
+        """buffer: makes what copies go through where neither side is this process's memory."""
+        self.stores, self._capacity, self._attends, self._buffer = stores, capacity, attends, buffer
+        self.frames: dict[tuple[BlockKey, str], Frame] = {}
+        self.moved: Counter[str] = Counter()
+        self.stalls_s: defaultdict[str, float] = defaultdict(float)
+        self._pending: Counter[str] = Counter()
+        self._rate: dict[str, float] = {}
+        self._last: dict[str, RealTransfer] = {}
+        self._changed = threading.Condition()
+        self._queues: dict[str, list[RealTransfer]] = {}
+        self._threads: list[threading.Thread] = []
+        self._count = self._under_way = 0
+        self._layer_s, self._closed = 0.0, False
+
+    def frame(self, block: BlockKey, tier: str) -> Frame:
+        """Where a block lies, or is going to."""
+        key = block, tier
+        if key not in self.frames:
+            self.frames[key] = self.stores[tier].frame(block, self._capacity(block))
+        return self.frames[key]
+
+    def begin(self, copy_range: CopyRange, route: Route, fifo: bool, urgency: float) -> RealTransfer:
+        self._employ(route.name)
+        source, target = (
+            self.frame(copy_range.block, copy_range.source),
+            self.frame(copy_range.block, copy_range.target),
+        )
+        row = copy_range.row_bytes
+        first, end = route.blocks(copy_range.first * row, (copy_range.first + copy_range.tokens) * row)
+        self._count += 1
+        copy = RealTransfer(route, source, target, first, end, self._count, urgency)
+        before = {id(transfer): transfer for transfer in (*copy_range.after, *copy_range.needs)}
+        if fifo and (last := self._last.get(route.name)):
+            before[id(last)] = last
+        self._last[route.name] = copy
+        with self._changed:
+            self._under_way += 1
+            self._pending[route.name] += end - first
+            self._follow(copy, [each for each in before.values() if isinstance(each, RealTransfer)], copy_range.needs)
+        return copy
+
+    def release(self, block: BlockKey, tier: str, after: tuple[Transfer, ...]) -> None:
+        """A block has left a tier; its frame goes when those that still use it have ended."""
+        frame = self.frames.pop((block, tier), None)
+        if frame is None:
+            return
+        with self._changed:
+            left = [transfer for transfer in after if isinstance(transfer, RealTransfer) and not transfer.done]
+            count = len(left)
+
+            def ended() -> None:
+                nonlocal count
+                count -= 1
+                if count <= 0:
+                    frame.free()
+
+            for transfer in left:
+                transfer.when_done.append(ended)
+        if not left:
+            frame.free()
+
+    def attend(self, attention: AttendCall) -> None:
+        for transfer in attention.until_free:
+            self._await(transfer)
+        self.wait(attention.waits)
+        began = time.perf_counter()
+        self._attends(attention)
+        took_s = time.perf_counter() - began
+        self._layer_s += (EMA_SHARE if self._layer_s else 1.0) * (took_s - self._layer_s)
+
+    def wait(self, transfers: Iterable[Transfer]) -> None:
+        """Raises what a copy has failed by, an OSError for a disk."""
+        for transfer in transfers:
+            if error := self._await(transfer).error:
+                raise error
+
+    def _await(self, transfer: Transfer) -> RealTransfer:
+        """A copy when it has ended, well or not."""
+        if not isinstance(transfer, RealTransfer):
+            raise PolicyError(f"{transfer!r} is no transfer of a copy")
+        began = time.perf_counter()
+        with self._changed:
+            self._changed.wait_for(lambda: transfer.done)
+        self.stalls_s[transfer.route.name] += time.perf_counter() - began
+        return transfer
+
+    def end(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        """Let all copies end, whatever their outcome."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._under_way)
+
+    def close(self) -> None:
+        """Let all copies end, and free everything."""
+        try:
+            self.settle()
+        finally:  # also where somebody has no patience
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for frame in self.frames.values():
+            frame.free()
+        self.frames.clear()
+        for store in self.stores.values():
+            store.close()
+
+    def crop(self, block: BlockKey, nbytes: int) -> None:
+        """Only the first bytes of a block are needed any more; nothing of it is under way."""
+        for tier in self.stores:
+            if frame := self.frames.get((block, tier)):
+                frame.trim(nbytes)
+
+    def forget(self, request: Hashable) -> None:
+        """A request is over: all of it has been released, and its copies have ended."""
+        for store in self.stores.values():
+            store.forget(request)
+
+    def queued_s(self, route: Route) -> float:
+        return self._pending[route.name] / self._rate.get(route.name, FIRST_GUESS_BPS)
+
+    def transfer_s(self, route: Route, nbytes: int) -> float:
+        return nbytes / self._rate.get(route.name, FIRST_GUESS_BPS)
+
+    def layer_s(self) -> float:
+        return self._layer_s
+
+    def page_cache_hits(self, tier: str) -> tuple[int, int] | None:
+        store = self.stores[tier]
+        if not isinstance(store, CachedFiles) or store.hit_bytes is None:
+            return None
+        return store.read_bytes, store.hit_bytes
+
+    def _follow(self, copy: RealTransfer, before: list[RealTransfer], needs: tuple[Transfer, ...]) -> None:
+        """Queue a copy when those before it have ended; without one that it needs it fails too."""
+        running = [each for each in before if not each.done]
+        copy.waits = len(running)
+
+        def go() -> None:
+            copy.error = next((each.error for each in before if each in needs and each.error), None)
+            before.clear()  # else each would keep all copies that there ever were
+            heapq.heappush(self._queues[copy.route.name], copy)
+            self._changed.notify_all()
+
+        def ended() -> None:
+            copy.waits -= 1
+            if not copy.waits:
+                go()
+
+        for each in running:
+            each.when_done.append(ended)
+        if not running:
+            go()
+
+    def _employ(self, name: str) -> None:
+        """See to it that a route has threads; raises OSError where the machine gives none."""
+        if name in self._queues:
+            return
+        self._queues[name] = []
+        try:
+            for number in range(THREADS):
+                thread = threading.Thread(target=self._copies, args=(name,), name=f"{name}-{number}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError as error:
+            if not number:
+                del self._queues[name]
+                raise OSError(errno.EAGAIN, f"no thread that copies: {error}", name) from error
+
+    def _copies(self, name: str) -> None:
+        """What a thread of a route does: the most urgent copy, then the next."""
+        queue, buffer = self._queues[name], None
+
+        def bounce() -> memoryview:
+            nonlocal buffer
+            buffer = buffer or self._buffer(BOUNCE_BYTES)
+            return buffer
+
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: queue or self._closed)
+                if not queue:
+                    return
+                copy = heapq.heappop(queue)
+            self._carry_out(copy, bounce)
+
+    def _carry_out(self, copy: RealTransfer, bounce: Callable[[], memoryview]) -> None:
+        name, nbytes = copy.route.name, copy.end - copy.first
+        copy.began_ns = time.monotonic_ns()
+        if copy.error is None:
+            try:
+                move(copy.source, copy.target, copy.first, copy.end, bounce)
+            except Exception as error:  # whatever it is: it is raised by whoever needs this copy
+                copy.error = error
+        with self._changed:
+            copy.ended_ns = time.monotonic_ns()
+            self._pending[name] -= nbytes
+            self._under_way -= 1
+            if copy.error is None and nbytes:
+                self.moved[name] += nbytes
+                rate = nbytes * 1e9 / max(1, copy.ended_ns - copy.began_ns)
+                self._rate[name] = self._rate.get(name, rate) * (1 - EMA_SHARE) + EMA_SHARE * rate
+            copy.done = True
+            for act in copy.when_done:
+                act()
+            copy.when_done.clear()
+            self._changed.notify_all()

@@ -1,0 +1,242 @@
+"""An iteration in modelled time: copies over links, attention on the device and in drives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+
+from kv_cache.block_table import BlockKey, CopyRange, Transfer
+from kv_cache.events import Events
+from kv_cache.hardware import Machine, Route
+from kv_cache.network import Network
+from kv_cache.page_cache import PageCache
+from kv_cache.transfer.engine import AttendCall
+
+EMA_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """What a layer of some requests takes: on the device, and then in drives, where those attend."""
+
+    device_ns: int
+    drives_ns: int = 0
+
+
+Compute = Callable[[AttendCall], LayerTime]
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedTransfer:
+    """A copy under way."""
+
+    copy_range: CopyRange
+    route: Route
+    urgency: float
+    waits: int = 0
+    began_ns: int = 0
+    ended_ns: int = 0
+    done: bool = False
+    failed: bool = False  # never: no bytes, no disk
+    entered: bool = False  # the first link is behind all of it
+    pieces_left: int = 0
+    when_entered: list[Callable[[], None]] = field(default_factory=list)
+    when_done: list[Callable[[], None]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _WriteBack:
+    """Dirty bytes of a tier, and who waits for them to become fewer."""
+
+    limit_bytes: int | None
+    dirty: int = 0
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def full(self) -> bool:
+        return self.limit_bytes is not None and self.dirty > self.limit_bytes
+
+
+class SimulatedTransfers:
+    """Transfers in modelled time, without bytes.
+
+    compute: what a layer takes, from who is attended. iterations_ns: how long each iteration took. stalls_ns: by route,
+    how long the model waited for a copy on it.
+    """
+
+    def __init__(self, machine: Machine, compute: Compute) -> None:
+        self.machine, self.compute = machine, compute
+        self.events = Events()
+        self.network = Network(self.events, machine.links)
+        tiers = machine.tiers.values()
+        self.caches = {each.name: PageCache(each.cache_bytes) for each in tiers if each.cache_bytes is not None}
+        self._write_back = {each.name: _WriteBack(each.dirty_bytes) for each in tiers}
+        self._last: dict[str, SimulatedTransfer] = {}  # in turn on each route
+        self._ready_ns: dict[Hashable, int] = {}  # when drives have answered for a request
+        self._drives_free_ns = self._began_ns = 0
+        self._layer_s = 0.0
+        self.moved: Counter[str] = Counter()  # bytes, by route
+        self.stalls_ns: Counter[str] = Counter()
+        self.iterations_ns: list[int] = []
+
+    @property
+    def now_ns(self) -> int:
+        """Modelled time of the model's own work."""
+        return self.events.now_ns
+
+    def begin(self, copy_range: CopyRange, route: Route, fifo: bool, urgency: float) -> SimulatedTransfer:
+        copy = SimulatedTransfer(copy_range, route, urgency)
+        before = [
+            transfer for transfer in copy_range.after if isinstance(transfer, SimulatedTransfer) and not transfer.done
+        ]
+        last = self._last.get(route.name) if fifo else None
+        enters_after = last is not None and not last.entered
+        copy.waits = len(before) + enters_after
+
+        def go() -> None:
+            copy.waits -= 1
+            if copy.waits <= 0:
+                self._go(copy)
+
+        for transfer in before:
+            transfer.when_done.append(go)
+        if last is not None and enters_after:
+            last.when_entered.append(go)
+        if fifo:
+            self._last[route.name] = copy
+        if not copy.waits:
+            self._go(copy)
+        return copy
+
+    def release(self, block: BlockKey, tier: str, after: tuple[Transfer, ...]) -> None:
+        if cache := self.caches.get(tier):
+            cache.forget(block)
+
+    def attend(self, attention: AttendCall) -> None:
+        self.wait((*attention.waits, *attention.until_free))
+        ready_ns = max(self._ready_ns.get(row, 0) for row in attention.rows)
+        if ready_ns > self.now_ns:
+            self.events.run_to(ready_ns)
+        work = self.compute(attention)
+        self.events.run_to(self.now_ns + work.device_ns)
+        if work.drives_ns:
+            self._drives_free_ns = max(self._drives_free_ns, self.now_ns) + work.drives_ns
+            self._ready_ns |= dict.fromkeys(attention.rows, self._drives_free_ns)
+        took_s = (work.device_ns + work.drives_ns) / 1e9
+        self._layer_s += (EMA_SHARE if self._layer_s else 1.0) * (took_s - self._layer_s)
+
+    def wait(self, transfers: Iterable[Transfer]) -> None:
+        for transfer in transfers:
+            if not transfer.done:
+                since_ns = self.now_ns
+                self.events.run_until(lambda transfer=transfer: transfer.done)  # type: ignore[misc]  # bound at once
+                assert isinstance(transfer, SimulatedTransfer)
+                self.stalls_ns[transfer.route.name] += self.now_ns - since_ns
+
+    def end(self) -> None:
+        self.events.run_to(max(self._ready_ns.values(), default=0))
+        self.iterations_ns.append(self.now_ns - self._began_ns)
+        self._began_ns = self.now_ns
+
+    def settle(self) -> None:
+        """Let all copies and all writing back end."""
+        while (next_ns := self.events.next_ns) is not None:
+            self.events.run_to(next_ns)
+
+    def queued_s(self, route: Route) -> float:
+        links = self.machine.links
+        return max(self.network.queued_bytes(name) / links[name].bytes_per_s for name in route.links)
+
+    def transfer_s(self, route: Route, nbytes: int) -> float:
+        links = [self.machine.links[name] for name in route.links]
+        return sum(nbytes / link.bytes_per_s + link.start_ns / 1e9 for link in links)
+
+    def layer_s(self) -> float:
+        return self._layer_s
+
+    def page_cache_hits(self, tier: str) -> tuple[int, int] | None:
+        cache = self.caches.get(tier)
+        return (cache.read_bytes, cache.hit_bytes) if cache else None
+
+    def _go(self, copy: SimulatedTransfer) -> None:
+        """Cut a copy into pieces, and let them enter one after the other."""
+        copy_range, route = copy.copy_range, copy.route
+        copy.began_ns = self.now_ns
+        row = copy_range.row_bytes
+        first, end = route.blocks(copy_range.first * row, (copy_range.first + copy_range.tokens) * row)
+        self.moved[route.name] += end - first
+        size = route.piece_bytes or max(end, 1)
+        numbers = range(first // size, -(-end // size)) if end > first else range(0)
+        pieces = [(number, max(first, number * size), min(end, (number + 1) * size)) for number in numbers]
+        copy.pieces_left = len(pieces)
+        if pieces:
+            self._enter(copy, pieces, 0)
+        else:
+            self._entered(copy)
+            self._ended(copy)
+
+    def _enter(self, copy: SimulatedTransfer, pieces: list[tuple[int, int, int]], number: int) -> None:
+        """Send a piece over its links; the next one enters when this has left the first."""
+        index, first, end = pieces[number]
+        links, block = copy.route.links, copy.copy_range.block
+        if cache := self.caches.get(copy.copy_range.source):
+            offset = index * copy.route.piece_bytes
+            if not cache.read((block, index), end - offset, end - first) and copy.route.miss_links:
+                links = copy.route.miss_links
+
+        def passed(stage: int) -> None:
+            if stage == 1:
+                if number + 1 < len(pieces):
+                    self._enter(copy, pieces, number + 1)
+                else:
+                    self._entered(copy)
+            if stage < len(links):
+                self.network.send(links[stage], end - first, lambda: passed(stage + 1), copy.urgency)
+            else:
+                self._arrived(copy, index, end - index * copy.route.piece_bytes, end - first)
+
+        passed(0)
+
+    def _arrived(self, copy: SimulatedTransfer, index: int, held: int, nbytes: int) -> None:
+        """A piece has passed its links; what is written back later may have to wait until less is dirty."""
+        target = copy.copy_range.target
+        if cache := self.caches.get(target):
+            cache.put((copy.copy_range.block, index), held)
+
+        def over() -> None:
+            copy.pieces_left -= 1
+            if not copy.pieces_left:
+                self._ended(copy)
+
+        if not copy.route.background:
+            over()
+            return
+        back = self._write_back[target]
+        back.dirty += nbytes
+        self._clean(back, copy.route.background, nbytes)
+        if back.full:
+            back.waiting.append(over)
+        else:
+            over()
+
+    def _clean(self, back: _WriteBack, links: tuple[str, ...], nbytes: int) -> None:
+        def passed(stage: int) -> None:
+            if stage < len(links):
+                self.network.send(links[stage], nbytes, lambda: passed(stage + 1))
+                return
+            back.dirty -= nbytes
+            while back.waiting and not back.full:
+                back.waiting.pop(0)()
+
+        passed(0)
+
+    def _entered(self, copy: SimulatedTransfer) -> None:
+        copy.entered = True
+        for act in copy.when_entered:
+            act()
+
+    def _ended(self, copy: SimulatedTransfer) -> None:
+        copy.done, copy.ended_ns = True, self.now_ns
+        for act in copy.when_done:
+            act()

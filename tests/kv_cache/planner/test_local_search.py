@@ -1,0 +1,63 @@
+"""A placement in a bounded time: it fits, it is near the best, and it is the same each time.
+
+partner of: kv_cache/planner/local_search.py
+"""
+
+import numpy as np
+import pytest
+
+from eval.bench.plan import instance
+from kv_cache.planner.local_search import local_search
+from kv_cache.planner.problem import blocks_on_device
+from kv_cache.policies.orbitflow import EXACT
+
+
+def problems(count, layers, requests, seed=0):
+    generator = np.random.default_rng(seed)
+    return [instance(generator, layers, requests) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("layers", "requests"), [(32, 1), (32, 3), (32, 6), (80, 4)])
+def test_it_is_near_the_best(layers, requests):
+    longer = []
+    for problem in problems(30, layers, requests):
+        assert problem.choices <= EXACT
+        found, best = local_search(problem), problem.best()
+        assert (found is None) == (best is None)
+        if found and best:
+            assert blocks_on_device(problem.costs, found.chosen) <= problem.costs.room
+            longer.append(found.latency_s / best.latency_s - 1)
+    assert min(longer) > -1e-12 and np.mean(longer) < 0.03 and np.median(longer) < 1e-3
+
+
+def test_it_is_near_what_the_integer_program_finds():
+    pytest.importorskip("highspy")
+    from kv_cache.planner.ilp import solve
+
+    longer = []
+    for problem in problems(8, 32, 10):
+        assert problem.choices > EXACT
+        found, best = local_search(problem), solve(problem, 0.01, 5.0)
+        assert (found is None) == (best is None)
+        if found and best:
+            longer.append(found.latency_s / best.latency_s - 1)
+    assert np.mean(longer) < 0.05
+
+
+def test_effort_makes_it_better_and_the_same_effort_finds_the_same():
+    none, some, all_of_it = [], [], []
+    for problem in problems(6, 40, 16):
+        found = [local_search(problem, effort) for effort in (0, 3_000, 30_000)]
+        if found[0]:
+            for steps, each in zip((none, some, all_of_it), found, strict=True):
+                steps.append(each.latency_s)
+            assert local_search(problem, 30_000) == found[2]
+    assert sum(none) > sum(some) > sum(all_of_it)
+
+
+def test_no_placement_is_shorter_than_the_bound_of_its_costs():
+    for requests in (1, 2, 4):
+        for problem in problems(20, 32, requests, seed=requests):
+            best = problem.best()
+            if best:
+                assert problem.costs.least_s <= best.latency_s * (1 + 1e-9)

@@ -1,0 +1,129 @@
+"""Every policy on machines of any size: all is attended, nothing is lost, no tier overflows.
+
+partner of: kv_cache/policies/_stream.py, kv_cache/policies/dual_blade.py, kv_cache/policies/flexgen.py,
+kv_cache/policies/in_storage.py, kv_cache/policies/reactive.py, kv_cache/policies/split.py,
+kv_cache/policies/preload.py
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_cache import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, IterationRunner, Link, Machine, Route, Tier
+from kv_cache.policies.split import _spread, split
+from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
+from tests.properties import examples
+
+ROW = 64
+PROMPT, STEPS = 20, 5
+LAYER = 2 * ROW * (PROMPT + STEPS)
+
+
+def machine(device: int, host: int, cache: int) -> Machine:
+    names = ("up", "down", "read", "write", "copy")
+    tiers = [
+        Tier(DEVICE, device, attends=True),
+        Tier(HOST, host),
+        Tier(PAGE_CACHE, cache_bytes=cache),
+        Tier(DIRECT),
+        Tier(CSD, attends=True),
+    ]
+    routes = {
+        (HOST, DEVICE): Route("in", ("up",)),
+        (DEVICE, HOST): Route("out", ("down",)),
+        (PAGE_CACHE, DEVICE): Route("file", ("copy", "up"), miss_links=("read", "copy", "up")),
+        (DEVICE, PAGE_CACHE): Route("file-out", ("down", "copy"), background=("write",)),
+        (DIRECT, DEVICE): Route("direct", ("read", "up"), block_bytes=512),
+        (DEVICE, DIRECT): Route("direct-out", ("down", "write"), block_bytes=512),
+        (DIRECT, HOST): Route("load", ("read",), block_bytes=512),
+        (HOST, DIRECT): Route("store", ("write",), block_bytes=512),
+    }
+    return Machine.of(tiers, [Link(name, 1e9) for name in names], routes)
+
+
+@settings(max_examples=examples(25))
+@given(
+    name=st.sampled_from(sorted(POLICIES)),
+    layers=st.integers(1, 5),
+    rows=st.integers(1, 3),
+    device=st.integers(1, 6),
+    host=st.integers(0, 3),
+    cache=st.integers(0, 5),
+)
+def test_any_policy_on_any_machine(name: str, layers: int, rows: int, device: int, host: int, cache: int) -> None:
+    size = rows * LAYER
+    room = max(2, device) if name == "reactive" else device  # what goes down leaves its room while the next one comes
+    one = machine(room * size, host * size, cache * size)
+    transfers = SimulatedTransfers(one, lambda attention: LayerTime(1000, 1000 if attention.tiers == (CSD,) else 0))
+    run = IterationRunner(one, range(layers), POLICIES[name], transfers, final_tokens=PROMPT + STEPS)
+    requests = {f"r{number}": PROMPT for number in range(rows)}
+    row_bytes = dict.fromkeys(requests, ROW)
+    run.run(requests, row_bytes)
+    for _ in range(STEPS):
+        run.run(dict.fromkeys(requests, 1), row_bytes)
+        run.table.check()
+    transfers.settle()
+    assert len(run.table.entries) == 2 * layers * rows
+    assert all(entry.tokens == PROMPT + STEPS for entry in run.table.entries.values())
+    assert transfers.moved == {name: counts.bytes for name, counts in run.traffic.items() if counts.bytes}
+    for tier in (DEVICE, HOST):
+        assert run.table.peak[tier] <= one.tiers[tier].limit_bytes
+
+
+def test_reactive_leaves_alone_what_fits() -> None:
+    one = machine(10 * LAYER, 0, 0)
+    run = IterationRunner(one, range(4), POLICIES["reactive"], SimulatedTransfers(one, lambda attention: LayerTime(1)))
+    run.run({"r": PROMPT}, {"r": ROW})
+    run.run({"r": 1}, {"r": ROW})
+    assert not run.traffic
+
+
+def test_reactive_uses_the_host_before_the_disk() -> None:
+    one = machine(2 * LAYER, 10 * LAYER, 0)
+    run = IterationRunner(one, range(6), POLICIES["reactive"], SimulatedTransfers(one, lambda attention: LayerTime(1)))
+    for new in (PROMPT, 1, 1):
+        run.run({"r": new}, {"r": ROW})
+    assert set(run.traffic) == {"in", "out"}
+
+
+def test_in_storage_moves_nothing() -> None:
+    one = machine(0, 0, 0)
+    transfers = SimulatedTransfers(one, lambda attention: LayerTime(1, 2))
+    run = IterationRunner(one, range(4), POLICIES["in-storage"], transfers)
+    run.run({"r": PROMPT}, {"r": ROW})
+    assert not run.traffic and run.table.used[CSD] == 4 * 2 * ROW * PROMPT
+
+
+def test_split_yields_to_a_cache_that_is_smaller_than_it_seemed() -> None:
+    """Of 16 layers' K half would be cached, and the cache keeps six: without feedback it finds nothing in the end."""
+    hits = {}
+    for feedback in (False, True):
+        one = machine(4 * LAYER, 0, 3 * LAYER)
+        transfers = SimulatedTransfers(one, lambda attention: LayerTime(1))
+        policy = partial(split, share=0.25, feedback=feedback)
+        run = IterationRunner(one, range(16), policy, transfers)
+        run.run({"r": PROMPT}, {"r": ROW})
+        transfers.settle()
+        for _ in range(STEPS):
+            read, hit = transfers.page_cache_hits(PAGE_CACHE) or (0, 0)
+            run.run({"r": 1}, {"r": ROW})
+            transfers.settle()
+        last = transfers.page_cache_hits(PAGE_CACHE)
+        assert last
+        hits[feedback] = (last[1] - hit) / (last[0] - read)
+        run.table.check()
+    assert hits[False] < 0.5
+    assert hits[True] == 1
+
+
+@pytest.mark.parametrize("layers", [4, 32])
+def test_split_spreads_what_is_cached_over_the_layers(layers: int) -> None:
+    order = _spread(range(layers))
+    assert sorted(order) == list(range(layers))
+    half = sorted(order[: layers // 2])
+    assert max(b - a for a, b in pairwise(half)) <= 3

@@ -1,0 +1,27 @@
+"""What is read before the first layer is computed: all that fits, to the last byte."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kv_cache.block_table import BlockKey
+from kv_cache.policies.preload import preload
+
+
+@pytest.mark.parametrize(("lacking", "copied"), [(80, 1), (81, 0)])
+def test_what_fits_to_the_last_byte_is_read_first(monkeypatch, lacking, copied):
+    seen = []
+    monkeypatch.setitem(preload.__globals__, "tutti", lambda it, home, ahead: seen.append(("tutti", ahead)))
+    iteration = SimpleNamespace(
+        layers=range(1),
+        parts="kv",
+        batch=["r"],
+        new_bytes=lambda row: 10,
+        blocks=lambda layer: [BlockKey("r", layer)],
+        missing_bytes=lambda block, tier: lacking,
+        free_bytes=lambda tier: 100,
+        copy=lambda block, tier: seen.append("copy"),
+        wait=lambda *transfers: seen.append(("wait", len(transfers))),
+    )
+    preload(iteration)
+    assert seen == ["copy"] * copied + [("wait", copied), ("tutti", 0)]

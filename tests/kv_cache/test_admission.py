@@ -1,0 +1,161 @@
+"""Who is let in: orders without starvation, a queue with an end, and prompts in chunks.
+
+partner of: kv_cache/admission.py, kv_cache/engine.py, kv_cache/metrics.py
+"""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from kv_cache.admission import FULL, TOO_LONG, AdmissionConfig
+from kv_cache.engine import serve
+from kv_cache.metrics import summary
+from kv_cache.policies.orbitflow import POLICIES, Planner
+from kv_cache.trace import Request, Trace
+from tests.kv_cache.test_engine import ENGINE
+
+ROOMY = replace(ENGINE, room_blocks=4000)
+
+
+def trace(count=60, gap_s=0.2, longest=3000, seed=0):
+    """Requests of very different lengths."""
+    generator = np.random.default_rng(seed)
+    arrivals = np.cumsum(generator.exponential(gap_s, count))
+    inputs, outputs = (np.exp(generator.uniform(np.log(8), np.log(top), count)).astype(int) for top in (longest, 60))
+    numbered = enumerate(zip(arrivals.tolist(), inputs.tolist(), outputs.tolist(), strict=True))
+    requests = [Request(number=n, arrival=at, input_tokens=i, output_tokens=o) for n, (at, i, o) in numbered]
+    return Trace(name="mixed", requests=requests)
+
+
+def run(given, policy=POLICIES["heuristic"], engine=ROOMY, **admission):
+    return serve(given, engine, policy, 0.02, AdmissionConfig(**admission))
+
+
+def test_chunks_make_the_tail_shorter_and_the_first_token_later():
+    whole, cut = (summary(run(trace(), slots=8, chunk=chunk)) for chunk in (0, 100))
+    assert whole["tokens"] == cut["tokens"] and whole["requests"] == cut["requests"]
+    assert cut["tbt_s"]["p99"] < whole["tbt_s"]["p99"] / 3 and cut["longest_pause_s"] < whole["longest_pause_s"] / 3
+    assert cut["ttft_s"]["p50"] > whole["ttft_s"]["p50"]
+
+
+def test_a_step_is_as_long_as_its_tokens_and_its_chunk():
+    requests = [Request(number=n, arrival=0.01 * n, input_tokens=250, output_tokens=30) for n in range(2)]
+    served = run(Trace(name="two", requests=requests), chunk=100)
+    first, second = served.live
+    alone_s = ROOMY.prefill_s(250)
+    assert first.made_s[0] == pytest.approx(alone_s)  # nobody decodes beside it
+    assert second.entered_s == first.made_s[0]
+    beside = [100, 100, 50]
+    steps = [ROOMY.compute_s(251 + n) + ROOMY.prefill_s(each) for n, each in enumerate(beside)]
+    assert first.step_s[1:4] == pytest.approx(steps)
+    assert second.made_s[0] == first.made_s[3] == pytest.approx(alone_s + sum(steps))
+    assert served.prefill_s == pytest.approx(2 * alone_s)
+
+
+@pytest.mark.parametrize("unit", ["s", "steps"])
+@pytest.mark.parametrize("order", ["fcfs", "srtf"])
+@pytest.mark.parametrize("policy", [POLICIES["flexgen"], Planner(late=0), Planner()])
+def test_everybody_gets_all_tokens(unit, order, policy):
+    given = trace(40, longest=400)
+    if unit == "steps":
+        given = replace(given, unit="steps", requests=[replace(r, arrival=int(50 * r.arrival)) for r in given.requests])
+    served = run(given, policy, ENGINE, chunk=64, order=order, slots=3)
+    assert sorted(each.request.number for each in served.live) == list(range(40))
+    for each in served.live:
+        assert each.count == each.request.output_tokens == each.made_s.size
+        assert (np.diff(each.made_s) > 0).all() and each.arrived_s <= each.entered_s < each.made_s[0]
+    assert served.end_s == pytest.approx(served.prefill_s + served.decode_s + served.idle_s)
+    busy = [(each.entered_s, each.made_s[-1]) for each in served.live]
+    assert max(sum(a <= begin < b for a, b in busy) for begin, _ in busy) <= 3
+
+
+def work_s(request):
+    return ROOMY.prefill_s(request.input_tokens) + request.output_tokens * ROOMY.step_s
+
+
+def test_shortest_first_is_faster_in_the_mean_and_nobody_starves():
+    given = trace(150, gap_s=0.12)
+    first_come, shortest, aged = (
+        run(given, order=order, aging=aging) for order, aging in (("fcfs", 0), ("srtf", 1e6), ("srtf", 3.0))
+    )
+    found = [summary(each) for each in (first_come, shortest, aged)]
+    assert found[1]["ttft_s"]["p50"] < found[0]["ttft_s"]["p50"] / 2
+    assert found[0]["longest_wait_s"] < found[2]["longest_wait_s"] < found[1]["longest_wait_s"]
+    for one, other in combinations(aged.live, 2):  # in the order in which they entered
+        if one.arrived_s > other.arrived_s:
+            assert one.arrived_s < other.arrived_s + 3 * work_s(other.request)
+
+
+def test_without_aging_the_shortest_first_is_first_come():
+    orders = [[each.request.number for each in run(trace(), order=o, aging=0).live] for o in ("fcfs", "srtf")]
+    assert orders[0] == orders[1] == sorted(orders[0])
+
+
+def test_nobody_pauses_for_longer_than_patience_has_it():
+    """One long request among short ones that keep coming, where there is no room for both in time."""
+    lengths = [(300, 50), *[(30, 40)] * 20]
+    requests = [
+        Request(number=n, arrival=0.1 * n, input_tokens=given, output_tokens=made)
+        for n, (given, made) in enumerate(lengths)
+    ]
+    long = Trace(name="long and short", requests=requests)
+    tight = replace(ENGINE, room_blocks=18)
+    served = [
+        serve(long, tight, Planner(late=0), 0.0101, AdmissionConfig(slots=3, patience=each))
+        for each in (None, 1 << 30, 16)
+    ]
+    patient, endless, bound = map(summary, served)
+    assert patient == endless and bound["tokens"] == patient["tokens"]
+    assert patient["longest_pause_s"] > 4  # until no short one is left
+    assert bound["longest_pause_s"] < 1
+
+
+def test_a_queue_that_is_full_rejects():
+    requests = [Request(number=n, arrival=0, input_tokens=50, output_tokens=20) for n in range(9)]
+    served = run(Trace(name="burst", requests=requests), slots=2, queue=3)
+    assert [request.number for request, _ in served.rejected] == [5, 6, 7, 8]  # two have slots at once
+    found = summary(served)
+    assert found["requests"] == 5 and found["rejected"] == 4 and found["reasons"] == {FULL: 4}
+    assert found["deadlines_met_of_all"] == pytest.approx(found["deadlines_met"] * 5 / 9)
+
+
+def test_one_that_is_too_long_ends_the_run_or_is_rejected():
+    requests = [Request(number=n, arrival=n, input_tokens=n * 3000 + 10, output_tokens=5) for n in range(2)]
+    long = Trace(name="long", requests=requests)
+    with pytest.raises(ValueError, match="request 1: 3,014 tokens"):
+        run(long, engine=ENGINE)
+    served = run(long, engine=ENGINE, reject=True)
+    assert [each.request.number for each in served.live] == [0]
+    assert served.rejected == [(requests[1], TOO_LONG)]
+
+
+def test_a_run_in_which_all_are_rejected():
+    alone = Trace(name="long", requests=[Request(number=0, arrival=0, input_tokens=9000, output_tokens=5)])
+    found = summary(run(alone, engine=ENGINE, reject=True))
+    assert (found["requests"], found["rejected"], found["tokens_per_s"], found["deadlines_met_of_all"]) == (0, 1, 0, 0)
+
+
+def test_bytes_by_path():
+    requests = [Request(number=0, arrival=0, input_tokens=100, output_tokens=4)]
+    served = run(Trace(name="one", requests=requests), POLICIES["flexgen"], ROOMY)
+    layer_tokens = 4 * (101 + 102 + 103)  # half of eight layers, in three steps
+    assert summary(served)["path_bytes"] == {"host_link": layer_tokens * ROOMY.token_bytes, "drives": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"slots": 0}, "slots"),
+        ({"chunk": -1}, "chunk"),
+        ({"order": "random"}, "order"),
+        ({"aging": -0.1}, "aging"),
+        ({"queue": 0}, "queue"),
+        ({"patience": 0}, "patience"),
+    ],
+)
+def test_what_is_no_admission_is_one_line(given, says):
+    with pytest.raises(ValueError, match=says) as raised:
+        AdmissionConfig(**given)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,278 @@
+"""The table's rules, against a model of plain dictionaries, under random policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kv_cache.block_table import BlockKey, BlockTable, CopyRange, PolicyError
+from kv_cache.hardware import DEVICE, DIRECT, HOST, Tier
+from tests.properties import examples
+
+ROW = 4
+LIMITS = {DEVICE: 10 * ROW, HOST: 6 * ROW, DIRECT: None}
+EXTENTS = [BlockKey(request, layer, part) for request in "ab" for layer in (0, 1) for part in "kv"]
+
+
+@dataclass(eq=False)
+class Copying:
+    """A copy under way, ended by the test."""
+
+    copy_range: CopyRange
+    done: bool = False
+    failed: bool = False
+    began_ns: int = 0
+    ended_ns: int = 0
+    room: dict[str, int] = field(default_factory=dict)
+
+
+class Rules(RuleBasedStateMachine):
+    """Any order of acts. `held`: for each block, tokens at each tier; `bytes_there`: what really occupies a tier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tiers = {name: Tier(name, limit, attends=name == DEVICE) for name, limit in LIMITS.items()}
+        self.table = BlockTable(tiers)
+        self.blocks_at: dict[BlockKey, dict[str, int]] = {}
+        self.going: list[Copying] = []
+        self.leaving: list[tuple[str, int, list[Copying]]] = []
+        self.attended: set[BlockKey] = set()
+
+    def total(self, block: BlockKey) -> int:
+        return max(self.blocks_at[block].values())
+
+    def used(self, tier: str) -> int:
+        return ROW * sum(copies.get(tier, 0) for copies in self.blocks_at.values())
+
+    def fits(self, tier: str, tokens: int) -> bool:
+        limit = LIMITS[tier]
+        return limit is None or self.used(tier) + tokens * ROW <= limit
+
+    def really_fits(self, tier: str, waits: list[Copying]) -> None:
+        """Once those that are waited for have ended, what is there and what still leaves is within the limit."""
+        limit = LIMITS[tier]
+        still = sum(size for where, size, whose in self.leaving if where == tier and self.blocks(whose, waits))
+        assert limit is None or self.used(tier) + still <= limit
+
+    @staticmethod
+    def blocks(whose: list[Copying], waits: list[Copying]) -> bool:
+        return any(not transfer.done and transfer not in waits for transfer in whose)
+
+    @rule(block=st.sampled_from(EXTENTS), tier=st.sampled_from(list(LIMITS)), tokens=st.integers(0, 4))
+    def add(self, block: BlockKey, tier: str, tokens: int) -> None:
+        if block in self.blocks_at or not self.fits(tier, tokens):
+            with pytest.raises(PolicyError):
+                self.table.add(block, ROW, tier, tokens)
+            return
+        waits = self.table.add(block, ROW, tier, tokens)
+        self.blocks_at[block] = {tier: tokens}
+        self.really_fits(tier, waits)
+
+    @rule(block=st.sampled_from(EXTENTS), tier=st.sampled_from(list(LIMITS)), tokens=st.integers(1, 3))
+    def grow(self, block: BlockKey, tier: str, tokens: int) -> None:
+        known = self.blocks_at.get(block)
+        if known is None or known.get(tier, -1) != self.total(block) or not self.fits(tier, tokens):
+            with pytest.raises(PolicyError):
+                self.table.grow(block, tier, tokens)
+            return
+        waits = self.table.grow(block, tier, tokens)
+        known[tier] += tokens
+        self.really_fits(tier, waits)
+
+    @rule(block=st.sampled_from(EXTENTS), source=st.sampled_from(list(LIMITS)), to=st.sampled_from(list(LIMITS)))
+    def copy(self, block: BlockKey, source: str, to: str) -> None:
+        known = self.blocks_at.get(block)
+        if source == to:
+            return
+        allowed = known is not None and known.get(source, -1) == self.total(block) and block not in self.attended
+        if not allowed or not self.fits(to, self.total(block) - self.blocks_at[block].get(to, 0)):
+            with pytest.raises(PolicyError):
+                self.table.copy(block, source, to)
+            return
+        before = self.blocks_at[block].get(to, 0)
+        copy_range = self.table.copy(block, source, to)
+        assert (copy_range.first, copy_range.tokens) == (before, self.total(block) - before)
+        self.blocks_at[block][to] = self.total(block)
+        self.really_fits(to, list(copy_range.after))
+        transfer = Copying(copy_range)
+        self.table.begun(copy_range, transfer)
+        self.going.append(transfer)
+
+    @rule(block=st.sampled_from(EXTENTS), tier=st.sampled_from(list(LIMITS)))
+    def drop(self, block: BlockKey, tier: str) -> None:
+        known = self.blocks_at.get(block)
+        whole = [] if known is None else [name for name in known if known[name] == self.total(block)]
+        if known is None or tier not in known or whole == [tier] or block in self.attended:
+            with pytest.raises(PolicyError):
+                self.table.drop(block, tier)
+            return
+        self.leave(block, tier)
+        self.table.drop(block, tier)
+
+    def leave(self, block: BlockKey, tier: str) -> None:
+        whose = [
+            transfer
+            for transfer in self.going
+            if transfer.copy_range.block == block
+            and tier in (transfer.copy_range.source, transfer.copy_range.target)
+            and not transfer.done
+        ]
+        self.leaving.append((tier, self.blocks_at[block].pop(tier) * ROW, whose))
+
+    @rule(block=st.sampled_from(EXTENTS))
+    def attend(self, block: BlockKey) -> None:
+        known = self.blocks_at.get(block)
+        if known is None or known.get(DEVICE, -1) != self.total(block):
+            with pytest.raises(PolicyError):
+                self.table.attend([block], DEVICE, 0)
+            return
+        waits = self.table.attend([block], DEVICE, 0)
+        arriving = [
+            t for t in self.going if t.copy_range.block == block and t.copy_range.target == DEVICE and not t.done
+        ]
+        assert set(arriving) >= set(waits)
+        if block in self.attended:
+            self.table.attended([block])
+        self.attended.add(block)
+
+    @rule()
+    def attended_no_longer(self) -> None:
+        self.table.attended(self.attended)
+        self.attended.clear()
+
+    @rule()
+    def oldest_ends(self) -> None:
+        for transfer in self.going[:1]:
+            assert all(before.done for before in transfer.copy_range.after), "it waits for one that is younger"
+            transfer.done = True
+            self.going.remove(transfer)
+
+    @rule(request=st.sampled_from("ab"))
+    def free(self, request: str) -> None:
+        if any(block.request == request for block in self.attended):
+            return
+        for block in [block for block in self.blocks_at if block.request == request]:
+            for tier in list(self.blocks_at[block]):
+                self.leave(block, tier)
+            del self.blocks_at[block]
+        self.table.free(request)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.table.check()
+        for tier in LIMITS:
+            assert self.table.used[tier] == self.used(tier)
+        for block, copies in self.blocks_at.items():
+            assert set(self.table.tiers_of(block)) == {p for p in copies if copies[p] == self.total(block)}
+
+
+TestRules = Rules.TestCase
+TestRules.settings = settings(max_examples=examples(60), stateful_step_count=60)
+
+
+def test_refusals_say_why() -> None:
+    table = BlockTable({DEVICE: Tier(DEVICE, 8, attends=True), HOST: Tier(HOST)})
+    x = BlockKey("r", 3, "v")
+    table.add(x, 4, DEVICE, 2)
+    with pytest.raises(PolicyError, match="v of request r, layer 3: device has the last whole copy"):
+        table.drop(x, DEVICE)
+    with pytest.raises(PolicyError, match="device is full: 4 bytes are wanted, 0 of 8 are free"):
+        table.grow(x, DEVICE, 1)
+    with pytest.raises(PolicyError, match="there is no tier 'tape': there are device, host"):
+        table.copy(x, DEVICE, "tape")
+    with pytest.raises(PolicyError, match="host does not attend"):
+        table.attend([x], HOST, 0)
+    table.attend([x], DEVICE, 0)
+    with pytest.raises(PolicyError, match="is attended: it cannot move now"):
+        table.copy(x, DEVICE, HOST)
+
+
+def test_only_what_a_place_lacks_is_copied_again() -> None:
+    table = BlockTable({DEVICE: Tier(DEVICE, attends=True), HOST: Tier(HOST)})
+    x = BlockKey("r", 0)
+    table.add(x, 4, DEVICE, 10)
+    assert table.copy(x, DEVICE, HOST).tokens == 10
+    table.grow(x, DEVICE, 3)
+    assert table.tiers_of(x) == (DEVICE,)
+    again = table.copy(x, DEVICE, HOST)
+    assert (again.first, again.tokens) == (10, 3)
+
+
+def test_a_copy_waits_for_those_who_still_read_its_target() -> None:
+    table = BlockTable({name: Tier(name, attends=name == DEVICE) for name in (DEVICE, HOST, DIRECT)})
+    x = BlockKey("r", 0)
+    table.add(x, 4, HOST, 10)
+    up = table.copy(x, HOST, DEVICE)
+    table.begun(up, Copying(up, done=True))
+    away = table.copy(x, DEVICE, DIRECT)
+    reading = Copying(away)
+    table.begun(away, reading)
+    table.grow(x, HOST, 1)
+    again = table.copy(x, HOST, DEVICE)
+    assert (again.after, again.needs) == ((reading,), ())
+
+
+def test_a_crop_forgets_everywhere_and_a_rewrite_elsewhere() -> None:
+    table = BlockTable({DEVICE: Tier(DEVICE, attends=True), HOST: Tier(HOST)})
+    x = BlockKey("r", 0)
+    table.add(x, 4, DEVICE, 10)
+    table.copy(x, DEVICE, HOST)
+    table.crop(x, 6)
+    assert (table.used[DEVICE], table.used[HOST], table[x].tokens) == (24, 24, 6)
+    table.rewritten(x, DEVICE)
+    assert table.tiers_of(x) == (DEVICE,) and table.used[HOST] == 0
+
+
+def test_a_copy_that_failed_stays_missing_until_it_is_dropped() -> None:
+    table = BlockTable({DEVICE: Tier(DEVICE, attends=True), HOST: Tier(HOST)})
+    x = BlockKey("r", 0)
+    table.add(x, 4, HOST, 10)
+    copy_range = table.copy(x, HOST, DEVICE)
+    broken = Copying(copy_range, done=True, failed=True)
+    table.begun(copy_range, broken)
+    assert table.attend([x], DEVICE, 0) == [broken]
+    table.attended([x])
+    table.grow(x, DEVICE, 1)
+    back = table.copy(x, DEVICE, HOST)
+    assert back.needs == (broken,)
+    table.begun(back, Copying(back, done=True, failed=True))
+    assert table.attend([x], DEVICE, 1) == [broken]
+
+
+def test_who_only_makes_room_is_not_needed() -> None:
+    table = BlockTable({DEVICE: Tier(DEVICE, 40, attends=True), HOST: Tier(HOST)})
+    x, y = BlockKey("r", 0), BlockKey("s", 0)
+    table.add(x, 4, DEVICE, 10)
+    table.add(y, 4, HOST, 10)
+    down = table.copy(x, DEVICE, HOST)
+    leaving = Copying(down)
+    table.begun(down, leaving)
+    table.drop(x, DEVICE)
+    up = table.copy(y, HOST, DEVICE)
+    assert (up.after, up.needs) == ((leaving,), ())
+
+
+def test_a_copy_that_cannot_begin_leaves_the_books_as_they_were() -> None:
+    table = BlockTable({DEVICE: Tier(DEVICE, attends=True), HOST: Tier(HOST, 100)})
+    x = BlockKey("r", 0)
+    table.add(x, 4, DEVICE, 10)
+    table.not_begun(table.copy(x, DEVICE, HOST))
+    assert table.tiers_of(x) == (DEVICE,) and table.used[HOST] == 0
+    begun = table.copy(x, DEVICE, HOST)
+    table.begun(begun, Copying(begun, done=True))
+    table.grow(x, DEVICE, 3)
+    table.not_begun(table.copy(x, DEVICE, HOST))
+    assert table.used[HOST] == 40 and table.copy(x, DEVICE, HOST).first == 10
+    table.check()
+
+
+def test_room_that_is_free_to_the_last_byte_is_not_waited_for():
+    table = BlockTable({name: Tier(name, limit, attends=name == DEVICE) for name, limit in LIMITS.items()})
+    leaves = Copying(CopyRange(EXTENTS[0], DEVICE, DIRECT, 0, 6, ROW, (), ()))
+    table._leaving[DEVICE].append((6 * ROW, [leaves]))
+    assert table._take(DEVICE, 4 * ROW) == []
+    assert table._take(DEVICE, 1) == [leaves]

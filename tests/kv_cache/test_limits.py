@@ -1,0 +1,20 @@
+"""Tiers as values, and the machine that they are."""
+
+import pytest
+
+from kv_cache.hardware import CSD
+from kv_cache.limits import TierLimits
+
+
+def test_files_are_a_path_that_exists(tmp_path):
+    assert TierLimits(files=tmp_path).files == tmp_path
+    with pytest.raises(ValueError, match=r"must be a pathlib\.Path"):
+        TierLimits(files=str(tmp_path))
+    with pytest.raises(ValueError, match="there is no such folder"):
+        TierLimits(files=tmp_path / "none")
+
+
+@pytest.mark.parametrize("drives", [True, False])
+def test_a_machine_has_drives_that_attend_if_asked(drives):
+    machine = TierLimits().machine(0, drives)
+    assert (CSD in machine.tiers) == drives and any(CSD in ends for ends in machine.routes) == drives

@@ -1,0 +1,411 @@
+"""Bytes under random programs and under faults: what a copy brings is what was there, or an error.
+
+partner of: kv_cache/transfer/real.py, kv_cache/replay.py, kv_cache/limits.py
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from csd_io.queue import aligned
+from kv_cache import DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, Iteration, IterationRunner, Policy, PolicyError
+from kv_cache.block_table import BlockKey
+from kv_cache.limits import TierLimits
+from kv_cache.replay import replay
+from kv_cache.transfer import real as real_module
+from kv_cache.transfer.engine import AttendCall
+from kv_cache.transfer.frames import CachedFiles, Memory, MemoryFrame
+from kv_cache.transfer.real import RealTransfer, RealTransfers
+from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
+
+ROW = 512
+LAYERS, TOKENS = 4, 40
+
+
+class Flaky(Memory):
+    """A tier that fails as it is told: `fails` is called with what is done; it may raise, sleep, or do nothing."""
+
+    def __init__(self, fails):  # type: ignore[no-untyped-def]
+        self.fails = fails
+
+    def frame(self, block, nbytes):  # type: ignore[no-untyped-def]
+        return FlakyFrame(self, block, aligned(nbytes))
+
+
+class FlakyFrame:
+    def __init__(self, store, block, buffer):  # type: ignore[no-untyped-def]
+        self.owner, self.block, self.buffer = store, block, buffer
+
+    def view(self, at: int, nbytes: int) -> None:
+        return None
+
+    def trim(self, nbytes: int) -> None:
+        pass
+
+    def load(self, at: int, into: memoryview) -> None:
+        self.owner.fails("load", self.block)
+        into[:] = self.buffer[at : at + len(into)]
+
+    def store(self, at: int, data: memoryview) -> None:
+        self.owner.fails("store", self.block)
+        self.buffer[at : at + len(data)] = data
+
+    def free(self) -> None:
+        self.buffer[:] = b"\xee" * len(self.buffer)  # whoever reads it afterwards sees that
+
+
+class Poisoned(Memory):
+    """Memory that is overwritten when it is given up: nobody may read or write it any more."""
+
+    def frame(self, block, nbytes):  # type: ignore[no-untyped-def]
+        return PoisonedFrame(nbytes)
+
+
+class PoisonedFrame(MemoryFrame):
+    gone = False
+
+    def view(self, at: int, nbytes: int) -> memoryview:
+        assert not self.gone, "a frame is used that was given up"
+        return super().view(at, nbytes)
+
+    def free(self) -> None:
+        self.view(0, self._size)[:] = b"\xee" * self._size
+        self.gone = True
+
+
+class Model:
+    """What a model does: writes new rows where they are born, and checks all that it attends."""
+
+    def __init__(self, policy: Policy, tiers: TierLimits, cache: int, fails=lambda what, block: None) -> None:  # type: ignore[no-untyped-def]
+        stores = {DEVICE: Poisoned(), HOST: Poisoned(), PAGE_CACHE: Flaky(fails), DIRECT: Flaky(fails)}
+        self.expected: dict[BlockKey, bytearray] = {}
+        self.real = RealTransfers(stores, lambda block: -(-(TOKENS + 8) * ROW // 4096) * 4096, self.attends)
+        machine = tiers.machine(cache)
+        self.run = IterationRunner(machine, range(LAYERS), policy, self.real, final_tokens=TOKENS + 8, recorded=[])
+        self.draw = random.Random(7)
+
+    def attends(self, attention: AttendCall) -> None:
+        for block in attention.blocks:
+            data = self.expected.setdefault(block, bytearray())
+            frame = self.real.frame(block, DEVICE)
+            new = self.draw.randbytes(self.run.table[block].tokens * ROW - len(data))
+            frame.store(len(data), memoryview(new))
+            data += new
+            there = bytearray(len(data))
+            frame.load(0, memoryview(there))
+            assert there == data, f"{block} has other bytes"
+
+    def iterations(self, steps: int = 5) -> None:
+        for new in (TOKENS, *[1] * steps):
+            self.run.run({"r": new}, {"r": ROW})
+            self.run.table.check()
+        self.real.settle()
+
+
+LAYER = 2 * ROW * (TOKENS + 8)
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "in-storage"])
+@pytest.mark.parametrize("device", [1, 2, 9])
+@pytest.mark.parametrize("host", [0, 2])
+def test_every_byte_arrives_and_as_many_as_in_modelled_time(name: str, device: int, host: int) -> None:
+    model = Model(POLICIES[name], TierLimits(device * LAYER, host * LAYER), 2 * LAYER)
+    model.iterations()
+    modelled = SimulatedTransfers(model.run.machine, lambda attention: LayerTime(0))
+    replay(model.run.recorded or [], model.run.machine, modelled, model.run)
+    assert modelled.moved == model.real.moved
+    for tier, limit in ((DEVICE, device), (HOST, host)):
+        assert model.run.table.peak[tier] <= limit * LAYER
+    model.real.close()
+
+
+def wanders(t: Iteration) -> None:
+    """Whatever a table allows, drawn anew in each iteration."""
+    draw = t.memory.setdefault("draw", random.Random(3))
+    for layer in t.layers:
+        for block in t.blocks(layer):
+            t.copy(block, DEVICE, urgency=draw.random())
+        t.attend(layer)
+        for block in [x for number in t.layers for x in t.blocks(number)]:
+            act = draw.choice([t.copy, t.move, t.drop, t.drop])
+            tier = draw.choice([HOST, PAGE_CACHE, DIRECT, DEVICE])
+            try:
+                act(block, tier)
+            except PolicyError:
+                t.memory["refused"] = t.memory.get("refused", 0) + 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_policy_at_random_under_slow_files_never_brings_wrong_bytes(seed: int) -> None:
+    draw, lock = random.Random(seed), threading.Lock()
+
+    def slow(what: str, block: BlockKey) -> None:
+        with lock:
+            seconds = draw.choice([0, 0, 0.002])
+        time.sleep(seconds)
+
+    model = Model(wanders, TierLimits(), 2 * LAYER, slow)
+    model.run.memory["draw"] = random.Random(seed)
+    model.iterations(steps=8)
+    assert model.run.memory["refused"] > 0
+    model.real.close()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("what", ["load", "store"])
+@pytest.mark.parametrize("name", ["flexgen", "dual-blade", "split", "reactive", "tutti", "preload"])
+def test_a_file_that_fails_is_one_clear_error(name: str, what: str, code: int) -> None:
+    count = 0
+
+    def fails(done: str, block: BlockKey) -> None:
+        nonlocal count
+        count += done == what
+        if done == what and count == 5:
+            raise OSError(code, os.strerror(code), f"/disk: {block}")
+
+    model = Model(POLICIES[name], TierLimits(LAYER, 0), LAYER, fails)
+    with pytest.raises(OSError, match=r"/disk: [kv] of request r, layer") as raised:
+        model.iterations()
+    assert raised.value.errno == code
+    model.real.close()
+
+
+def test_what_needs_a_copy_that_failed_does_not_run() -> None:
+    """It fails on its way to the disk; the way back brings the error, not the frame's former bytes."""
+
+    def fails(what: str, block: BlockKey) -> None:
+        if what == "store" and block.layer == 1:
+            time.sleep(0.05)
+            raise OSError(errno.EIO, "broken", "/disk")
+
+    def there_and_back(t: Iteration) -> None:
+        for layer in t.layers:
+            t.attend(layer)
+        for block in t.blocks(1):
+            t.move(block, DIRECT)
+            transfer = t.move(block, DEVICE)
+            with pytest.raises(OSError, match="broken"):
+                t.wait(transfer)
+            t.memory["seen"] = t.memory.get("seen", 0) + 1
+
+    model = Model(there_and_back, TierLimits(), LAYER, fails)
+    model.run.run({"r": TOKENS}, {"r": ROW})
+    assert model.run.memory["seen"] == 2
+    model.real.close()
+
+
+def test_what_the_page_cache_had_is_known_as_far_as_the_kernel_says(tmp_path: Path) -> None:
+    files = CachedFiles(tmp_path)
+    real = RealTransfers({PAGE_CACHE: files, HOST: Memory()}, lambda block: 4096, lambda attention: None)
+    frame = files.frame(BlockKey("r", 0), 4096)
+    frame.store(0, aligned(4096))
+    frame.load(0, aligned(4096))
+    assert real.page_cache_hits(PAGE_CACHE) in ((4096, 4096), None)
+    assert real.page_cache_hits(HOST) is None
+    frame.free()
+
+
+def test_a_layer_is_not_attended_when_its_copy_failed_long_ago() -> None:
+    def fails(what: str, block: BlockKey) -> None:
+        if what == "load" and block.layer == 2:
+            raise OSError(errno.EIO, "broken", "/disk")
+
+    def all_at_once(t: Iteration) -> None:
+        transfers = [t.copy(x, DEVICE) for layer in t.layers for x in t.blocks(layer)]
+        while not all(transfer is None or transfer.done for transfer in transfers):
+            time.sleep(0.001)
+        for layer in t.layers:
+            t.attend(layer)
+        for layer in t.layers:
+            for x in t.blocks(layer):
+                t.move(x, DIRECT)
+
+    model = Model(all_at_once, TierLimits(), LAYER, fails)
+    with pytest.raises(OSError, match="broken"):
+        model.iterations()
+    model.real.close()
+
+
+def test_the_failure_of_one_request_is_not_that_of_another_that_takes_its_room() -> None:
+    def fails(what: str, block: BlockKey) -> None:
+        if what == "store" and block.request == "a":
+            time.sleep(0.05)
+            raise OSError(errno.EIO, "broken", "/disk")
+
+    def through_the_disk(t: Iteration) -> None:
+        for layer in t.layers:
+            for x in t.blocks(layer):
+                t.copy(x, DEVICE)
+            t.attend(layer)
+            for x in t.blocks(layer):
+                t.move(x, DIRECT)
+
+    model = Model(through_the_disk, TierLimits(LAYER, 0), LAYER, fails)
+    model.run.run({"a": TOKENS}, {"a": ROW})
+    for new in (TOKENS, 1, 1):
+        model.run.run({"b": new}, {"b": ROW})  # it waits for the room of a's last layer
+    with pytest.raises(OSError, match="broken"):
+        model.run.run({"a": 1}, {"a": ROW})
+    model.run.free("a")
+    model.run.run({"b": 1}, {"b": ROW})
+    model.run.table.check()
+    model.real.close()
+
+
+def test_a_copy_that_cannot_begin_has_not_been_asked_for() -> None:
+    class Full(Memory):
+        def frame(self, block, nbytes):  # type: ignore[no-untyped-def]
+            raise OSError(errno.EMFILE, "too many open files", "/disk")
+
+    def goes_on(t: Iteration) -> None:
+        for layer in t.layers:
+            t.attend(layer)
+        for x in t.blocks(0):
+            with pytest.raises(OSError, match="too many"):
+                t.move(x, HOST)
+            with pytest.raises(PolicyError, match="no route"):
+                t.copy(x, HOST, source=PAGE_CACHE)
+            with pytest.raises(ValueError, match="float"):
+                t.copy(x, PAGE_CACHE, urgency="much")  # type: ignore[arg-type]
+            assert t.tiers_of(x) == (DEVICE,)
+
+    model = Model(goes_on, TierLimits(), LAYER)
+    model.real.stores[HOST] = Full()  # type: ignore[index]
+    model.run.run({"r": TOKENS}, {"r": ROW})
+    model.run.table.check()
+    model.real.close()
+
+
+def test_a_machine_without_another_thread_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(POLICIES["flexgen"], TierLimits(), LAYER)
+
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(OSError, match="no thread that copies: can't start new thread"):
+            model.iterations()
+    model.run.free("r")
+    model.expected.clear()
+    model.iterations()
+    model.real.close()
+
+
+def test_what_has_ended_is_forgotten() -> None:
+    """Whatever is retained of copies, it does not become more with every iteration."""
+    model = Model(POLICIES["dual-blade"], TierLimits(2 * LAYER, 0), 2 * LAYER)
+
+    def copies() -> int:
+        gc.collect()
+        return sum(type(each) is RealTransfer for each in gc.get_objects())
+
+    model.iterations(steps=3)
+    before = copies()
+    for _ in range(5):
+        model.run.run({"r": 1}, {"r": ROW})
+    model.real.settle()
+    assert copies() < before + 2 * LAYERS  # of 5 * 4 * LAYERS; each thread still knows its last one
+    model.real.close()
+
+
+def test_a_policy_is_told_how_long_a_layer_takes_and_cannot_change_what_is_new() -> None:
+    def asks(t: Iteration) -> None:
+        with pytest.raises(TypeError):
+            t.new["r"] = 0  # type: ignore[index]
+        with pytest.raises(PolicyError, match="'soon' is no transfer"):
+            t.wait("soon")  # type: ignore[arg-type]
+        for layer in t.layers:
+            t.attend(layer)
+        t.memory["took"], t.memory["iteration"] = t.layer_s(), t
+
+    model = Model(asks, TierLimits(), LAYER)
+    model.run.run({"r": TOKENS}, {"r": ROW})
+    assert model.run.memory["took"] > 0
+    with pytest.raises(PolicyError, match="iteration 0 is over"):
+        model.run.memory["iteration"].attend(0)
+    model.real.close()
+
+
+def test_what_is_cropped_gives_its_memory_back() -> None:
+    real = RealTransfers({HOST: Memory()}, lambda block: 1 << 26, lambda attention: None)
+    x = BlockKey("r", 0)
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    frame = real.frame(x, HOST)
+    frame.store(0, memoryview(bytes(1 << 26)))
+    before = resident()
+    real.crop(x, 5000)
+    assert resident() < before - (50 << 20)
+    real.close()
+
+
+def test_frames_go_with_their_request() -> None:
+    model = Model(POLICIES["flexgen"], TierLimits(), LAYER)
+    model.iterations()
+    model.run.free("r")
+    model.real.forget("r")
+    assert not model.real.frames
+    model.real.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"device": -1}, "device = -1: must be a whole number, at least 0"),
+        ({"max_tokens": 0}, "max_tokens = 0: must be at least 1"),
+        ({"host": True}, "host = True: must be a whole number"),
+        ({"page_cache": 1.5}, "page_cache = 1.5: must be a whole number"),
+        ({"files": "/tmp"}, "files = '/tmp': must be a pathlib.Path"),
+    ],
+)
+def test_tiers_are_checked_where_they_are_made(given: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        TierLimits(**given)  # type: ignore[arg-type]
+
+
+def test_closing_frees_every_frame_and_copies_are_numbered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed, numbers, begin = list[object](), list[int](), RealTransfers.begin
+
+    def numbered(self: RealTransfers, *given: object) -> RealTransfer:
+        copy = begin(self, *given)  # type: ignore[arg-type]  # as given
+        numbers.append(copy.number)
+        return copy
+
+    monkeypatch.setattr(RealTransfers, "begin", numbered)
+    model = Model(POLICIES["dual-blade"], TierLimits(2 * LAYER, 0), 2 * LAYER)
+    model.iterations(steps=3)
+    model.real.settle()
+    frames = list(model.real.frames.values())
+    for kind in {type(frame) for frame in frames}:
+        monkeypatch.setattr(kind, "free", lambda self, free=kind.free: (freed.append(self), free(self)))
+    model.real.close()
+    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 2
+    assert frames and {id(each) for each in frames} <= {id(each) for each in freed}
+
+
+def test_copies_have_a_buffer_to_go_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers: list[object] = []
+    move = real_module.move
+
+    def moved(source: object, target: object, first: int, end: int, bounce: Callable[[], memoryview]) -> None:
+        buffers.append(bounce())
+        move(source, target, first, end, bounce)  # type: ignore[arg-type]  # as given
+
+    monkeypatch.setattr(real_module, "move", moved)
+    model = Model(POLICIES["dual-blade"], TierLimits(2 * LAYER, 0), 2 * LAYER)
+    model.iterations(steps=2)
+    model.real.close()
+    assert buffers and all(isinstance(each, memoryview) and len(each) >= ROW for each in buffers)
