@@ -14,11 +14,10 @@ SOURCES = (
     "csd_link",
     "ftl",
     "attention_engine",
-    "residency",
+    "kv_cache",
     "csd_firmware",
     "host_driver",
     "nvmevirt_config",
-    "serving",
     "vcsd",
     "eval",
 )
