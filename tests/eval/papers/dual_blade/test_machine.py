@@ -2,8 +2,7 @@
 
 import pytest
 
-from eval.papers.dual_blade.machine import COPY, DMA, EVICTED, FAULTS, GIB, READ, drives, machine
-from eval.papers.dual_blade.values import PRINTED
+from eval.papers.dual_blade.machine import COPY, DMA, EVICTED, FAULTS, GIB, PRINTED, READ, drives, machine
 from residency import DEVICE, DIRECT, PAGE_CACHE
 from tests.eval.papers.dual_blade.setups import paper_setup, small_setup
 
