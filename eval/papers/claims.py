@@ -47,7 +47,7 @@ class Claim:
     Attributes:
         id: Unique within a paper.
         page: Section, table or figure that prints it.
-        quote: Words or number there, letter by letter; empty if the text was not available.
+        quote: Words that print the value, or the cell of a table; empty if we have not seen the text.
         what: The quantity, in our words.
         value: The printed number, in `unit`.
         bound: "<" or ">" if the paper prints a bound.
