@@ -43,7 +43,7 @@ EVAL = {
     "redundancy": "eval.papers.instinfer.redundancy",
     "sensitivity": "eval.papers.instinfer.sensitivity",
     "serving": "eval.serving.serving",
-    "claims": "eval.papers.claims",
+    "claims": "eval.papers.compare",
     "tiers": "eval.papers.tierkv.tiers",
     "reuse": "eval.papers.tutti.reuse",
     "prefixes": "eval.papers.tutti.prefixes",

@@ -35,7 +35,7 @@ from vcsd.progress import Tick, progress
 
 CUT = (
     "eval.papers.instinfer.options:simulate",  # steps at full scale
-    "eval.papers.dual_blade.ours:infer",  # and whole inferences
+    "eval.papers.dual_blade.evaluate:infer",  # and whole inferences
     "vcsd.guest:run_guest",  # a machine boots
     "nvmevirt_config.module:_run",  # insmod and rmmod
     "csd_firmware.process.supervisor:Supervisor.run",  # serves until interrupted

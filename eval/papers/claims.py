@@ -1,101 +1,137 @@
-"""All papers: printed values compared with our model's, calibrated constants, and errors of predicted values."""
+"""Values that papers print, each a row of `eval/papers/NAME/claims.csv`, checked when the file is read."""
 
 from __future__ import annotations
 
-import importlib
+import csv
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
 
-import typer
+from pydantic import Field, ValidationError
 
-from eval.experiment import Outcome
-from eval.papers.options import Machine, Simulated, cell
-from eval.papers.paper import Found, Paper, judge
-from vcsd.tables import table
+from csd_spec.checked import adapter, says, value
 
-PAPERS = {  # a line for each paper: a module with a `PAPER`, imported when it is asked for
-    "instinfer": "eval.papers.instinfer.ours",
-    "dual-blade": "eval.papers.dual_blade.ours",
-    "tierkv": "eval.papers.tierkv.ours",
-    "orbitflow": "eval.papers.orbitflow.ours",
-    "tutti": "eval.papers.tutti.ours",
-}
-ALL = "all"
-Name = StrEnum("Name", [(name, name) for name in (*PAPERS, ALL)])  # type: ignore[misc]
+FOLDER = Path(__file__).parent
+MAX_PERCENT, MAX_POINTS = 15.0, 3.0  # largest error that a model explains, the latter for values in percent
+Text = Annotated[str, Field(min_length=1)]
 
 
-def load(name: str) -> Paper:
-    """A paper of the table."""
-    paper: Paper = importlib.import_module(PAPERS[name]).PAPER
-    return paper
+class Kind(StrEnum):
+    """Relation of a printed value to our model."""
+
+    INPUT = "input"  # taken as it is: the model starts from it, or has nothing to say about it
+    CALIBRATED = "calibrated"  # a constant was fitted to it
+    PREDICTED = "predicted"  # follows, with nothing fitted
+    CONTRADICTION = "contradiction"  # disagrees with the paper's other values, or lacks what it follows from
+    UNMODELLED = "not modelled"  # needs hardware that is not modelled; printed, so that no value is left out
 
 
-def experiment(
-    machine: Machine,
-    simulated: Simulated,
-    paper: Annotated[Name, typer.Option(help="whose claims")] = Name("instinfer"),
-) -> Outcome:
-    """Compare papers' printed values with our model: input, calibrated, predicted or in contradiction."""
-    results: dict[str, Any] = {}
-    shown: list[Any] = []
-    for name in PAPERS if paper == ALL else [str(paper)]:
-        each = load(name)
-        found = each.find(machine, simulated, False)
-        results[name] = judge(each, found)
-        shown += _shown(each, found, results[name])
-    return Outcome(results if paper == ALL else results[str(paper)], shown)
+class Source(StrEnum):
+    """How our value is obtained."""
+
+    ENGINE = "engine"  # simulated, transfer by transfer or step by step
+    FORMULA = "formula"  # closed form
+    COUNT = "count"  # bytes, blocks, combinations: no time in it
 
 
-def _shown(paper: Paper, found: Found, result: dict[str, Any]) -> list[Any]:
-    """Tables and lines for people."""
-    columns = ("id", "text", "paper", "ours", "kind", "error %", *found.columns)
-    rows = [
-        (
-            row["id"],
-            row["text"],
-            cell(float(row["paper"])),
-            cell(row["ours"]),
-            row["kind"],
-            "-" if row["error_percent"] is None else f"{row['error_percent']:+.1f}",
-            *(cell(row[column]) for column in found.columns),
-        )
-        for row in result["rows"]
-    ]
-    names = ("name", "value", "unit", "why")
-    return [
-        table(f"Claims of {paper.title} ({found.extent})", columns, rows, left=("id", "text", "kind")),
-        _constants("Calibrated", result["calibrated"], (*names, "fixed_by")),
-        _constants("Assumed", result["assumed"], names),
-        *(f"{kind} {', '.join(ids)}: {reason}" for (kind, reason), ids in _reasons(result["rows"]).items()),
-        *(f"exception {each['id']}: {each['reason']}" for each in result["exceptions"]),
-        _errors(result, bool(paper.counted)),
-        *found.notes,
-    ]
+WITH_REASON = (Kind.CONTRADICTION, Kind.UNMODELLED)
+COMPUTED = (Kind.CALIBRATED, Kind.PREDICTED)
 
 
-def _errors(result: dict[str, Any], counted: bool) -> str:
-    """Errors of the predicted rows in a line, the worst by its name."""
-    (worst,) = (row for row in result["rows"] if row["id"] == result["worst_row"])
-    said = (
-        f"{result['predicted_rows']} predicted rows: median error {result['median_error_percent']:.1f} %, "
-        f"{result['rows_beyond_15_percent']} beyond 15 %, worst {result['worst_error_percent']:.1f} % "
-        f"({worst['id']}: {worst['text']})"
-    )
-    return said + counted * (
-        f"; without counts and rows that follow by algebra {result['independent_rows']} rows: "
-        f"median error {result['independent_median_error_percent']:.1f} %"
-    )
+@value
+class Claim:
+    """One value that a paper prints.
+
+    Attributes:
+        id: Unique within a paper.
+        page: Section, table or figure that prints it.
+        quote: Words that print the value, or the cell of a table; empty if we have not seen the text.
+        what: The quantity, in our words.
+        value: The printed number, in `unit`.
+        bound: "<" or ">" if the paper prints a bound.
+        source: How our value is obtained; None if we compute none.
+        reason: What a contradiction disagrees with or lacks, or what is not modelled; empty for all other kinds.
+    """
+
+    id: Annotated[str, Field(pattern=r"^[a-z]+[0-9]+[a-z]?(-[a-z0-9]+)?$")]
+    page: Text
+    quote: str = ""
+    what: Text
+    value: float
+    unit: Text
+    bound: Literal["", "<", ">"] = ""
+    kind: Kind = Kind.PREDICTED
+    source: Source | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind in WITH_REASON and not self.reason:
+            raise ValueError(f"reason: is empty, but kind = {self.kind} needs one")
+        if self.kind not in WITH_REASON and self.reason:
+            raise ValueError(f"reason: only {' and '.join(WITH_REASON)} have one, kind = {self.kind} must have none")
+        if self.kind in COMPUTED and not self.source:
+            raise ValueError(f"source: is empty, but kind = {self.kind} needs {', '.join(Source)}")
+
+    def error_percent(self, ours: float) -> float:
+        """Error of our value; 0 if a bound is met, in percent of 1 if the printed value is 0."""
+        if (self.bound == "<" and ours < self.value) or (self.bound == ">" and ours > self.value):
+            return 0.0
+        return 100 * (ours / self.value - 1) if self.value else 100 * ours
+
+    def is_off(self, ours: float) -> bool:
+        """Whether our value is further from the printed one than what a model explains."""
+        if not self.error_percent(ours):
+            return False
+        if self.unit == "%":
+            return abs(ours - self.value) > MAX_POINTS
+        return abs(self.error_percent(ours)) > MAX_PERCENT
 
 
-def _reasons(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
-    """Ids of contradictions and of values that are not modelled, by kind and reason."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        if "reason" in row:
-            found.setdefault((row["kind"], row["reason"]), []).append(row["id"])
-    return found
+COLUMNS = ("id", "page", "quote", "what", "value", "unit", "bound", "kind", "source", "reason")
 
 
-def _constants(title: str, constants: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:
-    rows = [[f"{each[name]:g}" if name == "value" else each[name] for name in columns] for each in constants]
-    return table(title, columns, rows, left=columns)
+@cache
+def claims_of(paper: str) -> tuple[Claim, ...]:
+    """Claims of a paper of `eval.papers.compare.PAPERS`, in the order of its file."""
+    return read_claims(FOLDER / paper.replace("-", "_") / "claims.csv")
+
+
+def printed(paper: str) -> dict[str, float]:
+    """Printed values of a paper by id."""
+    return {claim.id: claim.value for claim in claims_of(paper)}
+
+
+def read_claims(path: Path) -> tuple[Claim, ...]:
+    """Read a file of claims.
+
+    Raises:
+        ValueError: A row is invalid or an id is used twice; one line that names file and line.
+    """
+    claims: dict[str, Claim] = {}
+    lines: dict[str, int] = {}
+    for line, cells in _rows(path):
+        try:
+            claim: Claim = adapter(Claim).validate_strings(cells)
+        except ValidationError as error:
+            raise ValueError(f"{path}:{line}: {says(error, Claim)}") from None
+        if claim.id in claims:
+            raise ValueError(f"{path}:{line}: id {claim.id} is that of line {lines[claim.id]}: ids must be unique")
+        claims[claim.id], lines[claim.id] = claim, line
+    return tuple(claims.values())
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line numbers of all rows after the header, and their cells that are not empty, by column."""
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            if (header := next(reader, [])) != list(COLUMNS):
+                raise ValueError(f"{path}:1: columns are {','.join(header)}, must be {','.join(COLUMNS)}")
+            for cells in reader:
+                if len(cells) != len(COLUMNS):
+                    raise ValueError(f"{path}:{reader.line_num}: {len(cells)} cells, must be {len(COLUMNS)}")
+                yield reader.line_num, {name: cell for name, cell in zip(COLUMNS, cells, strict=True) if cell}
+        except csv.Error as error:
+            raise ValueError(f"{path}:{reader.line_num}: {error}") from None

@@ -1,69 +1,19 @@
-"""What a paper is here: the values that it prints and what fixed ours, with one judge of all kinds and errors.
+"""A paper: the values that it prints, what fixed our model's constants, and one judge of all errors.
 
-A paper is a module of values (`Claim`s and `Constant`s) and a function that says what ours is for each.
+A paper is a folder: claims (`claims.csv`), constants (`constants.py`) and a function that computes our value for each
+claim (`evaluate.py`).
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from eval.papers.claims import MAX_PERCENT, WITH_REASON, Claim, Kind, Source
 from eval.papers.options import Machine, Simulated
-
-MAX_PERCENT, MAX_POINTS = 15.0, 3.0  # of error, the latter for values in percent: what a model explains
-
-
-class Kind(StrEnum):
-    """What a printed value is to our model."""
-
-    INPUT = "input"  # taken as it is: the model starts from it, or has nothing to say about it
-    CALIBRATED = "calibrated"  # a constant was fitted to it
-    PREDICTED = "predicted"  # follows, with nothing fitted
-    CONTRADICTION = "contradiction"  # does not agree with the paper's other values, or lacks what it follows from
-    UNMODELLED = "not modelled"  # needs hardware that is not modelled; printed, so that no value is left out
-
-
-WITH_REASON = (Kind.CONTRADICTION, Kind.UNMODELLED)
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One value that a paper prints.
-
-    source: its section, table or figure. command: what shows ours. bound: "<" or ">" where the paper prints a bound.
-    reason: what a contradiction contradicts, or lacks; what a value would need that is not modelled.
-    """
-
-    id: str
-    text: str
-    value: float
-    unit: str
-    source: str
-    kind: Kind = Kind.PREDICTED
-    command: str = ""
-    bound: str = ""
-    reason: str = ""
-
-    def __post_init__(self) -> None:
-        if (self.kind in WITH_REASON) != bool(self.reason):
-            raise ValueError(f"{self.id}: a contradiction, or what is not modelled, has a reason, and nothing else has")
-
-    def error_percent(self, ours: float) -> float:
-        """How far off a value is, 0 within a bound; of 0, in percent of one."""
-        if (self.bound == "<" and ours < self.value) or (self.bound == ">" and ours > self.value):
-            return 0.0
-        return 100 * (ours / self.value - 1) if self.value else 100 * ours
-
-    def is_off(self, ours: float) -> bool:
-        """Whether a value is further from the paper's than what a model explains."""
-        if not self.error_percent(ours):
-            return False
-        if self.unit == "%":
-            return abs(ours - self.value) > MAX_POINTS
-        return abs(self.error_percent(ours)) > MAX_PERCENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +39,22 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a paper's function has found.
+class Evaluation:
+    """What a paper's function has computed.
 
-    ours: our value for each claim by its id, None where none can be had. columns: values under other conditions, by
-    column and id, of claims that have one. more: what else programs may want to know. notes: lines for people. extent:
-    what the values are. sections: figures, where they were asked for.
+    Attributes:
+        values: Our value by id of a claim, in the claim's unit. An input without one is taken as printed; a
+            contradiction or a value that is not modelled may lack one.
+        engine: Value by id of the simulation that stands beside a formula's or a count's.
+        columns: Values under other conditions, by column and id; a column may lack ids.
+        more: Further entries of the JSON result.
+        notes: Lines for people.
+        extent: How the values were obtained, for titles.
+        sections: Figures; empty unless requested.
     """
 
-    ours: Mapping[str, float | None]
+    values: Mapping[str, float]
+    engine: Mapping[str, float] = field(default_factory=dict)
     columns: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -107,57 +64,94 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
-    """A paper: its values, and how ours are found; `find(machine, simulated, figures)` finds figures if asked.
+    """A paper: its claims, and the function that computes our values.
 
-    counted: ids of predicted claims that are counts, or follow by algebra from inputs and calibrated constants: that
-    they are right says little about the model.
+    Attributes:
+        name: As `vcsd eval claims --paper` takes it.
+        evaluate: Called with machine, how much is simulated, and whether figures are requested.
+        counted: Ids of predicted claims that are counts, or follow by algebra from inputs and calibrated constants:
+            that they are right says little about the model.
+        commands: Command that shows our value by id; `vcsd eval claims --paper NAME` for all others.
     """
 
+    name: str
     title: str
     claims: Sequence[Claim]
     calibrated: Sequence[Constant]
     assumed: Sequence[Constant]
-    find: Callable[[Machine, Simulated, bool], Found]
+    evaluate: Callable[[Machine, Simulated, bool], Evaluation]
     counted: frozenset[str] = frozenset()
+    commands: Mapping[str, str] = field(default_factory=dict)
 
 
-def judge(paper: Paper, found: Found) -> dict[str, Any]:
-    """A paper's values beside ours: rows, those that are off, constants, and the errors of what was predicted."""
-    rows = [_row(claim, found) for claim in paper.claims]
+def judge(paper: Paper, evaluation: Evaluation) -> dict[str, Any]:
+    """Join a paper's claims with our values.
+
+    Returns:
+        Rows, those that are off, constants, counts by kind, and errors of predicted rows, all of them and by source.
+
+    Raises:
+        ValueError: A value of ours has no claim, or a claim lacks the value that its kind requires.
+    """
+    if unknown := sorted({*evaluation.values, *evaluation.engine} - {claim.id for claim in paper.claims}):
+        raise ValueError(f"{paper.name}: claims.csv has no row for {', '.join(unknown)}")
+    rows = [_row(paper, claim, evaluation) for claim in paper.claims]
     predicted = [(claim, row) for claim, row in zip(paper.claims, rows, strict=True) if claim.kind is Kind.PREDICTED]
     errors = {claim.id: abs(row["error_percent"]) for claim, row in predicted}
     independent = [error for each, error in errors.items() if each not in paper.counted]
     off = [claim.id for claim, row in predicted if claim.is_off(row["ours"])]
+    kinds = Counter(claim.kind for claim in paper.claims)
     reason = "beyond what the model explains; nothing was fitted to it"
     return {
         "rows": rows,
+        "counts": {str(kind): kinds[kind] for kind in Kind},
         "exceptions": [{"id": each, "reason": reason} for each in off],
         "calibrated": [asdict(each) for each in paper.calibrated],
         "assumed": [{key: value for key, value in asdict(each).items() if key != "fixed_by"} for each in paper.assumed],
         "median_error_percent": statistics.median(errors.values()),
         "worst_error_percent": max(errors.values()),
         "worst_row": max(errors, key=lambda each: errors[each]),
+        "by_source": {
+            str(source): _spread([errors[claim.id] for claim, _ in predicted if claim.source is source])
+            for source in Source
+        },
         "predicted_rows": len(errors),
         "rows_beyond_15_percent": sum(error > MAX_PERCENT for error in errors.values()),
         "independent_rows": len(independent),
         "independent_median_error_percent": statistics.median(independent),
-        **found.more,
+        **evaluation.more,
     }
 
 
-def _row(claim: Claim, found: Found) -> dict[str, Any]:
-    ours = found.ours[claim.id]
+def _spread(errors: list[float]) -> dict[str, Any]:
+    """Number, median and maximum of errors, percent; None for both without any."""
+    return {
+        "rows": len(errors),
+        "median_error_percent": statistics.median(errors) if errors else None,
+        "worst_error_percent": max(errors, default=None),
+    }
+
+
+def _row(paper: Paper, claim: Claim, evaluation: Evaluation) -> dict[str, Any]:
+    """A claim beside our value, as the JSON result has it."""
+    ours = evaluation.values.get(claim.id, claim.value if claim.kind is Kind.INPUT else None)
+    engine = evaluation.engine.get(claim.id)
     if ours is None and claim.kind not in WITH_REASON:
-        raise ValueError(f"{claim.id}: only a contradiction, or what is not modelled, may be without a value of ours")
+        raise ValueError(f"{paper.name}: {claim.id} is {claim.kind} and must have a value of ours, evaluate gives none")
     unit = "" if claim.unit == "x" else f", {claim.unit}"
     return {
         "id": claim.id,
-        "text": f"{claim.text}{unit} ({claim.source})",
+        "text": f"{claim.what}{unit} ({claim.page})",
+        "page": claim.page,
+        "quote": claim.quote or None,
         "paper": claim.value,
         "ours": ours,
         "kind": str(claim.kind),
+        "source": claim.source and str(claim.source),
         "error_percent": None if ours is None else claim.error_percent(ours),
-        **{name: values.get(claim.id) for name, values in found.columns.items()},
+        "engine": engine,
+        "engine_error_percent": None if engine is None else claim.error_percent(engine),
+        **{name: values.get(claim.id) for name, values in evaluation.columns.items()},
         **({"reason": claim.reason} if claim.reason else {}),
-        "command": claim.command,
+        "command": paper.commands.get(claim.id, f"vcsd eval claims --paper {paper.name}"),
     }

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.papers.claims import PAPERS, load
+from eval.papers.compare import PAPERS, load
 from eval.papers.options import Machine, Simulated
-from eval.papers.paper import Found, Paper, Section, judge
+from eval.papers.paper import Evaluation, Paper, Section, judge
 from eval.plot import as_svg
 from vcsd.progress import err
 
@@ -34,11 +34,11 @@ def report(
 ) -> None:
     """Papers' claims beside ours, and the figures behind them, as one page that needs no network."""
     papers = [load(name) for name in PAPERS]
-    page = write_report([(paper, paper.find(machine, simulated, True)) for paper in papers], out)
+    page = write_report([(paper, paper.evaluate(machine, simulated, True)) for paper in papers], out)
     err.print(f"{page}: {page.stat().st_size / 1e6:.1f} MB")
 
 
-def write_report(papers: Sequence[tuple[Paper, Found]], folder: Path) -> Path:
+def write_report(papers: Sequence[tuple[Paper, Evaluation]], folder: Path) -> Path:
     """Write index.html, which is there when it is whole; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     body = "".join(f"<h1>{html.escape(paper.title)}</h1>{_body(_parts(paper, found))}" for paper, found in papers)
@@ -58,20 +58,20 @@ def _body(parts: Sequence[Part]) -> str:
     )
 
 
-def _parts(paper: Paper, found: Found) -> list[Part]:
+def _parts(paper: Paper, evaluation: Evaluation) -> list[Part]:
     """A paper's claims and figures."""
-    judged = judge(paper, found)
-    columns = ("id", "text", "paper", "ours", "kind", "error_percent", *found.columns)
+    judged = judge(paper, evaluation)
+    columns = ("id", "text", "paper", "ours", "kind", "error_percent", *evaluation.columns)
     contradictions = [row for row in judged["rows"] if "reason" in row]
     summary = {key: value for key, value in judged.items() if key not in ("rows", "calibrated", "assumed")}
     return [
-        ("", f"<p>All times are {found.extent}.</p>"),
+        ("", f"<p>All times are {evaluation.extent}.</p>"),
         ("Claims", _table(judged["rows"], columns)),
         *([("Contradictions", _table(contradictions, ("id", "reason")))] if contradictions else []),
         ("Calibrated constants", _table(judged["calibrated"], ("name", "value", "unit", "fixed_by", "why"))),
         ("Assumed constants", _table(judged["assumed"], ("name", "value", "unit", "why"))),
         ("Summary", _json(summary)),
-        *((section.title, _content(section)) for section in found.sections),
+        *((section.title, _content(section)) for section in evaluation.sections),
     ]
 
 

@@ -96,9 +96,9 @@ def test_tokens_are_those_of_each_request_alone(model, prompts, alone, policy, c
         gone.cancel()
         server.run()
         kv = server.kv
-        assert kv.residency.table.used.total() == 0 and not kv.requests() and not kv.real.frames
-        for place, spec in kv.residency.machine.places.items():
-            assert spec.limit_bytes is None or kv.residency.table.peak[place] <= spec.limit_bytes
+        assert kv.runner.table.used.total() == 0 and not kv.requests() and not kv.real.frames
+        for tier, spec in kv.runner.machine.tiers.items():
+            assert spec.limit_bytes is None or kv.runner.table.peak[tier] <= spec.limit_bytes
         assert not kv.drives or not kv.drives.batches
         text = server.counters.text()
     assert gone.ended == "cancelled" and gone.tokens == alone[4][: len(gone.tokens)]

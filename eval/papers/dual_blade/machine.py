@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eval.papers.dual_blade.values import ANONYMOUS, HINDERED, MEMORY_COPY, PRINTED
+from eval.papers.claims import printed
+from eval.papers.dual_blade.constants import ANONYMOUS, HINDERED, MEMORY_COPY
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from kv_cache import DEVICE, DIRECT, PAGE_CACHE, Link, Machine, Route, Tier
 from kv_cache.transfer.simulated import LayerTime
 
+PRINTED = printed("dual-blade")
 GIB = 2**30
 EVICTED = "evicted"  # files whose pages are given up when they have been used
 DMA, COPY, READ, WRITE, FAULTS = "gpu-in", "memory-copy", "ssd-read", "ssd-write", "faults"

@@ -19,8 +19,8 @@ from csd_spec.network import Network
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.units import ENGINE_UNITS
 from eval.papers.instinfer import steps
+from eval.papers.instinfer.constants import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
 from eval.papers.instinfer.simulate import SimulatedDrive, spread
-from eval.papers.instinfer.values import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
 from eval.papers.options import SAMPLED_LAYERS
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from kv_cache import CSD, HOST, PAGE_CACHE

@@ -16,8 +16,8 @@ from eval.experiment import Outcome
 from eval.options import numbers
 from eval.papers import options
 from eval.papers.profiles import Gpu, Model
-from eval.papers.tutti.in_drives import Drives
-from eval.papers.tutti.ours import (
+from eval.papers.tutti.constants import FLOPS, SSD_TB, START
+from eval.papers.tutti.evaluate import (
     DRAM,
     DRAM_GB,
     DRAM_GB_HOUR,
@@ -29,10 +29,10 @@ from eval.papers.tutti.ours import (
     SSD_GB_HOUR,
     TUTTI,
 )
+from eval.papers.tutti.in_drives import Drives
 from eval.papers.tutti.reading import Path as Way
 from eval.papers.tutti.reading import Reading
 from eval.papers.tutti.store import Store
-from eval.papers.tutti.values import FLOPS, SSD_TB, START
 from kv_cache.trace import Request, Trace, load
 from vcsd.tables import table
 

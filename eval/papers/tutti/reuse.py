@@ -12,11 +12,11 @@ from csd_spec.presets import INSTCSD_OVERLAPPED
 from eval.experiment import Outcome
 from eval.options import numbers
 from eval.papers.profiles import Model
+from eval.papers.tutti.constants import FLOPS_FEW, START
+from eval.papers.tutti.evaluate import TUTTI
 from eval.papers.tutti.in_drives import LONGEST, Drives, crossover, table_rows
-from eval.papers.tutti.ours import TUTTI
 from eval.papers.tutti.reading import Path as Way
 from eval.papers.tutti.reading import Reading
-from eval.papers.tutti.values import FLOPS_FEW, START
 from nvmevirt_config import load_drive
 from vcsd.tables import table
 

@@ -1,54 +1,119 @@
-"""The door: which papers there are, and what is shown of one and of all."""
+"""Files of claims: what they hold, and one line for each thing that is off."""
 
-import io
+import csv
+from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
-from eval.papers import claims
-from eval.papers.claims import PAPERS, Name, experiment, load
+from eval.papers.claims import COLUMNS, FOLDER, Claim, Kind, Source, claims_of, printed, read_claims
+from eval.papers.compare import PAPERS, load
 from eval.papers.options import Machine, Simulated
-from eval.papers.paper import Claim, Found, Kind, Paper
+from eval.papers.paper import judge
+
+ROW = {"id": "t1a", "page": "Table 1", "what": "tokens/s", "value": "1.5", "unit": "1/s"}
+PREDICTED = ROW | {"kind": "predicted", "source": "formula"}
+
+
+def write(folder, *rows, columns=COLUMNS):
+    path = folder / "claims.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_a_paper_is_sound(name):
-    paper = load(name)
-    ids = [claim.id for claim in paper.claims]
-    assert len(ids) == len(set(ids))
-    assert all(claim.source and claim.text and claim.unit for claim in paper.claims)
-    fixing = {each.id for each in paper.claims if each.kind is Kind.CALIBRATED}
-    assert fixing <= {name for each in paper.calibrated for name in each.fixed_by.split(", ")}
-    assert all(each.why for each in (*paper.calibrated, *paper.assumed))
-    assert paper.counted <= {each.id for each in paper.claims if each.kind is Kind.PREDICTED}
+def test_claims_of_every_paper(name):
+    claims = claims_of(name)
+    assert printed(name) == {claim.id: claim.value for claim in claims}
+    assert {claim.kind for claim in claims} <= set(Kind) and len(claims) >= 19
 
 
-@pytest.fixture
-def two(monkeypatch):
-    """A table of two small papers."""
-    made = {}
-    loss = Claim("b", "loss", 1, "x", "I", Kind.CONTRADICTION, reason="too early")
-    for name in ("one", "two"):
-        rows = (Claim("a", "speed", 2, "x", "I"), loss)
-        found = Found(ours={"a": 2.2, "b": None}, columns={"held_out": {"a": 3.0, "b": 1.0}}, notes=["well"])
-        made[name] = Paper(title=name.title(), claims=rows, calibrated=(), assumed=(), find=lambda *_, f=found: f)
-    monkeypatch.setattr(claims, "PAPERS", made)
-    monkeypatch.setattr(claims, "load", made.get)
+def test_every_file_belongs_to_a_paper():
+    assert {path.parent.name for path in FOLDER.glob("*/claims.csv")} == {name.replace("-", "_") for name in PAPERS}
 
 
-def test_one_paper_is_its_result_and_all_are_by_name(two):
-    whole = experiment(Machine(), Simulated(), Name("all")).result
-    assert list(whole) == ["one", "two"]
-    assert whole["one"]["worst_error_percent"] == pytest.approx(10)
-    assert experiment(Machine(), Simulated(), "two").result == whole["two"]
+def test_new_claim_is_one_row(tmp_path):
+    """An input is taken as printed, a contradiction may be without a value of ours; nothing else changes."""
+    paper = load("tierkv")
+    path = tmp_path / "claims.csv"
+    added = '\nt26,3.1,"64",blocks of a request,64,x,,input,,\nt27,3.2,,stall,5,ms,,contradiction,,t26 gives 7\n'
+    path.write_text((FOLDER / "tierkv" / "claims.csv").read_text().rstrip("\n") + added)
+    evaluation = paper.evaluate(Machine(), Simulated(), False)
+    before, after = (judge(each, evaluation)["rows"] for each in (paper, replace(paper, claims=read_claims(path))))
+    assert after[:-2] == before
+    assert [(row["id"], row["quote"], row["ours"]) for row in after[-2:]] == [("t26", "64", 64), ("t27", None, None)]
 
 
-def test_people_see_rows_constants_and_reasons(two):
-    page = io.StringIO()
-    console = Console(file=page, width=200)
-    for part in experiment(Machine(), Simulated(), Name("all")).shown:
-        console.print(part)
-    text = page.getvalue()
-    for seen in ("Claims of One", "Claims of Two", "held_out", "3.000", "+10.0", "contradiction b: too early", "well"):
-        assert seen in text
-    assert "1 predicted rows: median error 10.0 %, 0 beyond 15 %, worst 10.0 % (a: speed (I))" in text
+def test_read_claims_one_row(tmp_path):
+    row = PREDICTED | {"quote": '1.5 "K", up', "bound": "<", "kind": "contradiction", "reason": "t2 gives 2"}
+    (claim,) = read_claims(write(tmp_path, row))
+    assert claim == Claim(
+        id="t1a",
+        page="Table 1",
+        quote='1.5 "K", up',
+        what="tokens/s",
+        value=1.5,
+        unit="1/s",
+        bound="<",
+        kind=Kind.CONTRADICTION,
+        source=Source.FORMULA,
+        reason="t2 gives 2",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"id": "t1a"}, "id t1a is that of line 2: ids must be unique"),
+        ({"id": "T 1"}, "id: String should match pattern"),
+        ({"page": ""}, "page: is missing"),
+        ({"value": "many"}, "value: must be a valid number"),
+        ({"value": "nan"}, "value: must be a finite number"),
+        ({"bound": "<="}, "bound: must be '', '<' or '>', got '<='"),
+        ({"kind": "guessed"}, "kind: must be 'input', 'calibrated', 'predicted', 'contradiction' or 'not modelled'"),
+        ({"source": "oracle"}, "source"),
+        ({"source": ""}, "source: is empty, but kind = predicted needs engine, formula, count"),
+        ({"kind": "contradiction"}, "reason: is empty, but kind = contradiction needs one"),
+        ({"kind": "not modelled"}, "reason: is empty, but kind = not modelled needs one"),
+        ({"reason": "why not"}, "reason: only contradiction and not modelled have one"),
+    ],
+)
+def test_read_claims_invalid_row_names_file_and_line(tmp_path, change, message):
+    path = write(tmp_path, PREDICTED, PREDICTED | {"id": "t1b"} | change)
+    with pytest.raises(ValueError) as caught:
+        read_claims(path)
+    assert str(caught.value).startswith(f"{path}:3: ") and message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_read_claims_other_columns_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"claims.csv:1: columns are id,page, must be id,page,quote"):
+        read_claims(write(tmp_path, {"id": "t1a"}, columns=("id", "page")))
+    path = write(tmp_path, PREDICTED)
+    path.write_text(path.read_text() + "t1b,Table 1\n")
+    with pytest.raises(ValueError, match=r"claims.csv:3: 2 cells, must be 10"):
+        read_claims(path)
+    path.write_text(path.read_text().replace("t1b,", '"t1b"b,'))
+    with pytest.raises(ValueError, match=r"claims.csv:3: "):
+        read_claims(path)
+
+
+def test_a_bound_is_met_or_is_not():
+    below, above = (Claim(**fields(bound=bound, value=value)) for bound, value in (("<", 1), (">", 98)))
+    assert below.error_percent(0) == 0
+    assert below.error_percent(3) == pytest.approx(200)
+    assert (above.error_percent(98.8), above.is_off(98.8)) == (0, False)
+    assert (above.error_percent(49), above.is_off(49)) == (pytest.approx(-50), True)
+
+
+def test_error_of_a_printed_zero_is_in_percent_of_one():
+    none = Claim(**fields(value=0))
+    assert (none.error_percent(0), none.error_percent(0.5)) == (0, pytest.approx(50))
+    assert (none.is_off(0), none.is_off(2), none.is_off(4)) == (False, False, True)
+
+
+def fields(**changed):
+    """Fields of a predicted claim in percent."""
+    return {"id": "f1", "page": "I", "what": "cut", "value": 1.0, "unit": "%", "source": Source.COUNT} | changed

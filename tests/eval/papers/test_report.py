@@ -7,7 +7,7 @@ import pytest
 
 from eval.papers import report
 from eval.papers.instinfer import figures
-from eval.papers.instinfer.ours import PAPER, find_on
+from eval.papers.instinfer.evaluate import PAPER, evaluate_on
 from eval.papers.options import Simulated
 from tests.eval.papers.instinfer.setups import small_setup
 
@@ -17,7 +17,7 @@ def found():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("BATCHES", (2, 4)), ("BROKEN_DOWN", (2,)), ("COUNTS", (1, 2)), ("COMPRESSIONS", (1, 8))):
             patch.setattr(figures, name, value)
-        return find_on(small_setup(2, sampled_layers=1), Simulated(workers=1), True)
+        return evaluate_on(small_setup(2, sampled_layers=1), Simulated(workers=1), True)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import pytest
 
-from eval.papers.dual_blade.machine import COPY, DMA, EVICTED, FAULTS, GIB, READ, drives, machine
-from eval.papers.dual_blade.values import PRINTED
 from kv_cache import DEVICE, DIRECT, PAGE_CACHE
 from tests.eval.papers.dual_blade.setups import paper_setup, small_setup
 

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
 from eval.papers.profiles import Model
+from eval.papers.tutti.evaluate import TUTTI
 from eval.papers.tutti.in_drives import Drives, crossover, table_rows
-from eval.papers.tutti.ours import TUTTI
 from eval.papers.tutti.reading import Path, Reading
 from eval.papers.tutti.reuse import experiment
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from eval.papers.options import Machine
 from eval.papers.profiles import Model
-from eval.papers.tutti.ours import TUTTI
+from eval.papers.tutti.evaluate import TUTTI
 from eval.papers.tutti.prefixes import SYSTEMS, experiment, find_hits, most_speed, service_s, spread, ttft_s
 from eval.papers.tutti.reading import Reading
 from kv_cache.trace import Request, Trace

@@ -1,4 +1,8 @@
-"""What ours is for each of Tutti's claims: prefill in closed form, one server, and prices."""
+"""Our value for each of Tutti's claims: prefill in closed form, one server, and prices.
+
+The paper's values come from two texts, and the page of each claim ends in its own: a review of the paper, and notes on
+it. Values that only the review has wrong are rows of their own (r1 and on).
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,13 @@ import statistics
 from typing import Any
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
+from eval.papers.claims import Kind, claims_of, printed
 from eval.papers.options import Machine, Simulated
-from eval.papers.paper import Found, Kind, Paper
+from eval.papers.paper import Evaluation, Paper
 from eval.papers.profiles import Model, Ssd
-from eval.papers.tutti.in_drives import Drives, table_rows
-from eval.papers.tutti.reading import Path, Reading, Workload, mean_ttft_s
-from eval.papers.tutti.values import (
+from eval.papers.tutti.constants import (
     ASSUMED,
     CALIBRATED,
-    CLAIMS,
     DRAM_PATH,
     FLOPS,
     FLOPS_FEW,
@@ -22,18 +24,20 @@ from eval.papers.tutti.values import (
     HALVINGS,
     LEVAL,
     LOOGLE,
-    PRINTED,
     QUESTION,
     RATE_STEP,
-    REVIEW,
     SIGMA,
     SSD_LONG,
     SSD_PATH,
     SSD_TB,
     START,
 )
+from eval.papers.tutti.in_drives import Drives, table_rows
+from eval.papers.tutti.reading import Path, Reading, Workload, mean_ttft_s
 
-Values = dict[str, float | None]
+Values = dict[str, float]
+CLAIMS, PRINTED = claims_of("tutti"), printed("tutti")
+REVIEW = "; review"  # at the end of a page
 GB, KI = 1e9, 1024
 PAGE, LIST, ENTRY = 64 * KI, 4 * KI, 16  # bytes: of a page of the pool, its PRP list, an SGL entry
 STORED = 64  # tokens of a block of vLLM
@@ -158,20 +162,19 @@ def _counted(model: Model, ssd: Ssd) -> Values:
     }
 
 
-def find(machine: Machine, simulated: Simulated, drawn: bool) -> Found:
-    """Work out every value in closed form."""
+def evaluate(machine: Machine, simulated: Simulated, with_figures: bool) -> Evaluation:
+    """Compute every value in closed form."""
     model, _, _ = machine.profiles("llama-3-8b", "h100", "pcie5")
     start = START.value / 1e3
     many, few = (Reading(model, each.value * 1e12, start) for each in (FLOPS, FLOPS_FEW))
-    ours: Values = {claim.id: claim.value if claim.kind is Kind.INPUT else None for claim in CLAIMS}
-    ours |= _requests(many) | _one_request(many) | _few_tokens(few) | _counted(model, Ssd.load("d7-ps1010"))
+    ours = _requests(many) | _one_request(many) | _few_tokens(few) | _counted(model, Ssd.load("d7-ps1010"))
     rows = in_drives(few)
     notes = [
         f"{row['new']} new tokens behind 128K, {DRIVES} drives: {row['load_s']:.2f} s loaded by Tutti, "
         f"{row['in_drives_s']:.2f} s attended to in drives (vcsd eval reuse)"
         for row in rows
     ]
-    return Found(ours=ours, more=_by_source(ours) | {"in_drives": rows}, notes=notes)
+    return Evaluation(values=ours, more=_by_text(ours) | {"in_drives": rows}, notes=notes)
 
 
 def in_drives(reading: Reading) -> list[dict[str, Any]]:
@@ -180,13 +183,12 @@ def in_drives(reading: Reading) -> list[dict[str, Any]]:
     return list(table_rows(drives, reading, TUTTI, QUESTIONS, (128 * KI,)))
 
 
-def _by_source(ours: Values) -> dict[str, Any]:
-    """The median error of predicted values that the review has, and how many there are of either source."""
+def _by_text(ours: Values) -> dict[str, Any]:
+    """The median error of predicted values that the review has, and how many are from either text."""
     errors: dict[bool, list[float]] = {True: [], False: []}
     for claim in CLAIMS:
-        found = ours[claim.id]
-        if claim.kind is Kind.PREDICTED and found is not None:
-            errors[claim.source.endswith(REVIEW)].append(abs(claim.error_percent(found)))
+        if claim.kind is Kind.PREDICTED:
+            errors[claim.page.endswith(REVIEW)].append(abs(claim.error_percent(ours[claim.id])))
     return {
         "predicted_by_review": len(errors[True]),
         "predicted_by_notes": len(errors[False]),
@@ -195,4 +197,12 @@ def _by_source(ours: Values) -> dict[str, Any]:
 
 
 COUNTED = frozenset(each.id for each in CLAIMS if each.kind is Kind.PREDICTED and each.id.startswith(("t11", "t18")))
-PAPER = Paper(title="Tutti", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find, counted=COUNTED)
+PAPER = Paper(
+    name="tutti",
+    title="Tutti",
+    claims=CLAIMS,
+    calibrated=CALIBRATED,
+    assumed=ASSUMED,
+    evaluate=evaluate,
+    counted=COUNTED,
+)

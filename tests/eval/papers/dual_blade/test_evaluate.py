@@ -1,6 +1,6 @@
 """Dual-Blade's claims: every value is judged, and what was simulated is what a reading in closed form says.
 
-partner of: eval/papers/dual_blade/values.py
+partner of: eval/papers/dual_blade/constants.py
 
 The reading: 31 decode steps; a tensor is K or V of a layer, 138.1 MB in the mean; reads of SSD A go at Table I's rate,
 those of SSD B at Table IV's; DMA takes 28 GB/s; what weights and KV take at the GPU's 448 GB/s is hidden by nothing.
@@ -11,10 +11,11 @@ import json
 
 import pytest
 
-from eval.papers.dual_blade.ours import NOTHING_HIT, PAPER, Runs, find
+from eval.papers.claims import Kind
+from eval.papers.dual_blade.evaluate import NOTHING_HIT, PAPER, Runs, evaluate
 from eval.papers.dual_blade.systems import SYSTEMS, WITHOUT_PIPELINE
 from eval.papers.options import Machine, Simulated
-from eval.papers.paper import Kind, judge
+from eval.papers.paper import judge
 from tests.eval.papers.dual_blade.setups import paper_setup
 
 LAYERS, STEPS = 32, 31
@@ -69,7 +70,7 @@ def test_all_that_fits_is_found_and_of_what_does_not_nothing(runs):
 
 @pytest.fixture(scope="module")
 def result():
-    return judge(PAPER, find(Machine(), Simulated(), False))
+    return judge(PAPER, evaluate(Machine(), Simulated(), False))
 
 
 @pytest.mark.slow
@@ -118,4 +119,4 @@ def test_under_any_limit_dual_blade_is_no_slower_than_what_it_combines(result):
 
 def test_a_model_that_the_gpu_cannot_hold_is_refused():
     with pytest.raises(ValueError, match="gpu = rtx5060ti-16gb: 16 GiB do not hold the weights of opt-13b"):
-        find(Machine(model="opt-13b"), Simulated(), False)
+        evaluate(Machine(model="opt-13b"), Simulated(), False)

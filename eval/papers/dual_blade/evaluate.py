@@ -1,4 +1,4 @@
-"""What ours is for each of Dual-Blade's claims: configurations as policies on the modelled executor, on both SSDs."""
+"""Our value for each of Dual-Blade's claims: configurations as policies on the modelled executor, on both SSDs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from eval.papers.dual_blade.machine import READ, WRITE, Setup, drives, machine
+from eval.papers.claims import claims_of
+from eval.papers.dual_blade.constants import ASSUMED, CALIBRATED
+from eval.papers.dual_blade.machine import PRINTED, READ, WRITE, Setup, drives, machine
 from eval.papers.dual_blade.systems import (
     FED_BACK,
     SPLIT_BY_STEP,
@@ -17,18 +19,19 @@ from eval.papers.dual_blade.systems import (
     alone_ms,
     infer,
 )
-from eval.papers.dual_blade.values import ALPHAS, ASSUMED, CALIBRATED, CLAIMS, PRINTED, SSDS
 from eval.papers.dual_blade.wear import waf
 from eval.papers.options import Machine, Simulated
-from eval.papers.paper import Found, Kind, Paper, Section
+from eval.papers.paper import Evaluation, Paper, Section
 from eval.plot import lines
 from vcsd.progress import status
 
+SSDS = ("A", "B")  # Samsung PM9D3a and 990 PRO
+ALPHAS = (0.3, 0.5, 0.7)  # share of the layers in Group 1 (Table V)
 LIMITS_GIB = (2, 4, 6, 7, 9, 11)
 NOTHING_HIT, BETWEEN, ALL_HIT = range(2, 8), 9, (10, 11)  # of Baseline's reads in decode, by limit in GiB
 SHOWN_GIB = (2, 4, 7, 11)
 HALF = 0.5  # alpha of what systems are compared at
-Values = dict[str, float | None]
+Values = dict[str, float]
 
 
 class Runs:
@@ -82,7 +85,7 @@ def _baseline(runs: Runs) -> Values:
 
 def _prefill(runs: Runs) -> Values:
     """d7: Dual-Blade's prefill, which hides its writes, over one of which d5c is what is not I/O."""
-    made: Values = {"d7c": None}
+    made: Values = {}
     for name, ssd in zip(("d7a", "d7b"), SSDS, strict=True):
         run = runs.at(ssd, SYSTEMS["dual-blade"], NOTHING_HIT[0])
         made[name] = 100 * (1 - run.prefill_s / (runs.setup.prefill_gpu_s / (PRINTED["d5c"] / 100)))
@@ -126,30 +129,29 @@ def _decodes(runs: Runs) -> Values:
 
 
 def _printed() -> Values:
-    """Inputs as they are; d18, what P.P saves in Table V; d20y, what Table VI makes; d20's times lack lengths."""
+    """d18: what P.P saves in Table V. d20y: what Table VI gives."""
     d = PRINTED
-    made: Values = {claim.id: claim.value for claim in CLAIMS if claim.kind is Kind.INPUT}
-    made |= dict.fromkeys(claim.id for claim in CLAIMS if claim.id.startswith("d20") and claim.kind is not Kind.INPUT)
+    made: Values = {"d20y": d["d20r"] / d["d20q"]}
     for name, (least, most) in (("d16", ("d18a", "d18b")), ("d17", ("d18c", "d18d"))):
         saved = [100 * (1 - d[name + after] / d[name + before]) for before, after in ("ad", "be", "cf")]
         made |= {least: min(saved), most: max(saved)}
-    return made | {"d20y": d["d20r"] / d["d20q"]}
+    return made
 
 
-def find(machine: Machine, simulated: Simulated, drawn: bool) -> Found:
-    """Run all configurations that claims and comparisons need, and under more limits where they are to be drawn."""
+def evaluate(machine: Machine, simulated: Simulated, with_figures: bool) -> Evaluation:
+    """Run all configurations that claims and comparisons need, and those under more limits that figures need."""
     model, gpu, host = machine.profiles("opt-6.7b", "rtx5060ti-16gb", "pcie5x8")
     runs = Runs(Setup(model=model, gpu=gpu, host=host))
     with status("configurations under limits"):
         parts = (_printed(), _sizes(runs.setup), _baseline(runs), _prefill(runs), _tensors(runs), _decodes(runs))
         ours = {name: value for part in parts for name, value in part.items()} | {"d21": waf()}
         more = _compared(runs)
-        sections = _sections(runs) if drawn else []
+        sections = _sections(runs) if with_figures else []
     notes = [f"split over dual-blade at alpha {HALF}, SSD {ssd}: {worth:.2f}x" for ssd, worth in more[OVER].items()]
     gains = more["split_by_step"]["dual-blade, a layer ahead"].items()
     ahead = ", ".join(f"{worth:.2f}x on SSD {ssd}" for ssd, worth in gains)
     notes.append(f"split is at one memory size and reads a layer ahead; by that alone Dual-Blade gains {ahead}")
-    return Found(ours=ours, more=more, notes=notes, sections=sections)
+    return Evaluation(values=ours, more=more, notes=notes, sections=sections)
 
 
 OVER = "ours_over_dual_blade"
@@ -213,4 +215,12 @@ def _sections(runs: Runs) -> list[Section]:
 
 
 COUNTED = frozenset((*(f"d1{each}" for each in "abcde"), "d4a", "d4c", "d21"))  # sizes, hits and a ratio of bytes
-PAPER = Paper(title="Dual-Blade", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find, counted=COUNTED)
+PAPER = Paper(
+    name="dual-blade",
+    title="Dual-Blade",
+    claims=claims_of("dual-blade"),
+    calibrated=CALIBRATED,
+    assumed=ASSUMED,
+    evaluate=evaluate,
+    counted=COUNTED,
+)

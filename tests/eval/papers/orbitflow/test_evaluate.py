@@ -1,14 +1,15 @@
 """OrbitFlow's claims: what follows from counting is exact, and runs fill every row that they can.
 
-partner of: eval/papers/orbitflow/ours.py, eval/papers/orbitflow/values.py
+partner of: eval/papers/orbitflow/evaluate.py, eval/papers/orbitflow/constants.py
 """
 
 import pytest
 
+from eval.papers.claims import Kind
 from eval.papers.options import Machine, Simulated
-from eval.papers.orbitflow import ours
-from eval.papers.orbitflow.ours import PAPER, _figure3, _layouts, generated
-from eval.papers.paper import Kind, judge
+from eval.papers.orbitflow import evaluate
+from eval.papers.orbitflow.evaluate import PAPER, _figure3, _layouts, generated
+from eval.papers.paper import judge
 
 PRINTED = {claim.id: claim.value for claim in PAPER.claims}
 
@@ -33,9 +34,9 @@ def test_generated_requests_are_as_the_codes():
 
 
 def test_runs_fill_every_row(monkeypatch):
-    monkeypatch.setattr(ours, "SEEDS", (0,))
-    monkeypatch.setattr(ours, "REQUESTS", 6)
-    found = PAPER.find(Machine(), Simulated(), False)
+    monkeypatch.setattr(evaluate, "SEEDS", (0,))
+    monkeypatch.setattr(evaluate, "REQUESTS", 6)
+    found = PAPER.evaluate(Machine(), Simulated(), False)
     result = judge(PAPER, found)
     assert {row["id"] for row in result["rows"]} == set(PRINTED)
     missing = {row["id"] for row in result["rows"] if row["ours"] is None}

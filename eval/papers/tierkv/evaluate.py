@@ -1,23 +1,21 @@
-"""What ours is for each of TierKV's claims: a reading in closed form, and beside it a link that is counted once."""
+"""Our value for each of TierKV's claims: a reading in closed form, and beside it a link that is counted once."""
 
 from __future__ import annotations
 
 from statistics import NormalDist, median
 from typing import Any
 
+from eval.papers.claims import Kind, claims_of
 from eval.papers.options import Machine, Simulated
-from eval.papers.paper import Found, Kind, Paper
+from eval.papers.paper import Evaluation, Paper
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from eval.papers.tierkv.blocks import best_tokens, block_bytes, efficiency, from_dram_us, from_ssd_us, lost_share
-from eval.papers.tierkv.reading import Reading
-from eval.papers.tierkv.values import (
+from eval.papers.tierkv.constants import (
     ASSUMED,
     CALIBRATED,
-    CLAIMS,
     COMPUTE,
     COPIES,
     MEAN_TOKENS,
-    MODELS_7B_UP,
     PRINTED,
     SPREAD,
     STALL_SHARE,
@@ -25,11 +23,12 @@ from eval.papers.tierkv.values import (
     SWEEP_COPIES,
     UNIFORM,
     WINDOW,
-    WINDOWS,
 )
+from eval.papers.tierkv.reading import Reading
 
-Values = dict[str, float | None]
-Figures = dict[str, float]
+Values = dict[str, float]
+MODELS_7B_UP = ("llama-3-8b", "llama-2-13b", "codellama-34b", "llama-3-70b")
+WINDOWS = sorted(int(name.removeprefix("t14-")) for name in PRINTED if name.startswith("t14-"))
 BLOCK_SIZES = (4, 8, 16, 32, 64)
 RATIO, BURST = 3, 2  # oversubscription, and by how much a burst multiplies the rate
 LETTERS = "abcd"
@@ -71,7 +70,7 @@ def _blocks(models: list[Model], gpu: Gpu, host: Host, ssd: Ssd) -> Values:
     }
 
 
-def _sweeps(conserved: bool) -> Figures:
+def _sweeps(conserved: bool) -> Values:
     """t5 to t14, t16, t17: TPOT, tokens/s and hits over oversubscription and window, on either link."""
 
     def tpot(at: Reading, window: int) -> float:
@@ -97,7 +96,7 @@ def _sweeps(conserved: bool) -> Figures:
     return {name: value for name, value in made.items() if name in PRINTED}
 
 
-def _models(models: list[Model], conserved: bool) -> Figures:
+def _models(models: list[Model], conserved: bool) -> Values:
     """t19: computing grows with the parameters and copies with a block's bytes, from the smallest model's."""
     made = {}
     first, base = models[0], reading(RATIO)
@@ -129,14 +128,13 @@ def ssd_use(ratio: float, model: Model, gpu: Gpu, host: Host) -> float:
     return max(0.0, 1 - (held + host.dram_gib * 2**30) / (ratio * held))
 
 
-def find(machine: Machine, simulated: Simulated, drawn: bool) -> Found:
-    """All in closed form."""
+def evaluate(machine: Machine, simulated: Simulated, with_figures: bool) -> Evaluation:
+    """Compute every value in closed form."""
     model, gpu, host = machine.profiles(MODELS_7B_UP[0], "h100", "tierkv")
     models = [model, *(Model.load(name) for name in MODELS_7B_UP[1:])]
     read, conserved = _sweeps(False), _sweeps(True)
-    ours: Values = {claim.id: claim.value for claim in CLAIMS if claim.kind is Kind.INPUT}
-    ours |= {**_blocks(models, gpu, host, Ssd.load("tierkv")), **read, **_models(models, False), **_requests()}
-    ours |= {"t15": None, "t16c": conserved["t16a"], "t22a": 100 * ssd_use(RATIO * BURST, model, gpu, host)}
+    ours = {**_blocks(models, gpu, host, Ssd.load("tierkv")), **read, **_models(models, False), **_requests()}
+    ours |= {"t16c": conserved["t16a"], "t22a": 100 * ssd_use(RATIO * BURST, model, gpu, host)}
     gains = {f"{ratio}x": conserved[f"t6-{ratio}"] / _ahead(conserved, ratio) for ratio in COPIES}
     more: dict[str, Any] = {
         "conserved_gain": gains,
@@ -148,21 +146,21 @@ def find(machine: Machine, simulated: Simulated, drawn: bool) -> Found:
         + ", ".join(f"{gain:.2f}x at {ratio}" for ratio, gain in gains.items())
     ]
     columns = {"conserved_bus": conserved | _models(models, True)}
-    return Found(ours=ours, columns=columns, more=more, notes=notes, extent="in closed form")
+    return Evaluation(values=ours, columns=columns, more=more, notes=notes, extent="in closed form")
 
 
 def _unsaturated(ours: Values) -> float:
     """The median error of predicted rows, without windows so long that the reading has nothing to say any more."""
     saturated = {f"{name}-{window}" for name in ("t13", "t14") for window in WINDOWS if window >= K}
     errors = [
-        abs(claim.error_percent(value))
-        for claim in CLAIMS
-        if claim.kind is Kind.PREDICTED and claim.id not in saturated and (value := ours[claim.id]) is not None
+        abs(claim.error_percent(ours[claim.id]))
+        for claim in claims_of("tierkv")
+        if claim.kind is Kind.PREDICTED and claim.id not in saturated
     ]
     return median(errors)
 
 
-def _ahead(made: Figures, ratio: int) -> float:
+def _ahead(made: Values, ratio: int) -> float:
     return made[f"t5-{ratio}" if ratio <= RATIO else f"t8-{ratio}"]
 
 
@@ -172,4 +170,11 @@ def _full(model: Model, gpu: Gpu, host: Host) -> float:
     return (held + host.dram_gib * 2**30) / held
 
 
-PAPER = Paper(title="TierKV", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find)
+PAPER = Paper(
+    name="tierkv",
+    title="TierKV",
+    claims=claims_of("tierkv"),
+    calibrated=CALIBRATED,
+    assumed=ASSUMED,
+    evaluate=evaluate,
+)

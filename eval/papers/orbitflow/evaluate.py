@@ -1,4 +1,4 @@
-"""What ours is for each of OrbitFlow's claims: its planner and the systems beside it, serving generated requests."""
+"""Our value for each of OrbitFlow's claims: its planner and the systems beside it, serving generated requests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from eval.papers.claims import claims_of, printed
 from eval.papers.options import Machine, Simulated
-from eval.papers.orbitflow.values import ASSUMED, CALIBRATED, CLAIMS, GAP, LATE, LOAD
-from eval.papers.paper import Found, Kind, Paper
+from eval.papers.orbitflow.constants import ASSUMED, CALIBRATED, GAP, LATE, LOAD
+from eval.papers.paper import Evaluation, Paper
 from eval.papers.profiles import Model
 from eval.serving.machines import A5000, A6000
 from kv_cache.engine import Policy, serve
@@ -37,7 +38,8 @@ BY_LATE = ("late = 0", "late = 2")  # what else alpha may be
 RUNS = 29  # of each seed
 RANGES = (("o10", "c", "d"), ("o11", "a", "b"), ("o12", "b", "c"))
 Value = Callable[[dict[str, Any]], float]
-Values = dict[str, float | None]
+Values = dict[str, float]
+PRINTED = printed("orbitflow")
 
 
 def generated(load: float, seed: int) -> Trace:
@@ -182,32 +184,30 @@ def _studied(runs: Runs, mine: str) -> Values:
     }
 
 
-def find(machine: Machine, simulated: Simulated, drawn: bool) -> Found:
+def evaluate(machine: Machine, simulated: Simulated, with_figures: bool) -> Evaluation:
     """Count what can be counted, and serve the same requests by all systems at scales of the objective."""
-    printed: Values = {claim.id: claim.value if claim.kind is Kind.INPUT else None for claim in CLAIMS}
     with progress("runs", RUNS * len(SEEDS)) as tick:
         runs = Runs(tick)
         served = {name: _served(runs, name) | _studied(runs, name) for name in ("orbitflow", *BY_LATE)}
-    ours = printed | _layouts() | _figure3() | served["orbitflow"]
-    columns = {name: {claim.id: served[name].get(claim.id) for claim in CLAIMS} for name in BY_LATE}
+    ours = _layouts() | _figure3() | served["orbitflow"]
+    columns = {name: served[name] for name in BY_LATE}
     ranges = {name: [ours[f"{name}{low}"], ours[f"{name}{high}"]] for name, low, high in RANGES}
-    notes = [f"{name}: {low:.1f} to {high:.1f} %, beside {_printed(name)}" for name, (low, high) in ranges.items()]
-    return Found(ours=ours, columns=columns, more={"ranges_percent": ranges}, notes=notes)
-
-
-def _printed(name: str) -> str:
-    values = {claim.id: claim.value for claim in CLAIMS}
-    low, high = next((values[name + low], values[name + high]) for named, low, high in RANGES if named == name)
-    return f"{low:g} to {high:g} % in print"
+    notes = [
+        f"{name}: {ours[name + low]:.1f} to {ours[name + high]:.1f} %, "
+        f"beside {PRINTED[name + low]:g} to {PRINTED[name + high]:g} % in print"
+        for name, low, high in RANGES
+    ]
+    return Evaluation(values=ours, columns=columns, more={"ranges_percent": ranges}, notes=notes)
 
 
 COUNTED = frozenset(f"o1{each}" for each in "abc") | {"o2a", "o2b", *(f"o3{each}" for each in "abcdef"), "o6a"}
 MET_BOUND = "o13a"
 PAPER = Paper(
+    name="orbitflow",
     title="OrbitFlow",
-    claims=CLAIMS,
+    claims=claims_of("orbitflow"),
     calibrated=CALIBRATED,
     assumed=ASSUMED,
-    find=find,
+    evaluate=evaluate,
     counted=COUNTED | {MET_BOUND},
 )

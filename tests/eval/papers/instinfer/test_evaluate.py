@@ -1,13 +1,13 @@
 """InstInfer's claims on a small model: a value of ours for each, and what fixed what.
 
-partner of: eval/papers/instinfer/values.py, eval/papers/instinfer/figures.py
+partner of: eval/papers/instinfer/constants.py, eval/papers/instinfer/figures.py
 """
 
 import json
 
 import pytest
 
-from eval.papers.instinfer.ours import PAPER, VALUES, cases, claimed
+from eval.papers.instinfer.evaluate import PAPER, VALUES, cases, claimed
 from eval.papers.instinfer.runs import simulate
 from eval.papers.paper import judge
 from tests.eval.papers.instinfer.setups import small_setup

@@ -1,22 +1,22 @@
 """TierKV's claims: every value is judged, and how far off the predicted ones are.
 
-partner of: eval/papers/tierkv/values.py
+partner of: eval/papers/tierkv/constants.py
 """
 
 import json
 
 import pytest
 
+from eval.papers.claims import Kind
 from eval.papers.options import Machine, Simulated
-from eval.papers.paper import Kind, judge
+from eval.papers.paper import judge
 from eval.papers.profiles import Gpu, Host, Model
-from eval.papers.tierkv.ours import PAPER, find, ssd_use
-from eval.papers.tierkv.values import CLAIMS
+from eval.papers.tierkv.evaluate import PAPER, evaluate, ssd_use
 
 
 @pytest.fixture(scope="module")
 def result():
-    return judge(PAPER, find(Machine(), Simulated(), False))
+    return judge(PAPER, evaluate(Machine(), Simulated(), False))
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,9 @@ def test_predicted_rows_are_close(result):
 
 
 def test_calibrated_rows_are_what_they_were_fitted_to():
-    found = find(Machine(), Simulated(), False)
-    errors = [abs(each.error_percent(found.ours[each.id])) for each in CLAIMS if each.kind is Kind.CALIBRATED]
+    values = evaluate(Machine(), Simulated(), False).values
+    fitted = [each for each in PAPER.claims if each.kind is Kind.CALIBRATED]
+    errors = [abs(each.error_percent(values[each.id])) for each in fitted]
     assert max(errors) < 2.8
 
 
@@ -66,6 +67,6 @@ def test_the_ssd_is_needed_when_host_memory_is_full():
 
 
 def test_another_gpu_moves_what_follows_from_it():
-    ours = find(Machine(gpu="a6000"), Simulated(), False).ours
+    ours = evaluate(Machine(gpu="a6000"), Simulated(), False).values
     assert ours["t2e"] == pytest.approx(768 / 7)
     assert ours["t5-weights"] == pytest.approx(2 * 8.03 / 0.768, rel=0.001)

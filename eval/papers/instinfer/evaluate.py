@@ -1,4 +1,4 @@
-"""What ours is for each of InstInfer's claims: serial, overlapped, held out; and what our methods are worth."""
+"""Our value for each of InstInfer's claims: serial, overlapped, held out; and what our methods are worth."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from eval.papers.claims import claims_of
 from eval.papers.instinfer import figures
+from eval.papers.instinfer.constants import ASSUMED, CALIBRATED
 from eval.papers.instinfer.options import extent, run, setup_of
 from eval.papers.instinfer.runs import Case, Runs
 from eval.papers.instinfer.systems import (
@@ -21,9 +23,8 @@ from eval.papers.instinfer.systems import (
     Setup,
     flexgen,
 )
-from eval.papers.instinfer.values import ASSUMED, CALIBRATED, CLAIMS
 from eval.papers.options import Machine, Simulated
-from eval.papers.paper import Found, Paper
+from eval.papers.paper import Evaluation, Paper
 from ftl import LAYOUTS
 from vcsd.progress import status
 
@@ -55,6 +56,21 @@ VALUES: Mapping[str, Callable[[Any, Any], float]] = {
         bool(h("FlexGen", 128).reason) and not h("FlexGen", 64).reason and not d("Dense", 256).reason
     ),
 }
+_RATES = "vcsd eval throughput --batch-sizes {} --drives {}"
+COMMANDS = {  # that show the runs of a value
+    "c1": _RATES.format(64, 1),
+    "c2": _RATES.format(256, 1),
+    "c3": _RATES.format("32,256", 1),
+    "c4": _RATES.format("16,256", 1),
+    "c5": _RATES.format("16,32", 1),
+    "c6": _RATES.format("32,256", 2),
+    "c7": _RATES.format("32,256", 2),
+    **dict.fromkeys(("c8a", "c8b", "c9a", "c9b", "c10a"), "vcsd eval breakdown"),
+    **dict.fromkeys(("c8c", "c9c", "c10b"), "vcsd eval breakdown --drives 2"),
+    **dict.fromkeys(("c11a", "c11b"), "vcsd eval scaling"),
+    "c12": _RATES.format("64,128,256", 1),
+    "c13": "vcsd eval claims",
+}
 OVERLAPPED = {
     system: replace(system, name=f"{system.name}, overlapped", schedule="overlapped") for system in (DENSE, SPARF)
 }
@@ -81,7 +97,7 @@ def cases(recorded_page_share: float) -> list[Case]:
     ]
 
 
-def claimed(runs: Runs, share: float, model: str) -> Found:
+def claimed(runs: Runs, share: float, model: str) -> Evaluation:
     """Ours for every claim under the serial schedule and under the overlapped one; a held-out check; our methods.
 
     The held-out check keeps what c1 and c8 fix (one rate of FlexGen's path, the engine, the runtime). The rest is what
@@ -96,8 +112,8 @@ def claimed(runs: Runs, share: float, model: str) -> Found:
         return runs.host(system, batch, constants=one_rate)
 
     methods, ours = _methods(runs), _ours(runs)
-    return Found(
-        ours=_values(runs, runs.host, serial),
+    return Evaluation(
+        values=_values(runs, runs.host, serial),
         columns={
             "ours_overlapped": _values(runs, runs.host, overlapped),
             "held_out": _values(runs, nominal, held_out),
@@ -183,22 +199,31 @@ def _pcie(setup: Setup) -> float:
     return setup.kv_bytes(1, tokens) / in_storage_bytes
 
 
-def find(machine: Machine, simulated: Simulated, drawn: bool) -> Found:
-    """Simulate what the claims need, and the figures too where they are to be drawn."""
-    return find_on(setup_of(machine, simulated), simulated, drawn)
+def evaluate(machine: Machine, simulated: Simulated, with_figures: bool) -> Evaluation:
+    """Simulate what the claims need, and the figures if they are requested."""
+    return evaluate_on(setup_of(machine, simulated), simulated, with_figures)
 
 
-def find_on(setup: Setup, simulated: Simulated, drawn: bool) -> Found:
+def evaluate_on(setup: Setup, simulated: Simulated, with_figures: bool) -> Evaluation:
     """The same on a setup."""
     with status("recording attention"):
         from eval.papers.instinfer.page_shares import recorded_shares, scaled
 
-        touched = recorded_shares(setup, [*figures.COMPRESSIONS, 8.0] if drawn else [8.0])
+        touched = recorded_shares(setup, [*figures.COMPRESSIONS, 8.0] if with_figures else [8.0])
     recorded, shares = touched.by_compression[8.0], scaled(setup, touched.by_compression)
-    runs = run(simulated, setup, [*cases(recorded), *(figures.cases(shares) if drawn else [])])
-    found = claimed(runs, recorded, touched.model)
-    return replace(found, sections=figures.sections(runs, shares)) if drawn else found
+    runs = run(simulated, setup, [*cases(recorded), *(figures.cases(shares) if with_figures else [])])
+    evaluation = claimed(runs, recorded, touched.model)
+    return replace(evaluation, sections=figures.sections(runs, shares)) if with_figures else evaluation
 
 
 COUNTED = frozenset(("c6", "c9b", "c9c", "c10a", "c10b", "c12", "c13"))  # the first five from c1, c2, c3 and c8
-PAPER = Paper(title="InstInfer", claims=CLAIMS, calibrated=CALIBRATED, assumed=ASSUMED, find=find, counted=COUNTED)
+PAPER = Paper(
+    name="instinfer",
+    title="InstInfer",
+    claims=claims_of("instinfer"),
+    calibrated=CALIBRATED,
+    assumed=ASSUMED,
+    evaluate=evaluate,
+    counted=COUNTED,
+    commands=COMMANDS,
+)

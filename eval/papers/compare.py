@@ -1,0 +1,112 @@
+"""All papers: printed values compared with our model's, calibrated constants, and errors of predicted values."""
+
+from __future__ import annotations
+
+import importlib
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from eval.experiment import Outcome
+from eval.papers.options import Machine, Simulated, cell
+from eval.papers.paper import Evaluation, Paper, judge
+from vcsd.tables import table
+
+PAPERS = {  # modules with a `PAPER`, imported when it is requested
+    "instinfer": "eval.papers.instinfer.evaluate",
+    "dual-blade": "eval.papers.dual_blade.evaluate",
+    "tierkv": "eval.papers.tierkv.evaluate",
+    "orbitflow": "eval.papers.orbitflow.evaluate",
+    "tutti": "eval.papers.tutti.evaluate",
+}
+ALL = "all"
+Name = StrEnum("Name", [(name, name) for name in (*PAPERS, ALL)])  # type: ignore[misc]
+
+
+def load(name: str) -> Paper:
+    """A paper of the table."""
+    paper: Paper = importlib.import_module(PAPERS[name]).PAPER
+    return paper
+
+
+def experiment(
+    machine: Machine,
+    simulated: Simulated,
+    paper: Annotated[Name, typer.Option(help="whose claims")] = Name("instinfer"),
+) -> Outcome:
+    """Compare papers' printed values with our model: input, calibrated, predicted or in contradiction."""
+    results: dict[str, Any] = {}
+    shown: list[Any] = []
+    for name in PAPERS if paper == ALL else [str(paper)]:
+        each = load(name)
+        evaluation = each.evaluate(machine, simulated, False)
+        results[name] = judge(each, evaluation)
+        shown += _shown(each, evaluation, results[name])
+    return Outcome(results if paper == ALL else results[str(paper)], shown)
+
+
+def _shown(paper: Paper, evaluation: Evaluation, result: dict[str, Any]) -> list[Any]:
+    """Tables and lines for people."""
+    columns = ("id", "text", "paper", "ours", "kind", "error %", *evaluation.columns)
+    rows = [
+        (
+            row["id"],
+            row["text"],
+            cell(float(row["paper"])),
+            cell(row["ours"]),
+            row["kind"],
+            "-" if row["error_percent"] is None else f"{row['error_percent']:+.1f}",
+            *(cell(row[column]) for column in evaluation.columns),
+        )
+        for row in result["rows"]
+    ]
+    names = ("name", "value", "unit", "why")
+    return [
+        table(f"Claims of {paper.title} ({evaluation.extent})", columns, rows, left=("id", "text", "kind")),
+        _constants("Calibrated", result["calibrated"], (*names, "fixed_by")),
+        _constants("Assumed", result["assumed"], names),
+        *(f"{kind} {', '.join(ids)}: {reason}" for (kind, reason), ids in _reasons(result["rows"]).items()),
+        *(f"exception {each['id']}: {each['reason']}" for each in result["exceptions"]),
+        _errors(result, bool(paper.counted)),
+        _by_source(result["by_source"]),
+        *evaluation.notes,
+    ]
+
+
+def _errors(result: dict[str, Any], counted: bool) -> str:
+    """Errors of the predicted rows in a line, the worst by its name."""
+    (worst,) = (row for row in result["rows"] if row["id"] == result["worst_row"])
+    said = (
+        f"{result['predicted_rows']} predicted rows: median error {result['median_error_percent']:.1f} %, "
+        f"{result['rows_beyond_15_percent']} beyond 15 %, worst {result['worst_error_percent']:.1f} % "
+        f"({worst['id']}: {worst['text']})"
+    )
+    return said + counted * (
+        f"; without counts and rows that follow by algebra {result['independent_rows']} rows: "
+        f"median error {result['independent_median_error_percent']:.1f} %"
+    )
+
+
+def _by_source(sources: dict[str, dict[str, Any]]) -> str:
+    """Errors of the predicted rows by how our value is obtained, in a line."""
+    return "by source: " + "; ".join(
+        f"{name} {each['rows']} rows, median {each['median_error_percent']:.1f} %, "
+        f"worst {each['worst_error_percent']:.1f} %"
+        for name, each in sources.items()
+        if each["rows"]
+    )
+
+
+def _reasons(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
+    """Ids of contradictions and of values that are not modelled, by kind and reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if "reason" in row:
+            found.setdefault((row["kind"], row["reason"]), []).append(row["id"])
+    return found
+
+
+def _constants(title: str, constants: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:
+    rows = [[f"{each[name]:g}" if name == "value" else each[name] for name in columns] for each in constants]
+    return table(title, columns, rows, left=columns)

@@ -1,0 +1,64 @@
+"""Constants of the model of InstInfer without a source outside it: each is fixed by a claim, all else follows."""
+
+from __future__ import annotations
+
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH, PCIE3_X4_P2P, ZYNQ7045
+from eval.papers.paper import Constant
+
+ENGINE = Constant(
+    "kernel_rate",
+    116.0,
+    "multiply-accumulates a cycle",
+    "two kernels of 64 lanes that are busy nine cycles in ten; in csd_spec.presets.ZYNQ7045",
+    "c8b",
+)
+RUNTIME = Constant(
+    "sequence_layer_us",
+    172.0,
+    "us for each sequence and layer",
+    "commands, transfers and Python of FlexGen's runtime, on which InstInfer is built: some ten calls of 15 to 20 us",
+    "c8c",
+)
+PAGES = Constant(
+    "token_page_share",
+    0.252,
+    "of token pages at 1/8",
+    "with the embedding pages nearly half of the dense bytes; selections cluster, at random it would be 0.88",
+    "c2",
+)
+FILES = Constant(
+    "file_path_gb_per_s",
+    1.33,
+    "GB/s",
+    "reads that miss the page cache: file system, SSD and a bounce buffer in turn, not the SSD's 7 GB/s",
+    "c1",
+)
+CACHE = Constant(
+    "cached_path_gb_per_s",
+    1.71,
+    "GB/s",
+    "reads that hit the page cache: a system call and one thread's copy to a bounce buffer, and from there to the GPU",
+    "c3",
+)
+COPIES = Constant(
+    "host_link_share",
+    0.624,
+    "of the GPU link's nominal rate",
+    "copies from host memory, part of it pageable: weights and KV come over in 19.7 of 32 GB/s",
+    "c4",
+)
+SWAP = Constant(
+    "host_kv_copies",
+    1.5,
+    "copies of KV in host memory",
+    "pinned staging beside the cache: without it 53.7 GB of KV at batch 32 would fit 96 GB beside 25.7 GB of weights",
+    "c5",
+)
+CALIBRATED = (ENGINE, RUNTIME, PAGES, FILES, CACHE, COPIES, SWAP)
+ASSUMED = (
+    Constant("softmax_ways", ZYNQ7045.softmax_ways, "scores a cycle and kernel", "does not limit the dense step"),
+    Constant("topk_ways", ZYNQ7045.topk_ways, "scores a cycle", "of the assumed ones the one that takes most"),
+    Constant("nfc_bytes_per_cycle", ZYNQ7045.nfc_bytes_per_cycle, "bytes", "a filter keeps up with its channel"),
+    Constant("read_ns", INSTCSD_ZYNQ7045_8CH.timing.read_ns, "ns", "tR of current TLC flash"),
+    Constant("command_ns", PCIE3_X4_P2P.command_ns, "ns", "an NVMe driver and controller at queue depth 1"),
+)

@@ -1,0 +1,57 @@
+"""The door: which papers there are, and what is shown of one and of all."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from eval.papers import compare
+from eval.papers.claims import Claim, Kind, Source
+from eval.papers.compare import PAPERS, Name, experiment, load
+from eval.papers.options import Machine, Simulated
+from eval.papers.paper import Evaluation, Paper
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_paper_is_sound(name):
+    paper = load(name)
+    assert paper.name == name
+    fixing = {each.id for each in paper.claims if each.kind is Kind.CALIBRATED}
+    assert fixing <= {name for each in paper.calibrated for name in each.fixed_by.split(", ")}
+    assert all(each.why for each in (*paper.calibrated, *paper.assumed))
+    assert set(paper.commands) <= {each.id for each in paper.claims}
+    assert paper.counted <= {each.id for each in paper.claims if each.kind is Kind.PREDICTED}
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """A table of two small papers."""
+    made = {}
+    speed = Claim(id="a1", page="I", what="speed", value=2, unit="x", source=Source.FORMULA)
+    loss = Claim(id="b1", page="I", what="loss", value=1, unit="x", kind=Kind.CONTRADICTION, reason="too early")
+    for name in ("one", "two"):
+        columns = {"held_out": {"a1": 3.0, "b1": 1.0}}
+        evaluation = Evaluation(values={"a1": 2.2}, columns=columns, notes=["well"])
+        fields = {"name": name, "title": name.title(), "claims": (speed, loss), "calibrated": (), "assumed": ()}
+        made[name] = Paper(**fields, evaluate=lambda *_, each=evaluation: each)
+    monkeypatch.setattr(compare, "PAPERS", made)
+    monkeypatch.setattr(compare, "load", made.get)
+
+
+def test_one_paper_is_its_result_and_all_are_by_name(two):
+    whole = experiment(Machine(), Simulated(), Name("all")).result
+    assert list(whole) == ["one", "two"]
+    assert whole["one"]["worst_error_percent"] == pytest.approx(10)
+    assert experiment(Machine(), Simulated(), "two").result == whole["two"]
+
+
+def test_people_see_rows_constants_and_reasons(two):
+    page = io.StringIO()
+    console = Console(file=page, width=200)
+    for part in experiment(Machine(), Simulated(), Name("all")).shown:
+        console.print(part)
+    text = page.getvalue()
+    for seen in ("Claims of One", "Claims of Two", "held_out", "3.000", "+10.0", "contradiction b1: too early", "well"):
+        assert seen in text
+    assert "by source: formula 1 rows, median 10.0 %, worst 10.0 %" in text
+    assert "1 predicted rows: median error 10.0 %, 0 beyond 15 %, worst 10.0 % (a1: speed (I))" in text
