@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kv_cache.admission import AdmissionConfig
 from kv_cache.block_table import BlockKey, BlockTable, PolicyError, Transfer
-from kv_cache.cost import Engine
+from kv_cache.cost import CostModel, DriveModel, Overlay, ServingCost
 from kv_cache.engine import SchedulerOutput, SchedulerState, SequenceState, serve
 from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Route, Tier
 from kv_cache.iteration import Iteration, IterationRunner, Policy
@@ -24,13 +24,15 @@ __all__ = [
     "AdmissionConfig",
     "BlockKey",
     "BlockTable",
-    "Engine",
+    "CostModel",
+    "DriveModel",
     "Iteration",
     "IterationRunner",
     "LayerTime",
     "Link",
     "Machine",
     "Offload",
+    "Overlay",
     "Policy",
     "PolicyError",
     "Request",
@@ -38,6 +40,7 @@ __all__ = [
     "SchedulerOutput",
     "SchedulerState",
     "SequenceState",
+    "ServingCost",
     "SimulatedTransfers",
     "Tier",
     "Trace",

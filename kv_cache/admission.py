@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from csd_spec.checked import value
-from kv_cache.cost import Engine
+from kv_cache.cost import ServingCost
 from kv_cache.trace import Request, Trace
 
 FULL, TOO_LONG = "the queue is full", "longer than the device has room for"
@@ -43,11 +43,11 @@ class WaitingQueue:
     Steps that nobody is there for take no time.
     """
 
-    def __init__(self, trace: Trace, engine: Engine, admission: AdmissionConfig) -> None:
+    def __init__(self, trace: Trace, cost: ServingCost, admission: AdmissionConfig) -> None:
         if not admission.reject:
-            engine.check(trace.requests)
+            cost.check(trace.requests)
         self._coming, self._in_steps, self._skipped = deque(trace.requests), trace.unit == "steps", 0.0
-        self._engine, self._admission, self._number = engine, admission, count()
+        self._cost, self._admission, self._number = cost, admission, count()
         self._here: list[tuple[float, int, Request, float]] = []
         self.rejected: list[tuple[Request, str]] = []
 
@@ -74,7 +74,7 @@ class WaitingQueue:
         while self._coming and self._coming[0].arrival <= reached:
             request = self._coming.popleft()
             arrived_s = now_s if self._in_steps else request.arrival
-            if request.tokens > self._engine.longest_tokens:
+            if request.tokens > self._cost.longest_tokens:
                 self.rejected.append((request, TOO_LONG))
             elif self._admission.queue is not None and len(self._here) >= self._admission.queue + free:
                 self.rejected.append((request, FULL))
@@ -85,7 +85,9 @@ class WaitingQueue:
         """What the order goes by. All who wait grow old at the same rate, so it stays what it is."""
         if self._admission.order == "fcfs":
             return 0.0
-        work_s = self._engine.prefill_s(request.input_tokens) + request.output_tokens * self._engine.step_s
+        work_s = (
+            self._cost.compute.prefill_s(request.input_tokens) + request.output_tokens * self._cost.compute.linear_s()
+        )
         return arrived_s + self._admission.aging * work_s
 
     def take(self) -> tuple[Request, float]:

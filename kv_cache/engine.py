@@ -16,7 +16,7 @@ import numpy as np
 from csd_io.compiled import njit
 from csd_spec.arrays import F64
 from kv_cache.admission import AdmissionConfig, WaitingQueue
-from kv_cache.cost import Engine
+from kv_cache.cost import ServingCost
 from kv_cache.planner.problem import Offload, form, on_device, run
 from kv_cache.trace import Request, Trace
 
@@ -67,7 +67,7 @@ class SequenceState:
 class SchedulerState:
     """What a policy sees before a step. changed: whether requests came or went since the last one. memory: its own."""
 
-    engine: Engine
+    cost: ServingCost
     live: Sequence[SequenceState]
     slo_s: float
     now_s: float
@@ -128,7 +128,7 @@ class RunResult:
 
 def serve(
     trace: Trace,
-    engine: Engine,
+    cost: ServingCost,
     policy: Policy,
     slo_s: float,
     admission: AdmissionConfig = AdmissionConfig(),
@@ -139,7 +139,7 @@ def serve(
     Arrivals in engine steps are counted in decode steps, so that a slow engine gets fewer in a time. Raises ValueError
     for a request that the device never has room for, unless such are rejected.
     """
-    loop = _Loop(trace, engine, policy, slo_s, admission)
+    loop = _Loop(trace, cost, policy, slo_s, admission)
     while loop.queue.left or loop.live or loop.prompt:
         loop.admit()
         loop.go_on()
@@ -151,9 +151,11 @@ def serve(
 class _Loop:
     """The state of a run. live: who decodes, or pauses. prompt: who is prefilled in chunks, prefilled so far."""
 
-    def __init__(self, trace: Trace, engine: Engine, policy: Policy, slo_s: float, admission: AdmissionConfig) -> None:
-        self.engine, self.policy, self.slo_s, self.admission = engine, policy, slo_s, admission
-        self.queue = WaitingQueue(trace, engine, admission)
+    def __init__(
+        self, trace: Trace, cost: ServingCost, policy: Policy, slo_s: float, admission: AdmissionConfig
+    ) -> None:
+        self.cost, self.policy, self.slo_s, self.admission = cost, policy, slo_s, admission
+        self.queue = WaitingQueue(trace, cost, admission)
         self.done = RunResult(slo_s=slo_s, rejected=self.queue.rejected)
         self.live, self.prompt, self.prefilled = list[SequenceState](), cast(SequenceState | None, None), 0
         self.now_s, self.changed, self._memory = 0.0, False, dict[str, Any]()
@@ -184,7 +186,7 @@ class _Loop:
     def _prefill(self) -> None:
         """What is left of a prompt at once."""
         assert self.prompt
-        took_s = self.engine.prefill_s(self.prompt.request.input_tokens, self.prefilled)
+        took_s = self.cost.compute.prefill_s(self.prompt.request.input_tokens, self.prefilled)
         self.now_s += took_s
         self.done.prefill_s += took_s
         self._arrive()  # some have come meanwhile
@@ -231,7 +233,7 @@ class _Loop:
         who, before = [each.request.number for each in among], self._asked
         self._asked, changed = who, self.changed or who != before
         step, mean = self.done.steps, self._mean_tokens
-        return SchedulerState(self.engine, among, self.slo_s, self.now_s, step, changed, mean, self._memory)
+        return SchedulerState(self.cost, among, self.slo_s, self.now_s, step, changed, mean, self._memory)
 
     def _chunks(self) -> F64 | None:
         """Seconds of each chunk that is left of the prompt."""
@@ -239,7 +241,7 @@ class _Loop:
             return None
         end, chunk = self.prompt.request.input_tokens, self.admission.chunk
         begins = range(self.prefilled, end, chunk)
-        return np.array([self.engine.prefill_s(min(begin + chunk, end), begin) for begin in begins])
+        return np.array([self.cost.compute.prefill_s(min(begin + chunk, end), begin) for begin in begins])
 
 
 def _decode(
@@ -250,18 +252,20 @@ def _decode(
     beside: seconds that steps take longer, for what else the device does in them; there are no more of them. Raises
     RuntimeError for a placement that does not fit the device.
     """
-    engine, running = now.engine, decision.running
+    cost, running = now.cost, decision.running
     if not running:
         raise RuntimeError("a policy lets nobody decode")
     most = min(decision.steps, until[0], *(each.request.output_tokens - each.count for each in running))
     took = np.zeros(max(1, int(most if beside is None else min(most, beside.size))))
     beside = np.zeros(took.size) if beside is None else beside
-    forms = [form(engine.layers, option) for option in decision.options]
+    forms = [form(cost.layers, option) for option in decision.options]
     asked, due, in_drives = (np.array([[each[k]] for each in forms]) for k in range(3))
-    shares = np.array([on_device(engine.layers, option) for option in decision.options])
+    shares = np.array([on_device(cost.layers, option) for option in decision.options])
     tokens = np.array([each.tokens + 1 for each in running])
     within_s = until[1] - now.now_s
-    count = _steps(engine.line, engine.room_blocks, tokens, asked, due, in_drives, shares, within_s, beside, took)
+    count = _steps(
+        cost.line(len(running)), cost.room_blocks, tokens, asked, due, in_drives, shares, within_s, beside, took
+    )
     if not count:
         raise RuntimeError(f"a placement of {decision.options} does not fit the device")
     took = took[:count]
@@ -269,12 +273,12 @@ def _decode(
     for each, option, held in zip(running, decision.options, tokens.tolist(), strict=True):
         each.made(ends, took)
         read = option.count * (count * held + count * (count - 1) // 2)  # tokens, over all layers away
-        if option.in_drives and engine.drives:
+        if option.in_drives and cost.drives:
             done.attended_layers += count * option.count
-            done.drive_bytes += read * engine.drives.token_bytes
+            done.drive_bytes += read * cost.drives.token_bytes
         else:
             done.fetched_layers += count * option.count
-            done.link_bytes += read * engine.token_bytes
+            done.link_bytes += read * cost.token_bytes
     done.steps += count
     done.decided += 1
     beside_s = float(beside[:count].sum())
@@ -286,7 +290,7 @@ def _decode(
 @njit(cache=True, nogil=True)
 def _steps(line, room, tokens, asked, due, in_drives, shares, until_s, beside, took):  # type: ignore[no-untyped-def]
     """Steps of requests that grow by a token in each, until they do not fit or the time is over; how many, and how long
-    each took. line: `Engine.line`. beside: what each takes longer.
+    each took. line: `ServingCost.line`. beside: what each takes longer.
     """
     step_s, token_s, fetch_s, fetch_token_s, call_s, read_token_s, block = line
     R, L = tokens.size, asked.shape[2]

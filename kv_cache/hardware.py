@@ -82,6 +82,20 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Accelerator:
+    """What computes: its memory, and its peak rates. flops: operations/s in FP16, without sparsity."""
+
+    name: str
+    memory_bytes: float
+    bytes_per_s: float
+    flops: float
+
+
+# By NVIDIA's data sheet of the SXM module: 80 GB of HBM3, 3.35 TB/s, 989 TFLOPS
+H100 = Accelerator("h100", 80 * 2**30, 3350e9, 989e12)
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """Tiers, links, and a route for each pair of tiers between which bytes may move."""
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kv_cache.cost import Engine
+from kv_cache.cost import ServingCost
 from kv_cache.engine import Policy, SchedulerState, SequenceState
 from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST
 from kv_cache.planner.problem import Offload, PlacementProblem, away
@@ -76,8 +76,8 @@ class Slots:
     measured and part from what was predicted, the engine is taken to be slower, or faster, and the policy plans again.
     """
 
-    def __init__(self, policy: Policy, engine: Engine, slo_s: float, slots: int = 4, head: int = 0) -> None:
-        self.policy, self.engine, self.slo_s, self.slots, self.head = policy, engine, slo_s, slots, head
+    def __init__(self, policy: Policy, cost: ServingCost, slo_s: float, slots: int = 4, head: int = 0) -> None:
+        self.policy, self.cost, self.slo_s, self.slots, self.head = policy, cost, slo_s, slots, head
         self.now_s, self.live = 0.0, list[SequenceState]()
         self._queue = deque[SequenceState]()
         self._passed_over = Counter[int]()
@@ -85,10 +85,10 @@ class Slots:
         self._asked: tuple[int, ...] = ()
         self._running: dict[int, Offload] = {}
         self._steps = self._count = self._tokens = 0
-        self._given, self._slower, self._replan = engine, 1.0, False
+        self._given, self._slower, self._replan = cost, 1.0, False
 
     def check(self, request: Request) -> None:
-        self.engine.check([request])
+        self.cost.check([request])
 
     def add(self, request: Request) -> None:
         self._queue.append(SequenceState(request, self.now_s))
@@ -115,9 +115,9 @@ class Slots:
         ran = [each for each in self.live if each.request.number in numbers]
         if took_s is not None:
             self._compare([each for each in ran if each.count], took_s)
-        prefilled = sum(each.request.input_tokens for each in ran if not each.count)
-        passed_s = prefilled / self.engine.prefill_tokens_per_s
-        passed_s += self.engine.compute_s(sum(each.tokens for each in ran if each.count))
+        decoded = [each.tokens for each in ran if each.count]
+        passed_s = self.cost.compute.decode_s(len(decoded), sum(decoded)) if decoded else 0.0
+        passed_s += sum(self.cost.compute.prefill_s(each.request.input_tokens) for each in ran if not each.count)
         self.now_s += passed_s
         self._steps += 1
         for each in self.live:
@@ -135,10 +135,11 @@ class Slots:
         if planned is None:
             return
         self._slower += EMA * (took_s / planned.latency_s - self._slower)
-        reckoned = self.engine.step_s / self._given.step_s
-        if not 1 / PARTED < self._slower / reckoned < PARTED:
-            step_s, token_s = self._given.step_s * self._slower, self._given.token_s * self._slower
-            self.engine, self._replan = replace(self.engine, step_s=step_s, token_s=token_s), True
+        if not 1 / PARTED < self._slower / self.cost.compute.slowdown < PARTED:
+            self.cost, self._replan = (
+                replace(self.cost, compute=replace(self.cost.compute, slowdown=self._slower)),
+                True,
+            )
 
     def _ask(self) -> dict[int, Offload]:
         """Who decodes, and how their layers lie. Who was passed over too often is asked about alone."""
@@ -147,13 +148,13 @@ class Slots:
         who = tuple(each.request.number for each in among)
         changed, self._asked, mean = self._replan or who != self._asked, who, self._tokens / self._count
         self._replan = False
-        now = SchedulerState(self.engine, among, self.slo_s, self.now_s, self._steps, changed, mean, self._memory)
+        now = SchedulerState(self.cost, among, self.slo_s, self.now_s, self._steps, changed, mean, self._memory)
         decision = self.policy(now)
         return {each.request.number: option for each, option in zip(decision.running, decision.options, strict=True)}
 
     def _homes(self, option: Offload | None) -> Homes:
         """Of a request: None where it pauses."""
-        layers = self.engine.layers
+        layers = self.cost.layers
         if option is None:
             return [(HOST,)] * layers
         lie = set(away(layers, option.count))
@@ -170,7 +171,7 @@ class Slices:
         self.machine, self._layers = machine, layers
         self._server = open_server(machine, policy, slice_tokens, machine.bytes_of(longest_tokens + 1))
         self._kvs: dict[int, Kv] = {}
-        self._prefilled = 0
+        self._prefilled: list[int] = []
 
     def check(self, request: Request) -> None:
         check([request], self.machine)
@@ -193,7 +194,7 @@ class Slices:
                 self._give_up()
             self._decide()
         entering = [kv for kv in server.active if kv.absent]
-        self._prefilled = sum(kv.tokens for kv in entering)
+        self._prefilled = [kv.tokens for kv in entering]
         for kv in entering:
             kv.absent = False
         homes = {number: self._homes(kv) for number, kv in self._kvs.items() if not kv.absent}
@@ -201,7 +202,7 @@ class Slices:
 
     def made(self, numbers: Collection[int], took_s: float | None = None) -> None:
         ran = [self._kvs[number] for number in numbers]
-        self._server.iterated(self.machine.iteration_s(sum(kv.tokens for kv in ran), self._prefilled))
+        self._server.iterated(self.machine.iteration_s([kv.tokens for kv in ran], self._prefilled))
         for kv in ran:
             kv.grow()
 

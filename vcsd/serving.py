@@ -18,8 +18,9 @@ from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import placement
 from host_driver.rows import RowKv
 from host_driver.sharding import share_out
-from kv_cache.cost import Drives, Engine
+from kv_cache.cost import CostModel, DenseDecoder, DriveModel, ServingCost
 from kv_cache.engine import SchedulerOutput, SchedulerState
+from kv_cache.hardware import H100
 from kv_cache.limits import TierLimits
 from kv_cache.planner.problem import BLOCK_TOKENS, Offload
 from kv_cache.policies.orbitflow import POLICIES as PLACING
@@ -31,17 +32,15 @@ from vcsd.server import Server
 from vcsd.tiered import MAX_TOKENS
 from vcsd.transport import check_method, methods_of, open_drives
 
-# Of a model of which nothing else is said: what a policy reckons with, assumed
-LAYER_S, TOKEN_BYTES_PER_S = 1e-3, 50e9  # a layer of a step without K and V; at which those are read
+# Of a model of which nothing else is said a policy assumes an H100, a PCIe 4 x16 link, and these drives
 FETCH_BYTES_PER_S, DRIVE_BYTES_PER_S, CALL_S = 25e9, 6e9, 20e-6
-PREFILL_TOKENS_PER_S = 6000.0
 FLASH_SHARE = 0.25  # of the link to the host, that flash is as fast as
 UNLIMITED = 1 << 40  # bytes, of a tier without a limit
 
 
 def in_drives(now: SchedulerState) -> SchedulerOutput:
     """All layers of all are attended in drives."""
-    return SchedulerOutput(now.live, [Offload(now.engine.layers, in_drives=True)] * len(now.live))
+    return SchedulerOutput(now.live, [Offload(now.cost.layers, in_drives=True)] * len(now.live))
 
 
 SLOTS = PLACING | {
@@ -66,7 +65,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "max_tokens": (int | None, "a whole number"),
     "max_waiting": _NUMBER,
     "chunk": _NUMBER,
-    "engine": (Engine | None, "an Engine"),
+    "cost": (ServingCost | None, "a ServingCost"),
     "slo_scale": (float | int, "a number"),
     "measured": (bool, "True or False"),
 }
@@ -81,9 +80,9 @@ class Serving:
     policy places layers. slice_tokens: what a request makes before others have their turn, where they take turns.
     max_tokens: of a request; None is the model's context, at most 4096. max_waiting: requests that may wait, beyond
     which they are rejected. chunk: tokens of a prompt that are prefilled between two decode steps; 0 is all.
-    engine: what the policy reckons with instead of what is assumed; its room follows from the tiers. slo_scale: the
+    cost: what the policy reckons with instead of an H100; its room follows from the tiers. slo_scale: the
     objective over the step of the longest request that fits. measured: plan again where steps take longer here, or
-    shorter, than the engine says; then decisions are no longer the same on every day.
+    shorter, than the cost model says; then decisions are no longer the same on every day.
     """
 
     policy: str = "orbitflow"
@@ -95,7 +94,7 @@ class Serving:
     max_tokens: int | None = None
     max_waiting: int = 128
     chunk: int = 0
-    engine: Engine | None = None
+    cost: ServingCost | None = None
     slo_scale: float = 1.5
     measured: bool = False
 
@@ -130,58 +129,58 @@ class Serving:
             return self.drives
         return self.drives.count if isinstance(self.drives, DriveSet) else len(self.drives)
 
-    def scheduler(self, shape: ModelShape, row_bytes: int, max_tokens: int) -> Scheduler:
-        """The policy, with the room that there is. row_bytes: K and V of a token in a layer."""
-        engine = self.engine or assumed(shape, row_bytes, self.count)
-        if engine.layers != shape.layers:
-            raise ValueError(f"engine.layers = {engine.layers}: the model has {shape.layers}")
+    def scheduler(self, shape: ModelShape, row_bytes: int, max_tokens: int, parameters: float) -> Scheduler:
+        """The policy, with the room that there is.
+
+        Args:
+            shape: The model's attention.
+            row_bytes: K and V of a token in a layer.
+            max_tokens: Of a request.
+            parameters: Of the model.
+        """
+        cost = self.cost or assumed(shape, row_bytes, self.count, parameters)
+        if cost.layers != shape.layers:
+            raise ValueError(f"cost.layers = {cost.layers}: the model has {shape.layers}")
         token_bytes = shape.layers * row_bytes
         device = UNLIMITED if self.tiers.device is None else self.tiers.device
         if self.policy in SLICES:
-            return Slices(
-                SLICES[self.policy],
-                self._machine(engine, token_bytes, device),
-                shape.layers,
-                self.slice_tokens,
-                max_tokens,
-            )
+            machine = self._machine(cost, token_bytes, device)
+            return Slices(SLICES[self.policy], machine, shape.layers, self.slice_tokens, max_tokens)
         room = max(0, device - max_tokens * row_bytes)  # one layer of a request comes for its prefill
-        fits = replace(engine, room_blocks=max(1, room // (token_bytes * BLOCK_TOKENS)))
+        fits = replace(cost, room_blocks=max(1, room // (token_bytes * BLOCK_TOKENS)))
         head = min(max_tokens // 2, room // (token_bytes * self.slots)) if self.policy == "in-two-places" else 0
         return Slots(SLOTS[self.policy], fits, fits.slo_s(self.slo_scale), self.slots, head)
 
-    def _machine(self, engine: Engine, token_bytes: int, device: int) -> Machine:
+    def _machine(self, cost: ServingCost, token_bytes: int, device: int) -> Machine:
         """What takes turns reckons with the same, and with whole requests."""
         host = UNLIMITED if self.tiers.host is None else self.tiers.host
-        rate = token_bytes / max(engine.fetch_token_s, 1e-15)
+        rate = token_bytes / max(cost.fetch_token_s, 1e-15)
         return Machine(
+            cost=cost.compute,
             token_bytes=token_bytes,
             block_tokens=BLOCK_TOKENS,
             device_bytes=max(1, device),
             host_bytes=max(1, host),
             flash_bytes=UNLIMITED,
             host_bytes_per_s=rate,
-            host_start_s=engine.fetch_s,
+            host_start_s=cost.fetch_s,
             flash_bytes_per_s=rate * FLASH_SHARE,
-            step_s=max(engine.step_s, 1e-9),
-            kv_bytes_per_s=token_bytes / max(engine.token_s, 1e-15),
-            prefill_tokens_per_s=engine.prefill_tokens_per_s,
         )
 
 
-def assumed(shape: ModelShape, row_bytes: int, drives: int) -> Engine:
-    """An engine of which nothing was measured."""
+def assumed(shape: ModelShape, row_bytes: int, drives: int, parameters: float) -> ServingCost:
+    """A model of which nothing was measured, on an H100."""
     token_bytes = shape.layers * row_bytes
-    return Engine(
+    return ServingCost(
         name="the device",
-        layers=shape.layers,
-        step_s=shape.layers * LAYER_S,
-        token_s=token_bytes / TOKEN_BYTES_PER_S,
+        compute=CostModel.of(DenseDecoder(shape, parameters), H100),
         fetch_s=0.0,
         fetch_token_s=token_bytes / FETCH_BYTES_PER_S,
         room_blocks=1,
-        prefill_tokens_per_s=PREFILL_TOKENS_PER_S,
-        drives=Drives(bytes_per_s=drives * DRIVE_BYTES_PER_S, token_bytes=row_bytes, call_s=CALL_S) if drives else None,
+        token_bytes=row_bytes,
+        drives=DriveModel(bytes_per_s=drives * DRIVE_BYTES_PER_S, token_bytes=row_bytes, call_s=CALL_S)
+        if drives
+        else None,
     )
 
 
@@ -204,7 +203,7 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
         driver = undo.enter_context(_driver(serving, shape)) if serving.count else None
         undo.enter_context(in_rows(model))
         kv = RowKv(tiers, shape, next(model.parameters()), max_tokens, driver, cache_bytes)
-        scheduler = serving.scheduler(shape, kv.row_bytes, max_tokens)
+        scheduler = serving.scheduler(shape, kv.row_bytes, max_tokens, model.num_parameters())
         server = Server(
             RowModel(model, kv), scheduler, max_tokens, serving.max_waiting, serving.chunk, serving.measured
         )

@@ -44,6 +44,7 @@ EVAL = {
     "sensitivity": "eval.papers.instinfer.sensitivity",
     "serving": "eval.serving.serving",
     "claims": "eval.papers.compare",
+    "machine": "eval.papers.machines",
     "tiers": "eval.papers.tierkv.tiers",
     "reuse": "eval.papers.tutti.reuse",
     "prefixes": "eval.papers.tutti.prefixes",

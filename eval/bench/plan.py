@@ -48,8 +48,9 @@ def instance(generator: np.random.Generator, layers: int, requests: int) -> Plac
     lengths = [int(generator.integers(96, 145)) << int(generator.integers(0, 7)) for _ in range(2 * requests)]
     tokens = [given + int(generator.random() * made) for given, made in zip(lengths[::2], lengths[1::2], strict=True)]
     blocks = sum(-(-each // BLOCK_TOKENS) for each in tokens)
-    engine = replace(A5000, layers=layers, room_blocks=max(1, int(blocks * generator.uniform(*ROOM))))
-    return PlacementProblem(engine.costs(tokens), [[Offload(count) for count in strides(layers)]] * requests)
+    compute = replace(A5000.compute, layers=layers)
+    cost = replace(A5000, compute=compute, room_blocks=max(1, int(blocks * generator.uniform(*ROOM))))
+    return PlacementProblem(cost.costs(tokens), [[Offload(count) for count in strides(layers)]] * requests)
 
 
 def exhaustive(problem: PlacementProblem) -> float | None:

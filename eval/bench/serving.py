@@ -207,14 +207,15 @@ def setting(load: Load, name: str, asked: Sequence[Asked], spec: DriveSpec = INS
     """A policy, and tiers that hold a share of what as many of the longest requests have as there are slots, and one of
     them at least."""
     with_drives = name in WITH_DRIVES
-    shape = placement(_model()).shape
+    model = _model()
+    shape = placement(model).shape
     row_bytes = 2 * shape.kv_heads * shape.head_dim * (2 if with_drives else 4)
     longest = sorted(len(each.prompt) + each.new for each in asked)[-load.slots :]
     tokens = int(load.share * load.slots * sum(longest) / len(longest))
     least = -(-(longest[-1] + 1) // BLOCK_TOKENS) * BLOCK_TOKENS  # that one needs, and a layer for its prefill
     size = max(tokens * shape.layers, least * (shape.layers + 1)) * row_bytes
-    engine = assumed(shape, row_bytes, load.drives if with_drives else 0)
-    engine = replace(engine, fetch_token_s=SLOW_LINK * engine.step_s / longest[-1])
+    cost = assumed(shape, row_bytes, load.drives if with_drives else 0, model.num_parameters())
+    cost = replace(cost, fetch_token_s=SLOW_LINK * cost.compute.linear_s() / longest[-1])
     return Serving(
         policy=name,
         tiers=TierLimits(device=size, host=size),
@@ -223,7 +224,7 @@ def setting(load: Load, name: str, asked: Sequence[Asked], spec: DriveSpec = INS
         max_tokens=longest[-1],
         max_waiting=len(asked) + 1,
         chunk=load.chunk,
-        engine=engine,
+        cost=cost,
     )
 
 

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.papers.machines import overlay
 from eval.papers.profiles import Gpu, Host, Model
 from ftl import LAYOUTS
-from kv_cache.cost import Drives, Engine
+from kv_cache.cost import CostModel, DriveModel, Overlay, ServingCost
 from kv_cache.planner.problem import BLOCK_TOKENS
 
-PREFILL_TOKENS_PER_S = 6000  # assumed: an 8B model on such a GPU
 CALL_S = 20e-6  # assumed: of a command to drives, and its completion
 LONGEST = 1 << 17  # tokens of a sequence
 USED = 0.9  # assumed: of GPUs' memory, by weights and K and V; the rest is for activations
-MULTIPLIED = 0.5  # assumed: of GPUs' TFLOPS, in prefill
 
-# The lines are those of OrbitFlow's public profiles (VLDB 2026): a step, and a transfer of everything to the GPU, each
-# over tokens. Rooms are what its traces take as the longest request that needs no offloading.
-A5000 = Engine(
-    name="Llama-3-8B on an A5000, PCIe 3 x16",
-    layers=32,
-    step_s=0.0495,
-    token_s=9.63e-7,
-    fetch_s=0.0139,
-    fetch_token_s=1.72e-5,
-    room_blocks=611,
-    prefill_tokens_per_s=PREFILL_TOKENS_PER_S,
-)
-A6000 = Engine(
-    name="Llama-3-8B on an A6000, PCIe 4 x16",
-    layers=32,
-    step_s=0.0406,
-    token_s=6.74e-7,
-    fetch_s=0.0106,
-    fetch_token_s=1.87e-5,
-    room_blocks=611,
-    prefill_tokens_per_s=PREFILL_TOKENS_PER_S,
-)
+_8B, _70B = Model.load("llama-3-8b"), Model.load("llama-3-70b")
+
+
+def by_profile(name: str, gpu: str, link: str, fetch_s: float, fetch_token_s: float) -> ServingCost:
+    """Llama-3-8B by OrbitFlow's public profiles (VLDB 2026): a step, and a transfer of everything to the GPU, each a
+    line over tokens. The room is what its traces take as the longest request that needs no offloading."""
+    return ServingCost(
+        name=f"Llama-3-8B on an {gpu}, {link} x16",
+        compute=CostModel(_8B.layers, overlay("orbitflow", name)),
+        fetch_s=fetch_s,
+        fetch_token_s=fetch_token_s,
+        room_blocks=611,
+    )
+
+
+A5000 = by_profile("a5000", "A5000", "PCIe 3", 0.0139, 1.72e-5)
+A6000 = by_profile("a6000", "A6000", "PCIe 4", 0.0106, 1.87e-5)
 
 
 def _room_blocks(model: Model, gpu: Gpu, gpus: int) -> int:
@@ -44,39 +38,29 @@ def _room_blocks(model: Model, gpu: Gpu, gpus: int) -> int:
     return int(free_bytes / model.shape.kv_bytes_per_token / BLOCK_TOKENS)
 
 
-def by_data_sheet(model: Model, gpu: Gpu, gpus: int, host: Host) -> Engine:
-    """A model spread evenly over GPUs, each with a link of its own to the host, as fast as data sheets say: a step
-    reads the weights and K and V once, links carry what they may. What GPUs tell each other takes no time."""
-    memory, multiplied = gpus * gpu.memory_gb_per_s * 1e9, gpus * MULTIPLIED * gpu.fp16_tflops * 1e12
+def by_data_sheet(model: Model, gpu: Gpu, gpus: int, host: Host) -> ServingCost:
+    """A model spread evenly over GPUs, each with a link of its own to the host; the base of the cost model. What GPUs
+    tell each other takes no time."""
     shape = model.shape
     number = f"{gpus} " if gpus > 1 else ""
-    return Engine(
+    return ServingCost(
         name=f"{model.name} on {number}{gpu.name}, by data sheets",
-        layers=shape.layers,
-        step_s=model.weight_bytes / memory,
-        token_s=shape.kv_bytes_per_token / memory,
+        compute=CostModel.of(model, gpu.times(gpus).accelerator),
         fetch_s=shape.layers * host.gpu_link_us * 1e-6,
         fetch_token_s=shape.kv_bytes_per_token / (gpus * host.gpu_link_gb_per_s * 1e9),
         room_blocks=_room_blocks(model, gpu, gpus),
-        prefill_tokens_per_s=multiplied / model.weight_bytes,  # two operations a weight, of two bytes
-        prefill_pair_s=4 * shape.layers * shape.q_heads * shape.head_dim / multiplied,
     )
 
 
-_8B, _70B = Model.load("llama-3-8b"), Model.load("llama-3-70b")
 _A6000 = Gpu.load("a6000")
-A6000_4 = Engine(
+A6000_4 = ServingCost(
     name="Llama-3-70B on 4 A6000, PCIe 4 x16",
-    layers=80,
-    step_s=0.132,
-    token_s=1.16e-6,
+    compute=CostModel.of(_70B, _A6000.times(4).accelerator, Overlay(step_s=0.132, token_s=1.16e-6)),
     fetch_s=0.0238,
     fetch_token_s=5.51e-5,
     room_blocks=_room_blocks(_70B, _A6000, 4),
-    prefill_tokens_per_s=4 * MULTIPLIED * _A6000.fp16_tflops * 1e12 / _70B.weight_bytes,
-    prefill_pair_s=4 * 80 * 64 * 128 / (4 * MULTIPLIED * _A6000.fp16_tflops * 1e12),
 )
-ENGINES = {
+COSTS = {
     "a5000": A5000,
     "a6000": A6000,
     "4xa6000": A6000_4,
@@ -86,17 +70,17 @@ ENGINES = {
 }
 
 
-def drives(count: int, bits: int = 16) -> Drives:
+def drives(count: int, bits: int = 16) -> DriveModel:
     """InstCSDs that attend to all of what lies in them, side by side, as fast as their flash is read.
 
-    A layer is as large in all models of `ENGINES`.
+    A layer is as large in all models of `COSTS`.
 
     bits: the layout of K and V, as `SeqCreate.embedding_bits` names it; those with planes keep them in 8 bits.
     """
     shape, spec = _8B.shape, INSTCSD_ZYNQ7045_8CH
     form = LAYOUTS[bits].form(spec.geometry.page_bytes, shape.head_dim, LONGEST)
     pages = 1 if form.planes else 2  # of a head's group of n tokens: both in one, or K and V apart
-    return Drives(
+    return DriveModel(
         bytes_per_s=float(count * spec.geometry.channels * spec.channel_timing.channel_bytes_per_s),
         token_bytes=shape.kv_heads * pages * spec.geometry.page_bytes / form.n,
         call_s=CALL_S,

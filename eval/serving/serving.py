@@ -14,13 +14,13 @@ from eval.experiment import Outcome
 from eval.kept import Kept, fingerprint
 from eval.options import RayAddress, check_picture
 from eval.plot import lines, save_figure
-from eval.serving.machines import ENGINES
+from eval.serving.machines import COSTS
 from eval.serving.pages_error import output_error
 from eval.serving.systems import OTHERS, PARTS, SYSTEMS, Run, run
 from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
 from kv_cache import trace as traces
 from kv_cache.admission import AdmissionConfig
-from kv_cache.cost import Engine
+from kv_cache.cost import ServingCost
 from kv_cache.planner.problem import BLOCK_TOKENS
 from kv_cache.trace import Request, Trace
 from vcsd.progress import progress
@@ -90,7 +90,7 @@ class Load:
         Literal["seconds", "steps"], typer.Option(help="what a trace in engine steps counts: a slow engine gets fewer")
     ] = "seconds"
     requests: Annotated[int, typer.Option(min=0, max=1 << 20, help="of the trace's first ones; 0 is all")] = 0
-    engine: Annotated[str, typer.Option(help="machine: " + ", ".join(ENGINES))] = "a5000"
+    engine: Annotated[str, typer.Option(help="machine: " + ", ".join(COSTS))] = "a5000"
     systems: Annotated[str, typer.Option(help="ours, or all: those that OrbitFlow is compared with too")] = "ours"
     picture: Annotated[Path | None, typer.Option(help="draw deadlines met over the load")] = None
     jobs: Annotated[
@@ -101,14 +101,14 @@ class Load:
         "build/serving"
     )
 
-    def at(self, load: float, engine: Engine) -> Trace:
+    def at(self, load: float, cost: ServingCost) -> Trace:
         """The trace at a load."""
         if self.trace is None:
             count = self.requests or 52
             return traces.generate(count, GENERATED_PER_S * load, LENGTHS, LENGTHS, cv=1.0, longest=12_000)
         if self.trace.suffix == ".json":
             found = traces.load(self.trace, f"lambda{load:.1f}x").head(self.requests)
-            return found if self.arrivals == "steps" else found.in_seconds(engine.slo_s(1.0))
+            return found if self.arrivals == "steps" else found.in_seconds(cost.slo_s(1.0))
         return _faster(traces.load(self.trace).head(self.requests), load)
 
     def kept(self, letting: Letting) -> Kept:
@@ -123,12 +123,12 @@ class Load:
         loads, scales = _numbers("load", self.load, 1e-6), _numbers("slo_scale", self.slo_scale, 0.1)
         found = []
         for load in loads:
-            engine = ENGINES[self.engine]
-            trace = self.at(load, engine)
-            engine = replace(engine, room_blocks=trace.slo_tokens // BLOCK_TOKENS) if trace.slo_tokens else engine
+            cost = COSTS[self.engine]
+            trace = self.at(load, cost)
+            cost = replace(cost, room_blocks=trace.slo_tokens // BLOCK_TOKENS) if trace.slo_tokens else cost
             if not admission.reject:
-                _check(engine, trace)
-            found += [Run(name, load, scale, trace, engine, admission) for scale, name in product(scales, systems)]
+                _check(cost, trace)
+            found += [Run(name, load, scale, trace, cost, admission) for scale, name in product(scales, systems)]
         return found
 
 
@@ -145,9 +145,9 @@ def _numbers(name: str, text: str, least: float) -> list[float]:
     return found
 
 
-def _check(engine: Engine, trace: Trace) -> None:
+def _check(cost: ServingCost, trace: Trace) -> None:
     try:
-        engine.check(trace.requests)
+        cost.check(trace.requests)
     except ValueError as error:
         raise ValueError(f"{error}: --engine names another machine, --reject serves the others") from None
 
@@ -159,8 +159,8 @@ def _faster(trace: Trace, load: float) -> Trace:
 
 def experiment(load: Load, letting: Letting = Letting()) -> Outcome:
     """Requests that come and go, served by several systems: deadlines, tails, throughput."""
-    if load.engine not in ENGINES:
-        raise ValueError(f"engine = {load.engine!r}: must be one of {', '.join(ENGINES)}")
+    if load.engine not in COSTS:
+        raise ValueError(f"engine = {load.engine!r}: must be one of {', '.join(COSTS)}")
     if load.systems not in ("ours", "all"):
         raise ValueError(f"systems = {load.systems!r}: must be ours or all")
     if load.ray and load.jobs:
@@ -177,7 +177,7 @@ def experiment(load: Load, letting: Letting = Letting()) -> Outcome:
     kept.close()
     last = runs[-1]
     result = {
-        "engine": ENGINES[load.engine].name,
+        "engine": COSTS[load.engine].name,
         "arrivals": load.arrivals,
         "slo_scale": last.scale,
         "slo_s": last.slo_s,
@@ -221,7 +221,7 @@ def _at(row: Row) -> tuple[str, str, str]:
 def _worth(load: Load, rows: Sequence[Row]) -> Any:
     shown = [(*_at(row), *(f"{row[key]:.3f}" for key in WORTH), f"{row['output_error']:.4f}") for row in rows]
     columns = ("load", "x", "system", "deadlines met", "TBT", "by gaps", "TPOT", "end to end s", "requests/min")
-    title = f"{rows[0]['trace']} on {ENGINES[load.engine].name}, objective x"
+    title = f"{rows[0]['trace']} on {COSTS[load.engine].name}, objective x"
     return table(title, (*columns, "error"), shown, left=("system",))
 
 

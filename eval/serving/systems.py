@@ -8,7 +8,7 @@ from typing import Any
 from csd_spec.planes import number_of
 from eval.serving.machines import drives
 from kv_cache.admission import AdmissionConfig
-from kv_cache.cost import Engine
+from kv_cache.cost import ServingCost
 from kv_cache.engine import Policy, serve
 from kv_cache.metrics import summary
 from kv_cache.policies.orbitflow import POLICIES, Planner
@@ -26,9 +26,9 @@ class System:
     drives: int = 0
     bits: int = 16
 
-    def on(self, engine: Engine) -> Engine:
-        """An engine with these drives."""
-        return replace(engine, drives=drives(self.drives, self.bits)) if self.drives else engine
+    def on(self, cost: ServingCost) -> ServingCost:
+        """A machine with these drives."""
+        return replace(cost, drives=drives(self.drives, self.bits)) if self.drives else cost
 
 
 SYSTEMS = {
@@ -50,12 +50,12 @@ class Run:
     load: float
     scale: float
     trace: Trace
-    engine: Engine
+    cost: ServingCost
     admission: AdmissionConfig
 
     @property
     def slo_s(self) -> float:
-        return self.engine.slo_s(self.scale)
+        return self.cost.slo_s(self.scale)
 
 
 def run(given: Run, tick: Tick = no_tick) -> dict[str, Any]:
@@ -68,6 +68,6 @@ def run(given: Run, tick: Tick = no_tick) -> dict[str, Any]:
             told += 1
             tick(None)
 
-    served = serve(given.trace, system.on(given.engine), system.policy, given.slo_s, given.admission, tell)
+    served = serve(given.trace, system.on(given.cost), system.policy, given.slo_s, given.admission, tell)
     row = {"system": given.system, "load": given.load, "slo_scale": given.scale, "trace": given.trace.name}
     return row | summary(served)

@@ -31,7 +31,7 @@ def _decided(
     while running:
         wanted = choose(now, running)
         costs = _costs(now, running)
-        more = [Offload(n) for n in strides(now.engine.layers) if n > wanted.count]
+        more = [Offload(n) for n in strides(now.cost.layers) if n > wanted.count]
         for option in (wanted, *more):
             if _fits(costs, [option] * len(running)):
                 return SchedulerOutput(running, [option] * len(running), steps)
@@ -41,12 +41,12 @@ def _decided(
 
 def deepspeed(now: SchedulerState) -> SchedulerOutput:
     """All layers lie away, the next one comes while one is computed."""
-    return _decided(now, lambda now, running: Offload(now.engine.layers, buffers=2))
+    return _decided(now, lambda now, running: Offload(now.cost.layers, buffers=2))
 
 
 def flexgen(now: SchedulerState) -> SchedulerOutput:
     """Every second layer lies away, always."""
-    return _decided(now, lambda now, running: Offload(now.engine.layers // 2))
+    return _decided(now, lambda now, running: Offload(now.cost.layers // 2))
 
 
 def flexgen_plus(now: SchedulerState) -> SchedulerOutput:
@@ -65,7 +65,7 @@ def slo_aware(now: SchedulerState) -> SchedulerOutput:
 
     def choose(now: SchedulerState, running: Sequence[SequenceState]) -> Offload:
         costs = _costs(now, running)
-        return Offload(min(now.engine.layers // 2, int(costs.compute.sum() / costs.fetch.sum())))
+        return Offload(min(now.cost.layers // 2, int(costs.compute.sum() / costs.fetch.sum())))
 
     return _decided(now, partial(_kept, choose))
 
@@ -85,12 +85,12 @@ def _kept(
 
 def _fitting(now: SchedulerState, running: Sequence[SequenceState], least_tokens: float) -> Offload:
     """The fewest layers away, every N-th one, with which all fit at their lengths, or that length where it is more."""
-    costs = now.engine.costs([max(each.tokens + 1, int(least_tokens)) for each in running])
+    costs = now.cost.costs([max(each.tokens + 1, int(least_tokens)) for each in running])
     resident = costs.room // int(costs.blocks.sum())
-    if resident >= now.engine.layers:
+    if resident >= now.cost.layers:
         return Offload(0)
-    stride = max(2, now.engine.layers // (now.engine.layers - resident))
-    return Offload(now.engine.layers // stride)
+    stride = max(2, now.cost.layers // (now.cost.layers - resident))
+    return Offload(now.cost.layers // stride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +131,13 @@ class Planner:
         """The plan with the shortest step, of those the one that holds longest; None where none fits, or too much would
         be late."""
         tokens = [each.tokens + 1 for each in running]
-        alone, next_one = len(running) == 1 or not self.pauses, now.engine.costs(tokens, 1)
+        alone, next_one = len(running) == 1 or not self.pauses, now.cost.costs(tokens, 1)
         if not alone and self._late(now, running, next_one.least_s) > self.late:
             return None
-        best = self._best(now.engine.costs(tokens, WINDOWS[0])) or self._best(next_one)
+        best = self._best(now.cost.costs(tokens, WINDOWS[0])) or self._best(next_one)
         if best is None or not (alone or self._late(now, running, best.latency_s) <= self.late):
             return None
-        ends = [each for each in WINDOWS if _fits(now.engine.costs(tokens, each), best.chosen)]  # no other is shorter
+        ends = [each for each in WINDOWS if _fits(now.cost.costs(tokens, each), best.chosen)]  # no other is shorter
         return _Plan(running, best.chosen, now.step + (ends[-1] if ends else 1))
 
     def _best(self, costs: StepCosts) -> Placed | None:
@@ -174,7 +174,7 @@ class _Plan:
 
 def _costs(now: SchedulerState, running: Sequence[SequenceState]) -> StepCosts:
     """Of the next step."""
-    return now.engine.costs([each.tokens + 1 for each in running])
+    return now.cost.costs([each.tokens + 1 for each in running])
 
 
 def _fits(costs: StepCosts, options: Sequence[Offload]) -> bool:

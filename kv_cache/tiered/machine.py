@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from pydantic import Field
-
-from csd_spec.checked import value
+from kv_cache.cost import CostModel
 
 
 class Tier(IntEnum):
@@ -19,26 +18,32 @@ class Tier(IntEnum):
     FLASH = 2
 
 
-@value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """A model on a device with two links: to host memory, and from there to flash. Each carries one copy at a time.
 
-    token_bytes: K and V of a token in all layers. host_start_s, flash_start_s: what a copy takes without its bytes. An
-    iteration computes for step_s, and reads K and V of its requests at kv_bytes_per_s.
+    cost: seconds of compute. token_bytes: K and V of a token in all layers. host_start_s, flash_start_s: what a copy
+    takes without its bytes.
     """
 
-    token_bytes: int = Field(ge=1)
-    block_tokens: int = Field(default=16, ge=1)
-    device_bytes: int = Field(ge=1)
-    host_bytes: int = Field(ge=1)
-    flash_bytes: int = Field(ge=1)
-    host_bytes_per_s: float = Field(gt=0)
-    host_start_s: float = Field(default=0, ge=0)
-    flash_bytes_per_s: float = Field(gt=0)
-    flash_start_s: float = Field(default=0, ge=0)
-    step_s: float = Field(gt=0)
-    kv_bytes_per_s: float = Field(gt=0)
-    prefill_tokens_per_s: float = Field(gt=0)
+    cost: CostModel
+    token_bytes: int
+    block_tokens: int = 16
+    device_bytes: int
+    host_bytes: int
+    flash_bytes: int
+    host_bytes_per_s: float
+    host_start_s: float = 0.0
+    flash_bytes_per_s: float
+    flash_start_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("token_bytes", "block_tokens", "device_bytes", "host_bytes", "flash_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+        for name in ("host_bytes_per_s", "flash_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")
 
     def bytes_of(self, tokens: int) -> int:
         """Whole blocks."""
@@ -54,13 +59,10 @@ class Machine:
             return self.host_start_s + size / self.host_bytes_per_s
         return self.flash_start_s + size / self.flash_bytes_per_s
 
-    def prefill_s(self, tokens: int) -> float:
-        """Computing K and V of so many."""
-        return tokens / self.prefill_tokens_per_s
-
-    def iteration_s(self, tokens: int, prefilled: int) -> float:
-        """Of requests with so many tokens in all, and with so many to prefill before."""
-        return self.step_s + tokens * self.token_bytes / self.kv_bytes_per_s + self.prefill_s(prefilled)
+    def iteration_s(self, tokens: Sequence[int], prefilled: Sequence[int]) -> float:
+        """Of requests with so many tokens each, and with so many to prefill before."""
+        prefill_s = sum(self.cost.prefill_s(each) for each in prefilled)
+        return self.cost.decode_s(len(tokens), sum(tokens)) + prefill_s
 
     def without_copies(self) -> Machine:
         """The same where copies take no time."""

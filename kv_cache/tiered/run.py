@@ -73,7 +73,7 @@ def open_server(machine: Machine, policy: Policy, slice_tokens: int, largest_byt
     runs = machine.without_copies() if policy.free else machine
     staged = max(int(policy.staging * machine.device_bytes), largest_bytes) if policy.staging else 0
     limit = max(machine.device_bytes - staged, largest_bytes)
-    return Server(runs, policy, slice_tokens, limit, Store(runs), iteration_s=machine.step_s)
+    return Server(runs, policy, slice_tokens, limit, Store(runs), iteration_s=machine.cost.linear_s())
 
 
 def waiting(request: Request, machine: Machine, since_s: float) -> Kv:
@@ -94,8 +94,7 @@ def _iterate(server: Server) -> None:
     for kv in absent:
         kv.absent = False
         server.counts.recomputed_tokens += kv.tokens if kv.uses > 1 else 0
-    tokens = sum(kv.tokens for kv in server.active)
-    takes_s = server.machine.iteration_s(tokens, sum(kv.tokens for kv in absent))
+    takes_s = server.machine.iteration_s([kv.tokens for kv in server.active], [kv.tokens for kv in absent])
     server.iterated(takes_s)
     for kv in list(server.active):
         kv.grow()

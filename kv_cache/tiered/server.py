@@ -201,7 +201,7 @@ class Server:
 
     def computes_sooner(self, kv: Kv, by: Tier) -> bool:
         """Whether all who decode lose less by computing K and V again than one does by copies over a link."""
-        computed_s = self.machine.prefill_s(kv.tokens) * max(1, len(self.active))
+        computed_s = self.machine.cost.prefill_s(kv.tokens) * max(1, len(self.active))
         return computed_s < self.machine.copy_s(by, self.machine.bytes_of(kv.tokens))
 
     def give_up(self, kv: Kv) -> None:

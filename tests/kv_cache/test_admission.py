@@ -14,9 +14,9 @@ from kv_cache.engine import serve
 from kv_cache.metrics import summary
 from kv_cache.policies.orbitflow import POLICIES, Planner
 from kv_cache.trace import Request, Trace
-from tests.kv_cache.test_engine import ENGINE
+from tests.kv_cache.test_engine import COST
 
-ROOMY = replace(ENGINE, room_blocks=4000)
+ROOMY = replace(COST, room_blocks=4000)
 
 
 def trace(count=60, gap_s=0.2, longest=3000, seed=0):
@@ -29,8 +29,8 @@ def trace(count=60, gap_s=0.2, longest=3000, seed=0):
     return Trace(name="mixed", requests=requests)
 
 
-def run(given, policy=POLICIES["heuristic"], engine=ROOMY, **admission):
-    return serve(given, engine, policy, 0.02, AdmissionConfig(**admission))
+def run(given, policy=POLICIES["heuristic"], cost=ROOMY, **admission):
+    return serve(given, cost, policy, 0.02, AdmissionConfig(**admission))
 
 
 def test_chunks_make_the_tail_shorter_and_the_first_token_later():
@@ -44,11 +44,11 @@ def test_a_step_is_as_long_as_its_tokens_and_its_chunk():
     requests = [Request(number=n, arrival=0.01 * n, input_tokens=250, output_tokens=30) for n in range(2)]
     served = run(Trace(name="two", requests=requests), chunk=100)
     first, second = served.live
-    alone_s = ROOMY.prefill_s(250)
+    alone_s = ROOMY.compute.prefill_s(250)
     assert first.made_s[0] == pytest.approx(alone_s)  # nobody decodes beside it
     assert second.entered_s == first.made_s[0]
     beside = [100, 100, 50]
-    steps = [ROOMY.compute_s(251 + n) + ROOMY.prefill_s(each) for n, each in enumerate(beside)]
+    steps = [ROOMY.compute.decode_s(1, 251 + n) + ROOMY.compute.prefill_s(each) for n, each in enumerate(beside)]
     assert first.step_s[1:4] == pytest.approx(steps)
     assert second.made_s[0] == first.made_s[3] == pytest.approx(alone_s + sum(steps))
     assert served.prefill_s == pytest.approx(2 * alone_s)
@@ -61,7 +61,7 @@ def test_everybody_gets_all_tokens(unit, order, policy):
     given = trace(40, longest=400)
     if unit == "steps":
         given = replace(given, unit="steps", requests=[replace(r, arrival=int(50 * r.arrival)) for r in given.requests])
-    served = run(given, policy, ENGINE, chunk=64, order=order, slots=3)
+    served = run(given, policy, COST, chunk=64, order=order, slots=3)
     assert sorted(each.request.number for each in served.live) == list(range(40))
     for each in served.live:
         assert each.count == each.request.output_tokens == each.made_s.size
@@ -72,7 +72,7 @@ def test_everybody_gets_all_tokens(unit, order, policy):
 
 
 def work_s(request):
-    return ROOMY.prefill_s(request.input_tokens) + request.output_tokens * ROOMY.step_s
+    return ROOMY.compute.prefill_s(request.input_tokens) + request.output_tokens * ROOMY.compute.linear_s()
 
 
 def test_shortest_first_is_faster_in_the_mean_and_nobody_starves():
@@ -101,7 +101,7 @@ def test_nobody_pauses_for_longer_than_patience_has_it():
         for n, (given, made) in enumerate(lengths)
     ]
     long = Trace(name="long and short", requests=requests)
-    tight = replace(ENGINE, room_blocks=18)
+    tight = replace(COST, room_blocks=18)
     served = [
         serve(long, tight, Planner(late=0), 0.0101, AdmissionConfig(slots=3, patience=each))
         for each in (None, 1 << 30, 16)
@@ -125,15 +125,15 @@ def test_one_that_is_too_long_ends_the_run_or_is_rejected():
     requests = [Request(number=n, arrival=n, input_tokens=n * 3000 + 10, output_tokens=5) for n in range(2)]
     long = Trace(name="long", requests=requests)
     with pytest.raises(ValueError, match="request 1: 3,014 tokens"):
-        run(long, engine=ENGINE)
-    served = run(long, engine=ENGINE, reject=True)
+        run(long, cost=COST)
+    served = run(long, cost=COST, reject=True)
     assert [each.request.number for each in served.live] == [0]
     assert served.rejected == [(requests[1], TOO_LONG)]
 
 
 def test_a_run_in_which_all_are_rejected():
     alone = Trace(name="long", requests=[Request(number=0, arrival=0, input_tokens=9000, output_tokens=5)])
-    found = summary(run(alone, engine=ENGINE, reject=True))
+    found = summary(run(alone, cost=COST, reject=True))
     assert (found["requests"], found["rejected"], found["tokens_per_s"], found["deadlines_met_of_all"]) == (0, 1, 0, 0)
 
 

@@ -10,24 +10,21 @@ import numpy as np
 import pytest
 
 from kv_cache.admission import AdmissionConfig
-from kv_cache.cost import Drives, Engine
+from kv_cache.cost import CostModel, DriveModel, ServingCost
 from kv_cache.engine import RunResult, SchedulerOutput, SchedulerState, SequenceState, serve
 from kv_cache.metrics import attained, by_gaps, deadlines_met, summary
 from kv_cache.planner.problem import Offload, spread
 from kv_cache.policies.orbitflow import POLICIES, Planner
 from kv_cache.trace import Request, Trace
 
-ENGINE = Engine(
+COST = ServingCost(
     name="small",
-    layers=8,
-    step_s=0.01,
-    token_s=1e-6,
+    compute=CostModel.fitted(layers=8, step_s=0.01, token_s=1e-6, prefill_tokens_per_s=10_000.0),
     fetch_s=0.001,
     fetch_token_s=4e-5,
     room_blocks=40,
-    prefill_tokens_per_s=10_000.0,
 )
-WITH_DRIVE = replace(ENGINE, drives=Drives(bytes_per_s=1e9, token_bytes=1000.0, call_s=1e-5))
+WITH_DRIVE = replace(COST, drives=DriveModel(bytes_per_s=1e9, token_bytes=1000.0, call_s=1e-5))
 ALL = {
     **POLICIES,
     "strict": Planner(late=0),
@@ -57,15 +54,15 @@ def trace(unit="s", count=14, seed=0):
 @pytest.mark.parametrize("unit", ["s", "steps"])
 @pytest.mark.parametrize("name", ALL)
 def test_every_request_gets_its_tokens_in_order(name, unit):
-    engine = WITH_DRIVE if name == "drives" else ENGINE
-    served = serve(trace(unit), engine, ALL[name], 0.02)
+    cost = WITH_DRIVE if name == "drives" else COST
+    served = serve(trace(unit), cost, ALL[name], 0.02)
     assert sorted(each.request.number for each in served.live) == list(range(14))
     for live in served.live:
         assert live.count == live.request.output_tokens == live.made_s.size == live.step_s.size
         assert (np.diff(live.made_s) > 0).all() and live.made_s[0] > live.arrived_s
     assert served.end_s == max(each.made_s[-1] for each in served.live)
     assert served.end_s == pytest.approx(served.prefill_s + served.decode_s + served.idle_s)
-    again = serve(trace(unit), engine, ALL[name], 0.02)
+    again = serve(trace(unit), cost, ALL[name], 0.02)
     assert summary(again) == summary(served)
 
 
@@ -74,14 +71,14 @@ def test_steps_in_one_loop_are_those_that_a_policy_was_asked_for_one_by_one(name
     def one_by_one(now: SchedulerState) -> SchedulerOutput:
         return replace(ALL[name](now), steps=1)
 
-    fast, slow = (serve(trace(), ENGINE, policy, 0.02) for policy in (ALL[name], one_by_one))
+    fast, slow = (serve(trace(), COST, policy, 0.02) for policy in (ALL[name], one_by_one))
     assert fast.steps == slow.steps and fast.decided < slow.decided
     for a, b in zip(fast.live, slow.live, strict=True):
         np.testing.assert_allclose(a.made_s, b.made_s, rtol=1e-12)
 
 
 def test_slots_and_order():
-    served = serve(trace(), ENGINE, ALL["flexgen"], 0.02, AdmissionConfig(slots=2))
+    served = serve(trace(), COST, ALL["flexgen"], 0.02, AdmissionConfig(slots=2))
     firsts = [each.made_s[0] for each in served.live]
     assert firsts == sorted(firsts)  # who came first entered first
     busy = [(each.made_s[0], each.made_s[-1]) for each in served.live]
@@ -90,7 +87,7 @@ def test_slots_and_order():
 
 
 def test_drives_shorten_what_does_not_fit():
-    plain = serve(trace(), ENGINE, Planner(pauses=False), 0.02)
+    plain = serve(trace(), COST, Planner(pauses=False), 0.02)
     helped = serve(trace(), WITH_DRIVE, Planner(pauses=False, drives=True), 0.02)
     assert plain.attended_layers == 0 < helped.attended_layers
     assert helped.decode_s < plain.decode_s
@@ -99,18 +96,18 @@ def test_drives_shorten_what_does_not_fit():
 def test_a_request_longer_than_the_device_is_refused():
     long = Trace(name="long", requests=[Request(number=3, arrival=0, input_tokens=5000, output_tokens=2)])
     with pytest.raises(ValueError, match="request 3: 5,001 tokens, small has room for 1,024"):
-        serve(long, ENGINE, ALL["flexgen"], 0.02)
+        serve(long, COST, ALL["flexgen"], 0.02)
 
 
 def test_a_policy_that_lets_nobody_run_or_takes_too_much_is_found():
     with pytest.raises(RuntimeError, match="nobody"):
-        serve(trace(), ENGINE, lambda now: SchedulerOutput([], []), 0.02)
+        serve(trace(), COST, lambda now: SchedulerOutput([], []), 0.02)
 
     def greedy(now: SchedulerState) -> SchedulerOutput:
         return SchedulerOutput(now.live, [Offload(0)] * len(now.live))
 
     with pytest.raises(RuntimeError, match="does not fit"):
-        serve(trace(), replace(ENGINE, room_blocks=25), greedy, 0.02)
+        serve(trace(), replace(COST, room_blocks=25), greedy, 0.02)
 
 
 def live(made, steps):
@@ -132,7 +129,7 @@ def test_tokens_by_three_countings():
 def test_a_deposit_gives_a_token_an_interval():
     one = live([0, 0.1, 0.2, 0.3], [0.1] * 4)
     one.deposit = deque(one.made_s.tolist())
-    now = SchedulerState(ENGINE, [one], 1.0, 0.0, 0, False, 0.0, {})
+    now = SchedulerState(COST, [one], 1.0, 0.0, 0, False, 0.0, {})
     assert now.deposited(one) == 3  # the first has left at once
     now.now_s = 1.0
     assert now.deposited(one) == 2
@@ -149,5 +146,5 @@ def test_the_planner_pauses_the_longest_when_late():
         seen.append([each.request.number for each in decision.running])
         return decision
 
-    served = serve(Trace(name="two", requests=requests), replace(ENGINE, room_blocks=18), watched, 0.0101)
+    served = serve(Trace(name="two", requests=requests), replace(COST, room_blocks=18), watched, 0.0101)
     assert [1] in seen and all(each.count == 50 for each in served.live)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_cache.cost import Drives, Engine
+from kv_cache.cost import CostModel, DriveModel, ServingCost
 from kv_cache.engine import SchedulerOutput
 from kv_cache.hardware import CSD, DEVICE, HOST
 from kv_cache.planner.problem import Offload
@@ -17,16 +17,13 @@ from kv_cache.tiered.machine import Machine
 from kv_cache.tiered.policies import POLICIES as TIERED
 from kv_cache.trace import Request
 
-ENGINE = Engine(
+COST = ServingCost(
     name="test",
-    layers=4,
-    step_s=0.01,
-    token_s=1e-6,
+    compute=CostModel.fitted(layers=4, step_s=0.01, token_s=1e-6, prefill_tokens_per_s=1e4),
     fetch_s=0.001,
     fetch_token_s=1e-5,
     room_blocks=10,
-    prefill_tokens_per_s=1e4,
-    drives=Drives(bytes_per_s=1e9, token_bytes=1024, call_s=1e-5),
+    drives=DriveModel(bytes_per_s=1e9, token_bytes=1024, call_s=1e-5),
 )
 MACHINE = Machine(
     token_bytes=1024,
@@ -35,9 +32,7 @@ MACHINE = Machine(
     flash_bytes=1 << 30,
     host_bytes_per_s=1e8,
     flash_bytes_per_s=2e7,
-    step_s=0.01,
-    kv_bytes_per_s=1e10,
-    prefill_tokens_per_s=1e4,
+    cost=CostModel.fitted(layers=4, step_s=0.01, token_s=1024 / 1e10, prefill_tokens_per_s=1e4),
 )
 
 
@@ -73,7 +68,7 @@ def run(scheduler: Scheduler, requests: list[Request], most: int = 10_000) -> di
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_request_ends_under_every_policy_that_places(name: str) -> None:
     requests = [request(n, 20 + 9 * n, 5 + n) for n in range(12)]
-    tokens = run(Slots(POLICIES[name], ENGINE, ENGINE.slo_s(1.5)), requests)
+    tokens = run(Slots(POLICIES[name], COST, COST.slo_s(1.5)), requests)
     assert tokens == {each.number: each.output_tokens for each in requests}
 
 
@@ -88,7 +83,7 @@ def test_layers_lie_where_the_policy_has_them() -> None:
     def policy(now) -> SchedulerOutput:  # type: ignore[no-untyped-def]
         return SchedulerOutput(now.live[:2], [Offload(2), Offload(4, in_drives=True)][: len(now.live)])
 
-    slots = Slots(policy, ENGINE, 1.0)
+    slots = Slots(policy, COST, 1.0)
     for number in range(3):
         slots.add(request(number))
     for _ in range(2):
@@ -96,7 +91,7 @@ def test_layers_lie_where_the_policy_has_them() -> None:
     choice = slots.next()
     assert choice is not None and choice.running == (0, 1) and choice.entering == (2,)
     assert choice.homes == {0: [(DEVICE,), (HOST,)] * 2, 1: [(CSD,)] * 4, 2: [(HOST,)] * 4}
-    two = Slots(policy, ENGINE, 1.0, head=7)
+    two = Slots(policy, COST, 1.0, head=7)
     for number in range(2):
         two.add(request(number))
         choice = two.next()
@@ -110,7 +105,7 @@ def test_nobody_is_passed_over_for_long() -> None:
     def first_alone(now) -> SchedulerOutput:  # type: ignore[no-untyped-def]
         return SchedulerOutput(now.live[:1], [Offload(0)])
 
-    slots, longest, waits = Slots(first_alone, ENGINE, 1.0), 0, dict.fromkeys(range(4), 0)
+    slots, longest, waits = Slots(first_alone, COST, 1.0), 0, dict.fromkeys(range(4), 0)
     for number in waits:
         slots.add(request(number, 10, 400))
     for _ in range(600):
@@ -136,7 +131,7 @@ def test_a_request_that_goes_leaves_nothing() -> None:
                 slices.remove(turn // 4)  # wherever it is
         assert slices.next() is None
         assert slices._server.store.free == slices._server.machine.rooms()
-    slots = Slots(Planner(), ENGINE, 1.0)
+    slots = Slots(Planner(), COST, 1.0)
     slots.add(request(1))
     slots.remove(1)
     assert slots.next() is None
@@ -144,7 +139,7 @@ def test_a_request_that_goes_leaves_nothing() -> None:
 
 def test_what_there_never_is_room_for_is_refused() -> None:
     with pytest.raises(ValueError, match=r"request 1: 2,039 tokens, test has room for 208"):
-        Slots(Planner(), ENGINE, 1.0).check(request(1, 2000, 40))
+        Slots(Planner(), COST, 1.0).check(request(1, 2000, 40))
     with pytest.raises(ValueError, match=r"request 1: 0\.23 MB of K and V, and the tier device has 0\.20 MB"):
         Slices(TIERED["lru"], MACHINE, 4, 4, 180).check(request(1, 160, 60))
 
@@ -153,20 +148,20 @@ def test_plans_are_made_again_where_steps_take_longer_than_predicted() -> None:
     seen: list[tuple[bool, float]] = []
 
     def policy(now) -> SchedulerOutput:  # type: ignore[no-untyped-def]
-        seen.append((now.changed, now.engine.step_s))
+        seen.append((now.changed, now.cost.compute.linear_s()))
         return SchedulerOutput(now.live, [Offload(0)] * len(now.live))
 
-    slots = Slots(policy, ENGINE, 1.0)
+    slots = Slots(policy, COST, 1.0)
     slots.add(request(0, 40, 100))
     for _ in range(30):
         choice = slots.next()
         assert choice is not None
-        slots.made(choice.running, 2 * ENGINE.compute_s(60))
+        slots.made(choice.running, 2 * COST.compute.decode_s(1, 60))
     again = [step_s for changed, step_s in seen[1:] if changed]
     assert (
         again == sorted(again)
-        and 1.25 * ENGINE.step_s < again[0]
-        and 1.6 * ENGINE.step_s < again[-1] < 2.1 * ENGINE.step_s
+        and 1.25 * COST.compute.linear_s() < again[0]
+        and 1.6 * COST.compute.linear_s() < again[-1] < 2.1 * COST.compute.linear_s()
     )
 
 

@@ -208,7 +208,7 @@ def test_a_drive_that_fails_ends_those_that_it_attended_and_no_others(model, pro
         ({"slots": 0}, "slots = 0: must be at least 1"),
         ({"slots": "4"}, "slots = '4': must be a whole number"),
         ({"slots": 2.5}, "slots = 2.5: must be a whole number"),
-        ({"tiers": None}, "tiers = None: must be a Tiers"),
+        ({"tiers": None}, "tiers = None: must be a TierLimits"),
         ({"drives": None}, "drives = None: must be a whole number, a DriveSet, or devices"),
         ({"slo_scale": 0}, "slo_scale = 0: must be above 0"),
         ({"measured": "no"}, "measured = 'no': must be True or False"),

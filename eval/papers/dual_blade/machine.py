@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from eval.papers.claims import printed
 from eval.papers.dual_blade.constants import ANONYMOUS, HINDERED, MEMORY_COPY
+from eval.papers.machines import overlay
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from kv_cache import DEVICE, DIRECT, PAGE_CACHE, Link, Machine, Route, Tier
+from kv_cache.cost import CostModel
 from kv_cache.transfer.simulated import LayerTime
 
 PRINTED = printed("dual-blade")
@@ -100,16 +102,22 @@ class Setup:
         return ANONYMOUS.value + (cache_bytes + self.layer_bytes(self.final_tokens)) / GIB
 
     @property
+    def cost(self) -> CostModel:
+        """The model on the GPU."""
+        return CostModel.of(self.model, self.gpu.accelerator, overlay("dual-blade"))
+
+    @property
     def prefill_gpu_s(self) -> float:
         """Prefill, as long as the GPU computes."""
         return self.model.layers * self.work(self.input, self.input).device_ns / 1e9
 
     def work(self, new: int, tokens: int) -> LayerTime:
-        """A layer's work on the GPU: multiplying in prefill, reading weights and KV in decode."""
-        weights, kv = self.model.weight_bytes / self.model.layers, self.layer_bytes(tokens)
-        multiplied_s = new * self.batch * weights / (self.gpu.fp16_tflops * 1e12)
-        read_s = (weights + (kv if new == 1 else 0)) / (self.gpu.memory_gb_per_s * 1e9)
-        return LayerTime(round(1e9 * max(multiplied_s, read_s)))
+        """A layer's work on the GPU for a batch whose sequences have so many tokens, `new` of them new."""
+        if new == 1:
+            step_s = self.cost.decode_s(self.batch, self.batch * tokens)
+        else:
+            step_s = self.cost.prefill_s(tokens, tokens - new, self.batch)
+        return LayerTime(round(1e9 * step_s / self.model.layers))
 
 
 def machine(setup: Setup, drive: Drive, cache_bytes: int | None, piece_bytes: int = 0) -> Machine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH, PCIE3_X4_P2P, ZYNQ7045
+from eval.papers.machines import constant
 from eval.papers.paper import Constant
 
 ENGINE = Constant(
@@ -12,13 +13,7 @@ ENGINE = Constant(
     "two kernels of 64 lanes that are busy nine cycles in ten; in csd_spec.presets.ZYNQ7045",
     "c8b",
 )
-RUNTIME = Constant(
-    "sequence_layer_us",
-    172.0,
-    "us for each sequence and layer",
-    "commands, transfers and Python of FlexGen's runtime, on which InstInfer is built: some ten calls of 15 to 20 us",
-    "c8c",
-)
+RUNTIME = constant("instinfer", "sequence_layer_us")
 PAGES = Constant(
     "token_page_share",
     0.252,

@@ -21,9 +21,11 @@ from csd_spec.units import ENGINE_UNITS
 from eval.papers.instinfer import steps
 from eval.papers.instinfer.constants import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
 from eval.papers.instinfer.simulate import SimulatedDrive, spread
+from eval.papers.machines import overlay
 from eval.papers.options import SAMPLED_LAYERS
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from kv_cache import CSD, HOST, PAGE_CACHE
+from kv_cache.cost import CostModel
 from kv_cache.policies.flexgen import flexgen as flexgen_policy
 from kv_cache.transfer.simulated import LayerTime
 
@@ -90,30 +92,27 @@ class Setup:
         row = self.kv_bytes(batch, 1) * share / (2 * self.model.shape.layers)
         return steps.Stored(home=home, tokens=float(self.steps.mean()), rows={"batch": round(row)}, weights=weights)
 
+    @property
+    def cost(self) -> CostModel:
+        """The model on the GPU."""
+        found = replace(overlay("instinfer"), sequence_layer_s=self.constants.sequence_layer_s)
+        return CostModel.of(self.model, self.gpu.accelerator, found)
+
     def gpu_s(self, batch: float) -> float:
-        """One decode step of everything but attention to all tokens: the larger of reading, weights and windows, and
-        multiplying."""
-        read = self.model.read_bytes(batch) + batch * self.model.window_bytes(float(self.steps.mean()))
-        operations = 2 * self.model.active * batch
-        return max(read / (self.gpu.memory_gb_per_s * 1e9), operations / (self.gpu.fp16_tflops * 1e12))
+        """One decode step of everything but attention to all tokens, at the middle step."""
+        return self.cost.linear_s(batch, float(self.steps.mean()))
 
     def attention_s(self, batch: int) -> float:
         """Attention of the middle decode step to all tokens, where the GPU holds K and V."""
-        shape, tokens = self.model.shape, float(self.steps.mean())
-        operations = 4 * batch * tokens * shape.layers * shape.q_heads * shape.head_dim
-        read_s = self.kv_bytes(batch, tokens) / (self.gpu.memory_gb_per_s * 1e9)
-        return max(read_s, operations / (self.gpu.fp16_tflops * 1e12))
+        return batch * float(self.steps.mean()) * self.cost.token_s
 
     def prefill_gpu_s(self, batch: int) -> float:
-        """Prefill at the GPU's full rate: each token past all weights, and before all tokens that it sees."""
-        shape, tokens, m = self.model.shape, self.input, self.model
-        seen = shape.layers * tokens / 2 + m.window_layers * min(tokens / 2, m.window)
-        operations = 2 * m.active + 4 * seen * shape.q_heads * shape.head_dim
-        return operations * batch * tokens / (self.gpu.fp16_tflops * 1e12)
+        """Prefill of a batch on the GPU."""
+        return self.cost.prefill_s(self.input, batch=batch)
 
     def runtime_s(self, batch: int) -> float:
         """What the runtime spends on a step, sequence by sequence and layer by layer."""
-        return self.constants.sequence_layer_s * batch * self.model.layers
+        return self.cost.runtime_s(batch)
 
     @property
     def steps(self) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from csd_spec import ModelShape
 from csd_spec.checked import value
+from kv_cache.hardware import Accelerator
 from nvmevirt_config.document import read_yaml
 
 FOLDER = Path(__file__).parent
@@ -43,6 +44,11 @@ class Gpu(Profile):
     memory_gib: Annotated[float, Field(ge=1, le=1 << 16)]
     memory_gb_per_s: Annotated[float, Field(ge=20, le=1 << 20)]
     fp16_tflops: Annotated[float, Field(ge=1, le=1 << 19)]
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The same, as the cost model has it."""
+        return Accelerator(self.name, self.memory_gib * 2**30, self.memory_gb_per_s * 1e9, self.fp16_tflops * 1e12)
 
     @classmethod
     def some(cls, name: str) -> Gpu:

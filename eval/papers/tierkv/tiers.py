@@ -13,9 +13,11 @@ import typer
 from eval.experiment import Outcome
 from eval.options import Picture, check_picture, numbers
 from eval.papers import options
+from eval.papers.machines import overlay
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from eval.papers.tierkv.blocks import BLOCK_TOKENS, block_bytes
 from eval.plot import lines, save_figure
+from kv_cache.cost import CostModel
 from kv_cache.tiered.machine import Machine
 from kv_cache.tiered.policies import POLICIES
 from kv_cache.tiered.run import check, serve
@@ -24,7 +26,6 @@ from vcsd.progress import Tick, progress
 from vcsd.tables import flat_table, table
 
 USED = 0.9  # of the GPU's memory, by weights and K and V; the rest is for activations
-MULTIPLIED = 0.5  # of the GPU's TFLOPS, in prefill
 INPUT, OUTPUT = (700, 2000), (128, 400)  # tokens of generated requests
 REACTIVE, LITERAL, MENDED, ORACLE = ("lru", "lfu", "static"), "tierkv", "mended", "oracle"
 Row = dict[str, Any]
@@ -35,8 +36,8 @@ def machine(model: Model, gpu: Gpu, host: Host, ssd: Ssd) -> Machine:
     room = int(USED * gpu.memory_gib * 2**30 - model.weight_bytes)
     if room <= 0:
         raise ValueError(f"gpu = {gpu.name}: {gpu.memory_gib:g} GiB leave nothing beside the weights of {model.name}")
-    memory = gpu.memory_gb_per_s * 1e9
     return Machine(
+        cost=CostModel.of(model, gpu.accelerator, overlay("tierkv")),
         token_bytes=block_bytes(model, 1),
         block_tokens=BLOCK_TOKENS,
         device_bytes=room,
@@ -46,9 +47,6 @@ def machine(model: Model, gpu: Gpu, host: Host, ssd: Ssd) -> Machine:
         host_start_s=host.gpu_link_us * 1e-6,
         flash_bytes_per_s=min(ssd.read_gb_per_s, ssd.write_gb_per_s) * 1e9,
         flash_start_s=ssd.random_read_us * 1e-6,
-        step_s=model.weight_bytes / memory,
-        kv_bytes_per_s=memory,
-        prefill_tokens_per_s=MULTIPLIED * gpu.fp16_tflops * 1e12 / model.weight_bytes,
     )
 
 
@@ -136,7 +134,7 @@ def experiment(
     check_picture(plot)
     rooms, each_slice = numbers("dram_gb", dram_gb, float), numbers("slices", slices)
     one = machine(*profiles.profiles("llama-2-13b", "h100", "tierkv"), Ssd.load(ssd))
-    served = requests(trace, count, rate, seed, one.step_s)
+    served = requests(trace, count, rate, seed, one.cost.linear_s())
     machines = [replace(one, host_bytes=int(room * 1e9)) for room in rooms]
     for at in machines:
         check(served.requests, at)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from eval.papers.machines import constant
 from eval.papers.paper import Constant
 
-FLOPS = Constant("prefill_tflops", 384, "TFLOPS", "0.39 of an H100's 989, of 16K tokens", "t12b")
-FLOPS_FEW = Constant("prefill_tflops_few", 245, "TFLOPS", "of few tokens behind a long prefix (t15, t16)", "t15c")
+FEW_TOKENS = "tutti-few-tokens"  # the overlay of few tokens behind a long prefix
+FLOPS = constant("tutti", "prefill_tflops")
+FLOPS_FEW = constant("tutti", "prefill_tflops", FEW_TOKENS, "prefill_tflops_few")
 GDS_PATH = Constant("gds_gb_per_s", 5, "GB/s", "GDS under requests; t8 prints 11.9 at its best", "t1a")
 SSD_PATH = Constant("ssd_gb_per_s", 1.21, "GB/s", "LMCache-SSD: file system, host memory and GPU in turn", "t6c")
 DRAM_PATH = Constant("dram_gb_per_s", 20, "GB/s", "LMCache-DRAM, of a link of 50", "t6b")
 SSD_LONG = Constant("ssd_long_gb_per_s", 3.4, "GB/s", "LMCache-SSD at 112K: no one rate fits t6 and t12", "t12a")
 CALIBRATED = (FLOPS, FLOPS_FEW, GDS_PATH, SSD_PATH, DRAM_PATH, SSD_LONG)
 
-START = Constant("start_ms", 8, "ms", "of a prefill: the weights take 4.8 ms to read, and kernels are launched")
+START = constant("tutti", "start_ms")
 LEVAL = Constant("leval_tokens", 16_340, "tokens", "mean length of a document of LEval, by other papers")
 LOOGLE = Constant("loogle_tokens", 21_613, "tokens", "mean length of a document of LooGLE, by other papers")
 SIGMA = Constant("sigma", 0.6, "of ln tokens", "lognormal lengths")

@@ -11,15 +11,15 @@ from typing import Any
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
 from eval.papers.claims import Kind, claims_of, printed
+from eval.papers.machines import overlay
 from eval.papers.options import Machine, Simulated
 from eval.papers.paper import Evaluation, Paper
-from eval.papers.profiles import Model, Ssd
+from eval.papers.profiles import Gpu, Model, Ssd
 from eval.papers.tutti.constants import (
     ASSUMED,
     CALIBRATED,
     DRAM_PATH,
-    FLOPS,
-    FLOPS_FEW,
+    FEW_TOKENS,
     GDS_PATH,
     HALVINGS,
     LEVAL,
@@ -30,7 +30,6 @@ from eval.papers.tutti.constants import (
     SSD_LONG,
     SSD_PATH,
     SSD_TB,
-    START,
 )
 from eval.papers.tutti.in_drives import Drives, table_rows
 from eval.papers.tutti.reading import Path, Reading, Workload, mean_ttft_s
@@ -137,14 +136,14 @@ def _few_tokens(reading: Reading) -> Values:
     }
 
 
-def _counted(model: Model, ssd: Ssd) -> Values:
+def _counted(model: Model, gpu: Gpu, ssd: Ssd) -> Values:
     """t8, t11, t18, t19, and what the review has wrong: bytes and rates."""
     pages = 60 * 2**30 // PAGE
     qwen, glm = Model.load("qwen3-32b"), Model.load("glm-4-9b-1m")
-    two = Reading(glm, 2 * FLOPS_FEW.value * 1e12, START.value / 1e3)
+    two = Reading.on(glm, gpu.times(2), overlay("tutti", FEW_TOKENS))
     layer = 64 * KI * model.shape.kv_bytes_per_token / model.layers
     glm_s = 128 * KI * glm.shape.kv_bytes_per_token / (4 * ssd.read_gb_per_s * GB)
-    few = Reading(model, FLOPS_FEW.value * 1e12, START.value / 1e3)
+    few = Reading.on(model, gpu, overlay("tutti", FEW_TOKENS))
     return {
         "t8c": PRINTED["t8a"] / PRINTED["t8b"],
         "t11a": pages,
@@ -164,10 +163,9 @@ def _counted(model: Model, ssd: Ssd) -> Values:
 
 def evaluate(machine: Machine, simulated: Simulated, with_figures: bool) -> Evaluation:
     """Compute every value in closed form."""
-    model, _, _ = machine.profiles("llama-3-8b", "h100", "pcie5")
-    start = START.value / 1e3
-    many, few = (Reading(model, each.value * 1e12, start) for each in (FLOPS, FLOPS_FEW))
-    ours = _requests(many) | _one_request(many) | _few_tokens(few) | _counted(model, Ssd.load("d7-ps1010"))
+    model, gpu, _ = machine.profiles("llama-3-8b", "h100", "pcie5")
+    many, few = (Reading.on(model, gpu, overlay("tutti", name)) for name in ("tutti", FEW_TOKENS))
+    ours = _requests(many) | _one_request(many) | _few_tokens(few) | _counted(model, gpu, Ssd.load("d7-ps1010"))
     rows = in_drives(few)
     notes = [
         f"{row['new']} new tokens behind 128K, {DRIVES} drives: {row['load_s']:.2f} s loaded by Tutti, "

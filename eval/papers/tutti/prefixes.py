@@ -15,8 +15,9 @@ from csd_spec.presets import INSTCSD_OVERLAPPED
 from eval.experiment import Outcome
 from eval.options import numbers
 from eval.papers import options
+from eval.papers.machines import overlay
 from eval.papers.profiles import Gpu, Model
-from eval.papers.tutti.constants import FLOPS, SSD_TB, START
+from eval.papers.tutti.constants import SSD_TB
 from eval.papers.tutti.evaluate import (
     DRAM,
     DRAM_GB,
@@ -154,7 +155,7 @@ def experiment(
         {"store_gb": size, "hit_percent": 100 * find_hits(served, 0, _blocks(size, block)).blocks / asked}
         for size in (*numbers("stores", stores, float), None)
     ]
-    reading = Reading(model, FLOPS.value * 1e12, START.value / 1e3)
+    reading = Reading.on(model, gpu, overlay("tutti"))
     rows = [_row(name, served, reading, _room(model, gpu) // block, speed) for name in SYSTEMS]
     return Outcome({"requests": len(served.requests), "stores": by_size, "systems": rows}, _shown(by_size, rows, speed))
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.polynomial.hermite_e import hermegauss
 from numpy.typing import NDArray
 
-from eval.papers.profiles import Model
+from eval.papers.profiles import Gpu, Model
+from kv_cache.cost import CostModel, Overlay
 
 NODES = 64  # of the integral over lengths
 Array = NDArray[np.float64]
@@ -25,17 +26,19 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A model on a GPU. flops: that prefill gets of it. start_s: of a prefill without its tokens."""
+    """A model on a GPU."""
 
     model: Model
-    flops: float
-    start_s: float
+    cost: CostModel
+
+    @classmethod
+    def on(cls, model: Model, gpu: Gpu, overlay: Overlay) -> Reading:
+        """A model on a GPU, as an overlay has it."""
+        return cls(model, CostModel.of(model, gpu.accelerator, overlay))
 
     def compute_s(self, new: float, prefix: float) -> float:
-        """Prefill of new tokens behind a prefix: all weights, and causal attention."""
-        shape = self.model.shape
-        width = shape.layers * shape.q_heads * shape.head_dim
-        return (self.model.weight_bytes * new + 4 * width * new * (prefix + new / 2)) / self.flops + self.start_s
+        """Prefill of new tokens behind a prefix."""
+        return self.cost.prefill_s(prefix + new, prefix)
 
     def load_s(self, prefix: float, path: Path) -> float:
         """K and V of a prefix."""

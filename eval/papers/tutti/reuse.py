@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +12,9 @@ import typer
 from csd_spec.presets import INSTCSD_OVERLAPPED
 from eval.experiment import Outcome
 from eval.options import numbers
-from eval.papers.profiles import Model
-from eval.papers.tutti.constants import FLOPS_FEW, START
+from eval.papers.machines import overlay
+from eval.papers.profiles import Gpu, Model
+from eval.papers.tutti.constants import FEW_TOKENS, FLOPS_FEW
 from eval.papers.tutti.evaluate import TUTTI
 from eval.papers.tutti.in_drives import LONGEST, Drives, crossover, table_rows
 from eval.papers.tutti.reading import Path as Way
@@ -49,7 +51,8 @@ def experiment(
     ),
 ) -> Outcome:
     """A question behind a stored prefix: loaded to the GPU layer by layer, attended to in drives, or both."""
-    reading = Reading(Model.load(model), tflops * 1e12, START.value / 1e3)
+    few = replace(overlay("tutti", FEW_TOKENS), mfu=1.0)
+    reading = Reading.on(Model.load(model), replace(Gpu.load("h100"), fp16_tflops=tflops), few)
     way = Way(load_gb_per_s * GB, layered=True)
     news, prefixes = numbers("new", new), numbers("prefix", prefix)
     spec = load_drive(drive) if drive else INSTCSD_OVERLAPPED

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from csd_spec.planes import number_of
-from eval.serving.machines import A5000, A6000, ENGINES, drives
+from eval.serving.machines import A5000, A6000, COSTS, drives
 from eval.serving.pages_error import output_error
 from eval.serving.serving import Letting, Load, experiment
 from eval.serving.systems import OTHERS, SYSTEMS, run
@@ -28,15 +28,16 @@ def test_machines_are_those_of_the_paper():
 
 
 def test_machines_by_data_sheets():
-    h100, eight, a100 = (ENGINES[name] for name in ("h100", "8xh100", "8xa100"))
-    assert h100.step_s == pytest.approx(16.06e9 / 3.35e12, rel=0.01)  # the weights, read once
-    assert eight.token_s == pytest.approx(80 * 4096 / 26.8e12)
+    h100, eight, a100 = (COSTS[name] for name in ("h100", "8xh100", "8xa100"))
+    assert h100.compute.linear_s() == pytest.approx(16.06e9 / 3.35e12, rel=0.01)  # the weights, read once
+    assert eight.compute.token_s == pytest.approx(80 * 4096 / 26.8e12)
     assert eight.fetch_token_s == pytest.approx(80 * 4096 / 512e9)
-    assert a100.room_blocks == eight.room_blocks and a100.step_s > eight.step_s
-    assert all(ENGINES[name].longest_tokens > 200_000 for name in ("4xa6000", "h100", "8xa100", "8xh100"))
-    assert eight.prefill_s(100_000) > 2.2 * eight.prefill_s(50_000)  # attention grows by the square
-    parts = [eight.prefill_s(until, until - 1000) for until in range(1000, 50_001, 1000)]
-    assert sum(parts) == pytest.approx(eight.prefill_s(50_000)) and parts[-1] > parts[0]
+    assert a100.room_blocks == eight.room_blocks and a100.compute.linear_s() > eight.compute.linear_s()
+    assert all(COSTS[name].longest_tokens > 200_000 for name in ("4xa6000", "h100", "8xa100", "8xh100"))
+    assert eight.compute.prefill_s(100_000) > 2.2 * eight.compute.prefill_s(50_000)  # attention grows by the square
+    parts = [eight.compute.prefill_s(until, until - 1000) for until in range(1000, 50_001, 1000)]
+    starts_s = 49 * eight.compute.overlay.start_s
+    assert sum(parts) == pytest.approx(eight.compute.prefill_s(50_000) + starts_s) and parts[-1] > parts[0]
 
 
 def test_pages_of_8_bits_cost_a_little():
@@ -63,7 +64,7 @@ def test_arrivals_in_steps_or_seconds(tmp_path):
     for arrivals in ("seconds", "steps"):
         result = experiment(Load(trace=path, arrivals=arrivals)).result
         assert result["systems"]["ours"]["requests"] == 5
-        assert result["slo_s"] == pytest.approx(1.5 * (A5000.step_s + A5000.token_s * 60 * 16))
+        assert result["slo_s"] == pytest.approx(1.5 * A5000.compute.decode_s(1, 60 * 16))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import random
 
+from kv_cache.cost import CostModel
 from kv_cache.tiered.machine import Machine
 from kv_cache.trace import Request, Trace
 
@@ -20,7 +21,12 @@ def machine(**more):
         "kv_bytes_per_s": 1e9,
         "prefill_tokens_per_s": 1e4,
     }
-    return Machine(**(values | more))
+    values |= more
+    step_s, kv_bytes_per_s, per_s = (values.pop(name) for name in ("step_s", "kv_bytes_per_s", "prefill_tokens_per_s"))
+    cost = CostModel.fitted(
+        layers=4, step_s=step_s, token_s=values["token_bytes"] / kv_bytes_per_s, prefill_tokens_per_s=per_s
+    )
+    return Machine(cost=cost, **values)
 
 
 def trace(lengths, gap_s=0.0):

@@ -20,11 +20,11 @@ def test_a_copy_has_a_start_and_a_rate():
 
 
 def test_an_iteration_reads_weights_and_k_and_v_and_prefills():
-    assert machine().iteration_s(0, 0) == pytest.approx(0.01)
-    assert machine().iteration_s(1000, 0) == pytest.approx(0.011)
-    assert machine().iteration_s(0, 100) == pytest.approx(0.02)
+    assert machine().iteration_s([], []) == pytest.approx(0.01)
+    assert machine().iteration_s([400, 600], []) == pytest.approx(0.011)
+    assert machine().iteration_s([], [40, 60]) == pytest.approx(0.02)
 
 
 def test_what_is_off_is_named():
-    with pytest.raises(ValueError, match="host_bytes: must be greater than or equal to 1, got 0"):
+    with pytest.raises(ValueError, match="host_bytes = 0: must be at least 1"):
         machine(host_bytes=0)

@@ -1,7 +1,8 @@
-"""The edge machine: what a limit leaves, what routes share, and rates by the paper's own tables."""
+"""The edge machine: what a limit leaves, what paths share, and rates by the paper's own tables."""
 
 import pytest
 
+from eval.papers.dual_blade.machine import COPY, DMA, EVICTED, FAULTS, GIB, PRINTED, READ, drives, machine
 from kv_cache import DEVICE, DIRECT, PAGE_CACHE
 from tests.eval.papers.dual_blade.setups import paper_setup, small_setup
 
@@ -27,8 +28,8 @@ def test_a_limit_is_shared_with_the_runtime_and_pinned_buffers():
 
 def test_paths_share_the_gpus_link_and_reads_are_hindered_by_it():
     one = machine(paper_setup(), drives()["A"], 0)
-    to_device = {tier: one.routes[tier, DEVICE] for tier in (PAGE_CACHE, EVICTED, DIRECT)}
-    assert all(route.links[-1] == DMA for route in to_device.values())
+    to_device = {place: one.routes[place, DEVICE] for place in (PAGE_CACHE, EVICTED, DIRECT)}
+    assert all(path.links[-1] == DMA for path in to_device.values())
     assert to_device[PAGE_CACHE].miss_links == (FAULTS, DMA)
     assert [DMA in one.links[name].contention for name in (READ, COPY, FAULTS)] == [True, True, False]
     read = one.links[READ]
@@ -41,7 +42,8 @@ def test_prefill_multiplies_and_decode_reads():
     setup = small_setup()
     weights = setup.model.weight_bytes / 8
     assert setup.work(1, 64).device_ns == pytest.approx(1e9 * (weights + setup.layer_bytes(64)) / 448e9, abs=1)
-    assert setup.work(512, 512).device_ns == pytest.approx(1e9 * 512 * 2 * weights / 47.4e12, abs=1)
+    seen = 4 * 32 * 128 * setup.batch * 512 * 256
+    assert setup.work(512, 512).device_ns == pytest.approx(1e9 * (512 * 2 * weights + seen) / 47.4e12, abs=1)
 
 
 def test_one_layer_has_no_groups():

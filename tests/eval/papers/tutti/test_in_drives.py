@@ -11,14 +11,15 @@ import pytest
 from rich.console import Console
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.papers.profiles import Model
+from eval.papers.machines import overlay
+from eval.papers.profiles import Gpu, Model
 from eval.papers.tutti.evaluate import TUTTI
 from eval.papers.tutti.in_drives import Drives, crossover, table_rows
 from eval.papers.tutti.reading import Path, Reading
 from eval.papers.tutti.reuse import experiment
 
 MODEL = Model.load("llama-3-8b")
-READING = Reading(MODEL, 245e12, 8e-3)
+READING = Reading.on(MODEL, Gpu.load("h100"), overlay("tutti", "tutti-few-tokens"))
 EIGHT = Drives(INSTCSD_OVERLAPPED, 8, MODEL.shape)
 PREFIX = 131_072
 

@@ -11,13 +11,14 @@ import pytest
 from rich.console import Console
 
 from eval.papers.options import Machine
-from eval.papers.profiles import Model
+from eval.papers.profiles import Gpu, Model
 from eval.papers.tutti.evaluate import TUTTI
 from eval.papers.tutti.prefixes import SYSTEMS, experiment, find_hits, most_speed, service_s, spread, ttft_s
 from eval.papers.tutti.reading import Reading
+from kv_cache.cost import BASE
 from kv_cache.trace import Request, Trace
 
-READING = Reading(Model.load("llama-3-8b"), 384e12, 8e-3)
+READING = Reading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)
 
 
 def trace_of(*prompts):

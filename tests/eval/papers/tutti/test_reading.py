@@ -8,17 +8,18 @@ import math
 import numpy as np
 import pytest
 
-from eval.papers.profiles import Model
+from eval.papers.profiles import Gpu, Model
 from eval.papers.tutti.reading import Path, Reading, Workload, mean_ttft_s
+from kv_cache.cost import BASE
 
-READING = Reading(Model.load("llama-3-8b"), 384e12, 8e-3)
+READING = Reading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)
 PLAIN, LAYERED = Path(25.9e9), Path(25.9e9, layered=True)
 
 
 def test_a_prefix_in_parts_costs_as_much_as_at_once():
     """Causal attention: 48K behind 16K and 16K alone are 64K, but for starting twice."""
     parts = READING.compute_s(49152, 16384) + READING.compute_s(16384, 0)
-    assert parts == pytest.approx(READING.compute_s(65536, 0) + READING.start_s)
+    assert parts == pytest.approx(READING.compute_s(65536, 0) + READING.cost.overlay.start_s)
 
 
 def test_layers_hide_the_lesser_of_both():
