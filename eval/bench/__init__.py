@@ -1,1 +1,1 @@
-"""The emulator itself, measured beside its rivals."""
+"""Benchmarks of the emulator, compared with baselines."""

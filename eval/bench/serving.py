@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from csd_link.driveset import DriveSet
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.bench.soak import MAX_ANONYMOUS_BYTES, SPEC, Usage, by_tenth, growth, own_run_dir, steady_memory
 from eval.experiment import Outcome, flat
+from eval.verify.soak import MAX_ANONYMOUS_BYTES, SPEC, Usage, by_tenth, growth, own_run_dir, steady_memory
 from host_driver.hf.shape import placement
 from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST
 from kv_cache.limits import TierLimits

@@ -15,8 +15,8 @@ from csd_firmware import InProcessDevice
 from csd_firmware.fsck import fsck
 from csd_io.keeping import INDEX, OLD
 from csd_spec import KvRead, Status
-from eval.bench.flips import Kept, judge
-from eval.bench.random_host import is_stored
+from eval.verify.flips import Kept, judge
+from eval.verify.random_host import is_stored
 from tests.vcsd_cli.test_main import vcsd
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")

@@ -20,8 +20,8 @@ from csd_link.window import BLOCK_BYTES, Identity, WindowLayout
 from csd_link.wire import WireError, decode, encode
 from csd_spec import Completion, KvAppend, SeqCreate, Status
 from csd_spec.verbs import VERBS, Array, Kind, Names, Scalar, Verb
-from eval.bench import fuzz
-from eval.bench.place import place
+from eval.verify import fuzz
+from eval.verify.place import place
 
 H, D, TOKENS = 2, 16, 30
 

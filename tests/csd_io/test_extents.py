@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from csd_io.extents import Extent, Extents, translate
 from csd_io.queue import aligned, carry_out
-from eval.simulation.disk import SECTOR, SimDisk
-from eval.simulation.queue import SimQueue
+from eval.verify.simulation.disk import SECTOR, SimDisk
+from eval.verify.simulation.queue import SimQueue
 from tests.properties import examples
 
 BLOCKS = 64

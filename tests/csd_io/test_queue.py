@@ -1,6 +1,6 @@
 """Many requests at once: all bytes are right, or there is one error and nothing in flight.
 
-partner of: csd_io/queue.py, eval/simulation/queue.py
+partner of: csd_io/queue.py, eval/verify/simulation/queue.py
 """
 
 import errno
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from csd_io.queue import Pool, Request, aligned, carry_out, check, pieces
-from eval.simulation.disk import SECTOR, SimDisk
-from eval.simulation.queue import SimQueue
+from eval.verify.simulation.disk import SECTOR, SimDisk
+from eval.verify.simulation.queue import SimQueue
 
 SIZE = 256 * SECTOR
 

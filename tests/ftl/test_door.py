@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from csd_spec import DriveSpec, KvLayout
 from csd_spec.view import in_flash
-from eval.bench.crash import embedding_rows
+from eval.verify.crash import embedding_rows
 from ftl import FaultPlan, Ftl, Nand, OutOfSpace, ReadOnly, UnknownSequence
 from ftl.flash import tag
 from ftl.flash.tag import MAX_GROUPS, Kind

@@ -1,6 +1,6 @@
 """Power cuts at every moment; and that the judge sees what a careless drive would lose.
 
-partner of: ftl/journal.py, eval/bench/crash.py, eval/bench/place.py
+partner of: ftl/journal.py, eval/verify/crash.py, eval/verify/place.py
 """
 
 import zlib
@@ -11,8 +11,8 @@ import pytest
 from csd_io.folder import DiskFolder
 from csd_spec import KvLayout
 from csd_spec.view import UNMAPPED
-from eval.bench import random_host
-from eval.bench.crash import DRIVE, bench_crash, embedding_rows
+from eval.verify import random_host
+from eval.verify.crash import DRIVE, bench_crash, embedding_rows
 from ftl import Ftl, Nand
 from ftl.flash import tag
 from ftl.flash.collect import Collector

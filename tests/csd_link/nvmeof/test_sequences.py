@@ -28,7 +28,7 @@ from csd_link.wire import pack_entry
 from csd_spec import Completion, Flush, KvAppend, KvExist, KvFree, Status
 from csd_spec.arrays import KEY
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.bench.faulty_proxy import FaultyProxy
+from eval.verify.faulty_proxy import FaultyProxy
 from tests.nvmeof import HOST, NQN, MemoryBlocks, subsystem_of, target_of
 from tests.properties import examples
 

@@ -24,7 +24,7 @@ from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import port_path, run_dir
 from csd_link.transports import OURS, transport_of, transports
 from csd_spec import LogPage
-from eval.bench.faulty_proxy import FaultyProxy
+from eval.verify.faulty_proxy import FaultyProxy
 from tests.certificates import certificates
 from tests.served import decoder, serving
 from tests.vcsd_cli.test_main import PROMPT, vcsd

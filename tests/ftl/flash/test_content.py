@@ -17,7 +17,7 @@ from csd_io.medium import BLOCK
 from csd_spec import Attend, Flush, KvAppend, KvCrop, KvRead, SeqCreate, Status
 from csd_spec.planes import number_of
 from csd_spec.view import in_flash
-from eval.bench.random_host import DRIVE, RandomHost
+from eval.verify.random_host import DRIVE, RandomHost
 from ftl import Ftl, Medium, Nand, Uncorrectable
 from ftl.flash.files import CONTENT, NandFiles
 from ftl.kv.values import is_value

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from csd_io.folder import DiskFolder
-from eval.simulation.disk import SimDisk
+from eval.verify.simulation.disk import SimDisk
 from ftl.errors import MediumFailed
 from ftl.flash.files import (
     BLOCKS,

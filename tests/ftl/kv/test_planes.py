@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from csd_spec.planes import Planes, number_of
 from csd_spec.view import in_flash
-from eval.bench.crash import scores_agree
-from eval.bench.random_host import as_stored
+from eval.verify.crash import scores_agree
+from eval.verify.random_host import as_stored
 from ftl import LAYOUTS, Ftl
 from ftl.kv.layouts.coded import coded as copied
 from ftl.kv.layouts.codes import (

@@ -1,0 +1,230 @@
+"""Mutated invocations and files on every command that there is.
+
+Commands are found by program, through the entry point `vcsd`. Each input runs in a process of its own, in a copy of a
+folder of valid files; whatever is a process in its group ends with it. A *traceback* is an exception that leaves the
+command; *silent* is exit code 0 for what must be refused. What would take minutes ends where its deepest work begins:
+`CUT` has these functions. Up to there all is tried, of what is behind them nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import torch
+import typer
+
+from csd_io.death import end_with_parent
+from eval import sweep
+from eval.experiment import Outcome, flat
+from eval.verify.cli_files import make_folder
+from eval.verify.cli_inputs import Input, make_input
+from vcsd.options import MAX_SEED
+from vcsd.progress import Tick, progress
+
+CUT = (
+    "eval.papers.instinfer.options:simulate",  # steps at full scale
+    "eval.papers.dual_blade.evaluate:infer",  # and whole inferences
+    "vcsd.guest:run_guest",  # a machine boots
+    "nvmevirt_config.module:_run",  # insmod and rmmod
+    "csd_firmware.process.supervisor:Supervisor.run",  # serves until interrupted
+    "fleet.local:start_local",  # Ray starts
+    "fleet.cluster:start",
+    "vcsd.drive_metrics:serve_metrics",  # serves until interrupted
+    "eval.verify.cli_fuzz:bench_cli_fuzz",  # all of this again
+    "eval.bench.transport:bench_transport",  # mounts, and minutes of fio
+    "eval.bench.page_cache:bench_page_cache",  # control groups, and as much of the disk as it is told
+    "eval.bench.attention:sweep",  # this and the next ones: minutes
+    "eval.verify.flips:bench_flips",  # in processes of their own
+    "eval.verify.exceptions:bench_exceptions",
+    "eval.verify.signals:bench_signals",
+    "eval.verify.mixed_files:bench_mixed_files",
+    "eval.verify.soak:bench_soak",
+    "eval.verify.simulation.simulate:bench_simulate",
+    "eval.bench.vllm:bench_vllm",
+    "eval.accuracy.families:sweep",
+)
+PRELOADED = ("vcsd.attached", "vcsd.generate", "vcsd.loading", "eval.accuracy.measure", "eval.model.llama2c")
+HANG_S = 60.0  # CPU time: by the clock, a busy machine compiles kernels for longer than that
+WAIT_S = 5 * HANG_S  # wall-clock time
+TRACEBACK = 70
+KINDS = "tracebacks", "signals", "silent", "hangs"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an input ended. kind: one of KINDS, or None for as it should."""
+
+    number: int
+    kind: str | None
+    code: int
+    says: str
+
+
+class Program:
+    """The command line, ready to be forked: everything imported, what is too long cut."""
+
+    def __init__(self) -> None:
+        (entry,) = entry_points(group="console_scripts", name="vcsd")
+        self.main = entry.load()
+        self.commands = list(sys.modules[self.main.__module__].app.leaves())
+        for name in PRELOADED:
+            importlib.import_module(name)
+        for place in CUT:
+            getattr(*_holder(place))  # it is still there
+
+    def run(self, given: Input, folder: Path) -> NoReturn:
+        """In the child: the command in this folder, and the end of the process."""
+        end_with_parent(os.getppid())
+        os.setsid()
+        for place in CUT:
+            setattr(*_holder(place), _cut)
+        os.chdir(folder)
+        torch.set_num_threads(1)  # a forked process has none of OpenMP's threads, and waits for them
+        os.environ |= {"VCSD_HOME": str(folder / "home"), "VCSD_RUN_DIR": str(folder / "run"), "OMP_NUM_THREADS": "1"}
+        for name, fd in ((os.devnull, 0), (folder / ".stdout", 1), (folder / ".stderr", 2)):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), fd)
+        sys.argv, code = ["vcsd", *given.words], 0
+        try:
+            self.main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except BaseException:
+            traceback.print_exc()
+            code = TRACEBACK
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:
+                traceback.print_exc()
+                code = TRACEBACK
+        os._exit(code)
+
+
+def _holder(place: str) -> tuple[Any, str]:
+    """What has the function at `module:name` or `module:class.name`, and its name there."""
+    module, _, names = place.partition(":")
+    *parents, last = names.split(".")
+    holder: Any = importlib.import_module(module)
+    for parent in parents:
+        holder = getattr(holder, parent)
+    return holder, last
+
+
+def _cut(*args: object, **options: object) -> NoReturn:
+    """In place of a function of CUT: what was asked for is accepted."""
+    raise SystemExit(0)
+
+
+_program: Program | None = None  # of this process; children of the pool inherit it
+
+
+def _try(template: Path, seed: int, number: int) -> Ended:
+    """One input, in a copy of the folder, judged by how its process ends."""
+    assert _program
+    given = make_input(_program.commands, seed, number)
+    with tempfile.TemporaryDirectory(prefix="cli-", ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch) / "here"
+        shutil.copytree(template, folder)
+        for name, content in given.files.items():
+            (folder / name).write_bytes(content)
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            _program.run(given, folder)
+        code = _wait(pid)
+        said = (folder / ".stderr").read_text(errors="replace") if (folder / ".stderr").exists() else ""
+    if code is None:
+        return Ended(number, "hangs", -1, f"more than {HANG_S:g} s of CPU time or {WAIT_S:g} s")
+    return Ended(number, _kind(code, said, given.refused), code, (said.strip().splitlines() or [""])[-1][-300:])
+
+
+def _kind(code: int, said: str, refused: bool) -> str | None:
+    if code < 0:
+        return "signals"
+    if code == TRACEBACK or "Traceback (most recent call last)" in said:
+        return "tracebacks"
+    return "silent" if refused and code == 0 else None
+
+
+def _wait(pid: int) -> int | None:
+    """The exit code, negative for a signal, None for a process that had to be killed; its group is gone then."""
+    ends = time.monotonic() + WAIT_S
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        late = not found and (time.monotonic() > ends or _cpu_s(pid) > HANG_S)
+        if found or late:
+            with suppress(ProcessLookupError):  # nobody is left
+                os.killpg(pid, signal.SIGKILL)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if late:
+            os.waitpid(pid, 0)
+            return None
+        time.sleep(0.005)
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process and of its finished children, seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # utime, stime, cutime, cstime
+
+
+def bench_cli_fuzz(inputs: int, seed: int, first: int, tick: Tick) -> dict[str, Any]:
+    """Run inputs `first` to `first + inputs`; counts by kind, and what to look at in `found`."""
+    global _program
+    began, _program = time.perf_counter(), Program()
+    with tempfile.TemporaryDirectory(prefix="cli-files-") as scratch:
+        template = Path(scratch) / "files"
+        template.mkdir()
+        make_folder(template)
+        with sweep.workers(os.cpu_count() or 1, method="fork") as pool:
+            tried = [pool.submit(_try, template, seed, number) for number in range(first, first + inputs)]
+            for each in tried:
+                each.add_done_callback(tick)
+            ended = [each.result() for each in tried]
+    found = [_describe(each, seed) for each in ended if each.kind]
+    return {
+        "inputs": inputs,
+        **{kind: sum(each.kind == kind for each in ended) for kind in KINDS},
+        "accepted": sum(each.code == 0 for each in ended),
+        "commands": len(_program.commands),
+        "wall_s": time.perf_counter() - began,
+        "found": found,
+    }
+
+
+def _describe(ended: Ended, seed: int) -> dict[str, Any]:
+    """What an input was and how it ended: `--seed SEED --first NUMBER --inputs 1` tries it again."""
+    assert _program
+    given = make_input(_program.commands, seed, ended.number)
+    words = [word if len(word) < 100 else f"{word[:40]}... {len(word)} characters" for word in given.words]
+    files = {name: content[:2000].decode(errors="backslashreplace") for name, content in given.files.items()}
+    return {"first": ended.number, "kind": ended.kind, "words": words, "files": files, "says": ended.says}
+
+
+def experiment(
+    inputs: Annotated[int, typer.Option(min=1, max=10**9, help="mutated invocations and files")] = 2000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the mutations")] = 0,
+    first: Annotated[int, typer.Option(min=0, max=10**9, help="number of the first input, to try one again")] = 0,
+) -> Outcome:
+    """Put mutated words and files on every command there is."""
+    with progress("inputs", inputs) as tick:
+        result = bench_cli_fuzz(inputs, seed, first, tick)
+    outcome = flat("cli-fuzz", {key: each for key, each in result.items() if key != "found"})
+    notes = [
+        f"{each['kind']}: --first {each['first']}: {' '.join(each['words'])}: {each['says']}"
+        for each in result["found"]
+    ]
+    return Outcome(result, outcome.shown, notes, failed=bool(result["found"]))

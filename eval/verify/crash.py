@@ -1,0 +1,339 @@
+"""Power cuts: every moment of a trace that uses all verbs, each followed by recovery and a comparison of all bytes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any
+from unittest.mock import patch
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from csd_io.medium import Kind
+from csd_spec import KvView
+from csd_spec.arrays import F16, U8
+from csd_spec.view import BANK_SHIFT, UNMAPPED, in_flash
+from eval.experiment import Outcome, flat
+from eval.options import MediumOption
+from eval.verify.place import Place, place
+from eval.verify.random_host import DRIVE, KEYS, LOGICAL_PAGES, VALUE_KEYS, RandomHost, State, is_stored
+from eval.verify.simulation.disk import Killed
+from ftl import Ftl, FtlError, Nand, Uncorrectable
+from ftl.flash.nand import Erase, Operation, Program
+from ftl.flash.spare import SPARE
+from ftl.kv.layouts.codes import scored, widened
+from ftl.kv.layouts.group_map import PackedMap
+from ftl.kv.values import VALUES
+from vcsd.options import MAX_SEED
+from vcsd.progress import Tick, no_tick, progress
+
+OWNERS = 24  # so few that their numbers come again several times in each trace
+
+
+@dataclass(slots=True)
+class Trace:
+    """What the array saw, and the state at each commit with the number of operations that had been done by then.
+
+    lost_keys: see `RandomHost.lost_keys`, of all commits.
+    """
+
+    operations: list[Operation]
+    commits: list[tuple[int, State, U8]]
+    lost_keys: int = 0
+
+
+class _Host(RandomHost):
+    """Keeps what each commit holds."""
+
+    def __init__(self, seed: int) -> None:
+        nand, self.trace = Nand(DRIVE.geometry), Trace([], [])
+        nand.log = self.trace.operations.append
+        super().__init__(seed, nand)
+        self.kept: State = {}
+        self.ftl.journal.log = self._commit
+
+    def _commit(self, recorded: set[int], freed: set[int]) -> None:
+        """A commit may come in the middle of a verb: what it keeps is the state before that verb."""
+        before = self.kept
+        self.kept = {handle: layers for handle, layers in before.items() if handle not in freed}
+        self.kept |= {handle: self.model[handle].copy() for handle in recorded if handle in self.model}
+        self.trace.lost_keys += self.lost_keys(before, self.kept)
+        self.trace.commits.append((len(self.trace.operations), self.kept, self.blocks.copy()))
+
+
+def record(seed: int, operations: int) -> Trace:
+    """Run random verbs until the array has seen at least `operations` programs and erases."""
+    host = _Host(seed)
+    while len(host.trace.operations) < operations:
+        host.step()
+    return host.trace
+
+
+def _apply(nand: Nand, operation: Operation) -> None:
+    if isinstance(operation, Erase):
+        pages = nand.pages_of(operation.block)
+        nand.content[pages], nand.spare[pages] = 0, 0
+        nand.erase_count[operation.block] += 1
+        return
+    nand.content[operation.ppn], nand.spare[operation.ppn] = operation.page, operation.spare
+
+
+def _tear(nand: Nand, operation: Operation, generator: np.random.Generator) -> Callable[[], None]:
+    """Leave an operation half done, in one of the ways in which that can happen; returns what undoes it."""
+    pages = np.array([operation.ppn]) if isinstance(operation, Program) else nand.pages_of(operation.block)
+    arrays: list[NDArray[Any]] = [nand.content, nand.spare]
+    before = [array[pages].copy() for array in arrays]
+    if isinstance(operation, Program):
+        cut, spare = int(generator.integers(1, operation.page.size - 7)), generator.random()  # 1 byte may be mended
+        if spare < 0.5:  # the spare area may be whole while the data is not
+            _apply(nand, operation)
+        elif spare < 0.75:
+            nand.spare[operation.ppn : operation.ppn + 1].view(np.uint8)[:] = generator.integers(0, 255, SPARE.itemsize)
+        nand.content[operation.ppn, :cut] = operation.page[:cut]
+        nand.content[operation.ppn, cut:] = generator.integers(0, 255, operation.page.size - cut)
+    else:
+        gone = pages[generator.random(pages.size) < 0.5]
+        nand.content[gone], nand.spare[gone] = 0, 0
+
+    def undo() -> None:
+        for array, old in zip(arrays, before, strict=True):
+            array[pages] = old
+
+    return undo
+
+
+def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) -> tuple[int, int]:
+    """Recover, and count sequences or logical pages that are lost and that are wrong.
+
+    newer: what logical pages may hold besides; None leaves them out.
+    """
+    try:
+        ftl = Ftl(DRIVE, nand)
+    except FtlError:
+        return len(expected), 0
+    lost = wrong = 0
+    for handle, stored in expected.items():
+        seq = ftl.sequences.get(handle)
+        if seq is None or seq.failed:
+            lost += 1
+            continue
+        try:
+            wrong += sum(not _right(ftl, handle, layer, *rows) for layer, rows in enumerate(stored.layers))
+            wrong += stored.value is not None and not is_stored(ftl, handle, stored)
+            wrong += seq.names != stored.names or not _found(ftl, handle, stored.names)
+        except Uncorrectable:
+            lost += 1
+    wrong += len(set(ftl.sequences) - set(expected))
+    if expected and newer is not None:
+        for lpn in range(ftl.blocks.pages):
+            found = ftl.blocks.read(np.array([lpn]), 0)[0][0].tobytes()
+            wrong += found != blocks[lpn].tobytes() and found not in newer
+    return lost, wrong
+
+
+def _found(ftl: Ftl, handle: int, names: dict[bytes, int]) -> bool:
+    """Whether each of these keys, and no other, leads to this sequence."""
+    keys = [(0, key) for key in KEYS] + [(VALUES, key) for key in VALUE_KEYS]
+    return {key: named for label, key in keys for named in ftl.kv.names.find(label, [key]) if named[0] == handle} == {
+        key: (handle, tokens) for key, tokens in names.items()
+    }
+
+
+def _right(ftl: Ftl, handle: int, layer: int, k: F16, v: F16) -> bool:
+    """Whether a layer holds these rows (S, H, d) and nothing else, in every form."""
+    if len(k) != ftl.sequences[handle].lengths[layer]:
+        return False
+    if not len(k):
+        return True
+    stored_k, stored_v, plan = ftl.read_back(handle, layer)
+    if not (ftl.nand.intact(plan.ppns).all() and np.array_equal(stored_k, k) and np.array_equal(stored_v, v)):
+        return False
+    return np.array_equal(embedding_rows(ftl, handle, layer), k) and scores_agree(ftl, handle, layer)
+
+
+def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
+    """K of a layer as its embedding-indexed copy has it, (S, H, d); K itself where that has no pages.
+
+    Of a copy in few bits: NaN where its codes are not those of K.
+    """
+    seq, rows = ftl.sequence(handle), ftl.read_back(handle, layer)[0].view(np.uint16)
+    layout, view = seq.layout, _all_of(ftl, handle, layer)
+    slots = view.e_slots.reshape(seq.heads, layout.embedding_pages, -1)
+    for group in np.flatnonzero(slots[0, 0] != UNMAPPED).tolist():
+        pages = [[view.banks[slot >> BANK_SHIFT][slot & 0x7FFFFFFF] for slot in head[:, group]] for head in slots]
+        there = rows[group * layout.T : (group + 1) * layout.T]
+        coded = seq.maps["embedding_k"]
+        if isinstance(coded, PackedMap):
+            codes = coded.pack(there)[:, 0]
+            if not np.array_equal(np.concatenate(pages)[:, : codes.shape[1]], codes):
+                there[:] = 0xFFFF
+            continue
+        by_token = np.array(pages).reshape(seq.heads, -1, layout.T).transpose(2, 0, 1)
+        there[:] = by_token[: there.shape[0], :, : layout.head_dim]
+    return rows.view(np.float16)
+
+
+def _all_of(ftl: Ftl, handle: int, layer: int) -> KvView:
+    """A layer with all of its pages at hand."""
+    view = ftl.view([handle], layer)
+    ftl.store.bring(np.concatenate([each.flash_slots() for each in ftl.sequence(handle).maps.values()]))
+    return view
+
+
+def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
+    """Whether all pages of K in few bits, where the layout has them, say of K what their steps allow."""
+    layout = ftl.sequence(handle).layout
+    form = layout.planes
+    if form is None:
+        return True
+    stored = widened(ftl.read_back(handle, layer)[0].view(np.uint16), form.bf16)
+    view = _all_of(ftl, handle, layer)
+    slots = view.planes["scores"][:, 0]
+    for head, group in zip(*np.nonzero(in_flash(slots)), strict=True):
+        rows = stored[group * form.T : (group + 1) * form.T, head]
+        pages = view.banks[0][slots[head, group]][None].view(np.uint8)
+        steps = widened(pages[0, : 2 * form.m].view(np.uint16), form.bf16)
+        # K itself may have been rounded to 8 bits since, by the largest of a group of its own, which may reach further
+        near = stored[max(0, group * form.T - layout.n) : (group + 1) * form.T + layout.n, head]
+        allowed = 0.51 * steps + np.abs(near).max(0) / 60
+        if (np.abs(scored(pages, form)[0] - rows) > allowed * np.where(steps > 0, 1, np.inf)).any():
+            return False
+    return True
+
+
+def bench_crash(cuts: int, seed: int, tick: Tick = no_tick, medium: Kind = "memory") -> dict[str, Any]:
+    """Cut the power before, in the middle of and after every operation of a trace; `cuts` is the least number.
+
+    Three traces of other seeds, four times as long, are cut at random moments, a tenth as often in all; and a twentieth
+    as often the machine under a drive's files loses its power, with writes that were not synced. medium: with one that
+    reads files, what each cut has left lies in files, and is read by it; then the machine dies a quarter as often, and
+    as often only the process that writes. lost: sequences and values that a commit had and recovery did not find, and
+    overwritten values of which a commit had neither the old nor the new one. wrong: sequences, tokens, values or
+    logical pages that are not those of the last commit, byte for byte. recovered: cuts after which all was right.
+    """
+    operations, (of_host, of_process) = -(-cuts // 2), _deaths(cuts, medium)
+    with patch("ftl.kv.owners.MAX_OWNERS", OWNERS), place(medium, DRIVE.geometry) as where:
+        total = _sweep(where, seed, operations, 1.0, tick)
+        every = total["cuts"]
+        host = _host_cuts(where, seed, of_host, False, tick)
+        kills = _host_cuts(where, seed + 1, of_process, True, tick)
+        for longer in range(1, 4):
+            total += _sweep(where, seed + 1000 * longer, 4 * operations, 0.1 / 12, tick)
+    at_random, total = total["cuts"] - every, total + host + kills
+    counts = {key: total[key] for key in ("cuts", "lost", "wrong", "recovered", "commits")}
+    kinds = {"cuts_of_every_moment": every, "cuts_at_random": at_random, "cuts_of_the_host": host["cuts"]}
+    kinds |= {"kills": kills["cuts"], "writes_lost": host["writes_lost"]}
+    return {"medium": medium} | counts | kinds | {"seed": seed}
+
+
+def _deaths(cuts: int, medium: Kind) -> tuple[int, int]:
+    """How often the machine loses its power beside so many cuts, and how often only the process that writes dies."""
+    return (max(1, cuts // 20), 0) if medium == "memory" else (max(1, cuts // 4), max(1, cuts // 4))
+
+
+def _sweep(where: Place, seed: int, operations: int, share: float, tick: Tick) -> Counter[str]:
+    """Record a trace and cut it at this share of its moments."""
+    trace, total = record(seed, operations), Counter[str]()
+    generator = np.random.default_rng(seed)
+    nand, commit = Nand(DRIVE.geometry), 0
+    empty: tuple[State, U8] = ({}, np.zeros((LOGICAL_PAGES, DRIVE.geometry.page_bytes), np.uint8))
+    for number in range(len(trace.operations) + 1):
+        while commit < len(trace.commits) and trace.commits[commit][0] <= number:
+            commit += 1
+        ways = [None] if number == len(trace.operations) else [None, trace.operations[number]]
+        for torn in ways if generator.random() < share else []:
+            state, blocks = trace.commits[commit - 1][1:] if commit else empty
+            end = trace.commits[commit][2] if commit < len(trace.commits) else blocks
+            since = {page.tobytes() for page in end} | {
+                op.page.tobytes()
+                for op in trace.operations[trace.commits[commit - 1][0] if commit else 0 : number]
+                if isinstance(op, Program)
+            }
+            undo = _tear(nand, torn, generator) if torn else None
+            with where.powered(nand, [torn.ppn] if isinstance(torn, Program) else []) as found:
+                missing, bad = _judge(found, state, blocks, since)
+            if undo:
+                undo()
+            total.update(cuts=1, lost=missing, wrong=bad, recovered=int(not (missing or bad)))
+            tick(None)
+        if number < len(trace.operations):
+            _apply(nand, trace.operations[number])
+    total["commits"] = len(trace.commits)
+    total["lost"] += trace.lost_keys
+    return total
+
+
+class _Life(RandomHost):
+    """From one power-on to the next. commits: states that may come back; a sync leaves the last alone."""
+
+    def __init__(self, seed: int, nand: Nand, state: State) -> None:
+        super().__init__(seed, nand)
+        self.model, self.commits = {handle: stored.copy() for handle, stored in state.items()}, [state]
+        self.coming: list[State] = []
+        self.ftl.journal.begins, self.ftl.journal.log = self._begin, self._commit
+
+    def _begin(self, recorded: set[int], freed: set[int]) -> None:
+        """Power may be lost when the commit counts already."""
+        kept = {handle: layers for handle, layers in self.commits[-1].items() if handle not in freed}
+        self.coming = [kept | {handle: self.model[handle].copy() for handle in recorded if handle in self.model}]
+
+    def _commit(self, recorded: set[int], freed: set[int]) -> None:
+        self.commits += self.coming
+        self.coming = []
+
+    def synced(self) -> None:
+        """The last commit cannot be lost any more."""
+        del self.commits[:-1]
+
+
+def _host_cuts(where: Place, seed: int, cuts: int, killed: bool, tick: Tick) -> Counter[str]:
+    """Cut the power of the machine under a drive's files: of writes after the last sync any may be lost or torn.
+
+    killed: end its process alone instead; what it wrote is there.
+    """
+    draw, state, total = random.Random(seed), State(), Counter[str]()
+    with where.disk(draw) as disk:
+        for number in range(cuts):
+            disk.deaths = -1
+            with where.life(disk) as nand:
+                life = _Life(seed + number, nand, state)
+                disk.synced, disk.deaths = life.synced, draw.randrange(1, 120)
+                with suppress(Killed):
+                    while True:
+                        life.step()
+            if killed:
+                life.synced()
+                disk.process_died()
+            else:
+                total["writes_lost"] += disk.lose_power()[0]
+            life.commits += life.coming
+            found = list[tuple[int, int]]()
+            for each in life.commits:
+                try:
+                    with where.after(disk) as nand:
+                        found.append(_judge(nand, each, life.blocks, None))
+                except ValueError:  # the drive cannot be opened
+                    found.append((1 + len(each), 0))
+            best = min(range(len(found)), key=lambda i: sum(found[i]))
+            (missing, bad), state = found[best], life.commits[best]
+            total.update(cuts=1, lost=missing, wrong=bad, recovered=int(not (missing or bad)))
+            if missing or bad:
+                break
+            tick(None)
+    return total
+
+
+def experiment(
+    cuts: Annotated[int, typer.Option(min=2, max=10**9, help="cut points at the least")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the trace")] = 0,
+    medium: MediumOption = "memory",
+) -> Outcome:
+    """Cut the power at every moment of a trace of all verbs, and at random in longer ones; then compare every byte."""
+    with progress("power cuts", cuts + cuts // 10 + sum(_deaths(cuts, medium))) as tick:
+        result = bench_crash(cuts, seed, tick, medium)
+    return flat("power cuts", result, failed=bool(result["lost"] or result["wrong"]))

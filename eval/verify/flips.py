@@ -1,0 +1,182 @@
+"""Bits of a drive's files are flipped, and stretches of them; then the drive is opened and every byte compared."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from concurrent.futures import as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from csd_firmware import InProcessDevice
+from csd_firmware.folder import DriveFolder, secret_of
+from csd_firmware.logs import smart
+from eval import sweep
+from eval.experiment import Outcome, flat
+from eval.verify.random_host import DRIVE, RandomHost, is_stored
+from ftl import Ftl, Nand, Uncorrectable
+from vcsd.options import MAX_SEED
+from vcsd.progress import Tick, no_tick, progress
+
+FLIPS_A_DRIVE = 250
+VERBS = 80  # before the flush whose state is compared
+KINDS = {"bit": 0.8, "burst": 0.15, "page": 0.05}  # one bit, up to 64 bits in a row, a page of garbage
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A drive's folder after a flush, and what it holds."""
+
+    folder: Path
+    host: RandomHost
+    files: dict[str, bytes]
+    secret: bytes
+
+    @classmethod
+    def make(cls, folder: Path, seed: int) -> Kept:
+        """Random verbs on a drive in files, the last of them a flush."""
+        held = DriveFolder(DRIVE, folder)
+        host = RandomHost(seed, Nand(DRIVE.geometry, folder=held.files))
+        secret = secret_of(folder)
+        for _ in range(VERBS):
+            host.step()
+        host.ftl.flush(0)
+        held.close()
+        return cls(folder, host, {file.name: file.read_bytes() for file in folder.iterdir()}, secret)
+
+    def restore(self) -> None:
+        """The folder as it was."""
+        for file in self.folder.iterdir():
+            if file.name not in self.files:
+                file.unlink()
+        for name, content in self.files.items():
+            if (self.folder / name).read_bytes() != content:
+                (self.folder / name).write_bytes(content)
+
+
+class Flipper:
+    """Damages one place of a folder at a time. Every file has the same share, and every part of it is come to."""
+
+    def __init__(self, kept: Kept, seed: int) -> None:
+        self._kept, self._draw = kept, np.random.default_rng(seed)
+        self._names = sorted(name for name, content in kept.files.items() if content)
+        self._turn = Counter[str]()
+
+    def flip(self, number: int) -> str:
+        """Damage the folder; returns how."""
+        name = self._names[number % len(self._names)]
+        content = bytearray(self._kept.files[name])
+        turn, regions = self._turn[name], min(1024, len(content))
+        self._turn[name] += 1
+        width = len(content) / regions
+        at = int(turn % regions * width + self._draw.random() * width)
+        kind = str(self._draw.choice(list(KINDS), p=list(KINDS.values())))
+        if kind == "page":
+            size = DRIVE.geometry.page_bytes
+            at = at // size * size
+            part = content[at : at + size]
+            content[at : at + size] = self._draw.integers(0, 256, len(part), dtype=np.uint8).tobytes()
+        else:
+            first = 8 * at + int(self._draw.integers(8))
+            count = 1 if kind == "bit" else int(self._draw.integers(2, 65))
+            which = [first, *(first + np.flatnonzero(self._draw.random(count - 1) < 0.5) + 1).tolist()]
+            for bit in (bit for bit in which if bit < 8 * len(content)):
+                content[bit // 8] ^= 1 << bit % 8
+        (self._kept.folder / name).write_bytes(content)
+        return kind
+
+
+def judge(kept: Kept) -> str:
+    """Open the damaged drive and compare: `harmless`, `corrected`, `reported` or `silent`."""
+    try:
+        secret = secret_of(kept.folder)
+        device = InProcessDevice.reopen(kept.folder)
+    except ValueError:
+        return "reported"
+    try:
+        ftl = device.firmware.ftl
+        wrong, missed = _compare(ftl, kept.host)
+        wrong += secret != kept.secret
+        noticed = bool(smart(ftl)["critical_warning"]) and bool(device.firmware.state.history.errors)
+        if wrong or (missed and not noticed):
+            return "silent"
+        if missed or noticed:
+            return "reported"
+        touched = ftl.nand.damage.corrected or ftl.nand.damage.pages or _differs(kept)
+        return "corrected" if touched else "harmless"
+    finally:
+        device.close()
+
+
+def _differs(kept: Kept) -> bool:
+    names = ("secret.bin", "drive.json")
+    return any((kept.folder / name).read_bytes() != kept.files[name] for name in names)
+
+
+def _compare(ftl: Ftl, host: RandomHost) -> tuple[int, int]:
+    """Sequences and logical pages that are not what they were and do not say so; those that say so, or are missed."""
+    wrong = len(set(ftl.sequences) - set(host.model))
+    missed = len(set(host.model) - set(ftl.sequences))
+    for handle in set(host.model) & set(ftl.sequences):
+        if ftl.sequences[handle].failed:
+            missed += 1
+            continue
+        stored = host.model[handle]
+        wrong += stored.value is not None and not is_stored(ftl, handle, stored)
+        for layer, (kept_k, kept_v) in enumerate(stored.layers):
+            k, v, _ = ftl.read_back(handle, layer)
+            wrong += not (np.array_equal(k, kept_k) and np.array_equal(v, kept_v))
+    for lpn in range(min(host.blocks.shape[0], ftl.blocks.pages)):
+        try:
+            wrong += not np.array_equal(ftl.blocks.read(np.array([lpn]), 0)[0][0], host.blocks[lpn])
+        except Uncorrectable:
+            missed += 1
+    return wrong, missed + (ftl.blocks.pages != host.blocks.shape[0])
+
+
+def damage_drive(seed: int, turns: range) -> Counter[str]:
+    """Damage one drive once for each turn; counts outcomes, and outcomes by kind."""
+    found = Counter[str]()
+    with tempfile.TemporaryDirectory(prefix="vcsd-flips-") as scratch:
+        kept = Kept.make(Path(scratch) / "drive", seed)
+        flipper = Flipper(kept, seed)
+        for turn in turns:
+            kind = flipper.flip(turn)
+            outcome = judge(kept)
+            found.update((outcome, f"{outcome}_{kind}"))
+            kept.restore()
+    return found
+
+
+def bench_flips(flips: int, seed: int, workers: int = 2, tick: Tick = no_tick) -> dict[str, Any]:
+    """Flip bits, bursts and pages, one place at a time, on drives of several seeds.
+
+    corrected: all data was as before though a bit that matters was not. reported: what was lost is refused, and the
+    drive's health says so. silent: something was older, other or missing, and nothing said so.
+    """
+    found, drives = Counter[str](), -(-flips // FLIPS_A_DRIVE)
+    parts = [range(flips * number // drives, flips * (number + 1) // drives) for number in range(drives)]
+    with sweep.workers(workers) as pool:
+        under_way = [pool.submit(damage_drive, seed + number, part) for number, part in enumerate(parts)]
+        for done in as_completed(under_way):
+            found.update(done.result())
+            for _ in range(FLIPS_A_DRIVE):
+                tick(None)
+    outcomes = ("reported", "corrected", "harmless", "silent")
+    by_kind = {kind: {each: found[f"{each}_{kind}"] for each in outcomes} for kind in KINDS}
+    return {"flips": flips} | {each: found[each] for each in outcomes} | {"by_kind": by_kind, "seed": seed}
+
+
+def experiment(
+    flips: Annotated[int, typer.Option(min=1, max=10_000_000, help="places to damage")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the drives and the places")] = 0,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="processes")] = 2,
+) -> Outcome:
+    """Flip bits of all files of a drive, one place at a time: what is lost must be reported."""
+    with progress("flips", flips) as tick:
+        result = bench_flips(flips, seed, workers, tick)
+    return flat("flips", result, failed=bool(result["silent"]))

@@ -1,0 +1,377 @@
+"""Mutated commands and window images, and random Key Value commands, against a drive that two tenants share.
+
+The fuzzer is guided by coverage: an input that reaches a pair of lines of the decoding and checking code that none
+reached before is kept, and mutated further. (The lines are watched with `sys.settrace`, at first for every input, later
+for one in sixteen.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import FrameType
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from csd_firmware import Firmware
+from csd_firmware.tenants import Tenant
+from csd_io.medium import Kind as MediumKind
+from csd_link.drive_end import DriveEnd
+from csd_link.host_end import HostEnd, Lost
+from csd_link.nvmeof.commands import CommandError, Sqe
+from csd_link.window import BLOCK_BYTES, BODY_BYTES, Block, Identity, Kind, WindowLayout
+from csd_link.wire import ENTRY, PARAMETERS, Request, encode
+from csd_spec import (
+    Command,
+    Completion,
+    DriveSpec,
+    Geometry,
+    KvAppend,
+    KvRead,
+    SeqCreate,
+    Status,
+)
+from csd_spec.planes import number_of
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.verbs import VERBS, Names
+from eval.experiment import Outcome, flat
+from eval.options import MediumOption
+from eval.verify.coverage import Coverage
+from eval.verify.fuzz_values import FuzzedValues
+from eval.verify.place import Place, place
+from vcsd.options import MAX_SEED
+from vcsd.progress import Tick, progress
+
+HANG_S = 10.0  # more than compiling a kernel that no good command has needed takes
+LAYOUTS = 16, number_of(2, exact=False), number_of(3, exact=True)
+RENEW = 2000  # inputs that one world gets
+IMAGES = 0.2  # share of inputs that damage the window instead of a command
+VALUES = 0.1  # share of inputs that are Key Value commands
+H, G, D = 2, 2, 16
+
+DRIVE: DriveSpec = replace(
+    INSTCSD_ZYNQ7045_8CH,
+    name="fuzz",
+    dram_bytes=1 << 16,  # 1/16 of the flash: the journal's reserve is too small for the tables of more (docs/drives.md)
+    geometry=Geometry(
+        channels=2, dies_per_channel=2, planes_per_die=1, blocks_per_plane=32, pages_per_block=16, page_bytes=512
+    ),
+)
+IDENTITY = Identity("fuzz", DRIVE, WindowLayout(depth=2, slot_blocks=4))
+ODD = (0, 1, 2, 3, 7, 8, 255, 256, 65535, 65536, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
+ODD_WIDE = (*ODD, 1 << 32, 1 << 52, (1 << 53) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+
+
+class Hang(BaseException):
+    """An input took too long."""
+
+
+class Memory:
+    """A window's medium in memory."""
+
+    def __init__(self) -> None:
+        self.blocks = IDENTITY.layout.blocks
+        self.data = bytearray(self.blocks * BLOCK_BYTES)
+
+    def read(self, block: int, count: int = 1) -> bytearray:
+        return self.data[block * BLOCK_BYTES : (block + count) * BLOCK_BYTES]
+
+    def write(self, block: int, data: bytes | bytearray | memoryview) -> None:
+        self.data[block * BLOCK_BYTES : block * BLOCK_BYTES + len(data)] = data
+
+
+class World:
+    """A drive with a tenant who has data, and a window for another one, who attacks."""
+
+    def __init__(self, seed: int, where: Place, layout: int) -> None:
+        generator = np.random.default_rng(seed)
+        self.firmware, secret = Firmware(DRIVE, where.array()), b"s" * 32
+        self.victim, self.attacker = Tenant(self.firmware, secret, "victim"), Tenant(self.firmware, secret, "attacker")
+        self.rows = generator.standard_normal((40, H, D)).astype(np.float16)
+        self.marks = [row.tobytes() for row in self.rows[::7, 0, :8]]
+        self.secret_handle = self._fill(self.victim, self.rows, layout)
+        self.broken = False  # by a command that was stopped halfway
+        self.values = FuzzedValues(self.firmware, self.rows[:20].tobytes())
+        self.kept = self.victim.step(KvRead((self.secret_handle,), 0), 0).data
+        self.own_handle = self._fill(self.attacker, np.ones((30, H, D), np.float16), layout)
+        self.medium = Memory()
+        self.drive = DriveEnd(self.medium, IDENTITY, self.attacker)
+        self.attach()
+
+    def _fill(self, tenant: Tenant, rows: Any, layout: int) -> int:
+        handle = int(tenant.step(SeqCreate(1, 2, H, D, 512, layout), 0).data[0][0])
+        tenant.step(KvAppend((handle,), 0, np.array([len(rows)]), rows, rows), 0)
+        return handle
+
+    def attach(self) -> None:
+        """A host of the attacker's attaches anew, whatever lies in the window."""
+        self.host = HostEnd(self.medium)
+        self.drive.beat()
+        self.host.attach()
+        self.drive.accept_host()
+        if not self.host.attach():
+            raise AssertionError("a host could not attach")
+
+    def seeds(self) -> list[Command]:
+        """Good commands of the attacker's, and some on what is not his."""
+        own, rows = (self.own_handle,), np.ones((100, H, D), np.float16)
+        commands: list[Command] = [KvAppend(own, 1, np.array([100]), rows, rows)]
+        for seqs in (own, (self.secret_handle,), (1,)):
+            verbs = [verb for verb in VERBS.values() if verb.names is not Names.NONE or seqs == own]
+            commands += [verb.example(seqs, H=H, G=G, d=D) for verb in verbs]
+        return commands
+
+    def state(self) -> tuple[Any, ...]:
+        """What a refused command must not change, and what it may: see `changed`."""
+        ftl = self.firmware.ftl
+        lengths, moved = tuple((handle, *seq.lengths) for handle, seq in ftl.sequences.items()), ftl.counters.moved
+        kept = lengths, ftl.nand.writes - moved, ftl.buffers.left, self.firmware.free_ns
+        return kept, moved, ftl.timing.idle_ns()
+
+    def changed(self, before: tuple[Any, ...]) -> bool:
+        """Whether something changed since `before`.
+
+        On a full drive the collector may have moved pages in search of room, which takes time of the flash alone.
+        """
+        kept, moved, _ = now = self.state()
+        return now != before and (kept != before[0] or moved == before[1])
+
+    def victim_has_its_data(self) -> bool:
+        """Whether the other tenant still has his data."""
+        done = self.victim.step(KvRead((self.secret_handle,), 0), 0)
+        return done.status is Status.SUCCESS and all(map(np.array_equal, done.data, self.kept))
+
+
+@dataclass(slots=True)
+class Findings:
+    """What went wrong, counted; the first of each kind in words."""
+
+    crashes: int = 0
+    hangs: int = 0
+    leaks: int = 0
+    changes: int = 0  # of state, by refused commands
+    wrong: int = 0  # Key Value commands, and values after a loss of power
+    accepted: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, kind: str, what: object) -> None:
+        setattr(self, kind, getattr(self, kind) + 1)
+        if len(self.notes) < 20:
+            self.notes.append(f"{kind}: {what}")
+
+
+def bench_fuzz(inputs: int, seed: int, tick: Tick, medium: MediumKind = "memory") -> dict[str, Any]:
+    """Run `inputs` inputs. A crash is an exception that leaves an end of the window, or an internal error."""
+    before = signal.signal(signal.SIGALRM, _alarm)
+    try:
+        with place(medium, DRIVE.geometry) as where:
+            return {"medium": medium} | _fuzz(inputs, seed, where, tick)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def _fuzz(inputs: int, seed: int, where: Place, tick: Tick) -> dict[str, Any]:
+    draw, found, coverage = random.Random(seed), Findings(), Coverage()
+    worlds = itertools.cycle([partial(World, seed, where, layout) for layout in LAYOUTS])
+    for _ in LAYOUTS:  # what is compiled does not hang
+        world = next(worlds)()
+        for command in world.seeds():
+            world.attacker.step(command, 0)
+    began, world = time.perf_counter(), next(worlds)()
+    corpus = [encode(command) for command in world.seeds()]
+    handles = {world.own_handle: 0, world.secret_handle: 0}
+    for number in range(inputs):
+        if (number % RENEW == 0 and number) or world.broken:
+            world = _renewed(world, found, next(worlds))
+        if draw.random() < IMAGES:
+            _guard(world, found, partial(_image, world, draw, found), "window image")
+        elif draw.random() < VALUES:
+            sqe, data = world.values.command(draw)
+            _guard(world, found, partial(_key_value, world, sqe, data, found), sqe)
+        else:
+            request, submit_ns = mutated(corpus, list(handles), draw), draw.choice((0, 0, 0, *ODD_WIDE))
+            known = len(coverage.pairs)
+            run = _command(world, request, submit_ns, found)
+            if number < 4 * RENEW or number % 16 == 0:
+                with coverage.watch(request.opcode):
+                    _guard(world, found, run, request)
+            else:
+                _guard(world, found, run, request)
+            if len(coverage.pairs) > known and len(request.payload) < 1 << 14:
+                corpus.append(request)
+        if number % 10_000 == 9_999:
+            tick(None)
+    _renewed(world, found, next(worlds))
+    return {
+        "inputs": inputs,
+        "crashes": found.crashes,
+        "hangs": found.hangs,
+        "leaks": found.leaks,
+        "state_changes": found.changes,
+        "values_wrong": found.wrong,
+        "accepted": found.accepted,
+        "line_pairs": len(coverage.pairs),
+        "corpus": len(corpus),
+        "inputs_per_s": inputs / (time.perf_counter() - began),
+        "notes": found.notes,
+    }
+
+
+def _renewed(world: World, found: Findings, another: Callable[[], World]) -> World:
+    if not world.victim_has_its_data():
+        found.note("leaks", "another tenant's data was changed")
+    if not world.broken and (lost := world.values.lost()):
+        found.note("wrong", f"{lost} values after a loss of power")
+    return another()
+
+
+def _key_value(world: World, sqe: Sqe, data: bytes, found: Findings) -> None:
+    """A Key Value command of the attacker's."""
+    before = world.state()
+    done, wrong = world.values.run(sqe, data)
+    if wrong:
+        found.note("wrong", f"{wrong}: {sqe}")
+    if isinstance(done, CommandError):
+        if world.changed(before):
+            found.note("changes", sqe)
+    elif any(mark in bytes(part) for part in done.data for mark in world.marks):
+        found.note("leaks", sqe)
+
+
+def _alarm(number: int, frame: FrameType | None) -> None:
+    raise Hang
+
+
+def _guard(world: World, found: Findings, run: Callable[[], None], what: object) -> None:
+    signal.setitimer(signal.ITIMER_REAL, HANG_S)
+    try:
+        run()
+    except Hang:
+        world.broken = True
+        found.note("hangs", what)
+    except Exception as error:
+        found.note("crashes", f"{type(error).__name__}: {error}: {what}")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _command(world: World, request: Request, submit_ns: int, found: Findings) -> Callable[[], None]:
+    """A request straight into the ring, as a host that keeps to no rule would write it."""
+
+    def run() -> None:
+        before, host, layout = world.state(), world.host, IDENTITY.layout
+        payload = request.payload
+        inline = len(payload) <= BODY_BYTES - ENTRY.size
+        if not inline:
+            world.medium.write(layout.to_drive(host.begun), payload[: layout.slot_bytes])
+        values = (*request.parameters, *(0,) * PARAMETERS)[:PARAMETERS]
+        entry = ENTRY.pack(request.opcode, 0, 0, 1, submit_ns, len(payload), zlib.crc32(payload), *values)
+        body = entry + payload if inline else entry
+        block = Block(Kind.REQUEST, host.host, host.drive, host.begun, body)
+        world.medium.write(layout.request(host.begun), block.pack())
+        host.begun += 1
+        world.drive.serve()
+        done = host.poll()
+        if done is None:
+            raise AssertionError("a request without a completion")
+        _judge(world, done, before, found, request)
+
+    return run
+
+
+def _judge(world: World, done: Completion, before: tuple[Any, ...], found: Findings, what: object) -> None:
+    if done.status is Status.INTERNAL_ERROR:
+        found.note("crashes", f"{done.reason}: {what}")
+    if done.status is Status.SUCCESS:
+        found.accepted += 1
+    elif world.changed(before):
+        found.note("changes", f"{done.reason}: {what}")
+    if any(mark in array.tobytes() for array in done.data for mark in world.marks):
+        found.note("leaks", what)
+
+
+def _image(world: World, draw: random.Random, found: Findings) -> None:
+    """Damage blocks of a window in use; both ends go on, and a host can attach again."""
+    before, layout = world.state(), IDENTITY.layout
+    blocks = (0, 1, *(layout.request(n) for n in range(2)), *(layout.completion(n) for n in range(2)))
+    if world.host.room:
+        world.host.submit(encode(KvRead((world.secret_handle,), 0)), 0)
+    for _ in range(draw.randint(1, 3)):
+        at = draw.choice(blocks) * BLOCK_BYTES
+        if draw.random() < 0.3:
+            source = draw.choice(blocks) * BLOCK_BYTES
+            world.medium.data[at : at + 256] = world.medium.data[source : source + 256]
+        else:
+            world.medium.data[at + draw.randrange(160)] = draw.randrange(256)
+        if draw.random() < 0.5:
+            _fix_crc(world.medium.data, at)
+    world.drive.serve()
+    world.drive.accept_host()
+    try:
+        done = world.host.poll()
+        world.host.look()
+        HostEnd(world.medium).attach()
+    except (Lost, ValueError):
+        done = None
+    if done is not None:
+        _judge(world, done, before, found, "window image")
+    elif world.changed(before):
+        found.note("changes", "window image")
+    world.attach()
+
+
+def _fix_crc(data: bytearray, at: int) -> None:
+    """Make a damaged control block's checksum right, so that what it says is looked at."""
+    size = int.from_bytes(data[at + 12 : at + 16], "little")
+    if size <= BODY_BYTES:
+        crc = zlib.crc32(data[at + 44 : at + 44 + size], zlib.crc32(data[at : at + 40]))
+        data[at + 40 : at + 44] = crc.to_bytes(4, "little")
+
+
+def mutated(corpus: list[Request], handles: list[int], draw: random.Random) -> Request:
+    """A request of the corpus with one to four changes."""
+    chosen = draw.choice(corpus)
+    opcode, parameters, payload = chosen.opcode, list(chosen.parameters), bytearray(chosen.payload)
+    for _ in range(draw.choice((1, 1, 1, 2, 4))):
+        match draw.randrange(12):
+            case 0:
+                opcode = draw.choice((*(verb.opcode for verb in VERBS.values()), draw.randrange(256)))
+            case 1 | 2 | 3 if parameters:
+                at = draw.randrange(len(parameters))
+                near = parameters[at] + draw.choice((-1, 1, 1 << draw.randrange(32)))
+                parameters[at] = draw.choice((*ODD, near)) & 0xFFFFFFFF
+            case 4 | 5 | 6 if payload:
+                payload[draw.randrange(len(payload))] ^= 1 << draw.randrange(8)
+            case 7 | 8 if len(payload) >= 8:
+                at = draw.randrange(min(8, len(payload) // 8)) * 8
+                value = draw.choice((*ODD_WIDE, *handles, draw.choice(handles) ^ 1 << draw.randrange(64)))
+                payload[at : at + 8] = value.to_bytes(8, "little")
+            case 9:
+                del payload[draw.randrange(len(payload) + 1) :]
+            case 10:
+                payload += draw.randbytes(draw.choice((1, 2, 8, 64)))
+            case _:
+                other = draw.choice(corpus)
+                parameters = list(other.parameters) if draw.random() < 0.5 else parameters
+                payload = bytearray(other.payload) if draw.random() < 0.5 else payload
+    return Request(opcode, tuple(parameters), bytes(payload))
+
+
+def experiment(
+    inputs: Annotated[int, typer.Option(min=1, max=10**9, help="mutated commands and window images")] = 100_000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the mutations")] = 0,
+    medium: MediumOption = "memory",
+) -> Outcome:
+    """Put mutated commands, Key Value commands and damaged windows on a drive that two tenants share."""
+    with progress("inputs, 10,000 each", inputs // 10_000) as tick:
+        result = bench_fuzz(inputs, seed, tick, medium)
+    found = any(result[each] for each in ("crashes", "hangs", "leaks", "state_changes", "values_wrong"))
+    return flat("fuzz", result, failed=found)

@@ -1,0 +1,178 @@
+"""A decode in drives over NVMe/TCP whose connections are cut, delayed and damaged; and hosts that are refused.
+
+A proxy stands between our initiator and each drive, with header and data digests on: bytes that are dropped, doubled or
+changed inside a TCP stream are damage that TCP did not see, and only digests tell it from data.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from csd_link.driveset import DriveSet
+from csd_link.host_end import Lost
+from csd_link.nvmeof.device import Endpoint, NvmeDevice
+from csd_link.nvmeof.host import host_nqn
+from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
+from csd_link.nvmeof.pdu import Digests
+from csd_link.own_server import Placed, own_server
+from csd_link.run_dir import port_path, private_dir, run_dir
+from csd_link.served_drive import ServedDrive
+from csd_spec import Attention, Command, Completion, Compression, DeviceError, GetLog, LogPage
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from eval.experiment import Outcome, flat
+from eval.verify.faulty_proxy import FAULTS, FaultyProxy
+from vcsd.administer import admin_window, read_log
+from vcsd.attached import Setting, attached
+from vcsd.generate import generate
+from vcsd.loading import CHECKPOINT, PROMPT, encode, load
+from vcsd.options import MAX_SEED
+from vcsd.progress import Tick, progress
+from vcsd.transport import FACTORY
+
+DIGESTS = Digests(header=True, data=True)
+MOST_BYTES = 4 << 20  # between two faults of a drive
+KINDS = FAULTS
+REFUSALS = 10  # of each kind
+_LOOPBACK = "127.0.0.1"
+
+
+class CountingDevice(NvmeDevice):
+    """A drive over NVMe/TCP that counts the commands it is given, by name."""
+
+    def __init__(self, locate: Callable[[], Endpoint], name: str) -> None:
+        self.given = Counter[str]()
+        super().__init__(locate, name, DIGESTS)
+
+    def _submit(self, command: Command, submit_ns: int) -> Future[Completion]:
+        self.given[type(command).__name__] += 1
+        return super()._submit(command, submit_ns)
+
+
+@contextmanager
+def _drives(count: int, seed: int) -> Iterator[tuple[list[CountingDevice], list[FaultyProxy], list[ServedDrive], str]]:
+    """Drives of a server process, each through a proxy, for one host alone, and the host's name."""
+    host = host_nqn()
+    with tempfile.TemporaryDirectory(prefix="cuts-", dir=private_dir(run_dir())) as scratch, ExitStack() as undo:
+        folder = Path(scratch)
+        names = [f"{folder.name}-{number}" for number in range(count)]
+        drives = [
+            ServedDrive(
+                name=name, spec=INSTCSD_ZYNQ7045_8CH, listen=Listen(_LOOPBACK, 0, (name,), (AllowedHost(host),))
+            )
+            for name in names
+        ]
+        placed = [Placed(each, partial(NvmeDevice, partial(_direct, each), host)) for each in drives]
+        undo.enter_context(own_server(placed, folder, FACTORY.server))
+        proxies, devices = list[FaultyProxy](), list[CountingDevice]()
+        for number, drive in enumerate(drives):
+            proxies.append(FaultyProxy(_direct(drive).port, random.Random(seed + number), MOST_BYTES, KINDS))
+            undo.callback(proxies[-1].close)
+            devices.append(CountingDevice(partial(Endpoint, _LOOPBACK, proxies[-1].port, nqn_of(drive.name)), host))
+            undo.callback(devices[-1].close)
+        yield devices, proxies, drives, host
+
+
+def _direct(drive: ServedDrive) -> Endpoint:
+    return Endpoint(_LOOPBACK, int(port_path(drive.name).read_text()), nqn_of(drive.name))
+
+
+def _executed(drive: ServedDrive) -> Counter[str]:
+    """Commands that a drive has executed, by name, without those that ask this."""
+    window = admin_window(drive.name)
+    try:
+        log = read_log(window, LogPage.LATENCY)
+    finally:
+        window.close()
+    return Counter({name: each["commands"] for name, each in log.items() if name != GetLog.__name__})
+
+
+@torch.inference_mode()
+def bench_nvme_cuts(cuts: int, drives: int, tokens: int, seed: int, tick: Tick) -> dict[str, Any]:
+    """Decode again and again, `tokens` tokens a time, until connections to drives were harmed `cuts` times.
+
+    lost: tokens that a decode did not come to, and commands that a drive has not executed. wrong: tokens unlike the
+    undisturbed run's. twice: commands that a drive has executed more often than it was given them. refused_*: attaches
+    with another subsystem's NQN, and of other hosts, that were refused; refusals_missed: those that were not, and
+    commands that drives executed meanwhile.
+    """
+    model, tokenizer = load(CHECKPOINT)
+    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, seed)
+    what = Setting(attention=Attention("sparf", Compression(8)))
+    with attached(model, replace(what, drives=DriveSet(count=drives))):
+        expected, _ = generate(model, inputs, tokens, None)
+    lost = wrong = runs = 0
+    reason = ""
+    with _drives(drives, seed) as (devices, proxies, served, host):
+        before = [_executed(each) for each in served]
+        while (done := sum(each.count for each in proxies)) < cuts and not reason:
+            _set(proxies, True)
+            runs += 1
+            try:
+                with attached(model, replace(what, drives=devices)):
+                    got, _ = generate(model, inputs, tokens, None)
+                lost += tokens - got.shape[1]
+                wrong += int((got != expected[:, : got.shape[1]]).sum())
+            except DeviceError as error:
+                lost, reason = lost + tokens, str(error)
+            _set(proxies, False)
+            for _ in range(min(cuts, sum(each.count for each in proxies)) - done):
+                tick(None)
+        twice = 0
+        for drive, device, counts in zip(served, devices, before, strict=True):
+            executed = _executed(drive) - counts
+            twice += (executed - device.given).total()
+            lost += (device.given - executed).total()
+        refusals = _refusals(served, host)
+        faults = {f"faults_{kind}": sum(each.faults[kind] for each in proxies) for kind in FAULTS}
+    count = sum(faults.values())
+    return {"cuts": count, "lost": lost, "wrong": wrong, "twice": twice, **refusals, **faults} | {
+        "decodes": runs,
+        "tokens_of_each": tokens,
+        "reason": reason,
+    }
+
+
+def _set(proxies: list[FaultyProxy], is_active: bool) -> None:
+    for each in proxies:
+        each.is_active = is_active
+
+
+def _refusals(drives: list[ServedDrive], host: str) -> dict[str, int]:
+    """Attaches that must be refused."""
+    before, refused = [_executed(each) for each in drives], Counter[str]()
+    for drive in drives:
+        at = _direct(drive)
+        for _ in range(REFUSALS):
+            for kind, nqn, name in (("nqn", f"{at.nqn}x", host), ("host", at.nqn, host_nqn())):
+                try:
+                    NvmeDevice(partial(Endpoint, at.host, at.port, nqn), name, DIGESTS).close()
+                except Lost:
+                    refused[kind] += 1
+    missed = 2 * REFUSALS * len(drives) - refused.total()
+    changed = sum((_executed(each) - counts).total() for each, counts in zip(drives, before, strict=True))
+    return {"refused_nqn": refused["nqn"], "refused_host": refused["host"], "refusals_missed": missed + changed}
+
+
+def experiment(
+    cuts: Annotated[int, typer.Option(min=1, max=10**6, help="faults of connections")] = 50,
+    drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives")] = 2,
+    tokens: Annotated[int, typer.Option(min=1, max=512, help="length of a decode; as many as it takes")] = 64,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the faults")] = 0,
+) -> Outcome:
+    """Cut, delay and damage connections to drives over NVMe/TCP in a decode; the tokens stay the same."""
+    with progress("faults", cuts) as tick:
+        result = bench_nvme_cuts(cuts, drives, tokens, seed, tick)
+    found = any(result[each] for each in ("lost", "wrong", "twice", "refusals_missed"))
+    return flat("nvme-cuts", result, failed=found)

@@ -1,0 +1,124 @@
+"""Where the drives of a bench that ill-treats them lie: in memory, or in files that a medium reads."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from csd_io import medium
+from csd_io.folder import DiskFolder
+from csd_io.medium import Kind, Medium
+from csd_spec import Geometry
+from eval.verify.simulation.disk import MirroredDisk, SimDisk
+from ftl import Nand
+from ftl.flash.files import BLOCK, NandFiles, data_sizes, entry
+
+CACHE_BYTES = 4 * medium.BLOCK  # so few that pages come and go
+
+
+class Place:
+    """Disks, and arrays that are opened on what a power cut has left of them, each gone after its block."""
+
+    def __init__(self, kind: Kind, geometry: Geometry, scratch: Path) -> None:
+        self.geometry, self._scratch = geometry, scratch
+        self.medium = Medium(kind, CACHE_BYTES)
+        self.in_files = kind != "memory"
+        self._last = ExitStack()
+
+    def array(self) -> Nand:
+        """An array that was never written to; the last one is gone."""
+        self.close()
+        if not self.in_files:
+            return Nand(self.geometry)
+        folder = DiskFolder(self._fresh("array"))
+        NandFiles.make(folder, self.geometry)
+        self._last.callback(folder.close)
+        nand = Nand(self.geometry, folder=folder, medium=self.medium)
+        self._last.callback(nand.held.close)
+        return nand
+
+    def close(self) -> None:
+        """Let go of the last array."""
+        self._last.close()
+
+    @contextmanager
+    def disk(self, draw: random.Random) -> Iterator[SimDisk]:
+        """A disk that may lose its power, with the files of an array that was never written to."""
+        disk = MirroredDisk(DiskFolder(self._fresh("drive")), "host", draw) if self.in_files else None
+        plain = disk or SimDisk("crash", "host", draw)
+        NandFiles.make(plain, self.geometry)
+        try:
+            yield plain
+        finally:
+            if disk:
+                disk.close()
+
+    @contextmanager
+    def life(self, disk: SimDisk) -> Iterator[Nand]:
+        """The array on a disk, until its process has ended."""
+        nand = Nand(self.geometry, folder=disk, medium=self.medium)
+        try:
+            yield nand
+        finally:
+            nand.held.close()
+
+    @contextmanager
+    def after(self, disk: SimDisk) -> Iterator[Nand]:
+        """What power-on finds on a disk; the disk stays as it is."""
+        if not self.in_files:
+            yield Nand(self.geometry, folder=disk, private=True)
+            return
+        copy = self._fresh("copy")
+        shutil.copytree(disk.name, copy, dirs_exist_ok=True)
+        with self._opened(copy) as nand:
+            yield nand
+
+    @contextmanager
+    def powered(self, image: Nand, torn: list[int]) -> Iterator[Nand]:
+        """What power-on finds of the pages of an array in memory. torn: pages that were under way; the copies of their
+        spare areas are written last, and are not there yet."""
+        if not self.in_files:
+            image.power_on()
+            yield image
+            return
+        copies = image.spare.copy()
+        copies[torn] = 0
+        counts = zip(image.erase_count.tolist(), image.bad.tolist(), strict=True)
+        blocks = b"".join(entry(*each).tobytes() if any(each) else bytes(BLOCK.itemsize) for each in counts)
+        contents = image.content.tobytes(), image.spare.tobytes(), copies.tobytes(), blocks
+        copy = self._fresh("copy")
+        for name, content in zip(data_sizes(self.geometry), contents, strict=True):
+            (copy / name).write_bytes(content)
+        with self._opened(copy) as nand:
+            yield nand
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[Nand]:
+        folder = DiskFolder(path)
+        nand = Nand(self.geometry, folder=folder, medium=self.medium)
+        try:
+            yield nand
+        finally:
+            nand.held.close()
+            folder.close()
+
+    def _fresh(self, name: str) -> Path:
+        path = self._scratch / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(mode=0o700)
+        return path
+
+
+@contextmanager
+def place(kind: Kind, geometry: Geometry) -> Iterator[Place]:
+    """A place whose files are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="vcsd-") as scratch:
+        made = Place(kind, geometry, Path(scratch))
+        try:
+            yield made
+        finally:
+            made.close()

@@ -1,0 +1,270 @@
+"""A host that gives drives random work by way of the real driver, and knows what the answers must be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from csd_link.host_end import WindowDevice
+from csd_link.recovery import RecoveringDevice
+from csd_spec import (
+    Attention,
+    Command,
+    Completion,
+    Compression,
+    DeviceError,
+    KvDrop,
+    KvExist,
+    KvName,
+    ModelShape,
+    SeqFork,
+    Status,
+)
+from csd_spec.arrays import F16, keys_of
+from csd_spec.planes import number_of
+from eval.verify.random_host import DIM, DRIVE, as_stored
+from ftl import LAYOUTS
+from host_driver.driver import Batch, Driver
+
+LAYERS, HEADS_A_DRIVE, GROUP = 2, 2, 2
+VERBS = (
+    *("create", "append", "append", "decode", "decode", "read", "crop", "free", "flush"),
+    *("fork", "name", "name", "name", "find", "find", "drop"),
+)
+KEYS = [bytes([number]) * 16 for number in range(1, 5)]
+LAYOUTS_USED = *(5 * (16,)), 8, 4, number_of(2, exact=False), number_of(3, exact=True)
+METHODS = "dense", "progressive"  # the second for layouts with planes
+MAX_TOKENS = 64
+TOLERANCE = 4e-3  # of attention in FP16
+
+
+class Wrong(Exception):
+    """An answer that must not be."""
+
+
+class Inline:
+    """An executor that has no threads."""
+
+    def __init__(self, *args: Any, **given: Any) -> None: ...
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Do it now."""
+        future = Future[Any]()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Held:
+    """Sequences of a batch, and their rows: of each layer k and v, (B, S, H, d)."""
+
+    batch: Batch
+    layers: list[tuple[F16, F16]]
+
+
+class SimHost:
+    """One tenant's host. connects: how to reach each drive."""
+
+    def __init__(self, connects: list[Callable[[], WindowDevice]], draw: random.Random) -> None:
+        """Raises Lost where a drive does not answer."""
+        self.draw, self.generator = draw, np.random.default_rng(draw.randrange(1 << 30))
+        self.heads = HEADS_A_DRIVE * len(connects)
+        shape = ModelShape(name="sim", layers=LAYERS, q_heads=GROUP * self.heads, kv_heads=self.heads, head_dim=DIM)
+        self.devices = [RecoveringDevice(connect) for connect in connects]
+        bits = draw.choice(LAYOUTS_USED)
+        self.form = LAYOUTS[bits].form(DRIVE.geometry.page_bytes, DIM, MAX_TOKENS)
+        attention = Attention(draw.choice(METHODS if self.form.planes else METHODS[:1]), Compression(1), bits)
+        self.driver = Driver(self.devices, shape, attention, flush_every=draw.choice([0, 2, 5]))
+        self.held: list[Held] = []
+        self.named: dict[bytes, tuple[Held, int]] = {}  # by key the first sequence of which batch, and tokens
+        self.unsure = set(KEYS)  # what a host before this one has named, or a verb was about that was not answered
+
+    def rows(self, *shape: int) -> F16:
+        return self.generator.standard_normal((*shape, DIM)).astype(np.float16)
+
+    def work(self) -> None:
+        """One verb. Raises Wrong for an answer that is not right, DeviceError where a drive refuses it."""
+        verb = self.draw.choice(VERBS) if self.held else "create"
+        if len(self.held) >= 4:
+            verb = "free"
+        self._do(verb, self.draw.choice(self.held) if self.held else None)
+
+    def _do(self, verb: str, held: Held | None) -> None:
+        """A verb; a batch that a drive refuses it for may have grown in some layers only, and is freed."""
+        try:
+            getattr(self, f"_{verb}")(held)
+        except DeviceError:
+            if held in self.held:
+                self._free(held)
+            raise
+
+    def _create(self, _: Held | None) -> None:
+        count = self.draw.choice([1, 2])
+        empty = self.rows(count, 0, self.heads)
+        self.held.append(Held(self.driver.create(count, MAX_TOKENS), [(empty, empty)] * LAYERS))
+
+    def _append(self, held: Held) -> None:
+        lengths = np.full(len(held.layers[0][0]), self.draw.choice([3, 17, 40]))
+        for layer in range(LAYERS):
+            k, v = (self.rows(int(lengths[0]) * lengths.size, self.heads) for _ in range(2))
+            self.driver.append(held.batch, slice(None), layer, lengths, partial(_both, k, v))
+            self.driver.settle()
+            self._grow(held, layer, *(x.reshape(lengths.size, -1, self.heads, DIM) for x in (k, v)))
+
+    def _grow(self, held: Held, layer: int, k: F16, v: F16) -> None:
+        old_k, old_v = held.layers[layer]
+        grown = (
+            as_stored(self.form, old_k.shape[1], np.concatenate(ks), np.concatenate(vs))
+            for ks, vs in zip(zip(old_k, k, strict=True), zip(old_v, v, strict=True), strict=True)
+        )
+        ks, vs = zip(*grown, strict=True)
+        held.layers[layer] = np.stack(ks), np.stack(vs)
+
+    def _decode(self, held: Held) -> None:
+        count = len(held.layers[0][0])
+        for _ in range(self.draw.choice([1, 3])):
+            with self.driver.step(1) as (part,):
+                for layer in range(LAYERS):
+                    q, k, v = (self.rows(count, heads) for heads in (GROUP * self.heads, self.heads, self.heads))
+                    found = self.driver.decode(held.batch, slice(None), part, layer, q, k, v)
+                    self._grow(held, layer, k[:, None], v[:, None])
+                    if not self._is_attention(found, q, *held.layers[layer]):
+                        raise Wrong(f"attention of layer {layer} over {held.layers[layer][0].shape[1]} tokens")
+
+    def _is_attention(self, found: F16, q: F16, k: F16, v: F16) -> bool:
+        """Whether an output (B, q_heads, d) is that of dense attention; of another method, within the range of V."""
+        if self.driver.attention.method == "dense":
+            return np.allclose(found.astype(np.float32), _attention(q, k, v), atol=TOLERANCE)
+        low, high = (np.repeat(bound.astype(np.float32), GROUP, axis=1) for bound in (v.min(1), v.max(1)))
+        return bool((found >= low - TOLERANCE).all() and (found <= high + TOLERANCE).all())
+
+    def _read(self, held: Held) -> None:
+        for layer, rows in enumerate(held.layers):
+            found = self.driver.read(held.batch, slice(None), layer)
+            for each, kept in zip(found, rows, strict=True):
+                if not np.array_equal(each.reshape(kept.shape), kept):
+                    raise Wrong(f"layer {layer} reads back otherwise")
+
+    def _crop(self, held: Held) -> None:
+        for layer, (k, v) in enumerate(held.layers):
+            length = self.draw.randrange(k.shape[1] + 1)
+            self.driver.crop(held.batch, layer, np.full(len(k), length))
+            held.layers[layer] = k[:, :length], v[:, :length]
+            self._forget([key for key, (whose, tokens) in self.named.items() if whose is held and tokens > length])
+
+    def _free(self, held: Held) -> None:
+        self.held.remove(held)
+        self._forget([key for key, (whose, _) in self.named.items() if whose is held])
+        self.driver.free(held.batch)
+
+    def _fork(self, held: Held) -> None:
+        length = self.draw.randrange(held.layers[0][0].shape[1] + 1)
+        forks = [SeqFork((int(handles[0]),), np.array([length])) for handles in held.batch.handles]
+        handles = [done.data[0].astype(np.uint64) for done in self._all(forks)]
+        layers = [(k[:1, :length], v[:1, :length]) for k, v in held.layers]
+        self.held.append(Held(Batch(handles, np.array([[k.shape[1] for k, _ in layers]])), layers))
+
+    def _name(self, held: Held) -> None:
+        key, length = self.draw.choice(KEYS), min(k.shape[1] for k, _ in held.layers)
+        if length:
+            tokens = self.draw.randint(1, length)
+            self.unsure.add(key)
+            self._all(
+                [KvName((int(each[0]),), np.array([tokens]), keys_of([key])) for each in held.batch.handles],
+            )
+            self.unsure.discard(key)
+            self.named[key] = held, tokens
+
+    def _drop(self, held: Held) -> None:
+        key = self.draw.choice(KEYS)
+        self.unsure.add(key)
+        self._all([KvDrop(keys_of([key])) for _ in self.devices])
+        self.unsure.discard(key)
+        self._forget([key])
+
+    def _find(self, held: Held) -> None:
+        for key in KEYS:
+            if key not in self.unsure:
+                self._look_up(key)
+
+    def _look_up(self, key: bytes) -> None:
+        whose, tokens = self.named.get(key, (None, 0))
+        for drive, done in enumerate(self._all([KvExist(keys_of([key])) for _ in self.devices])):
+            named = int(whose.batch.handles[drive][0]) if whose else 0
+            found = int(done.data[0][0]), int(done.data[1][0])
+            if found != (named, tokens):
+                raise Wrong(f"key {key[0]} names {found[1]} tokens of sequence {found[0]}, not {tokens} of {named}")
+
+    def _forget(self, keys: list[bytes]) -> None:
+        for key in keys:
+            self.named.pop(key, None)
+
+    def _all(self, commands: Sequence[Command]) -> list[Completion]:
+        """A command to each drive; raises DeviceError for the first that refuses."""
+        done = [
+            device.submit(each, self.driver.now_ns).result()
+            for device, each in zip(self.devices, commands, strict=True)
+        ]
+        for drive, each in enumerate(done):
+            if each.status is not Status.SUCCESS:
+                raise DeviceError(drive, each.status, each.reason)
+        return done
+
+    def _flush(self, held: Held) -> None:
+        """Right after decode steps, of which all but the first may be short."""
+        for _ in range(2):
+            self._decode(held)
+        self.driver.flush()
+
+    def connected(self) -> int:
+        """How often drives were connected to again."""
+        return sum(len(device.recoveries) for device in self.devices)
+
+    def work_and_flush(self) -> None:
+        """Decode steps, and a flush that they have to survive."""
+        self._do("flush", self.draw.choice(self.held))
+
+    def rewrite(self) -> None:
+        """Crop a sequence that was flushed, and append other rows in their place, which no flush has recorded."""
+        self._do("rewrite", self.draw.choice(self.held))
+
+    def _rewrite(self, held: Held) -> None:
+        self._append(held)
+        self.driver.flush()
+        self._crop(held)
+        self._append(held)
+
+    def check(self) -> None:
+        """Read all that is held, and find all that has a name."""
+        for held in self.held:
+            self._read(held)
+            self._find(held)
+
+    def leave(self) -> None:
+        """Free all and go."""
+        while self.held:
+            self._free(self.held[0])
+        self.driver.close()
+
+
+def _both(k: F16, v: F16) -> tuple[F16, F16]:
+    return k, v
+
+
+def _attention(q: F16, k: F16, v: F16) -> Any:
+    """Dense attention in float32: q (B, q_heads, d), k and v (B, S, H, d)."""
+    keys, values = (np.repeat(x.astype(np.float32), GROUP, axis=2) for x in (k, v))
+    logits = np.einsum("bhd,bshd->bhs", q.astype(np.float32), keys) / np.sqrt(DIM)
+    weights = np.exp(logits - logits.max(axis=2, keepdims=True))
+    return np.einsum("bhs,bshd->bhd", weights / weights.sum(axis=2, keepdims=True), values)

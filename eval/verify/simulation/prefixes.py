@@ -1,0 +1,111 @@
+"""A host that keeps prefixes of prompts in drives, and knows what each of them must hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+from csd_link.host_end import WindowDevice
+from csd_spec import ModelShape
+from csd_spec.arrays import F16
+from eval.verify.random_host import DIM
+from eval.verify.simulation.host import HEADS_A_DRIVE, LAYERS, Wrong
+from host_driver.prefixes.identity import ModelIdentity
+from host_driver.prefixes.names import PrefixNames
+from host_driver.prefixes.store import PrefixStore
+
+BLOCK_TOKENS, MOST_BLOCKS = 8, 12
+PROMPT_BLOCKS = 5  # of a prompt, at most
+VERBS = "store", "store", "load", "load", "load", "pin", "unpin", "remove", "flush"
+
+
+class PrefixHost:
+    """One tenant's store of prefixes. Prompts share their beginnings: each block's tokens are of one of two kinds.
+
+    Attributes:
+        held: Keys of prompts that are pinned.
+    """
+
+    def __init__(self, connects: list[Callable[[], WindowDevice]], draw: random.Random) -> None:
+        """Raises Lost if a drive does not answer."""
+        self.draw, heads = draw, HEADS_A_DRIVE * len(connects)
+        shape = ModelShape(name="sim", layers=LAYERS, q_heads=heads, kv_heads=heads, head_dim=DIM)
+        model = ModelIdentity.of_words("simulated")
+        self.names = PrefixNames(shape=shape, model=model, drives=len(connects), block_tokens=BLOCK_TOKENS)
+        self.store = PrefixStore([connect() for connect in connects], self.names, MOST_BLOCKS)
+        self.held: list[list[bytes]] = []
+
+    def _prompt(self) -> tuple[list[bytes], F16, F16]:
+        """Keys of a prompt's blocks, and K and V of its tokens, each (layers, tokens, heads, d); the same for the same
+        tokens."""
+        kinds = [self.draw.randrange(2) for _ in range(self.draw.randint(1, PROMPT_BLOCKS))]
+        keys = self.names.keys([kind for kind in kinds for _ in range(BLOCK_TOKENS)])
+        shape = self.names.shape.layers, BLOCK_TOKENS, self.names.shape.kv_heads, DIM
+        blocks = [np.random.default_rng(list(key)).standard_normal((2, *shape)).astype(np.float16) for key in keys]
+        k, v = np.concatenate(blocks, axis=2)
+        return keys, k, v
+
+    def work(self) -> None:
+        """One verb; raises Wrong for a prefix that is not what was stored, DeviceError if a drive refuses."""
+        keys, k, v = self._prompt()
+        match self.draw.choice(VERBS):
+            case "store":
+                self._store(keys, k, v)
+            case "load":
+                self._load(keys, k, v)
+            case "pin" if len(self.held) < 2 and (found := keys[: self.store.match(keys).tokens // BLOCK_TOKENS]):
+                self.store.pin(found)
+                self.held.append(found)
+            case "unpin" if self.held:
+                self.store.unpin(self.held.pop())
+            case "remove":
+                self.store.remove(keys)
+            case "flush":
+                self.store.flush()
+
+    def _store(self, keys: list[bytes], k: F16, v: F16) -> None:
+        try:
+            self.store.store(keys, k, v)
+        except ValueError as error:
+            if not self.held:
+                raise Wrong(f"nothing is pinned: {error}") from error
+
+    def _load(self, keys: list[bytes], k: F16, v: F16) -> None:
+        stored = self.store.match(keys).tokens
+        found = self.store.load(keys)
+        if found is None:
+            return
+        for each, wanted in zip(found, (k, v), strict=True):
+            if not np.array_equal(each, wanted[:, :stored]):
+                raise Wrong(f"a prefix of {stored} tokens reads back otherwise")
+
+    def connected(self) -> int:
+        """How often drives were connected to again: a store ends with its connection."""
+        return 0
+
+    def work_and_flush(self) -> list[bytes]:
+        """Store a prompt and flush; keys of the blocks that have to be found from now on."""
+        keys, k, v = self._prompt()
+        self._store(keys, k, v)
+        self.store.flush()
+        self._load(keys, k, v)
+        return keys[: self.store.match(keys).tokens // BLOCK_TOKENS]
+
+    def check_flushed(self, keys: list[bytes]) -> None:
+        """Raise Wrong if blocks are gone that were flushed."""
+        if (found := self.store.match(keys).tokens // BLOCK_TOKENS) < len(keys):
+            raise Wrong(f"of {len(keys)} blocks that were flushed {found} are found")
+
+    def check(self) -> None:
+        """Read all that is pinned; raises Wrong if some of it is gone without a reason."""
+        for keys in self.held:
+            if self.store.match(keys).tokens < len(keys) * BLOCK_TOKENS and not self.store.rejected:
+                raise Wrong("a pinned prefix is not found")
+            self.store.load(keys)
+
+    def leave(self) -> None:
+        """End the connections; prefixes stay."""
+        for device in self.store.devices:
+            device.close()

@@ -1,0 +1,134 @@
+"""Many seeds of the simulation, side by side; one that fails is replayed and made shorter."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import nullcontext
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from eval import sweep
+from eval.experiment import Outcome
+from eval.verify.simulation.plants import PLANTS
+from eval.verify.simulation.world import FAULTS, STEPS, Verdict, simulate
+from vcsd.options import MAX_SEED
+from vcsd.progress import Tick, no_tick, progress
+from vcsd.tables import flat_table
+
+SHOWN = 5  # failing seeds that are made shorter
+
+
+class Plant(StrEnum):
+    """A bug to plant."""
+
+    NONE = "none"
+    LOCK = "lock"
+    CHAIN = "chain"
+    GENERATION = "generation"
+    OWNER = "owner"
+    COMPLETION = "completion"
+    NAMES = "names"
+    SHORT = "short"
+
+
+def run(seed: int, steps: int, plant: str, allowed: frozenset[str] = frozenset(FAULTS)) -> Verdict:
+    """One seed, with a bug planted or none."""
+    with PLANTS[plant]() if plant in PLANTS else nullcontext():
+        return simulate(seed, steps, allowed)
+
+
+def shrunk(seed: int, steps: int, plant: str) -> dict[str, Any]:
+    """The fewest steps and kinds of faults with which a seed that failed still fails."""
+    verdict = run(seed, steps, plant)
+    steps = verdict.steps
+    low = 1
+    while low < steps:
+        middle = (low + steps) // 2
+        if run(seed, middle, plant).failed:
+            steps = middle
+        else:
+            low = middle + 1
+    allowed = frozenset(FAULTS)
+    for fault in FAULTS:
+        if run(seed, steps, plant, allowed - {fault}).failed:
+            allowed -= {fault}
+    verdict = run(seed, steps, plant, allowed)
+    hit = sorted(fault for fault in allowed if verdict.faults[fault])
+    return {"seed": seed, "steps": steps, "faults": hit, "what": verdict.what}
+
+
+def verdicts(seeds: range, steps: int, plant: str, workers: int, until: float) -> Iterator[Verdict]:
+    """Of each seed, in the order in which they end; seeds are begun until the time `until` (time.monotonic())."""
+    with sweep.workers(workers) as pool:
+        under_way = set[Future[Verdict]]()
+        waiting = iter(seeds)
+        while True:
+            while len(under_way) < 2 * workers and time.monotonic() < until:
+                if (seed := next(waiting, None)) is None:
+                    break
+                under_way.add(pool.submit(run, seed, steps, plant))
+            if not under_way:
+                return
+            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+
+
+def bench_simulate(
+    seeds: range, minutes: float, steps: int, plant: str = "none", workers: int = 2, tick: Tick = no_tick
+) -> dict[str, Any]:
+    """Run seeds, at most for so many minutes.
+
+    lost: sequences that a flush had acknowledged and a drive came back without. wrong: answers, and sequences that came
+    back other than any commit has them. hangs: runs in which nothing came any more.
+    """
+    total, faults, failing, ended = Counter[str](), Counter[str](dict.fromkeys(FAULTS, 0)), list[int](), 0
+    for verdict in verdicts(seeds, steps, plant, workers, time.monotonic() + 60 * minutes):
+        ended += 1
+        total.update(steps=verdict.steps, lost=verdict.lost, wrong=verdict.wrong, hangs=verdict.hangs)
+        faults.update(verdict.faults)
+        if verdict.failed:
+            failing.append(verdict.seed)
+            if plant != "none":
+                break
+        tick(None)
+    counts = {key: total[key] for key in ("steps", "lost", "wrong", "hangs")}
+    found = [shrunk(seed, steps, plant) for seed in sorted(failing)[:SHOWN]]
+    result = {
+        "seeds": ended,
+        "faults": sum(faults.values()),
+        **counts,
+        "by_kind": dict(faults),
+        "failing": sorted(failing),
+    }
+    return result | {"shrunk": found, "plant": plant}
+
+
+def experiment(
+    seeds: Annotated[int, typer.Option(min=1, max=10_000_000, help="runs, at most")] = 1000,
+    minutes: Annotated[float, typer.Option(min=0.01, max=100_000, help="time after which no run is begun")] = 8,
+    first: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="the first seed")] = 0,
+    steps: Annotated[int, typer.Option(min=1, max=100_000, help="what hosts do in a run")] = STEPS,
+    plant: Annotated[
+        Plant, typer.Option(help="a bug to plant: it has to be found, and the first seed ends it")
+    ] = Plant.NONE,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="processes")] = 2,
+) -> Outcome:
+    """Hosts, windows, firmware, FTL and disks in one thread with a virtual clock, under every fault that a seed draws.
+
+    What failed is replayed by --first SEED --seeds 1, and given with the fewest steps that show it.
+    """
+    with progress("seeds", seeds) as tick:
+        result = bench_simulate(range(first, first + seeds), minutes, steps, plant.value, workers, tick)
+    bad = bool(result["lost"] or result["wrong"] or result["hangs"])
+    flat = {key: value for key, value in result.items() if isinstance(value, int)}
+    shown: list[Any] = [flat_table("simulation", flat), flat_table("faults", result["by_kind"])]
+    notes = [
+        f"seed {each['seed']}: {each['what']} ({each['steps']} steps; {', '.join(each['faults'])})"
+        for each in result["shrunk"]
+    ]
+    return Outcome(result, shown, notes, failed=bad if plant is Plant.NONE else not bad)

@@ -1,0 +1,63 @@
+"""Seeds of the whole stack under every fault; planted bugs are found, and what failed is replayed and made shorter.
+
+partner of: eval/verify/simulation/disk.py, eval/verify/simulation/drive.py, eval/verify/simulation/host.py,
+eval/verify/simulation/link.py, eval/verify/simulation/plants.py, eval/verify/simulation/prefixes.py,
+eval/verify/simulation/world.py
+"""
+
+import random
+
+import pytest
+
+from eval.verify.simulation.disk import Killed, SimDisk
+from eval.verify.simulation.plants import PLANTS
+from eval.verify.simulation.simulate import Plant, bench_simulate, run, shrunk
+from eval.verify.simulation.world import FAULTS
+
+
+def test_seeds_lose_nothing_and_hit_every_fault():
+    result = bench_simulate(range(60), minutes=5, steps=40)
+    assert result["seeds"] == 60 and result["steps"] == 60 * 40
+    assert (result["lost"], result["wrong"], result["hangs"], result["failing"]) == (0, 0, 0, [])
+    assert set(result["by_kind"]) == set(FAULTS) and all(result["by_kind"].values())
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_bug_is_found_within_200_seeds(plant):
+    result = bench_simulate(range(200), minutes=5, steps=40, plant=plant)
+    assert result["lost"] + result["wrong"] + result["hangs"] > 0
+
+
+@pytest.mark.parametrize("first", [0, 20, 40])
+def test_a_short_step_that_is_not_recorded_is_found_within_5_seeds(first):
+    assert any(run(seed, 40, "short").failed for seed in range(first, first + 5))
+
+
+def test_every_plant_can_be_asked_for():
+    assert {each.value for each in Plant} == {"none", *PLANTS}
+
+
+def test_a_seed_replays_exactly_and_a_failing_one_is_made_shorter():
+    assert run(5, 40, "none") == run(5, 40, "none")
+    found = shrunk(0, 40, "completion")
+    assert found["steps"] <= 3 and found["faults"] == [] and "checksum" in found["what"]
+
+
+@pytest.mark.parametrize("durability", ["process", "host"])
+def test_a_disk_keeps_what_was_synced_and_forgets_at_most_the_rest(durability):
+    for seed in range(50):
+        disk = SimDisk("sim", durability, random.Random(seed))
+        file = disk.open("a", 4096)
+        file.write(0, b"x" * 1024)
+        disk.sync()
+        file.write(1024, b"y" * 2048)
+        disk.deaths = 0
+        with pytest.raises(Killed):
+            file.write(3072, b"z" * 1024)
+        assert disk.files["a"][:3072] == b"x" * 1024 + b"y" * 2048 and disk.files["a"][3584:] == bytes(512)
+        if durability == "process":
+            disk.process_died()
+            assert disk.files["a"][:3072] == b"x" * 1024 + b"y" * 2048
+        else:
+            disk.lose_power()
+            assert disk.files["a"][:1024] == b"x" * 1024 and set(disk.files["a"][1024:3072]) <= {0, ord("y")}

@@ -1,0 +1,17 @@
+"""Drives that are killed in a decode: nothing lost, nothing wrong."""
+
+import pytest
+
+from eval.verify.faults import Load, bench_faults
+
+
+@pytest.mark.usefixtures("own_run_dir")
+@pytest.mark.parametrize("medium", ["memory", "direct"])
+def test_a_decode_survives_kills(medium):
+    ticks = []
+    found = bench_faults(Load(kills=2, tokens=24, flush_every=4, medium=medium), ticks.append)
+    assert found["medium"] == medium
+    assert (found["lost_tokens"], found["wrong_tokens"]) == (0, 0)
+    assert found["kills"] == len(ticks) == 2
+    assert 0 < found["recoveries"] <= 2
+    assert found["max_recovery_s"] >= found["mean_recovery_s"] > 0

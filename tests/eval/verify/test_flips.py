@@ -1,0 +1,29 @@
+"""Damage of every kind is found, and the judge sees a drive that keeps quiet.
+
+partner of: eval/verify/random_host.py
+"""
+
+from eval.verify.flips import Kept, bench_flips, judge
+from eval.verify.random_host import DRIVE
+from ftl.flash.files import data_sizes
+
+
+def test_every_single_bit_is_corrected_or_harmless_and_nothing_is_silent():
+    result = bench_flips(480, 1)
+    assert result["flips"] == 480 == sum(result[each] for each in ("reported", "corrected", "harmless", "silent"))
+    assert result["silent"] == 0 and result["corrected"] > 50
+    assert result["by_kind"]["bit"]["reported"] == 0 and result["by_kind"]["burst"]["reported"] > 0
+
+
+def test_the_judge_sees_what_is_not_said(tmp_path, monkeypatch):
+    kept = Kept.make(tmp_path / "drive", 0)
+    assert judge(kept) == "harmless"
+    content = bytearray(kept.files["content.bin"])
+    size = data_sizes(DRIVE.geometry)["content.bin"]
+    content[:size] = bytes(size)  # but for its footer
+    (kept.folder / "content.bin").write_bytes(content)
+    assert judge(kept) == "reported"
+    monkeypatch.setattr("eval.verify.flips.smart", lambda ftl: {"critical_warning": 0})
+    assert judge(kept) == "silent"
+    kept.restore()
+    assert judge(kept) == "harmless"

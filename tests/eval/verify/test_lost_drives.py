@@ -1,0 +1,18 @@
+"""Drives and nodes that are lost for good."""
+
+import pytest
+
+from eval.verify.lost_drives import Asked, bench_lost_drives
+
+
+@pytest.mark.usefixtures("own_run_dir")
+def test_tokens_stay_the_same_with_redundancy():
+    ticks = []
+    found = bench_lost_drives(Asked(kills=3, tokens=16), ticks.append)
+    assert (found["kills"], found["lost"], found["wrong"], found["none_refused"]) == (6, 0, 0, 1)
+    assert len(ticks) == 7
+    for each in (found["by_redundancy"][name] for name in ("mirror", "recompute")):
+        assert (each["nodes"], each["refused"], each["not_redundant"]) == (1, 0, 0)
+        assert 0 < each["time_to_degraded_service_s_median"] <= each["time_to_full_redundancy_s_max"]
+    overheads = [each["storage_overhead"] for each in found["by_redundancy"].values()]
+    assert overheads == [0, 1, 0]
