@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.papers.profiles import Gpu, Host, Model
-from ftl import LAYOUTS
 from serving.engine import Drives, Engine
 from serving.placement import BLOCK_TOKENS
 
@@ -86,15 +86,15 @@ ENGINES = {
 }
 
 
-def drives(count: int, bits: int = 16) -> Drives:
+def drives(count: int, layout: str = "fp16") -> Drives:
     """InstCSDs that attend to all of what lies in them, side by side, as fast as their flash is read.
 
     A layer is as large in all models of `ENGINES`.
 
-    bits: the layout of K and V, as `SeqCreate.embedding_bits` names it; those with planes keep them in 8 bits.
+    layout: The layout of K and V, by name; those with planes keep them in 8 bits.
     """
     shape, spec = _8B.shape, INSTCSD_ZYNQ7045_8CH
-    form = LAYOUTS[bits].form(spec.geometry.page_bytes, shape.head_dim, LONGEST)
+    form = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, LONGEST)
     pages = 1 if form.planes else 2  # of a head's group of n tokens: both in one, or K and V apart
     return Drives(
         bytes_per_s=float(count * spec.geometry.channels * spec.channel_timing.channel_bytes_per_s),
