@@ -21,8 +21,8 @@ from csd_io.compiled import njit
 
 WIDTH = 16  # values of a vector register
 MOST = 4  # vectors of sums that stay in registers for a query
-BF16_ROWS = 1 << 63  # in an address: its rows are of BF16 instead
-FP8_ROWS = 3 << 62  # or of `csd_spec.float8`
+TAG_SHIFT = 62  # of the codec's tag (`csd_spec.codecs`) in an address of its rows
+BF16_ROWS, FP8_ROWS = 2 << TAG_SHIFT, 3 << TAG_SHIFT
 ADDRESS = (1 << 62) - 1
 _LINE = 64  # bytes that a cache loads at once
 _WORD, _FLOAT, _HALF = ir.IntType(64), ir.FloatType(), ir.HalfType()

@@ -19,8 +19,7 @@ import numpy as np
 from attention_engine._exp import exp, exponentials, largest
 from attention_engine._parallel import over_streams
 from attention_engine._rows import (
-    BF16_ROWS,
-    FP8_ROWS,
+    TAG_SHIFT,
     add_codes,
     add_many,
     add_scaled,
@@ -30,6 +29,7 @@ from attention_engine._rows import (
     dot,
     dots_into,
 )
+from attention_engine.decoded import has_loops, with_channels, with_tokens
 from attention_engine.terms import bend
 from csd_io.compiled import njit
 from csd_spec import KvView
@@ -290,8 +290,9 @@ def _place(view: KvView) -> tuple[np.uint64, ...]:
         flash, dram = view.banks
         if flash.shape[1] != dram.shape[1] or not (flash.flags.c_contiguous and dram.flags.c_contiguous):
             raise ValueError("banks: pages of one size, each contiguous, are needed")
-        of = FP8_ROWS if view.layout.fp8 else BF16_ROWS if view.layout.bf16 else 0
-        first, second = (bank.__array_interface__["data"][0] | of for bank in view.banks)
+        tag = view.layout.rows.tag
+        assert tag is not None, f"codec {view.layout.rows.name}: its pages are decoded first"
+        first, second = (bank.__array_interface__["data"][0] | tag << TAG_SHIFT for bank in view.banks)
         place = np.uint64(first), np.uint64(second), np.uint64(2 * flash.shape[1]), np.uint64(view.layout.row_bytes)
         view.kept["place"] = view.banks, place
     return place  # type: ignore[no-any-return]  # what is kept has no type
@@ -326,6 +327,7 @@ def approximate(view: KvView, q: F32, channels: I32, threads: int = 1) -> F32:
     """
     assert channels.shape[0] == view.seq_lens.size and 0 <= channels.min() <= channels.max() < q.shape[2]
     out: F32 = np.empty((*q.shape[:2], int(view.seq_lens.max())), np.float32)
+    view = view if has_loops(view) else with_channels(view, channels)
     lay = view.layout
     form = lay.m, lay.T, lay.n, lay.bits, lay.scale_bytes, lay.run_bytes
     arguments = _place(view), view.e_slots, view.k_slots, view.seq_lens, form, np.ascontiguousarray(q), channels, out
@@ -339,6 +341,7 @@ def exact(view: KvView, q: F32, tokens: I32, counts: I64, threads: int = 1) -> F
     q: (N, G, d) float32. Returns (N, G, k) float32.
     """
     _check_selection(view, tokens, counts)
+    view = view if has_loops(view) else with_tokens(view, tokens, counts)
     out: F32 = np.empty((*q.shape[:2], tokens.shape[1]), np.float32)
     arguments = _place(view), view.k_slots, view.layout.n, np.ascontiguousarray(q), tokens, counts, out
     over_streams(_exact, threads, q.shape[0], arguments)
@@ -356,6 +359,7 @@ def attend(
     -inf and l = 0.
     """
     _check_selection(view, *chosen)
+    view = view if has_loops(view) else with_tokens(view, *chosen)
     assert alpha.shape == q.shape[:2] and v_mean.shape == (q.shape[0], q.shape[2])
     out: F32 = np.empty(q.shape, np.float32)
     rows: F32 = np.empty((*q.shape[:2], 2), np.float32)

@@ -23,7 +23,6 @@ from attention_engine.values import to_half, widen
 from csd_spec import KvView, SparFParams
 from csd_spec.arrays import F32, I32, I64, U32
 from csd_spec.model import FP16_BYTES
-from csd_spec.planes import is_lossy
 from csd_spec.view import UNMAPPED, gather_rows
 
 Memory = dict[str, Any]
@@ -244,7 +243,7 @@ class Step:
         `rows` (N, G, 2) gets m, a row's largest logit, and l: l * e^m is the softmax weight that its output stands for.
         """
         self.chosen = tokens, counts
-        refined |= is_lossy(self.view.layout.kind)
+        refined |= not self.view.layout.keeps_rows
         if refined:
             self.read("flash_token", self.pages.refined_pages(self.view, tokens, counts))
         elif self._scored is not tokens:
@@ -345,7 +344,7 @@ class Step:
 
     def _need_rows(self) -> None:
         """Raise ValueError for a layout without rows of K."""
-        if is_lossy(self.view.layout.kind):
+        if not self.view.layout.keeps_rows:
             raise ValueError("K is kept in 8 bits only: use a layout that has its rows too, such as planes2-exact")
 
     def apart(self) -> Step:

@@ -27,16 +27,17 @@ from csd_spec import (
     KvExist,
     KvFree,
     KvGather,
-    KvLayout,
     KvList,
     KvName,
     KvRead,
+    PageForm,
     SeqCreate,
     SeqFork,
     SeqSweep,
     Status,
 )
-from ftl import LAYOUTS, OutOfSpace
+from csd_spec.layouts import layout_of
+from ftl import OutOfSpace
 from ftl.flash.tag import MAX_STREAMS
 from ftl.kv.usage import table_bytes
 
@@ -58,32 +59,28 @@ class Act:
 
 def create(state: DriveState, command: SeqCreate, watch: Stopwatch) -> Completion:
     """Open sequences."""
-    layout = layout_of(state.spec, command)
-    handles = state.ftl.create(command.count, command.layers, command.kv_heads, layout)
+    form = form_of(state.spec, command)
+    handles = state.ftl.create(command.count, command.layers, command.kv_heads, form)
     for handle in handles:
         state.open(handle)
     return Completion(status=Status.SUCCESS, data=(np.array(handles, np.uint64),))
 
 
-def layout_of(spec: DriveSpec, command: SeqCreate) -> KvLayout:
-    """How the sequences of a command will lie in pages; raises ValueError for what fits no page."""
-    layout = LAYOUTS.get(command.embedding_bits)
-    if layout is None:
-        known = ", ".join(map(str, LAYOUTS))
-        raise ValueError(f"embedding_bits = {command.embedding_bits}: must be one of {known}")
-    return layout.form(spec.geometry.page_bytes, command.head_dim, command.max_tokens)
+def form_of(spec: DriveSpec, command: SeqCreate) -> PageForm:
+    """How the sequences of a command fill pages; raises ValueError if there is no such layout or a row fits no page."""
+    return layout_of(command.layout).form(spec.geometry.page_bytes, command.head_dim, command.max_tokens)
 
 
 def check_create(state: DriveState, command: SeqCreate) -> None:
     """Raise Refused for a shape that fits no page, OutOfSpace where the tables of all sequences, still without tokens,
     would not fit drive DRAM."""
     try:
-        layout = layout_of(state.spec, command)
+        form = form_of(state.spec, command)
     except ValueError as error:
         raise Refused(str(error)) from error
-    pages = command.kv_heads * layout.embedding_pages
+    pages = command.kv_heads * form.embedding_pages
     require(pages <= MAX_STREAMS, f"kv_heads = {command.kv_heads}: {pages} streams, at most {MAX_STREAMS}")
-    check_tables(state, command.count, command.count * table_bytes(command.layers, command.kv_heads, layout))
+    check_tables(state, command.count, command.count * table_bytes(command.layers, command.kv_heads, form))
 
 
 def check_fork(state: DriveState, command: SeqFork) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from csd_firmware.acts import layout_of
+from csd_firmware.acts import form_of
 from csd_firmware.objects import max_names
 from csd_firmware.state import DriveState, Quota
 from csd_spec import KvName
@@ -76,7 +76,7 @@ def _wanted(state: DriveState, verb: Verb, command: Any) -> Usage:
     match verb.effect:
         case Creates():
             with suppress(ValueError):  # of a layout that its act refuses
-                tables = table_bytes(command.layers, command.kv_heads, layout_of(state.spec, command))
+                tables = table_bytes(command.layers, command.kv_heads, form_of(state.spec, command))
                 wanted.add(Usage(1, tables), command.count)
         case Forks():
             for handle, length in zip(command.seqs, command.lengths.tolist(), strict=True):

@@ -26,7 +26,6 @@ from csd_firmware.stopwatch import Stopwatch
 from csd_io.compiled import njit
 from csd_spec import Attend, Command, Completion, Status
 from csd_spec.arrays import F16, F32
-from csd_spec.planes import is_lossy
 from ftl.kv.layouts.lay import lay_each
 
 Data = tuple[F16, F32]  # of a completion: the output, and m and l of its rows
@@ -104,7 +103,7 @@ def keep_short(state: DriveState, command: Attend, step: Step) -> None:
     """Let the next step like one that was taken the general way be short, where that is known to be the same."""
     ftl, layout = state.ftl, step.view.layout
     standing = ftl.kv.standing(command.seqs, command.layer)
-    of_rows = not (layout.fp8 or layout.latent or is_lossy(layout.kind) or standing.others)
+    of_rows = layout.rows.exact and layout.keeps_rows and not (layout.latent or standing.others)
     as_they_lie = ftl.nand.payload and not (ftl.nand.held.lazy or ftl.nand.faults.raw_bit_errors)
     alone = state.threads == 1 or int(step.seq_lens.sum()) < WORTH_THREADS
     if of_rows and as_they_lie and alone and command.terms is None and state.methods[command.method] is dense:

@@ -23,6 +23,8 @@ class DriveSet(Hosted):
     spares: drives in addition to `count`, which are empty until they replace lost ones.
     recovery_s: seconds that a host waits for a drive that has died, for which it keeps rows; 0: it does neither.
     methods: a Python file with methods of attention for drives that are made for this (docs/methods.md).
+    layouts: a Python file with layouts of K and V for drives that are made for this (docs/layouts.md); the host that
+    makes them loads it too (`csd_spec.load_layouts`).
     The other fields, of drives that are made for this: `csd_link.hosted.Hosted`.
     """
 
@@ -34,6 +36,7 @@ class DriveSet(Hosted):
     spares: int = 0
     recovery_s: float = RECOVERY_S
     methods: Path | None = None
+    layouts: Path | None = None
 
     def __post_init__(self) -> None:
         self._check(self.keep)
@@ -41,8 +44,9 @@ class DriveSet(Hosted):
             raise ValueError(f"drives = {self.count}: at least 1 is needed")
         if self.spares < 0:
             raise ValueError(f"spares = {self.spares}: must be at least 0")
-        if self.methods and not self.methods.is_file():
-            raise ValueError(f"{self.methods}: no such file of methods")
+        for path, what in ((self.methods, "methods"), (self.layouts, "layouts")):
+            if path and not path.is_file():
+                raise ValueError(f"{path}: no such file of {what}")
 
     @property
     def kind(self) -> str:

@@ -63,6 +63,7 @@ def own_drives(drives: DriveSet, server: Sequence[str], place: Place) -> Iterato
                     path=path.absolute() if path else None,
                     restarts=drives.restart,
                     methods=drives.methods.absolute() if drives.methods else None,
+                    layouts=drives.layouts.absolute() if drives.layouts else None,
                     **drives.hosted(drives.total),
                 ),
                 number,

@@ -29,7 +29,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import F16, U64, key_list, keys_of
-from csd_spec.planes import is_lossy
+from csd_spec.layouts import layout_of
 from csd_spec.verbs import VERBS, Array, Binds, Creates, Crops, Forks, Frees, Kind, Names, Settles, Stores, Sweeps
 
 
@@ -286,7 +286,7 @@ class RecoveringDevice:
         single = replace(create, count=1)
         for handle, theirs in zip(ours.tolist(), done.data[0].tolist(), strict=True):
             layers = [Layer() for _ in range(create.layers)]
-            self._held[handle] = Held(single, theirs, layers, lossy=is_lossy(create.embedding_bits))
+            self._held[handle] = Held(single, theirs, layers, lossy=not layout_of(create.layout).keeps_rows)
         return ours
 
     def _free_anew(self, command: Command, reason: str, submit_ns: int) -> Completion:

@@ -18,7 +18,7 @@ DEFAULT = "default"  # the tenant of drives that say nothing of tenants
 SHARED = WindowLayout(slot_blocks=512)  # of drives with several tenants: a slot is what the others wait for
 ADMIN = "_admin"  # a tenant that every drive has, with no sequences: it reads logs
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PATHS = ("path", "device", "mount", "methods")
+_PATHS = ("path", "device", "mount", "methods", "layouts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,8 @@ class ServedDrive(Hosted):
 
     device, offset_bytes: a file or memory device in which its window lies for a host behind a block device; None is
     shared memory. With several tenants their windows follow each other. restarts: whether it is restarted when it is
-    killed. methods: its operator's Python file with methods of attention, beside those that every drive knows.
+    killed. methods, layouts: its operator's Python files with methods of attention and with layouts of K and V, in
+    addition to those that every drive knows.
     listen: where it listens for NVMe/TCP hosts; None is nowhere.
     The other fields: `csd_link.hosted.Hosted`.
     """
@@ -44,6 +45,7 @@ class ServedDrive(Hosted):
     mount: Path | None = None
     restarts: bool = True
     methods: Path | None = None
+    layouts: Path | None = None
     listen: Listen | None = None
 
     def __post_init__(self) -> None:

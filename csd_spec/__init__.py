@@ -27,12 +27,14 @@ from csd_spec.commands import (
 )
 from csd_spec.device import Device, DeviceError
 from csd_spec.drive import BlockSsdSpec, DriveSpec, EngineSpec, Geometry, Link, NandTiming
-from csd_spec.model import KvLayout, ModelShape
+from csd_spec.layouts import LAYOUTS, Group, Layout, PageForm, load_layouts
+from csd_spec.model import ModelShape
 from csd_spec.sparf import Budget, Compression, Fixed, SparFParams
 from csd_spec.status import Status
 from csd_spec.view import KvView
 
 __all__ = [
+    "LAYOUTS",
     "NAMED",
     "Attend",
     "Attention",
@@ -50,24 +52,27 @@ __all__ = [
     "Flush",
     "Geometry",
     "GetLog",
+    "Group",
     "KvAppend",
     "KvCrop",
     "KvDrop",
     "KvExist",
     "KvFree",
     "KvGather",
-    "KvLayout",
     "KvList",
     "KvName",
     "KvRead",
     "KvView",
+    "Layout",
     "Link",
     "LogPage",
     "ModelShape",
     "NandTiming",
+    "PageForm",
     "SeqCreate",
     "SeqFork",
     "SeqSweep",
     "SparFParams",
     "Status",
+    "load_layouts",
 ]

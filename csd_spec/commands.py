@@ -35,8 +35,7 @@ class LogPage(IntEnum):
 class SeqCreate:
     """Open `count` sequences; the completion's data is their handles, (count,) uint64.
 
-    embedding_bits: of the values of the embedding-indexed copy of K, 16 (FP16), 8 or 4; or the number of another
-    layout, see `ftl.LAYOUTS`.
+    layout: Code of the layout in which K and V are stored (`csd_spec.layouts`).
     """
 
     count: int
@@ -44,7 +43,7 @@ class SeqCreate:
     kv_heads: int
     head_dim: int
     max_tokens: int
-    embedding_bits: int = 16
+    layout: int = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,6 @@ BLOCK = 32  # tokens of 16 bytes of a row
 MAX_T, MAX_WIDTH, BITS = 256, 8, (2, 3, 4)
 MAX_CODE = 127
 EXPONENTS, EXPONENTS_BF16 = (-24, 9), (-126, 120)  # the least and the most, so that FP16, or BF16, has code x 2^e
-BRAIN = 1 << 6  # in the number of a layout of few bits: rows and headers are BF16
-IN_K = 1 << 7  # in that of one with planes: V is a part of K
-_FAMILY, _EXACT, _BITS = 1 << 5, 1 << 4, (1 << 4) - 1  # its other fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +94,3 @@ class Planes:
     def waiting(self) -> int:
         """Tokens whose rows wait in one of them."""
         return -(-self.n // self.buffers)
-
-
-def number_of(bits: int, exact: bool, bf16: bool = False, latent: bool = False) -> int:
-    """The number of the layout. exact: rows of K and V are kept too. bf16: they are BF16, else FP16. latent: V is a
-    part of K; there is no exact one."""
-    return IN_K * latent | BRAIN * bf16 | _FAMILY | _EXACT * exact | bits
-
-
-def bits_of(number: int) -> int:
-    """What a layout's number says of its planes; 0 for those that have none."""
-    bits, family = number & _BITS, (number & ~_BITS) & ~BRAIN
-    return bits if family in (_FAMILY, _FAMILY | _EXACT, _FAMILY | IN_K) and bits in BITS else 0
-
-
-def is_lossy(number: int) -> bool:
-    """Whether nothing but 8 bits is kept of K and V."""
-    return bool(bits_of(number)) and not number & _EXACT

@@ -264,7 +264,7 @@ ROWS = (
             Scalar("kv_heads", 1, MAX_HEADS, example="H"),
             Scalar("head_dim", 1, "max_head_dim", example="d"),
             Scalar("max_tokens", 1, MAX_TOKENS, example=64),
-            Scalar("embedding_bits", example=16),
+            Scalar("layout", example=16),
         ),
         reply=(Array("handles", Kind.HANDLES, "count"),),
         effect=Creates(),

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_spec.arrays import F16, I64, U16, U32
-from csd_spec.float8 import decoded
-from csd_spec.model import KvLayout
+from csd_spec.arrays import F16, I64, U8, U16, U32
+from csd_spec.layouts import PageForm
 
 BANK_SHIFT = 31
 UNMAPPED = np.uint32(0xFFFFFFFF)  # neither in flash nor in a buffer
@@ -49,7 +48,7 @@ class KvView:
     out about these slots; it is the next view's too, as long as they stay.
     """
 
-    layout: KvLayout
+    layout: PageForm
     banks: tuple[U16, U16]
     seq_lens: I64  # (N,)
     k_slots: U32  # (N, token groups)
@@ -59,14 +58,19 @@ class KvView:
     kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
-def gather_rows(banks: tuple[U16, U16], slots: U32, length: int, layout: KvLayout) -> F16:
-    """Rows (length, H, d) behind token slots (H, groups); 8-bit values as BF16."""
-    used = layout.n * layout.row_bytes
-    words = -(-used // 2)
+def gather_pages(banks: tuple[U16, U16], slots: U32, nbytes: int) -> U8:
+    """The first bytes of pages, (*slots.shape, nbytes)."""
+    words = -(-nbytes // 2)
     pages = np.empty((*slots.shape, words), np.uint16)
     flash = in_flash(slots)
     pages[flash] = banks[0][slots[flash], :words]
     pages[~flash] = banks[1][buffers_of(slots[~flash]), :words]
-    rows = pages.view(np.uint8)[..., :used].reshape(slots.shape[0], -1, layout.row_bytes)[:, :length]
+    return pages.view(np.uint8)[..., :nbytes]
+
+
+def gather_rows(banks: tuple[U16, U16], slots: U32, length: int, layout: PageForm) -> F16:
+    """Rows (length, H, d) of token slots (H, groups), decoded to 2 bytes a value."""
+    pages = gather_pages(banks, slots, layout.n * layout.row_bytes)
+    rows = pages.reshape(slots.shape[0], -1, layout.row_bytes)[:, :length]
     by_token = np.ascontiguousarray(rows.transpose(1, 0, 2))
-    return (decoded(by_token) if layout.fp8 else by_token).view(np.float16)
+    return layout.rows.decode(by_token, layout.head_dim).view(np.float16)

@@ -22,12 +22,10 @@ from ftl.flash.nand import Nand
 from ftl.flash.pipeline import Fetch, Link, Use
 from ftl.flash.plan import PagePlan
 from ftl.flash.timing import TIMINGS, FlashTiming, Listener
-from ftl.kv.layouts import LAYOUTS, Layout
-from ftl.kv.layouts.float8 import kept
+from ftl.kv.layouts import kept, maps_of, token_bytes
 
 __all__ = [
     "IN_MEMORY",
-    "LAYOUTS",
     "TIMINGS",
     "FaultPlan",
     "Fetch",
@@ -35,7 +33,6 @@ __all__ = [
     "Ftl",
     "FtlError",
     "KeyExistsError",
-    "Layout",
     "Link",
     "Listener",
     "Medium",
@@ -50,4 +47,6 @@ __all__ = [
     "UnknownSequence",
     "Use",
     "kept",
+    "maps_of",
+    "token_bytes",
 ]

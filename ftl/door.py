@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from csd_spec import DriveSpec, KvLayout, KvView
+from csd_spec import DriveSpec, KvView, Layout, PageForm
 from csd_spec.arrays import F16, I32, I64, U32
 from ftl.block import BlockNamespace
 from ftl.flash.collect import Collector
@@ -56,7 +56,7 @@ class Ftl:
         """The sequence of a handle; raises UnknownSequence, or Uncorrectable for one that lost data."""
         return self.kv.sequence(handle)
 
-    def create(self, count: int, layers: int, heads: int, layout: KvLayout) -> list[int]:
+    def create(self, count: int, layers: int, heads: int, layout: PageForm) -> list[int]:
         """Open sequences; returns their handles. Costs nothing until tokens come. Raises OutOfSpace."""
         return self.kv.create(count, layers, heads, layout)
 
@@ -117,9 +117,14 @@ class Ftl:
         if len(self.placement.erasable_blocks()) > self.spec.geometry.blocks // 128:
             self.collector.reclaim(start_ns, everything=False)  # many free blocks: the least worn can be chosen
 
-    def relayout(self, handle: int, m: int, start_ns: int, bits: int = 16) -> int:
-        """Change the form of embedding pages at run time; returns when the new copy of K is written."""
-        return relayout(self.reader, handle, m, bits, start_ns)
+    def relayout(self, handle: int, m: int, start_ns: int, layout: Layout | None = None) -> int:
+        """Change the form of embedding pages at run time; returns when the new copy of K is written.
+
+        layout: one with the same rows of K and V; None is the present one.
+        """
+        form = self.kv.sequence(handle).layout
+        new = (layout or form.layout).paged(form.page_bytes, form.head_dim, m)
+        return relayout(self.reader, handle, new, start_ns)
 
     def flush(self, start_ns: int) -> int:
         """Acknowledge: returns when everything that was done before is in flash."""

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from csd_spec import KvLayout
+from csd_spec import PageForm
 from csd_spec.arrays import F32, U8
+from csd_spec.layouts import layout_of
 from ftl.errors import FtlError
-from ftl.kv.layouts import layout_of
+from ftl.kv.layouts import maps_of
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Sequence
 
@@ -30,6 +31,8 @@ MAGIC, VERSION = b"vjrn", 2
 _HEAD = struct.Struct("<4sHHQIII")  # magic, version, type, number, chain, bytes of text, bytes of rows
 _NO_ROWS = (1 << 32) - 1
 _HEAD_1 = struct.Struct("<II")  # of version 1: bytes of text, bytes in all
+_BITS_AND_KIND = {16: (16, 0), 8: (8, 0), 4: (4, 0), 72: (8, 3), 68: (4, 3)}  # as journals have these layouts' codes
+_CODES = {recorded: code for code, recorded in _BITS_AND_KIND.items()}
 
 
 class Type(IntEnum):
@@ -108,9 +111,10 @@ class Record:
 def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
     """All of a sequence but its rows; where its full groups lie is not said, since tags say it."""
     form = seq.layout
+    bits, kind = _BITS_AND_KIND.get(form.layout.code, (form.bits, form.layout.code))
     return {
         "handle": seq.handle,
-        "shape": [seq.layers, seq.heads, form.head_dim, form.m, form.bits, *([form.kind] if form.kind else [])],
+        "shape": [seq.layers, seq.heads, form.head_dim, form.m, bits, *([kind] if kind else [])],
         "lengths": seq.lengths.tolist(),
         "owners": seq.owners,
         "newest": seq.newest,
@@ -122,10 +126,14 @@ def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
     }
 
 
-def form_of(described: dict[str, Any], page_bytes: int) -> KvLayout:
-    """The form of a sequence that `describe` has described."""
-    _, _, head_dim, m, bits, *kind = described["shape"]
-    return KvLayout(page_bytes=page_bytes, head_dim=head_dim, m=m, bits=bits, kind=kind[0] if kind else 0)
+def form_of(described: dict[str, Any], page_bytes: int) -> PageForm:
+    """The form of a sequence that `describe` has described; raises FtlError for a layout that is not known here."""
+    _, _, head_dim, m, bits, *rest = described["shape"]
+    kind = rest[0] if rest else 0
+    try:
+        return layout_of(_CODES.get((bits, kind), kind)).paged(page_bytes, head_dim, m)
+    except ValueError as error:
+        raise FtlError(f"sequence {described['handle']}: {error}") from error
 
 
 def tail_rows(kv: KvMap, seq: Sequence, layer: int) -> bytes:
@@ -139,9 +147,9 @@ def tail_rows(kv: KvMap, seq: Sequence, layer: int) -> bytes:
     return b"".join(parts)
 
 
-def tail_bytes(described: dict[str, Any], form: KvLayout) -> int:
+def tail_bytes(described: dict[str, Any], form: PageForm) -> int:
     """Bytes of the rows of all layers of a described sequence."""
-    primary = [mapped for mapped in layout_of(form).maps(form, 1, 1).values() if mapped.primary]
+    primary = [mapped for mapped in maps_of(form, 1, 1).values() if mapped.primary]
     tokens: int = sum(length % mapped.per_group for length in described["lengths"] for mapped in primary)
     heads: int = described["shape"][1]
     return 2 * heads * form.head_dim * tokens

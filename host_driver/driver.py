@@ -35,7 +35,6 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import F16, F32, I64, U64
-from csd_spec.attention import storage_of
 from csd_spec.model import FP16_BYTES
 from csd_spec.verbs import VERBS
 from host_driver.first_steps import FirstSteps, Rows
@@ -104,7 +103,7 @@ class Driver:
             smallest = VERBS[Attend].example(H=len(mine.kv_heads), G=mine.group, d=shape.head_dim)
             terms = np.zeros((len(mine.kv_heads), mine.group, 4), np.float32)
             check_device(device, replace(smallest, terms=terms))
-        self.bf16 = storage_of(attention.embedding_bits) != "fp16"  # whether arrays of values hold that
+        self.bf16 = attention.kv_layout.rows.value == "bf16"  # whether arrays of values hold that
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
         self.recorder: FirstSteps | None = None  # dropped after the last step that it records
@@ -118,11 +117,11 @@ class Driver:
 
     def create(self, count: int, max_tokens: int) -> Batch:
         """Open `count` sequences on every drive."""
-        s, bits = self.shape, self.attention.embedding_bits
+        s, code = self.shape, self.attention.kv_layout.code
         self.max_tokens = max(self.max_tokens, max_tokens)
         if self.recorder:
             self.recorder.begin([device.spec for device in self.devices], s, count, max_tokens, self.bf16)
-        commands = [SeqCreate(count, s.layers, len(m.kv_heads), s.head_dim, max_tokens, bits) for m in self.shares]
+        commands = [SeqCreate(count, s.layers, len(m.kv_heads), s.head_dim, max_tokens, code) for m in self.shares]
         done = self._collect(self._submit(commands, self.now_ns))
         return Batch([c.data[0].astype(np.uint64) for c in done], np.zeros((count, s.layers), np.int64))
 

@@ -1,7 +1,7 @@
 """Compute time of a decoder on an accelerator: one roofline per operator, summed over the sequences of a batch.
 
-
-
+F: mfu x peak operations/s. B: memory bytes/s. W: bytes of the weights that a step reads. P: active parameters.
+n: new tokens after p cached ones. S: bytes of the KV cache that a step reads.
 
     prefill(n, p)        = max(W / B, start + 2 P n / F) + 4 L Hq d n (p + n / 2) / F
     decode(batch, p)     = max(W / B, 2 P batch / F) + max(S / B, 4 L Hq d sum(p) / F) + sequence_layer_s x batch x L

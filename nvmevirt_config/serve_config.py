@@ -60,6 +60,7 @@ class Entry:
     tenants: Tenants = (DEFAULT,)
     mount: Path | None = None
     methods: Path | None = None
+    layouts: Path | None = None
     device: Path | None = None
     offset_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     layout: Layout = Layout()
@@ -70,8 +71,8 @@ class Entry:
 
     def served(self, folder: Path, restarts: bool) -> ServedDrive:
         """The drive; folder: what its paths begin at."""
-        path, mount, methods, device = (
-            each and folder / each for each in (self.path, self.mount, self.methods, self.device)
+        path, mount, methods, layouts, device = (
+            each and folder / each for each in (self.path, self.mount, self.methods, self.layouts, self.device)
         )
         default = SHARED if len(self.tenants) > 1 else WindowLayout()
         return ServedDrive(
@@ -86,6 +87,7 @@ class Entry:
             mount=mount,
             restarts=restarts,
             methods=methods,
+            layouts=layouts,
             durability=self.durability,
             medium=Medium(self.medium, self.host_memory_mib << 20),
             threads=self.threads,

@@ -34,13 +34,15 @@ _PLACES = {
         "DeviceError",
         "DriveSpec",
         "Fixed",
-        "KvLayout",
+        "LAYOUTS",
+        "Layout",
         "KvView",
+        "PageForm",
         "SparFParams",
+        "load_layouts",
         "presets",
     ),
     "attention_engine": ("METHODS", "Method", "Step", "load_methods"),
-    "ftl": ("LAYOUTS", "Layout"),
 }
 _OLD = {"Tiers": "TierLimits"}  # the old name works for one release
 _PLACE = {name: place for place, names in _PLACES.items() for name in names}

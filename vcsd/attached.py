@@ -19,10 +19,10 @@ from csd_link.driveset import DriveSet
 from csd_link.replication import COPIES, REDUNDANCIES, Redundancy
 from csd_spec import Attention, Budget, Device, DriveSpec, ModelShape
 from csd_spec.attention import Storage
+from csd_spec.layouts import load_layouts, name_of
 from csd_spec.network import Network, network_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
-from ftl import LAYOUTS
 from host_driver.driver import Driver
 from host_driver.hf.forward import check_free, in_drives
 from host_driver.hf.shape import Placement, placement
@@ -43,6 +43,7 @@ _KINDS: dict[str, tuple[Any, str]] = {  # of what `attach` is given
     "compression": (Real | None, "a number"),
     "convention": (str | None, "text"),
     "spec": (DriveSpec, "a DriveSpec"),
+    "layout": (str | Integral | None, "text"),
     "embedding_bits": (Integral | None, "a whole number"),
     "storage": (str | None, "text"),
     "redundancy": _TEXT,
@@ -54,6 +55,7 @@ _KINDS: dict[str, tuple[Any, str]] = {  # of what `attach` is given
     "flush_every": _NUMBER,
     "restart": (bool, "True or False"),
     "methods": _PATH,
+    "layouts": _PATH,
     "tiers": (TierLimits | None, "a TierLimits"),
 }
 _IN_TIERS = ("model", "residency", "tiers")  # what `attach` is given for K and V in tiers
@@ -128,7 +130,7 @@ class Setting:
         params = self.attention.at(stored, head_dim)
         convention = getattr(self.attention.budget, "convention", "paper")
         asked: dict[str, Any] = {"attention": self.attention.method, "convention": convention}
-        layout = LAYOUTS[self.attention.embedding_bits]
+        layout = self.attention.kv_layout
         return asked | {"r": params.r, "k": params.k, "l": params.l, "layout": layout.name, "lossy": layout.lossy}
 
     @contextmanager
@@ -202,7 +204,7 @@ class Attached:
         """
         shape, spec = self.driver.shape, self.driver.devices[0].spec
         decode = Decode.of(shape, len(self.driver.devices), rows, tokens, new_tokens)
-        layout = self.driver.attention.embedding_bits
+        layout = self.driver.attention.layout
         return Estimate.on(spec, self.setting.network, layout, shape, decode, self._host)
 
 
@@ -214,7 +216,7 @@ def attach(
     convention: Convention | None = None,
     budget: Budget | None = None,
     spec: DriveSpec = INSTCSD_ZYNQ7045_8CH,
-    embedding_bits: int | None = None,
+    layout: str | None = None,
     mini_batches: int | None = None,
     keep: Path | None = None,
     transport: str = "inproc",
@@ -227,6 +229,8 @@ def attach(
     redundancy: Redundancy = "none",
     spares: int = 0,
     network: str | None = None,
+    embedding_bits: int | None = None,
+    layouts: Path | None = None,
 ) -> AbstractContextManager[Any]:
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
 
@@ -236,24 +240,22 @@ def attach(
     of your own, which stay open.
     transport: where: `inproc`, `process`, `fuse`, `window:PATH` or `nvme+tcp://HOST:PORT` (docs/drives.md). Elsewhere
     a drive may die and come back; K and V that it has not acknowledged as flushed are kept here meanwhile.
-    flush_every: decode steps after which drives are flushed; 0 is never, and then all K and V of drives that may come
-    back are here as well, in host memory.
+    flush_every: decode steps between flushes; 0: never, and all K and V of drives that may die stay in host memory too.
     restart: whether a drive with a process of its own is restarted when it dies.
-    attention: a name of `attention_engine.METHODS`, or another method that the drives know; or a name of
-    `csd_spec.NAMED` (`ours`), which says layout and budget too.
+    attention: a method that the drives know, or a name of `csd_spec.NAMED` (`ours`), which says layout and budget too.
     methods: a Python file with methods of your own, for drives that are made here (docs/methods.md).
     compression, convention: see `csd_spec.Compression`, 8 and paper where nothing else is said; budget replaces both.
-    embedding_bits: of the values of the embedding-indexed copy of K, 16, 8 or 4; or the number of another layout.
+    layout: name of the layout of K and V in drives (docs/layouts.md), by default the method's own or fp16.
     redundancy: how a lost drive is survived (docs/fleet.md): `none`, not at all; `mirror`, KV heads are stored on two
     drives; `recompute`, they are computed again from the tokens. spares: more drives, which replace lost ones.
     network: a name of `csd_spec.network.NETWORKS`, as `100gbe`: simulated time of commands includes their way over it.
-    storage: what values are stored as, or few bits made of, `fp16`, `bf16`, or, in layout 16, `fp8` (E4M3, and a power
-    of two for each row); as the model has them where nothing is said. Values beyond FP16's range are refused there.
+    storage: format of stored values, `fp16`, `bf16` or, in layout fp16, `fp8`; the model's by default (docs/models.md).
     keep: a folder in which the drives made here outlive the process, one folder each.
-    mini_batches: parts that a decode batch is split into, so that model and drives work at the same time: 2 where the
-    model is on a GPU, else 1, where nothing is said.
+    mini_batches: parts of a decode batch, so that model and drives work at once; by default 2 for a GPU, else 1.
     residency: a name of `kv_cache.POLICIES`, or a policy of your own (docs/policies.md); `in-storage` is drives. With
     another one, only tiers may be given: how much of K and V may lie where.
+    layouts: a Python file with layouts of your own, which `layout` may name (docs/layouts.md).
+    embedding_bits: deprecated, use layout; the code of a layout.
     Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
     is changed; DeviceError when a drive refuses a command.
     """
@@ -262,10 +264,18 @@ def attach(
     if residency != "in-storage" or tiers is not None:
         _check_in_tiers(given)
         return TierSetting(policy=residency, tiers=tiers or TierLimits()).attached(model)
-    what = Attention.named(attention, compression, convention, budget, embedding_bits, storage)
     asked = {name: given[name] for name in ("mini_batches", "flush_every", "redundancy")}
     over = network_named(network) if network else None
-    return attached(model, Setting(attention=what, drives=_reached(given), network=over, **asked))
+    return attached(model, Setting(attention=_attention(given), drives=_reached(given), network=over, **asked))
+
+
+def _attention(given: dict[str, Any]) -> Attention:
+    """What `attach` is asked to attend with."""
+    load_layouts(given["layouts"])
+    layout, code = given["layout"], given["embedding_bits"]
+    given = given | {"layout": layout if code is None else name_of(code, "embedding_bits")}
+    names = "attention", "compression", "convention", "budget", "layout", "storage"
+    return Attention.named(*(given[name] for name in names))
 
 
 def _reached(given: dict[str, Any]) -> DriveSet | Sequence[Device]:
@@ -276,7 +286,7 @@ def _reached(given: dict[str, Any]) -> DriveSet | Sequence[Device]:
             raise ValueError(f"spares = {given['spares']}: only with drives that are made here or served, not devices")
         return drives
     count, transport = fleet_or_count(drives if isinstance(drives, str) else int(drives), given["transport"])
-    names = "spec", "keep", "restart", "methods", "spares"
+    names = "spec", "keep", "restart", "methods", "layouts", "spares"
     return DriveSet(count=count, transport=transport, **{name: given[name] for name in names})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ import typer
 from csd_io.folder import Durability
 from csd_io.medium import BLOCK, Kind, Medium
 from csd_link.hosted import MAX_MIB, MAX_THREADS, Hosted
-from ftl import LAYOUTS
+from csd_spec.layouts import load_layouts, name_of
 from vcsd.models import find_model
 
 MAX_SEED = (1 << 32) - 1  # what every generator of random numbers takes
@@ -41,21 +42,35 @@ MethodsFile = Annotated[
     Path | None, typer.Option("--methods", help="Python file with custom attention methods", callback=check_text)
 ]
 
-_NAMES = {layout.name: number for number, layout in LAYOUTS.items()}
-LAYOUT_HELP = "of K and V in flash, by name or number (default: fp16, or what the method's name says)"
+
+def _loaded(path: Path | None) -> Path | None:
+    """A file of layouts, which is loaded before --layout is looked up."""
+    load_layouts(check_text(path))
+    return path
 
 
-def _layout(text: object) -> int:
-    """The number of a layout that our drives have; text: its name, or that number."""
-    found = _NAMES.get(str(text), next((number for number in LAYOUTS if str(number) == str(text)), None))
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(_NAMES)}")
-    return found
+LayoutsFile = Annotated[
+    Path | None,
+    typer.Option("--layouts", help="Python file with custom layouts of the KV data", callback=_loaded, is_eager=True),
+]
+LAYOUT_HELP = "layout of the KV data in flash, see docs/layouts.md (default: the method's, or fp16)"
+
+
+def _layout(text: object) -> str:
+    """The name of a layout; text: that, or its code, which earlier releases took (`--embedding-bits 16`)."""
+    with warnings.catch_warnings(record=True) as deprecated:
+        warnings.simplefilter("always")
+        try:
+            name = name_of(str(text))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+    for each in deprecated:
+        typer.echo(f"vcsd: warning: {each.message}", err=True)
+    return name
 
 
 LayoutOption = Annotated[
-    int | None,
-    typer.Option("--layout", "--embedding-bits", parser=_layout, metavar=f"[{'|'.join(_NAMES)}]", help=LAYOUT_HELP),
+    str | None, typer.Option("--layout", "--embedding-bits", parser=_layout, metavar="NAME", help=LAYOUT_HELP)
 ]
 
 

@@ -27,8 +27,9 @@ from pydantic import Field
 
 from csd_spec import DriveSpec, ModelShape
 from csd_spec.checked import Count, value
+from csd_spec.layouts import layout_named
 from csd_spec.network import Network
-from ftl import LAYOUTS
+from ftl import token_bytes
 
 Scheme = Literal["none", "mirror", "parity", "recompute"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -233,11 +234,10 @@ class HostCompute:
         return prompt * row_s, max(row_s, read_bytes / self.memory_bytes_per_s)
 
 
-def flash_factor(spec: DriveSpec, layout: int, shape: ModelShape, tokens: int) -> float:
+def flash_factor(spec: DriveSpec, layout: str, shape: ModelShape, tokens: int) -> float:
     """Bytes in flash for each byte of a model's KV data in a layout, sequences of `tokens` tokens."""
-    stored = LAYOUTS[layout]
-    form = stored.form(spec.geometry.page_bytes, shape.head_dim, tokens)
-    return shape.layers * sum(stored.token_bytes(form, shape.kv_heads).values()) / shape.kv_bytes_per_token
+    form = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, tokens)
+    return shape.layers * sum(token_bytes(form, shape.kv_heads).values()) / shape.kv_bytes_per_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class Estimate:
 
     @classmethod
     def on(
-        cls, spec: DriveSpec, network: Network | None, layout: int, shape: ModelShape, decode: Decode, host: HostCompute
+        cls, spec: DriveSpec, network: Network | None, layout: str, shape: ModelShape, decode: Decode, host: HostCompute
     ) -> Estimate:
         """For a model in drives; layout: its number."""
         prefill_s, step_s = host_s = host.times_s(decode)

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from csd_spec.units import STEP_UNITS
-from ftl import LAYOUTS
+from ftl import token_bytes
 from host_driver.driver import Driver
 from host_driver.hf.shape import FULL, Placement
 
@@ -44,7 +44,7 @@ class Report:
         flash = total.flash
         units = Counter(dict.fromkeys(STEP_UNITS, 0))
         units.update(total.breakdown_ns)
-        layout, page_bytes = LAYOUTS[driver.attention.embedding_bits], driver.devices[0].spec.geometry.page_bytes
+        layout, page_bytes = driver.attention.kv_layout, driver.devices[0].spec.geometry.page_bytes
         form = layout.form(page_bytes, driver.shape.head_dim, driver.max_tokens)
         return cls(
             steps=traffic.step_count,
@@ -67,7 +67,7 @@ class Report:
             ],
             placed=placed or Placement(driver.shape, (FULL,) * driver.shape.layers, ()),
             layout=layout.name,
-            token_bytes=layout.token_bytes(form, driver.shape.kv_heads),
+            token_bytes=token_bytes(form, driver.shape.kv_heads),
             copies=len(driver.devices) if driver.shape.latent else 1,
             losses=[asdict(event) for device in driver.devices for event in getattr(device, "events", ())],
         )

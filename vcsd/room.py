@@ -10,9 +10,8 @@ import shutil
 from csd_io.cgroup import available_bytes, group_of
 from csd_link.driveset import DriveSet
 from csd_spec import Attention, DriveSpec, ModelShape
-from ftl import LAYOUTS
+from ftl import maps_of
 from ftl.flash.spare import SPARE
-from ftl.kv.layouts import layout_of
 
 OURS = ("inproc", "process", "fuse")  # transports whose drives are made for the run, and lie in this machine
 MIB = 1 << 20
@@ -22,8 +21,8 @@ def flash_bytes(spec: DriveSpec, what: Attention, shape: ModelShape, rows: int, 
     """Bytes of pages and their spare areas that so many sequences of so many tokens take in all drives together; where
     every drive has all of a latent stream, in each of them."""
     page_bytes = spec.geometry.page_bytes
-    form = LAYOUTS[what.embedding_bits].form(page_bytes, shape.head_dim, tokens)
-    stored = (mapped for mapped in layout_of(form).maps(form, 1, 1).values() if mapped.programmed)
+    form = what.kv_layout.form(page_bytes, shape.head_dim, tokens)
+    stored = (mapped for mapped in maps_of(form, 1, 1).values() if mapped.programmed)
     pages = sum(mapped.streams * -(-tokens // mapped.per_group) for mapped in stored)
     return rows * shape.layers * shape.kv_heads * pages * (page_bytes + SPARE.itemsize)
 

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from csd_io.cgroup import available_bytes, group_of
 from csd_link.driveset import DriveSet
 from csd_spec import Attention, Device, ModelShape
-from csd_spec.attention import storage_of
 from host_driver.driver import Driver
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import placement
@@ -108,7 +107,7 @@ class Serving:
             if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
                 raise ValueError(f"{name} = {value!r}: must be {words}")
         if isinstance(what := self.attention, Attention):
-            storage = what.storage or storage_of(what.embedding_bits)
+            storage = what.storage or what.kv_layout.rows.name
             if storage != "fp16":
                 raise ValueError(f"attention.storage = {storage!r}: requests' K and V are FP16 at every place")
         if self.policy not in POLICIES:

@@ -22,10 +22,8 @@ from rich.text import Text
 from attention_engine import load_methods
 from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
-from csd_spec import NAMED, Attention, Compression, Fixed, KvRead, Status
+from csd_spec import LAYOUTS, NAMED, Attention, Compression, Fixed, KvRead, Status
 from csd_spec.arrays import F16
-from csd_spec.model import OPAQUE
-from ftl import LAYOUTS
 from host_driver.driver import Batch, Driver
 from host_driver.first_steps import FirstSteps
 from vcsd.room import check_drives
@@ -104,7 +102,7 @@ def time_steps(recorded: FirstSteps, name: str, own: Attention, methods: Path | 
     try:
         if latent:
             raise ValueError("every drive stores all rows of latent attention")
-        with _drives(recorded, Attention("dense", Compression(1), OPAQUE)) as (driver, devices, batch):
+        with _drives(recorded, Attention("dense", Compression(1), "opaque")) as (driver, devices, batch):
             ns = _read(recorded, driver, devices, batch)
     except ValueError as error:
         times.left_out[PLAIN_SSD] = str(error)
@@ -140,7 +138,7 @@ def _drives(
     gc.collect()  # address space of the drives before these
     shape, layers = recorded.recorded_shape, list(recorded.layers.values())
     known = load_methods(methods)
-    if attention.embedding_bits != OPAQUE:  # which is read, not attended
+    if attention.kv_layout.attended:  # which is read, not attended
         check_method(attention, list(known))
     drives = DriveSet(count=len(recorded.specs), spec=recorded.specs[0])
     check_drives(drives, attention, shape, recorded.sequences, recorded.max_tokens)
@@ -193,7 +191,7 @@ def _read(recorded: FirstSteps, driver: Driver, devices: Devices, batch: Batch) 
     """Time until all keys and values have crossed the links, read in pieces that are all submitted at the start."""
     start_ns, shape = _idle_ns(driver, devices), recorded.recorded_shape
     page_bytes = recorded.specs[0].geometry.page_bytes
-    piece = GROUPS * LAYOUTS[OPAQUE].form(page_bytes, shape.head_dim, recorded.max_tokens).n
+    piece = GROUPS * LAYOUTS["opaque"].form(page_bytes, shape.head_dim, recorded.max_tokens).n
     submitted = [
         device.submit(KvRead(tuple(handles.tolist()), layer, first, piece), start_ns)
         for layer in range(shape.layers)

@@ -17,9 +17,6 @@ from csd_link.driveset import DriveSet
 from csd_link.transports.ray_fleet import RayFleet
 from csd_link.transports.transport import DriveFactory, Make
 from csd_spec import Attention, Device, LogPage
-from csd_spec.model import OPAQUE
-from csd_spec.planes import IN_K, bits_of, is_lossy
-from ftl import LAYOUTS
 from vcsd.administer import read_log
 
 TRANSPORT_HELP = f"way to the drives: {', '.join(each.form for each in transports.transports().values())}"
@@ -92,15 +89,13 @@ def check_method(what: Attention, known: Collection[str] | None) -> None:
     known: None where drives say themselves what they know; what a layout has, they say of others' methods at the first
     step.
     """
-    method, layout = what.method, LAYOUTS.get(what.embedding_bits)
+    method, layout = what.method, what.kv_layout
     if known is not None and method not in known:
         raise ValueError(f"attention = {method!r}: the drives know {', '.join(known)}")
-    if layout is None:
-        raise ValueError(f"embedding_bits = {what.embedding_bits}: must be one of {', '.join(map(str, LAYOUTS))}")
-    if layout.number == OPAQUE:
-        raise ValueError(f"embedding_bits = {OPAQUE}: what lies in layout {layout.name} is not attended")
-    if method in BY_PLANES and not bits_of(layout.number):
+    if not layout.attended:
+        raise ValueError(f"layout = {layout.name!r}: is only read back and cannot be attended: use another layout")
+    if method in BY_PLANES and not layout.has_planes:
         raise ValueError(f"attention = {method!r}: layout {layout.name} has no planes, use one that has, as planes2")
-    if method in METHODS and method not in (*BY_PLANES, "dense") and is_lossy(layout.number):
-        rows = "layout 16" if what.embedding_bits & IN_K else f"{layout.name}-exact"
+    if method in METHODS and method not in (*BY_PLANES, "dense") and not layout.keeps_rows:
+        rows = "layout fp16" if layout.latent else f"{layout.name}-exact"
         raise ValueError(f"attention = {method!r}: layout {layout.name} keeps no rows, use {rows}")

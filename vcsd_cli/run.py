@@ -24,7 +24,7 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from host_driver.first_steps import FirstSteps
 from nvmevirt_config import load_drive
-from vcsd.options import MAX_COMPRESSION, MAX_SEED, Hosting, LayoutOption, MethodsFile, ModelFolder
+from vcsd.options import MAX_COMPRESSION, MAX_SEED, Hosting, LayoutOption, LayoutsFile, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
 from vcsd.tables import table
 from vcsd.transport import TRANSPORT_HELP, check_drives, check_method, fleet_or_count, methods_of
@@ -93,7 +93,7 @@ class What:
     ] = None
     layout: LayoutOption = None
     storage: Annotated[
-        Storage | None, typer.Option(help="stored type; fp8 in layout 16 (default: bf16 for a BF16 model, else fp16)")
+        Storage | None, typer.Option(help="stored type; fp8 in layout fp16 (default: bf16 for a BF16 model, else fp16)")
     ] = None
 
     def given(self) -> str:
@@ -145,6 +145,7 @@ class Where:
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc"
     restart: Annotated[bool, typer.Option(help="restart a drive process that dies")] = True
     methods: MethodsFile = None
+    layouts: LayoutsFile = None
     flush_every: Annotated[int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")] = 0
     redundancy: Annotated[Redundancy, typer.Option(help="what survives a drive that is lost for good")] = "none"
     spares: Annotated[int, typer.Option(min=0, max=1024, help="drives in addition, which replace lost ones")] = 0
@@ -166,6 +167,7 @@ class Where:
             keep=self.keep,
             restart=self.restart,
             methods=self.methods,
+            layouts=self.layouts,
             spares=self.spares,
             **hosting.over(Hosted(), count + self.spares),
         )

@@ -25,7 +25,7 @@ from csd_link.served_drive import ADMIN, DEFAULT, ServedDrive, ServedDrives
 from csd_spec.checked import adapter
 from nvmevirt_config import load_config
 from nvmevirt_config.serve_config import Entry, ServeFile, load_hosts
-from vcsd.options import Hosting, MethodsFile
+from vcsd.options import Hosting, LayoutsFile, MethodsFile
 from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
 
@@ -82,6 +82,7 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help=KEY_HELP)] = None,
     tls_ca: Annotated[Path | None, typer.Option(help=CA_HELP)] = None,
     methods: MethodsFile = None,
+    layouts: LayoutsFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print errors only")] = False,
     metrics: Annotated[str | None, typer.Option(help=METRICS_HELP, metavar="HOST:PORT")] = None,
     log_format: Annotated[LogFormat, typer.Option(help="of events on stderr")] = LogFormat.TEXT,
@@ -97,7 +98,7 @@ def serve(
     from csd_link.connect import who_serves
 
     load_methods(methods)  # what is wrong with it is said here, not by every drive
-    asked = {"restarts": restart, "methods": methods and methods.absolute()}
+    asked = {"restarts": restart, "methods": methods and methods.absolute(), "layouts": layouts and layouts.absolute()}
     drives = _placed(_config(what or []), asked, hosting, window, mount)
     tls = _credentials(tls_cert, tls_key, tls_ca)
     for given, option in ((hosts, "--hosts"), (tls, "--tls-cert")):

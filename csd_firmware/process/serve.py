@@ -26,6 +26,7 @@ from csd_link.medium import MappedMedium
 from csd_link.run_dir import doorbell_path, drive_dir, pid_path, private_dir, window_path
 from csd_link.served_drive import ADMIN, ServedDrive
 from csd_link.window import BLOCK_BYTES, Identity, WindowLayout
+from csd_spec import load_layouts
 from ftl import Nand
 
 Ready = Callable[[], object]
@@ -39,6 +40,7 @@ SWITCH_S = 5e-4  # for which a tenant's thread runs Python at most while another
 
 def open_firmware(drive: ServedDrive, folder: DriveFolder | None) -> Firmware:
     """The drive's firmware, as its last flush left it."""
+    load_layouts(drive.layouts)
     nand = Nand(drive.spec.geometry, folder=folder.files if folder else None, medium=drive.medium)
     return Firmware(drive.spec, nand, load_methods(drive.methods), drive.threads or 1)
 

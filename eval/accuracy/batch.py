@@ -38,10 +38,10 @@ class BatchRun:
         return self.task.score is None
 
     @contextmanager
-    def in_drives(self, drives: int, bits: int, methods: Path | None) -> Iterator[tuple[vcsd.Attached, Prefilled]]:
-        """The prompts in new drives of a storage format until the block ends."""
+    def in_drives(self, drives: int, layout: str, methods: Path | None) -> Iterator[tuple[vcsd.Attached, Prefilled]]:
+        """The prompts in new drives of a layout until the block ends."""
         how: Any = {"attention": DENSE, "methods": methods}
-        with vcsd.attach(self.model, drives, embedding_bits=bits, **how) as csd:
+        with vcsd.attach(self.model, drives, layout=layout, **how) as csd:
             yield csd, self.host.in_drives(csd)
 
     def turn(self, number: int, trial: Trial, csd: vcsd.Attached, prefilled: Prefilled) -> Turn:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_engine import METHODS, Queries, Step
 from attention_engine.reference import sparf, token_scores
-from csd_spec import Compression, KvLayout
+from csd_spec import LAYOUTS, Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.accuracy import texts
 from eval.accuracy.recorded import Recorded, record
@@ -73,7 +73,7 @@ def _choices(recorded: Recorded, tokens: int, compression: float) -> Any:
     _, q_heads, length, d = recorded.q.shape
     heads = recorded.k.shape[1]
     ftl = Ftl(INSTCSD_ZYNQ7045_8CH)
-    handles = ftl.create(1, 1, heads, KvLayout.for_context(ftl.spec.geometry.page_bytes, d, length))
+    handles = ftl.create(1, 1, heads, LAYOUTS["fp16"].form(ftl.spec.geometry.page_bytes, d, length))
     k, v = (part[0].transpose(1, 0, 2).copy() for part in (recorded.k, recorded.v))
     ftl.append(tuple(handles), 0, np.array([tokens]), k[:tokens], v[:tokens], 0)
     for position in range(tokens, length):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from attention_engine import METHODS, Methods
 from csd_spec import NAMED, Compression
-from csd_spec.planes import number_of
 from csd_spec.sparf import Convention
 from eval.accuracy.published import PUBLISHED
 
@@ -23,7 +22,7 @@ class Contender:
     Attributes:
         name: By which it is known.
         method: The method's name in its table.
-        bits: Bits a value of the embedding-indexed copy of K, or the number of another layout.
+        layout: Name of the layout of K and V in drives.
         cache_share: Drive DRAM for hot pages, as a share of all of that copy.
         similar: Tokens of the prompt that are alike share pages.
         dense: It has no budget, so it is measured once.
@@ -34,7 +33,7 @@ class Contender:
 
     name: str
     method: str
-    bits: int = 16
+    layout: str = "fp16"
     cache_share: float = 0
     similar: bool = False
     dense: bool = False
@@ -76,24 +75,24 @@ def _named(name: str) -> Contender:
     """The method, layout and budget of a name in `NAMED`."""
     what = NAMED[name]
     assert isinstance(what.budget, Compression)
-    return Contender(name, what.method, what.embedding_bits, own=what.budget)
+    return Contender(name, what.method, what.layout, own=what.budget)
 
 
 OURS = (
     _named("ours"),
-    Contender("ours-int8", "spending", 8),
-    Contender("ours-int4", "spending", 4),
+    Contender("ours-int8", "spending", "int8"),
+    Contender("ours-int4", "spending", "int4"),
     Contender("ours-pages", "paged"),
     Contender("ours-similar", "sparf", similar=True, ideal=True),
     Contender("ours-cache", "sparf", cache_share=0.25),
     Contender("ours-pages-top-p", "paged-top-p"),
-    Contender("ours-int8-pages", "paged", 8),
-    Contender("ours-int4-pages", "paged", 4),
-    Contender("ours-int4-pages-top-p", "paged-top-p", 4),
-    Contender("ours-int4-pages-similar", "paged", 4, similar=True, ideal=True),
-    *(Contender(f"ours-planes{bits}", "progressive", number_of(bits, exact=False)) for bits in (2, 3, 4)),
-    Contender("ours-planes2-top-p", "progressive-top-p", number_of(2, exact=False)),
-    Contender("dense-8-bits", "dense", number_of(2, exact=False), dense=True),
+    Contender("ours-int8-pages", "paged", "int8"),
+    Contender("ours-int4-pages", "paged", "int4"),
+    Contender("ours-int4-pages-top-p", "paged-top-p", "int4"),
+    Contender("ours-int4-pages-similar", "paged", "int4", similar=True, ideal=True),
+    *(Contender(f"ours-planes{bits}", "progressive", f"planes{bits}") for bits in (2, 3, 4)),
+    Contender("ours-planes2-top-p", "progressive-top-p", "planes2"),
+    Contender("dense-8-bits", "dense", "planes2", dense=True),
 )
 
 

@@ -15,12 +15,13 @@ from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Compression
 from csd_spec.arrays import F16, F32, F64
+from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.accuracy.contenders import Contender, Trial
 from eval.accuracy.layers import Layer
 from eval.accuracy.published import PUBLISHED
 from eval.accuracy.published.streams import Streams
-from ftl import LAYOUTS, Ftl
+from ftl import Ftl
 from vcsd.progress import Tick, no_tick
 
 TOLERANCE = 1.02  # of a budget: channels and tokens are whole
@@ -136,11 +137,11 @@ def _on_a_drive(trial: Trial, methods: Methods, layer: Layer) -> Tally:
     B, Hq, length, d = layer.recorded.q.shape
     H = layer.recorded.k.shape[1]
     tally = Tally(layer.number, Hq, ns=dict.fromkeys(SCHEDULES, 0))
-    copy_bytes = B * H * length * d * contender.bits // 8
+    copy_bytes = B * H * length * d * layout_named(contender.layout).bits // 8
     spec = replace(INSTCSD_ZYNQ7045_8CH, cache_bytes=int(contender.cache_share * copy_bytes))
     with closing(Ftl(spec)) as ftl:
         units = Units(ftl, EngineClock(ftl.spec.engine))
-        layout = LAYOUTS[contender.bits].form(ftl.spec.geometry.page_bytes, d, length)
+        layout = layout_named(contender.layout).form(ftl.spec.geometry.page_bytes, d, length)
         handles = ftl.create(B, 1, H, layout)
         memory = _memory(contender, layer)
         layer = layer.placed(layout.n) if contender.similar else layer

@@ -13,7 +13,6 @@ import typer
 
 from attention_engine import METHODS, Methods, load_methods
 from attention_engine.methods.progressive import progressive
-from csd_spec.planes import number_of
 from eval.accuracy import texts
 from eval.accuracy.contenders import Contender, Trial, contenders, trials
 from eval.accuracy.errors import Row, label, measured
@@ -61,7 +60,7 @@ def searched(methods: Methods, compressions: list[float]) -> tuple[Methods, list
     known = contenders(methods)
     names = {contender.name for contender in known}
     for bits, p in product(PLANE_BITS, TOP_P):
-        contender = Contender(f"ours-planes{bits}{TOP_P[p]}", f"progressive{TOP_P[p]}", number_of(bits, exact=False))
+        contender = Contender(f"ours-planes{bits}{TOP_P[p]}", f"progressive{TOP_P[p]}", f"planes{bits}")
         known += [contender] if contender.name not in names else []
     more = {f"progressive{name}": partial(progressive, top_p=p) for p, name in TOP_P.items()}
     return {**methods, **more}, trials(known, compressions)

@@ -104,9 +104,9 @@ def _measure_batch(
     if not todo:
         return
     run = BatchRun(model, tokenizer, TASKS[plan.task], samples)
-    for bits in dict.fromkeys(trial.contender.bits for trial in todo):
-        with run.in_drives(plan.drives, bits, plan.own_methods) as (csd, prefilled):
-            for trial in (each for each in todo if each.contender.bits == bits):
+    for layout in dict.fromkeys(trial.contender.layout for trial in todo):
+        with run.in_drives(plan.drives, layout, plan.own_methods) as (csd, prefilled):
+            for trial in (each for each in todo if each.contender.layout == layout):
                 kept.put(f"{number} {trial}", asdict(run.turn(number, trial, csd, prefilled)))
                 tick(None)
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from attention_engine import METHODS, Methods
 from csd_spec import Compression
 from csd_spec.checked import value
-from csd_spec.planes import is_lossy
+from csd_spec.layouts import layout_named
 from csd_spec.sparf import Convention
 from eval.accuracy.contenders import Contender, Trial, on_drives
 from eval.accuracy.tasks import TASKS
@@ -82,7 +82,8 @@ class Plan:
         asked = [each for each in self.methods if each.name != DENSE]
         every = [*contenders([DENSE]), *asked]
         trials = [trial for each in every for trial in self._trials_of(each)]
-        return sorted(trials, key=lambda trial: (is_lossy(trial.contender.bits), -trial.contender.bits))
+        layouts = {trial: layout_named(trial.contender.layout) for trial in trials}
+        return sorted(trials, key=lambda trial: (not layouts[trial].keeps_rows, -layouts[trial].bits))
 
     def shown(self) -> list[Trial]:
         """The trials that have rows, methods in the order in which they were asked for."""

@@ -20,7 +20,6 @@ from csd_spec import NAMED, Attention
 from eval.bench.contest import Contest, Size
 from eval.experiment import Outcome, flat
 from eval.plot import check_format, new_figure, save_figure
-from ftl import LAYOUTS
 from vcsd.options import LayoutOption
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
@@ -31,7 +30,7 @@ SWEEP_TOKENS, SWEEP_GROUPS = (1024, 8192, 32768), (1, 2, 4, 8)
 
 
 def bench_attention(
-    size: Size, method: str, threads: int = 1, seed: int = 0, layout: int | None = None, tick: Tick = no_tick
+    size: Size, method: str, threads: int = 1, seed: int = 0, layout: str | None = None, tick: Tick = no_tick
 ) -> dict[str, Any]:
     """Medians of five rounds, in each of which every contestant has its turn; the first round does not count.
 
@@ -73,7 +72,7 @@ def bench_attention(
         "kv_heads": size.streams,
         "head_dim": size.head_dim,
         "method": method,
-        "layout": LAYOUTS[contest.layout(method)].name,
+        "layout": contest.layout(method),
         "threads": threads,
         "kernel_ms": median[method] * 1e3,
         "gb_per_s": speed,
@@ -92,13 +91,13 @@ def bench_attention(
     }
 
 
-def scratch_mib(size: Size, method: str, sequences: int = 64, layout: int | None = None) -> float:
+def scratch_mib(size: Size, method: str, sequences: int = 64, layout: str | None = None) -> float:
     """Most memory, in MiB, that arrays take at once during a step of many sequences, its inputs and K and V left out.
 
     All sequences are the same one, so that the pages of one are enough.
     """
     contest, what = Contest(size), Attention.named(method)
-    one, times = contest.stored(what.embedding_bits if layout is None else layout), (sequences, 1)
+    one, times = contest.stored(what.layout if layout is None else layout), (sequences, 1)
     view = replace(
         one,
         seq_lens=np.tile(one.seq_lens, sequences),

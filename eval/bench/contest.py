@@ -18,9 +18,10 @@ from attention_engine._parallel import over_streams
 from csd_io.compiled import njit
 from csd_spec import NAMED, Attention, KvView, SparFParams
 from csd_spec.arrays import F16, F32
+from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.rivals._prefetch import prefetch
-from ftl import LAYOUTS, Ftl, PagePlan
+from ftl import Ftl, PagePlan
 
 CHUNK = 4096  # tokens of one append, as a prefill ships them
 AHEAD = 32  # rows asked for in advance
@@ -96,9 +97,9 @@ class Contest:
         top_k = -(-tokens // 8)
         self.params = SparFParams(min(16, head_dim), top_k, -(-top_k // 4))
         self.ftl = Ftl(INSTCSD_ZYNQ7045_8CH)
-        self.layouts: dict[str, int] = {}
-        self.views, self.handles = dict[int, KvView](), dict[int, int]()
-        self.view = self.stored(Attention().embedding_bits)
+        self.layouts: dict[str, str] = {}
+        self.views, self.handles = dict[str, KvView](), dict[str, int]()
+        self.view = self.stored(Attention().layout)
         self.v_mean: F32 = np.zeros((kv_heads, head_dim), np.float32)
         add_rows(self.v_mean, self.V.view(np.uint16))
         self.v_mean /= tokens
@@ -111,14 +112,14 @@ class Contest:
         self.keys, self.values = tensors
         self.queries = torch.from_numpy(self.q).reshape(1, heads, 1, head_dim)
 
-    def layout(self, method: str) -> int:
-        """The number of the layout in which a method attends."""
-        return self.layouts.get(method, Attention.named(method).embedding_bits)
+    def layout(self, method: str) -> str:
+        """The layout in which a method attends."""
+        return self.layouts.get(method, Attention.named(method).layout)
 
-    def stored(self, layout: int) -> KvView:
-        """The layer in a layout of that number."""
+    def stored(self, layout: str) -> KvView:
+        """The layer in a layout."""
         if layout not in self.views:
-            form = LAYOUTS[layout].form(self.ftl.spec.geometry.page_bytes, self.head_dim, self.tokens)
+            form = layout_named(layout).form(self.ftl.spec.geometry.page_bytes, self.head_dim, self.tokens)
             (handle,) = self.ftl.create(1, 1, self.kv_heads, form)
             for start in range(0, self.tokens, CHUNK):
                 k, v = self.K[start : start + CHUNK], self.V[start : start + CHUNK]

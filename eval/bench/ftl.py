@@ -17,7 +17,7 @@ import typer
 from attention_engine import METHODS, Arithmetic, Compute, EngineClock, Queries, Read, Step
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import DriveSpec, Geometry, KvLayout, KvView
+from csd_spec import LAYOUTS, DriveSpec, Geometry, KvView
 from csd_spec.arrays import I32, I64
 from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
@@ -134,7 +134,7 @@ def bench_attention(load: Reads, requests: int) -> dict[str, Any]:
     spec = with_capacity(INSTCSD_ZYNQ7045_8CH, load.capacity_gb * 10**9)
     heads, tokens = load.heads, load.tokens
     ftl = Ftl(spec, Nand(spec.geometry, payload=False))
-    layout = KvLayout.for_context(spec.geometry.page_bytes, 128, tokens)
+    layout = LAYOUTS["fp16"].form(spec.geometry.page_bytes, 128, tokens)
     layers, used = 40, 0
     handles: list[int] = []
     while used < load.fill * spec.geometry.pages:
@@ -296,7 +296,7 @@ def bench_churn(load: Churn, seed: int = 0, tick: Tick = no_tick) -> dict[str, A
     """
     ftl = Ftl(CHURN_DRIVE, Nand(CHURN_DRIVE.geometry, payload=False))
     requests, layers, heads = read_trace(load.trace, seed), CHURN_MODEL["layers"], CHURN_MODEL["heads"]
-    layout = KvLayout.for_context(CHURN_DRIVE.geometry.page_bytes, 128, 2048)
+    layout = LAYOUTS["fp16"].form(CHURN_DRIVE.geometry.page_bytes, 128, 2048)
     pages, counts = CHURN_DRIVE.geometry.pages, ftl.nand.erase_count
     live: list[tuple[int, int]] = []  # (round in which it ends, handle)
     number = rounds = refused = 0

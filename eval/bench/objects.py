@@ -15,8 +15,7 @@ import typer
 
 from csd_firmware import Firmware, InProcessDevice
 from csd_io.medium import Medium
-from csd_spec import Command, Completion, Flush, KvAppend, KvFree, KvGather, SeqCreate, SeqFork, Status
-from csd_spec.model import OPAQUE
+from csd_spec import LAYOUTS, Command, Completion, Flush, KvAppend, KvFree, KvGather, SeqCreate, SeqFork, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.offload import forget
 from eval.experiment import Outcome, flat
@@ -113,7 +112,7 @@ def _family(load: Load, relatives: int, tick: Tick) -> tuple[Firmware, int]:
 
 def _stored(drive: Firmware, load: Load, tick: Tick) -> int:
     """A sequence with K and V in all layers."""
-    created = SeqCreate(1, load.layers, HEADS, HEAD_DIM, load.tokens, OPAQUE)
+    created = SeqCreate(1, load.layers, HEADS, HEAD_DIM, load.tokens, LAYOUTS["opaque"].code)
     seq = int(_carried_out(drive, created).data[0][0])
     rows = np.random.default_rng(0).standard_normal((load.tokens, HEADS, HEAD_DIM)).astype(np.float16)
     for layer in range(load.layers):

@@ -25,7 +25,7 @@ import typer
 from csd_firmware import InProcessDevice
 from csd_io.cgroup import Group, limited
 from csd_spec import Flush, KvAppend, SeqCreate, Status
-from csd_spec.attention import NAMED
+from csd_spec.attention import NAMED, Attention
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench import child
 from eval.bench.offload_way import RAW, RIVALS, SPARSE, Job, Shape, rows_of
@@ -35,7 +35,7 @@ from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
 MIB = 1 << 20
-LAYOUTS = {"fp16": 16, "ours": NAMED["ours"].embedding_bits}
+LAYOUTS = {"fp16": Attention().kv_layout.code, "ours": NAMED["ours"].kv_layout.code}
 METHODS = ("dense", *SPARSE, "ours")
 CHUNK = 4096  # tokens of an append
 BESIDE_CACHE = 400 * MIB  # of the limit: for the drive's tables and what a command reads
@@ -143,7 +143,7 @@ def _fill(shape: Shape, load: Load, place: Path, tick: Tick) -> dict[str, Path]:
     folders = {name: place / name for name in (RAW, *LAYOUTS)}
     folders[RAW].mkdir()
     with (folders[RAW] / RAW).open("wb") as raw, ExitStack() as undo:
-        drives = [undo.enter_context(_made(folders[name], shape, bits)) for name, bits in LAYOUTS.items()]
+        drives = [undo.enter_context(_made(folders[name], shape, code)) for name, code in LAYOUTS.items()]
         for layer in range(shape.layers):
             k, v = rows_of(shape, layer, load.drift)
             for rows in (k, v):
@@ -158,11 +158,11 @@ def _fill(shape: Shape, load: Load, place: Path, tick: Tick) -> dict[str, Path]:
 
 
 @contextmanager
-def _made(folder: Path, shape: Shape, bits: int) -> Iterator[InProcessDevice]:
+def _made(folder: Path, shape: Shape, code: int) -> Iterator[InProcessDevice]:
     """A drive with an empty sequence; it is flushed in the end."""
     device = InProcessDevice(INSTCSD_ZYNQ7045_8CH, folder, medium=Medium("mapped"))
     shaped = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-    _done(device, SeqCreate(count=1, **shaped, max_tokens=shape.tokens + 4096, embedding_bits=bits))
+    _done(device, SeqCreate(count=1, **shaped, max_tokens=shape.tokens + 4096, layout=code))
     yield device
     _done(device, Flush())
     device.close()

@@ -73,7 +73,7 @@ class Decoder:
         """A sequence with all layers' K and V, flushed; its handle. Chunks are the same rows in another order."""
         job = self.job
         shape = {"layers": job.layers, "kv_heads": job.kv_heads, "head_dim": HEAD_DIM, "max_tokens": job.tokens + 4096}
-        handle = int(self.ask(SeqCreate(count=1, embedding_bits=self.what.embedding_bits, **shape)).data[0][0])
+        handle = int(self.ask(SeqCreate(count=1, layout=self.what.kv_layout.code, **shape)).data[0][0])
         draw = np.random.default_rng(0)
         rows = draw.standard_normal((CHUNK, job.kv_heads, HEAD_DIM), np.float32).astype(np.float16)
         for layer in range(job.layers):

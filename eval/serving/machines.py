@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.papers.machines import overlay
 from eval.papers.profiles import Gpu, Host, Model
-from ftl import LAYOUTS
 from kv_cache.cost import CostModel, DriveModel, Overlay, ServingCost
 from kv_cache.planner.problem import BLOCK_TOKENS
 
@@ -70,15 +70,15 @@ COSTS = {
 }
 
 
-def drives(count: int, bits: int = 16) -> DriveModel:
+def drives(count: int, layout: str = "fp16") -> DriveModel:
     """InstCSDs that attend to all of what lies in them, side by side, as fast as their flash is read.
 
     A layer is as large in all models of `COSTS`.
 
-    bits: the layout of K and V, as `SeqCreate.embedding_bits` names it; those with planes keep them in 8 bits.
+    layout: The layout of K and V, by name; those with planes keep them in 8 bits.
     """
     shape, spec = _8B.shape, INSTCSD_ZYNQ7045_8CH
-    form = LAYOUTS[bits].form(spec.geometry.page_bytes, shape.head_dim, LONGEST)
+    form = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, LONGEST)
     pages = 1 if form.planes else 2  # of a head's group of n tokens: both in one, or K and V apart
     return DriveModel(
         bytes_per_s=float(count * spec.geometry.channels * spec.channel_timing.channel_bytes_per_s),

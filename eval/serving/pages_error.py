@@ -7,22 +7,23 @@ import numpy as np
 from attention_engine import reference
 from csd_firmware import InProcessDevice
 from csd_spec import Attend, KvAppend, SeqCreate
+from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
 TOKENS, HEADS, QUERIES, CHANNELS = 2000, 4, 4, 128
 
 
-def output_error(bits: int, seed: int = 0) -> float:
+def output_error(layout: str, seed: int = 0) -> float:
     """Root mean square of dense attention's error over that of the exact output, K and V normal, q three times that.
 
-    bits: the layout, as `SeqCreate.embedding_bits` names it.
+    layout: Name of the layout.
     """
     generator = np.random.default_rng(seed)
     k, v = (generator.standard_normal((TOKENS, HEADS, CHANNELS)).astype(np.float16) for _ in range(2))
     q = (3 * generator.standard_normal((1, HEADS, QUERIES, CHANNELS))).astype(np.float16)
     device = InProcessDevice(INSTCSD_ZYNQ7045_8CH)
     try:
-        created = device.submit(SeqCreate(1, 1, HEADS, CHANNELS, 2 * TOKENS, bits), 0).result()
+        created = device.submit(SeqCreate(1, 1, HEADS, CHANNELS, 2 * TOKENS, layout_named(layout).code), 0).result()
         seqs = (int(created.data[0][0]),)
         device.submit(KvAppend(seqs, 0, np.array([TOKENS - 1]), k[:-1], v[:-1]), 0).result()
         every = np.array([TOKENS])

@@ -168,12 +168,12 @@ def experiment(load: Load, letting: Letting = Letting()) -> Outcome:
     check_picture(load.picture)
     runs = load.runs(letting.admission)
     systems = SYSTEMS | OTHERS
-    errors = {bits: output_error(bits) for bits in sorted({each.bits for each in systems.values() if each.drives})}
+    errors = {name: output_error(name) for name in sorted({each.layout for each in systems.values() if each.drives})}
     rows = []
     kept = load.kept(letting)
     for each, found in zip(runs, _side_by_side(load, runs, kept), strict=True):
         system = systems[each.system]
-        rows.append({**found, "output_error": errors[system.bits] if system.drives else 0.0})
+        rows.append({**found, "output_error": errors[system.layout] if system.drives else 0.0})
     kept.close()
     last = runs[-1]
     result = {

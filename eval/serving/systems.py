@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from csd_spec.planes import number_of
 from eval.serving.machines import drives
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import ServingCost
@@ -20,15 +19,15 @@ PARTS = 20  # of a run, that are told of
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A policy, and the drives that it has. bits: the layout of K and V in them."""
+    """A policy, and the drives that it has. layout: that of K and V in them."""
 
     policy: Policy
     drives: int = 0
-    bits: int = 16
+    layout: str = "fp16"
 
     def on(self, cost: ServingCost) -> ServingCost:
         """A machine with these drives."""
-        return replace(cost, drives=drives(self.drives, self.bits)) if self.drives else cost
+        return replace(cost, drives=drives(self.drives, self.layout)) if self.drives else cost
 
 
 SYSTEMS = {
@@ -37,7 +36,7 @@ SYSTEMS = {
     "+ 4 drives": System(Planner(pauses=False, drives=True), 4),
     "orbitflow": System(POLICIES["orbitflow"]),
     "orbitflow, strict": System(Planner(late=0)),
-    "ours": System(Planner(late=0, drives=True), 1, number_of(2, exact=False)),
+    "ours": System(Planner(late=0, drives=True), 1, "planes2"),
 }
 OTHERS = {name: System(POLICIES[name]) for name in POLICIES if name not in SYSTEMS}
 

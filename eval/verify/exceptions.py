@@ -14,13 +14,13 @@ import numpy as np
 import typer
 
 from csd_io.medium import KINDS
-from csd_spec import Flush, GetLog, KvCrop, KvRead, LogPage, SeqCreate, Status
+from csd_spec import LAYOUTS, Flush, GetLog, KvCrop, KvRead, LogPage, SeqCreate, Status
 from eval.experiment import Outcome
 from eval.sweep import sweep
 from eval.verify.injector import ROOT, Event, InjectedInterrupt, Injector
 from eval.verify.interrupted import CASES, LAYERS, Bench, Life, Observed, observe
 from eval.verify.random_host import DIM
-from ftl import LAYOUTS, FtlError
+from ftl import FtlError
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import flat_table

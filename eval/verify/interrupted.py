@@ -36,9 +36,10 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import F16, keys_of
+from csd_spec.layouts import layout_named
 from eval.verify.place import CACHE_BYTES
 from eval.verify.random_host import DIM, DRIVE, HEADS
-from ftl import LAYOUTS, Nand
+from ftl import Nand
 from ftl.flash.files import NandFiles
 
 LAYERS, SEQUENCES, GROUP, PAGES = 1, 3, 2, 16
@@ -65,7 +66,7 @@ class Life:
     namespace: Namespace
     seqs: tuple[int, ...] = ()
     generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
-    layout: int = 16
+    layout: str = "fp16"
     latent: bool = False
 
     def rows(self, *shape: int) -> F16:
@@ -107,7 +108,7 @@ def _discard_pages(life: Life) -> None:
 
 
 CASES: dict[str, Callable[[Life], Completion | None]] = {
-    "create": lambda life: life.do(SeqCreate(2, LAYERS, HEADS, DIM, 128, life.layout)),
+    "create": lambda life: life.do(SeqCreate(2, LAYERS, HEADS, DIM, 128, layout_named(life.layout).code)),
     "append": lambda life: life.do(life.append(life.seqs[:2], 0, 3)),
     "append long": lambda life: life.do(life.append(life.seqs[:2], 0, 70)),
     "attend": lambda life: life.do(life.attend("dense", life.seqs[1:2])),
@@ -138,9 +139,9 @@ class Bench:
     """Drives of one layout on one medium, all prepared alike; the files of the flushed drive are written again for
     each."""
 
-    def __init__(self, number: int, medium: Kind, path: Path) -> None:
-        self._number, self._medium, self._path = number, Medium(medium, CACHE_BYTES), path
-        self._latent = LAYOUTS[number].form(DRIVE.geometry.page_bytes, DIM, 128).latent
+    def __init__(self, layout: str, medium: Kind, path: Path) -> None:
+        self._layout, self._medium, self._path = layout, Medium(medium, CACHE_BYTES), path
+        self._latent = layout_named(layout).latent
         self._path.mkdir(mode=0o700)
         folder = DiskFolder(self._path)
         NandFiles.make(folder, DRIVE.geometry)
@@ -155,11 +156,11 @@ class Bench:
         firmware = Firmware(DRIVE, Nand(DRIVE.geometry, folder=folder, medium=self._medium))
         seqs = tuple(sorted(firmware.ftl.sequences))
         lock: Any = threading.RLock()  # an exception where a `with` block ends may leave it locked
-        return Life(folder, firmware, Namespace(firmware, lock), seqs, layout=self._number, latent=self._latent)
+        return Life(folder, firmware, Namespace(firmware, lock), seqs, layout=self._layout, latent=self._latent)
 
     def _fill(self, life: Life) -> None:
         """Sequences of some tokens, names, logical pages, garbage that can be erased; flushed."""
-        made = life.do(SeqCreate(SEQUENCES + 1, LAYERS, HEADS, DIM, 128, self._number))
+        made = life.do(SeqCreate(SEQUENCES + 1, LAYERS, HEADS, DIM, 128, layout_named(self._layout).code))
         assert made.status is Status.SUCCESS, made.reason
         life.seqs = tuple(made.data[0].tolist())
         for layer in range(LAYERS):

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from csd_spec import DriveSpec, Geometry, KvLayout
+from csd_spec import LAYOUTS, DriveSpec, Geometry, PageForm
 from csd_spec.arrays import F16, U8
-from csd_spec.model import FP8
-from csd_spec.planes import BRAIN, is_lossy, number_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from ftl import LAYOUTS, Ftl, Nand, OutOfSpace, kept
+from ftl import Ftl, Nand, OutOfSpace, kept
 from ftl.kv.layouts.codes import refine, refined
 from ftl.kv.values import VALUES
 
@@ -56,26 +54,25 @@ DRIVE: DriveSpec = replace(
 
 FORMS = [
     *(
-        KvLayout(page_bytes=DRIVE.geometry.page_bytes, head_dim=DIM, m=m, bits=bits)
-        for m, bits in ((2, 16), (4, 16), (8, 16), (8, 8), (DIM, 4))
+        LAYOUTS[name].paged(DRIVE.geometry.page_bytes, DIM, m)
+        for name, m in (("fp16", 2), ("fp16", 4), ("fp16", 8), ("int8", 8), ("int4", DIM))
     ),
     *(
-        LAYOUTS[number].form(DRIVE.geometry.page_bytes, DIM, 128)
-        for number in (
-            *(number_of(2, exact=False), number_of(4, exact=False), number_of(3, exact=True), FP8),
-            *(BRAIN | 8, number_of(2, exact=False, bf16=True), number_of(3, exact=True, bf16=True)),
-            number_of(2, exact=False, bf16=True, latent=True),
+        LAYOUTS[name].form(DRIVE.geometry.page_bytes, DIM, 128)
+        for name in (
+            *("planes2", "planes4", "planes3-exact", "fp8"),
+            *("int8-bf16", "planes2-bf16", "planes3-bf16-exact", "planes2-bf16-latent"),
         )
     ),
 ]
 
 
-def as_stored(form: KvLayout, before: int, k: F16, v: F16) -> tuple[F16, F16]:
+def as_stored(form: PageForm, before: int, k: F16, v: F16) -> tuple[F16, F16]:
     """K and V (S, H, d) as a layout keeps them: of groups that were not full with `before` tokens, what 8 bits say;
-    of 8-bit floats all. V that is a part of K is K."""
-    if form.fp8:
+    of rows that are encoded, all. V that is a part of K is K."""
+    if not form.rows.exact:
         return kept(form, k), kept(form, v)
-    planes = form.planes if is_lossy(form.kind) else None
+    planes = None if form.keeps_rows else form.planes
     for group in range(before // form.n, len(k) // form.n) if planes else ():
         assert planes is not None
         part = slice(group * form.n, (group + 1) * form.n)

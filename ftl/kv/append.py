@@ -13,8 +13,7 @@ from csd_spec.arrays import F16, I64, U16, U32
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import OutOfSpace, Uncorrectable
 from ftl.flash.tag import MAX_GROUPS
-from ftl.kv.layouts import GroupMap
-from ftl.kv.layouts.float8 import kept
+from ftl.kv.layouts import GroupMap, kept
 from ftl.kv.layouts.group_map import POISON
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Rows, Sequence

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from csd_spec import KvLayout
+from csd_spec import PageForm
 from csd_spec.arrays import U16, U32, U64
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import OutOfSpace, Uncorrectable, UnknownSequence
@@ -98,7 +98,7 @@ class KvMap(Referrer):
             raise Uncorrectable([handle])
         return seq
 
-    def create(self, count: int, layers: int, heads: int, layout: KvLayout, label: int = 0) -> list[int]:
+    def create(self, count: int, layers: int, heads: int, layout: PageForm, label: int = 0) -> list[int]:
         """Open sequences of a label; returns their handles. Costs nothing until tokens come."""
         if len(self.owners.sharers) + count > tag.MAX_OWNERS // 2:  # the rest is for those who crop
             raise OutOfSpace(f"{count} sequences more than {len(self.sequences)}: a drive has {tag.MAX_OWNERS // 2}")

@@ -11,7 +11,6 @@ import numpy as np
 
 from csd_spec import KvView
 from csd_spec.arrays import F16, I32, I64, U32
-from csd_spec.planes import is_lossy
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.flash.plan import PagePlan
 from ftl.kv.map import KvMap
@@ -59,7 +58,7 @@ class Reader:
         Those that the cache has are left out.
         """
         slots, lay = (view.e_slots, view.k_slots), view.layout
-        of_row = lay.row_bytes, lay.row_bytes // lay.head_dim
+        of_row = lay.row_bytes, max(1, lay.row_bytes // lay.head_dim)
         shape = lay.m, lay.T, lay.n, of_row, lay.run_bytes, lay.scale_bytes
         plan = self._plan(*plan_channels(*slots, channels, view.seq_lens, *shape, self._word_bytes))
         missed = self.store.cache.touch(plan.ppns)
@@ -135,7 +134,7 @@ class Reader:
         view = self.view([handle], layer, alone)
         wanted = np.broadcast_to(np.array(tokens, np.int32), (seq.heads, len(tokens)))
         counts = np.full(seq.heads, len(tokens))
-        if is_lossy(view.layout.kind):
+        if not view.layout.keeps_rows:
             plans = [self.refined_pages(view, wanted, counts)]
         else:
             stored = (view.k_slots,) if view.layout.latent else (view.k_slots, view.v_slots)

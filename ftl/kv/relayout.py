@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
+from csd_spec import PageForm
 from csd_spec.arrays import U16, U32
 from ftl.errors import OutOfSpace
 from ftl.kv.append import lay_full
-from ftl.kv.layouts.dual import embedding_map
+from ftl.kv.layouts import channels_map
 from ftl.kv.layouts.group_map import GroupMap
 from ftl.kv.map import KvMap
 from ftl.kv.reading import Reader
@@ -18,15 +17,15 @@ from ftl.kv.sequence import Sequence
 COPY = "embedding_k"
 
 
-def relayout(reader: Reader, handle: int, m: int, bits: int, start_ns: int) -> int:
-    """Read K of a sequence and write its embedding-indexed copy with m channels of `bits` bits a page.
+def relayout(reader: Reader, handle: int, layout: PageForm, start_ns: int) -> int:
+    """Read K of a sequence and write its embedding-indexed copy in the pages of another form with the same rows.
 
     Returns when that is done. Raises OutOfSpace before anything changes. Relatives keep the copy that they share.
     """
     kv, store = reader.kv, reader.store
     seq = kv.sequence(handle)
-    layout = replace(seq.layout, m=m, bits=bits)
-    new = embedding_map(layout, seq.layers, seq.heads)
+    assert layout.rows == seq.layout.rows and COPY in seq.maps, f"layout {layout.layout.name}: has other rows"
+    new = channels_map(layout, seq.layers, seq.heads)
     used = [layer for layer in range(seq.layers) if seq.lengths[layer]]
     finish_ns = start_ns
     for layer in used:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from csd_spec import KvLayout
+from csd_spec import PageForm
 from csd_spec.arrays import F32, I64, U16, U32
 from ftl.flash.placement import Writer
-from ftl.kv.layouts import GroupMap, PrimaryMap, layout_of
+from ftl.kv.layouts import GroupMap, PrimaryMap, maps_of
 
 Rows = dict[str, U16 | None]  # "k" and "v", each (tokens, H, d) FP16 bits; None on a drive without payload
 
@@ -21,10 +21,10 @@ class Sequence:
     entry is the present owner.
     """
 
-    def __init__(self, handle: int, layout: KvLayout, layers: int, heads: int, writer: Writer) -> None:
+    def __init__(self, handle: int, layout: PageForm, layers: int, heads: int, writer: Writer) -> None:
         self.handle, self.layout, self.layers, self.heads = handle, layout, layers, heads
         self.lengths: I64 = np.zeros(layers, np.int64)
-        self.maps: dict[str, GroupMap] = layout_of(layout).maps(layout, layers, heads)
+        self.maps: dict[str, GroupMap] = maps_of(layout, layers, heads)
         self.primary = {name: mapped for name, mapped in self.maps.items() if isinstance(mapped, PrimaryMap)}
         self.holding = {"v": self.primary["k"]} | self.primary if layout.latent else self.primary  # rows by source
         self.newest = -1

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from csd_spec import KvLayout
+from csd_spec import PageForm
 from ftl.kv.sequence import Sequence
 
 
@@ -40,7 +40,7 @@ class Usage:
         self.tails += times * other.tails
 
 
-def table_bytes(layers: int, heads: int, layout: KvLayout) -> int:
+def table_bytes(layers: int, heads: int, layout: PageForm) -> int:
     """Bytes of a sequence's tables in drive DRAM: a sum of V unless rows are opaque, and a slot and a buffer for each
     stream."""
     streams = 2 + layout.embedding_pages + (layout.planes is not None)

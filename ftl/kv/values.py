@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from csd_spec import KvLayout
+from csd_spec import LAYOUTS, PageForm
 from csd_spec.arrays import F16
 from ftl.errors import FtlError
 from ftl.kv import edit
 from ftl.kv.append import append
-from ftl.kv.layouts.plain import OPAQUE_ROWS
 from ftl.kv.map import KvMap
 
 VALUES = 1 << 56  # this bit in the label of a sequence: it is a value, and its key no prefix's name
@@ -27,9 +26,9 @@ def is_value(label: int) -> bool:
     return bool(label & VALUES)
 
 
-def form_of_values(page_bytes: int) -> KvLayout:
+def form_of_values(page_bytes: int) -> PageForm:
     """The form of all values of a drive: a row is a page."""
-    return OPAQUE_ROWS.form(page_bytes, page_bytes // 2, 1)
+    return LAYOUTS["opaque"].form(page_bytes, page_bytes // 2, 1)
 
 
 def rows_of(size_bytes: int, page_bytes: int) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 
 from csd_link.cutting import max_bytes_of
 from csd_spec import (
+    LAYOUTS,
     Completion,
     Device,
     DeviceError,
@@ -26,7 +27,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import F16, key_list, keys_of
-from csd_spec.model import FP16_BYTES, OPAQUE
+from csd_spec.model import FP16_BYTES
 from host_driver.prefixes.names import KEY_BYTES, PREFIX_BYTES, PrefixNames, is_block, is_check, is_manifest
 
 LISTED, LISTED_BYTES = 1024, 32  # keys that a command asks for, at most, and bytes of its answer for each
@@ -61,7 +62,9 @@ def write_manifest(device: Device, names: PrefixNames) -> None:
     tokens = -(-len(text) // (2 * d * FP16_BYTES))
     text = text.ljust(tokens * 2 * d * FP16_BYTES)
     k, v = np.frombuffer(text, np.float16).reshape(2, tokens, 1, d)
-    handle = int(done_by(0, device.submit(SeqCreate(1, 1, 1, d, tokens, OPAQUE), 0).result()).data[0][0])
+    handle = int(
+        done_by(0, device.submit(SeqCreate(1, 1, 1, d, tokens, LAYOUTS["opaque"].code), 0).result()).data[0][0]
+    )
     try:
         done_by(0, device.submit(KvAppend((handle,), 0, np.array([tokens]), k, v), 0).result())
         key = keys_of([names.manifest_key])

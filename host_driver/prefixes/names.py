@@ -11,9 +11,8 @@ from itertools import takewhile
 
 import numpy as np
 
-from csd_spec import ModelShape
+from csd_spec import LAYOUTS, ModelShape
 from csd_spec.arrays import F16
-from csd_spec.model import OPAQUE
 from host_driver.prefixes.identity import ModelIdentity
 
 KEY_BYTES = 16
@@ -33,7 +32,7 @@ class PrefixNames:
             matter: keys are of token ids.
         rank: Which of several workers, each with heads and drives of its own. All have the same keys; what another
             worker has stored is not taken.
-        layout: Of keys and values in the drives; `OPAQUE` takes any 2-byte values.
+        layout: Code of the layout of keys and values in the drives; `opaque` takes any 2-byte values.
         salt: The tenant's secret, so that nobody else finds or guesses its keys.
         seed: Of all keys; with another one nothing that is stored is found.
         block_tokens: Tokens of a block.
@@ -45,7 +44,7 @@ class PrefixNames:
     rank: int = 0
     salt: str = ""
     seed: int = 0
-    layout: int = OPAQUE
+    layout: int = LAYOUTS["opaque"].code
     block_tokens: int = 256
     _root: bytes = field(init=False, repr=False)
 

@@ -14,18 +14,17 @@ from hypothesis import strategies as st
 from attention_engine import add_rows, approximate, attend, best_tokens, cover, reference, to_half, top_channels, weigh
 from attention_engine._parallel import over_streams
 from attention_engine.values import widen
-from csd_spec import KvLayout, KvView
-from csd_spec.model import BF16
+from csd_spec import LAYOUTS, KvView
 from csd_spec.view import UNMAPPED
-from ftl.kv.layouts.dual import embedding_map
+from ftl.kv.layouts import channels_map
 from tests.properties import examples
 
 NAN = 0xFFFF
 
 
-def layout_of(d, n, m, bits=16, kind=0):
+def layout_of(d, n, m, name="fp16"):
     """Pages of n tokens."""
-    return KvLayout(page_bytes=2 * d * n, head_dim=d, m=m, bits=bits, kind=kind)
+    return LAYOUTS[name].paged(2 * d * n, d, m)
 
 
 def view_of(K, V, n, m, generator, unfinished=False):
@@ -251,14 +250,14 @@ def test_codes_of_few_bits_score_as_what_they_stand_for(bits, m, bf16):
     K[:, :, 9] = 3
     if bf16:
         K, q = to_half(K.astype(np.float32) * np.float32(2.0**40), True), q * np.float32(2.0**-40)
-    layout = layout_of(40, 16, m, bits, BF16 * bf16)
+    layout = layout_of(40, 16, m, f"int{bits}{'-bf16' * bf16}")
     full = 700 // layout.T * layout.T
-    mapped = embedding_map(layout, 1, 2)
+    mapped = channels_map(layout, 1, 2)
     packed = mapped.pack(np.ascontiguousarray(K[:, :full].transpose(1, 0, 2)).view(np.uint16))
     flash = np.full((packed.shape[0] * packed.shape[1], 16 * 40), NAN, np.uint16)
     flash[:, : packed.shape[2]] = packed.reshape(flash.shape[0], -1)
     exact = view_of(K, V, 16, 4, generator)
-    exact = replace(exact, layout=replace(exact.layout, kind=BF16 * bf16))
+    exact = replace(exact, layout=replace(exact.layout, layout=LAYOUTS["bf16" if bf16 else "fp16"]))
     e_slots = np.arange(flash.shape[0], dtype=np.uint32).reshape(2, layout.embedding_pages, -1)
     view = KvView(layout, (flash, exact.banks[1]), exact.seq_lens, exact.k_slots, exact.v_slots, e_slots)
     channels = np.array([[0, 1, 7, 8, 9, 30, 39], [2, 3, 4, 7, 9, 19, 38]], np.int32)

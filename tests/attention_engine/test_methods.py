@@ -14,23 +14,24 @@ import pytest
 from attention_engine import METHODS, Compute, Queries, Read, Step, reference
 from attention_engine.methods.local import SINKS
 from attention_engine.methods.quest import choose_pages
-from csd_spec import KvLayout
+from csd_spec import LAYOUTS
 from ftl import Ftl
 
 H, D = 2, 16
 ON_ROWS = [name for name in METHODS if not name.startswith("progressive")]
 EXACT = [name for name in ON_ROWS if not name.startswith("kivi")]  # over FP16 rows of what they choose
+OWN_BYTES = "double-sparsity", "h2o", "sparf-apart"  # they read more than selected channels and rows
 SELECTIVE = [name for name in EXACT if name not in ("dense", "top-k-oracle")]
 
 
 class Drive:
     """Sequences of random rows in a small drive, and the same as arrays (B, H, S, d)."""
 
-    def __init__(self, spec, lengths, bits=16, seed=0, order=None):
+    def __init__(self, spec, lengths, layout="fp16", seed=0, order=None):
         self.generator = np.random.default_rng(seed)
         self.ftl = Ftl(spec)
-        layout = KvLayout.for_context(spec.geometry.page_bytes, D, 512, bits)
-        self.handles = self.ftl.create(len(lengths), 1, H, layout)
+        form = LAYOUTS[layout].form(spec.geometry.page_bytes, D, 512)
+        self.handles = self.ftl.create(len(lengths), 1, H, form)
         self.K, self.V = ([self.rows(S) for S in lengths] for _ in "KV")
         if order is not None:
             self.K, self.V = ([rows[order] for rows in each] for each in (self.K, self.V))
@@ -69,10 +70,10 @@ def fetched_and_useful(step):
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("bits", [16, 4])
-def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, bits):
+@pytest.mark.parametrize("layout", ["fp16", "int4"])
+def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, layout):
     """Over several steps, of sequences of different lengths, one shorter than a page."""
-    drive = Drive(small_drive, [230, 100, 7], bits)
+    drive = Drive(small_drive, [230, 100, 7], layout)
     for _ in range(20):
         drive.grow()
         step = drive.step()
@@ -98,12 +99,13 @@ def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, bits)
 
 
 @pytest.mark.parametrize(
-    ("name", "bits"),
-    [(name, 16) for name in SELECTIVE if name not in ("double-sparsity", "h2o", "sparf-apart")] + [("spending", 4)],
+    ("name", "layout"),
+    [(name, "fp16") for name in SELECTIVE if name not in ("double-sparsity", "h2o", "sparf-apart")]
+    + [("spending", "int4")],
 )
-def test_useful_bytes_keep_the_budget(small_drive, name, bits):
+def test_useful_bytes_keep_the_budget(small_drive, name, layout):
     """Within what rounding to whole pages and channels takes; a query group shares what it fetches."""
-    drive = Drive(small_drive, [400], bits)
+    drive = Drive(small_drive, [400], layout)
     step = drive.step(share=8)
     METHODS[name](step)
     budget = int(step.budget_bytes.sum())
@@ -113,7 +115,7 @@ def test_useful_bytes_keep_the_budget(small_drive, name, bits):
 
 def test_scores_in_few_bits_leave_a_share_of_a_small_budget_to_tokens(small_drive):
     for r, all_channels in ((D // 16, False), (D // 2, True)):
-        step = Drive(small_drive, [400], bits=4).step(r=r, share=32)
+        step = Drive(small_drive, [400], layout="int4").step(r=r, share=32)
         METHODS["spending"](step)
         scored = next(item for item in step.work if isinstance(item, Compute) and item.unit == "logit0")
         assert (scored.lines[0] == D) == all_channels
@@ -182,7 +184,7 @@ def test_double_sparsity_keeps_its_channels(small_drive):
 
 
 def test_top_p_spends_less_where_the_weight_is_in_few_tokens(small_drive):
-    drive = Drive(small_drive, [400], bits=4)
+    drive = Drive(small_drive, [400], layout="int4")
     q = np.concatenate([0.01 * np.ones((1, 1, D)), 3 * drive.K[0][None, 50, 1:2].astype(float)]).astype(np.float32)
     counts = []
     for name in ("paged", "paged-top-p"):
@@ -194,7 +196,7 @@ def test_top_p_spends_less_where_the_weight_is_in_few_tokens(small_drive):
 
 
 def test_pages_instead_of_tokens_waste_nothing_of_what_crosses(small_drive):
-    drive = Drive(small_drive, [400], bits=4)
+    drive = Drive(small_drive, [400], layout="int4")
     step = drive.step(share=2)
     METHODS["paged"](step)
     tokens = [item.plan for item in step.work if isinstance(item, Read) and item.unit == "flash_token"]
@@ -226,7 +228,7 @@ def test_the_order_of_tokens_changes_pages_not_the_output(small_drive, name):
 
 
 def test_adding_tokens_never_changes_earlier_pages(small_drive):
-    drive = Drive(small_drive, [100], bits=4)
+    drive = Drive(small_drive, [100], layout="int4")
     content = drive.ftl.nand.content
     before = {
         int(p): content[p].copy() for m in drive.ftl.sequence(drive.handles[0]).maps.values() for p in m.flash_slots()

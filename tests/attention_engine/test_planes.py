@@ -13,11 +13,10 @@ from attention_engine import METHODS, Compute, Queries, Read, Step, reference, t
 from attention_engine._nibbles import LARGEST
 from attention_engine.planes import score
 from attention_engine.values import widen
-from csd_spec import NAMED, Compression
-from csd_spec.planes import number_of
+from csd_spec import LAYOUTS, NAMED, Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.view import in_flash
-from ftl import LAYOUTS, Ftl
+from ftl import Ftl
 from ftl.kv.layouts.codes import scored, widened
 
 H = 2
@@ -25,10 +24,10 @@ LARGE = np.float32(2.0**40)  # of K and V in BF16, and what q is divided by ther
 KINDS = pytest.mark.parametrize("bf16", [False, True])
 
 
-def drive(d, number, tokens, seed=0, alone=0):
+def drive(d, layout, tokens, seed=0, alone=0):
     """A sequence of one layer, its last `alone` tokens one at a time; K and V as stored (S, H, d)."""
     generator, ftl = np.random.default_rng(seed), Ftl(INSTCSD_ZYNQ7045_8CH)
-    form = LAYOUTS[number].form(4096, d, 2048)
+    form = LAYOUTS[layout].form(4096, d, 2048)
     (handle,) = ftl.create(1, 1, H, form)
     k, v = (generator.standard_normal((tokens, H, d)) * np.exp(generator.standard_normal(d) / 2) for _ in range(2))
     size = LARGE if form.bf16 else np.float32(1)
@@ -86,7 +85,7 @@ def rounding(step):
 @KINDS
 def test_scores_are_what_the_codes_say(d, G, bits, tokens, bf16):
     """Within the rounding of what planes add, half a unit each; tokens without codes are exact."""
-    ftl, handle, K, V = drive(d, number_of(bits, exact=False, bf16=bf16), tokens)
+    ftl, handle, K, V = drive(d, f"planes{bits}{'-bf16' * bf16}", tokens)
     step = step_of(ftl, handle, V, G)
     got, (expected, held) = step.score(), logits_of_codes(step, K)
     assert held > 0
@@ -99,7 +98,7 @@ def test_scores_are_what_the_codes_say(d, G, bits, tokens, bf16):
 
 @pytest.mark.parametrize("d", [64, 576])
 def test_latent_scores_are_what_the_codes_say(d):
-    ftl, handle, K, V = drive(d, number_of(2, exact=False, latent=True), 500)
+    ftl, handle, K, V = drive(d, "planes2-latent", 500)
     step = step_of(ftl, handle, V, 5)
     got, (expected, held) = step.score(), logits_of_codes(step, K)
     bound, _ = rounding(step)
@@ -109,7 +108,7 @@ def test_latent_scores_are_what_the_codes_say(d):
 
 @KINDS
 def test_tokens_without_codes_have_exact_scores(bf16):
-    ftl, handle, K, V = drive(64, number_of(2, exact=False, bf16=bf16), 200)
+    ftl, handle, K, V = drive(64, f"planes2{'-bf16' * bf16}", 200)
     step = step_of(ftl, handle, V, 2)
     assert (step.unscored == 200).all()
     exact = np.einsum("hgd,shd->hgs", step.q.astype(np.float64), K) / 8
@@ -164,22 +163,22 @@ np.testing.assert_allclose(out, 1 + units[:, None] * sums, rtol=1e-5, atol=1e-5)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("tokens", "alone"), [(61, 0), (500, 30), (31 * 8, 3)])
 def test_dense_attends_to_what_is_stored(tokens, alone, exact, bf16):
-    dense_attends(64, number_of(2, exact, bf16), tokens, alone)
+    dense_attends(64, f"planes2{'-bf16' * bf16}{'-exact' * exact}", tokens, alone)
 
 
 @KINDS
 @pytest.mark.parametrize(("d", "tokens"), [(64, 300), (144, 100), (576, 80)])
 def test_where_v_is_a_part_of_k_it_is_read_with_it(d, tokens, bf16):
     """And a token costs one row of 8 bits."""
-    step = dense_attends(d, number_of(2, exact=False, bf16=bf16, latent=True), tokens, 5)
+    step = dense_attends(d, f"planes2{'-bf16' * bf16}-latent", tokens, 5)
     (read,) = (item.plan for item in step.work if isinstance(item, Read))
     n = step.view.layout.n
     assert n == 4096 // d - 1 and read.ppns.size == H * (tokens // n)
     assert int(read.useful.sum()) == H * (tokens // n * n) * d
 
 
-def dense_attends(d, number, tokens, alone):
-    ftl, handle, K, V = drive(d, number, tokens, alone=alone)
+def dense_attends(d, layout, tokens, alone):
+    ftl, handle, K, V = drive(d, layout, tokens, alone=alone)
     step = step_of(ftl, handle, V, 2)
     out = METHODS["dense"](step)
     for head in range(H):
@@ -192,7 +191,7 @@ def dense_attends(d, number, tokens, alone):
 @pytest.mark.parametrize("latent", [False, True])
 def test_progressive_attends_to_the_groups_that_it_chooses(latent, bf16):
     """Exactly, and the mean of V of the others takes the share that the scores give them; nothing else is fetched."""
-    ftl, handle, K, V = drive(64, number_of(2, exact=False, bf16=bf16, latent=latent), 1500, alone=5)
+    ftl, handle, K, V = drive(64, f"planes2{'-bf16' * bf16}{'-latent' * latent}", 1500, alone=5)
     step = step_of(ftl, handle, V, 2)
     scores, weights = step.score(), None
     weights = np.exp(scores - scores.max(-1, keepdims=True)).astype(np.float64)
@@ -220,7 +219,7 @@ def test_progressive_attends_to_the_groups_that_it_chooses(latent, bf16):
 
 def test_what_was_not_chosen_does_not_matter():
     """Every refined page that was not fetched is poisoned: not a bit changes."""
-    ftl, handle, _, V = drive(64, number_of(2, exact=False), 1200)
+    ftl, handle, _, V = drive(64, "planes2", 1200)
     out = METHODS["progressive"](step := step_of(ftl, handle, V, 2))
     fetched = next(item.plan.ppns for item in step.work if isinstance(item, Read) and item.unit == "flash_token")
     pages = step.view.planes["refined"][:, 0]
@@ -231,7 +230,7 @@ def test_what_was_not_chosen_does_not_matter():
 
 
 def test_more_budget_errs_less():
-    ftl, handle, K, V = drive(128, number_of(3, exact=True), 900)
+    ftl, handle, K, V = drive(128, "planes3-exact", 900)
     errors = []
     for c in (8.0, 4.0, 2.5):
         step = step_of(ftl, handle, V, 4, c)
@@ -242,15 +241,15 @@ def test_more_budget_errs_less():
 
 
 def test_a_method_that_needs_what_is_not_there_says_so():
-    ftl, handle, _, V = drive(64, number_of(2, exact=False), 100)
+    ftl, handle, _, V = drive(64, "planes2", 100)
     for name in ("sparf", "quest", "top-k-oracle", "h2o"):
         with pytest.raises(ValueError, match="K is kept in 8 bits only"):
             METHODS[name](step_of(ftl, handle, V, 2))
-    ftl, handle, _, V = drive(64, 16, 100)
+    ftl, handle, _, V = drive(64, "fp16", 100)
     with pytest.raises(ValueError, match="no planes"):
         METHODS["progressive"](step_of(ftl, handle, V, 2))
 
 
 def test_ours_is_a_name_for_layout_method_and_budget():
     ours = NAMED["ours"]
-    assert ours.method in METHODS and LAYOUTS[ours.embedding_bits].name == "planes2"
+    assert ours.method in METHODS and ours.layout == "planes2"

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from attention_engine import METHODS, Queries, Step, reference
-from csd_spec import KvLayout
-from csd_spec.planes import number_of
-from ftl import LAYOUTS, Ftl
+from csd_spec import LAYOUTS
+from ftl import Ftl
 
 H, G, D = 2, 3, 16
 LENGTHS = (230, 100, 7)
@@ -28,12 +27,12 @@ KINDS = {
 class Drive:
     """Sequences of random rows in a small drive, and the same as arrays."""
 
-    def __init__(self, spec, seed, number=16):
+    def __init__(self, spec, seed, layout="fp16"):
         self.generator = np.random.default_rng(seed)
         self.ftl = Ftl(spec)
         page_bytes = spec.geometry.page_bytes
-        layout = KvLayout.for_context(page_bytes, D, 512) if number == 16 else LAYOUTS[number].form(page_bytes, D, 512)
-        self.handles = self.ftl.create(len(LENGTHS), 1, H, layout)
+        form = LAYOUTS[layout].form(page_bytes, D, 512)
+        self.handles = self.ftl.create(len(LENGTHS), 1, H, form)
         self.K, self.V = ([self.generator.standard_normal((S, H, D)).astype(np.float16) for S in LENGTHS] for _ in "KV")
         lengths = np.array(LENGTHS)
         self.ftl.append(self.handles, 0, lengths, np.concatenate(self.K), np.concatenate(self.V), 0)
@@ -58,8 +57,8 @@ def terms_of(values, spread=0.3):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_terms_that_say_nothing_change_no_bit(small_drive, name):
-    number = 16 if name in ON_ROWS else number_of(2, exact=True)
-    plain, said = Drive(small_drive, 0, number).step(None), Drive(small_drive, 0, number).step(terms_of(NOTHING, 0))
+    layout = "fp16" if name in ON_ROWS else "planes2-exact"
+    plain, said = Drive(small_drive, 0, layout).step(None), Drive(small_drive, 0, layout).step(terms_of(NOTHING, 0))
     np.testing.assert_array_equal(METHODS[name](plain), METHODS[name](said))
     np.testing.assert_array_equal(plain.rows, said.rows)
     np.testing.assert_array_equal(plain.alpha, said.alpha)
@@ -108,10 +107,10 @@ def test_whole_outputs_against_the_oracle(small_drive, name, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["kivi", "progressive"])
 def test_few_bits_err_no_more_than_they_do_without(small_drive, name, kind):
-    number = 16 if name in ON_ROWS else number_of(4, exact=True)
+    layout = "fp16" if name in ON_ROWS else "planes4-exact"
     errors = []
     for terms in (terms_of(NOTHING, 0), terms_of(KINDS[kind])):
-        drive = Drive(small_drive, 3, number)
+        drive = Drive(small_drive, 3, layout)
         out = METHODS[name](drive.step(terms))
         expected = [
             reference.dense(drive.q[s].astype(np.float64), *drive.stream(s), terms[s % H].astype(np.float64))

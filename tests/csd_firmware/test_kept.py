@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from csd_firmware import Firmware
-from csd_spec import Attend, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
-from csd_spec.planes import number_of
+from csd_spec import LAYOUTS, Attend, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 from csd_spec.view import in_flash
 from ftl import FaultPlan, Nand
 from ftl.kv.map import MOST_KEPT
@@ -158,9 +157,9 @@ def live(twins, bits, methods, rounds):
     [
         (16, FP16_METHODS),
         (4, ("dense", "sparf")),
-        (number_of(2, exact=True), ("progressive", "dense")),
-        (number_of(2, exact=False), ("progressive", "dense")),
-        (number_of(2, exact=True, bf16=True), ("progressive", "kivi")),
+        (LAYOUTS["planes2-exact"].code, ("progressive", "dense")),
+        (LAYOUTS["planes2"].code, ("progressive", "dense")),
+        (LAYOUTS["planes2-bf16-exact"].code, ("progressive", "kivi")),
     ],
 )
 @pytest.mark.parametrize("dram_bytes", [1 << 20, 64 * 512])

@@ -17,6 +17,7 @@ from csd_firmware import Firmware
 from csd_firmware.tenants import Tenant
 from csd_link.recovery import RecoveringDevice
 from csd_spec import (
+    LAYOUTS,
     Attend,
     Completion,
     DriveSpec,
@@ -36,7 +37,6 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import key_list, keys_of
-from csd_spec.planes import number_of
 from ftl import OutOfSpace
 from ftl.kv.names import Names
 
@@ -317,7 +317,7 @@ def test_cropped_rows_of_a_layout_that_rounds_are_the_same_after_a_death(small_d
     """A crop opens a full group, whose rows are rounded by then."""
     mortal = Mortal(small_drive)
     device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]
-    create = SeqCreate(1, 1, H, D, 256, number_of(2, exact=False))
+    create = SeqCreate(1, 1, H, D, 256, LAYOUTS["planes2"].code)
     (seq,) = device.submit(create, 0).result().data[0].tolist()
     rows = np.random.default_rng(0).standard_normal((60, H, D)).astype(np.float16)
     device.submit(KvAppend((seq,), 0, one(60), rows, rows), 0).result()

@@ -9,8 +9,7 @@ from csd_firmware import Firmware, short
 from csd_firmware.check import NO_LIMIT
 from csd_io.folder import DiskFolder
 from csd_io.medium import Medium
-from csd_spec import Attend, KvAppend, KvRead, SeqCreate, Status
-from csd_spec.model import BF16
+from csd_spec import LAYOUTS, Attend, KvAppend, KvRead, SeqCreate, Status
 from ftl import FaultPlan, Nand
 from ftl.flash.files import NandFiles
 from tests.csd_firmware.test_kept import LAYERS, D, G, H, Twins
@@ -60,7 +59,7 @@ def test_steps_are_short_until_a_group_is_full(small_drive, taken):
 
 
 def test_steps_of_bf16_are_short_too(small_drive, taken):
-    twins, seqs = twins_of(small_drive, bits=BF16)
+    twins, seqs = twins_of(small_drive, bits=LAYOUTS["bf16"].code)
     for _ in range(4):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
     assert len(taken) == 3

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from csd_firmware import InProcessDevice
 from csd_link.recovery import Layer, RecoveringDevice
-from csd_spec import Completion, KvAppend, KvCrop, KvRead, SeqCreate, Status
-from csd_spec.planes import number_of
+from csd_spec import LAYOUTS, Completion, KvAppend, KvCrop, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
 steps = st.lists(st.tuples(st.sampled_from(["append", "crop", "flush"]), st.integers(0, 12)), max_size=20)
@@ -77,7 +76,7 @@ class Reborn:
 def test_a_crop_keeps_rounded_rows_rounded_whenever_the_drive_dies(tmp_path, dies_in):
     """In a layout that rounds full groups: rows that were given again would not be."""
     rows = np.random.default_rng(0).standard_normal((400, 1, 64)).astype(np.float16)
-    create = SeqCreate(1, 1, 1, 64, 512, number_of(2, exact=False))
+    create = SeqCreate(1, 1, 1, 64, 512, LAYOUTS["planes2"].code)
 
     def commands(seqs):
         yield KvAppend(seqs, 0, np.array([400]), rows, rows)

@@ -6,11 +6,16 @@ from csd_spec import Attention, Compression, Fixed, SparFParams
 
 
 def test_a_method_within_a_budget():
-    assert Attention() == Attention("sparf", Compression(8), 16)
+    assert Attention() == Attention("sparf", Compression(8), "fp16")
     assert Attention("mine", Fixed(SparFParams(4, 32, 8))).at(20, 64) == SparFParams(4, 20, 8)
 
 
-@pytest.mark.parametrize("bits", [0, -4])
-def test_a_copy_of_no_bits_is_refused(bits):
-    with pytest.raises(ValueError, match=f"embedding_bits = {bits}"):
-        Attention(embedding_bits=bits)
+@pytest.mark.parametrize("layout", [0, -4, "int5"])
+def test_layout_unknown_is_refused(layout):
+    with pytest.raises(ValueError, match=f"layout = {layout!r}: must be one of"):
+        Attention(layout=layout)
+
+
+def test_layout_code_is_accepted_with_a_warning():
+    with pytest.warns(FutureWarning, match="layout = 34: numbers are deprecated, use layout planes2"):
+        assert Attention(layout=34).layout == "planes2"

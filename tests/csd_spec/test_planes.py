@@ -1,15 +1,11 @@
 """How planes fill pages, for every head size and page."""
 
-from itertools import product
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from csd_spec import KvLayout
-from csd_spec.attention import storage_of
-from csd_spec.planes import Planes, bits_of, is_lossy, number_of
-from ftl import LAYOUTS
+from csd_spec import LAYOUTS
+from csd_spec.planes import Planes
 
 
 def test_the_forms_of_common_heads():
@@ -32,19 +28,8 @@ def test_what_fits_fills_no_more_than_a_page(page_bytes, head_dim, bits, tokens)
     assert 2 * head_dim * (form.n + 1) <= page_bytes
     assert form.T % 32 == 0 and bits * form.m <= 4 * form.rows <= 8 * form.m
     assert form.m * -(-head_dim // form.m) >= head_dim
-    layout = KvLayout(page_bytes=page_bytes, head_dim=head_dim, m=form.m, bits=bits, kind=number_of(bits, exact=False))
+    layout = LAYOUTS[f"planes{bits}"].paged(page_bytes, head_dim, form.m)
     assert (layout.planes, layout.n, layout.T) == (form, form.n, form.T)
-
-
-def test_numbers_say_bits_and_what_is_kept():
-    assert [number_of(bits, exact=False) for bits in (2, 3, 4)] == [34, 35, 36]
-    kept = (False, False), (True, False), (False, True)
-    for bits, (exact, latent), bf16 in product((2, 3, 4), kept, (False, True)):
-        number = number_of(bits, exact, bf16, latent)
-        assert bits_of(number) == bits and is_lossy(number) is not exact
-        form = LAYOUTS[number].form(4096, 64, 2048)
-        assert form.bf16 is bf16 is (storage_of(number) == "bf16") and form.latent is latent
-    assert not any(bits_of(number) or is_lossy(number) for number in (0, 4, 8, 16, 32, 33, 37, 40, 53, 63, 66, 77))
 
 
 @pytest.mark.parametrize(("bits", "head_dim"), [(1, 64), (5, 64), (2, 3000)])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from csd_spec import (
+    LAYOUTS,
     Attention,
     Completion,
     Compression,
@@ -18,7 +19,6 @@ from csd_spec import (
     DriveSpec,
     Fixed,
     FlashCounters,
-    KvLayout,
     Link,
     ModelShape,
     SparFParams,
@@ -40,20 +40,20 @@ def test_geometry_names_the_bad_field(field):
 
 @pytest.mark.parametrize(("m", "T"), [(2, 1024), (4, 512), (8, 256)])
 def test_papers_layout(m, T):
-    layout = KvLayout(page_bytes=4096, head_dim=128, m=m)
+    layout = LAYOUTS["fp16"].paged(4096, 128, m)
     assert (layout.n, layout.T, layout.embedding_pages) == (16, T, 128 // m)
 
 
 def test_layout_of_odd_head_sizes():
-    assert KvLayout(page_bytes=4096, head_dim=80, m=8).n == 25
-    assert KvLayout(page_bytes=4096, head_dim=100, m=8).embedding_pages == 13
+    assert LAYOUTS["fp16"].paged(4096, 80, 8).n == 25
+    assert LAYOUTS["fp16"].paged(4096, 100, 8).embedding_pages == 13
     with pytest.raises(ValueError, match="m = 3"):
-        KvLayout(page_bytes=4096, head_dim=128, m=3)
+        LAYOUTS["fp16"].paged(4096, 128, 3)
 
 
 @pytest.mark.parametrize(("tokens", "m"), [(256, 8), (2048, 4), (32768, 2)])
 def test_longer_contexts_get_fewer_channels_a_page(tokens, m):
-    assert KvLayout.for_context(4096, 128, tokens).m == m
+    assert LAYOUTS["fp16"].form(4096, 128, tokens).m == m
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_status_has_nvmes_type_and_code():
     assert Status.UNKNOWN_SEQUENCE >> 8 == 7  # vendor specific
 
 
-def test_what_attends_has_its_budgets_parameters_and_a_layouts_number():
+def test_what_attends_has_its_budgets_parameters_and_a_layouts_name():
     assert Attention("dense", Compression(1)).at(100, 64) == SparFParams(64, 100, 25)
-    with pytest.raises(ValueError, match="embedding_bits = 0"):
-        Attention(embedding_bits=0)
+    with pytest.raises(ValueError, match="layout = 0"):
+        Attention(layout=0)

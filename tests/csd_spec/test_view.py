@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from csd_spec import KvLayout
+from csd_spec import LAYOUTS
 from csd_spec.view import UNMAPPED, buffers_of, dram_slots, gather_rows, in_flash
 
 
@@ -15,7 +15,7 @@ def test_a_slot_is_of_one_bank():
 
 def test_rows_are_gathered_from_both_banks():
     """Two heads of seven tokens, four a page: the first page in flash, the unfinished one in a buffer."""
-    layout = KvLayout(page_bytes=256, head_dim=32, m=2)
+    layout = LAYOUTS["fp16"].paged(256, 32, 2)
     rows = np.random.default_rng(0).standard_normal((2, 8, 32)).astype(np.float16)
     pages = rows.reshape(2, 2, 4 * 32).view(np.uint16)
     flash, dram = np.zeros((9, 128), np.uint16), np.zeros((4, 128), np.uint16)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from csd_spec import KvLayout
+from csd_spec import LAYOUTS
 from ftl import Ftl, FtlError, OutOfSpace, Uncorrectable
 
 
@@ -28,7 +28,7 @@ def test_overwrites_go_on_where_sequences_have_filled_the_drive(small_drive):
     ftl.blocks.resize(100)
     content = generator.integers(0, 256, (60, page), dtype=np.uint8)
     ftl.blocks.write(np.arange(60), content, 0)
-    (handle,) = ftl.create(1, 1, 1, KvLayout(page_bytes=page, head_dim=16, m=8))
+    (handle,) = ftl.create(1, 1, 1, LAYOUTS["fp16"].paged(page, 16, 8))
     kv = generator.standard_normal((64, 1, 16)).astype(np.float16)
     with pytest.raises(OutOfSpace):
         while True:

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from csd_spec import DriveSpec, KvLayout
+from csd_spec import LAYOUTS, DriveSpec, PageForm
 from csd_spec.view import in_flash
 from eval.verify.crash import embedding_rows
 from ftl import FaultPlan, Ftl, Nand, OutOfSpace, ReadOnly, UnknownSequence
@@ -23,8 +23,8 @@ from tests.properties import examples
 HEADS, LAYERS, DIM = 2, 2, 8
 
 
-def make(drive: DriveSpec, m: int = 4, bits: int = 16) -> tuple[Ftl, KvLayout]:
-    return Ftl(drive), KvLayout(page_bytes=drive.geometry.page_bytes, head_dim=DIM, m=m, bits=bits)
+def make(drive: DriveSpec, m: int = 4, layout: str = "fp16") -> tuple[Ftl, PageForm]:
+    return Ftl(drive), LAYOUTS[layout].paged(drive.geometry.page_bytes, DIM, m)
 
 
 def rows(generator, tokens, dim=DIM):
@@ -35,10 +35,10 @@ def append(ftl, handle, layer, k, v):
     return ftl.append([handle], layer, np.array([len(k)]), k, v, 0)
 
 
-@pytest.mark.parametrize(("m", "bits"), [(2, 16), (4, 16), (8, 16), (2, 8), (8, 4)])
+@pytest.mark.parametrize(("m", "name"), [(2, "fp16"), (4, "fp16"), (8, "fp16"), (2, "int8"), (8, "int4")])
 @pytest.mark.parametrize("pieces", [[1] * 130, [70], [31, 1, 33, 200], [64, 64]])
-def test_what_was_appended_is_there_in_both_mappings(small_drive, m, bits, pieces):
-    ftl, layout = make(small_drive, m, bits)
+def test_what_was_appended_is_there_in_both_mappings(small_drive, m, name, pieces):
+    ftl, layout = make(small_drive, m, name)
     (handle,) = ftl.create(1, LAYERS, HEADS, layout)
     generator = np.random.default_rng(0)
     k, v = rows(generator, sum(pieces)), rows(generator, sum(pieces))
@@ -55,7 +55,7 @@ def test_what_was_appended_is_there_in_both_mappings(small_drive, m, bits, piece
 
 
 def test_a_last_embedding_page_may_be_short(small_drive):
-    ftl, layout = Ftl(small_drive), KvLayout(page_bytes=512, head_dim=10, m=8)
+    ftl, layout = Ftl(small_drive), LAYOUTS["fp16"].paged(512, 10, 8)
     (handle,) = ftl.create(1, 1, HEADS, layout)
     k = rows(np.random.default_rng(0), 100, 10)
     append(ftl, handle, 0, k, k)
@@ -100,7 +100,7 @@ def test_a_group_that_is_cut_returns_to_dram(small_drive):
 
 def test_groups_smaller_than_a_page_of_tokens_keep_their_owners(small_drive):
     """With few bits and wide heads an embedding group has fewer tokens than a token page."""
-    ftl, layout = Ftl(small_drive), KvLayout(page_bytes=512, head_dim=80, m=80, bits=8)
+    ftl, layout = Ftl(small_drive), LAYOUTS["int8"].paged(512, 80, 80)
     assert layout.n > layout.T
     (handle,) = ftl.create(1, 1, HEADS, layout)
     generator, k = np.random.default_rng(0), rows(np.random.default_rng(0), 0, 80)
@@ -196,9 +196,13 @@ class FtlMachine(RuleBasedStateMachine):
 
     drive: DriveSpec
 
-    @initialize(m=st.sampled_from([2, 4, 8]), bits=st.sampled_from([16, 16, 8, 4]), seed=st.integers(0, 2**32 - 1))
-    def start(self, m, bits, seed):
-        self.ftl, self.layout = make(self.drive, m, bits)
+    @initialize(
+        m=st.sampled_from([2, 4, 8]),
+        layout=st.sampled_from(["fp16", "fp16", "int8", "int4"]),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def start(self, m, layout, seed):
+        self.ftl, self.layout = make(self.drive, m, layout)
         self.generator = np.random.default_rng(seed)
         self.model, self.recorded = {}, {}
         self.watch()
@@ -264,11 +268,11 @@ class FtlMachine(RuleBasedStateMachine):
         self.model[child] = [list(parts) for parts in self.model[handle]]
 
     @precondition(lambda self: self.model)
-    @rule(data=st.data(), m=st.sampled_from([2, 4, 8]), bits=st.sampled_from([16, 8, 4]))
-    def relayout(self, data, m, bits):
+    @rule(data=st.data(), m=st.sampled_from([2, 4, 8]), layout=st.sampled_from(["fp16", "int8", "int4"]))
+    def relayout(self, data, m, layout):
         handle = data.draw(st.sampled_from(sorted(self.model)))
         try:
-            self.ftl.relayout(handle, m, 0, bits)
+            self.ftl.relayout(handle, m, 0, LAYOUTS[layout])
         except OutOfSpace:
             return
 

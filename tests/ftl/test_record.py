@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from csd_spec import KvLayout
+from csd_spec import LAYOUTS
 from ftl import Ftl, FtlError
 from ftl.record import Record, Type, describe, form_of, tail_bytes, tail_rows
 
-LAYOUT = KvLayout(page_bytes=512, head_dim=16, m=4)
+LAYOUT = LAYOUTS["fp16"].paged(512, 16, 4)
 
 
 def test_pages_give_back_head_and_rows():
@@ -35,6 +35,22 @@ def test_a_record_of_a_later_version_or_type_is_refused(at, value):
     pages[0, at] = value
     with pytest.raises(FtlError, match="use the vcsd that wrote it"):
         Record.unpack(pages)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_are_recorded_as_in_drives_of_earlier_releases(small_drive, name):
+    ftl, form = Ftl(small_drive), LAYOUTS[name].form(4096, 64, 1024)
+    (handle,) = ftl.create(1, 1, 1, form)
+    described = describe(ftl.kv, ftl.sequence(handle))
+    of_copy = {"fp16": [16], "int8": [8], "int4": [4], "int8-bf16": [8, 3], "int4-bf16": [4, 3]}
+    planes = [form.bits, form.layout.code] if form.planes else [16, form.layout.code]
+    assert described["shape"] == [1, 1, 64, form.m, *of_copy.get(name, planes)]
+    assert form_of(described, 4096) == form
+
+
+def test_a_sequence_of_an_unknown_layout_is_refused():
+    with pytest.raises(FtlError, match="sequence 7: layout = 240: must be one of"):
+        form_of({"handle": 7, "shape": [1, 1, 64, 4, 16, 240]}, 4096)
 
 
 def test_a_sequence_is_described_with_the_rows_that_wait(small_drive):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from csd_io.folder import DiskFolder
-from csd_spec import KvLayout
+from csd_spec import LAYOUTS
 from csd_spec.view import UNMAPPED
 from eval.verify import random_host
 from eval.verify.crash import DRIVE, bench_crash, embedding_rows
@@ -23,7 +23,7 @@ from ftl.kv.map import KvMap
 from ftl.kv.names import Names
 from ftl.recovery import TagIndex
 
-LAYOUT = KvLayout(page_bytes=512, head_dim=16, m=4)
+LAYOUT = LAYOUTS["fp16"].paged(512, 16, 4)
 
 
 def rows(generator, tokens):
@@ -148,7 +148,7 @@ def test_pages_of_an_earlier_sequence_with_the_same_owner_number_are_not_found()
 
 
 def test_a_group_of_a_copy_that_ends_within_one_of_k_keeps_its_owner():
-    form = KvLayout(page_bytes=512, head_dim=16, m=16, bits=4)
+    form = LAYOUTS["int4"].paged(512, 16, 16)
     assert (form.n, form.T) == (16, 56)  # neither divides the other
     ftl, k = Ftl(DRIVE), rows(np.random.default_rng(0), 58)
     (handle,) = ftl.create(1, 1, 2, form)

@@ -10,9 +10,8 @@ import pytest
 
 from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
-from csd_spec import Attention, KvAppend, ModelShape, SeqCreate, Status
-from csd_spec.model import LATENT
-from ftl import LAYOUTS, Medium
+from csd_spec import LAYOUTS, Attention, KvAppend, ModelShape, SeqCreate, Status
+from ftl import Medium
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd import room
 from vcsd.attached import Setting
@@ -25,29 +24,29 @@ def little_memory(monkeypatch):
     monkeypatch.setattr(room, "available_bytes", lambda group: 3 << 20)
 
 
-@pytest.mark.parametrize("bits", LAYOUTS)
-def test_as_many_pages_are_foreseen_as_a_drive_programs(small_drive, bits):
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_as_many_pages_are_foreseen_as_a_drive_programs(small_drive, name):
     """But for the last group of each stream, which waits."""
     rows, tokens = 2, 1000
     drive = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=4096, blocks_per_plane=128))
     drive = replace(drive, dram_bytes=8 << 20)
     device = InProcessDevice(drive)
-    create = SeqCreate(rows, SHAPE.layers, SHAPE.kv_heads, SHAPE.head_dim, tokens, bits)
+    create = SeqCreate(rows, SHAPE.layers, SHAPE.kv_heads, SHAPE.head_dim, tokens, LAYOUTS[name].code)
     handles = device.submit(create, 0).result().data[0].tolist()
     values = np.random.default_rng(0).standard_normal((rows * tokens, SHAPE.kv_heads, SHAPE.head_dim)).astype("f2")
     for layer in range(SHAPE.layers):
-        of_v = values[..., : 0 if LAYOUTS[bits].form(4096, SHAPE.head_dim, tokens).latent else None]
+        of_v = values[..., : 0 if LAYOUTS[name].latent else None]
         append = KvAppend(tuple(handles), layer, np.full(rows, tokens), values, of_v)
         assert device.submit(append, 0).result().status is Status.SUCCESS
     ftl = device.firmware.ftl
     streams = sum(m.streams for seq in ftl.sequences.values() for m in seq.maps.values() if m.programmed)
-    foreseen = room.flash_bytes(drive, Attention(embedding_bits=bits), SHAPE, rows, tokens)
+    foreseen = room.flash_bytes(drive, Attention(layout=name), SHAPE, rows, tokens)
     assert 0 <= foreseen // (4096 + 32) - ftl.counters.groups <= streams * SHAPE.layers
     device.close()
 
 
 def test_every_drive_needs_room_for_a_latent_stream(monkeypatch):
-    what = Attention(embedding_bits=LATENT), replace(SHAPE, kv_heads=1, latent=True), 1, 4096
+    what = Attention(layout="latent"), replace(SHAPE, kv_heads=1, latent=True), 1, 4096
     needed = room.flash_bytes(DriveSet().spec, *what)
     monkeypatch.setattr(room, "available_bytes", lambda group: 2 * needed)
     room.check_drives(DriveSet(count=2), *what)

@@ -81,7 +81,7 @@ def test_time_steps_own_method_has_an_entry():
 
 
 def test_time_steps_layout_without_planes_left_out_with_reason():
-    done = time_steps(recorded(), "ours", replace(NAMED["ours"], embedding_bits=16))
+    done = time_steps(recorded(), "ours", replace(NAMED["ours"], layout="fp16"))
     assert "ours" not in done.step_times_ns
     assert "has no planes" in done.left_out["ours"]
 

@@ -139,7 +139,7 @@ def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch)
         (["--attention", "magic"], "magic"),
         (["--drives", "two"], "--drives"),
         (["--embedding-bits", "7"], "--embedding-bits"),
-        (["--layout", "latent"], "V is no part of K"),
+        (["--layout", "latent"], "V is not a part of K"),
         (["--storage", "fp4"], "--storage"),
         (["--attention", "sparf", "--layout", "planes2"], "use planes2-exact"),
         (["--attention", "ours", "--layout", "int4"], "has no planes"),

@@ -25,7 +25,6 @@ from eval.papers.instinfer.systems import (
 )
 from eval.papers.options import Machine, Simulated
 from eval.papers.paper import Evaluation, Paper
-from ftl import LAYOUTS
 from vcsd.progress import status
 
 
@@ -172,7 +171,7 @@ def _ours(runs: Runs) -> dict[str, Any]:
     one, many = runs.drive(OURS, 256), runs.drive(OURS, 256, 20)
     return {
         "method": OURS.method,
-        "layout": LAYOUTS[OURS.bits].name,
+        "layout": OURS.layout,
         "compression": OURS.compression,
         "convention": OURS.convention,
         "over_insti_sparf_bs256": _over(one, runs.drive(SPARF, 256)),

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from csd_spec.model import LATENT
 from csd_spec.network import NETWORKS, network_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome
@@ -37,7 +36,6 @@ from vcsd.redundancy_cost import (
 )
 from vcsd.tables import table
 
-FP16_ROWS = 16  # number of the layout
 SIZES = ("drives", "batch", "tokens", "network")
 SHOWN: tuple[tuple[Scheme, Figure, str, float], ...] = (
     ("mirror", "storage_bytes", "mirror GB", 1e9),
@@ -87,7 +85,7 @@ def row(setup: Setup, decode: Decode, parity_drives: int = PARITY_DRIVES) -> dic
     setup = replace(setup, input=decode.tokens - decode.decoded, output=decode.decoded)
     host_s = setup.prefill_gpu_s(decode.batch), setup.gpu_s(decode.batch) + setup.attention_s(decode.batch)
     shape = setup.model.shape
-    factor = flash_factor(setup.drive, LATENT if shape.latent else FP16_ROWS, shape, decode.tokens)
+    factor = flash_factor(setup.drive, "latent" if shape.latent else "fp16", shape, decode.tokens)
     found = costs(decode, Rates.of(setup.drive, decode.drives, setup.network, factor, host_s), parity_drives)
     return {
         "drives": decode.drives,

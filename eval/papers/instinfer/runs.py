@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from csd_spec import ModelShape
-from csd_spec.model import LATENT
-from csd_spec.planes import IN_K
+from csd_spec.layouts import layout_named, resolve
 from eval.kept import Kept
 from eval.papers.instinfer.simulate import SimulatedDrive
 from eval.papers.instinfer.systems import (
@@ -25,7 +24,7 @@ from eval.papers.instinfer.systems import (
     finish,
 )
 from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
-from ftl import LAYOUTS, OutOfSpace
+from ftl import OutOfSpace, maps_of
 from host_driver.sharding import share_out
 from vcsd.progress import Tick, no_tick
 
@@ -82,12 +81,9 @@ class Fill:
         return replace(shape, kv_heads=kv_heads, q_heads=q_heads)
 
     @property
-    def layout(self) -> int:
-        """The number of that in which K and V are stored."""
-        bits = self.systems[0].bits
-        if not self.setup.model.latent:
-            return bits
-        return LATENT if bits == 16 else bits | IN_K
+    def layout(self) -> str:
+        """The layout in which K and V are stored."""
+        return resolve(self.systems[0].layout, None, bf16=False, latent=self.setup.model.latent).name
 
     @property
     def fits(self) -> bool:
@@ -103,10 +99,10 @@ class Fill:
     @property
     def _pages(self) -> int:
         """That a drive gets."""
-        setup, layout = self.setup, LAYOUTS[self.layout]
+        setup, layout = self.setup, layout_named(self.layout)
         shape, tokens = self.share, setup.input + setup.output
         form = layout.form(setup.drive.geometry.page_bytes, shape.head_dim, tokens)
-        maps = layout.maps(form, 1, shape.kv_heads).values()
+        maps = maps_of(form, 1, shape.kv_heads).values()
         pages = sum(each.streams * (tokens // each.per_group) for each in maps if each.programmed)
         return shape.layers * self.batch * pages
 
@@ -124,8 +120,8 @@ def plan(setup: Setup, cases: Iterable[Case]) -> list[Fill]:
         wanted = dict.fromkeys(case.systems)
         new = [system for system in wanted if (system, case.batch, case.drives) not in known]
         known.update((system, case.batch, case.drives) for system in new)
-        for bits in dict.fromkeys(system.bits for system in new):
-            mine = tuple(system for system in new if system.bits == bits)
+        for layout in dict.fromkeys(system.layout for system in new):
+            mine = tuple(system for system in new if system.layout == layout)
             fills.append(Fill(setup, mine, case.batch, case.drives))
     return fills
 

@@ -15,7 +15,8 @@ from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import DriveSpec, ModelShape, SparFParams
 from csd_spec.arrays import I32, I64
-from ftl import LAYOUTS, Ftl, Nand
+from csd_spec.layouts import layout_named
+from ftl import Ftl, Nand
 
 
 class Pattern(Arithmetic):
@@ -81,11 +82,11 @@ def spread(count: int, layers: int) -> tuple[int, ...]:
 class SimulatedDrive:
     """Sequences of one length on one drive. shape: of what it has of a model."""
 
-    def __init__(self, spec: DriveSpec, shape: ModelShape, batch: int, context: int, bits: int) -> None:
+    def __init__(self, spec: DriveSpec, shape: ModelShape, batch: int, context: int, layout: str) -> None:
         self.spec, self.shape, self.batch = spec, shape, batch
         self.ftl = Ftl(spec, Nand(spec.geometry, payload=False))
         self.units = Units(self.ftl, EngineClock(spec.engine))
-        self.layout = LAYOUTS[bits].form(spec.geometry.page_bytes, shape.head_dim, context)
+        self.layout = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, context)
         self.handles = self.ftl.create(batch, shape.layers, shape.kv_heads, self.layout)
         self.length = 0
         self.wall_s = 0.0

@@ -293,7 +293,7 @@ class InStorage:
     method: str = "dense"
     convention: str = "paper"
     compression: float | None = None  # None: the setup's for what is not dense
-    bits: int = 16
+    layout: str = "fp16"
     schedule: str = "serial"
     batched: bool = False
     page_share: float | None = None  # of token pages; None: the calibrated one
@@ -361,12 +361,12 @@ OURS = InStorage(
     method=_OURS.method,
     convention=_OURS.budget.convention,
     compression=_OURS.budget.c,
-    bits=_OURS.embedding_bits,
+    layout=_OURS.layout,
     schedule="overlapped",
     batched=True,
 )
 PAGED = InStorage(
-    name="Paged", method="paged", convention="bytes", compression=4, bits=4, schedule="overlapped", batched=True
+    name="Paged", method="paged", convention="bytes", compression=4, layout="int4", schedule="overlapped", batched=True
 )
 IN_DRIVES = (DENSE, SPARF, OURS)
 ON_HOSTS: dict[str, Callable[[Setup, int, int], Result]] = {

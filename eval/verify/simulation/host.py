@@ -27,9 +27,8 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import F16, keys_of
-from csd_spec.planes import number_of
+from csd_spec.layouts import layout_named
 from eval.verify.random_host import DIM, DRIVE, as_stored
-from ftl import LAYOUTS
 from host_driver.driver import Batch, Driver
 
 LAYERS, HEADS_A_DRIVE, GROUP = 2, 2, 2
@@ -38,7 +37,7 @@ VERBS = (
     *("fork", "name", "name", "name", "find", "find", "drop"),
 )
 KEYS = [bytes([number]) * 16 for number in range(1, 5)]
-LAYOUTS_USED = *(5 * (16,)), 8, 4, number_of(2, exact=False), number_of(3, exact=True)
+LAYOUTS_USED = *(5 * ("fp16",)), "int8", "int4", "planes2", "planes3-exact"
 METHODS = "dense", "progressive"  # the second for layouts with planes
 MAX_TOKENS = 64
 TOLERANCE = 4e-3  # of attention in FP16
@@ -82,9 +81,9 @@ class SimHost:
         self.heads = HEADS_A_DRIVE * len(connects)
         shape = ModelShape(name="sim", layers=LAYERS, q_heads=GROUP * self.heads, kv_heads=self.heads, head_dim=DIM)
         self.devices = [RecoveringDevice(connect) for connect in connects]
-        bits = draw.choice(LAYOUTS_USED)
-        self.form = LAYOUTS[bits].form(DRIVE.geometry.page_bytes, DIM, MAX_TOKENS)
-        attention = Attention(draw.choice(METHODS if self.form.planes else METHODS[:1]), Compression(1), bits)
+        layout = draw.choice(LAYOUTS_USED)
+        self.form = layout_named(layout).form(DRIVE.geometry.page_bytes, DIM, MAX_TOKENS)
+        attention = Attention(draw.choice(METHODS if self.form.planes else METHODS[:1]), Compression(1), layout)
         self.driver = Driver(self.devices, shape, attention, flush_every=draw.choice([0, 2, 5]))
         self.held: list[Held] = []
         self.named: dict[bytes, tuple[Held, int]] = {}  # by key the first sequence of which batch, and tokens

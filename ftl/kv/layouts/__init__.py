@@ -1,20 +1,51 @@
-"""Layouts of K and V in flash, by the number that `SeqCreate` names them by. One small file each, one line here."""
+"""The maps of a sequence: how the groups of a layout (`csd_spec.layouts`) are packed into pages, a file a packing."""
 
-from csd_spec import KvLayout
-from ftl.kv.layouts.dual import BF16_ROWS, FP8_ROWS, FP16, INT4, INT4_BF16, INT8, INT8_BF16, LATENT_ROWS
+from __future__ import annotations
+
+from csd_spec import Group, PageForm
+from ftl.flash.tag import Kind
+from ftl.kv.layouts.coded import CodedEmbeddingMap
+from ftl.kv.layouts.embedding import EmbeddingMap
+from ftl.kv.layouts.encoded import CodecEmbeddingMap, CodecRowMap, kept
 from ftl.kv.layouts.group_map import GroupMap, PrimaryMap
-from ftl.kv.layouts.layout import Layout
-from ftl.kv.layouts.plain import OPAQUE_ROWS, PLAIN_ROWS
-from ftl.kv.layouts.planes import PLANES
+from ftl.kv.layouts.planes import RefinedMap, ScoreMap, staged
+from ftl.kv.layouts.token import TokenMap
 
-_CODED = INT8, INT4, INT8_BF16, INT4_BF16, *PLANES
-_EVERY = FP16, BF16_ROWS, FP8_ROWS, *_CODED, PLAIN_ROWS, OPAQUE_ROWS, LATENT_ROWS
-LAYOUTS: dict[int, Layout] = {layout.number: layout for layout in _EVERY}
+_KINDS = {"k": Kind.K, "v": Kind.V}  # in the tags of rows, by source
 
 
-def layout_of(form: KvLayout) -> Layout:
-    """The layout that a form belongs to; copies of 8 and 4 bits of BF16 are forms of `bf16`."""
-    return LAYOUTS[form.kind or form.bits]
+def maps_of(form: PageForm, layers: int, heads: int) -> dict[str, GroupMap]:
+    """The maps of one sequence by name, in the order of its layout's groups."""
+    refined = RefinedMap(form, layers, heads) if form.planes else None
+    return {group.name: _map_of(group, form, layers, heads, refined) for group in form.layout.groups}
 
 
-__all__ = ["LAYOUTS", "GroupMap", "Layout", "PrimaryMap", "layout_of"]
+def _map_of(group: Group, form: PageForm, layers: int, heads: int, refined: RefinedMap | None) -> GroupMap:
+    if callable(group.packing):
+        own: GroupMap = group.packing(form, layers, heads)
+        return own
+    if group.packing == "channels":
+        return channels_map(form, layers, heads)
+    if group.packing == "rows":
+        rows = TokenMap if form.rows.exact else CodecRowMap
+        return rows(_KINDS[group.source], group.source, form, layers, heads)
+    assert refined is not None, f"layout {form.layout.name}: {group.packing} needs a group of scores"
+    if group.packing == "staged":
+        return staged(_KINDS[group.source], group.source, form, (layers, heads), refined)
+    return refined if group.packing == "refined" else ScoreMap(form, layers, heads)
+
+
+def token_bytes(form: PageForm, heads: int) -> dict[str, float]:
+    """Flash bytes per token of `heads` heads, by map; more in pages that are not full."""
+    programmed = {name: mapped for name, mapped in maps_of(form, 1, heads).items() if mapped.programmed}
+    return {name: each.streams * each.group_bytes / each.per_group for name, each in programmed.items()}
+
+
+def channels_map(form: PageForm, layers: int, heads: int) -> EmbeddingMap:
+    """The map of the embedding-indexed copy of K."""
+    if form.bits < 16:
+        return CodedEmbeddingMap(form, layers, heads)
+    return (EmbeddingMap if form.rows.exact else CodecEmbeddingMap)(form, layers, heads)
+
+
+__all__ = ["GroupMap", "PrimaryMap", "channels_map", "kept", "maps_of", "token_bytes"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from csd_spec import KvLayout
+from csd_spec import PageForm
 from csd_spec.arrays import I64, U16
 from csd_spec.model import FP16_BYTES
 from ftl.flash.tag import Kind
@@ -15,7 +15,7 @@ class EmbeddingMap(LaidMap):
 
     source, primary, scattered = "k", False, False
 
-    def __init__(self, layout: KvLayout, layers: int, heads: int) -> None:
+    def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
         self.per_group, self.streams = layout.T, heads * layout.embedding_pages
         self.channels = layout.m
         form = (16, 8, 4).index(layout.bits) * 4 + ((2, 4, 8).index(layout.m) if layout.m in (2, 4, 8) else 3)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from csd_spec import KvLayout
+from csd_spec import PageForm
 from csd_spec.arrays import I64, U16, U32, U64
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.flash import tag
@@ -35,7 +35,7 @@ class GroupMap(ABC):
     fills_pages = False  # whether full groups leave no byte of their pages
     rebuilt = False  # whether a group that becomes full is packed from rows, not from its page under construction
 
-    def __init__(self, kind: int, layout: KvLayout, layers: int, heads: int) -> None:
+    def __init__(self, kind: int, layout: PageForm, layers: int, heads: int) -> None:
         self.kind, self.layout, self.heads = kind, layout, heads
         self.slots: U32 = np.full((layers, self.streams, 1), UNMAPPED)
         self.buffers: I64 = np.full((layers, self.streams), -1, np.int64)

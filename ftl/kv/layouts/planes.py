@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import product
-
 import numpy as np
 
-from csd_spec import KvLayout
+from csd_spec import PageForm
 from csd_spec.arrays import I64, U8, U16
-from csd_spec.planes import BITS, Planes, number_of
+from csd_spec.planes import Planes
 from csd_spec.view import in_flash
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.codes import begin_scores, forget_scores, put_scores, refine, refined
-from ftl.kv.layouts.group_map import POISON, GroupMap, PackedMap
+from ftl.kv.layouts.group_map import POISON, GroupMap, PackedMap, PrimaryMap
 from ftl.kv.layouts.lay import lay_rows
-from ftl.kv.layouts.layout import Layout
 from ftl.kv.layouts.token import RowMap, TokenMap
 
-LOSSY = "8 bits: a value within 1/127 of its channel's largest in its page"
 OWN_RANGE = 32  # rows from which a group that is not full has ranges of its own, and not those of the group before
 
 
-def _form(layout: KvLayout) -> Planes:
-    assert layout.planes is not None, f"layout {layout.kind} has no planes"
+def _form(layout: PageForm) -> Planes:
+    assert layout.planes is not None, f"layout {layout.layout.name} has no planes"
     return layout.planes
 
 
@@ -32,7 +27,7 @@ class RefinedMap(PackedMap):
 
     primary, scattered = False, True
 
-    def __init__(self, layout: KvLayout, layers: int, heads: int) -> None:
+    def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
         self.form = _form(layout)
         self.per_group, self.streams, self.source = layout.n, heads, "kv"[: self.form.parts]
         super().__init__(Kind.REFINED, layout, layers, heads)
@@ -62,7 +57,7 @@ class ScoreMap(PackedMap):
 
     source, primary, scattered, rebuilt = "k", False, False, True
 
-    def __init__(self, layout: KvLayout, layers: int, heads: int) -> None:
+    def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
         self.form = _form(layout)
         self.per_group, self.streams = layout.T, heads * layout.embedding_pages
         super().__init__(Kind.SCORES + self.form.bits - 2, layout, layers, heads)
@@ -111,7 +106,7 @@ class _Waiting(RowMap):
 
     programmed = False
 
-    def __init__(self, kind: int, source: str, layout: KvLayout, heads: tuple[int, int], pages: RefinedMap) -> None:
+    def __init__(self, kind: int, source: str, layout: PageForm, heads: tuple[int, int], pages: RefinedMap) -> None:
         super().__init__(kind, source, layout, *heads)
         d, part = layout.head_dim, "kv".index(source)
         self._pages, self._part = pages, slice(part * d, (part + 1) * d)
@@ -141,7 +136,7 @@ class WaitingMap(_Waiting, TokenMap):
 class WaitingInMoreMap(_Waiting):
     """In several page buffers a head, a stream each: of K alone a refined page has more tokens than a buffer rows."""
 
-    def __init__(self, kind: int, source: str, layout: KvLayout, heads: tuple[int, int], pages: RefinedMap) -> None:
+    def __init__(self, kind: int, source: str, layout: PageForm, heads: tuple[int, int], pages: RefinedMap) -> None:
         super().__init__(kind, source, layout, heads, pages)
         self.form = _form(layout)
         self.streams *= self.form.buffers
@@ -165,27 +160,6 @@ class WaitingInMoreMap(_Waiting):
         return rows[:, :count].transpose(1, 0, 2)
 
 
-def _maps(exact: bool, form: KvLayout, layers: int, heads: int) -> dict[str, GroupMap]:
-    pages, shape = RefinedMap(form, layers, heads), (layers, heads)
-    waiting = WaitingMap if pages.form.buffers == 1 else WaitingInMoreMap
-    rows: dict[str, GroupMap] = {
-        name: TokenMap(kind, name, form, *shape) if exact else waiting(kind, name, form, shape, pages)
-        for name, kind in (("k", Kind.K), ("v", Kind.V))[: pages.form.parts]
-    }
-    return rows | {"refined": pages, "scores": ScoreMap(form, layers, heads)}
-
-
-def _layout(keeps: tuple[bool, bool], bf16: bool, bits: int) -> Layout:
-    exact, latent = keeps
-    number = number_of(bits, exact, bf16, latent)
-
-    def form(page_bytes: int, head_dim: int, max_tokens: int) -> KvLayout:
-        planes = Planes.for_context(page_bytes, head_dim, bits, max_tokens, latent)
-        return KvLayout(page_bytes=page_bytes, head_dim=head_dim, m=planes.m, bits=bits, kind=number)
-
-    name = f"planes{bits}{'-bf16' * bf16}{'-exact' * exact}{'-latent' * latent}"
-    return Layout(name, number, form, partial(_maps, exact), "" if exact else LOSSY)
-
-
-_KEEPS = (False, False), (True, False), (False, True)  # rows too, and K of which V is a part
-PLANES = tuple(_layout(*form) for form in product(_KEEPS, (False, True), BITS))
+def staged(kind: int, source: str, form: PageForm, shape: tuple[int, int], pages: RefinedMap) -> PrimaryMap:
+    """The map of rows of K or V, of shape (layers, heads), that wait until `pages` hold them."""
+    return (WaitingMap if pages.form.buffers == 1 else WaitingInMoreMap)(kind, source, form, shape, pages)

@@ -11,7 +11,7 @@ from rtl_bench import BUILDS, simulate
 from attention_engine import approximate, attend, best_tokens, cover, reference, top_channels, weigh
 from attention_engine.rtl.golden import sparf_engine
 from attention_engine.rtl.params import EngineRun, EngineShape
-from csd_spec import Compression, KvLayout, KvView
+from csd_spec import LAYOUTS, Compression, KvView
 from eval.accuracy.recorded import TEXT, record
 from vcsd.loading import CHECKPOINT, load
 
@@ -48,7 +48,7 @@ def golden(head, run):
 
 def view_of(K, V, run):
     """K and V of one head in pages, one after the other."""
-    layout = KvLayout(page_bytes=2 * SHAPE.page_values, head_dim=SHAPE.head_dim, m=run.m)
+    layout = LAYOUTS["fp16"].paged(2 * SHAPE.page_values, SHAPE.head_dim, run.m)
     S, n, T = run.seq_len, run.n, run.group_tokens
     pages = []
     for rows in (K, V):

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from attention_engine import METHODS
-from csd_spec.planes import number_of
 from eval.accuracy.contenders import Contender, Trial, contenders, trials
 from eval.accuracy.front import (
     COLUMNS,
@@ -68,7 +67,7 @@ def test_the_search_has_every_contender_and_no_point_twice():
     assert len(set(named)) == len(named)
     for bits in (2, 3, 4):
         over = [trial for trial in tried if not trial.contender.dense and not trial.contender.own]
-        planes = {(t.contender.method, t.c) for t in over if t.contender.bits == number_of(bits, exact=False)}
+        planes = {(t.contender.method, t.c) for t in over if t.contender.layout == f"planes{bits}"}
         assert planes == {(f"progressive{name}", c) for name in TOP_P.values() for c in (2, 8)}
     assert {trial.contender.method for trial in tried if not trial.contender.arrays} <= set(methods)
     assert methods["progressive-top-p-0.9"].keywords == {"top_p": 0.9}

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from csd_spec.planes import number_of
 from eval.serving.machines import A5000, A6000, COSTS, drives
 from eval.serving.pages_error import output_error
 from eval.serving.serving import Letting, Load, experiment
 from eval.serving.systems import OTHERS, SYSTEMS, run
 from tests.vcsd_cli.test_main import vcsd
 
-PLANES2 = number_of(2, exact=False)
+PLANES2 = "planes2"
 
 
 def test_machines_are_those_of_the_paper():
@@ -41,7 +40,7 @@ def test_machines_by_data_sheets():
 
 
 def test_pages_of_8_bits_cost_a_little():
-    assert output_error(16) < 1e-3 < output_error(PLANES2) < 0.03
+    assert output_error("fp16") < 1e-3 < output_error(PLANES2) < 0.03
 
 
 def test_systems_side_by_side(tmp_path):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from csd_spec import KvLayout
+from csd_spec import LAYOUTS
 from ftl import Ftl
 from ftl.flash.cache import PageCache
 
@@ -52,7 +52,7 @@ def test_no_cache_reads_everything():
 def test_hot_embedding_pages_are_read_once_and_again_after_an_erase(small_drive):
     page = small_drive.geometry.page_bytes
     ftl = Ftl(replace(small_drive, cache_bytes=64 * page))
-    layout = KvLayout(page_bytes=page, head_dim=8, m=4)
+    layout = LAYOUTS["fp16"].paged(page, 8, 4)
     channels = np.array([[0, 1], [0, 1]], np.int32)
     rows = np.random.default_rng(0).standard_normal((200, 2, 8)).astype(np.float16)
 

@@ -14,8 +14,7 @@ from attention_engine import METHODS
 from csd_firmware import InProcessDevice
 from csd_io.folder import DiskFolder
 from csd_io.medium import BLOCK
-from csd_spec import Attend, Flush, KvAppend, KvCrop, KvRead, SeqCreate, Status
-from csd_spec.planes import number_of
+from csd_spec import LAYOUTS, Attend, Flush, KvAppend, KvCrop, KvRead, SeqCreate, Status
 from csd_spec.view import in_flash
 from eval.verify.random_host import DRIVE, RandomHost
 from ftl import Ftl, Medium, Nand, Uncorrectable
@@ -40,16 +39,16 @@ def run(device, command):
     return done
 
 
-def asked(device, bits, seed=0):
+def asked(device, layout, seed=0):
     """Random commands of all kinds, and what each has answered."""
     generator, answers = np.random.default_rng(seed), []
-    create = SeqCreate(count=2, layers=2, kv_heads=HEADS, head_dim=DIM, max_tokens=400, embedding_bits=bits)
+    create = SeqCreate(count=2, layers=2, kv_heads=HEADS, head_dim=DIM, max_tokens=400, layout=LAYOUTS[layout].code)
     handles = [int(each) for each in run(device, create).data[0]]
     k, v = rows(generator, 500), rows(generator, 500)
     for layer in range(2):
         run(device, KvAppend(seqs=tuple(handles), layer=layer, lengths=np.array([300, 200]), k=k, v=v))
     names = [name for name in ("dense", "sparf", "quest", "h2o", "oracle", "sparq", "twilight") if name in METHODS]
-    for name in ["progressive"] if number_of(2, False) <= bits else names:
+    for name in ["progressive"] if LAYOUTS[layout].has_planes else names:
         for layer in range(2):
             q, k, v = (
                 generator.standard_normal((2, HEADS, 2, DIM)).astype(np.float16),
@@ -76,20 +75,20 @@ def assert_same(answers, others):
 
 
 @pytest.mark.parametrize(
-    ("medium", "page_bytes", "bits"),
+    ("medium", "page_bytes", "layout"),
     [
-        *((each, 512, 16) for each in FILES),
-        (FILES[1], 4096, 4),
-        (FILES[1], 512, number_of(2, False)),
-        (FILES[1], 4096, number_of(2, False)),
+        *((each, 512, "fp16") for each in FILES),
+        (FILES[1], 4096, "int4"),
+        (FILES[1], 512, "planes2"),
+        (FILES[1], 4096, "planes2"),
     ],
 )
-def test_attention_has_the_same_bits_and_times_wherever_pages_lie(small_drive, tmp_path, medium, page_bytes, bits):
+def test_attention_has_the_same_bits_and_times_wherever_pages_lie(small_drive, tmp_path, medium, page_bytes, layout):
     geometry = replace(small_drive.geometry, page_bytes=page_bytes, blocks_per_plane=128)
     drive = replace(small_drive, geometry=geometry, dram_bytes=8 << 20, cache_bytes=8 * page_bytes)
-    expected = asked(memory := InProcessDevice(drive, tmp_path / "memory"), bits)
+    expected = asked(memory := InProcessDevice(drive, tmp_path / "memory"), layout)
     memory.close()
-    assert_same(asked(device := opened(drive, tmp_path / "files", medium), bits), expected)
+    assert_same(asked(device := opened(drive, tmp_path / "files", medium), layout), expected)
     assert device.firmware.ftl.nand.held.counts.wanted > 0
     device.close()
     for name in ("memory", "files"):
@@ -97,7 +96,7 @@ def test_attention_has_the_same_bits_and_times_wherever_pages_lie(small_drive, t
         for each in (Medium(), medium):
             shutil.copytree(folder, tmp_path / f"{name}-{each.kind}")
             device = opened(drive, tmp_path / f"{name}-{each.kind}", each)
-            answers.append(asked(device, bits, seed=1))
+            answers.append(asked(device, layout, seed=1))
             device.close()
         assert_same(*answers)
 

@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 
 from csd_firmware import Firmware
-from csd_spec import Flush, KvAppend, KvFree, KvLayout, KvRead, SeqCreate, Status
+from csd_spec import LAYOUTS, Flush, KvAppend, KvFree, KvRead, SeqCreate, Status
 from ftl import FaultPlan, Ftl, Nand, OutOfSpace, ReadOnly, Uncorrectable
-
-LAYOUT_OF = {"head_dim": 8, "m": 4}
 
 
 def make(drive, **faults):
     ftl = Ftl(drive, Nand(drive.geometry, FaultPlan(**faults)))
-    return ftl, KvLayout(page_bytes=drive.geometry.page_bytes, **LAYOUT_OF)
+    return ftl, LAYOUTS["fp16"].paged(drive.geometry.page_bytes, 8, 4)
 
 
 def rows(generator, tokens):

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from csd_spec import KvLayout
+from csd_spec import LAYOUTS
 from ftl import Ftl
 
 
 @pytest.mark.parametrize("has_sums", [True, False])
 def test_a_fork_has_sums_of_its_own(small_drive, has_sums):
     ftl = Ftl(small_drive)
-    layout = KvLayout(page_bytes=small_drive.geometry.page_bytes, head_dim=16, m=4)
+    layout = LAYOUTS["fp16"].paged(small_drive.geometry.page_bytes, 16, 4)
     (handle,) = ftl.create(1, 2, 2, layout)
     parent = ftl.sequence(handle)
     parent.v_sums = np.ones((2, 2, 16), np.float32) if has_sums else None

@@ -1,18 +1,17 @@
 """Layouts: the shipped ones in numbers, and one of a newcomer: a file, and a line where it is registered.
 
-partner of: ftl/kv/layouts/layout.py, ftl/kv/layouts/group_map.py, ftl/kv/layouts/token.py,
-ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/dual.py, ftl/kv/layouts/plain.py,
-ftl/kv/layouts/lay.py
+partner of: ftl/kv/layouts/group_map.py, ftl/kv/layouts/token.py,
+ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/lay.py
 """
 
 import numpy as np
 import pytest
 
-from csd_spec import KvLayout
-from csd_spec.model import BF16, FP8, LATENT
-from ftl import LAYOUTS, Ftl, Layout, kept
+from csd_spec import LAYOUTS, Group, Layout
+from csd_spec.codecs import FP16
+from csd_spec.layouts import layout_of
+from ftl import Ftl, kept, maps_of
 from ftl.flash.tag import Kind
-from ftl.kv.layouts import layout_of
 from ftl.kv.layouts.embedding import EmbeddingMap
 from ftl.kv.layouts.group_map import POISON, PackedMap
 from ftl.kv.layouts.token import TokenMap
@@ -42,22 +41,18 @@ class SignMap(PackedMap):
     poison = fill
 
 
-def signs_maps(form, layers, heads):
-    maps = {name: TokenMap(kind, name, form, layers, heads) for name, kind in (("k", Kind.K), ("v", Kind.V))}
-    return maps | {"signs": SignMap(form, layers, heads)}
-
-
-SIGNS = Layout("signs", 77, lambda page, d, tokens: KvLayout(page_bytes=page, head_dim=d, m=d, kind=77), signs_maps)
+ROWS = Group("k", "k", "rows"), Group("v", "v", "rows")
+SIGNS = Layout(name="signs", code=240, rows=FP16, groups=(*ROWS, Group("signs", "k", SignMap)))
 
 
 @pytest.fixture
 def signs(monkeypatch):
-    monkeypatch.setitem(LAYOUTS, SIGNS.number, SIGNS)
+    monkeypatch.setitem(LAYOUTS, "signs", SIGNS)
     return SIGNS
 
 
 def test_numbers_are_those_that_commands_carry():
-    names = {number: layout.name for number, layout in LAYOUTS.items()}
+    names = {layout.code: layout.name for layout in LAYOUTS.values()}
     assert {
         1: "plain",
         2: "opaque",
@@ -75,15 +70,16 @@ def test_numbers_are_those_that_commands_carry():
         114: "planes2-bf16-exact",
         162: "planes2-latent",
     }.items() <= names.items()
-    for number, layout in LAYOUTS.items():
-        assert layout.number == number and layout_of(layout.form(4096, 128, 2048)).maps is layout.maps
+    for name, layout in LAYOUTS.items():
+        assert layout.name == name and layout_of(layout.code) is layout
+        assert list(maps_of(layout.form(4096, 128, 2048), 1, H)) == [group.name for group in layout.groups]
 
 
 @pytest.mark.parametrize("form", ["token", "embedding"])
 @pytest.mark.parametrize(("d", "m"), [(10, 4), (12, 8), (16, 2), (12, 12)])
 @pytest.mark.parametrize(("position", "tokens"), [(0, 24), (3, 1), (3, 21), (7, 150), (4, 64)])
 def test_rows_lie_in_the_pages_named(form, d, m, position, tokens):
-    layout, generator = KvLayout(page_bytes=256, head_dim=d, m=m), np.random.default_rng(0)
+    layout, generator = LAYOUTS["fp16"].paged(256, d, m), np.random.default_rng(0)
     mapped = TokenMap(Kind.K, "k", layout, 1, H) if form == "token" else EmbeddingMap(layout, 1, H)
     rows = generator.integers(0, 1 << 15, (tokens, H, d)).astype(np.uint16)
     groups, parts = -(-(position + tokens) // mapped.per_group), mapped.streams // H
@@ -132,11 +128,11 @@ def test_a_newcomers_layout_does_what_the_others_do(small_drive, signs):
         assert ftl.embedding_pages(view, np.zeros((H, 1), np.int32)).ppns.size == -(-length // form.n) * H - H
 
 
-@pytest.mark.parametrize("number", [BF16, FP8, LATENT])
-def test_storage_of_other_kinds_survives_a_loss_of_power(small_drive, number):
+@pytest.mark.parametrize("layout", ["bf16", "fp8", "latent"])
+def test_storage_of_other_kinds_survives_a_loss_of_power(small_drive, layout):
     """Append, fork, crop, collection and recovery; of latent rows K is kept, and is V as well."""
     ftl, generator = Ftl(small_drive), np.random.default_rng(0)
-    form = LAYOUTS[number].form(small_drive.geometry.page_bytes, D, 512)
+    form = LAYOUTS[layout].form(small_drive.geometry.page_bytes, D, 512)
     (handle,) = ftl.create(1, 1, H, form)
     k, v = (generator.integers(0, 0x7F00, (150, H, D)).astype(np.uint16).view(np.float16) for _ in range(2))
     for first in range(0, 150, 50):
@@ -153,8 +149,8 @@ def test_storage_of_other_kinds_survives_a_loss_of_power(small_drive, number):
     ftl = Ftl(small_drive, ftl.nand)
     for each, length in ((handle, 70), (child, 150)):
         stored_k, stored_v, plan = ftl.read_back(each, 0)
-        kept_k, kept_v = kept(form, k), kept(form, k if number == LATENT else v)
+        kept_k, kept_v = kept(form, k), kept(form, k if layout == "latent" else v)
         np.testing.assert_array_equal(stored_k.view(np.uint16), kept_k[:length].view(np.uint16))
         np.testing.assert_array_equal(stored_v.view(np.uint16), kept_v[:length].view(np.uint16))
         pages = plan.ppns.size
-        assert pages == length // form.n * H * (1 if number == LATENT else 2)
+        assert pages == length // form.n * H * (1 if layout == "latent" else 2)

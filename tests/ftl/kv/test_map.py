@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from csd_spec import KvLayout
+from csd_spec import LAYOUTS
 from ftl import Ftl
 from ftl.flash.references import valid
 
@@ -13,7 +13,7 @@ LAYERS, HEADS, DIM = 2, 2, 16
 @pytest.mark.parametrize("tokens", [3, 30])
 def test_room_is_kept_for_all_that_a_checkpoint_records(small_drive, tokens):
     ftl = Ftl(small_drive)
-    layout = KvLayout(page_bytes=small_drive.geometry.page_bytes, head_dim=DIM, m=4)
+    layout = LAYOUTS["fp16"].paged(small_drive.geometry.page_bytes, DIM, 4)
     handles = ftl.create(6, LAYERS, HEADS, layout)
     rows = np.ones((6 * tokens, HEADS, DIM), np.float16)
     for layer in range(LAYERS):
@@ -28,7 +28,7 @@ def test_room_is_kept_for_all_that_a_checkpoint_records(small_drive, tokens):
 def test_pages_of_another_shape_under_the_same_owner_number_are_nobodys(small_drive, layers, heads):
     """A sequence took the number of one with more layers or heads whose pages are not erased yet."""
     ftl = Ftl(small_drive)
-    layout = KvLayout(page_bytes=small_drive.geometry.page_bytes, head_dim=DIM, m=4)
+    layout = LAYOUTS["fp16"].paged(small_drive.geometry.page_bytes, DIM, 4)
     (before,) = ftl.create(1, LAYERS, HEADS, layout)
     rows = np.ones((100, HEADS, DIM), np.float16)
     for layer in range(LAYERS):

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csd_spec.planes import Planes, number_of
+from csd_spec import LAYOUTS
+from csd_spec.planes import Planes
 from csd_spec.view import in_flash
 from eval.verify.crash import scores_agree
 from eval.verify.random_host import as_stored
-from ftl import LAYOUTS, Ftl
+from ftl import Ftl
 from ftl.kv.layouts.coded import coded as copied
 from ftl.kv.layouts.codes import (
     MAX_BRAIN,
@@ -29,9 +30,9 @@ from ftl.kv.layouts.codes import (
 from tests.properties import examples
 
 H, D = 2, 16
-LOSSY, EXACT = number_of(2, exact=False), number_of(3, exact=True)
-LOSSY_BF16, EXACT_BF16 = number_of(2, exact=False, bf16=True), number_of(3, exact=True, bf16=True)
-LATENT, LATENT_BF16 = (number_of(2, exact=False, bf16=bf16, latent=True) for bf16 in (False, True))
+LOSSY, EXACT = "planes2", "planes3-exact"
+LOSSY_BF16, EXACT_BF16 = "planes2-bf16", "planes3-bf16-exact"
+LATENT, LATENT_BF16 = (f"planes2{'-bf16' * bf16}-latent" for bf16 in (False, True))
 FORM = Planes.for_context(512, D, 2, 128)
 SEEDS = st.integers(0, 1 << 32)
 KINDS = pytest.mark.parametrize("bf16", [False, True])
@@ -153,11 +154,11 @@ def test_a_group_under_construction_is_cut_to_the_ranges_that_it_has():
     assert (pages[0, FORM.header_bytes :].reshape(FORM.rows, -1)[:, 16 + 8 : 32] & 15 == 0).all()
 
 
-@pytest.mark.parametrize("number", [LOSSY, EXACT, LOSSY_BF16, EXACT_BF16, LATENT, LATENT_BF16])
-def test_planes_live_as_other_pages_do(small_drive, number):
+@pytest.mark.parametrize("layout", [LOSSY, EXACT, LOSSY_BF16, EXACT_BF16, LATENT, LATENT_BF16])
+def test_planes_live_as_other_pages_do(small_drive, layout):
     """Append in all sizes, decode, fork, crop, flush, collection and recovery."""
     ftl, generator = Ftl(small_drive), np.random.default_rng(0)
-    form = LAYOUTS[number].form(small_drive.geometry.page_bytes, D, 128)
+    form = LAYOUTS[layout].form(small_drive.geometry.page_bytes, D, 128)
     (handle,) = ftl.create(1, 1, H, form)
     k, v = (generator.standard_normal((0, H, D)).astype(np.float16) for _ in range(2))
 
@@ -237,7 +238,7 @@ def test_scores_of_cropped_tokens_leave_nothing_behind(small_drive):
 
 
 def test_capacity_is_six_tenths_of_fp16():
-    form = LAYOUTS[number_of(2, exact=False)].form(4096, 128, 2048)
+    form = LAYOUTS["planes2"].form(4096, 128, 2048)
     page_bytes = 4096 / form.n + 4096 * form.embedding_pages / form.T
     assert 0.55 < page_bytes / (4 * 128) < 0.65
     form = LAYOUTS[LATENT].form(4096, 576, 32768)  # DeepSeek's

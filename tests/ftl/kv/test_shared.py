@@ -11,8 +11,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from csd_spec import DriveSpec
-from ftl import LAYOUTS, Ftl, FtlError
+from csd_spec import LAYOUTS, DriveSpec
+from ftl import Ftl, FtlError
 
 
 def looked_at(ftl: Ftl):  # type: ignore[no-untyped-def]
@@ -25,17 +25,19 @@ def looked_at(ftl: Ftl):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("bits", [16, 4])
-def test_counts_hold_under_forks_crops_collection_and_power_cuts(small_drive: DriveSpec, seed: int, bits: int) -> None:
+@pytest.mark.parametrize("layout", ["fp16", "int4"])
+def test_counts_hold_under_forks_crops_collection_and_power_cuts(
+    small_drive: DriveSpec, seed: int, layout: str
+) -> None:
     draw, ftl = random.Random(seed), Ftl(small_drive)
-    layout, done = LAYOUTS[bits].form(512, 16, 256), 0
+    form, done = LAYOUTS[layout].form(512, 16, 256), 0
     generator = np.random.default_rng(seed)
     for _ in range(600):
         handles = [h for h, seq in ftl.sequences.items() if not seq.failed]
         try:
             match draw.choice(("create", "append", "append", "append", "fork", "fork", "crop", "free", "power")):
                 case "create" if len(handles) < 3:
-                    ftl.create(1, 2, 1, layout)
+                    ftl.create(1, 2, 1, form)
                 case "append" if handles:
                     rows = generator.standard_normal((draw.randint(1, 60), 1, 16)).astype(np.float16)
                     lengths = np.array([len(rows)])

@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from csd_spec import KvLayout
+from csd_spec import LAYOUTS
 from ftl import Ftl
 
-LAYOUT, H = KvLayout(page_bytes=512, head_dim=8, m=4), 2
+LAYOUT, H = LAYOUTS["fp16"].paged(512, 8, 4), 2
 
 
 def waiting(ftl, handle):

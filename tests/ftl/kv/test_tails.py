@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from csd_spec import KvLayout
-from csd_spec.planes import number_of
-from ftl import LAYOUTS, Ftl, OutOfSpace
+from csd_spec import LAYOUTS
+from ftl import Ftl, OutOfSpace
 from ftl.kv.tails import GroupBuffers
 
-LAYOUT = KvLayout(page_bytes=512, head_dim=8, m=4)
+LAYOUT = LAYOUTS["fp16"].paged(512, 8, 4)
 
 
 def test_buffers_are_given_again():
@@ -58,7 +57,7 @@ def test_a_copy_stays_while_there_is_room_to_the_last_buffer(small_drive):
 
 
 def test_codes_of_a_group_that_begins_have_the_steps_of_the_group_before(small_drive):
-    layout = LAYOUTS[number_of(3, exact=True)].form(small_drive.geometry.page_bytes, 16, 64)
+    layout = LAYOUTS["planes3-exact"].form(small_drive.geometry.page_bytes, 16, 64)
     ftl, draw = Ftl(small_drive), np.random.default_rng(0)
     (handle,) = ftl.create(1, 1, 2, layout)
     mapped = ftl.sequence(handle).maps["scores"]

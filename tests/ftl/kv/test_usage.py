@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from csd_spec import DriveSpec, KvLayout
+from csd_spec import LAYOUTS, DriveSpec
 from ftl import Ftl, OutOfSpace
 from ftl.kv.usage import Usage, table_bytes
 
-LAYOUT = KvLayout(page_bytes=512, head_dim=8, m=4)
+LAYOUT = LAYOUTS["fp16"].paged(512, 8, 4)
 LAYERS, HEADS = 2, 2
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from csd_spec import KvLayout
+from csd_spec import LAYOUTS
 from ftl import Ftl, Nand, OutOfSpace
 from ftl.kv.values import VALUES, is_value
 
 LABEL = 5 | VALUES
 SIZES = (0, 1, 511, 512, 513, 1024, 1025, 5000)
-LAYOUT = KvLayout(page_bytes=512, head_dim=8, m=4)
+LAYOUT = LAYOUTS["fp16"].paged(512, 8, 4)
 
 
 @pytest.fixture

@@ -14,9 +14,7 @@ from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Conf
 import vcsd
 from csd_firmware import InProcessDevice
 from csd_link.run_dir import pid_path
-from csd_spec import KvAppend, SeqCreate, Status
-from csd_spec.model import LATENT
-from csd_spec.planes import number_of
+from csd_spec import LAYOUTS, KvAppend, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.verbs import verb_of
 from csd_spec.view import in_flash
@@ -168,11 +166,11 @@ def test_a_row_crosses_the_link_once():
     assert step == layers * (64 + 16 + HEADS * row + row + HEADS * row + HEADS * 8)
 
 
-@pytest.mark.parametrize(("number", "channels"), [(LATENT, D), (16, 0), (16, D - 1)])
-def test_v_has_the_channels_of_its_layout(small_drive, number, channels):
+@pytest.mark.parametrize(("layout", "channels"), [("latent", D), ("fp16", 0), ("fp16", D - 1)])
+def test_v_has_the_channels_of_its_layout(small_drive, layout, channels):
     with closing(InProcessDevice(small_drive)) as device:
-        seqs = tuple(device.submit(SeqCreate(1, 1, 1, D, 512, number), 0).result().data[0].tolist())
-        good, rows = 0 if number == LATENT else D, np.ones((5, 1, D), np.float16)
+        seqs = tuple(device.submit(SeqCreate(1, 1, 1, D, 512, LAYOUTS[layout].code), 0).result().data[0].tolist())
+        good, rows = 0 if layout == "latent" else D, np.ones((5, 1, D), np.float16)
         for command in (
             KvAppend(seqs, 0, np.array([5]), rows, np.ascontiguousarray(rows[..., :channels])),
             replace(
@@ -217,10 +215,10 @@ def test_absorbed_attention_is_the_expanded_one():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"embedding_bits": 8}, "layouts 16 and 34, 35, 36 alone"),
-        ({"embedding_bits": number_of(2, exact=True)}, "layouts 16 and 34, 35, 36 alone"),
-        ({"embedding_bits": 34}, "keeps no rows, use layout 16"),
-        ({"storage": "bf16"}, "stored in FP16"),
+        ({"layout": "int8"}, "use planes2, planes3, planes4, fp16"),
+        ({"layout": "planes2-exact"}, "use planes2, planes3, planes4, fp16"),
+        ({"layout": "planes2"}, "keeps no rows, use layout fp16"),
+        ({"storage": "bf16"}, "layout fp16 stores fp16"),
         ({"drives": HEADS + 1}, "4, the model's query heads"),
     ],
 )

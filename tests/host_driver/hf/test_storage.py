@@ -8,9 +8,8 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import vcsd
-from csd_spec.model import BF16, FP8
-from csd_spec.planes import number_of
-from ftl import LAYOUTS, kept
+from csd_spec import LAYOUTS
+from ftl import kept
 
 SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": 512}
@@ -56,13 +55,13 @@ def test_keys_beyond_fp16_decode_right(drives, method):
         assert (decode(model) - expected).abs().max() < BF16_ERROR
 
 
-@pytest.mark.parametrize(("method", "layout"), [("sparf", 8), ("sparf", 4), ("kivi", 16), ("ours", None)])
+@pytest.mark.parametrize(("method", "layout"), [("sparf", "int8"), ("sparf", "int4"), ("kivi", "fp16"), ("ours", None)])
 def test_few_bits_of_keys_beyond_fp16_are_those_of_keys_within(method, layout):
     """To the bit, since the factor is a power of two; near the model's own where all tokens are attended."""
     expected, found = decode(llama(), 300), []  # of the same weights, as they are drawn again
     for layers in ([1], []):
         torch.manual_seed(0)
-        options = {"attention": method, "embedding_bits": layout, "compression": 1}
+        options = {"attention": method, "layout": layout, "compression": 1}
         with vcsd.attach(model := llama(layers), drives=2, storage="bf16", **options):
             found.append(decode(model, 300))
     assert torch.equal(*found) and (found[0] - expected).abs().max() < BF16_ERROR
@@ -71,7 +70,7 @@ def test_few_bits_of_keys_beyond_fp16_are_those_of_keys_within(method, layout):
 class Rounded(DynamicCache):
     """Keeps 8-bit floats, as drives do; a prefill attends to what they are made of."""
 
-    FORM = LAYOUTS[FP8].form(4096, 16, 512)
+    FORM = LAYOUTS["fp8"].form(4096, 16, 512)
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         rows = (states.bfloat16().contiguous().view(torch.float16).numpy() for states in (key_states, value_states))
@@ -87,7 +86,7 @@ def test_8_bit_floats_decode_as_a_cache_of_them(drives, method):
     expected = decode(model, past_key_values=Rounded())
     assert (expected - decode(model)).abs().max() > BF16_ERROR  # so that rounding is seen
     with vcsd.attach(model, drives=drives, attention=method, compression=1, storage="fp8") as csd:
-        assert csd.driver.attention.embedding_bits == FP8
+        assert csd.driver.attention.layout == "fp8"
         assert (decode(model) - expected).abs().max() < BF16_ERROR
 
 
@@ -109,10 +108,10 @@ def test_a_key_that_grows_beyond_fp16_while_decoding_is_refused_as_well():
 @pytest.mark.parametrize(("dtype", "bf16"), [(torch.bfloat16, True), (torch.float32, False), (torch.float16, False)])
 def test_storage_is_the_models_where_nothing_is_said(dtype, bf16):
     with vcsd.attach(llama(dtype=dtype), attention="dense") as csd:
-        assert (csd.driver.attention.embedding_bits == BF16) is bf16 is csd.driver.bf16
-    for options in ({"attention": "ours"}, {"embedding_bits": 8}):
+        assert (csd.driver.attention.layout == "bf16") is bf16 is csd.driver.bf16
+    for options in ({"attention": "ours"}, {"layout": "int8"}):
         with vcsd.attach(llama(dtype=dtype), **options) as csd:
-            assert csd.driver.bf16 is bf16 is LAYOUTS[csd.driver.attention.embedding_bits].name.endswith("-bf16")
+            assert csd.driver.bf16 is bf16 is csd.driver.attention.layout.endswith("-bf16")
 
 
 def test_a_second_turn_and_crop_read_bf16_back():
@@ -134,12 +133,12 @@ def test_a_second_turn_and_crop_read_bf16_back():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"storage": "fp16", "embedding_bits": BF16}, "layout 3 is of BF16, use layout 16"),
-        ({"storage": "fp16", "embedding_bits": number_of(2, exact=False, bf16=True)}, "layout 98 is of BF16"),
-        ({"storage": "bf16", "embedding_bits": FP8}, "layout 6 is of FP8"),
-        ({"storage": "bf16", "embedding_bits": 1}, "layout 1 is of FP16"),
-        ({"storage": "fp8", "embedding_bits": 8}, "layout 8 is of FP16"),
-        ({"storage": "fp8", "attention": "ours"}, "layout 34 is of FP16"),
+        ({"storage": "fp16", "layout": "bf16"}, "layout bf16 stores bf16: use one of these"),
+        ({"storage": "fp16", "layout": "planes2-bf16"}, "layout planes2-bf16 stores bf16"),
+        ({"storage": "bf16", "layout": "fp8"}, "layout fp8 stores fp8"),
+        ({"storage": "bf16", "layout": "plain"}, "layout plain stores fp16"),
+        ({"storage": "fp8", "layout": "int8"}, "layout int8 stores fp16, bf16"),
+        ({"storage": "fp8", "attention": "ours"}, "layout planes2 stores fp16, bf16"),
         ({"storage": "fp4"}, "must be 'fp16', 'bf16' or 'fp8'"),
         ({"storage": 16}, "must be text"),
     ],

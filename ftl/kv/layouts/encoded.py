@@ -1,32 +1,30 @@
-"""Rows and runs of 8-bit values, each with an exponent of its own (`csd_spec.float8`)."""
+"""Maps of rows and channels that a codec encodes (`csd_spec.codecs`); the compiled loop of FP8."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
 from csd_io.compiled import njit
-from csd_spec import KvLayout
+from csd_spec import PageForm
 from csd_spec.arrays import F16, I64, U8, U16
-from csd_spec.float8 import decoded
+from csd_spec.codecs import FP8, Codec
+from csd_spec.codecs.fp8 import LEAST, MAX_CODE, MOST
 from ftl.kv.layouts.coded import PackedEmbeddingMap
 from ftl.kv.layouts.group_map import POISON
 from ftl.kv.layouts.lay import lay_rows
 from ftl.kv.layouts.token import RowMap
 
-LEAST, MOST = 17, 253  # fields of the largest value's exponent: all that is stored is a normal BF16 below infinity
-MAX_CODE = 0x7E  # 448; one more is no number
 
-
-def encoded(values: U16) -> U8:
-    """Vectors (..., t + 1) of bits of finite BF16 values (..., t), rounded to the nearest, ties to even.
-
-    The largest value of a vector, rounded to 4 bits, gets a code in [128, 256): normal codes reach 2^-14 of that, and
-    those below have a quantum of 2^-17 of it. So what is decoded is encoded as it was. Largest values below 2^-110
-    count as that, and above 1.75 x 2^127 values are that.
-    """
-    out = np.empty((*values.shape[:-1], values.shape[-1] + 1), np.uint8)
-    flat = np.ascontiguousarray(values).reshape(-1, values.shape[-1])
-    _encode(flat, out.reshape(-1, out.shape[-1]))
+def encoded(codec: Codec, values: U16) -> U8:
+    """Bytes (..., row_bytes(t)) of values (..., t), by a compiled loop if the codec has one."""
+    loop = _LOOPS.get(codec.tag)
+    if loop is None:
+        return codec.encode(values)
+    t = values.shape[-1]
+    out = np.empty((*values.shape[:-1], codec.row_bytes(t)), np.uint8)
+    loop(np.ascontiguousarray(values).reshape(-1, t), out.reshape(-1, out.shape[-1]))
     return out
 
 
@@ -46,7 +44,8 @@ def _exponent(values):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _encode(values, out):  # type: ignore[no-untyped-def]
+def _encode_fp8(values, out):  # type: ignore[no-untyped-def]
+    """`csd_spec.codecs.fp8.encode` of values (N, t) into out (N, t + 1)."""
     for i in range(values.shape[0]):
         top = min(max(_exponent(values[i]), LEAST), MOST)
         out[i, 0] = top + 1
@@ -60,16 +59,22 @@ def _encode(values, out):  # type: ignore[no-untyped-def]
             out[i, j + 1] = sign | min(code, MAX_CODE)
 
 
-def kept(layout: KvLayout, rows: F16) -> F16:
-    """Rows (..., d) as a layout keeps them: what they are where that is of 2 bytes a value."""
-    return decoded(encoded(rows.view(np.uint16))).view(np.float16) if layout.fp8 else rows
+_LOOPS: dict[int | None, Callable[[U16, U8], None]] = {FP8.tag: _encode_fp8}
 
 
-class Float8Map(RowMap):
-    """K or V, row after row: n rows of d + 1 bytes a page."""
+def kept(form: PageForm, rows: F16) -> F16:
+    """Rows (..., d) as they are read back: rounded to the values that the codec of their layout has."""
+    codec = form.rows
+    if codec.exact:
+        return rows
+    return codec.decode(encoded(codec, rows.view(np.uint16)), rows.shape[-1]).view(np.float16)
+
+
+class CodecRowMap(RowMap):
+    """K or V, row after row: n encoded rows a page."""
 
     def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
-        lay_rows(pages.view(np.uint8), at, self.per_group, position, encoded(rows))
+        lay_rows(pages.view(np.uint8), at, self.per_group, position, encoded(self.layout.rows, rows))
 
     def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
         self.write(content, buffers[:, None], position, rows)
@@ -79,11 +84,12 @@ class Float8Map(RowMap):
 
     def waiting(self, content: U16, layer: int, count: int) -> U16:
         rows = content.view(np.uint8)[self.buffers[layer], : count * self.layout.row_bytes]
-        return decoded(rows.reshape(self.heads, count, -1).transpose(1, 0, 2))
+        by_token = rows.reshape(self.heads, count, -1).transpose(1, 0, 2)
+        return self.layout.rows.decode(by_token, self.layout.head_dim)
 
 
-class Float8EmbeddingMap(PackedEmbeddingMap):
-    """A copy of K, channel after channel: m runs of T + 1 bytes a page."""
+class CodecEmbeddingMap(PackedEmbeddingMap):
+    """A copy of K, channel after channel: m encoded vectors of T tokens a page."""
 
     def parts(self, runs: U16) -> tuple[U8, ...]:
-        return (encoded(runs),)
+        return (encoded(self.layout.rows, runs),)

@@ -1,0 +1,169 @@
+"""All layouts by name: ours, those of plug-ins and those of files; which of them stores the values of a model."""
+
+from __future__ import annotations
+
+import warnings
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from csd_spec.codecs import BF16, FP8, FP16, Codec
+from csd_spec.layouts.layout import Group, Layout
+from csd_spec.planes import BITS
+from csd_spec.tables import Tables
+
+_K, _V, _COPY = Group("k", "k", "rows"), Group("v", "v", "rows"), Group("embedding_k", "k", "channels")
+_DUAL = _K, _V, _COPY
+_8_BITS = "8 bits: a value within 1/127 of its channel's largest in its page"
+
+
+def _coded(bits: int) -> tuple[Group, ...]:
+    return _K, _V, Group("embedding_k", "k", "channels", bits)
+
+
+def _planes(bits: int, rows: tuple[Group, ...]) -> tuple[Group, ...]:
+    source = "".join(group.source for group in rows)
+    return *rows, Group("refined", source, "refined"), Group("scores", "k", "scores", bits)
+
+
+def _progressive() -> list[Layout]:
+    """Layouts in planes of 2, 3 and 4 bits, whose codes follow each other."""
+    staged = Group("k", "k", "staged"), Group("v", "v", "staged")
+    kinds: tuple[tuple[int, Codec, str, str, tuple[Group, ...], dict[str, Any]], ...] = (
+        # code with 2 bits, codec, suffixes of the name and of the family, rows, what they have besides
+        (34, FP16, "", "", staged, {"lossy": _8_BITS}),
+        (98, BF16, "-bf16", "", staged, {"lossy": _8_BITS}),
+        (50, FP16, "-exact", "-exact", (_K, _V), {}),
+        (114, BF16, "-bf16-exact", "-exact", (_K, _V), {}),
+        (162, FP16, "-latent", "", staged[:1], {"lossy": _8_BITS, "latent": True}),
+        (226, BF16, "-bf16-latent", "", staged[:1], {"lossy": _8_BITS, "latent": True}),
+    )
+    return [
+        Layout(
+            name=f"planes{bits}{suffix}",
+            code=code + bits - BITS[0],
+            rows=rows,
+            groups=_planes(bits, stored),
+            family=f"planes{bits}{family}",
+            **other,
+        )
+        for code, rows, suffix, family, stored, other in kinds
+        for bits in BITS
+    ]
+
+
+_OURS = (
+    Layout(name="fp16", code=16, rows=FP16, groups=_DUAL, family="fp16"),
+    Layout(name="bf16", code=3, rows=BF16, groups=_DUAL, family="fp16"),
+    Layout(name="fp8", code=6, rows=FP8, groups=_DUAL, family="fp16", lossy="4 bits, of the largest of its row on"),
+    Layout(name="int8", code=8, rows=FP16, groups=_coded(8), family="int8"),
+    Layout(name="int4", code=4, rows=FP16, groups=_coded(4), family="int4"),
+    Layout(name="int8-bf16", code=72, rows=BF16, groups=_coded(8), family="int8"),
+    Layout(name="int4-bf16", code=68, rows=BF16, groups=_coded(4), family="int4"),
+    *_progressive(),
+    Layout(name="plain", code=1, rows=FP16, groups=(_K, _V)),
+    Layout(name="opaque", code=2, rows=FP16, groups=(_K, _V), attended=False),
+    Layout(name="latent", code=5, rows=FP16, groups=(_K, _COPY), family="fp16", latent=True),
+)
+LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in _OURS}
+_OF_FILES: dict[str, Layout] = {}
+
+
+def _checked(source: str, name: object, layout: Any) -> Layout:
+    """A layout of a plug-in or a file; raises ValueError if it cannot be used beside the others."""
+    if not isinstance(layout, Layout) or layout.name != name:
+        raise ValueError(f"{source}: layout {name!r}: {layout!r} must be a csd_spec.Layout of that name")
+    codec = layout.rows
+    if codec not in (FP16, BF16, FP8) and (codec.exact or codec.tag is not None):
+        raise ValueError(f"{source}: layout {name}: codec {codec.name}: exact and tag are for FP16, BF16 and FP8 only")
+    taken = next((each for each in LAYOUTS.values() if each.code == layout.code and each is not layout), None)
+    if taken or (name in LAYOUTS and LAYOUTS[layout.name] is not layout):
+        raise ValueError(
+            f"{source}: layout {name}, code {layout.code}: is taken, use another name and code (240 to 255)"
+        )
+    return layout
+
+
+_TABLES = Tables(LAYOUTS, "LAYOUTS", "vcsd.layouts", _checked, "docs/layouts.md")
+
+
+def load_layouts(file: Path | None) -> None:
+    """Make the layouts of a Python file known in this process; None: do nothing.
+
+    The file is run; its global LAYOUTS is a table from name to `Layout`.
+
+    Raises:
+        ValueError: The file fails, or a name or a code of its layouts is taken.
+    """
+    if file:
+        found = {name: each for name, each in _TABLES.load(file).items() if name not in LAYOUTS}
+        codes = {each.code: name for name, each in layouts().items()}
+        for name, each in found.items():
+            if codes.get(each.code, name) != name:
+                raise ValueError(f"{file}: layout {name}, code {each.code}: is taken by layout {codes[each.code]}")
+        _OF_FILES.update(found)
+
+
+def layouts() -> dict[str, Layout]:
+    """All layouts that this process knows, by name."""
+    return LAYOUTS | _TABLES.plugged_in() | _OF_FILES
+
+
+def layout_named(name: str) -> Layout:
+    """The layout of a name; raises ValueError with all names if there is none."""
+    known = layouts()
+    if name not in known:
+        raise ValueError(f"layout = {name!r}: must be one of {', '.join(known)}")
+    return known[name]
+
+
+def layout_of(code: int) -> Layout:
+    """The layout of a code; raises ValueError with all codes if there is none."""
+    known = {layout.code: layout for layout in layouts().values()}
+    if code not in known:
+        raise ValueError(f"layout = {code}: must be one of {', '.join(map(str, known))}; is its plug-in installed?")
+    return known[code]
+
+
+def name_of(layout: str | int, option: str = "layout") -> str:
+    """The name of a layout that is given by its name, or by its code, as in earlier releases.
+
+    Args:
+        layout: Name or code.
+        option: The keyword or option that it was given with, for the warning.
+
+    Raises:
+        ValueError: There is no such layout.
+    """
+    if not isinstance(layout, Integral) and not str(layout).isdigit():
+        return layout_named(str(layout)).name
+    name = layout_of(int(layout)).name
+    warnings.warn(f"{option} = {layout}: numbers are deprecated, use layout {name}", FutureWarning, stacklevel=3)
+    return name
+
+
+def resolve(name: str, storage: str | None, bf16: bool, latent: bool) -> Layout:
+    """The layout in which a model's values are stored: the member of a family with their format.
+
+    A layout that is asked for by the name of another format than FP16 stays as it is.
+
+    Args:
+        name: Layout that was asked for.
+        storage: Format that was asked for; None is the model's.
+        bf16: The model computes in BF16.
+        latent: V is a part of K in the model.
+
+    Raises:
+        ValueError: The family has no such member.
+    """
+    asked = layout_named(name)
+    if asked.latent and not latent:
+        raise ValueError(f"layout = {name!r}: V is not a part of K in this model: use {asked.family}")
+    family = [each for each in layouts().values() if each is asked or (asked.family and each.family == asked.family)]
+    formats = {each.rows.name: each for each in family if each.latent == latent and asked.rows in (FP16, each.rows)}
+    if not formats:
+        known = ", ".join(each.family for each in layouts().values() if each.latent and each.rows is FP16)
+        raise ValueError(f"layout = {name!r}: V is a part of K in this model: use {known}")
+    if storage and storage not in formats:
+        raise ValueError(f"storage = {storage!r}: layout {name} stores {', '.join(formats)}: use one of these")
+    return formats.get(storage or ("bf16" if bf16 else "fp16")) or next(iter(formats.values()))

@@ -1,0 +1,107 @@
+"""Layouts as values: their codes, which of them stores a model's values, and those that users add.
+
+partner of: csd_spec/layouts/layout.py, csd_spec/layouts/table.py
+"""
+
+from itertools import product
+
+import pytest
+
+from csd_spec.codecs import FP8, FP16
+from csd_spec.layouts import LAYOUTS, Group, Layout, layout_of, layouts, load_layouts, name_of, resolve, table
+
+FILE = """
+from csd_spec import LAYOUTS, Group, Layout
+from csd_spec.codecs import FP16
+
+LAYOUTS["keys"] = Layout(name="keys", code={code}, rows=FP16, groups=(Group("k", "k", "rows"), Group("v", "v", "rows")))
+"""
+ROWS = Group("k", "k", "rows"), Group("v", "v", "rows")
+
+
+def test_codes_are_those_of_drives_that_exist():
+    codes = {name: layout.code for name, layout in LAYOUTS.items()}
+    assert len(set(codes.values())) == len(codes) == 28
+    assert {
+        "fp16": 16,
+        "bf16": 3,
+        "fp8": 6,
+        "int8": 8,
+        "int4-bf16": 68,
+        "latent": 5,
+        "plain": 1,
+        "opaque": 2,
+    }.items() <= (codes.items())
+    for bits, (at, bf16, exact, latent) in product(
+        (2, 3, 4),
+        ((32, 0, 0, 0), (48, 0, 1, 0), (96, 1, 0, 0), (112, 1, 1, 0), (160, 0, 0, 1), (224, 1, 0, 1)),
+    ):
+        layout = LAYOUTS[f"planes{bits}{'-bf16' * bf16}{'-exact' * exact}{'-latent' * latent}"]
+        assert layout.code == at + bits and layout.bits == bits and layout.has_planes
+        assert (layout.keeps_rows, layout.latent, layout.rows.value) == (exact, latent, "bf16" if bf16 else "fp16")
+
+
+@pytest.mark.parametrize(
+    ("asked", "storage", "bf16", "latent", "found"),
+    [
+        ("fp16", None, False, False, "fp16"),
+        ("fp16", None, True, False, "bf16"),
+        ("fp16", "fp8", False, False, "fp8"),
+        ("fp16", None, True, True, "latent"),
+        ("latent", None, False, True, "latent"),
+        ("bf16", None, False, False, "bf16"),
+        ("int4", None, True, False, "int4-bf16"),
+        ("plain", None, True, False, "plain"),
+        ("planes3", "bf16", False, False, "planes3-bf16"),
+        ("planes3", None, True, True, "planes3-bf16-latent"),
+        ("planes2-exact", None, True, False, "planes2-bf16-exact"),
+        ("planes2-bf16", None, False, True, "planes2-bf16-latent"),
+    ],
+)
+def test_resolve_finds_the_member_of_a_family(asked, storage, bf16, latent, found):
+    assert resolve(asked, storage, bf16, latent).name == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "storage", "latent", "reason"),
+    [
+        ("int5", None, False, "layout = 'int5': must be one of fp16, "),
+        ("latent", None, False, "V is not a part of K in this model: use fp16"),
+        ("bf16", None, True, "V is a part of K in this model: use planes2, planes3, planes4, fp16"),
+        ("planes2-exact", None, True, "V is a part of K"),
+        ("fp16", "bf16", True, "layout fp16 stores fp16: use one of these"),
+        ("int8", "fp8", False, "layout int8 stores fp16, bf16: use one of these"),
+    ],
+)
+def test_resolve_refuses_with_the_reason(asked, storage, latent, reason):
+    with pytest.raises(ValueError, match=reason):
+        resolve(asked, storage, False, latent)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"code": 0}, "code = 0: must be 1 to 255"),
+        ({"groups": ROWS[1:]}, "one named k is needed"),
+        ({"rows": FP8, "groups": (*ROWS, Group("embedding_k", "k", "channels", 8))}, "codes of 8 bits"),
+    ],
+)
+def test_layout_invalid_field_is_refused(fields, reason):
+    with pytest.raises(ValueError, match=reason):
+        Layout(**{"name": "mine", "code": 240, "rows": FP16, "groups": ROWS} | fields)
+
+
+def test_file_adds_layouts_and_leaves_ours_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "_OF_FILES", {})
+    file = tmp_path / "mine.py"
+    file.write_text(FILE.format(code=240))
+    load_layouts(file)
+    assert layout_of(240).name == name_of("keys") == "keys" and list(layouts()) == [*LAYOUTS, "keys"]
+    load_layouts(None)
+    other = tmp_path / "other.py"
+    other.write_text(FILE.format(code=16))
+    with pytest.raises(ValueError, match=r"other.py: layout keys, code 16: is taken"):
+        load_layouts(other)
+    other.write_text(FILE.format(code=240).replace('"keys"', '"again"'))
+    with pytest.raises(ValueError, match=r"layout again, code 240: is taken by layout keys"):
+        load_layouts(other)
