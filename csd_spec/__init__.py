@@ -4,6 +4,7 @@ Everything here is a value. This package imports nothing of ours.
 """
 
 from csd_spec.attention import NAMED, Attention
+from csd_spec.codecs import Codec
 from csd_spec.commands import (
     Attend,
     Command,
@@ -40,6 +41,7 @@ __all__ = [
     "Attention",
     "BlockSsdSpec",
     "Budget",
+    "Codec",
     "Command",
     "Completion",
     "Compression",

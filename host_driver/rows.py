@@ -15,7 +15,7 @@ from kv_cache.block_table import BlockKey, PolicyError
 from kv_cache.hardware import CSD, DEVICE, HOST, PAGE_CACHE
 from kv_cache.iteration import IterationRunner
 from kv_cache.limits import TierLimits
-from kv_cache.policies.assigned import Homes, follow_assignment
+from kv_cache.carry_out import Homes, carry_out
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.frames import CachedFiles
 from kv_cache.transfer.policy_thread import PolicyThread
@@ -54,7 +54,7 @@ class RowKv:
         capacity = in_blocks(max_tokens * self.row_bytes)
         self.real = RealTransfers(held, lambda block: capacity, self._policy_thread.attends, bounce_of(self.device))
         machine = tiers.machine(cache_bytes, drives=driver is not None)
-        self.runner = IterationRunner(machine, range(shape.layers), follow_assignment, self.real, parts=(PART,))
+        self.runner = IterationRunner(machine, range(shape.layers), carry_out, self.real, parts=(PART,))
         self.runner.memory["below"] = PAGE_CACHE if tiers.host == 0 and cache_bytes else HOST
 
     @contextmanager

@@ -45,6 +45,7 @@ AFTER = 3  # tokens, a request is cancelled
 NEWLINE = 10  # the model's tokens are bytes
 LEAST_NEW = 4
 SLOW_LINK = 4.0  # steps that a fetch of all layers of the longest request takes: so that policies have to choose
+DRIVES_OVER_LINK = 2.0  # rate of the drives over that of this link
 LEAST_ROUNDS = 4
 
 
@@ -215,7 +216,10 @@ def setting(load: Load, name: str, asked: Sequence[Asked], spec: DriveSpec = INS
     least = -(-(longest[-1] + 1) // BLOCK_TOKENS) * BLOCK_TOKENS  # that one needs, and a layer for its prefill
     size = max(tokens * shape.layers, least * (shape.layers + 1)) * row_bytes
     cost = assumed(shape, row_bytes, load.drives if with_drives else 0, model.num_parameters())
-    cost = replace(cost, fetch_token_s=SLOW_LINK * cost.compute.linear_s() / longest[-1])
+    fetch_token_s = SLOW_LINK * cost.compute.linear_s() / longest[-1]
+    rate = DRIVES_OVER_LINK * shape.layers * row_bytes / fetch_token_s
+    drives = replace(cost.drives, bytes_per_s=rate, call_s=0.0) if cost.drives else None
+    cost = replace(cost, fetch_token_s=fetch_token_s, drives=drives)
     return Serving(
         policy=name,
         tiers=TierLimits(device=size, host=size),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import csd_spec
 import kv_cache
 import vcsd
 from attention_engine import METHODS, load_methods
@@ -59,7 +60,7 @@ def names_of_ours(code):
 def test_examples_use_the_public_face_alone():
     used = {name for code in examples() for name in names_of_ours(code)}
     assert {"vcsd.attach", "vcsd.METHODS", "vcsd.Step"} <= used
-    assert used <= {f"{face.__name__}.{name}" for face in (vcsd, kv_cache) for name in face.__all__}
+    assert used <= {f"{face.__name__}.{name}" for face in (vcsd, kv_cache, csd_spec) for name in face.__all__}
 
 
 def test_python_page_lists_public_names_and_no_others():

@@ -80,7 +80,7 @@ def test_points_on_one_text_and_the_same_methods_on_another(tmp_path):
     tried = [Trial(Contender("dense", "dense", dense=True), 1.0), Trial(Contender("kivi", "kivi", dense=True), 1.0)]
     tried += [
         Trial(Contender("top-k-oracle", "top-k-oracle", ideal=True), 8.0),
-        Trial(Contender("ours-int4", "spending", 4), 2.0),
+        Trial(Contender("ours-int4", "spending", "int4"), 2.0),
     ]
     ticks = []
     points = bench_front(first, tried, tick=ticks.append)

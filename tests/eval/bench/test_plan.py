@@ -16,9 +16,9 @@ def test_exhaustive_looks_at_all():
     generator = np.random.default_rng(0)
     for requests in (1, 2, 3):
         problem = instance(generator, 12, requests)
-        options = problem.blocks_at.shape[1]
+        options = problem.held.shape[1]
         each = itertools.product(range(options), repeat=requests)
-        fit = [c for c in each if sum(problem.blocks_at[r, o] for r, o in enumerate(c)) <= problem.costs.free_bytes]
+        fit = [c for c in each if sum(problem.held[r, o] for r, o in enumerate(c)) <= problem.costs.room]
         expected = min((problem.latency_s(c) for c in fit), default=None)
         assert exhaustive(problem) == (expected if expected is None else pytest.approx(expected, rel=1e-12))
 
@@ -39,4 +39,4 @@ def test_a_wrong_plan_is_found(monkeypatch):
 
 
 def _worst(problem: PlacementProblem):
-    return problem.placement(problem.blocks_at.argmin(axis=1).tolist())
+    return problem.placement(problem.held.argmin(axis=1).tolist())

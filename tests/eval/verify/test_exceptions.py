@@ -22,7 +22,7 @@ def test_exceptions_sample_loses_nothing():
 def test_judge_drive_that_goes_on_is_wrong(tmp_path, monkeypatch):
     """Without a failed state, a flush after a torn record says that it succeeded."""
     monkeypatch.setattr(Firmware, "fail", lambda self, *args: None)
-    bench = Bench(16, "memory", tmp_path / "drive")
+    bench = Bench("fp16", "memory", tmp_path / "drive")
     expected = Expected.of(bench, "append long")
     every = list(events(bench, "append long"))
     inside = [at for kind, at, place in every if kind == "line" and place[0].endswith("ftl/kv/append.py")]
@@ -30,6 +30,6 @@ def test_judge_drive_that_goes_on_is_wrong(tmp_path, monkeypatch):
 
 
 def test_events_are_the_same_in_each_run(tmp_path):
-    bench = Bench(16, "memory", tmp_path / "drive")
+    bench = Bench("fp16", "memory", tmp_path / "drive")
     for name in CASES:
         assert list(events(bench, name)) == list(events(bench, name)), name

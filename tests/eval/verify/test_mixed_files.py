@@ -29,7 +29,7 @@ def test_judge_without_generations_sees_older_data(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("older", [FILES[:1], FILES[1:], FILES[2:3]])
 def test_fsck_names_older_files_and_opens_the_drive(tmp_path, older):
-    copies = make(tmp_path, 16, "memory", 0)
+    copies = make(tmp_path, "fp16", "memory", 0)
     for name in older:
         (copies.new / name).write_bytes((copies.old / name).read_bytes())
     before = {path.name: path.read_bytes() for path in copies.new.iterdir()}

@@ -221,7 +221,7 @@ def test_a_forward_that_fails_abandons_its_turn():
     )
     runner = SimpleNamespace(memory={}, abandon=lambda: done.append("abandoned"))
     rows = SimpleNamespace(
-        runner=runner, _conductor=conductor, tokens=lambda request: 0, max_tokens=9, drives=None, row_bytes=1
+        runner=runner, _policy_thread=conductor, tokens=lambda request: 0, max_tokens=9, drives=None, row_bytes=1
     )
     with pytest.raises(RuntimeError, match="failed"), RowKv.iteration(rows, {"r": 1}, None):
         raise RuntimeError("failed")

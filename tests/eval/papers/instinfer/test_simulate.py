@@ -24,7 +24,7 @@ def test_a_pattern_touches_as_many_pages_as_it_says():
 
 def test_a_simulated_step_reads_the_pages_that_it_must():
     shape = Model.load("opt-13b").shape
-    drive = SimulatedDrive(PAPER, replace(shape, layers=4), 3, 2048, 16)
+    drive = SimulatedDrive(PAPER, replace(shape, layers=4), 3, 2048, "fp16")
     drive.grow(1024)
     for layers in (range(4), (1, 2)):  # what was sampled stands for all
         assert drive.step("dense", Compression(1).at(1024, 128), 1.0, "serial", layers)["pages"] == 4 * 3 * 40 * 2 * 64

@@ -14,7 +14,7 @@ from kv_cache.iteration import Iteration
 Homes = Callable[[Hashable, int], tuple[str, ...]]
 
 
-def follow_assignment(it: Iteration) -> None:
+def carry_out(it: Iteration) -> None:
     """Carry out the memory's "homes": of a layer of a request, the tier of each of its blocks.
 
     With one tier more than there are blocks the new tokens begin another one. One new token is attended in drives if
