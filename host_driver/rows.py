@@ -12,10 +12,10 @@ from host_driver.drive_rows import DriveRows
 from host_driver.driver import Driver
 from host_driver.tiers import bounce_of, first_bytes, in_blocks, stores
 from kv_cache.block_table import BlockKey, PolicyError
+from kv_cache.carry_out import Homes, carry_out
 from kv_cache.hardware import CSD, DEVICE, HOST, PAGE_CACHE
 from kv_cache.iteration import IterationRunner
 from kv_cache.limits import TierLimits
-from kv_cache.carry_out import Homes, carry_out
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.frames import CachedFiles
 from kv_cache.transfer.policy_thread import PolicyThread

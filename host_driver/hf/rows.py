@@ -27,8 +27,8 @@ from host_driver.hf.forward import asking, check_free
 from host_driver.hf.latent import latent_modules
 from host_driver.hf.shape import FULL, SLIDING, Unsupported, placement
 from host_driver.rows import RowKv
-from kv_cache.hardware import CSD
 from kv_cache.carry_out import Homes
+from kv_cache.hardware import CSD
 from kv_cache.transfer.engine import AttendCall
 
 _BY_LONGEST = ("longrope", "dynamic")
