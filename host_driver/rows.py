@@ -14,7 +14,7 @@ from host_driver.tiers import bounce_of, first_bytes, in_blocks, stores
 from kv_cache.block_table import BlockKey, PolicyError
 from kv_cache.carry_out import Homes, carry_out
 from kv_cache.hardware import CSD, DEVICE, HOST, PAGE_CACHE
-from kv_cache.iteration import IterationRunner
+from kv_cache.iteration import IterationRunner, Program
 from kv_cache.limits import TierLimits
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.frames import CachedFiles
@@ -40,11 +40,12 @@ class RowKv:
         max_tokens: int,
         driver: Driver | None = None,
         cache_bytes: int = 0,
+        program: Program = carry_out,
     ) -> None:
         """like: a parameter of the model, for its device and its dtype. max_tokens: of a request."""
         self.shape, self.max_tokens, self.device = shape, max_tokens, like.device
         self.dtype = torch.float16 if driver else like.dtype
-        self.row_bytes = 2 * shape.kv_heads * shape.head_dim * self.dtype.itemsize
+        self.row_bytes = self.row_bytes_of(shape, driver is not None, like.dtype)
         self.drives = DriveRows(driver, max_tokens) if driver else None
         self.windows: dict[tuple[Hashable, int], torch.Tensor] = {}  # on the device, by request and the model's layer
         self._policy_thread = PolicyThread()
@@ -54,8 +55,13 @@ class RowKv:
         capacity = in_blocks(max_tokens * self.row_bytes)
         self.real = RealTransfers(held, lambda block: capacity, self._policy_thread.attends, bounce_of(self.device))
         machine = tiers.machine(cache_bytes, drives=driver is not None)
-        self.runner = IterationRunner(machine, range(shape.layers), carry_out, self.real, parts=(PART,))
+        self.runner = IterationRunner(machine, range(shape.layers), program, self.real, parts=(PART,))
         self.runner.memory["below"] = PAGE_CACHE if tiers.host == 0 and cache_bytes else HOST
+
+    @staticmethod
+    def row_bytes_of(shape: ModelShape, drives: bool, dtype: torch.dtype) -> int:
+        """Bytes of K and V of a token in a layer."""
+        return 2 * shape.kv_heads * shape.head_dim * (torch.float16 if drives else dtype).itemsize
 
     @contextmanager
     def iteration(self, new: Mapping[Hashable, int], homes: Homes) -> Iterator[None]:

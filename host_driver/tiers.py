@@ -16,7 +16,7 @@ from csd_io.queue import aligned
 from host_driver.hf.staging import side_stream
 from kv_cache.block_table import BlockKey, PolicyError
 from kv_cache.hardware import DEVICE, DIRECT, HOST, PAGE_CACHE, Machine
-from kv_cache.iteration import IterationRunner, Policy
+from kv_cache.iteration import IterationRunner, Program
 from kv_cache.limits import BLOCK_BYTES, TierLimits
 from kv_cache.replay import replay
 from kv_cache.transfer.engine import AttendCall
@@ -138,7 +138,7 @@ class TieredKv:
     def __init__(
         self,
         tiers: TierLimits,
-        policy: Policy,
+        policy: Program,
         cache_bytes: int,
         layers: int,
         model: torch.nn.Module,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Literal
 
@@ -80,6 +80,15 @@ class WaitingQueue:
                 self.rejected.append((request, FULL))
             else:
                 heappush(self._here, (self._due_s(request, arrived_s), next(self._number), request, arrived_s))
+
+    def put(self, request: Request, now_s: float) -> None:
+        """A request has come that no trace told of."""
+        heappush(self._here, (self._due_s(request, now_s), next(self._number), request, now_s))
+
+    def remove(self, number: int) -> None:
+        """Forget a request that waits."""
+        self._here = [each for each in self._here if each[2].number != number]
+        heapify(self._here)
 
     def _due_s(self, request: Request, arrived_s: float) -> float:
         """What the order goes by. All who wait grow old at the same rate, so it stays what it is."""

@@ -1,118 +1,50 @@
-"""Continuous batching in modelled time: requests arrive, are prefilled, decode side by side, and leave.
+"""The loop of continuous batching: requests arrive, a policy schedules an iteration, it runs, sequences end.
 
-Where their K and V lie, and who pauses, is a policy's choice before each step; how long the step is follows from that.
+`simulate` runs it in modelled time until a trace is served; `vcsd.serve` runs the same engine beside real bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from csd_io.compiled import njit
 from csd_spec.arrays import F64
 from kv_cache.admission import AdmissionConfig, WaitingQueue
 from kv_cache.cost import ServingCost
-from kv_cache.planner.problem import Offload, form, on_device, run
+from kv_cache.planner.problem import Offload, latency_s
+from kv_cache.request import SequenceState
+from kv_cache.scheduler import IterationResult, Policy, SchedulerOutput, SchedulerState
 from kv_cache.trace import Request, Trace
+from kv_cache.transfer.chain import decode_s
+from kv_cache.transfer.sequences import SequenceStore
 
-
-@dataclass(slots=True, eq=False)
-class SequenceState:
-    """A request that has a slot, or had one.
-
-    arrived_s: in seconds, whatever the trace counts in. made_s: when each token was made; step_s: how long the step was
-    that made it, for the first one its prefill. delivered_s: when the last token left the deposit. entered_s: when its
-    prefill began. paused: steps since it decoded.
-    """
-
-    request: Request
-    arrived_s: float
-    bursts: list[tuple[F64, F64]] = field(default_factory=list)
-    count: int = 0
-    delivered_s: float = 0.0
-    deposit: deque[float] = field(default_factory=deque)
-    entered_s: float = 0.0
-    paused: int = 0
-
-    @property
-    def made_s(self) -> F64:
-        return np.concatenate([ends for ends, _ in self.bursts])
-
-    @property
-    def step_s(self) -> F64:
-        return np.concatenate([took for _, took in self.bursts])
-
-    @property
-    def tokens(self) -> int:
-        """Tokens whose K and V are there."""
-        return self.request.input_tokens + self.count - 1
-
-    @property
-    def over(self) -> bool:
-        return self.count == self.request.output_tokens
-
-    def made(self, ends: F64, took: F64) -> None:
-        """Tokens were made, by steps that ended then and took so long."""
-        self.bursts.append((ends, took))
-        self.count += ends.size
-        self.deposit.extend(ends.tolist())
-
-
-@dataclass(slots=True)
-class SchedulerState:
-    """What a policy sees before a step. changed: whether requests came or went since the last one. memory: its own."""
-
-    cost: ServingCost
-    live: Sequence[SequenceState]
-    slo_s: float
-    now_s: float
-    step: int
-    changed: bool
-    mean_tokens: float
-    memory: dict[str, Any]
-
-    def deposited(self, live: SequenceState) -> int:
-        """Tokens that a request has made and not delivered yet: one leaves with each interval of the objective."""
-        while live.deposit:
-            leaves = max(live.deposit[0], live.delivered_s + self.slo_s if live.delivered_s else 0.0)
-            if leaves > self.now_s:
-                break
-            live.deposit.popleft()
-            live.delivered_s = leaves
-        return len(live.deposit)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
-    """Who decodes, and where their layers lie; the others pause.
-
-    steps: for how many the policy wants to be asked no more; it is asked earlier where requests come or go, or the
-    placement no longer fits.
-    """
-
-    running: Sequence[SequenceState]
-    options: Sequence[Offload]
-    steps: int = 1
-
-
-Policy = Callable[[SchedulerState], SchedulerOutput]
+NO_TRACE = Trace(name="none", requests=())
+REPLAN, EMA = 1.25, 0.1  # measured over modelled time beyond which plans are made again; weight of the newest step
 
 
 @dataclass(slots=True, kw_only=True)
 class RunResult:
-    """A run: the requests, and how long what took.
+    """What became of the requests of a run.
 
-    rejected: who was not let in, and why. steps: decode steps. fetched_layers, attended_layers: layers of requests that
-    crossed the link, or drives attended. link_bytes, drive_bytes: of K and V that did.
+    Attributes:
+        slo_s: The objective, seconds between tokens.
+        sequences: Requests that were admitted.
+        rejected: Requests that were not, and why.
+        end_s: Modelled time at the end.
+        steps: Decode steps.
+        decided: Iterations that the policy was asked for.
+        prefill_s, decode_s, idle_s: Seconds of each.
+        stalled_s: Seconds in which requests waited and nobody ran.
+        fetched_layers, attended_layers: Layers of requests that crossed the link, and that drives attended.
+        link_bytes, drive_bytes: Bytes of the KV cache that did.
+        timed_by: Iterations by how their time was found (`IterationResult.timed_by`).
     """
 
     slo_s: float
-    live: list[SequenceState] = field(default_factory=list)
+    sequences: list[SequenceState] = field(default_factory=list)
     rejected: list[tuple[Request, str]] = field(default_factory=list)
     end_s: float = 0.0
     steps: int = 0
@@ -120,194 +52,333 @@ class RunResult:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     idle_s: float = 0.0
+    stalled_s: float = 0.0
     fetched_layers: int = 0
     attended_layers: int = 0
     link_bytes: float = 0.0
     drive_bytes: float = 0.0
+    timed_by: dict[str, int] = field(default_factory=dict)
 
 
-def serve(
+def simulate(
     trace: Trace,
     cost: ServingCost,
     policy: Policy,
     slo_s: float,
     admission: AdmissionConfig = AdmissionConfig(),
     tick: Callable[[int], object] = lambda done: None,
+    store: SequenceStore | None = None,
 ) -> RunResult:
-    """Serve a trace. tick: told now and then how many requests have left.
+    """Serve a trace in modelled time.
 
-    Arrivals in engine steps are counted in decode steps, so that a slow engine gets fewer in a time. Raises ValueError
-    for a request that the device never has room for, unless such are rejected.
+    Arrivals in engine steps are counted in decode steps, so a slow engine gets fewer in the same time.
+
+    Args:
+        trace: Requests.
+        cost: Costs of the machine.
+        policy: Decides.
+        slo_s: The objective, seconds between tokens.
+        admission: Who is let in.
+        tick: Called now and then with the number of requests that have ended.
+        store: Tiers, for policies that take turns.
+
+    Raises:
+        ValueError: A request never fits the device, and `admission` does not reject such.
     """
-    loop = _Loop(trace, cost, policy, slo_s, admission)
-    while loop.queue.left or loop.live or loop.prompt:
-        loop.admit()
-        loop.go_on()
-        tick(len(loop.done.live) + len(loop.done.rejected) - len(loop.live))
-    loop.done.end_s = loop.now_s
-    return loop.done
+    engine = Engine(policy, cost, slo_s, admission, trace, store)
+    done = engine.done
+    while engine.step():
+        tick(len(done.sequences) + len(done.rejected) - len(engine.sequences))
+    done.end_s = engine.now_s
+    return done
 
 
-class _Loop:
-    """The state of a run. live: who decodes, or pauses. prompt: who is prefilled in chunks, prefilled so far."""
+class Engine:
+    """Requests, a policy, and the modelled time of its iterations.
+
+    Attributes:
+        sequences: Admitted requests that decode or pause.
+        prompt: The request that is prefilled.
+        now_s: Modelled time.
+        store: Whole sequences in tiers, for policies that take turns.
+        done: Sums of the run; its requests too if a trace is served.
+    """
 
     def __init__(
-        self, trace: Trace, cost: ServingCost, policy: Policy, slo_s: float, admission: AdmissionConfig
+        self,
+        policy: Policy,
+        cost: ServingCost,
+        slo_s: float = math.inf,
+        admission: AdmissionConfig = AdmissionConfig(),
+        trace: Trace | None = None,
+        store: SequenceStore | None = None,
+        first_block: int = 0,
     ) -> None:
-        self.cost, self.policy, self.slo_s, self.admission = cost, policy, slo_s, admission
-        self.queue = WaitingQueue(trace, cost, admission)
+        self.policy, self.cost, self.slo_s, self.admission, self.store = policy, cost, slo_s, admission, store
+        requests = trace.requests if trace else ()
+        self.queue = WaitingQueue(trace or NO_TRACE, cost, admission)
+        self.sequences: list[SequenceState] = []
+        self.prompt: SequenceState | None = None
+        self.now_s, self.changed = 0.0, False
         self.done = RunResult(slo_s=slo_s, rejected=self.queue.rejected)
-        self.live, self.prompt, self.prefilled = list[SequenceState](), cast(SequenceState | None, None), 0
-        self.now_s, self.changed, self._memory = 0.0, False, dict[str, Any]()
-        self._asked = list[int]()
-        self._mean_tokens = float(np.mean([each.tokens for each in trace.requests]))
+        self._keep, self._asked = trace is not None, list[int]()
+        self._tokens, self._requests = sum(each.tokens for each in requests), len(requests)
+        self._given, self._slowdown, self._first_block = cost, 1.0, first_block
+
+    def check(self, request: Request) -> None:
+        """Raise ValueError for a request that there never is room for."""
+        if self.store is not None:
+            self.store.levels.check(request.tokens + 1, request.number)
+        else:
+            self.cost.check([request])
+
+    def add(self, request: Request) -> None:
+        """A request has arrived."""
+        self._tokens, self._requests = self._tokens + request.tokens, self._requests + 1
+        self.queue.put(request, self.now_s)
+
+    def remove(self, number: int) -> None:
+        """Forget a request, whatever state it is in."""
+        self.queue.remove(number)
+        if self.prompt is not None and self.prompt.number == number:
+            self.prompt = None
+        for each in [each for each in self.sequences if each.number == number]:
+            self._leave(each)
+
+    def step(self) -> bool:
+        """One iteration, or a burst of equal ones, in modelled time; False if no request is left."""
+        output = self.schedule()
+        if output is None:
+            return False
+        self.complete(output)
+        return True
+
+    def schedule(self) -> SchedulerOutput | None:
+        """The policy's decision about the next iteration; None if no request is left."""
+        while True:
+            self._admit()
+            if not (self.sequences or self.prompt):
+                if not self.queue.left:
+                    return None
+                self._idle()
+                continue
+            state = self._state()
+            output = self.policy.schedule(state)
+            if self.store is not None:
+                self.now_s = self.store.now_s
+            if output is None:
+                self._wait()
+                continue
+            if not (self.prompt and self.prompt.number in output.num_scheduled_tokens and len(output.placement) == 1):
+                self._asked = [each.number for each in state.sequences]
+            return output
+
+    def complete(
+        self,
+        output: SchedulerOutput,
+        ran: Collection[int] | None = None,
+        took_s: float | None = None,
+        most: float = math.inf,
+    ) -> IterationResult:
+        """Account for an iteration that `schedule` decided.
+
+        Args:
+            output: The decision.
+            ran: Requests that were computed, if not all of them.
+            took_s: Measured seconds of its decode step.
+            most: Decode steps at most.
+        """
+        everyone = [*self.sequences, *([self.prompt] if self.prompt else [])]
+        scheduled = {
+            each: output.num_scheduled_tokens[each.number]
+            for each in everyone
+            if each.number in output.num_scheduled_tokens and (ran is None or each.number in ran)
+        }
+        prefills = {each: count for each, count in scheduled.items() if each.prefills}
+        decoding = [each for each in scheduled if not each.prefills]
+        options = [output.placement.get(each.number, Offload(0)) for each in decoding]
+        self.done.decided += bool(decoding)
+        offloads = [each for each in options if isinstance(each, Offload)]
+        if took_s is not None and decoding and len(offloads) == len(options):
+            self._compare(decoding, offloads, took_s)
+        if decoding and len(offloads) == len(options) and not self.policy.admits:
+            result = self._chain(decoding, offloads, prefills, min(output.num_steps, most))
+        else:
+            result = self._jump(decoding, prefills)
+        finished = tuple(each.number for each in self.sequences if each.finished)
+        for each in [each for each in self.sequences if each.finished]:
+            self._leave(each)
+            each.deposit.clear()
+        result = replace(result, finished=finished)
+        self.done.timed_by[result.timed_by] = self.done.timed_by.get(result.timed_by, 0) + 1
+        self.policy.update(output, result)
+        return result
+
+    # Who is there
 
     def _free(self) -> int:
-        return self.admission.slots - len(self.live) - (self.prompt is not None)
+        return self.admission.slots - len(self.sequences) - (self.prompt is not None)
 
     def _arrive(self) -> None:
         self.queue.arrive(self.done.steps, self.now_s, self._free())
 
-    def admit(self) -> None:
-        """Give free slots to those who wait, and prefill what is not prefilled in chunks, beside others."""
-        if not self.live and not self.prompt:
-            idle_s = self.queue.idle(self.done.steps, self.now_s)
-            self.done.idle_s += idle_s
-            self.now_s += idle_s
+    def _admit(self) -> None:
+        """Requests that have arrived get slots: one prompt at a time, or everybody if the policy lets them in."""
         self._arrive()
-        if self.prompt and not self.live:
-            self._prefill()
-        while self.queue and self._free() and not self.prompt:
-            self.prompt = SequenceState(*self.queue.take(), entered_s=self.now_s)
-            self.done.live.append(self.prompt)
-            if not (self.admission.chunk and self.live):  # nobody decodes beside it
-                self._prefill()
+        while self.queue and (self.policy.admits or (self._free() and self.prompt is None)):
+            sequence = SequenceState(*self.queue.take(), entered_s=self.now_s)
+            if self._keep:
+                self.done.sequences.append(sequence)
+            if self.policy.admits:
+                self.sequences.append(sequence)
+                self.changed = True
+            else:
+                self.prompt = sequence
 
-    def _prefill(self) -> None:
-        """What is left of a prompt at once."""
-        assert self.prompt
-        took_s = self.cost.compute.prefill_s(self.prompt.request.input_tokens, self.prefilled)
-        self.now_s += took_s
-        self.done.prefill_s += took_s
-        self._arrive()  # some have come meanwhile
-        self._enter(self.prompt, took_s)
+    def _idle(self) -> None:
+        """Time passes until a request arrives."""
+        idle_s = self.queue.idle(self.done.steps, self.now_s)
+        self.done.idle_s += idle_s
+        self._pass(idle_s)
 
-    def _enter(self, live: SequenceState, took_s: float) -> None:
-        """A prompt is prefilled: the first token is there."""
-        live.made(np.array([self.now_s]), np.array([took_s]))
-        self.prompt, self.prefilled = None, 0
-        if not live.over:
-            self.live.append(live)
-            self.changed = True
+    def _pass(self, seconds: float) -> None:
+        """Time passes, and copies go on."""
+        self.now_s += seconds
+        if self.store is not None:
+            self.store.run_until(self.now_s)
 
-    def go_on(self) -> None:
-        """Steps until somebody comes or goes, a prompt is prefilled, or the policy is to be asked."""
-        if not self.live:
-            return
-        now = self._situation()
-        decision, (steps, until_s) = self.policy(now), (math.inf, math.inf)
-        if self._free() and not self.prompt:
-            steps, until_s = self.queue.next_after(self.done.steps)
-        until = min(steps, self.admission.patience or math.inf), until_s
-        ends = _decode(now, decision, until, self._chunks(), self.done)
-        self.now_s, self.changed = float(ends[-1]), False
-        for each in self.live:
-            each.paused += ends.size
-        for each in decision.running:
-            each.paused = 0
-        self._arrive()
-        if self.prompt:
-            self.prefilled = min(self.prefilled + ends.size * self.admission.chunk, self.prompt.request.input_tokens)
-            if self.prefilled == self.prompt.request.input_tokens:
-                self._enter(self.prompt, self.now_s - self.prompt.entered_s)
-        for each in [each for each in self.live if each.over]:
-            self.live.remove(each)
-            each.deposit.clear()
-            self.changed = True
+    def _wait(self) -> None:
+        """Time passes until a copy ends or a request arrives; raises RuntimeError if neither will."""
+        ends = [move.end_s for move in self.store.running if move.end_s is not None] if self.store is not None else []
+        if (arrives_s := self.queue.next_after(self.done.steps)[1]) < math.inf:
+            ends.append(arrives_s)
+        if not ends:
+            raise RuntimeError("a policy lets nobody run, and nothing is under way")
+        stalled_s = max(0.0, min(ends) - self.now_s)
+        self.done.stalled_s += stalled_s
+        self._pass(stalled_s)
 
-    def _situation(self) -> SchedulerState:
-        """What the policy is asked about: all, or those who have paused for too long."""
-        patience, among = self.admission.patience, self.live
+    def _leave(self, sequence: SequenceState) -> None:
+        self.sequences.remove(sequence)
+        self.policy.forget(sequence.number)
+        self.changed = True
+
+    def _state(self) -> SchedulerState:
+        """What the policy is asked about: all sequences, or those that have paused for too long."""
+        patience, among = self.admission.patience, self.sequences
         if patience:
-            among = [each for each in self.live if each.paused >= patience] or self.live
-        who, before = [each.request.number for each in among], self._asked
-        self._asked, changed = who, self.changed or who != before
-        step, mean = self.done.steps, self._mean_tokens
-        return SchedulerState(self.cost, among, self.slo_s, self.now_s, step, changed, mean, self._memory)
+            among = [each for each in among if each.paused >= patience] or among
+        return SchedulerState(
+            cost=self.cost,
+            sequences=among,
+            filling=self.prompt,
+            chunk=self.admission.chunk,
+            slo_s=self.slo_s,
+            now_s=self.now_s,
+            step=self.done.steps,
+            changed=self.changed or [each.number for each in among] != self._asked,
+            mean_tokens=self._tokens / max(1, self._requests),
+            first_block=self._first_block,
+            store=self.store,
+            coming=self.queue.left,
+        )
 
-    def _chunks(self) -> F64 | None:
-        """Seconds of each chunk that is left of the prompt."""
-        if not self.prompt:
+    # How long an iteration takes
+
+    def _chain(
+        self,
+        decoding: Sequence[SequenceState],
+        options: Sequence[Offload],
+        prefills: dict[SequenceState, int],
+        most: float,
+    ) -> IterationResult:
+        """Decode steps until the policy is to be asked again, with chunks of the prompt beside them."""
+        steps, until_s = math.inf, math.inf
+        if self._free() and self.prompt is None:
+            steps, until_s = self.queue.next_after(self.done.steps)
+        left = min(each.request.output_tokens - each.num_output_tokens for each in decoding)
+        most = min(most, steps, self.admission.patience or math.inf, left)
+        tokens, beside = [each.num_computed_tokens + 1 for each in decoding], self._chunks(prefills)
+        took = decode_s(self.cost, tokens, options, int(most), within_s=until_s - self.now_s, beside=beside)
+        ends = self.now_s + np.cumsum(took)
+        for each, option, held in zip(decoding, options, tokens, strict=True):
+            each.made(ends, took)
+            self._count(option, held, took.size)
+        beside_s = 0.0 if beside is None else float(beside[: took.size].sum())
+        self.done.steps += took.size
+        self.done.prefill_s += beside_s
+        self.done.decode_s += float(took.sum()) - beside_s
+        self.now_s, self.changed = float(ends[-1]), False
+        for each in self.sequences:
+            each.paused = 0 if each in decoding else each.paused + took.size
+        self._arrive()
+        for each, count in prefills.items():
+            self._computed(each, min(count * took.size, each.num_missing_tokens), self.now_s - each.entered_s)
+        return IterationResult(float(took.sum()), took.size, "chain")
+
+    def _jump(self, decoding: Sequence[SequenceState], prefills: dict[SequenceState, int]) -> IterationResult:
+        """One iteration whose KV cache is on the device: the sum of its parts.
+
+        Where a policy lets requests in itself, a prompt is computed beside a decode step, and takes part in it.
+        """
+        prefill_s = sum(
+            self.cost.compute.prefill_s(each.num_computed_tokens + count, each.num_computed_tokens)
+            for each, count in prefills.items()
+        )
+        batch = [each.num_computed_tokens + 1 for each in decoding]
+        if self.policy.admits:
+            batch += [each.num_tokens for each in prefills]
+        step_s = self.cost.compute.decode_s(len(batch), sum(batch)) if batch else 0.0
+        took_s = prefill_s + step_s
+        self.done.prefill_s += prefill_s
+        self.done.decode_s += step_s
+        self._pass(took_s)
+        if decoding:
+            self.done.steps += 1
+            self.changed = False
+        for each in decoding:
+            each.made(np.array([self.now_s]), np.array([took_s]))
+        self._arrive()  # some have come meanwhile
+        for each, count in prefills.items():
+            self._computed(each, count, took_s)
+        return IterationResult(took_s, int(bool(decoding)), "jump")
+
+    def _computed(self, sequence: SequenceState, tokens: int, took_s: float) -> None:
+        """Tokens of a prompt were computed; with the last of them a token is made."""
+        sequence.num_computed_tokens += tokens
+        if sequence.num_missing_tokens:
+            return
+        sequence.made(np.array([self.now_s]), np.array([took_s]))
+        if sequence is self.prompt:
+            self.prompt = None
+            if not sequence.finished:
+                self.sequences.append(sequence)
+                self.changed = True
+
+    def _chunks(self, prefills: dict[SequenceState, int]) -> F64 | None:
+        """Seconds of each chunk that is left of the prompt beside decode steps, (chunks,)."""
+        if not prefills:
             return None
-        end, chunk = self.prompt.request.input_tokens, self.admission.chunk
-        begins = range(self.prefilled, end, chunk)
+        ((sequence, chunk),) = prefills.items()
+        end, first = sequence.num_tokens, sequence.num_computed_tokens
+        begins = range(first, end, chunk)
         return np.array([self.cost.compute.prefill_s(min(begin + chunk, end), begin) for begin in begins])
 
-
-def _decode(
-    now: SchedulerState, decision: SchedulerOutput, until: tuple[float, float], beside: F64 | None, done: RunResult
-) -> F64:
-    """Steps until somebody comes or goes, or the policy is to be asked; when they end.
-
-    beside: seconds that steps take longer, for what else the device does in them; there are no more of them. Raises
-    RuntimeError for a placement that does not fit the device.
-    """
-    cost, running = now.cost, decision.running
-    if not running:
-        raise RuntimeError("a policy lets nobody decode")
-    most = min(decision.steps, until[0], *(each.request.output_tokens - each.count for each in running))
-    took = np.zeros(max(1, int(most if beside is None else min(most, beside.size))))
-    beside = np.zeros(took.size) if beside is None else beside
-    forms = [form(cost.layers, option) for option in decision.options]
-    asked, due, in_drives = (np.array([[each[k]] for each in forms]) for k in range(3))
-    shares = np.array([on_device(cost.layers, option) for option in decision.options])
-    tokens = np.array([each.tokens + 1 for each in running])
-    within_s = until[1] - now.now_s
-    count = _steps(
-        cost.line(len(running)), cost.room_blocks, tokens, asked, due, in_drives, shares, within_s, beside, took
-    )
-    if not count:
-        raise RuntimeError(f"a placement of {decision.options} does not fit the device")
-    took = took[:count]
-    ends = now.now_s + np.cumsum(took)
-    for each, option, held in zip(running, decision.options, tokens.tolist(), strict=True):
-        each.made(ends, took)
-        read = option.count * (count * held + count * (count - 1) // 2)  # tokens, over all layers away
-        if option.in_drives and cost.drives:
-            done.attended_layers += count * option.count
-            done.drive_bytes += read * cost.drives.token_bytes
+    def _count(self, option: Offload, held: int, steps: int) -> None:
+        """Layers and bytes of one request that were fetched, or attended in drives, in some steps."""
+        done, count = self.done, steps * option.count
+        read = option.count * (steps * held + steps * (steps - 1) // 2)  # tokens, over all offloaded layers
+        if option.in_drives and self.cost.drives:
+            done.attended_layers += count
+            done.drive_bytes += read * self.cost.drives.token_bytes
         else:
-            done.fetched_layers += count * option.count
-            done.link_bytes += read * cost.token_bytes
-    done.steps += count
-    done.decided += 1
-    beside_s = float(beside[:count].sum())
-    done.prefill_s += beside_s
-    done.decode_s += float(took.sum()) - beside_s
-    return ends
+            done.fetched_layers += count
+            done.link_bytes += read * self.cost.token_bytes
 
-
-@njit(cache=True, nogil=True)
-def _steps(line, room, tokens, asked, due, in_drives, shares, until_s, beside, took):  # type: ignore[no-untyped-def]
-    """Steps of requests that grow by a token in each, until they do not fit or the time is over; how many, and how long
-    each took. line: `ServingCost.line`. beside: what each takes longer.
-    """
-    step_s, token_s, fetch_s, fetch_token_s, call_s, read_token_s, block = line
-    R, L = tokens.size, asked.shape[2]
-    compute, ends, slower = np.zeros(L), np.zeros(L + 1), np.zeros(in_drives.shape)
-    fetch, chosen, passed = np.zeros(R), np.zeros(R, np.int64), 0.0
-    for step in range(took.size):
-        held = 0
-        for r in range(R):
-            held += shares[r] * -(-(tokens[r] + step) // int(block))
-        if held > room * L or passed >= until_s:
-            return step
-        compute[:] = (step_s + token_s * (tokens.sum() + R * step)) / L
-        for r in range(R):
-            now = tokens[r] + step
-            fetch[r] = (fetch_s + fetch_token_s * now) / L
-            slower[r] = in_drives[r] * (read_token_s * now + call_s / R - token_s * now / L)
-        run(compute, fetch, asked, due, slower, chosen, ends)
-        took[step] = ends[L] + beside[step]
-        passed += took[step]
-    return took.size
+    def _compare(self, decoding: Sequence[SequenceState], options: Sequence[Offload], took_s: float) -> None:
+        """Correct the cost model by a measured decode step, and let the policy plan again if they part too far."""
+        costs = self._given.costs([each.num_computed_tokens + 1 for each in decoding])
+        self._slowdown += EMA * (took_s / latency_s(costs, options) - self._slowdown)
+        if not 1 / REPLAN < self._slowdown / self.cost.compute.slowdown < REPLAN:
+            self.cost = replace(self.cost, compute=replace(self.cost.compute, slowdown=self._slowdown))
+            self.changed = True

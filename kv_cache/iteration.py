@@ -15,7 +15,7 @@ from kv_cache.block_table import BlockKey, BlockTable, PolicyError, Transfer
 from kv_cache.hardware import DEVICE, Machine, Route
 from kv_cache.transfer.engine import Action, AttendCall, IterationRecord, TransferEngine
 
-Policy = Callable[["Iteration"], None]
+Program = Callable[["Iteration"], None]
 Plan = Callable[[int], Sequence[Hashable]]
 
 
@@ -38,7 +38,7 @@ class IterationRunner:
 
     machine: Machine
     layers: range
-    policy: Policy
+    policy: Program
     transfers: TransferEngine
     parts: tuple[str, ...] = ("k", "v")
     plan: Plan | None = None

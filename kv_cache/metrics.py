@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from csd_spec.arrays import F64
-from kv_cache.engine import RunResult, SequenceState
+from kv_cache.engine import RunResult
+from kv_cache.request import SequenceState
 
 
 def attained(served: RunResult, deposit: bool = False) -> float:
@@ -18,7 +19,7 @@ def attained(served: RunResult, deposit: bool = False) -> float:
     pause or prefill came before. deposit: a late one is masked by a token that was made early.
     """
     late = total = 0
-    for live in served.live:
+    for live in served.sequences:
         steps = live.step_s[1:]
         total += steps.size
         late += _late(steps, served.slo_s) if deposit else int((steps > served.slo_s).sum())
@@ -39,14 +40,14 @@ def _late(gaps: F64, slo_s: float) -> int:
 
 def by_gaps(served: RunResult) -> float:
     """The same of the time between tokens as a user has it, pauses and others' prefills included."""
-    gaps = _gaps(served.live)
+    gaps = _gaps(served.sequences)
     return float((gaps <= served.slo_s).mean()) if gaps.size else 1.0
 
 
 def deadlines_met(served: RunResult) -> float:
     """Share of tokens that are there when a user reads them: the i-th is due i objectives after the first."""
     met = total = 0
-    for live in served.live:
+    for live in served.sequences:
         made = live.made_s
         due = made[0] + served.slo_s * np.arange(made.size)
         met += int((made[1:] <= due[1:] + 1e-9).sum())
@@ -56,13 +57,14 @@ def deadlines_met(served: RunResult) -> float:
 
 def deadlines_met_of_all(served: RunResult) -> float:
     """The same where each token of a request that was rejected is late."""
-    admitted, lost = sum(each.count for each in served.live), sum(each.output_tokens for each, _ in served.rejected)
+    admitted = sum(each.num_output_tokens for each in served.sequences)
+    lost = sum(each.output_tokens for each, _ in served.rejected)
     return deadlines_met(served) * admitted / max(1, admitted + lost)
 
 
 def tpot_attained(served: RunResult, real: bool = False) -> float:
     """Share of requests whose mean step, or mean gap, is within the objective."""
-    means = _tpot(served.live, real)
+    means = _tpot(served.sequences, real)
     return float((means <= served.slo_s).mean()) if means.size else 1.0
 
 
@@ -71,7 +73,7 @@ def _gaps(live: Sequence[SequenceState]) -> F64:
 
 
 def _tpot(live: Sequence[SequenceState], real: bool) -> F64:
-    several = [each for each in live if each.count > 1]
+    several = [each for each in live if each.num_output_tokens > 1]
     return np.array([np.mean(np.diff(each.made_s) if real else each.step_s[1:]) for each in several])
 
 
@@ -86,9 +88,9 @@ def summary(served: RunResult) -> dict[str, Any]:
     longest_wait_s: for a slot. longest_pause_s: between two tokens. path_bytes: of K and V, over the link to the host
     and read in drives.
     """
-    live = served.live
+    live = served.sequences
     steps = np.concatenate([np.zeros(0), *(each.step_s[1:] for each in live)])
-    tokens, span_s = sum(each.count for each in live), served.end_s or math.inf
+    tokens, span_s = sum(each.num_output_tokens for each in live), served.end_s or math.inf
     first = np.array([each.made_s[0] - each.arrived_s for each in live])
     whole = np.array([each.made_s[-1] - each.arrived_s for each in live])
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
@@ -27,8 +27,9 @@ from host_driver.driver import Driver
 from host_driver.hf.forward import check_free, in_drives
 from host_driver.hf.shape import Placement, placement
 from host_driver.sharding import share_out
-from kv_cache.iteration import Policy
+from kv_cache.iteration import Iteration
 from kv_cache.limits import TierLimits
+from kv_cache.scheduler import Policy
 from vcsd.redundancy import protected
 from vcsd.redundancy_cost import Decode, Estimate, HostCompute
 from vcsd.report import Report
@@ -223,7 +224,7 @@ def attach(
     flush_every: int = 0,
     restart: bool = True,
     methods: Path | None = None,
-    residency: str | Policy = "in-storage",
+    residency: str | Policy | Callable[[Iteration], None] = "in-storage",
     tiers: TierLimits | None = None,
     storage: Storage | None = None,
     redundancy: Redundancy = "none",

@@ -10,7 +10,8 @@ from numbers import Integral
 from typing import Any
 
 from host_driver.hf.rows import RowModel
-from kv_cache.schedulers import Choice, Scheduler
+from kv_cache.engine import Engine
+from kv_cache.scheduler import SchedulerOutput
 from kv_cache.trace import Request
 from vcsd.counters import Counters
 from vcsd.sampling import Sampler, Sampling
@@ -36,7 +37,6 @@ class Stream:
         self.error: BaseException | None = None
         self.over = ""  # how it is going to end, when nothing of it is left
         self.sampler = Sampler(sampling)
-        self.pending: list[int] = []  # to be prefilled
         self.idle = self.longest_idle = 0
         self.since_s = time.monotonic()  # when it came, or made its last token
 
@@ -69,23 +69,28 @@ class Server:
     def __init__(
         self,
         rows: RowModel,
-        scheduler: Scheduler,
+        engine: Engine,
         max_tokens: int,
         max_waiting: int = 128,
-        chunk: int = 0,
         measured: bool = False,
     ) -> None:
-        """max_tokens: of a request. max_waiting: requests that may wait for their first token. chunk: tokens of a
-        prompt that are prefilled between two decode steps; 0 is all. measured: let the scheduler know what steps
-        take."""
-        self._rows, self._scheduler, self._chunk, self._measured = rows, scheduler, chunk, measured
+        """Serve requests.
+
+        Args:
+            rows: The model, and its requests' KV caches.
+            engine: Decides, in modelled time.
+            max_tokens: Tokens of a request.
+            max_waiting: Requests that may wait for their first token.
+            measured: Whether the engine is told how long decode steps take.
+        """
+        self._rows, self._engine, self._measured = rows, engine, measured
+        self._layers = rows.kv.shape.layers
         self.max_tokens, self.max_waiting = max_tokens, max_waiting
         self.kv = rows.kv
         self.counters = Counters(rows.kv)
         self.streams: dict[int, Stream] = {}
         self._incoming: deque[Stream] = deque()
         self._cancelled: deque[Stream] = deque()
-        self._filling: deque[Stream] = deque()
         self._changed = threading.Condition()
         self._busy = threading.Lock()  # whoever has it iterates
         self._thread: threading.Thread | None = None
@@ -132,7 +137,7 @@ class Server:
         if room is not None and request.tokens * kv.row_bytes > room:
             raise Rejected(f"K and V of a layer at {request.tokens:,} tokens are more than the device's {room:,} bytes")
         try:
-            self._scheduler.check(request)
+            self._engine.check(request)
         except ValueError as error:
             raise Rejected(str(error)) from error
         waiting = len(self._incoming) + sum(not stream.tokens for stream in self.streams.values())
@@ -174,29 +179,40 @@ class Server:
         if self._closed:
             return False
         self._take()
-        choice = self._scheduler.next()
-        if choice is None:
+        output = self._engine.schedule()
+        if output is None:
             return False
-        for number in self.kv.requests() - choice.homes.keys():
-            self.kv.free(number)  # given up: computed again when it comes back
-        for number in choice.entering:
-            stream = self.streams[number]
-            stream.pending = stream.prompt + stream.tokens
-            self._filling.append(stream)
+        for number in output.preempted & self.kv.requests():
+            self.kv.free(number)  # computed again when its turn comes
         made, took_s = list[Stream](), None
+        prompts, decoding = self._split(output)
+        ran: set[int] = set()
         try:
-            self._prefill(choice, made)
-            waiting = {*made, *self._filling}
-            decoding = [self.streams[n] for n in choice.running if n in self.streams and self.streams[n] not in waiting]
+            for stream, tokens, final in prompts:
+                if self._compute([stream], [tokens], output, made, final):
+                    ran.add(stream.number)
             began_s = time.monotonic()
-            self._compute(decoding, [stream.tokens[-1:] for stream in decoding], choice, made)
+            if self._compute(decoding, [stream.tokens[-1:] for stream in decoding], output, made):
+                ran |= {stream.number for stream in decoding}
             took_s = time.monotonic() - began_s if self._measured and decoding else None
         finally:  # also where somebody has no patience
-            self._scheduler.made([stream.number for stream in made], took_s)
+            self._engine.complete(output, ran, took_s, most=1)
             self._count_idle(made)
             for stream in [each for each in made if each.over]:
                 self._leave(stream, stream.over)
         return True
+
+    def _split(self, output: SchedulerOutput) -> tuple[list[tuple[Stream, list[int], bool]], list[Stream]]:
+        """Prompts with the tokens to compute now and whether these are the last, and streams that decode."""
+        prompts, decoding = [], list[Stream]()
+        for number, count in output.num_scheduled_tokens.items():
+            stream = self.streams[number]
+            known, stored = stream.prompt + stream.tokens, self.kv.tokens(number)
+            if stream.tokens and stored == len(known) - 1:
+                decoding.append(stream)
+            else:
+                prompts.append((stream, known[stored : stored + count], stored + count >= len(known)))
+        return prompts, decoding
 
     def run(self) -> None:
         """Iterations until nobody is there."""
@@ -238,36 +254,31 @@ class Server:
             while self._incoming:
                 stream = self._incoming.popleft()
                 self.streams[stream.number] = stream
-                self._scheduler.add(stream.request)
+                self._engine.add(stream.request)
             cancelled, self._cancelled = self._cancelled, deque()
         for stream in cancelled:
             if not stream.ended:
                 self._leave(stream, "cancelled")
 
-    def _prefill(self, choice: Choice, made: list[Stream]) -> None:
-        """Compute what is pending, all of it or the next chunk; who gets a token by that joins `made`."""
-        while self._filling:
-            stream = self._filling[0]
-            count = min(self._chunk or len(stream.pending), len(stream.pending))
-            if choice.head and not self.kv.tokens(stream.number):  # these tokens are a block of their own
-                count = min(choice.head, len(stream.pending) - 1) or count
-            now, stream.pending = stream.pending[:count], stream.pending[count:]
-            if not stream.pending:
-                self._filling.popleft()
-            self._compute([stream], [now], choice, made, final=not stream.pending)
-            if stream.pending and self._chunk:
-                break
-
     def _compute(
-        self, streams: list[Stream], tokens: list[list[int]], choice: Choice, made: list[Stream], final: bool = True
-    ) -> None:
-        """Compute tokens of streams, and draw the next ones where these were final. If that fails they have failed."""
+        self,
+        streams: list[Stream],
+        tokens: list[list[int]],
+        output: SchedulerOutput,
+        made: list[Stream],
+        final: bool = True,
+    ) -> bool:
+        """Compute tokens of streams, and sample the next ones if these were the last of a prompt.
+
+        Returns:
+            Whether they were computed. If not, the streams have failed.
+        """
         if not streams:
-            return
+            return False
         given: dict[Hashable, list[int]] = {stream.number: each for stream, each in zip(streams, tokens, strict=True)}
 
         def homes(number: Any, layer: int) -> tuple[str, ...]:
-            return choice.homes[number][layer]
+            return output.tiers(number, self._layers, self._engine.policy.first_block)[layer]
 
         try:
             logits = self._rows.forward(given, homes)
@@ -276,13 +287,14 @@ class Server:
                 self._leave(stream, "failed", error)
             if not isinstance(error, Exception):
                 raise
-            return
+            return False
         for stream, row in zip(streams, logits if final else (), strict=final):
             try:
                 self._emit(stream, stream.sampler.next(row, stream.prompt + stream.tokens))
                 made.append(stream)
             except Exception as error:
                 self._leave(stream, "failed", error)
+        return True
 
     def _emit(self, stream: Stream, token: int) -> None:
         now_s = time.monotonic()
@@ -306,9 +318,7 @@ class Server:
 
     def _leave(self, stream: Stream, how: str, error: BaseException | None = None) -> None:
         """Nothing of a request stays behind."""
-        if stream in self._filling:
-            self._filling.remove(stream)
-        self._scheduler.remove(stream.number)
+        self._engine.remove(stream.number)
         self.kv.free(stream.number)
         self._end(stream, how, error)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,16 +17,17 @@ from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import placement
 from host_driver.rows import RowKv
 from host_driver.sharding import share_out
+from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import CostModel, DenseDecoder, DriveModel, ServingCost
-from kv_cache.engine import SchedulerOutput, SchedulerState
-from kv_cache.hardware import H100
+from kv_cache.engine import Engine
+from kv_cache.hardware import CSD, H100
+from kv_cache.iteration import Iteration
 from kv_cache.limits import TierLimits
-from kv_cache.planner.problem import BLOCK_TOKENS, Offload
-from kv_cache.policies.orbitflow import POLICIES as PLACING
-from kv_cache.policies.orbitflow import Planner
-from kv_cache.schedulers import Scheduler, Slices, Slots
-from kv_cache.tiered.machine import Machine
-from kv_cache.tiered.policies import POLICIES as TIERED
+from kv_cache.planner.problem import BLOCK_TOKENS
+from kv_cache.policies import policy_of
+from kv_cache.policies.time_slices import TimeSlices
+from kv_cache.scheduler import Policy
+from kv_cache.transfer.sequences import Levels, SequenceStore
 from vcsd.server import Server
 from vcsd.tiered import MAX_TOKENS
 from vcsd.transport import check_method, methods_of, open_drives
@@ -37,25 +38,10 @@ FLASH_SHARE = 0.25  # of the link to the host, that flash is as fast as
 UNLIMITED = 1 << 40  # bytes, of a tier without a limit
 
 
-def in_drives(now: SchedulerState) -> SchedulerOutput:
-    """All layers of all are attended in drives."""
-    return SchedulerOutput(now.live, [Offload(now.cost.layers, in_drives=True)] * len(now.live))
-
-
-SLOTS = PLACING | {
-    "orbitflow-strict": Planner(late=0),
-    "ours": Planner(late=0, drives=True),
-    "in-storage": in_drives,
-    "in-two-places": in_drives,
-}
-SLICES = {name: policy for name, policy in TIERED.items() if not policy.free}
-WITH_DRIVES = ("ours", "in-storage", "in-two-places")
-POLICIES = (*SLOTS, *SLICES)
-
+PATIENCE = 64  # iterations that a request may be passed over
 
 _NUMBER = (int, "a whole number")
 _KINDS: dict[str, tuple[Any, str]] = {
-    "policy": (str, "text"),
     "tiers": (TierLimits, "a TierLimits"),
     "drives": (DriveSet | list | tuple, "a whole number, a DriveSet, or devices"),
     "attention": (Attention, "an Attention, or the name of one"),
@@ -74,17 +60,18 @@ _KINDS: dict[str, tuple[Any, str]] = {
 class Serving:
     """How a model serves.
 
-    policy: a name of `POLICIES` (docs/serving.md). tiers: bytes for K and V. drives: for layers that are attended
-    there, with `attention`; none where the policy has no use for them. slots: requests that decode at once, where a
-    policy places layers. slice_tokens: what a request makes before others have their turn, where they take turns.
-    max_tokens: of a request; None is the model's context, at most 4096. max_waiting: requests that may wait, beyond
-    which they are rejected. chunk: tokens of a prompt that are prefilled between two decode steps; 0 is all.
+    policy: a name of `kv_cache.POLICIES`, FILE:NAME, or a policy of your own (docs/policies.md). tiers: bytes for the
+    KV cache. drives: for layers that are attended there, with `attention`; none where the policy has no use for them.
+    slots: requests that decode at once, where a policy places layers. slice_tokens: what a request makes before others
+    have their turn, where they take turns. max_tokens: of a request; None is the model's context, at most 4096.
+    max_waiting: requests that may wait, beyond which they are rejected. chunk: tokens of a prompt that are prefilled
+    beside a decode step; 0 is all.
     cost: what the policy reckons with instead of an H100; its room follows from the tiers. slo_scale: the
     objective over the step of the longest request that fits. measured: plan again where steps take longer here, or
     shorter, than the cost model says; then decisions are no longer the same on every day.
     """
 
-    policy: str = "orbitflow"
+    policy: str | Policy | Callable[[Iteration], None] = "orbitflow"
     tiers: TierLimits = TierLimits()
     drives: DriveSet | Sequence[Device] | int = ()
     attention: Attention | str = Attention.named("dense")
@@ -110,9 +97,10 @@ class Serving:
             storage = what.storage or what.kv_layout.rows.name
             if storage != "fp16":
                 raise ValueError(f"attention.storage = {storage!r}: requests' K and V are FP16 at every place")
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy = {self.policy!r}: must be one of {', '.join(POLICIES)}")
-        if self.policy in WITH_DRIVES and not self.count:
+        policy = policy_of(self.policy)
+        if isinstance(policy, TimeSlices) and policy.free:
+            raise ValueError(f"policy = {self.policy!r}: a bound in modelled time, which cannot serve")
+        if CSD in policy.tiers and not self.count:
             raise ValueError(f"policy = {self.policy!r}: attends in drives: give it some (drives)")
         for name, least in {"slots": 1, "slice_tokens": 1, "max_tokens": 1, "max_waiting": 1, "chunk": 0}.items():
             value = getattr(self, name)
@@ -128,34 +116,39 @@ class Serving:
             return self.drives
         return self.drives.count if isinstance(self.drives, DriveSet) else len(self.drives)
 
-    def scheduler(self, shape: ModelShape, row_bytes: int, max_tokens: int, parameters: float) -> Scheduler:
+    def engine(self, shape: ModelShape, row_bytes: int, max_tokens: int, parameters: float) -> Engine:
         """The policy, with the room that there is.
 
         Args:
             shape: The model's attention.
-            row_bytes: K and V of a token in a layer.
-            max_tokens: Of a request.
-            parameters: Of the model.
+            row_bytes: Bytes of the KV cache per token and layer.
+            max_tokens: Tokens of a request.
+            parameters: Parameters of the model.
         """
         cost = self.cost or assumed(shape, row_bytes, self.count, parameters)
         if cost.layers != shape.layers:
             raise ValueError(f"cost.layers = {cost.layers}: the model has {shape.layers}")
         token_bytes = shape.layers * row_bytes
         device = UNLIMITED if self.tiers.device is None else self.tiers.device
-        if self.policy in SLICES:
-            machine = self._machine(cost, token_bytes, device)
-            return Slices(SLICES[self.policy], machine, shape.layers, self.slice_tokens, max_tokens)
+        policy = policy_of(self.policy)
+        admission = AdmissionConfig(slots=self.slots, chunk=self.chunk, patience=PATIENCE)
+        if isinstance(policy, TimeSlices):
+            policy.slice_tokens = self.slice_tokens
+            levels = self._levels(cost, token_bytes, device, max_tokens)
+            roomy = replace(cost, room_blocks=UNLIMITED)
+            return Engine(policy, roomy, admission=admission, store=SequenceStore(levels))
         room = max(0, device - max_tokens * row_bytes)  # one layer of a request comes for its prefill
         fits = replace(cost, room_blocks=max(1, room // (token_bytes * BLOCK_TOKENS)))
-        head = min(max_tokens // 2, room // (token_bytes * self.slots)) if self.policy == "in-two-places" else 0
-        return Slots(SLOTS[self.policy], fits, fits.slo_s(self.slo_scale), self.slots, head)
+        first = min(max_tokens // 2, room // (token_bytes * self.slots)) if policy.first_block else 0
+        if not first:
+            policy.first_block = False
+        return Engine(policy, fits, fits.slo_s(self.slo_scale), admission, first_block=first)
 
-    def _machine(self, cost: ServingCost, token_bytes: int, device: int) -> Machine:
-        """What takes turns reckons with the same, and with whole requests."""
+    def _levels(self, cost: ServingCost, token_bytes: int, device: int, max_tokens: int) -> Levels:
+        """Tiers for whole sequences, with the same costs."""
         host = UNLIMITED if self.tiers.host is None else self.tiers.host
         rate = token_bytes / max(cost.fetch_token_s, 1e-15)
-        return Machine(
-            cost=cost.compute,
+        return Levels(
             token_bytes=token_bytes,
             block_tokens=BLOCK_TOKENS,
             device_bytes=max(1, device),
@@ -164,6 +157,7 @@ class Serving:
             host_bytes_per_s=rate,
             host_start_s=cost.fetch_s,
             flash_bytes_per_s=rate * FLASH_SHARE,
+            longest_tokens=max_tokens + 1,
         )
 
 
@@ -201,11 +195,11 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
     with ExitStack() as undo:
         driver = undo.enter_context(_driver(serving, shape)) if serving.count else None
         undo.enter_context(in_rows(model))
-        kv = RowKv(tiers, shape, next(model.parameters()), max_tokens, driver, cache_bytes)
-        scheduler = serving.scheduler(shape, kv.row_bytes, max_tokens, model.num_parameters())
-        server = Server(
-            RowModel(model, kv), scheduler, max_tokens, serving.max_waiting, serving.chunk, serving.measured
-        )
+        row_bytes = RowKv.row_bytes_of(shape, driver is not None, next(model.parameters()).dtype)
+        engine = serving.engine(shape, row_bytes, max_tokens, model.num_parameters())
+        like, program = next(model.parameters()), engine.policy.layers
+        kv = RowKv(tiers, shape, like, max_tokens, driver, cache_bytes, program)
+        server = Server(RowModel(model, kv), engine, max_tokens, serving.max_waiting, serving.measured)
         undo.callback(server.close)
         if background:
             server.start()

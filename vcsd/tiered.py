@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,9 +18,10 @@ from host_driver.hf.shape import FULL, kinds_in_tiers
 from host_driver.hf.tiers import in_tiers
 from host_driver.tiers import TieredKv
 from kv_cache.hardware import DEVICE, PAGE_CACHE
-from kv_cache.iteration import Policy
+from kv_cache.iteration import Iteration
 from kv_cache.limits import TierLimits
-from kv_cache.policies import load_policies
+from kv_cache.policies import PolicyLike, load_policies
+from kv_cache.scheduler import Policy
 from vcsd.tables import table
 
 MAX_TOKENS = 4096  # of a sequence, where neither the user nor the model says less
@@ -30,22 +31,33 @@ MAX_TOKENS = 4096  # of a sequence, where neither the user nor the model says le
 class TierSetting:
     """Which policy, by its name among `policies` or as a function, and what it has. record: to replay its choices."""
 
-    policy: str | Policy
+    policy: str | Policy | Callable[[Iteration], None]
     tiers: TierLimits
-    policies: Mapping[str, Policy] | None = None
+    policies: Mapping[str, PolicyLike] | None = None
     record: bool = False
 
     def __post_init__(self) -> None:
         known = self.known
         if isinstance(self.policy, str) and self.policy not in known:
             raise ValueError(f"residency = {self.policy!r}: must be one of {', '.join(known)}")
-        if not isinstance(self.policy, str) and not callable(self.policy):
-            raise ValueError(f"residency = {self.policy!r}: must be a name, or a function of a Turn")
+        if not self.made().has_layers:
+            raise ValueError(f"residency = {self.name!r}: it decides about requests of a server (vcsd.serve)")
 
     @property
-    def known(self) -> Mapping[str, Policy]:
+    def known(self) -> Mapping[str, PolicyLike]:
         """Policies by name."""
         return load_policies() if self.policies is None else self.policies
+
+    def made(self) -> Policy:
+        """A policy of its own.
+
+        Raises:
+            ValueError: It is none.
+        """
+        try:
+            return Policy.of(self.known[self.policy] if isinstance(self.policy, str) else self.policy)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"residency = {self.policy!r}: {error}") from None
 
     @property
     def name(self) -> str:
@@ -57,7 +69,7 @@ class TierSetting:
         """The model with its K and V in tiers until the block ends; then it is as it was."""
         model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
         kinds = kinds_in_tiers(model)
-        tiers, policy = self.tiers, self.known[self.policy] if isinstance(self.policy, str) else self.policy
+        tiers, policy = self.tiers, self.made().layers
         config = model.config.get_text_config(decoder=True)
         context = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
         max_tokens = tiers.max_tokens or min(context, MAX_TOKENS)

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kv_cache.limits import TierLimits
-from kv_cache.policies import POLICIES, load_policies
+from kv_cache.policies import POLICIES, load_policies, moves_blocks
+from kv_cache.scheduler import Policy
 
 if TYPE_CHECKING:
     from vcsd.tiered import TierSetting
 
 MAX_MIB = float(1 << 30)
 IN_STORAGE = "in-storage"
-_HELP = f"who moves K and V: {', '.join(POLICIES)} (default: {IN_STORAGE}, in drives)"
+_HELP = f"who moves K and V: {', '.join(filter(moves_blocks, POLICIES))} (default: {IN_STORAGE}, in drives)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,9 @@ class InTiers:
                 raise ValueError("tiers are given and nobody who uses them: say with --residency who moves K and V")
             return None
         known = load_policies(self.policies)
-        if self.residency not in known:
-            raise ValueError(f"residency = {self.residency!r}: must be one of {', '.join(known)}")
+        moving = [name for name, given in known.items() if Policy.of(given).has_layers]
+        if self.residency not in moving:
+            raise ValueError(f"residency = {self.residency!r}: must be one of {', '.join(moving)}")
         device, host, cache = (None if mib is None else int(mib * 2**20) for mib in sizes)
         tiers = TierLimits(device, host, cache, self.files, force=self.force)
         from vcsd.tiered import TierSetting

@@ -20,12 +20,12 @@ from csd_io.death import end_with_parent
 from eval.accuracy.family import Row, try_family
 from eval.accuracy.tiny import architectures
 from eval.experiment import Outcome
-from kv_cache import POLICIES
+from kv_cache.policies import POLICIES, moves_blocks
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
 PRELOADED = ["eval.accuracy.family"]  # imported once, then forked
-IN_TIERS = [name for name in POLICIES if name != "in-storage"]
+IN_TIERS = list(filter(moves_blocks, POLICIES))
 COLUMNS = ("model type", "outcome", "logits", "control", "reason")
 PAGE = """# Which architectures are served
 

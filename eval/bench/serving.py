@@ -27,6 +27,8 @@ from host_driver.hf.shape import placement
 from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST
 from kv_cache.limits import TierLimits
 from kv_cache.planner.problem import BLOCK_TOKENS
+from kv_cache.policies import POLICIES as EVERY
+from kv_cache.policies import policy_of
 from kv_cache.trace import Trace, generate
 from kv_cache.trace import load as load_trace
 from vcsd.loading import CHECKPOINT, PROMPT
@@ -35,10 +37,12 @@ from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.sampling import Sampling
 from vcsd.server import Rejected, Server, Stream
-from vcsd.serving import POLICIES, WITH_DRIVES, Serving, assumed, serve
+from vcsd.serving import Serving, assumed, serve
 from vcsd.tables import table
 
 MIB = 1 << 20
+POLICIES = {name: make for name, make in EVERY.items() if name != "oracle"}  # which is a bound in modelled time
+WITH_DRIVES = [name for name in POLICIES if CSD in policy_of(name).tiers]
 LENGTHS = (64, 320), (16, 64)  # tokens of prompts and answers, of what is generated
 CANCELLED, SAMPLED, STOPPED = 8, 2, 3  # every so many-th request
 AFTER = 3  # tokens, a request is cancelled

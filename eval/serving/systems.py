@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from eval.serving.machines import drives
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import ServingCost
-from kv_cache.engine import Policy, serve
+from kv_cache.engine import simulate
 from kv_cache.metrics import summary
-from kv_cache.policies.orbitflow import POLICIES, Planner
+from kv_cache.policies import POLICIES, PolicyLike
+from kv_cache.policies.orbitflow import OrbitFlow
+from kv_cache.scheduler import Policy
 from kv_cache.trace import Trace
 from vcsd.progress import Tick, no_tick
 
@@ -21,7 +24,7 @@ PARTS = 20  # of a run, that are told of
 class System:
     """A policy, and the drives that it has. layout: that of K and V in them."""
 
-    policy: Policy
+    policy: PolicyLike
     drives: int = 0
     layout: str = "fp16"
 
@@ -31,14 +34,14 @@ class System:
 
 
 SYSTEMS = {
-    "host only": System(Planner(pauses=False)),
-    "+ 1 drive": System(Planner(pauses=False, drives=True), 1),
-    "+ 4 drives": System(Planner(pauses=False, drives=True), 4),
+    "host only": System(partial(OrbitFlow, pauses=False)),
+    "+ 1 drive": System(partial(OrbitFlow, pauses=False, drives=True), 1),
+    "+ 4 drives": System(partial(OrbitFlow, pauses=False, drives=True), 4),
     "orbitflow": System(POLICIES["orbitflow"]),
-    "orbitflow, strict": System(Planner(late=0)),
-    "ours": System(Planner(late=0, drives=True), 1, "planes2"),
+    "orbitflow, strict": System(partial(OrbitFlow, late=0)),
+    "ours": System(partial(OrbitFlow, late=0, drives=True), 1, "planes2"),
 }
-OTHERS = {name: System(POLICIES[name]) for name in POLICIES if name not in SYSTEMS}
+OTHERS = {name: System(POLICIES[name]) for name in ("deepspeed", "flexgen-half", "flexgen+", "slo-aware", "heuristic")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,6 @@ def run(given: Run, tick: Tick = no_tick) -> dict[str, Any]:
             told += 1
             tick(None)
 
-    served = serve(given.trace, system.on(given.cost), system.policy, given.slo_s, given.admission, tell)
+    served = simulate(given.trace, system.on(given.cost), Policy.of(system.policy), given.slo_s, given.admission, tell)
     row = {"system": given.system, "load": given.load, "slo_scale": given.scale, "trace": given.trace.name}
     return row | summary(served)

@@ -1,52 +1,102 @@
 """Policies by name: one file a system.
 
-Policies of one's own are a Python file with a table POLICIES of them, or entry points of the group `vcsd.policies`.
+`Policy.of(POLICIES[name])` makes one: a policy remembers, so every engine has its own. More come from a Python file
+with a table POLICIES, or from entry points of the group `vcsd.policies`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from csd_spec.tables import Tables
-from kv_cache.iteration import Policy
+from kv_cache.hardware import DIRECT, PAGE_CACHE
 from kv_cache.policies.auto import auto
 from kv_cache.policies.dual_blade import dual_blade
 from kv_cache.policies.flexgen import flexgen
-from kv_cache.policies.in_storage import in_storage
+from kv_cache.policies.in_storage import InStorage
+from kv_cache.policies.orbitflow import DeepSpeed, FlexGenHalf, FlexGenPlus, Heuristic, OrbitFlow, SloAware
 from kv_cache.policies.preload import preload
 from kv_cache.policies.reactive import reactive
 from kv_cache.policies.split import split
+from kv_cache.policies.tierkv import Lfu, Lru, Mended, Oracle, Static, TierKv
 from kv_cache.policies.tutti import tutti
+from kv_cache.scheduler import LayerPolicy, Policy
 
-POLICIES: dict[str, Policy] = {
-    "reactive": reactive,
-    "flexgen": flexgen,
-    "dual-blade": dual_blade,
-    "split": split,
-    "preload": preload,
-    "tutti": tutti,
-    "in-storage": in_storage,
-    "auto": auto,
+PolicyLike = Policy | Callable[..., Any]  # whatever `Policy.of` takes
+
+POLICIES: dict[str, PolicyLike] = {
+    "reactive": partial(LayerPolicy, reactive),
+    "flexgen": partial(LayerPolicy, flexgen, (PAGE_CACHE,)),
+    "dual-blade": partial(LayerPolicy, dual_blade, (PAGE_CACHE, DIRECT)),
+    "split": partial(LayerPolicy, split, (PAGE_CACHE,)),
+    "preload": partial(LayerPolicy, preload, (DIRECT,)),
+    "tutti": partial(LayerPolicy, tutti, (DIRECT,)),
+    "auto": partial(LayerPolicy, auto),
+    "in-storage": InStorage,
+    "in-two-places": partial(InStorage, first_block=True),
+    "deepspeed": DeepSpeed,
+    "flexgen-half": FlexGenHalf,
+    "flexgen+": FlexGenPlus,
+    "slo-aware": SloAware,
+    "heuristic": Heuristic,
+    "orbitflow": OrbitFlow,
+    "orbitflow-strict": partial(OrbitFlow, late=0),
+    "ours": partial(OrbitFlow, late=0, drives=True),
+    "lru": Lru,
+    "lfu": Lfu,
+    "static": Static,
+    "tierkv": TierKv,
+    "mended": Mended,
+    "oracle": Oracle,
 }
 
 
-def _checked(source: str, name: object, policy: Any) -> Policy:
-    """A policy of somebody else's; raises ValueError for what is none."""
+def moves_blocks(name: str) -> bool:
+    """Whether one of our policies has a program of its own for the inside of an iteration."""
+    return Policy.of(POLICIES[name]).has_layers
+
+
+def _checked(source: str, name: object, policy: Any) -> PolicyLike:
+    """Somebody else's policy.
+
+    Raises:
+        ValueError: It is no policy.
+    """
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"{source}: policy {name!r}: a name is text")
-    if not callable(policy):
-        raise ValueError(f"{source}: policy {name}: {policy!r} is no function of a Turn")
-    checked: Policy = policy
+    try:
+        Policy.of(policy)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{source}: policy {name}: {error}") from None
+    checked: PolicyLike = policy
     return checked
+
+
+def policy_of(given: Any) -> Policy:
+    """A policy of a name, of `FILE:NAME` (a Python file and a name of its table POLICIES), or of an object.
+
+    Raises:
+        ValueError: There is no such policy, or the object is none.
+    """
+    if not isinstance(given, str):
+        return Policy.of(given)
+    file, _, name = given.rpartition(":")
+    known = load_policies(Path(file) if file else None)
+    if name not in known:
+        raise ValueError(f"policy = {given!r}: must be one of {', '.join(known)}, or FILE:NAME")
+    return Policy.of(known[name])
 
 
 _TABLES = Tables(POLICIES, "POLICIES", "vcsd.policies", _checked, "docs/policies.md")
 
 
-def load_policies(file: Path | None = None) -> dict[str, Policy]:
-    """Our policies, those that are installed as plug-ins, and those of a Python file, its table POLICIES.
+def load_policies(file: Path | None = None) -> dict[str, PolicyLike]:
+    """Our policies, those of plug-ins, and those of a Python file.
 
-    Raises ValueError with the reason for a file or plug-in that fails.
+    Raises:
+        ValueError: The file or a plug-in fails; the text has the reason.
     """
     return _TABLES.load(file)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from kv_cache.engine import Policy, SchedulerOutput, SchedulerState, SequenceState
+from kv_cache.hardware import CSD, DEVICE, HOST
 from kv_cache.planner.local_search import local_search
 from kv_cache.planner.problem import (
     BLOCK_TOKENS,
@@ -17,128 +16,174 @@ from kv_cache.planner.problem import (
     blocks_on_device,
     strides,
 )
+from kv_cache.request import SequenceState
+from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 
 WINDOWS = (32, 64, 96, 128)  # steps that a plan may hold for
 EXACT = 1 << 20  # placements, of which the best is found: four requests with drives, six without
 FOREVER = 1 << 30  # until the batch changes
 
 
-def _decided(
-    now: SchedulerState, choose: Callable[[SchedulerState, Sequence[SequenceState]], Offload], steps: int = FOREVER
-) -> SchedulerOutput:
-    """The same option for all; where it does not fit, the next that takes less room; then the youngest wait."""
-    running = list(now.live)
-    while running:
-        wanted = choose(now, running)
-        costs = _costs(now, running)
-        more = [Offload(n) for n in strides(now.cost.layers) if n > wanted.count]
-        for option in (wanted, *more):
-            if _fits(costs, [option] * len(running)):
-                return SchedulerOutput(running, [option] * len(running), steps)
-        running.pop()
-    raise RuntimeError("no request fits the device, with every second layer away")
+class Placing(Policy):
+    """Prefills prompts in their slots, and decides about decode steps in `place`."""
+
+    tiers: tuple[str, ...] = (DEVICE, HOST)
+
+    def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
+        return s.prefill() or self.place(s)
+
+    def place(self, s: SchedulerState) -> SchedulerOutput:
+        """Who decodes, and with which offload."""
+        raise NotImplementedError
 
 
-def deepspeed(now: SchedulerState) -> SchedulerOutput:
-    """All layers lie away, the next one comes while one is computed."""
-    return _decided(now, lambda now, running: Offload(now.cost.layers, buffers=2))
+class Uniform(Placing):
+    """The same offload for all requests; if it does not fit, the next that needs less room; then the youngest wait."""
+
+    def choose(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
+        """The offload of these requests."""
+        raise NotImplementedError
+
+    def steps(self, s: SchedulerState) -> int:
+        """Decode steps for which it holds."""
+        return FOREVER
+
+    def place(self, s: SchedulerState) -> SchedulerOutput:
+        running = list(s.sequences)
+        while running:
+            wanted = self.choose(s, running)
+            costs = _costs(s, running)
+            more = [Offload(n) for n in strides(s.cost.layers) if n > wanted.count]
+            for option in (wanted, *more):
+                if _fits(costs, [option] * len(running)):
+                    return s.output(running, [option] * len(running), self.steps(s))
+            running.pop()
+        raise RuntimeError("no request fits the device with every second layer offloaded")
 
 
-def flexgen(now: SchedulerState) -> SchedulerOutput:
-    """Every second layer lies away, always."""
-    return _decided(now, lambda now, running: Offload(now.cost.layers // 2))
+class DeepSpeed(Uniform):
+    """All layers are offloaded; the next one is fetched while one is computed."""
+
+    def choose(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
+        return Offload(s.cost.layers, buffers=2)
 
 
-def flexgen_plus(now: SchedulerState) -> SchedulerOutput:
-    """As many layers as fit at the mean length of the trace, at each change of the batch."""
-    return _decided(now, partial(_kept, lambda now, running: _fitting(now, running, now.mean_tokens)))
+class FlexGenHalf(Uniform):
+    """Every second layer is offloaded, always: FlexGen as OrbitFlow compares it."""
+
+    def choose(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
+        return Offload(s.cost.layers // 2)
 
 
-def heuristic(now: SchedulerState) -> SchedulerOutput:
-    """The same at each step, for the lengths that there are."""
-    until = min(BLOCK_TOKENS - each.tokens % BLOCK_TOKENS for each in now.live)  # somebody needs another block
-    return _decided(now, lambda now, running: _fitting(now, running, 0.0), until)
+class _Kept(Uniform):
+    """A choice that stays until the batch changes."""
+
+    def __init__(self) -> None:
+        self._who: tuple[int, ...] | None = None
+        self._option = Offload(0)
+
+    def choose(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
+        who = tuple(each.number for each in running)
+        if s.changed or self._who != who:
+            self._who, self._option = who, self.anew(s, running)
+        return self._option
+
+    def anew(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
+        """The choice when the batch has changed."""
+        raise NotImplementedError
 
 
-def slo_aware(now: SchedulerState) -> SchedulerOutput:
-    """As many layers away as come while the others are computed, at each change of the batch."""
+class FlexGenPlus(_Kept):
+    """As many layers on the device as fit at the mean length of the trace, at each change of the batch."""
 
-    def choose(now: SchedulerState, running: Sequence[SequenceState]) -> Offload:
-        costs = _costs(now, running)
-        return Offload(min(now.cost.layers // 2, int(costs.compute.sum() / costs.fetch.sum())))
-
-    return _decided(now, partial(_kept, choose))
+    def anew(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
+        return _fitting(s, running, s.mean_tokens)
 
 
-def _kept(
-    choose: Callable[[SchedulerState, Sequence[SequenceState]], Offload],
-    now: SchedulerState,
-    running: Sequence[SequenceState],
-) -> Offload:
-    """What was chosen when the batch changed last."""
-    who = tuple(each.request.number for each in running)
-    if now.changed or now.memory.get("who") != who:
-        now.memory["who"], now.memory["option"] = who, choose(now, running)
-    kept: Offload = now.memory["option"]
-    return kept
+class SloAware(_Kept):
+    """As many layers offloaded as can be fetched while the others are computed, at each change of the batch."""
+
+    def anew(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
+        costs = _costs(s, running)
+        return Offload(min(s.cost.layers // 2, int(costs.compute.sum() / costs.fetch.sum())))
 
 
-def _fitting(now: SchedulerState, running: Sequence[SequenceState], least_tokens: float) -> Offload:
+class Heuristic(Uniform):
+    """As many layers on the device as fit at the present lengths, at each step."""
+
+    def choose(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
+        return _fitting(s, running, 0.0)
+
+    def steps(self, s: SchedulerState) -> int:
+        return min(BLOCK_TOKENS - each.num_computed_tokens % BLOCK_TOKENS for each in s.sequences)
+
+
+def _fitting(s: SchedulerState, running: Sequence[SequenceState], least_tokens: float) -> Offload:
     """The fewest layers away, every N-th one, with which all fit at their lengths, or that length where it is more."""
-    costs = now.cost.costs([max(each.tokens + 1, int(least_tokens)) for each in running])
+    costs = s.cost.costs([max(each.num_computed_tokens + 1, int(least_tokens)) for each in running])
     resident = costs.room // int(costs.blocks.sum())
-    if resident >= now.cost.layers:
+    if resident >= s.cost.layers:
         return Offload(0)
-    stride = max(2, now.cost.layers // (now.cost.layers - resident))
-    return Offload(now.cost.layers // stride)
+    stride = max(2, s.cost.layers // (s.cost.layers - resident))
+    return Offload(s.cost.layers // stride)
 
 
-@dataclass(frozen=True, slots=True)
-class Planner:
-    """OrbitFlow's: the placement with the shortest step, until it expires; where too many tokens would be late, one
-    request pauses.
+class OrbitFlow(Placing):
+    """The placement with the shortest step, until it expires; if too many tokens would be late, one request pauses.
 
-    counts: how many layers may lie away. late: tokens a step that may be, over the window, less those deposited.
-    pauses: whether requests do. deposits: whether tokens that are deposited count. drives: whether layers may be
-    attended in drives. uniform: one count for all.
+    Args:
+        counts: Numbers of layers that may be offloaded.
+        late: Late tokens per step over the window that are accepted, less those deposited.
+        pauses: Whether requests may pause.
+        deposits: Whether deposited tokens count.
+        drives: Whether layers may be attended in drives.
+        uniform: One offload for all requests.
     """
 
-    counts: Callable[[int], Sequence[int]] = strides
-    late: float = 1.0
-    pauses: bool = True
-    deposits: bool = True
-    drives: bool = False
-    uniform: bool = False
+    def __init__(
+        self,
+        *,
+        counts: Callable[[int], Sequence[int]] = strides,
+        late: float = 1.0,
+        pauses: bool = True,
+        deposits: bool = True,
+        drives: bool = False,
+        uniform: bool = False,
+    ) -> None:
+        self.counts, self.late, self.pauses = counts, late, pauses
+        self.deposits, self.drives, self.uniform = deposits, drives, uniform
+        self.tiers = (DEVICE, HOST, CSD) if drives else (DEVICE, HOST)
+        self._now: _Plan | None = None
 
-    def __call__(self, now: SchedulerState) -> SchedulerOutput:
-        plan: _Plan | None = now.memory.get("plan")
-        if plan is None or now.changed or now.step >= plan.until or not _fits(_costs(now, plan.running), plan.options):
-            plan = now.memory["plan"] = self._plan(now)
-        return SchedulerOutput(plan.running, plan.options, plan.until - now.step)
+    def place(self, s: SchedulerState) -> SchedulerOutput:
+        plan = self._now
+        if plan is None or s.changed or s.step >= plan.until or not _fits(_costs(s, plan.running), plan.options):
+            plan = self._now = self._plan(s)
+        return s.output(plan.running, plan.options, plan.until - s.step)
 
-    def _plan(self, now: SchedulerState) -> _Plan:
+    def _plan(self, s: SchedulerState) -> _Plan:
         """All of them, or without those that pause: the one with most blocks and deposited tokens first."""
-        running = list(now.live)
+        running = list(s.sequences)
         while True:
-            found = self._placed(now, running)
+            found = self._placed(s, running)
             if found:
                 return found
             if len(running) == 1:
-                raise RuntimeError(f"a request of {running[0].tokens} tokens does not fit the device")
-            running.remove(max(running, key=lambda each: each.tokens // BLOCK_TOKENS + now.deposited(each)))
+                raise RuntimeError(f"a request of {running[0].num_computed_tokens} tokens does not fit the device")
+            running.remove(max(running, key=lambda each: each.num_computed_tokens // BLOCK_TOKENS + s.deposited(each)))
 
-    def _placed(self, now: SchedulerState, running: list[SequenceState]) -> _Plan | None:
+    def _placed(self, s: SchedulerState, running: list[SequenceState]) -> _Plan | None:
         """The plan with the shortest step, of those the one that holds longest; None where none fits, or too much would
         be late."""
-        tokens = [each.tokens + 1 for each in running]
-        alone, next_one = len(running) == 1 or not self.pauses, now.cost.costs(tokens, 1)
-        if not alone and self._late(now, running, next_one.least_s) > self.late:
+        tokens = [each.num_computed_tokens + 1 for each in running]
+        alone, next_one = len(running) == 1 or not self.pauses, s.cost.costs(tokens, 1)
+        if not alone and self._late(s, running, next_one.least_s) > self.late:
             return None
-        best = self._best(now.cost.costs(tokens, WINDOWS[0])) or self._best(next_one)
-        if best is None or not (alone or self._late(now, running, best.latency_s) <= self.late):
+        best = self._best(s.cost.costs(tokens, WINDOWS[0])) or self._best(next_one)
+        if best is None or not (alone or self._late(s, running, best.latency_s) <= self.late):
             return None
-        ends = [each for each in WINDOWS if _fits(now.cost.costs(tokens, each), best.chosen)]  # no other is shorter
-        return _Plan(running, best.chosen, now.step + (ends[-1] if ends else 1))
+        ends = [each for each in WINDOWS if _fits(s.cost.costs(tokens, each), best.chosen)]  # no other is shorter
+        return _Plan(running, best.chosen, s.step + (ends[-1] if ends else 1))
 
     def _best(self, costs: StepCosts) -> Placed | None:
         """The placement with the shortest step, or near it where there are too many to find that."""
@@ -154,15 +199,15 @@ class Planner:
         problem = PlacementProblem(costs, [options] * costs.requests)
         return problem.best() if problem.choices <= EXACT else local_search(problem)
 
-    def _late(self, now: SchedulerState, running: Sequence[SequenceState], latency_s: float) -> float:
+    def _late(self, s: SchedulerState, running: Sequence[SequenceState], latency_s: float) -> float:
         """Tokens a step that are late where steps are so long, over the longest window, less those deposited."""
-        if latency_s <= now.slo_s:
+        if latency_s <= s.slo_s:
             return 0.0
         if not self.deposits:
             return float(len(running))
         steps = WINDOWS[-1]
-        behind = steps * (1 - now.slo_s / latency_s)  # tokens that a deposit would have to give
-        return sum(max(0.0, behind - now.deposited(each)) for each in running) / steps
+        behind = steps * (1 - s.slo_s / latency_s)  # tokens that a deposit would have to give
+        return sum(max(0.0, behind - s.deposited(each)) for each in running) / steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,20 +217,10 @@ class _Plan:
     until: int
 
 
-def _costs(now: SchedulerState, running: Sequence[SequenceState]) -> StepCosts:
+def _costs(s: SchedulerState, running: Sequence[SequenceState]) -> StepCosts:
     """Of the next step."""
-    return now.cost.costs([each.tokens + 1 for each in running])
+    return s.cost.costs([each.num_computed_tokens + 1 for each in running])
 
 
 def _fits(costs: StepCosts, options: Sequence[Offload]) -> bool:
     return blocks_on_device(costs, options) <= costs.room
-
-
-POLICIES: dict[str, Policy] = {
-    "deepspeed": deepspeed,
-    "flexgen": flexgen,
-    "flexgen+": flexgen_plus,
-    "slo-aware": slo_aware,
-    "heuristic": heuristic,
-    "orbitflow": Planner(),
-}

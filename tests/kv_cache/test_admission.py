@@ -4,15 +4,16 @@ partner of: kv_cache/admission.py, kv_cache/engine.py, kv_cache/metrics.py
 """
 
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 from kv_cache.admission import FULL, TOO_LONG, AdmissionConfig
-from kv_cache.engine import serve
+from kv_cache.engine import simulate
 from kv_cache.metrics import summary
-from kv_cache.policies.orbitflow import POLICIES, Planner
+from kv_cache.policies.orbitflow import FlexGenHalf, Heuristic, OrbitFlow
 from kv_cache.trace import Request, Trace
 from tests.kv_cache.test_engine import COST
 
@@ -29,8 +30,8 @@ def trace(count=60, gap_s=0.2, longest=3000, seed=0):
     return Trace(name="mixed", requests=requests)
 
 
-def run(given, policy=POLICIES["heuristic"], cost=ROOMY, **admission):
-    return serve(given, cost, policy, 0.02, AdmissionConfig(**admission))
+def run(given, policy=None, cost=ROOMY, **admission):
+    return simulate(given, cost, policy or Heuristic(), 0.02, AdmissionConfig(**admission))
 
 
 def test_chunks_make_the_tail_shorter_and_the_first_token_later():
@@ -43,7 +44,7 @@ def test_chunks_make_the_tail_shorter_and_the_first_token_later():
 def test_a_step_is_as_long_as_its_tokens_and_its_chunk():
     requests = [Request(number=n, arrival=0.01 * n, input_tokens=250, output_tokens=30) for n in range(2)]
     served = run(Trace(name="two", requests=requests), chunk=100)
-    first, second = served.live
+    first, second = served.sequences
     alone_s = ROOMY.compute.prefill_s(250)
     assert first.made_s[0] == pytest.approx(alone_s)  # nobody decodes beside it
     assert second.entered_s == first.made_s[0]
@@ -56,18 +57,18 @@ def test_a_step_is_as_long_as_its_tokens_and_its_chunk():
 
 @pytest.mark.parametrize("unit", ["s", "steps"])
 @pytest.mark.parametrize("order", ["fcfs", "srtf"])
-@pytest.mark.parametrize("policy", [POLICIES["flexgen"], Planner(late=0), Planner()])
+@pytest.mark.parametrize("policy", [FlexGenHalf, partial(OrbitFlow, late=0), OrbitFlow])
 def test_everybody_gets_all_tokens(unit, order, policy):
     given = trace(40, longest=400)
     if unit == "steps":
         given = replace(given, unit="steps", requests=[replace(r, arrival=int(50 * r.arrival)) for r in given.requests])
-    served = run(given, policy, COST, chunk=64, order=order, slots=3)
-    assert sorted(each.request.number for each in served.live) == list(range(40))
-    for each in served.live:
-        assert each.count == each.request.output_tokens == each.made_s.size
+    served = run(given, policy(), COST, chunk=64, order=order, slots=3)
+    assert sorted(each.request.number for each in served.sequences) == list(range(40))
+    for each in served.sequences:
+        assert each.num_output_tokens == each.request.output_tokens == each.made_s.size
         assert (np.diff(each.made_s) > 0).all() and each.arrived_s <= each.entered_s < each.made_s[0]
     assert served.end_s == pytest.approx(served.prefill_s + served.decode_s + served.idle_s)
-    busy = [(each.entered_s, each.made_s[-1]) for each in served.live]
+    busy = [(each.entered_s, each.made_s[-1]) for each in served.sequences]
     assert max(sum(a <= begin < b for a, b in busy) for begin, _ in busy) <= 3
 
 
@@ -83,13 +84,13 @@ def test_shortest_first_is_faster_in_the_mean_and_nobody_starves():
     found = [summary(each) for each in (first_come, shortest, aged)]
     assert found[1]["ttft_s"]["p50"] < found[0]["ttft_s"]["p50"] / 2
     assert found[0]["longest_wait_s"] < found[2]["longest_wait_s"] < found[1]["longest_wait_s"]
-    for one, other in combinations(aged.live, 2):  # in the order in which they entered
+    for one, other in combinations(aged.sequences, 2):  # in the order in which they entered
         if one.arrived_s > other.arrived_s:
             assert one.arrived_s < other.arrived_s + 3 * work_s(other.request)
 
 
 def test_without_aging_the_shortest_first_is_first_come():
-    orders = [[each.request.number for each in run(trace(), order=o, aging=0).live] for o in ("fcfs", "srtf")]
+    orders = [[each.request.number for each in run(trace(), order=o, aging=0).sequences] for o in ("fcfs", "srtf")]
     assert orders[0] == orders[1] == sorted(orders[0])
 
 
@@ -103,7 +104,7 @@ def test_nobody_pauses_for_longer_than_patience_has_it():
     long = Trace(name="long and short", requests=requests)
     tight = replace(COST, room_blocks=18)
     served = [
-        serve(long, tight, Planner(late=0), 0.0101, AdmissionConfig(slots=3, patience=each))
+        simulate(long, tight, OrbitFlow(late=0), 0.0101, AdmissionConfig(slots=3, patience=each))
         for each in (None, 1 << 30, 16)
     ]
     patient, endless, bound = map(summary, served)
@@ -127,7 +128,7 @@ def test_one_that_is_too_long_ends_the_run_or_is_rejected():
     with pytest.raises(ValueError, match="request 1: 3,014 tokens"):
         run(long, cost=COST)
     served = run(long, cost=COST, reject=True)
-    assert [each.request.number for each in served.live] == [0]
+    assert [each.request.number for each in served.sequences] == [0]
     assert served.rejected == [(requests[1], TOO_LONG)]
 
 
@@ -139,7 +140,7 @@ def test_a_run_in_which_all_are_rejected():
 
 def test_bytes_by_path():
     requests = [Request(number=0, arrival=0, input_tokens=100, output_tokens=4)]
-    served = run(Trace(name="one", requests=requests), POLICIES["flexgen"], ROOMY)
+    served = run(Trace(name="one", requests=requests), FlexGenHalf(), ROOMY)
     layer_tokens = 4 * (101 + 102 + 103)  # half of eight layers, in three steps
     assert summary(served)["path_bytes"] == {"host_link": layer_tokens * ROOMY.token_bytes, "drives": 0}
 

@@ -46,7 +46,7 @@ def test_it_runs_in_modelled_time(file: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("POLICIES = {'x': 3}", "policy x: 3 is no function of a Turn"),
+        ("POLICIES = {'x': 3}", "policy x: 3 is no policy"),
         ("POLICIES = {'': print}", "policy '': a name is text"),
         ("1 / 0", "ZeroDivisionError"),
         ("x = 1", r"has no POLICIES, a table from name to function \(docs/policies.md\)"),

@@ -1,20 +1,25 @@
 """Serving: every request gets all its tokens, policies keep within the device, and what tokens are worth.
 
-partner of: kv_cache/engine.py, kv_cache/cost.py, kv_cache/policies/orbitflow.py, kv_cache/metrics.py
+partner of: kv_cache/engine.py, kv_cache/transfer/chain.py, kv_cache/cost.py, kv_cache/policies/orbitflow.py,
+kv_cache/metrics.py
 """
 
 from collections import deque
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import CostModel, DriveModel, ServingCost
-from kv_cache.engine import RunResult, SchedulerOutput, SchedulerState, SequenceState, serve
+from kv_cache.engine import RunResult, simulate
 from kv_cache.metrics import attained, by_gaps, deadlines_met, summary
 from kv_cache.planner.problem import Offload, spread
-from kv_cache.policies.orbitflow import POLICIES, Planner
+from kv_cache.policies import POLICIES, policy_of
+from kv_cache.policies.orbitflow import FlexGenHalf, OrbitFlow, Placing
+from kv_cache.request import SequenceState
+from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 from kv_cache.trace import Request, Trace
 
 COST = ServingCost(
@@ -26,13 +31,13 @@ COST = ServingCost(
 )
 WITH_DRIVE = replace(COST, drives=DriveModel(bytes_per_s=1e9, token_bytes=1000.0, call_s=1e-5))
 ALL = {
-    **POLICIES,
-    "strict": Planner(late=0),
-    "no pause": Planner(pauses=False),
-    "uniform": Planner(uniform=True),
-    "no deposit": Planner(deposits=False),
-    "any count": Planner(counts=spread),
-    "drives": Planner(drives=True),
+    **{name: POLICIES[name] for name in POLICIES if isinstance(policy_of(name), Placing)},
+    "strict": partial(OrbitFlow, late=0),
+    "no pause": partial(OrbitFlow, pauses=False),
+    "uniform": partial(OrbitFlow, uniform=True),
+    "no deposit": partial(OrbitFlow, deposits=False),
+    "any count": partial(OrbitFlow, counts=spread),
+    "drives": partial(OrbitFlow, drives=True),
 }
 
 
@@ -54,41 +59,44 @@ def trace(unit="s", count=14, seed=0):
 @pytest.mark.parametrize("unit", ["s", "steps"])
 @pytest.mark.parametrize("name", ALL)
 def test_every_request_gets_its_tokens_in_order(name, unit):
-    cost = WITH_DRIVE if name == "drives" else COST
-    served = serve(trace(unit), cost, ALL[name], 0.02)
-    assert sorted(each.request.number for each in served.live) == list(range(14))
-    for live in served.live:
-        assert live.count == live.request.output_tokens == live.made_s.size == live.step_s.size
+    cost = WITH_DRIVE if name in ("drives", "ours") else COST
+    served = simulate(trace(unit), cost, Policy.of(ALL[name]), 0.02)
+    assert sorted(each.request.number for each in served.sequences) == list(range(14))
+    for live in served.sequences:
+        assert live.num_output_tokens == live.request.output_tokens == live.made_s.size == live.step_s.size
         assert (np.diff(live.made_s) > 0).all() and live.made_s[0] > live.arrived_s
-    assert served.end_s == max(each.made_s[-1] for each in served.live)
+    assert served.end_s == max(each.made_s[-1] for each in served.sequences)
     assert served.end_s == pytest.approx(served.prefill_s + served.decode_s + served.idle_s)
-    again = serve(trace(unit), cost, ALL[name], 0.02)
+    again = simulate(trace(unit), cost, Policy.of(ALL[name]), 0.02)
     assert summary(again) == summary(served)
 
 
-@pytest.mark.parametrize("name", ["heuristic", "flexgen", "orbitflow"])
+@pytest.mark.parametrize("name", ["heuristic", "flexgen-half", "orbitflow"])
 def test_steps_in_one_loop_are_those_that_a_policy_was_asked_for_one_by_one(name):
-    def one_by_one(now: SchedulerState) -> SchedulerOutput:
-        return replace(ALL[name](now), steps=1)
+    class OneByOne(Placing):
+        policy = Policy.of(ALL[name])
 
-    fast, slow = (serve(trace(), COST, policy, 0.02) for policy in (ALL[name], one_by_one))
+        def place(self, s: SchedulerState) -> SchedulerOutput:
+            return replace(self.policy.place(s), num_steps=1)
+
+    fast, slow = (simulate(trace(), COST, policy, 0.02) for policy in (Policy.of(ALL[name]), OneByOne()))
     assert fast.steps == slow.steps and fast.decided < slow.decided
-    for a, b in zip(fast.live, slow.live, strict=True):
+    for a, b in zip(fast.sequences, slow.sequences, strict=True):
         np.testing.assert_allclose(a.made_s, b.made_s, rtol=1e-12)
 
 
 def test_slots_and_order():
-    served = serve(trace(), COST, ALL["flexgen"], 0.02, AdmissionConfig(slots=2))
-    firsts = [each.made_s[0] for each in served.live]
+    served = simulate(trace(), COST, FlexGenHalf(), 0.02, AdmissionConfig(slots=2))
+    firsts = [each.made_s[0] for each in served.sequences]
     assert firsts == sorted(firsts)  # who came first entered first
-    busy = [(each.made_s[0], each.made_s[-1]) for each in served.live]
+    busy = [(each.made_s[0], each.made_s[-1]) for each in served.sequences]
     for begin, _ in busy:
         assert sum(a <= begin < b for a, b in busy) <= 2
 
 
 def test_drives_shorten_what_does_not_fit():
-    plain = serve(trace(), COST, Planner(pauses=False), 0.02)
-    helped = serve(trace(), WITH_DRIVE, Planner(pauses=False, drives=True), 0.02)
+    plain = simulate(trace(), COST, OrbitFlow(pauses=False), 0.02)
+    helped = simulate(trace(), WITH_DRIVE, OrbitFlow(pauses=False, drives=True), 0.02)
     assert plain.attended_layers == 0 < helped.attended_layers
     assert helped.decode_s < plain.decode_s
 
@@ -96,18 +104,22 @@ def test_drives_shorten_what_does_not_fit():
 def test_a_request_longer_than_the_device_is_refused():
     long = Trace(name="long", requests=[Request(number=3, arrival=0, input_tokens=5000, output_tokens=2)])
     with pytest.raises(ValueError, match="request 3: 5,001 tokens, small has room for 1,024"):
-        serve(long, COST, ALL["flexgen"], 0.02)
+        simulate(long, COST, FlexGenHalf(), 0.02)
 
 
 def test_a_policy_that_lets_nobody_run_or_takes_too_much_is_found():
+    class Idle(Placing):
+        def place(self, s: SchedulerState) -> SchedulerOutput:
+            return None
+
+    class Greedy(Placing):
+        def place(self, s: SchedulerState) -> SchedulerOutput:
+            return s.output(s.sequences, [Offload(0)] * len(s.sequences))
+
     with pytest.raises(RuntimeError, match="nobody"):
-        serve(trace(), COST, lambda now: SchedulerOutput([], []), 0.02)
-
-    def greedy(now: SchedulerState) -> SchedulerOutput:
-        return SchedulerOutput(now.live, [Offload(0)] * len(now.live))
-
+        simulate(trace(), COST, Idle(), 0.02)
     with pytest.raises(RuntimeError, match="does not fit"):
-        serve(trace(), replace(COST, room_blocks=25), greedy, 0.02)
+        simulate(trace(), replace(COST, room_blocks=25), Greedy(), 0.02)
 
 
 def live(made, steps):
@@ -118,18 +130,18 @@ def live(made, steps):
 def test_tokens_by_three_countings():
     # due at 1, 2, 3, 4, 5 behind the first; paused for 3 before the fourth
     one = live([0, 0.5, 1.0, 4.0, 4.5, 5.0], [9, 0.5, 0.5, 0.5, 0.5, 0.5])
-    served = RunResult(slo_s=1.0, live=[one], end_s=5.0)
+    served = RunResult(slo_s=1.0, sequences=[one], end_s=5.0)
     assert attained(served) == 1.0  # steps were short: a pause is in none of them
     assert by_gaps(served) == 4 / 5
     assert deadlines_met(served) == 3 / 5  # the third and the fourth came at 4 and 4.5
-    slow = RunResult(slo_s=1.0, live=[live([0, 0.2, 0.4, 2.0, 3.8, 4.0], [9, 0.2, 0.2, 1.6, 1.8, 0.2])], end_s=4.0)
+    slow = RunResult(slo_s=1.0, sequences=[live([0, 0.2, 0.4, 2.0, 3.8, 4.0], [9, 0.2, 0.2, 1.6, 1.8, 0.2])], end_s=4.0)
     assert attained(slow) == 3 / 5 and attained(slow, deposit=True) == 1.0  # what came early masks it
 
 
 def test_a_deposit_gives_a_token_an_interval():
     one = live([0, 0.1, 0.2, 0.3], [0.1] * 4)
     one.deposit = deque(one.made_s.tolist())
-    now = SchedulerState(COST, [one], 1.0, 0.0, 0, False, 0.0, {})
+    now = SchedulerState(cost=COST, sequences=[one], slo_s=1.0, now_s=0.0, step=0, changed=False)
     assert now.deposited(one) == 3  # the first has left at once
     now.now_s = 1.0
     assert now.deposited(one) == 2
@@ -141,10 +153,11 @@ def test_the_planner_pauses_the_longest_when_late():
     requests = [Request(number=n, arrival=0, input_tokens=each, output_tokens=50) for n, each in enumerate((300, 30))]
     seen = []
 
-    def watched(now: SchedulerState) -> SchedulerOutput:
-        decision = Planner(late=0)(now)
-        seen.append([each.request.number for each in decision.running])
-        return decision
+    class Watched(Placing):
+        def place(self, s: SchedulerState) -> SchedulerOutput:
+            output = OrbitFlow(late=0).place(s)
+            seen.append(list(output.num_scheduled_tokens))
+            return output
 
-    served = serve(Trace(name="two", requests=requests), replace(COST, room_blocks=18), watched, 0.0101)
-    assert [1] in seen and all(each.count == 50 for each in served.live)
+    served = simulate(Trace(name="two", requests=requests), replace(COST, room_blocks=18), Watched(), 0.0101)
+    assert [1] in seen and all(each.num_output_tokens == 50 for each in served.sequences)

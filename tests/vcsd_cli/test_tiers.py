@@ -14,7 +14,7 @@ import pytest
 from csd_link.driveset import DriveSet
 from csd_link.run_dir import run_dir
 from csd_spec import LogPage
-from kv_cache import POLICIES
+from kv_cache.policies import POLICIES, moves_blocks
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd.administer import read_log
 from vcsd.transport import open_drives
@@ -29,7 +29,7 @@ def run(capsys, monkeypatch, *args):
     return json.loads(out)
 
 
-@pytest.mark.parametrize("policy", [*POLICIES])
+@pytest.mark.parametrize("policy", ["in-storage", *filter(moves_blocks, POLICIES)])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) -> None:
     sizes = {"device": 2 * batch * LAYER_MIB, "host": batch * LAYER_MIB}

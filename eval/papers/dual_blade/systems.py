@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from eval.papers.dual_blade.machine import COPY, EVICTED, FAULTS, Drive, Setup, machine
-from kv_cache import DIRECT, PAGE_CACHE, Iteration, IterationRunner, Machine, Policy
+from kv_cache import DIRECT, PAGE_CACHE, Iteration, IterationRunner, Machine, Program
 from kv_cache.events import Events
 from kv_cache.network import Network
 from kv_cache.policies._stream import stream
@@ -29,7 +29,7 @@ class System:
     piece_bytes: how its copies are cut. on_ext4: whether what goes past the page cache goes through a file system.
     """
 
-    policy: Callable[[float | None], Policy]
+    policy: Callable[[float | None], Program]
     piece_bytes: int = 0
     on_ext4: bool = False
 
@@ -46,7 +46,7 @@ def _unpipelined(t: Iteration, share: float | None) -> None:
     stream(t, lambda block: PAGE_CACHE if group(block.layer) == 1 else DIRECT, 0)
 
 
-def _dual_blade(share: float | None) -> Policy:
+def _dual_blade(share: float | None) -> Program:
     return partial(dual_blade, ahead=0, share=share)
 
 

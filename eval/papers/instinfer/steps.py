@@ -17,7 +17,7 @@ from kv_cache import (
     IterationRunner,
     Link,
     Machine,
-    Policy,
+    Program,
     Route,
     Tier,
 )
@@ -41,7 +41,7 @@ class Stored:
     weights: int = 0
 
 
-def step_s(machine: Machine, policy: Policy, layers: int, stored: Stored, work: LayerTime) -> float:
+def step_s(machine: Machine, policy: Program, layers: int, stored: Stored, work: LayerTime) -> float:
     """Seconds of a decode step behind another one; where the mean of tokens lies between two lengths, of both."""
     transfers = SimulatedTransfers(machine, lambda attention: work)
     run = IterationRunner(machine, range(layers), policy, transfers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,27 +17,36 @@ from eval.papers.machines import overlay
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from eval.papers.tierkv.blocks import BLOCK_TOKENS, block_bytes
 from eval.plot import lines, save_figure
-from kv_cache.cost import CostModel
-from kv_cache.tiered.machine import Machine
-from kv_cache.tiered.policies import POLICIES
-from kv_cache.tiered.run import check, serve
+from kv_cache.admission import AdmissionConfig
+from kv_cache.cost import CostModel, ServingCost
+from kv_cache.engine import simulate
+from kv_cache.policies import policy_of
+from kv_cache.policies.time_slices import TimeSlices
 from kv_cache.trace import Trace, generate, load
+from kv_cache.transfer.sequences import Level, Levels, SequenceStore
 from vcsd.progress import Tick, progress
 from vcsd.tables import flat_table, table
 
 USED = 0.9  # of the GPU's memory, by weights and K and V; the rest is for activations
 INPUT, OUTPUT = (700, 2000), (128, 400)  # tokens of generated requests
 REACTIVE, LITERAL, MENDED, ORACLE = ("lru", "lfu", "static"), "tierkv", "mended", "oracle"
+COMPARED = (*REACTIVE, LITERAL, MENDED, ORACLE)
 Row = dict[str, Any]
 
 
-def machine(model: Model, gpu: Gpu, host: Host, ssd: Ssd) -> Machine:
-    """A model on a GPU that leaves a room for K and V, and takes the host's memory and the SSD for more."""
+def machine(model: Model, gpu: Gpu, host: Host, ssd: Ssd) -> tuple[ServingCost, Levels]:
+    """A model on a GPU with room for some KV cache; the host's memory and an SSD hold the rest."""
     room = int(USED * gpu.memory_gib * 2**30 - model.weight_bytes)
     if room <= 0:
         raise ValueError(f"gpu = {gpu.name}: {gpu.memory_gib:g} GiB leave nothing beside the weights of {model.name}")
-    return Machine(
-        cost=CostModel.of(model, gpu.accelerator, overlay("tierkv")),
+    cost = ServingCost(
+        name=gpu.name,
+        compute=CostModel.of(model, gpu.accelerator, overlay("tierkv")),
+        fetch_s=0.0,
+        fetch_token_s=block_bytes(model, 1) / (host.gpu_link_gb_per_s * 1e9),
+        room_blocks=1 << 40,  # who has room is the policy's business
+    )
+    return cost, Levels(
         token_bytes=block_bytes(model, 1),
         block_tokens=BLOCK_TOKENS,
         device_bytes=room,
@@ -61,20 +70,49 @@ def requests(path: Path | None, count: int, rate: float | None, seed: int, step_
     return load(path).head(count).in_seconds(step_s)
 
 
-def sweep(machines: Sequence[Machine], trace: Trace, slices: Sequence[int], tick: Tick) -> list[Row]:
+def served(trace: Trace, cost: ServingCost, levels: Levels, name: str, slice_tokens: int) -> Row:
+    """All requests of a trace under a policy that takes turns, to their ends.
+
+    Returns:
+        Its figures. hit_share: entries of sequences with a KV cache that found it on the device. stalled_share: of the
+        time, in which all waited for copies. wait_s: the longest before a slice. stay_tokens: mean tokens of a stay.
+    """
+    policy = policy_of(name)
+    assert isinstance(policy, TimeSlices)
+    policy.slice_tokens = slice_tokens
+    longest = max(each.tokens + 1 for each in trace.requests)
+    store = SequenceStore(replace(levels.without_copies() if policy.free else levels, longest_tokens=longest))
+    done = simulate(trace, cost, policy, float("inf"), AdmissionConfig(), store=store)
+    counts, tokens = policy.counts, sum(each.output_tokens for each in trace.requests)
+    return {
+        "policy": name,
+        "requests": len(trace.requests),
+        "tokens": tokens,
+        "seconds": done.end_s,
+        "host_bytes": store.carried[Level.HOST].bytes,
+        "flash_bytes": store.carried[Level.FLASH].bytes,
+        "wasted_bytes": counts.wasted_bytes,
+        "recomputed_tokens": counts.recomputed_tokens,
+        "hit_share": counts.hits / counts.entries if counts.entries else None,
+        "stalled_share": (counts.stalled_s + done.stalled_s) / done.end_s,
+        "wait_s": counts.longest_wait_s,
+        "stay_tokens": tokens / counts.stays,
+        "tokens_per_s": tokens / done.end_s,
+    }
+
+
+def check(trace: Trace, levels: Levels) -> None:
+    """Raise ValueError for a request that one of the tiers cannot hold."""
+    largest = max(trace.requests, key=lambda each: each.tokens)
+    levels.check(largest.tokens + 1, largest.number)
+
+
+def sweep(cost: ServingCost, machines: Sequence[Levels], trace: Trace, slices: Sequence[int], tick: Tick) -> list[Row]:
     """A row for each slice, machine and policy."""
     rows = []
     for tokens, at in product(slices, machines):
-        for policy in POLICIES.values():
-            served = serve(trace, at, policy, tokens)
-            rows.append(
-                {
-                    "slice": tokens,
-                    "dram_gb": at.host_bytes / 1e9,
-                    **asdict(served),
-                    "tokens_per_s": served.tokens_per_s,
-                }
-            )
+        for name in COMPARED:
+            rows.append({"slice": tokens, "dram_gb": at.host_bytes / 1e9, **served(trace, cost, at, name, tokens)})
             tick(None)
     return rows
 
@@ -114,7 +152,7 @@ def _tables(rows: Sequence[Row]) -> list[Any]:
         lines_of: dict[tuple[str, str], list[str]] = {}
         for row in rows:
             lines_of.setdefault((str(row["slice"]), f"{row['dram_gb']:g}"), []).append(cell(row))
-        columns = ("slice", "DRAM, GB", *POLICIES)
+        columns = ("slice", "DRAM, GB", *COMPARED)
         made.append(table(title, columns, [[*at, *cells] for at, cells in lines_of.items()], left=("slice",)))
     return made
 
@@ -133,20 +171,20 @@ def experiment(
     """KV in three tiers under requests that share a GPU: TierKV's policies and ours, over host memory."""
     check_picture(plot)
     rooms, each_slice = numbers("dram_gb", dram_gb, float), numbers("slices", slices)
-    one = machine(*profiles.profiles("llama-2-13b", "h100", "tierkv"), Ssd.load(ssd))
-    served = requests(trace, count, rate, seed, one.cost.linear_s())
+    cost, one = machine(*profiles.profiles("llama-2-13b", "h100", "tierkv"), Ssd.load(ssd))
+    given = requests(trace, count, rate, seed, cost.compute.linear_s())
     machines = [replace(one, host_bytes=int(room * 1e9)) for room in rooms]
     for at in machines:
-        check(served.requests, at)
-    with progress("runs", len(machines) * len(each_slice) * len(POLICIES)) as tick:
-        rows = sweep(machines, served, each_slice, tick)
+        check(given, at)
+    with progress("runs", len(machines) * len(each_slice) * len(COMPARED)) as tick:
+        rows = sweep(cost, machines, given, each_slice, tick)
     if plot:
         save_figure(
             lines([row for row in rows if row["slice"] == each_slice[0]], "dram_gb", "tokens_per_s", "policy"), plot
         )
     found = summary(rows)
-    wanted = sum(one.bytes_of(each.tokens + 1) for each in served.requests)
-    result = {"requests": len(served.requests), "oversubscription": wanted / one.device_bytes, **found}
+    wanted = sum(one.bytes_of(each.tokens + 1) for each in given.requests)
+    result = {"requests": len(given.requests), "oversubscription": wanted / one.device_bytes, **found}
     return Outcome({**result, "rows": rows}, [*_tables(rows), flat_table("Tiers", result), _stays(rows)])
 
 

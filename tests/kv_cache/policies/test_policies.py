@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_cache import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, IterationRunner, Link, Machine, Route, Tier
+from kv_cache.policies import moves_blocks, policy_of
 from kv_cache.policies.split import _spread, split
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 from tests.properties import examples
@@ -48,7 +49,7 @@ def machine(device: int, host: int, cache: int) -> Machine:
 
 @settings(max_examples=examples(25))
 @given(
-    name=st.sampled_from(sorted(POLICIES)),
+    name=st.sampled_from(sorted(filter(moves_blocks, POLICIES))),
     layers=st.integers(1, 5),
     rows=st.integers(1, 3),
     device=st.integers(1, 6),
@@ -60,7 +61,7 @@ def test_any_policy_on_any_machine(name: str, layers: int, rows: int, device: in
     room = max(2, device) if name == "reactive" else device  # what goes down leaves its room while the next one comes
     one = machine(room * size, host * size, cache * size)
     transfers = SimulatedTransfers(one, lambda attention: LayerTime(1000, 1000 if attention.tiers == (CSD,) else 0))
-    run = IterationRunner(one, range(layers), POLICIES[name], transfers, final_tokens=PROMPT + STEPS)
+    run = IterationRunner(one, range(layers), policy_of(name).layers, transfers, final_tokens=PROMPT + STEPS)
     requests = {f"r{number}": PROMPT for number in range(rows)}
     row_bytes = dict.fromkeys(requests, ROW)
     run.run(requests, row_bytes)
@@ -77,7 +78,9 @@ def test_any_policy_on_any_machine(name: str, layers: int, rows: int, device: in
 
 def test_reactive_leaves_alone_what_fits() -> None:
     one = machine(10 * LAYER, 0, 0)
-    run = IterationRunner(one, range(4), POLICIES["reactive"], SimulatedTransfers(one, lambda attention: LayerTime(1)))
+    run = IterationRunner(
+        one, range(4), policy_of("reactive").layers, SimulatedTransfers(one, lambda attention: LayerTime(1))
+    )
     run.run({"r": PROMPT}, {"r": ROW})
     run.run({"r": 1}, {"r": ROW})
     assert not run.traffic
@@ -85,7 +88,9 @@ def test_reactive_leaves_alone_what_fits() -> None:
 
 def test_reactive_uses_the_host_before_the_disk() -> None:
     one = machine(2 * LAYER, 10 * LAYER, 0)
-    run = IterationRunner(one, range(6), POLICIES["reactive"], SimulatedTransfers(one, lambda attention: LayerTime(1)))
+    run = IterationRunner(
+        one, range(6), policy_of("reactive").layers, SimulatedTransfers(one, lambda attention: LayerTime(1))
+    )
     for new in (PROMPT, 1, 1):
         run.run({"r": new}, {"r": ROW})
     assert set(run.traffic) == {"in", "out"}
@@ -94,7 +99,7 @@ def test_reactive_uses_the_host_before_the_disk() -> None:
 def test_in_storage_moves_nothing() -> None:
     one = machine(0, 0, 0)
     transfers = SimulatedTransfers(one, lambda attention: LayerTime(1, 2))
-    run = IterationRunner(one, range(4), POLICIES["in-storage"], transfers)
+    run = IterationRunner(one, range(4), policy_of("in-storage").layers, transfers)
     run.run({"r": PROMPT}, {"r": ROW})
     assert not run.traffic and run.table.used[CSD] == 4 * 2 * ROW * PROMPT
 

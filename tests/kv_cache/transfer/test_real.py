@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from csd_io.queue import aligned
-from kv_cache import DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, Iteration, IterationRunner, Policy, PolicyError
+from kv_cache import DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, Iteration, IterationRunner, PolicyError, Program
 from kv_cache.block_table import BlockKey
 from kv_cache.limits import TierLimits
+from kv_cache.policies import moves_blocks, policy_of
 from kv_cache.replay import replay
 from kv_cache.transfer import real as real_module
 from kv_cache.transfer.engine import AttendCall
@@ -85,7 +86,7 @@ class PoisonedFrame(MemoryFrame):
 class Model:
     """What a model does: writes new rows where they are born, and checks all that it attends."""
 
-    def __init__(self, policy: Policy, tiers: TierLimits, cache: int, fails=lambda what, block: None) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, policy: Program, tiers: TierLimits, cache: int, fails=lambda what, block: None) -> None:  # type: ignore[no-untyped-def]
         stores = {DEVICE: Poisoned(), HOST: Poisoned(), PAGE_CACHE: Flaky(fails), DIRECT: Flaky(fails)}
         self.expected: dict[BlockKey, bytearray] = {}
         self.real = RealTransfers(stores, lambda block: -(-(TOKENS + 8) * ROW // 4096) * 4096, self.attends)
@@ -114,11 +115,11 @@ class Model:
 LAYER = 2 * ROW * (TOKENS + 8)
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if name != "in-storage"])
+@pytest.mark.parametrize("name", list(filter(moves_blocks, POLICIES)))
 @pytest.mark.parametrize("device", [1, 2, 9])
 @pytest.mark.parametrize("host", [0, 2])
 def test_every_byte_arrives_and_as_many_as_in_modelled_time(name: str, device: int, host: int) -> None:
-    model = Model(POLICIES[name], TierLimits(device * LAYER, host * LAYER), 2 * LAYER)
+    model = Model(policy_of(name).layers, TierLimits(device * LAYER, host * LAYER), 2 * LAYER)
     model.iterations()
     modelled = SimulatedTransfers(model.run.machine, lambda attention: LayerTime(0))
     replay(model.run.recorded or [], model.run.machine, modelled, model.run)
@@ -172,7 +173,7 @@ def test_a_file_that_fails_is_one_clear_error(name: str, what: str, code: int) -
         if done == what and count == 5:
             raise OSError(code, os.strerror(code), f"/disk: {block}")
 
-    model = Model(POLICIES[name], TierLimits(LAYER, 0), LAYER, fails)
+    model = Model(policy_of(name).layers, TierLimits(LAYER, 0), LAYER, fails)
     with pytest.raises(OSError, match=r"/disk: [kv] of request r, layer") as raised:
         model.iterations()
     assert raised.value.errno == code
@@ -286,7 +287,7 @@ def test_a_copy_that_cannot_begin_has_not_been_asked_for() -> None:
 
 
 def test_a_machine_without_another_thread_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model(POLICIES["flexgen"], TierLimits(), LAYER)
+    model = Model(policy_of("flexgen").layers, TierLimits(), LAYER)
 
     def none_left(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -303,7 +304,7 @@ def test_a_machine_without_another_thread_is_one_error(monkeypatch: pytest.Monke
 
 def test_what_has_ended_is_forgotten() -> None:
     """Whatever is retained of copies, it does not become more with every iteration."""
-    model = Model(POLICIES["dual-blade"], TierLimits(2 * LAYER, 0), 2 * LAYER)
+    model = Model(policy_of("dual-blade").layers, TierLimits(2 * LAYER, 0), 2 * LAYER)
 
     def copies() -> int:
         gc.collect()
@@ -353,7 +354,7 @@ def test_what_is_cropped_gives_its_memory_back() -> None:
 
 
 def test_frames_go_with_their_request() -> None:
-    model = Model(POLICIES["flexgen"], TierLimits(), LAYER)
+    model = Model(policy_of("flexgen").layers, TierLimits(), LAYER)
     model.iterations()
     model.run.free("r")
     model.real.forget("r")
@@ -385,7 +386,7 @@ def test_closing_frees_every_frame_and_copies_are_numbered_in_order(monkeypatch:
         return copy
 
     monkeypatch.setattr(RealTransfers, "begin", numbered)
-    model = Model(POLICIES["dual-blade"], TierLimits(2 * LAYER, 0), 2 * LAYER)
+    model = Model(policy_of("dual-blade").layers, TierLimits(2 * LAYER, 0), 2 * LAYER)
     model.iterations(steps=3)
     model.real.settle()
     frames = list(model.real.frames.values())
@@ -405,7 +406,7 @@ def test_copies_have_a_buffer_to_go_through(monkeypatch: pytest.MonkeyPatch) -> 
         move(source, target, first, end, bounce)  # type: ignore[arg-type]  # as given
 
     monkeypatch.setattr(real_module, "move", moved)
-    model = Model(POLICIES["dual-blade"], TierLimits(2 * LAYER, 0), 2 * LAYER)
+    model = Model(policy_of("dual-blade").layers, TierLimits(2 * LAYER, 0), 2 * LAYER)
     model.iterations(steps=2)
     model.real.close()
     assert buffers and all(isinstance(each, memoryview) and len(each) >= ROW for each in buffers)

@@ -1,0 +1,76 @@
+"""Who makes room for whom.
+
+partner of: kv_cache/policies/time_slices.py
+"""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kv_cache.policies.time_slices import NOW, ON_FLASH, Counts, TimeSlices
+from kv_cache.scheduler import IterationResult, SchedulerOutput
+from kv_cache.transfer.sequences import Level
+from tests.kv_cache.policies.slices import waiting
+
+
+def test_reactive_displaces_what_was_used_longest_ago():
+    one = waiting("static", 5, Level.DEVICE)
+    for used, kv in enumerate(reversed(one.queue)):
+        kv.used = used
+    (extra,) = waiting("static", 1, Level.HOST).queue
+    one.store.free[Level.HOST] -= 20_000
+    one.queue.append(extra)
+    assert one.bring(extra, Level.DEVICE, NOW)
+    moving = [kv for kv in one.queue if kv.move and kv is not extra]
+    assert [kv.used for kv in moving] == [0]
+
+
+def test_nothing_is_displaced_that_is_due_sooner():
+    one = waiting("mended", 5, Level.HOST, prefill_tokens_per_s=1)
+    (extra,) = waiting("mended", 1, Level.FLASH).queue
+    one.queue.append(extra)
+    assert not one.bring(extra, Level.HOST, 1)
+    one.queue.insert(0, one.queue.pop())
+    assert one.bring(extra, Level.HOST, 1)
+    assert [bool(kv.move) for kv in one.queue] == [True, False, False, False, False, True]
+
+
+def test_two_tiers_give_up_what_three_keep():
+    for name, kept in (("lru", False), ("static", True)):
+        one = waiting(name, 5, Level.HOST)
+        victim = one.queue[0]
+        assert one._displace(victim, NOW, one.queue[1])
+        assert (bool(victim.move), victim.absent) == (kept, not kept)
+
+
+def test_a_full_flash_is_one_line():
+    one = waiting("static", 5, Level.HOST, flash_bytes=10_000)
+    with pytest.raises(ValueError, match="flash is full: 0 GB do not hold"):
+        one._displace(one.queue[0], NOW, one.queue[1])
+
+
+def test_no_more_goes_to_flash_than_can_be_read_again():
+    one = waiting("mended", ON_FLASH, Level.FLASH)
+    assert not one.may_fill_flash()
+    one.queue.pop()
+    assert one.may_fill_flash()
+
+
+def test_computing_again_costs_all_who_decode():
+    one = waiting("mended", 3, Level.HOST, prefill_tokens_per_s=2e3, flash_bytes_per_s=1e6)
+    assert one.computes_sooner(one.queue[0], Level.FLASH)
+    assert not one.computes_sooner(one.queue[0], Level.HOST)
+    for kv in list(one.queue):
+        one.enter(kv)
+    assert not one.computes_sooner(one.active[0], Level.FLASH)
+
+
+def test_a_stay_is_counted_and_an_iteration_takes_its_time():
+    kv = SimpleNamespace(room=7, uses=0, left_s=1.0, turn=0)
+    store = SimpleNamespace(now_s=3.0, carried={})
+    one = SimpleNamespace(queue=[kv], active=[], active_bytes=0, counts=Counts(), store=store)
+    TimeSlices.enter(one, kv)
+    assert (one.counts.stays, one.counts.longest_wait_s, one.active, one.queue) == (1, 2.0, [kv], [])
+    one.iteration, one.iteration_s, one._busy = 0, 0.5, []
+    TimeSlices.update(one, SchedulerOutput(num_scheduled_tokens={}), IterationResult(0.25, 1, "jump"))
+    assert (one.iteration, one.iteration_s, kv.turn, one._busy) == (1, pytest.approx(0.475), 1, [(3.0, {})])

@@ -1,0 +1,106 @@
+"""Tiers and links: room is never given twice, a link carries one copy at a time, and the urgent go first.
+
+partner of: kv_cache/transfer/sequences.py
+"""
+
+import pytest
+
+from kv_cache.transfer.sequences import Level, SequenceStore
+from tests.kv_cache.policies.slices import machine, stored, trace
+
+
+def kvs(store, *tokens, level=None):
+    """KV caches of requests, in a tier."""
+    requests = trace([(each, 5) for each in tokens]).requests
+    return [stored(store, each, store.levels.bytes_of(each.tokens + 1), level) for each in requests]
+
+
+def test_a_copy_takes_room_when_it_begins_and_gives_it_up_when_it_ends():
+    store = SequenceStore(machine())
+    (kv,) = kvs(store, 20, level=Level.DEVICE)
+    store.move(kv, Level.HOST, 1)
+    assert store.free[:2] == [70_000, 80_000]
+    assert store.room(Level.DEVICE) == 100_000
+    assert kv.level is Level.DEVICE
+    assert not kv.is_here
+    store.run_until(0.0019)
+    assert kv.move
+    store.run_until(0.0021)
+    assert (kv.level, kv.move, store.free[:2]) == (Level.HOST, None, [100_000, 80_000])
+    assert (store.carried[Level.HOST].bytes, store.carried[Level.FLASH].bytes) == (20_000, 0)
+
+
+def test_a_link_carries_one_copy_at_a_time_and_the_urgent_first():
+    store = SequenceStore(machine())
+    first, late, urgent = kvs(store, 20, 20, 20, level=Level.HOST)
+    for kv, urgency in ((first, 5), (late, 5), (urgent, 1)):
+        store.move(kv, Level.DEVICE, urgency)
+    order = []
+    while store.step():
+        order += [kv for kv in (first, late, urgent) if kv.is_here and kv not in order]
+    assert order == [first, urgent, late]
+    assert store.now_s == pytest.approx(0.006)
+
+
+def test_a_copy_may_be_hurried():
+    store = SequenceStore(machine())
+    first, second, third = kvs(store, 20, 20, 20, level=Level.HOST)
+    for kv in (first, second, third):
+        store.move(kv, Level.DEVICE, 5)
+    store.hurry(third.move, 0)
+    store.step()
+    store.step()
+    assert (third.is_here, second.is_here) == (True, False)
+
+
+def test_who_finds_no_room_waits_and_lets_others_pass():
+    store = SequenceStore(machine(device_bytes=40_000))
+    here, large, small = *kvs(store, 20, level=Level.DEVICE), *kvs(store, 30, 5, level=Level.HOST)
+    store.move(large, Level.DEVICE, 1)
+    store.move(small, Level.DEVICE, 2)
+    assert store.room(Level.DEVICE) < 0
+    while store.step():
+        pass
+    assert (small.is_here, large.level) == (True, Level.HOST)
+    store.drop(here)
+    store.drop(small)
+    assert store.step()
+    assert large.is_here
+
+
+def test_device_to_flash_occupies_both_links_as_long_as_the_slower_needs():
+    store = SequenceStore(machine())
+    (kv,) = kvs(store, 20, level=Level.DEVICE)
+    store.move(kv, Level.FLASH, 0)
+    assert store.step()
+    assert store.now_s == pytest.approx(0.02)
+    assert [each.busy_s for each in store.carried.values()] == pytest.approx([0.02, 0.02])
+    assert store.free == [*store.levels.rooms()[:2], store.levels.flash_bytes - 20_000]
+
+
+def test_new_requests_need_room_and_no_copy():
+    store = SequenceStore(machine())
+    (kv,) = kvs(store, 20)
+    store.move(kv, Level.DEVICE, 0)
+    assert kv.is_here
+    assert not store.step()
+
+
+def test_whole_blocks_are_stored():
+    assert [machine().bytes_of(tokens) for tokens in (0, 1, 10, 11)] == [0, 10_000, 10_000, 20_000]
+
+
+def test_a_copy_has_a_start_and_a_rate():
+    one = machine(host_start_s=0.5, flash_start_s=0.25)
+    assert one.copy_s(Level.HOST, 10**7) == pytest.approx(1.5)
+    assert one.copy_s(Level.FLASH, 10**6) == pytest.approx(1.25)
+    free = one.without_copies()
+    assert free.copy_s(Level.HOST, 10**12) < 1e-9
+    assert free.rooms() == one.rooms()
+
+
+def test_what_is_off_is_named():
+    with pytest.raises(ValueError, match="host_bytes = 0: must be at least 1"):
+        machine(host_bytes=0)
+    with pytest.raises(ValueError, match=r"request 1: 0\.06 MB of KV cache, and the tier host has 0\.05 MB"):
+        machine(host_bytes=50_000).check(60, 1)
