@@ -199,12 +199,12 @@ class Engine:
         options = [output.placement.get(each.number, Offload(0)) for each in decoding]
         self.done.decided += bool(decoding)
         offloads = [each for each in options if isinstance(each, Offload)]
-        if took_s is not None and decoding and len(offloads) == len(options):
-            self._compare(decoding, offloads, took_s)
         if decoding and len(offloads) == len(options) and not self.policy.admits:
             result = self._chain(decoding, offloads, prefills, min(output.num_steps, most))
         else:
             result = self._jump(decoding, prefills)
+        if took_s is not None and result.timed_by == "chain":
+            self._compare(decoding, offloads, took_s)
         finished = tuple(each.number for each in self.sequences if each.finished)
         for each in [each for each in self.sequences if each.finished]:
             self._leave(each)
@@ -376,8 +376,8 @@ class Engine:
             done.link_bytes += read * self.cost.token_bytes
 
     def _compare(self, decoding: Sequence[SequenceState], options: Sequence[Offload], took_s: float) -> None:
-        """Correct the cost model by a measured decode step, and let the policy plan again if they part too far."""
-        costs = self._given.costs([each.num_computed_tokens + 1 for each in decoding])
+        """Correct the cost model by the decode step that was measured, and let the policy plan again if they part too far."""
+        costs = self._given.costs([each.num_computed_tokens for each in decoding])
         self._slowdown += EMA * (took_s / latency_s(costs, options) - self._slowdown)
         if not 1 / REPLAN < self._slowdown / self.cost.compute.slowdown < REPLAN:
             self.cost = replace(self.cost, compute=replace(self.cost.compute, slowdown=self._slowdown))
