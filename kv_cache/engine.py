@@ -376,7 +376,7 @@ class Engine:
             done.link_bytes += read * self.cost.token_bytes
 
     def _compare(self, decoding: Sequence[SequenceState], options: Sequence[Offload], took_s: float) -> None:
-        """Correct the cost model by the decode step that was measured, and let the policy plan again if they part too far."""
+        """Correct the cost model by a measured decode step; the policy plans again if they part too far."""
         costs = self._given.costs([each.num_computed_tokens for each in decoding])
         self._slowdown += EMA * (took_s / latency_s(costs, options) - self._slowdown)
         if not 1 / REPLAN < self._slowdown / self.cost.compute.slowdown < REPLAN:
