@@ -83,8 +83,11 @@ def simulate(
         store: Tiers, for policies that take turns.
 
     Raises:
-        ValueError: A request never fits the device, and `admission` does not reject such.
+        ValueError: A request never fits the device, and `admission` does not reject such; or the policy moves blocks
+            itself, which takes links and tiers (`transfer/simulated.py`).
     """
+    if policy.has_layers:
+        raise ValueError("the policy moves blocks itself: run it in an IterationRunner on SimulatedTransfers")
     engine = Engine(policy, cost, slo_s, admission, trace, store)
     done = engine.done
     while engine.step():

@@ -85,6 +85,11 @@ def test_steps_in_one_loop_are_those_that_a_policy_was_asked_for_one_by_one(name
         np.testing.assert_allclose(a.made_s, b.made_s, rtol=1e-12)
 
 
+def test_copies_of_a_policy_are_not_left_out():
+    with pytest.raises(ValueError, match="moves blocks itself"):
+        simulate(trace(), COST, policy_of("flexgen"), 0.02)
+
+
 def test_slots_and_order():
     served = simulate(trace(), COST, FlexGenHalf(), 0.02, AdmissionConfig(slots=2))
     firsts = [each.made_s[0] for each in served.sequences]

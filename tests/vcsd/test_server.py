@@ -143,7 +143,7 @@ def test_what_is_not_taken_says_why(model) -> None:
         server.submit([1, 2], 3)
         assert 'vcsd_requests_total{how="rejected"} 2.0' in server.counters.text()
     small = serve(model, setting("lru", tiers=TierLimits(device=TOKEN_BYTES * 64)), background=False)
-    with small as server, pytest.raises(vcsd.Rejected, match="MB of K and V, and the tier device has"):
+    with small as server, pytest.raises(vcsd.Rejected, match="MB of KV cache, and the tier device has"):
         server.submit([1] * 40, 30)
 
 
@@ -204,7 +204,7 @@ def test_a_drive_that_fails_ends_those_that_it_attended_and_no_others(model, pro
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"policy": "best"}, "policy = 'best': must be one of deepspeed"),
+        ({"policy": "best"}, "policy = 'best': must be one of reactive"),
         ({"policy": "ours", "drives": ()}, "policy = 'ours': attends in drives: give it some"),
         ({"slots": 0}, "slots = 0: must be at least 1"),
         ({"slots": "4"}, "slots = '4': must be a whole number"),

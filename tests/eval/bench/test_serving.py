@@ -51,5 +51,5 @@ def test_under_load_for_three_minutes_memory_stays_flat() -> None:
 
 
 def test_a_policy_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match=r"policies = 'best': must be all, or of deepspeed, flexgen, flexgen\+"):
+    with pytest.raises(ValueError, match=r"policies = 'best': must be all, or of reactive, flexgen, dual-blade"):
         experiment(Load(policies="best"))

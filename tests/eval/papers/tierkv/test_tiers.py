@@ -9,8 +9,7 @@ from rich.console import Console
 from eval.papers.options import Machine
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from eval.papers.tierkv import tiers
-from eval.papers.tierkv.tiers import experiment, requests, summary
-from kv_cache.tiered.policies import POLICIES
+from eval.papers.tierkv.tiers import COMPARED, experiment, requests, summary
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ def test_ours_is_at_least_as_fast_as_the_better_of_both(outcome):
 
 def test_a_row_for_each_slice_room_and_policy(outcome):
     rows = outcome.result["rows"]
-    assert len(rows) == 2 * 3 * len(POLICIES)
+    assert len(rows) == 2 * 3 * len(COMPARED)
     at = {(row["slice"], row["dram_gb"], row["policy"]): row for row in rows}
     assert at[50, 512, "static"]["flash_bytes"] == at[50, 512, "tierkv"]["flash_bytes"] == 0
     assert at[50, 8, "mended"]["flash_bytes"] < at[50, 8, "tierkv"]["flash_bytes"] / 10
@@ -83,7 +82,7 @@ def test_requests_are_a_traces_or_generated(tmp_path):
     ("options", "reason"),
     [
         ({"dram_gb": "0"}, "dram_gb = '0': each must be at least 1"),
-        ({"dram_gb": "1"}, r"request \d+: 1,8\d\d.\d\d MB of K and V, and the tier host has 1,000.00 MB"),
+        ({"dram_gb": "1"}, r"request \d+: 1,8\d\d.\d\d MB of KV cache, and the tier host has 1,000.00 MB"),
         ({"slices": "x"}, "slices = 'x': needs numbers"),
         ({"trace": tiers.Path("nowhere.csv")}, "trace nowhere.csv: No such file"),
         ({"ssd": "floppy"}, "ssd = 'floppy': must be a YAML file or one of"),
