@@ -16,9 +16,10 @@ from csd_io.queue import aligned
 from host_driver.hf.staging import side_stream
 from kv_cache.block_table import BlockKey, PolicyError
 from kv_cache.hardware import DEVICE, DIRECT, HOST, PAGE_CACHE, Machine
-from kv_cache.iteration import IterationRunner, Program
+from kv_cache.iteration import IterationRunner
 from kv_cache.limits import BLOCK_BYTES, TierLimits
 from kv_cache.replay import replay
+from kv_cache.scheduler import Policy
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.frames import CachedFiles, DirectBlocks, Memory, Store
 from kv_cache.transfer.policy_thread import PolicyThread
@@ -138,7 +139,7 @@ class TieredKv:
     def __init__(
         self,
         tiers: TierLimits,
-        policy: Program,
+        policy: Policy,
         cache_bytes: int,
         layers: int,
         model: torch.nn.Module,
@@ -162,7 +163,7 @@ class TieredKv:
         held = stores(tiers, self.device, self.files)
         self.real = RealTransfers(held, self._capacity, self._policy_thread.attends, bounce_of(self.device))
         self.runner = IterationRunner(
-            self.machine, range(layers), policy, self.real, final_tokens=max_tokens, recorded=[] if record else None
+            self.machine, range(layers), policy.layers, self.real, final_tokens=max_tokens, recorded=[] if record else None
         )
 
     @contextmanager
@@ -304,8 +305,7 @@ class TieredKv:
         except (OSError, PolicyError):
             raise
         except Exception as error:
-            name = getattr(self._policy, "__name__", "policy")
-            raise PolicyError(f"policy {name}: {type(error).__name__}: {error}") from error
+            raise PolicyError(f"policy {self._policy.name}: {type(error).__name__}: {error}") from error
 
 
 def in_blocks(nbytes: int) -> int:

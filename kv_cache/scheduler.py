@@ -184,6 +184,11 @@ class Policy:
         """A request has ended, or is not wanted any more."""
 
     @property
+    def name(self) -> str:
+        """What it is called in errors."""
+        return type(self).__name__
+
+    @property
     def has_layers(self) -> bool:
         """Whether it has a program of its own for the inside of an iteration."""
         return type(self).layers is not Policy.layers
@@ -213,7 +218,10 @@ class LayerPolicy(Policy):
 
     def __init__(self, function: Callable[[Iteration], None], tiers: tuple[str, ...] = ()) -> None:
         self.function, self.tiers = function, tiers
-        self.__name__ = getattr(function, "__name__", "policy")
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", "policy")
 
     def layers(self, it: Iteration) -> None:
         self.function(it)
@@ -228,6 +236,10 @@ class _Adapted(Policy):
         for name in ("schedule", "layers", "update", "forget"):
             if hasattr(given, name):
                 setattr(self, name, getattr(given, name))
+
+    @property
+    def name(self) -> str:
+        return type(self.given).__name__
 
     @property
     def has_layers(self) -> bool:

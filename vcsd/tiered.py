@@ -69,7 +69,7 @@ class TierSetting:
         """The model with its K and V in tiers until the block ends; then it is as it was."""
         model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
         kinds = kinds_in_tiers(model)
-        tiers, policy = self.tiers, self.made().layers
+        tiers, policy = self.tiers, self.made()
         config = model.config.get_text_config(decoder=True)
         context = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
         max_tokens = tiers.max_tokens or min(context, MAX_TOKENS)

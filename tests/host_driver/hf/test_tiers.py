@@ -215,8 +215,9 @@ def test_what_cannot_be_done_says_why(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"residency": "lru"}, "residency = 'lru': must be one of reactive, flexgen"),
-        ({"residency": 3}, "residency = 3: must be a name, or a function of a Turn"),
+        ({"residency": "fifo"}, "residency = 'fifo': must be one of reactive, flexgen"),
+        ({"residency": "lru"}, "residency = 'lru': it decides about requests of a server"),
+        ({"residency": 3}, "residency = 3: 3 is no policy: it needs `schedule` or `layers`"),
         ({"tiers": TierLimits()}, "tiers: drives hold all of K and V: with tiers give a residency"),
         ({"residency": "flexgen", "tiers": 5}, "tiers = 5: must be a TierLimits"),
         ({"residency": "flexgen", "drives": 2}, "drives is of drives, and residency = 'flexgen' attends on the device"),
