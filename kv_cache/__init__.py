@@ -5,7 +5,7 @@ from __future__ import annotations
 from kv_cache.admission import AdmissionConfig
 from kv_cache.block_table import BlockKey, BlockTable, PolicyError, Transfer
 from kv_cache.cost import CostModel, DriveModel, Overlay, ServingCost
-from kv_cache.engine import Engine, RunResult, simulate
+from kv_cache.engine import Engine, RunResult
 from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Route, Tier
 from kv_cache.iteration import Iteration, IterationRunner, Program
 from kv_cache.metrics import summary
@@ -13,6 +13,7 @@ from kv_cache.planner.problem import Offload, blocks_on_device
 from kv_cache.policies import POLICIES, load_policies
 from kv_cache.request import SequenceState
 from kv_cache.scheduler import IterationResult, LayerPolicy, Policy, SchedulerOutput, SchedulerState
+from kv_cache.simulation import simulate
 from kv_cache.trace import Request, Trace, generate, load
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Literal
@@ -43,9 +44,14 @@ class WaitingQueue:
     Steps that nobody is there for take no time.
     """
 
-    def __init__(self, trace: Trace, cost: ServingCost, admission: AdmissionConfig) -> None:
+    def __init__(
+        self, trace: Trace, cost: ServingCost, admission: AdmissionConfig, check: Callable[[Request], None]
+    ) -> None:
+        """check: Raises ValueError for a request that there never is room for."""
         if not admission.reject:
-            cost.check(trace.requests)
+            for each in trace.requests:
+                check(each)
+        self._check = check
         self._coming, self._in_steps, self._skipped = deque(trace.requests), trace.unit == "steps", 0.0
         self._cost, self._admission, self._number = cost, admission, count()
         self._here: list[tuple[float, int, Request, float]] = []
@@ -74,12 +80,19 @@ class WaitingQueue:
         while self._coming and self._coming[0].arrival <= reached:
             request = self._coming.popleft()
             arrived_s = now_s if self._in_steps else request.arrival
-            if request.tokens > self._cost.longest_tokens:
+            if self._too_long(request):
                 self.rejected.append((request, TOO_LONG))
             elif self._admission.queue is not None and len(self._here) >= self._admission.queue + free:
                 self.rejected.append((request, FULL))
             else:
                 heappush(self._here, (self._due_s(request, arrived_s), next(self._number), request, arrived_s))
+
+    def _too_long(self, request: Request) -> bool:
+        try:
+            self._check(request)
+        except ValueError:
+            return True
+        return False
 
     def put(self, request: Request, now_s: float) -> None:
         """A request has come that no trace told of."""

@@ -33,12 +33,12 @@ class Transfer(Protocol):
         ...
 
     @property
-    def began_ns(self) -> int:
+    def began_ns(self) -> float:
         """When it could begin: those that it waits for had ended."""
         ...
 
     @property
-    def ended_ns(self) -> int:
+    def ended_ns(self) -> float:
         """When it had ended."""
         ...
 

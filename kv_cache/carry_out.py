@@ -17,8 +17,9 @@ Homes = Callable[[Hashable, int], tuple[str, ...]]
 def carry_out(it: Iteration) -> None:
     """Carry out the memory's "homes": of a layer of a request, the tier of each of its blocks.
 
-    With one tier more than there are blocks the new tokens begin another one. One new token is attended in drives if
-    the last block lies there; several, and all other blocks, on the device.
+    Of layers that lie elsewhere the device holds at most as many of a request at once as the memory's "buffers" says,
+    two by default. With one tier more than there are blocks the new tokens begin another one. One new token is attended
+    in drives if the last block lies there; several, and all other blocks, on the device.
     """
     for block in it.blocks_at(DEVICE):
         if _home(it, block) != DEVICE:
@@ -27,14 +28,16 @@ def carry_out(it: Iteration) -> None:
         together: dict[tuple[str, ...], list[Hashable]] = {}
         for row in it.batch:
             together.setdefault(_attended(it, row, layer), []).append(row)
-        for at, rows in together.items():
+        for at, rows in sorted(together.items(), key=lambda each: CSD in each[0]):  # what is on its way comes for all
             for group in _groups(it, layer, rows, at):
                 _attend(it, layer, group, at)
 
 
 def _groups(it: Iteration, layer: int, rows: list[Hashable], at: tuple[str, ...]) -> list[list[Hashable]]:
-    """Rows that are attended at once: on the device those that stay there, if it has room, and each other by itself."""
-    if DEVICE not in at:
+    """Rows that are attended at once: all if the device has room, else those that stay there, and each other alone."""
+    growth = sum(map(it.new_bytes, rows)) * len(it.parts)
+    lacking = sum(it.missing_bytes(x, DEVICE) for x in it.blocks(layer, rows) if at[x.index] == DEVICE)
+    if DEVICE not in at or lacking + growth <= it.free_bytes(DEVICE):
         return [rows]
     stay = [row for row in rows if all(_home(it, block) == DEVICE for block in it.blocks(layer, [row]))]
     need = sum(map(it.nbytes, it.blocks(layer, stay))) + sum(map(it.new_bytes, stay)) * len(it.parts)
@@ -76,20 +79,34 @@ def _bring(it: Iteration, block: BlockKey, tier: str, rows: list[Hashable]) -> N
 
 
 def _ahead(it: Iteration, layer: int, rows: list[Hashable], kept: int) -> None:
-    """Have the next layer come that a row attends on the device and that lies elsewhere, where there is room for it and
-    so many bytes more."""
+    """Have the next layers come that a row attends on the device and that lie elsewhere, where there is room for them
+    and so many bytes more."""
+    buffers: Callable[[Hashable], int] = it.memory.get("buffers", lambda row: 2)
     for row in rows:
+        left = buffers(row) - bool(_passing(it, row, layer))
         for due in range(layer + 1, it.layers.stop):
-            at = _attended(it, row, due)
-            away = [x for x in it.blocks(due, [row]) if at[x.index] == DEVICE and DEVICE not in it.tiers_of(x)]
-            if away:
-                need = kept + sum(it.missing_bytes(x, DEVICE) for x in away) + it.new_bytes(row) * len(it.parts)
-                if it.free_bytes(DEVICE) >= need and all(
-                    any(it.has_path(p, DEVICE) for p in it.tiers_of(x)) for x in away
-                ):
-                    for block in away:
-                        it.copy(block, DEVICE, urgency=-due)
+            if left <= 0:
                 break
+            passing = _passing(it, row, due)
+            away = [x for x in passing if DEVICE not in it.tiers_of(x)]
+            left -= bool(passing)
+            need = kept + sum(it.missing_bytes(x, DEVICE) for x in away) + it.new_bytes(row) * len(it.parts)
+            if away and (it.free_bytes(DEVICE) < need or not all(_reachable(it, x) for x in away)):
+                break
+            for block in away:
+                it.copy(block, DEVICE, urgency=-due)
+
+
+def _passing(it: Iteration, row: Hashable, layer: int) -> list[BlockKey]:
+    """What of a layer is on the device for its attention alone, or is still to come."""
+    at = _attended(it, row, layer)
+    here = [x for x in it.blocks(layer, [row]) if at[x.index] == DEVICE]
+    return [x for x in here if _home(it, x) != DEVICE or DEVICE not in it.tiers_of(x)]
+
+
+def _reachable(it: Iteration, block: BlockKey) -> bool:
+    """Whether the device can be reached from where a block is."""
+    return any(it.has_path(tier, DEVICE) for tier in it.tiers_of(block))
 
 
 def _make_room(it: Iteration, need: int, layer: int, rows: list[Hashable]) -> None:

@@ -1,6 +1,6 @@
 """The loop of continuous batching: requests arrive, a policy schedules an iteration, it runs, sequences end.
 
-`simulate` runs it in modelled time until a trace is served; `vcsd.serve` runs the same engine beside real bytes.
+`simulation.py` runs it in modelled time until a trace is served; `vcsd.serve` runs the same engine beside real bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from csd_spec.arrays import F64
 from kv_cache.admission import AdmissionConfig, WaitingQueue
 from kv_cache.cost import ServingCost
+from kv_cache.event_timer import EventTimer
 from kv_cache.planner.problem import Offload, latency_s
 from kv_cache.request import SequenceState
 from kv_cache.scheduler import IterationResult, Policy, SchedulerOutput, SchedulerState
@@ -60,42 +61,6 @@ class RunResult:
     timed_by: dict[str, int] = field(default_factory=dict)
 
 
-def simulate(
-    trace: Trace,
-    cost: ServingCost,
-    policy: Policy,
-    slo_s: float,
-    admission: AdmissionConfig = AdmissionConfig(),
-    tick: Callable[[int], object] = lambda done: None,
-    store: SequenceStore | None = None,
-) -> RunResult:
-    """Serve a trace in modelled time.
-
-    Arrivals in engine steps are counted in decode steps, so a slow engine gets fewer in the same time.
-
-    Args:
-        trace: Requests.
-        cost: Costs of the machine.
-        policy: Decides.
-        slo_s: The objective, seconds between tokens.
-        admission: Who is let in.
-        tick: Called now and then with the number of requests that have ended.
-        store: Tiers, for policies that take turns.
-
-    Raises:
-        ValueError: A request never fits the device, and `admission` does not reject such; or the policy moves blocks
-            itself, which takes links and tiers (`transfer/simulated.py`).
-    """
-    if policy.has_layers:
-        raise ValueError("the policy moves blocks itself: run it in an IterationRunner on SimulatedTransfers")
-    engine = Engine(policy, cost, slo_s, admission, trace, store)
-    done = engine.done
-    while engine.step():
-        tick(len(done.sequences) + len(done.rejected) - len(engine.sequences))
-    done.end_s = engine.now_s
-    return done
-
-
 class Engine:
     """Requests, a policy, and the modelled time of its iterations.
 
@@ -104,6 +69,7 @@ class Engine:
         prompt: The request that is prefilled.
         now_s: Modelled time.
         store: Whole sequences in tiers, for policies that take turns.
+        events: Finds the time of each iteration by links and copies; None: by one sum or by the compiled chain.
         done: Sums of the run; its requests too if a trace is served.
     """
 
@@ -119,7 +85,7 @@ class Engine:
     ) -> None:
         self.policy, self.cost, self.slo_s, self.admission, self.store = policy, cost, slo_s, admission, store
         requests = trace.requests if trace else ()
-        self.queue = WaitingQueue(trace or NO_TRACE, cost, admission)
+        self.queue = WaitingQueue(trace or NO_TRACE, cost, admission, self.check)
         self.sequences: list[SequenceState] = []
         self.prompt: SequenceState | None = None
         self.now_s, self.changed = 0.0, False
@@ -127,6 +93,7 @@ class Engine:
         self._keep, self._asked = trace is not None, list[int]()
         self._tokens, self._requests = sum(each.tokens for each in requests), len(requests)
         self._given, self._slowdown, self._first_block = cost, 1.0, first_block
+        self.events: EventTimer | None = None
 
     def check(self, request: Request) -> None:
         """Raise ValueError for a request that there never is room for."""
@@ -147,6 +114,14 @@ class Engine:
             self.prompt = None
         for each in [each for each in self.sequences if each.number == number]:
             self._leave(each)
+
+    def run(self, tick: Callable[[int], object] = lambda done: None) -> RunResult:
+        """Serve until no request is left. tick: called now and then with the number of requests that have ended."""
+        done = self.done
+        while self.step():
+            tick(len(done.sequences) + len(done.rejected) - len(self.sequences))
+        done.end_s = self.now_s
+        return done
 
     def step(self) -> bool:
         """One iteration, or a burst of equal ones, in modelled time; False if no request is left."""
@@ -202,7 +177,9 @@ class Engine:
         options = [output.placement.get(each.number, Offload(0)) for each in decoding]
         self.done.decided += bool(decoding)
         offloads = [each for each in options if isinstance(each, Offload)]
-        if decoding and len(offloads) == len(options) and not self.policy.admits:
+        if self.events is not None:
+            result = self._by_events(self.events, scheduled, output)
+        elif decoding and len(offloads) == len(options) and not self.policy.admits:
             result = self._chain(decoding, offloads, prefills, min(output.num_steps, most))
         else:
             result = self._jump(decoding, prefills)
@@ -264,6 +241,8 @@ class Engine:
     def _leave(self, sequence: SequenceState) -> None:
         self.sequences.remove(sequence)
         self.policy.forget(sequence.number)
+        if self.events is not None:
+            self.events.forget(sequence.number)
         self.changed = True
 
     def _state(self) -> SchedulerState:
@@ -324,17 +303,45 @@ class Engine:
 
         Where a policy lets requests in itself, a prompt is computed beside a decode step, and takes part in it.
         """
-        prefill_s = sum(
-            self.cost.compute.prefill_s(each.num_computed_tokens + count, each.num_computed_tokens)
-            for each, count in prefills.items()
-        )
+        prefill_s = sum(self._prefill_s(prefills).values())
         batch = [each.num_computed_tokens + 1 for each in decoding]
         if self.policy.admits:
             batch += [each.num_tokens for each in prefills]
         step_s = self.cost.compute.decode_s(len(batch), sum(batch)) if batch else 0.0
-        took_s = prefill_s + step_s
+        return self._passed(decoding, prefills, prefill_s + step_s, prefill_s, "jump")
+
+    def _by_events(
+        self, events: EventTimer, scheduled: dict[SequenceState, int], output: SchedulerOutput
+    ) -> IterationResult:
+        """One iteration in which copies move on links beside the model's layers."""
+        prefills = {each: count for each, count in scheduled.items() if each.prefills}
+        decoding = [each for each in scheduled if not each.prefills]
+        prefill_s = self._prefill_s(prefills)
+        new = {each.number: count for each, count in scheduled.items()}
+        took_s = events.run(self.now_s, new, prefill_s, output)
+        self.done.link_bytes = events.fetched_bytes
+        compute_s = sum(prefill_s.values()) if decoding else took_s
+        return self._passed(decoding, prefills, took_s, compute_s, "events")
+
+    def _prefill_s(self, prefills: dict[SequenceState, int]) -> dict[int, float]:
+        """Seconds of compute of prompts, or of their chunks, by the requests' numbers."""
+        prefill_s = self.cost.compute.prefill_s
+        return {
+            each.number: prefill_s(each.num_computed_tokens + count, each.num_computed_tokens)
+            for each, count in prefills.items()
+        }
+
+    def _passed(
+        self,
+        decoding: Sequence[SequenceState],
+        prefills: dict[SequenceState, int],
+        took_s: float,
+        prefill_s: float,
+        timed_by: str,
+    ) -> IterationResult:
+        """Account for one iteration that took so long, `prefill_s` of it for prompts."""
         self.done.prefill_s += prefill_s
-        self.done.decode_s += step_s
+        self.done.decode_s += took_s - prefill_s
         self._pass(took_s)
         if decoding:
             self.done.steps += 1
@@ -344,7 +351,7 @@ class Engine:
         self._arrive()  # some have come meanwhile
         for each, count in prefills.items():
             self._computed(each, count, took_s)
-        return IterationResult(took_s, int(bool(decoding)), "jump")
+        return IterationResult(took_s, int(bool(decoding)), timed_by)
 
     def _computed(self, sequence: SequenceState, tokens: int, took_s: float) -> None:
         """Tokens of a prompt were computed; with the last of them a token is made."""

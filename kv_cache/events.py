@@ -1,4 +1,4 @@
-"""A queue of events in integer nanoseconds."""
+"""A queue of events in nanoseconds, with fractions: over many copies whole ones would add up to a difference."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ class Events:
     """What happens when, in the order of time, and of asking among equals."""
 
     def __init__(self) -> None:
-        self.now_ns = 0
-        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self.now_ns = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
-    def at(self, ns: int, act: Callable[[], None]) -> None:
+    def at(self, ns: float, act: Callable[[], None]) -> None:
         """Let something happen at a time that is not over."""
         self._count += 1
         heapq.heappush(self._queue, (max(ns, self.now_ns), self._count, act))
 
     @property
-    def next_ns(self) -> int | None:
+    def next_ns(self) -> float | None:
         """When the next thing happens; None where nothing is left to."""
         return self._queue[0][0] if self._queue else None
 
-    def run_to(self, ns: int) -> None:
+    def run_to(self, ns: float) -> None:
         """Let everything happen that does up to a time."""
         while self._queue and self._queue[0][0] <= ns:
             self._next()

@@ -41,19 +41,22 @@ class Link:
 
     bytes_per_s: shared evenly by the most urgent of what is under way, or given to one piece after another (`fifo`),
     the most urgent first. start_ns: before each piece's bytes; with `fifo` the piece holds the link meanwhile.
+    overhead_ns: of the whole link, for each piece beside its bytes.
     contention: the share of its rate that is left while another link is busy; of several the least counts.
     """
 
     name: str
     bytes_per_s: float
     start_ns: int = 0
+    overhead_ns: float = 0.0
     fifo: bool = False
     contention: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        if not self.bytes_per_s > 0 or self.start_ns < 0:
+        if not self.bytes_per_s > 0 or self.start_ns < 0 or self.overhead_ns < 0:
             raise ValueError(
-                f"{self.name}: {self.bytes_per_s} bytes/s, {self.start_ns} ns: must be above 0, and at least 0"
+                f"{self.name}: {self.bytes_per_s} bytes/s, {self.start_ns} and {self.overhead_ns} ns: must be above 0, "
+                "and at least 0"
             )
         if off := [name for name, share in self.contention.items() if not 0 < share <= 1]:
             raise ValueError(f"{self.name}: contention by {off[0]}: a share is above 0 and at most 1")

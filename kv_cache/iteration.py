@@ -253,7 +253,8 @@ class Iteration:
         route, urgency = run.route(source, to), float(urgency)
         before = [transfer for transfer in after if not transfer.done]
         copy_range = run.table.copy(block, source, to)
-        copy_range = replace(copy_range, after=(*copy_range.after, *before))
+        if before:
+            copy_range = replace(copy_range, after=(*copy_range.after, *before))
         try:
             transfer = run.transfers.begin(copy_range, route, fifo, urgency)
         except BaseException:

@@ -12,7 +12,7 @@ from kv_cache.hardware import Link
 Done = Callable[[], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Flow:
     left: float  # bytes
     urgency: float
@@ -26,7 +26,9 @@ class Network:
     def __init__(self, events: Events, links: Mapping[str, Link]) -> None:
         self.events = events
         self._loaded = {name: _Loaded(link) for name, link in links.items()}
-        self._edition = 0
+        for loaded in self._loaded.values():
+            for name in loaded.link.contention:
+                self._loaded[name].slows.append(loaded)
 
     def send(self, name: str, nbytes: int, done: Done, urgency: float = 0.0) -> None:
         """Let a piece pass a link; `done` is called when it has."""
@@ -41,11 +43,11 @@ class Network:
 
     def queued_bytes(self, name: str) -> float:
         """Bytes that are under way on a link, or wait for it."""
-        self._advance()
         loaded = self._loaded[name]
+        self._advance(loaded)
         return sum(flow.left for flow in loaded.flows) + sum(each[2] for each in loaded.waiting)
 
-    def busy_ns(self) -> dict[str, int]:
+    def busy_ns(self) -> dict[str, float]:
         """How long each link has moved bytes."""
         return {name: loaded.busy_ns for name, loaded in self._loaded.items()}
 
@@ -62,61 +64,61 @@ class Network:
             self._start(loaded, nbytes, -urgency, left)
 
     def _start(self, loaded: _Loaded, nbytes: int, urgency: float, done: Done) -> None:
-        start_ns = loaded.link.start_ns
+        link = loaded.link
+        start_ns, overhead = link.start_ns, link.overhead_ns * link.bytes_per_s / 1e9
 
         def flow() -> None:
-            self._advance()
-            loaded.flows.append(_Flow(nbytes, urgency, done))
-            self._rerate()
+            self._advance(loaded)
+            loaded.flows.append(_Flow(nbytes + overhead, urgency, done))
+            self._rerate(loaded)
 
         if start_ns:
             self.events.at(self.events.now_ns + start_ns, flow)
         else:
             flow()
 
-    def _advance(self) -> None:
-        """Let bytes pass at the rates that there were."""
+    def _advance(self, loaded: _Loaded) -> None:
+        """Let bytes pass a link at the rates that there were."""
         now_ns = self.events.now_ns
-        for loaded in self._loaded.values():
-            if loaded.flows and now_ns > loaded.since_ns:
-                for flow in loaded.flows:
-                    flow.left -= flow.rate * (now_ns - loaded.since_ns) / 1e9
-                loaded.busy_ns += now_ns - loaded.since_ns
-            loaded.since_ns = now_ns
-
-    def _rerate(self) -> None:
-        """Share the links among the most urgent of what is under way, and look again when the first of it ends."""
-        busy = {name for name, loaded in self._loaded.items() if loaded.flows}
-        first_ns: int | None = None
-        for name in busy:
-            loaded = self._loaded[name]
-            share = min((rest for other, rest in loaded.link.contention.items() if other in busy), default=1.0)
-            most = max(flow.urgency for flow in loaded.flows)
-            served = [flow for flow in loaded.flows if flow.urgency == most]
-            rate = loaded.link.bytes_per_s * share / len(served)
+        if loaded.flows and now_ns > loaded.since_ns:
             for flow in loaded.flows:
-                flow.rate = rate if flow.urgency == most else 0.0
-            least = max(0.0, min(flow.left for flow in served))
-            ends_ns = self.events.now_ns + -int(-least * 1e9 // rate)
-            first_ns = ends_ns if first_ns is None else min(first_ns, ends_ns)
-        self._edition += 1
-        if first_ns is not None:
-            edition = self._edition
-            self.events.at(first_ns, lambda: self._look(edition))
+                flow.left -= flow.rate * (now_ns - loaded.since_ns) / 1e9
+            loaded.busy_ns += now_ns - loaded.since_ns
+        loaded.since_ns = now_ns
 
-    def _look(self, edition: int) -> None:
-        """End what has passed; an older look is of no use, rates have changed since."""
-        if edition != self._edition:
+    def _rerate(self, loaded: _Loaded) -> None:
+        """What is under way on a link has changed: so have its rates, and those of links that it slows."""
+        self._share(loaded)
+        if loaded.busy != bool(loaded.flows):
+            loaded.busy = bool(loaded.flows)
+            for other in loaded.slows:
+                self._advance(other)
+                self._share(other)
+
+    def _share(self, loaded: _Loaded) -> None:
+        """Share a link among the most urgent of what is under way, and look again when the first of it ends."""
+        loaded.edition += 1
+        if not loaded.flows:
             return
-        self._advance()
-        ended = []
-        for loaded in self._loaded.values():
-            over = [flow for flow in loaded.flows if flow.left <= flow.rate / 1e9]  # less than a nanosecond of it
-            if over:
-                loaded.flows = [flow for flow in loaded.flows if flow not in over]
-                ended += over
-        self._rerate()
-        for flow in ended:
+        link, edition = loaded.link, loaded.edition
+        left = min((rest for other, rest in link.contention.items() if self._loaded[other].flows), default=1.0)
+        most = max(flow.urgency for flow in loaded.flows)
+        served = [flow for flow in loaded.flows if flow.urgency == most]
+        rate = link.bytes_per_s * left / len(served)
+        for flow in loaded.flows:
+            flow.rate = rate if flow.urgency == most else 0.0
+        least = max(0.0, min(flow.left for flow in served))
+        self.events.at(self.events.now_ns + least * 1e9 / rate, lambda: self._look(loaded, edition))
+
+    def _look(self, loaded: _Loaded, edition: int) -> None:
+        """End what has passed; an older look is of no use, rates have changed since."""
+        if edition != loaded.edition:
+            return
+        self._advance(loaded)
+        over = [flow for flow in loaded.flows if flow.left <= flow.rate / 1e9]  # less than a nanosecond of it
+        loaded.flows = [flow for flow in loaded.flows if flow not in over]
+        self._rerate(loaded)
+        for flow in over:
             flow.done()
 
 
@@ -126,6 +128,8 @@ class _Loaded:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.flows: list[_Flow] = []
-        self.since_ns = self.busy_ns = 0
+        self.since_ns = self.busy_ns = 0.0
         self.waiting: list[tuple[float, int, int, Done]] = []
         self.blocks_at, self.asked = False, 0
+        self.busy, self.edition = False, 0
+        self.slows: list[_Loaded] = []

@@ -59,6 +59,11 @@ class SchedulerOutput:
             return tuple(there if layer in offloaded else (DEVICE,) for layer in range(layers))
         return placed
 
+    def buffers(self, number: int) -> int:
+        """Layers of a request that the device holds at once of those that lie elsewhere: this one, and the next."""
+        placed = self.placement.get(number)
+        return placed.buffers if isinstance(placed, Offload) else 2
+
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:

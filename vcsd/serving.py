@@ -27,16 +27,14 @@ from kv_cache.planner.problem import BLOCK_TOKENS
 from kv_cache.policies import policy_of
 from kv_cache.policies.time_slices import TimeSlices
 from kv_cache.scheduler import Policy
-from kv_cache.transfer.sequences import Levels, SequenceStore
+from kv_cache.simulation import UNLIMITED, levels_of
+from kv_cache.transfer.sequences import SequenceStore
 from vcsd.server import Server
 from vcsd.tiered import MAX_TOKENS
 from vcsd.transport import check_method, methods_of, open_drives
 
 # Of a model of which nothing else is said a policy assumes an H100, a PCIe 4 x16 link, and these drives
 FETCH_BYTES_PER_S, DRIVE_BYTES_PER_S, CALL_S = 25e9, 6e9, 20e-6
-FLASH_SHARE = 0.25  # of the link to the host, that flash is as fast as
-UNLIMITED = 1 << 40  # bytes, of a tier without a limit
-
 
 PATIENCE = 64  # iterations that a request may be passed over
 
@@ -134,7 +132,7 @@ class Serving:
         admission = AdmissionConfig(slots=self.slots, chunk=self.chunk, patience=PATIENCE)
         if isinstance(policy, TimeSlices):
             policy.slice_tokens = self.slice_tokens
-            levels = self._levels(cost, token_bytes, device, max_tokens)
+            levels = levels_of(replace(cost, token_bytes=row_bytes), self.tiers, max_tokens)
             roomy = replace(cost, room_blocks=UNLIMITED)
             return Engine(policy, roomy, admission=admission, store=SequenceStore(levels))
         room = max(0, device - max_tokens * row_bytes)  # one layer of a request comes for its prefill
@@ -143,22 +141,6 @@ class Serving:
         if not first:
             policy.first_block = False
         return Engine(policy, fits, fits.slo_s(self.slo_scale), admission, first_block=first)
-
-    def _levels(self, cost: ServingCost, token_bytes: int, device: int, max_tokens: int) -> Levels:
-        """Tiers for whole sequences, with the same costs."""
-        host = UNLIMITED if self.tiers.host is None else self.tiers.host
-        rate = token_bytes / max(cost.fetch_token_s, 1e-15)
-        return Levels(
-            token_bytes=token_bytes,
-            block_tokens=BLOCK_TOKENS,
-            device_bytes=max(1, device),
-            host_bytes=max(1, host),
-            flash_bytes=UNLIMITED,
-            host_bytes_per_s=rate,
-            host_start_s=cost.fetch_s,
-            flash_bytes_per_s=rate * FLASH_SHARE,
-            longest_tokens=max_tokens + 1,
-        )
 
 
 def assumed(shape: ModelShape, row_bytes: int, drives: int, parameters: float) -> ServingCost:

@@ -43,6 +43,7 @@ EVAL = {
     "redundancy": "eval.papers.instinfer.redundancy",
     "sensitivity": "eval.papers.instinfer.sensitivity",
     "serving": "eval.serving.serving",
+    "policies": "eval.serving.policies",
     "claims": "eval.papers.compare",
     "machine": "eval.papers.machines",
     "tiers": "eval.papers.tierkv.tiers",

@@ -9,11 +9,11 @@ from typing import Any
 from eval.serving.machines import drives
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import ServingCost
-from kv_cache.engine import simulate
 from kv_cache.metrics import summary
 from kv_cache.policies import POLICIES, PolicyLike
 from kv_cache.policies.orbitflow import OrbitFlow
 from kv_cache.scheduler import Policy
+from kv_cache.simulation import simulate
 from kv_cache.trace import Trace
 from vcsd.progress import Tick, no_tick
 

@@ -57,7 +57,7 @@ def pipelined(it: Iteration, home: Callable[[BlockKey], str], ahead: int, group:
 
 def _seconds(coming: Tickets, group: Callable[[int], int]) -> dict[int, float]:
     """The mean time in which a layer of each group came."""
-    took: dict[int, list[int]] = {}
+    took: dict[int, list[float]] = {}
     for layer, copies in coming.items():
         if copies:
             began = min(transfer.began_ns for _, transfer in copies)

@@ -69,6 +69,10 @@ class Levels:
         fast = math.nextafter(math.inf, 0)
         return replace(self, host_bytes_per_s=fast, flash_bytes_per_s=fast, host_start_s=0.0, flash_start_s=0.0)
 
+    def holds(self, tokens: int) -> bool:
+        """Whether each tier can hold a request of so many tokens."""
+        return self.bytes_of(tokens) <= min(self.rooms())
+
     def check(self, tokens: int, number: int) -> None:
         """Raise ValueError for a request of so many tokens that one of the tiers cannot hold."""
         size = self.bytes_of(tokens)

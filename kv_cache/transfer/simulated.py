@@ -20,8 +20,8 @@ EMA_SHARE = 0.1
 class LayerTime:
     """What a layer of some requests takes: on the device, and then in drives, where those attend."""
 
-    device_ns: int
-    drives_ns: int = 0
+    device_ns: float
+    drives_ns: float = 0
 
 
 Compute = Callable[[AttendCall], LayerTime]
@@ -35,8 +35,8 @@ class SimulatedTransfer:
     route: Route
     urgency: float
     waits: int = 0
-    began_ns: int = 0
-    ended_ns: int = 0
+    began_ns: float = 0
+    ended_ns: float = 0
     done: bool = False
     failed: bool = False  # never: no bytes, no disk
     entered: bool = False  # the first link is behind all of it
@@ -73,15 +73,15 @@ class SimulatedTransfers:
         self.caches = {each.name: PageCache(each.cache_bytes) for each in tiers if each.cache_bytes is not None}
         self._write_back = {each.name: _WriteBack(each.dirty_bytes) for each in tiers}
         self._last: dict[str, SimulatedTransfer] = {}  # in turn on each route
-        self._ready_ns: dict[Hashable, int] = {}  # when drives have answered for a request
-        self._drives_free_ns = self._began_ns = 0
+        self._ready_ns: dict[Hashable, float] = {}  # when drives have answered for a request
+        self._drives_free_ns = self._began_ns = 0.0
         self._layer_s = 0.0
         self.moved: Counter[str] = Counter()  # bytes, by route
-        self.stalls_ns: Counter[str] = Counter()
-        self.iterations_ns: list[int] = []
+        self.stalls_ns: dict[str, float] = {}
+        self.iterations_ns: list[float] = []
 
     @property
-    def now_ns(self) -> int:
+    def now_ns(self) -> float:
         """Modelled time of the model's own work."""
         return self.events.now_ns
 
@@ -132,7 +132,8 @@ class SimulatedTransfers:
                 since_ns = self.now_ns
                 self.events.run_until(lambda transfer=transfer: transfer.done)  # type: ignore[misc]  # bound at once
                 assert isinstance(transfer, SimulatedTransfer)
-                self.stalls_ns[transfer.route.name] += self.now_ns - since_ns
+                name = transfer.route.name
+                self.stalls_ns[name] = self.stalls_ns.get(name, 0.0) + self.now_ns - since_ns
 
     def end(self) -> None:
         self.events.run_to(max(self._ready_ns.values(), default=0))
@@ -150,7 +151,7 @@ class SimulatedTransfers:
 
     def transfer_s(self, route: Route, nbytes: int) -> float:
         links = [self.machine.links[name] for name in route.links]
-        return sum(nbytes / link.bytes_per_s + link.start_ns / 1e9 for link in links)
+        return sum(nbytes / link.bytes_per_s + (link.start_ns + link.overhead_ns) / 1e9 for link in links)
 
     def layer_s(self) -> float:
         return self._layer_s

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kv_cache.admission import FULL, TOO_LONG, AdmissionConfig
-from kv_cache.engine import simulate
 from kv_cache.metrics import summary
 from kv_cache.policies.orbitflow import FlexGenHalf, Heuristic, OrbitFlow
+from kv_cache.simulation import simulate
 from kv_cache.trace import Request, Trace
 from tests.kv_cache.test_engine import COST
 

@@ -121,7 +121,8 @@ def test_what_no_room_suffices_for_is_refused() -> None:
 class Room:
     """What a policy asks of an iteration whose device has 100 bytes of room. asked: what was copied and sent."""
 
-    batch, parts, layers, memory = ["r"], "kv", range(2), {}
+    batch, parts, layers = ["r"], "kv", range(2)
+    memory = {"homes": lambda row, layer: (HOST,) if layer else (DEVICE,), "below": HOST}  # noqa: RUF012  # never changed
 
     def __init__(self) -> None:
         self.copied: list[BlockKey] = []
@@ -136,7 +137,7 @@ class Room:
         return [BlockKey("r", layer)]
 
     def tiers_of(self, block: BlockKey) -> tuple[str, ...]:
-        return (HOST,)
+        return (HOST,) if block.layer else (DEVICE,)
 
     def missing_bytes(self, block: BlockKey, tier: str) -> int:
         return 60

@@ -13,13 +13,14 @@ import pytest
 
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import CostModel, DriveModel, ServingCost
-from kv_cache.engine import RunResult, simulate
+from kv_cache.engine import RunResult
 from kv_cache.metrics import attained, by_gaps, deadlines_met, summary
 from kv_cache.planner.problem import Offload, spread
 from kv_cache.policies import POLICIES, policy_of
 from kv_cache.policies.orbitflow import FlexGenHalf, OrbitFlow, Placing
 from kv_cache.request import SequenceState
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
+from kv_cache.simulation import simulate
 from kv_cache.trace import Request, Trace
 
 COST = ServingCost(
@@ -85,9 +86,13 @@ def test_steps_in_one_loop_are_those_that_a_policy_was_asked_for_one_by_one(name
         np.testing.assert_allclose(a.made_s, b.made_s, rtol=1e-12)
 
 
-def test_copies_of_a_policy_are_not_left_out():
-    with pytest.raises(ValueError, match="moves blocks itself"):
-        simulate(trace(), COST, policy_of("flexgen"), 0.02)
+def test_copies_of_a_policy_take_their_time():
+    moved = simulate(trace(), COST, policy_of("flexgen"), 0.02)
+    stays = simulate(trace(), replace(COST, room_blocks=1 << 20), policy_of("reactive"), 0.02)
+    assert set(moved.timed_by) == set(stays.timed_by) == {"events"}
+    assert moved.decode_s > 1.01 * stays.decode_s and moved.link_bytes > stays.link_bytes == 0
+    plain = simulate(trace(), replace(COST, room_blocks=1 << 20), policy_of("orbitflow"), 0.02)
+    assert stays.end_s == pytest.approx(plain.end_s, rel=1e-6)
 
 
 def test_slots_and_order():

@@ -201,7 +201,7 @@ def test_a_policy_is_an_object_its_class_a_function_or_refused() -> None:
     assert Policy.of(one) is one
     assert isinstance(Policy.of(partial(OrbitFlow, late=0)), OrbitFlow)
     made = Policy.of(function)
-    assert isinstance(made, LayerPolicy) and made.has_layers and made.__name__ == "function"
+    assert isinstance(made, LayerPolicy) and made.has_layers and made.name == "function"
     duck = Policy.of(Duck)
     assert not duck.has_layers and run(engine(duck), [request(0)]) == {0: 20}
     with pytest.raises(ValueError, match="3 is no policy"):

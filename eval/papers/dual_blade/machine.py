@@ -117,7 +117,7 @@ class Setup:
             step_s = self.cost.decode_s(self.batch, self.batch * tokens)
         else:
             step_s = self.cost.prefill_s(tokens, tokens - new, self.batch)
-        return LayerTime(round(1e9 * step_s / self.model.layers))
+        return LayerTime(1e9 * step_s / self.model.layers)
 
 
 def machine(setup: Setup, drive: Drive, cache_bytes: int | None, piece_bytes: int = 0) -> Machine:

@@ -199,9 +199,7 @@ def deepspeed(setup: Setup, batch: int, drives: int) -> Result:
         rate = SWAP_CLUSTER / (in_s + out_s)
     gpu_s, layers = setup.gpu_s(batch), model.shape.layers
     stored = setup.stored(HOST, batch, weights=round(model.weight_bytes / layers))
-    step_s = steps.step_s(
-        steps.host_memory(rate), steps.streamed, layers, stored, LayerTime(round(1e9 * gpu_s / layers))
-    )
+    step_s = steps.step_s(steps.host_memory(rate), steps.streamed, layers, stored, LayerTime(1e9 * gpu_s / layers))
     step = Breakdown(step_s - gpu_s, 0, gpu_s)
     prefill_s = max(setup.prefill_gpu_s(batch), setup.kv_bytes(batch, setup.input) / rate)
     return finish(setup, "DeepSpeed", batch, drives, prefill_s, step)
@@ -226,7 +224,7 @@ def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Resu
     cache = max(0.0, setup.host.dram_gib * GIB - setup.model.weight_bytes)
     other_s = setup.gpu_s(batch) + read / (gpu.memory_gb_per_s * 1e9) + setup.runtime_s(batch)
     layers = setup.model.shape.layers
-    work = LayerTime(round(1e9 * other_s / layers))
+    work = LayerTime(1e9 * other_s / layers)
     machine = steps.files(
         c.cached_path, c.file_path, int(cache * read / stored)
     )  # of all that goes round, what is read
@@ -276,7 +274,7 @@ def offloaded(setup: Setup, batch: int, drives: int) -> Result:
     rate, layers = setup.host.gpu_link_gb_per_s * 1e9, setup.model.shape.layers
     other_s = setup.gpu_s(batch) + setup.attention_s(batch)
     machine, policy = steps.host_memory(rate), partial(flexgen_policy, home=HOST, ahead=1)
-    total_s = steps.step_s(machine, policy, layers, setup.stored(HOST, batch), LayerTime(round(1e9 * other_s / layers)))
+    total_s = steps.step_s(machine, policy, layers, setup.stored(HOST, batch), LayerTime(1e9 * other_s / layers))
     prefill_s = max(setup.prefill_gpu_s(batch), setup.kv_bytes(batch, setup.input) / rate)
     return finish(setup, name, batch, drives, prefill_s, Breakdown(total_s - other_s, 0, other_s))
 
@@ -325,7 +323,7 @@ class InStorage:
         else:
             runtime_s = setup.runtime_s(batch)
             on_gpu_s, in_drives_s = gpu_s + link_s + runtime_s + network_s, kv_s + engine_s
-        work = LayerTime(*(round(1e9 * seconds / commands) for seconds in (on_gpu_s, in_drives_s)))
+        work = LayerTime(*(1e9 * seconds / commands for seconds in (on_gpu_s, in_drives_s)))
         stored = steps.Stored(home=CSD, tokens=setup.input, rows=dict.fromkeys(range(halves), 1))
         total_s = steps.step_s(steps.drives(), steps.in_turns, layers, stored, work)
         parts = Breakdown(kv_s, engine_s, gpu_s + link_s + runtime_s + network_s)

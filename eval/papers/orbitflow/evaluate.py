@@ -16,12 +16,12 @@ from eval.papers.orbitflow.constants import ASSUMED, CALIBRATED, GAP, LATE, LOAD
 from eval.papers.paper import Evaluation, Paper
 from eval.papers.profiles import Model
 from eval.serving.machines import A5000, A6000
-from kv_cache.engine import simulate
 from kv_cache.metrics import summary
 from kv_cache.planner.problem import Offload, StepCosts, away, blocks_on_device, latency_s, strides
 from kv_cache.policies import POLICIES, PolicyLike
 from kv_cache.policies.orbitflow import OrbitFlow
 from kv_cache.scheduler import Policy
+from kv_cache.simulation import simulate
 from kv_cache.trace import Request, Trace
 from vcsd.progress import Tick, progress
 

@@ -17,9 +17,8 @@ from eval.papers.machines import overlay
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from eval.papers.tierkv.blocks import BLOCK_TOKENS, block_bytes
 from eval.plot import lines, save_figure
-from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import CostModel, ServingCost
-from kv_cache.engine import simulate
+from kv_cache.engine import Engine
 from kv_cache.policies import policy_of
 from kv_cache.policies.time_slices import TimeSlices
 from kv_cache.trace import Trace, generate, load
@@ -82,7 +81,7 @@ def served(trace: Trace, cost: ServingCost, levels: Levels, name: str, slice_tok
     policy.slice_tokens = slice_tokens
     longest = max(each.tokens + 1 for each in trace.requests)
     store = SequenceStore(replace(levels.without_copies() if policy.free else levels, longest_tokens=longest))
-    done = simulate(trace, cost, policy, float("inf"), AdmissionConfig(), store=store)
+    done = Engine(policy, cost, trace=trace, store=store).run()
     counts, tokens = policy.counts, sum(each.output_tokens for each in trace.requests)
     return {
         "policy": name,

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 from kv_cache.cost import CostModel, ServingCost
-from kv_cache.engine import simulate
+from kv_cache.engine import Engine
 from kv_cache.policies import policy_of
 from kv_cache.policies.time_slices import TimeSlices
 from kv_cache.request import SequenceState
@@ -50,7 +50,7 @@ def served(given, levels, name, slice_tokens, policy=None, **more):
     for each in given.requests:
         levels.check(each.tokens + 1, each.number)
     store = SequenceStore(replace(at, longest_tokens=longest))
-    return policy, simulate(given, cost(**more), policy, float("inf"), store=store)
+    return policy, Engine(policy, cost(**more), trace=given, store=store).run()
 
 
 def waiting(name, count, level, **more):

@@ -1,0 +1,156 @@
+"""Any policy on any trace in modelled time: ours, a plug-in's, or one of a Python file, on one machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eval.experiment import Outcome
+from eval.serving.machines import COSTS, drives
+from kv_cache import trace as traces
+from kv_cache.admission import AdmissionConfig
+from kv_cache.block_table import PolicyError
+from kv_cache.cost import ServingCost
+from kv_cache.engine import Engine
+from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST
+from kv_cache.limits import TierLimits
+from kv_cache.metrics import summary
+from kv_cache.planner.problem import BLOCK_TOKENS
+from kv_cache.policies import POLICIES, policy_of
+from kv_cache.policies.time_slices import TimeSlices
+from kv_cache.scheduler import Policy
+from kv_cache.simulation import engine_for
+from kv_cache.trace import Trace
+from kv_cache.transfer.sequences import Level
+from vcsd.progress import Tick, progress
+from vcsd.tables import table
+
+INPUT, OUTPUT, PER_S = (96, 6144), (8, 64), 0.5  # tokens and rate of generated requests
+EVERY = "all"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The requests, and the machine."""
+
+    policy: Annotated[str, typer.Option(help=f"names with commas ({', '.join(POLICIES)}), FILE:NAME, or all")] = EVERY
+    trace: Annotated[
+        Path | None, typer.Option(help="Splitwise CSV, Mooncake JSON lines or OrbitFlow JSON (default: generated)")
+    ] = None
+    requests: Annotated[int, typer.Option(min=1, max=1 << 20, help="the trace's first ones")] = 16
+    engine: Annotated[str, typer.Option(help="machine: " + ", ".join(COSTS))] = "a5000"
+    device_gb: Annotated[
+        float | None, typer.Option(min=0.001, max=1e6, help="GPU memory for the KV cache (default: the machine's)")
+    ] = None
+    host_gb: Annotated[float | None, typer.Option(min=0, max=1e6, help="host memory for it (default: any)")] = None
+    page_cache_gb: Annotated[
+        float | None, typer.Option(min=0, max=1e6, help="of files that the kernel keeps (default: any)")
+    ] = None
+    drives: Annotated[int, typer.Option(min=1, max=64, help="drives, for policies that attend there")] = 1
+    slots: Annotated[int, typer.Option(min=1, max=256, help="requests that are prefilled or decode at once")] = 4
+    slice_tokens: Annotated[
+        int, typer.Option(min=1, max=1 << 20, help="tokens in a slice, for policies that take turns")
+    ] = 32
+    slo_scale: Annotated[
+        float, typer.Option(min=0.1, max=1000, help="objective over the step of the longest request that fits")
+    ] = 1.5
+
+    def names(self) -> list[str]:
+        """Policies to run."""
+        return list(POLICIES) if self.policy == EVERY else [each.strip() for each in self.policy.split(",")]
+
+    def served(self, cost: ServingCost) -> Trace:
+        """The trace, with arrivals in seconds."""
+        if self.trace is None:
+            return traces.generate(self.requests, PER_S, INPUT, OUTPUT, cv=1.0, longest=8_000)
+        return traces.load(self.trace).head(self.requests).in_seconds(cost.slo_s(1.0))
+
+    def machine(self) -> tuple[ServingCost, TierLimits]:
+        """Costs, and bytes by tier."""
+        cost = COSTS[self.engine]
+        block_bytes = BLOCK_TOKENS * cost.layers * cost.token_bytes
+        if self.device_gb is not None:
+            cost = replace(cost, room_blocks=max(1, int(self.device_gb * 1e9 / block_bytes)))
+        host, cache = (None if gb is None else int(gb * 1e9) for gb in (self.host_gb, self.page_cache_gb))
+        return cost, TierLimits(int(cost.room_blocks * block_bytes), host, cache)
+
+
+def run(name: str, policy: Policy, given: Given, trace: Trace, tick: Tick) -> Row:
+    """A trace under a policy, as a row."""
+    cost, tiers = given.machine()
+    if isinstance(policy, TimeSlices):
+        policy.slice_tokens = given.slice_tokens
+    if CSD in policy.tiers:
+        cost = replace(cost, drives=drives(given.drives))
+    admission = AdmissionConfig(slots=given.slots, reject=True)
+    engine = engine_for(trace, cost, policy, cost.slo_s(given.slo_scale), admission, tiers)
+    ended = 0
+
+    def told(done: int) -> None:
+        nonlocal ended
+        for _ in range(ended, done):
+            tick(None)
+        ended = max(ended, done)
+
+    try:
+        found = summary(engine.run(told))
+    except (PolicyError, RuntimeError) as error:
+        raise ValueError(f"policy {name}: {error}") from None
+    told(len(trace.requests))
+    if not found["requests"]:
+        raise ValueError(f"policy {name}: no request fits the device: give it more (--device-gb)")
+    return {
+        "policy": name,
+        "timed_by": engine.done.timed_by,
+        "decode_s": engine.done.decode_s,
+        "prefill_s": engine.done.prefill_s,
+        "stalled_s": engine.done.stalled_s,
+        "route_bytes": _route_bytes(engine),
+        **found,
+    }
+
+
+def _route_bytes(engine: Engine) -> dict[str, float]:
+    """Bytes of the KV cache by route; of time slices in both directions."""
+    if engine.events is not None:
+        return {route: float(counts.bytes) for route, counts in engine.events.runner.traffic.items()}
+    if engine.store is not None:
+        names = {Level.HOST: f"{DEVICE}<>{HOST}", Level.FLASH: f"{HOST}<>{DIRECT}"}
+        return {name: float(engine.store.carried[level].bytes) for level, name in names.items()}
+    return {f"{HOST}>{DEVICE}": engine.done.link_bytes}
+
+
+def experiment(given: Given) -> Outcome:
+    """Policies compared on one trace and one machine, in modelled time."""
+    if given.engine not in COSTS:
+        raise ValueError(f"engine = {given.engine!r}: must be one of {', '.join(COSTS)}")
+    policies = {name: policy_of(name) for name in given.names()}
+    cost, _ = given.machine()
+    trace = given.served(cost)
+    with progress("requests", len(policies) * len(trace.requests)) as tick:
+        rows = [run(name, policy, given, trace, tick) for name, policy in policies.items()]
+    result = {"engine": cost.name, "trace": trace.name, "requests": len(trace.requests), "slo_s": rows[0]["slo_s"]}
+    return Outcome({**result, "rows": rows}, [_table(cost, trace, rows)])
+
+
+def _table(cost: ServingCost, trace: Trace, rows: list[Row]) -> Any:
+    columns = ("policy", "TTFT p50 s", "TPOT p50 ms", "TBT p99 ms", "tokens/s", "end s", "rejected", "GB moved")
+    shown = [
+        (
+            row["policy"],
+            f"{row['ttft_s']['p50']:,.2f}",
+            f"{row['tpot_s']['p50'] * 1e3:,.1f}",
+            f"{row['tbt_s']['p99'] * 1e3:,.1f}",
+            f"{row['tokens_per_s']:,.1f}",
+            f"{row['makespan_s']:,.1f}",
+            f"{row['rejected']:,}",
+            f"{sum(row['route_bytes'].values()) / 1e9:,.2f}",
+            " ".join(row["timed_by"]),
+        )
+        for row in rows
+    ]
+    return table(f"{trace.name} on {cost.name}", (*columns, "timed by"), shown, left=("policy", "timed by"))

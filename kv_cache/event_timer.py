@@ -1,0 +1,112 @@
+"""Iterations of an engine by events: the policy's program over a block table and simulated links, without bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+
+from kv_cache.cost import ServingCost
+from kv_cache.hardware import CSD, DEVICE, HOST, Machine
+from kv_cache.iteration import IterationRunner
+from kv_cache.limits import TierLimits
+from kv_cache.scheduler import Policy, SchedulerOutput
+from kv_cache.transfer.engine import AttendCall
+from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
+
+PART = "kv"  # K and V of a token move together
+
+
+def machine_of(cost: ServingCost, limits: TierLimits = TierLimits(), cache_bytes: int = 0) -> Machine:
+    """Tiers and links of a serving machine: the link to host memory as it was fitted, files and SSD as assumed.
+
+    The fitted line of a fetch counts the token that a step adds, which host memory does not have yet: its time is part
+    of the link's overhead here.
+
+    Args:
+        cost: Costs of the machine.
+        limits: Bytes of each tier.
+        cache_bytes: Bytes that the kernel keeps of files.
+    """
+    base, L = limits.machine(cache_bytes, drives=cost.drives is not None), cost.layers
+    rate = cost.token_bytes * L / max(cost.fetch_token_s, 1e-15)
+    links = dict(base.links)
+    links["up"] = replace(links["up"], bytes_per_s=rate, overhead_ns=1e9 * (cost.fetch_s + cost.fetch_token_s) / L)
+    links["down"] = replace(links["down"], bytes_per_s=rate)
+    return replace(base, links=links)
+
+
+class EventTimer:
+    """Runs a policy's program for each iteration of an engine.
+
+    Attributes:
+        runner: The block table, and what moved on which route.
+        transfers: Links, and how long the model waited for each route.
+    """
+
+    def __init__(self, policy: Policy, cost: ServingCost, machine: Machine, final_tokens: int = 0) -> None:
+        """
+        Args:
+            policy: Its `layers` is the program.
+            cost: Costs of compute and of drives.
+            machine: Tiers and links.
+            final_tokens: Tokens of the longest request to come; 0: not known.
+        """
+        self.cost = cost
+        self.transfers = SimulatedTransfers(machine, self._layer_time)
+        self.runner = IterationRunner(
+            machine, range(cost.layers), policy.layers, self.transfers, parts=(PART,), final_tokens=final_tokens
+        )
+        self.runner.memory["below"] = HOST
+        self._first_block = policy.first_block
+        self._prefill_s: Mapping[Hashable, float] = {}
+        self._decoding = 1
+
+    def run(
+        self, now_s: float, new: Mapping[int, int], prefill_s: Mapping[int, float], output: SchedulerOutput
+    ) -> float:
+        """Run an iteration.
+
+        Args:
+            now_s: Modelled time; copies go on until then.
+            new: New tokens of each request.
+            prefill_s: Seconds of compute of each prompt, or of its chunk.
+            output: The policy's decision.
+
+        Returns:
+            Seconds that it took.
+
+        Raises:
+            PolicyError: The policy does what the table forbids.
+        """
+        events, L, memory = self.transfers.events, self.cost.layers, self.runner.memory
+        events.run_to(max(events.now_ns, now_s * 1e9))
+        self._prefill_s, self._decoding = dict(prefill_s.items()), len(new) - len(prefill_s)
+        tiers = {number: output.tiers(number, L, self._first_block) for number in output.placement}
+        memory["homes"] = lambda number, layer: tiers[number][layer] if number in tiers else (HOST,)
+        memory["buffers"] = output.buffers
+        began_ns = events.now_ns
+        self.runner.run(dict(new.items()), dict.fromkeys(new, round(self.cost.token_bytes)))
+        return (events.now_ns - began_ns) / 1e9
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes that have come to the device."""
+        return sum(counts.bytes for name, counts in self.runner.traffic.items() if name.endswith(f">{DEVICE}"))
+
+    def forget(self, number: int) -> None:
+        """A request has ended."""
+        self.runner.free(number)
+
+    def _layer_time(self, call: AttendCall) -> LayerTime:
+        """Time of a layer for the rows of a call: a batch goes on when its drives have answered."""
+        L, batch = self.cost.layers, self._decoding
+        step_s, token_s, _, _, call_s, drive_token_s, _ = self.cost.line(max(1, batch))
+        decoding = [row for row in call.rows if row not in self._prefill_s]
+        seconds = sum(self._prefill_s.get(row, 0.0) for row in call.rows) / L
+        if decoding:
+            seconds += len(decoding) / batch * (step_s / L + (call_s if CSD in call.tiers else 0.0))
+        for block in call.blocks:
+            if block.request not in self._prefill_s:
+                tokens = self.runner.table[block].tokens
+                seconds += tokens * (drive_token_s if call.tiers[block.index] == CSD else token_s / L)
+        return LayerTime(1e9 * seconds)

@@ -1,0 +1,61 @@
+"""`vcsd eval policies`: every policy on a trace, a policy of a file, and what cannot run.
+
+partner of: eval/serving/policies.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eval.serving.policies import Given, experiment
+from kv_cache.policies import POLICIES
+from tests.vcsd_cli.test_main import vcsd
+
+FEW = {"requests": 4, "device_gb": 1.0}
+
+
+def test_every_policy_has_a_row_of_the_same_requests() -> None:
+    outcome = experiment(Given(**FEW))
+    rows = outcome.result["rows"]
+    assert [row["policy"] for row in rows] == list(POLICIES)
+    assert len({row["tokens"] for row in rows}) == 1 and all(row["requests"] == 4 for row in rows)
+    timed = {row["policy"]: set(row["timed_by"]) for row in rows}
+    assert timed["flexgen"] == {"events"} and timed["orbitflow"] == {"jump", "chain"} and timed["lru"] == {"jump"}
+    moved = {row["policy"]: sum(row["route_bytes"].values()) for row in rows}
+    assert moved["deepspeed"] > moved["flexgen-half"] > moved["orbitflow"] and moved["in-storage"] == 0
+    json.dumps(outcome.result)
+
+
+def test_a_policy_of_a_file_and_a_trace(tmp_path: Path) -> None:
+    file, trace = tmp_path / "mine.py", tmp_path / "t.csv"
+    file.write_text("from kv_cache.policies.reactive import reactive\nPOLICIES = {'mine': reactive}\n")
+    lines = ["arrived_at,num_prefill_tokens,num_decode_tokens", *(f"{n},{500 + n},{5 + n}" for n in range(5))]
+    trace.write_text("\n".join(lines) + "\n")
+    rows = experiment(Given(policy=f"{file}:mine,reactive", trace=trace, requests=3)).result["rows"]
+    mine, ours = ({key: value for key, value in row.items() if key != "policy"} for row in rows)
+    assert mine == ours and mine["requests"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--policy", "fifo"), "must be one of reactive"),
+        (("--policy", ""), "must be one of"),
+        (("--engine", "tpu"), "engine = 'tpu'"),
+        (("--policy", "lru", "--device-gb", "0.01", "--requests", "1"), "no request fits"),
+        (("--trace", "none.csv"), "none.csv"),
+    ],
+)
+def test_what_cannot_run_is_one_line(capsys, monkeypatch, options, reason) -> None:  # type: ignore[no-untyped-def]
+    code, _, error = vcsd(capsys, monkeypatch, "eval", "policies", *options)
+    assert code and reason in error and len(error.strip().splitlines()) == 1
+
+
+def test_a_policy_that_breaks_a_rule_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def lazy(it):\n    it.attend(0)\n\nPOLICIES = {'lazy': lazy}\n")
+    with pytest.raises(ValueError, match=r"policy .*:lazy: the policy ended its iteration before layer 1"):
+        experiment(Given(policy=f"{file}:lazy", **FEW))
