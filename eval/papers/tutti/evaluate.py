@@ -1,4 +1,4 @@
-"""Our value for each of Tutti's claims: prefill in closed form, one server, and prices.
+"""Our value for each of Tutti's claims: prefill by events, one server in closed form, and prices.
 
 The paper's values come from two texts, and the page of each claim ends in its own: a review of the paper, and notes on
 it. Values that only the review has wrong are rows of their own (r1 and on).
@@ -15,6 +15,7 @@ from eval.papers.machines import overlay
 from eval.papers.options import Machine, Simulated
 from eval.papers.paper import Evaluation, Paper
 from eval.papers.profiles import Gpu, Model, Ssd
+from eval.papers.tutti.by_events import ByEvents
 from eval.papers.tutti.constants import (
     ASSUMED,
     CALIBRATED,
@@ -140,10 +141,10 @@ def _counted(model: Model, gpu: Gpu, ssd: Ssd) -> Values:
     """t8, t11, t18, t19, and what the review has wrong: bytes and rates."""
     pages = 60 * 2**30 // PAGE
     qwen, glm = Model.load("qwen3-32b"), Model.load("glm-4-9b-1m")
-    two = Reading.on(glm, gpu.times(2), overlay("tutti", FEW_TOKENS))
+    two = ByEvents.on(glm, gpu.times(2), overlay("tutti", FEW_TOKENS))
     layer = 64 * KI * model.shape.kv_bytes_per_token / model.layers
     glm_s = 128 * KI * glm.shape.kv_bytes_per_token / (4 * ssd.read_gb_per_s * GB)
-    few = Reading.on(model, gpu, overlay("tutti", FEW_TOKENS))
+    few = ByEvents.on(model, gpu, overlay("tutti", FEW_TOKENS))
     return {
         "t8c": PRINTED["t8a"] / PRINTED["t8b"],
         "t11a": pages,
@@ -162,11 +163,12 @@ def _counted(model: Model, gpu: Gpu, ssd: Ssd) -> Values:
 
 
 def evaluate(machine: Machine, simulated: Simulated, with_figures: bool) -> Evaluation:
-    """Compute every value in closed form."""
+    """Compute every value: requests alone by events, requests that wait for each other in closed form."""
     model, gpu, _ = machine.profiles("llama-3-8b", "h100", "pcie5")
-    many, few = (Reading.on(model, gpu, overlay("tutti", name)) for name in ("tutti", FEW_TOKENS))
-    ours = _requests(many) | _one_request(many) | _few_tokens(few) | _counted(model, gpu, Ssd.load("d7-ps1010"))
-    rows = in_drives(few)
+    many, few = (ByEvents.on(model, gpu, overlay("tutti", name)) for name in ("tutti", FEW_TOKENS))
+    queued = Reading.on(model, gpu, overlay("tutti"))
+    ours = _requests(queued) | _one_request(many) | _few_tokens(few) | _counted(model, gpu, Ssd.load("d7-ps1010"))
+    rows = in_drives(Reading.on(model, gpu, overlay("tutti", FEW_TOKENS)))
     notes = [
         f"{row['new']} new tokens behind 128K, {DRIVES} drives: {row['load_s']:.2f} s loaded by Tutti, "
         f"{row['in_drives_s']:.2f} s attended to in drives (vcsd eval reuse)"

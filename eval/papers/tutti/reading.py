@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,10 +64,13 @@ class Reading:
 
     def crossover(self, tokens: int, path: Path, step: int) -> float:
         """The least share of a prompt, stored in blocks of step tokens, at which waiting takes longer than work."""
-        for prefix in range(step, tokens, step):
-            if self.bubble_s(tokens - prefix, prefix, path) > self.compute_s(tokens - prefix, prefix):
-                return prefix / tokens
-        return math.inf
+
+        def waits(prefix: int) -> bool:
+            return self.bubble_s(tokens - prefix, prefix, path) > self.compute_s(tokens - prefix, prefix)
+
+        stored = range(step, tokens, step)
+        first = bisect_left(stored, True, key=waits)
+        return stored[first] / tokens if first < len(stored) else math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,44 @@
+"""A request's first token behind a stored prefix, copy by copy: the shipped policies on simulated links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eval.papers.tutti.reading import Path, Reading
+from kv_cache.block_table import BlockKey
+from kv_cache.hardware import DEVICE, DIRECT, Link, Machine, Route, Tier
+from kv_cache.iteration import IterationRunner
+from kv_cache.policies.preload import preload
+from kv_cache.policies.tutti import tutti
+from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
+
+
+@dataclass(frozen=True, slots=True)
+class ByEvents(Reading):
+    """The same model on the same GPU; layers are computed and copied one by one."""
+
+    def first_token_s(self, new: float, prefix: float, path: Path | None, here: float = 0) -> float:
+        """As `Reading.first_token_s` says; the path carries reads and writes at the same rate.
+
+        Raises:
+            ValueError: Part of the prefix is on the device already, which has only the closed form.
+        """
+        compute_s = self.compute_s(new, prefix)
+        if path is None or not prefix:
+            return compute_s
+        if here:
+            raise ValueError(f"here = {here}: prefixes come as a whole")
+        layers = self.model.layers
+        row_bytes = self.model.shape.kv_bytes_per_token // layers
+        machine = Machine.of(
+            [Tier(DEVICE, attends=True), Tier(DIRECT)],
+            [Link("read", path.bytes_per_s), Link("write", path.bytes_per_s)],
+            {(DIRECT, DEVICE): Route("in", ("read",)), (DEVICE, DIRECT): Route("out", ("write",))},
+        )
+        transfers = SimulatedTransfers(machine, lambda call: LayerTime(1e9 * compute_s / layers))
+        policy = tutti if path.layered else preload
+        runner = IterationRunner(machine, range(layers), policy, transfers, parts=("kv",))
+        for layer in range(layers):
+            runner.table.add(BlockKey(0, layer, "kv"), row_bytes, DIRECT, int(prefix))
+        runner.run({0: int(new)}, {0: row_bytes})
+        return transfers.now_ns / 1e9
