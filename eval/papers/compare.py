@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from eval.experiment import Outcome
-from eval.papers.options import Machine, Simulated, cell
+from eval.papers.options import MachineOptions, Simulated, cell
 from eval.papers.paper import Evaluation, Paper, judge
 from vcsd.tables import table
 
@@ -31,7 +31,7 @@ def load(name: str) -> Paper:
 
 
 def experiment(
-    machine: Machine,
+    machine: MachineOptions,
     simulated: Simulated,
     paper: Annotated[Name, typer.Option(help="whose claims")] = Name("instinfer"),
 ) -> Outcome:

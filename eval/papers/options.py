@@ -27,7 +27,7 @@ class Simulated:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineOptions:
     """A model on a GPU and a host, each the paper's where it is not said."""
 
     model: Annotated[str | None, typer.Option(help="model profile: a name or a YAML file (default: the paper's)")] = (

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from eval.papers.claims import MAX_PERCENT, WITH_REASON, Claim, Kind, Source
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Paper:
     claims: Sequence[Claim]
     calibrated: Sequence[Constant]
     assumed: Sequence[Constant]
-    evaluate: Callable[[Machine, Simulated, bool], Evaluation]
+    evaluate: Callable[[MachineOptions, Simulated, bool], Evaluation]
     counted: frozenset[str] = frozenset()
     commands: Mapping[str, str] = field(default_factory=dict)
 

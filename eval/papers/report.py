@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from eval.papers.compare import PAPERS, load
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import Evaluation, Paper, Section, judge
 from eval.plot import as_svg
 from vcsd.progress import err
@@ -28,7 +28,7 @@ Part = tuple[str, str]  # title, content
 
 
 def report(
-    machine: Machine,
+    machine: MachineOptions,
     simulated: Simulated,
     out: Annotated[Path, typer.Option(help="folder for index.html")] = Path("report"),
 ) -> None:

@@ -20,7 +20,7 @@ from eval.papers.dual_blade.systems import (
     infer,
 )
 from eval.papers.dual_blade.wear import waf
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import Evaluation, Paper, Section
 from eval.plot import lines
 from vcsd.progress import status
@@ -138,7 +138,7 @@ def _printed() -> Values:
     return made
 
 
-def evaluate(machine: Machine, simulated: Simulated, with_figures: bool) -> Evaluation:
+def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) -> Evaluation:
     """Run all configurations that claims and comparisons need, and those under more limits that figures need."""
     model, gpu, host = machine.profiles("opt-6.7b", "rtx5060ti-16gb", "pcie5x8")
     runs = Runs(Setup(model=model, gpu=gpu, host=host))

@@ -21,7 +21,7 @@ from eval.papers.instinfer.options import (
 )
 from eval.papers.instinfer.runs import Case, Runs
 from eval.papers.instinfer.systems import IN_DRIVES, Result
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.plot import save_figure, stack
 
 HOSTS = ("FlexGen", "FlexGen-SparQ")
@@ -59,7 +59,7 @@ def _row(result: Result, drives: int) -> dict[str, object]:
 
 
 def experiment(
-    machine: Machine,
+    machine: MachineOptions,
     work: Work,
     simulated: Simulated,
     drives: DriveCount = 1,

@@ -17,7 +17,7 @@ from eval.papers.instinfer.options import (
 )
 from eval.papers.instinfer.runs import Case, Runs, enough
 from eval.papers.instinfer.systems import DENSE, IN_DRIVES, InStorage, Setup
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.plot import lines, save_figure
 from vcsd.progress import status
 
@@ -40,7 +40,7 @@ def rows(runs: Runs, batch: int, drives: int, systems: tuple[InStorage, ...] = I
 
 
 def experiment(
-    machine: Machine,
+    machine: MachineOptions,
     work: Work,
     simulated: Simulated,
     sparse: Sparse,

@@ -23,7 +23,7 @@ from eval.papers.instinfer.systems import (
     Setup,
     flexgen,
 )
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import Evaluation, Paper
 from vcsd.progress import status
 
@@ -198,7 +198,7 @@ def _pcie(setup: Setup) -> float:
     return setup.kv_bytes(1, tokens) / in_storage_bytes
 
 
-def evaluate(machine: Machine, simulated: Simulated, with_figures: bool) -> Evaluation:
+def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) -> Evaluation:
     """Simulate what the claims need, and the figures if they are requested."""
     return evaluate_on(setup_of(machine, simulated), simulated, with_figures)
 

@@ -18,7 +18,7 @@ from eval.kept import Kept, fingerprint
 from eval.options import RayAddress
 from eval.papers.instinfer.runs import Case, Runs, count_ticks, default_workers, simulate
 from eval.papers.instinfer.systems import Setup
-from eval.papers.options import Machine, Simulated, cell
+from eval.papers.options import MachineOptions, Simulated, cell
 from eval.papers.profiles import Ssd
 from nvmevirt_config import load_drive
 from vcsd.options import MAX_COMPRESSION, check_model
@@ -50,7 +50,7 @@ class Sparse:
     recorded_model: RecordedModel = None
 
 
-def setup_of(machine: Machine, simulated: Simulated, **more: Any) -> Setup:
+def setup_of(machine: MachineOptions, simulated: Simulated, **more: Any) -> Setup:
     """The setup that these options name, the paper's where they do not, of its GPU as many as hold the model; more: its
     other fields."""
     model, gpu, host = machine.profiles("opt-13b", "a6000", "pcie4")
@@ -90,7 +90,7 @@ class Work:
         int, typer.Option("--output-tokens", "--output", min=2, max=1 << 20, help="new tokens of a sequence")
     ] = 1024
 
-    def setup(self, machine: Machine, simulated: Simulated, compression: float = 8) -> Setup:
+    def setup(self, machine: MachineOptions, simulated: Simulated, compression: float = 8) -> Setup:
         """The machine with this work."""
         Compression(compression)
         spec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH

@@ -19,7 +19,7 @@ from eval.experiment import Outcome
 from eval.options import numbers
 from eval.papers.instinfer.options import BatchSizes, DriveCounts, Rows, setup_of
 from eval.papers.instinfer.systems import Setup
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from host_driver.sharding import share_out
 from nvmevirt_config import load_drive
 from vcsd.redundancy_cost import (
@@ -110,7 +110,7 @@ def verdict(rows: Rows) -> dict[str, Any]:
     return {"least": least, "useful": useful, "rows": len(rows), "sentence": said}
 
 
-def experiment(machine: Machine, combinations: Combinations) -> Outcome:
+def experiment(machine: MachineOptions, combinations: Combinations) -> Outcome:
     """Modelled cost of redundancy over drives: storage, bytes per step, time to service and to full redundancy."""
     spec = load_drive(combinations.drive) if combinations.drive else INSTCSD_ZYNQ7045_8CH
     setup = setup_of(machine, Simulated(), drive=spec)

@@ -23,7 +23,7 @@ from eval.papers.instinfer.options import (
 )
 from eval.papers.instinfer.runs import Case, Runs
 from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, OURS, SPARF, Result
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.plot import lines, save_figure
 
 IN_DRIVES = (DENSE, SPARF, BATCHED_DENSE, OURS)
@@ -74,7 +74,7 @@ def rows(runs: Runs, batch: int, counts: Sequence[int]) -> Rows:
 
 
 def experiment(
-    machine: Machine,
+    machine: MachineOptions,
     work: Work,
     simulated: Simulated,
     sweep: Sweep,

@@ -13,7 +13,7 @@ from eval.options import Picture, check_picture, number, numbers
 from eval.papers.instinfer.options import BatchSizes, DriveCount, RecordedModel, Rows, Work, rows_outcome, run
 from eval.papers.instinfer.runs import Case, Runs
 from eval.papers.instinfer.systems import DENSE, SPARF, InStorage
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.plot import lines, save_figure
 from vcsd.progress import status
 
@@ -53,7 +53,7 @@ def rows(
 
 
 def experiment(
-    machine: Machine,
+    machine: MachineOptions,
     work: Work,
     simulated: Simulated,
     drives: DriveCount = 1,

@@ -18,7 +18,7 @@ from eval.papers.instinfer.options import (
 )
 from eval.papers.instinfer.runs import Case, Runs, enough
 from eval.papers.instinfer.systems import IN_DRIVES, InStorage, Setup
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.plot import lines, save_figure
 from vcsd.progress import status
 
@@ -61,7 +61,7 @@ def rows(
 
 
 def experiment(
-    machine: Machine,
+    machine: MachineOptions,
     work: Work,
     simulated: Simulated,
     sparse: Sparse,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from eval.papers.claims import claims_of, printed
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.orbitflow.constants import ASSUMED, CALIBRATED, GAP, LATE, LOAD
 from eval.papers.paper import Evaluation, Paper
 from eval.papers.profiles import Model
@@ -187,7 +187,7 @@ def _studied(runs: Runs, mine: str) -> Values:
     }
 
 
-def evaluate(machine: Machine, simulated: Simulated, with_figures: bool) -> Evaluation:
+def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) -> Evaluation:
     """Count what can be counted, and serve the same requests by all systems at scales of the objective."""
     with progress("runs", RUNS * len(SEEDS)) as tick:
         runs = Runs(tick)

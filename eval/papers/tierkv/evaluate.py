@@ -13,7 +13,7 @@ from statistics import NormalDist, median
 from typing import Any
 
 from eval.papers.claims import Kind, claims_of
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import Evaluation, Paper
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from eval.papers.tierkv.blocks import best_tokens, block_bytes, efficiency, from_dram_us, from_ssd_us, lost_share
@@ -150,7 +150,7 @@ def ssd_use(ratio: float, model: Model, gpu: Gpu, host: Host) -> float:
     return max(0.0, 1 - (held + host.dram_gib * 2**30) / (ratio * held))
 
 
-def evaluate(machine: Machine, simulated: Simulated, with_figures: bool) -> Evaluation:
+def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) -> Evaluation:
     """Compute every value, without a window by events."""
     model, gpu, host = machine.profiles(MODELS_7B_UP[0], "h100", "tierkv")
     models = [model, *(Model.load(name) for name in MODELS_7B_UP[1:])]

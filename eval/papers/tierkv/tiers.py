@@ -157,7 +157,7 @@ def _tables(rows: Sequence[Row]) -> list[Any]:
 
 
 def experiment(
-    profiles: options.Machine,
+    profiles: options.MachineOptions,
     ssd: Annotated[str, typer.Option(help="SSD profile: a name or a YAML file")] = "tierkv",
     dram_gb: Annotated[str, typer.Option(help="host memory for K and V, GB, with commas")] = "4,8,16,32,64,96,128,512",
     slices: Annotated[str, typer.Option(help="tokens in a time slice, with commas")] = "20,50,100,200",

@@ -12,7 +12,7 @@ from typing import Any
 from csd_spec.presets import INSTCSD_OVERLAPPED
 from eval.papers.claims import Kind, claims_of, printed
 from eval.papers.machines import overlay
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import Evaluation, Paper
 from eval.papers.profiles import Gpu, Model, Ssd
 from eval.papers.tutti.by_events import ByEvents
@@ -162,7 +162,7 @@ def _counted(model: Model, gpu: Gpu, ssd: Ssd) -> Values:
     }
 
 
-def evaluate(machine: Machine, simulated: Simulated, with_figures: bool) -> Evaluation:
+def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) -> Evaluation:
     """Compute every value: requests alone by events, requests that wait for each other in closed form."""
     model, gpu, _ = machine.profiles("llama-3-8b", "h100", "pcie5")
     many, few = (ByEvents.on(model, gpu, overlay("tutti", name)) for name in ("tutti", FEW_TOKENS))

@@ -136,7 +136,7 @@ def most_speed(arrivals: Array, service: Array, within: Callable[[Array], bool])
 
 
 def experiment(
-    machine: options.Machine,
+    machine: options.MachineOptions,
     trace: Annotated[Path, typer.Option(help="requests with hashes of their blocks: Mooncake's JSON lines")],
     count: Annotated[int, typer.Option("--requests", min=0, max=1 << 20, help="a trace's first; 0: all")] = 0,
     stores: Annotated[str, typer.Option(help="GB of stores whose hits are counted, with commas")] = "100,256,1000",

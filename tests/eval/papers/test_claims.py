@@ -7,7 +7,7 @@ import pytest
 
 from eval.papers.claims import COLUMNS, FOLDER, Claim, Kind, Source, claims_of, printed, read_claims
 from eval.papers.compare import PAPERS, load
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import judge
 
 ROW = {"id": "t1a", "page": "Table 1", "what": "tokens/s", "value": "1.5", "unit": "1/s"}
@@ -40,7 +40,7 @@ def test_new_claim_is_one_row(tmp_path):
     path = tmp_path / "claims.csv"
     added = '\nt26,3.1,"64",blocks of a request,64,x,,input,,\nt27,3.2,,stall,5,ms,,contradiction,,t26 gives 7\n'
     path.write_text((FOLDER / "tierkv" / "claims.csv").read_text().rstrip("\n") + added)
-    evaluation = paper.evaluate(Machine(), Simulated(), False)
+    evaluation = paper.evaluate(MachineOptions(), Simulated(), False)
     before, after = (judge(each, evaluation)["rows"] for each in (paper, replace(paper, claims=read_claims(path))))
     assert after[:-2] == before
     assert [(row["id"], row["quote"], row["ours"]) for row in after[-2:]] == [("t26", "64", 64), ("t27", None, None)]

@@ -8,7 +8,7 @@ from rich.console import Console
 from eval.papers import compare
 from eval.papers.claims import Claim, Kind, Source
 from eval.papers.compare import PAPERS, Name, experiment, load
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import Evaluation, Paper
 
 
@@ -39,16 +39,16 @@ def two(monkeypatch):
 
 
 def test_one_paper_is_its_result_and_all_are_by_name(two):
-    whole = experiment(Machine(), Simulated(), Name("all")).result
+    whole = experiment(MachineOptions(), Simulated(), Name("all")).result
     assert list(whole) == ["one", "two"]
     assert whole["one"]["worst_error_percent"] == pytest.approx(10)
-    assert experiment(Machine(), Simulated(), "two").result == whole["two"]
+    assert experiment(MachineOptions(), Simulated(), "two").result == whole["two"]
 
 
 def test_people_see_rows_constants_and_reasons(two):
     page = io.StringIO()
     console = Console(file=page, width=200)
-    for part in experiment(Machine(), Simulated(), Name("all")).shown:
+    for part in experiment(MachineOptions(), Simulated(), Name("all")).shown:
         console.print(part)
     text = page.getvalue()
     for seen in ("Claims of One", "Claims of Two", "held_out", "3.000", "+10.0", "contradiction b1: too early", "well"):

@@ -6,7 +6,7 @@ partner of: eval/papers/options.py
 import pytest
 
 from eval.papers.claims import Claim, Kind, Source
-from eval.papers.options import Machine
+from eval.papers.options import MachineOptions
 from eval.papers.paper import Constant, Evaluation, Paper, judge
 
 
@@ -134,7 +134,7 @@ def test_what_is_not_modelled_is_a_row_without_a_value():
 
 
 def test_a_machine_is_the_papers_where_it_is_not_said():
-    model, gpu, host = Machine(gpu="h100").profiles("opt-13b", "a6000", "pcie4")
+    model, gpu, host = MachineOptions(gpu="h100").profiles("opt-13b", "a6000", "pcie4")
     assert (model.name, gpu.name, host.name) == ("opt-13b", "h100", "pcie4")
 
 

@@ -14,7 +14,7 @@ import pytest
 from eval.papers.claims import Kind
 from eval.papers.dual_blade.evaluate import NOTHING_HIT, PAPER, Runs, evaluate
 from eval.papers.dual_blade.systems import SYSTEMS, WITHOUT_PIPELINE
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import judge
 from tests.eval.papers.dual_blade.setups import paper_setup
 
@@ -70,7 +70,7 @@ def test_all_that_fits_is_found_and_of_what_does_not_nothing(runs):
 
 @pytest.fixture(scope="module")
 def result():
-    return judge(PAPER, evaluate(Machine(), Simulated(), False))
+    return judge(PAPER, evaluate(MachineOptions(), Simulated(), False))
 
 
 @pytest.mark.slow
@@ -119,4 +119,4 @@ def test_under_any_limit_dual_blade_is_no_slower_than_what_it_combines(result):
 
 def test_a_model_that_the_gpu_cannot_hold_is_refused():
     with pytest.raises(ValueError, match="gpu = rtx5060ti-16gb: 16 GiB do not hold the weights of opt-13b"):
-        evaluate(Machine(model="opt-13b"), Simulated(), False)
+        evaluate(MachineOptions(model="opt-13b"), Simulated(), False)

@@ -17,7 +17,7 @@ from csd_spec.network import Network
 from eval.papers.instinfer import breakdown, engine_breakdown, scaling, sensitivity, throughput
 from eval.papers.instinfer.options import Sweep, Work, extent, run, setup_of
 from eval.papers.instinfer.runs import simulate
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from tests.eval.papers.instinfer.setups import setup_of as paper_setup
 from tests.eval.papers.instinfer.setups import small_setup
 
@@ -88,7 +88,7 @@ def test_sensitivity_falls_with_compression():
 
 
 def test_options_name_a_setup():
-    machine, some = Machine("opt-6.7b", "h100", "pcie5"), Simulated()
+    machine, some = MachineOptions("opt-6.7b", "h100", "pcie5"), Simulated()
     setup = Work(None, 100, 20).setup(machine, some, 4)
     assert (setup.model.name, setup.gpu.name, setup.host.name) == ("opt-6.7b", "h100", "pcie5")
     assert (setup.input, setup.output, setup.compression, len(setup.layers)) == (100, 20, 4, 10)

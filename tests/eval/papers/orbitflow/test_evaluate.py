@@ -6,7 +6,7 @@ partner of: eval/papers/orbitflow/evaluate.py, eval/papers/orbitflow/constants.p
 import pytest
 
 from eval.papers.claims import Kind
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.orbitflow import evaluate
 from eval.papers.orbitflow.evaluate import PAPER, _figure3, _layouts, generated
 from eval.papers.paper import judge
@@ -36,7 +36,7 @@ def test_generated_requests_are_as_the_codes():
 def test_runs_fill_every_row(monkeypatch):
     monkeypatch.setattr(evaluate, "SEEDS", (0,))
     monkeypatch.setattr(evaluate, "REQUESTS", 6)
-    found = PAPER.evaluate(Machine(), Simulated(), False)
+    found = PAPER.evaluate(MachineOptions(), Simulated(), False)
     result = judge(PAPER, found)
     assert {row["id"] for row in result["rows"]} == set(PRINTED)
     missing = {row["id"] for row in result["rows"] if row["ours"] is None}

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from eval.papers.claims import Kind
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import judge
 from eval.papers.profiles import Gpu, Host, Model
 from eval.papers.tierkv.evaluate import PAPER, evaluate, ssd_use
@@ -16,7 +16,7 @@ from eval.papers.tierkv.evaluate import PAPER, evaluate, ssd_use
 
 @pytest.fixture(scope="module")
 def result():
-    return judge(PAPER, evaluate(Machine(), Simulated(), False))
+    return judge(PAPER, evaluate(MachineOptions(), Simulated(), False))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_predicted_rows_are_close(result):
 
 
 def test_calibrated_rows_are_what_they_were_fitted_to():
-    values = evaluate(Machine(), Simulated(), False).values
+    values = evaluate(MachineOptions(), Simulated(), False).values
     fitted = [each for each in PAPER.claims if each.kind is Kind.CALIBRATED]
     errors = [abs(each.error_percent(values[each.id])) for each in fitted]
     assert max(errors) < 2.8
@@ -67,6 +67,6 @@ def test_the_ssd_is_needed_when_host_memory_is_full():
 
 
 def test_another_gpu_moves_what_follows_from_it():
-    ours = evaluate(Machine(gpu="a6000"), Simulated(), False).values
+    ours = evaluate(MachineOptions(gpu="a6000"), Simulated(), False).values
     assert ours["t2e"] == pytest.approx(768 / 7)
     assert ours["t5-weights"] == pytest.approx(2 * 8.03 / 0.768, rel=0.001)

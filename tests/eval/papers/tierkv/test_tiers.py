@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from eval.papers.options import Machine
+from eval.papers.options import MachineOptions
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from eval.papers.tierkv import tiers
 from eval.papers.tierkv.tiers import COMPARED, experiment, requests, summary
@@ -14,7 +14,7 @@ from eval.papers.tierkv.tiers import COMPARED, experiment, requests, summary
 
 @pytest.fixture(scope="module")
 def outcome():
-    return experiment(Machine(), dram_gb="8,64,512", slices="50,200")
+    return experiment(MachineOptions(), dram_gb="8,64,512", slices="50,200")
 
 
 def test_ours_is_at_least_as_fast_as_the_better_of_both(outcome):
@@ -90,7 +90,7 @@ def test_requests_are_a_traces_or_generated(tmp_path):
 )
 def test_bad_input_is_one_line(options, reason):
     with pytest.raises(ValueError, match=reason):
-        experiment(Machine(), **options)
+        experiment(MachineOptions(), **options)
 
 
 def test_weights_must_leave_room():
@@ -100,5 +100,5 @@ def test_weights_must_leave_room():
 
 def test_a_plot_is_drawn(tmp_path):
     out = tmp_path / "tiers.svg"
-    experiment(Machine(), dram_gb="8,16", slices="200", count=20, plot=out)
+    experiment(MachineOptions(), dram_gb="8,16", slices="200", count=20, plot=out)
     assert "<svg" in out.read_text()

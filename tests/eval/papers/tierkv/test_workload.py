@@ -3,6 +3,8 @@
 partner of: eval/papers/tierkv/workload.py
 """
 
+from itertools import pairwise
+
 import pytest
 
 from eval.papers.tierkv.reading import Reading
@@ -31,4 +33,4 @@ def test_no_window_carries_more_than_the_link(window, mean_ms):
 
 def test_a_longer_window_is_not_worse():
     times = [served(AT.compute_ms, COPIES, window).tpot_ms for window in (0, 1, 2, 4)]
-    assert all(later <= sooner * (1 + 1e-6) for sooner, later in zip(times, times[1:], strict=False))
+    assert all(later <= sooner * (1 + 1e-6) for sooner, later in pairwise(times))

@@ -8,14 +8,14 @@ import re
 import pytest
 
 from eval.papers.claims import Kind
-from eval.papers.options import Machine, Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import judge
 from eval.papers.tutti.evaluate import PAPER, REVIEW
 
 
 @pytest.fixture(scope="module")
 def result():
-    return judge(PAPER, PAPER.evaluate(Machine(), Simulated(), False))
+    return judge(PAPER, PAPER.evaluate(MachineOptions(), Simulated(), False))
 
 
 @pytest.fixture(scope="module")

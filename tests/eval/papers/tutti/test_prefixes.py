@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from eval.papers.options import Machine
+from eval.papers.options import MachineOptions
 from eval.papers.profiles import Gpu, Model
 from eval.papers.tutti.evaluate import TUTTI
 from eval.papers.tutti.prefixes import SYSTEMS, experiment, find_hits, most_speed, service_s, spread, ttft_s
@@ -44,7 +44,7 @@ def outcome(tmp_path):
         for who in range(3)
     ]
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
-    return experiment(Machine(), path, stores="1", speed=0.5)
+    return experiment(MachineOptions(), path, stores="1", speed=0.5)
 
 
 def test_what_is_stored_and_where():
@@ -92,20 +92,20 @@ def test_systems_differ_by_hits_paths_and_prices(outcome):
 
 
 def test_a_small_gpu_has_to_load(outcome, tmp_path):
-    again = experiment(Machine(gpu="rtx4090"), tmp_path / "turns.jsonl", stores="1", speed=0.5)
+    again = experiment(MachineOptions(gpu="rtx4090"), tmp_path / "turns.jsonl", stores="1", speed=0.5)
     rows = {row["system"]: row for row in again.result["systems"]}
     assert rows["HBM"]["hit_percent"] < rows["Tutti"]["hit_percent"]
     assert rows["ours"]["service_s"] <= rows["Tutti"]["service_s"] < rows["LMCache-GDS"]["service_s"]
     assert rows["LMCache-GDS"]["service_s"] < rows["LMCache-SSD"]["service_s"]
     with pytest.raises(ValueError, match="leave nothing beside the weights"):
-        experiment(Machine(gpu="rtx5060ti-16gb"), tmp_path / "turns.jsonl")
+        experiment(MachineOptions(gpu="rtx5060ti-16gb"), tmp_path / "turns.jsonl")
 
 
 def test_a_trace_without_hashes_is_refused(tmp_path):
     path = tmp_path / "plain.csv"
     path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n")
     with pytest.raises(ValueError, match="has no hashes of blocks"):
-        experiment(Machine(), path)
+        experiment(MachineOptions(), path)
 
 
 def test_people_see_hits_and_systems(outcome):
