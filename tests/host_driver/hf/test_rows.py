@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,8 +25,7 @@ from kv_cache.limits import TierLimits
 from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
-from tests.host_driver.hf.test_latent import deepseek_v3
-from tests.host_driver.hf.test_layers import gemma3, mimo, qwen3_next
+from tests.host_driver.hf.test_layers import gemma3, qwen3_next
 
 NEW, LONGEST = 10, 80
 HOMES = ((DEVICE,), (HOST,), (CSD,), (DIRECT,), (DEVICE, CSD))
