@@ -99,7 +99,7 @@ class RowModel:
         self._positions = "position_ids" in takes
         self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
         if kind := next((kind for kind in _BY_LONGEST if kind in _kinds_of_rope(model.config)), None):
-            raise Unsupported(f"{name} iterations positions by the longest of a batch (rope of kind {kind})")
+            raise Unsupported(f"{name} scales positions by the longest sequence of a batch (rope of kind {kind})")
         adapter = ADAPTERS.get(model.config.get_text_config(decoder=True).model_type)
         if not self._positions and not (adapter and adapter.by_distance):
             raise Unsupported(f"{name} takes no position_ids: requests of different lengths need them")

@@ -123,7 +123,7 @@ def test_serve_policies_with_drives_tokens_as_alone(tmp_path, name, policy) -> N
     assert together(model, asked)[0] == alone(model, asked)
 
 
-@pytest.mark.parametrize(("name", "policy"), zip(MODELS, cycle(["orbitflow", "tierkv", "reactive"]), strict=False))
+@pytest.mark.parametrize(("name", "policy"), [*zip(MODELS, cycle(["orbitflow", "tierkv", "reactive"]), strict=False)])
 def test_serve_without_drives_tokens_as_generate(tmp_path, name, policy) -> None:
     model = made(name)
     assert together(model, setting(policy, tmp_path, drives=0, slice_tokens=4))[0] == generated(model)
