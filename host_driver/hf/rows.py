@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from attention_engine import merge
 from csd_spec.arrays import F16, F32
 from host_driver.hf.adapters import ADAPTERS
-from host_driver.hf.attention import TERMS, check_asked, mask_of, tell
+from host_driver.hf.attention import TERMS, check_asked, mask_of, set_logit_terms
 from host_driver.hf.cache import IMPLEMENTATION as DRIVES
 from host_driver.hf.device import attend_on_device, bend
 from host_driver.hf.forward import asking, check_free
@@ -176,9 +176,9 @@ def row_attention(
         return _in_windows(layer, module, query, k, v, asked).transpose(1, 2), None
     latent = layer.latent_space(module, key)
     if latent is None or not layer.cache.kv.drives:
-        return _in_places(layer, module, query, k, v, asked).transpose(1, 2), None
+        return _in_tiers(layer, module, query, k, v, asked).transpose(1, 2), None
     # In drives rows are attended in latent space, and so on the device, else tokens would depend on the tier
-    out = _in_places(layer, module, latent.queries(query), k, v, asked)
+    out = _in_tiers(layer, module, latent.queries(query), k, v, asked)
     return latent.outputs(out.transpose(1, 2)), None
 
 
@@ -196,13 +196,13 @@ def _in_windows(
         key = request, layer.number
         before = windows.get(key, (k[row, :0], v[row, :0]))
         keys, values = torch.cat([before[0], k[row]]), torch.cat([before[1], v[row]])
-        out.append(_alone(module, query[row], *_expanded(layer, module, keys, values), asked, layer.window))
+        out.append(_attend_row(module, query[row], *_expanded(layer, module, keys, values), asked, layer.window))
         kept = slice(max(0, len(keys) - layer.window + 1), None)
         windows[key] = keys[kept].clone(), values[kept].clone()
     return torch.stack(out)
 
 
-def _in_places(
+def _in_tiers(
     layer: _Layer,
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -247,7 +247,7 @@ def _as_drives(
     rounded queries are attended in at least FP32, as in drives.
     """
     assert kv.drives
-    tell(kv.drives.driver, layer, query, asked)
+    set_logit_terms(kv.drives.driver, layer, query, asked)
     factor = 1.0 if layer in kv.drives.driver.terms else asked["scaling"] * query.shape[-1] ** 0.5
     query = kv.format.rounded(query * factor).to(torch.promote_types(query.dtype, torch.float32))
     return query, asked | {"scaling": asked["scaling"] / factor}
@@ -270,7 +270,7 @@ def _on_device(
         k, v = (_joined(each).to(q.dtype) for each in zip(*blocks, strict=True))
         if not kv.drives:
             k, v = _expanded(layer, module, k, v)
-        out.append(_alone(module, q[number], k, k if kv.format.latent and kv.drives else v, asked))
+        out.append(_attend_row(module, q[number], k, k if kv.format.latent and kv.drives else v, asked))
     found = torch.stack(out)
     return found.to(kv.format.value_dtype) if kv.drives else found
 
@@ -291,7 +291,7 @@ def _expanded(
     return keys[0].transpose(0, 1), values[0].transpose(0, 1)
 
 
-def _alone(
+def _attend_row(
     module: torch.nn.Module,
     q: torch.Tensor,
     k: torch.Tensor,

@@ -117,7 +117,7 @@ def test_a_row_in_two_places_is_one_attention(name, monkeypatch) -> None:
         return merge(outputs, weights)
 
     monkeypatch.setattr(rows, "merge", noted)
-    whole = rows._in_places
+    whole = rows._in_tiers
 
     def compared(layer, module, query, k, v, asked):
         out = whole(layer, module, query, k, v, asked)
@@ -131,7 +131,7 @@ def test_a_row_in_two_places_is_one_attention(name, monkeypatch) -> None:
             seen.append(float((out.transpose(1, 2) - exact).abs().max() / exact.abs().max()))
         return out
 
-    monkeypatch.setattr(rows, "_in_places", compared)
+    monkeypatch.setattr(rows, "_in_tiers", compared)
     model = sharpen(TERMS[name]())
     kv = RowKv(TierLimits(), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
     served(model, kv, prompts(1), lambda request, layer: (DEVICE, CSD))
