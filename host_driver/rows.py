@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 
 from csd_spec import ModelShape
-from host_driver.drive_rows import DriveRows
+from host_driver.drive_tier import DriveTier
 from host_driver.driver import Driver
+from host_driver.kv_format import KVFormat
 from host_driver.tiers import bounce_of, first_bytes, in_blocks, stores
 from kv_cache.block_table import BlockKey, PolicyError
 from kv_cache.carry_out import Homes, carry_out
@@ -27,9 +28,9 @@ PART = "kv"  # K and V of a token follow each other: they move together
 class RowKv:
     """A table and a policy for all requests, and an iteration for each forward. Used by one thread.
 
-    With drives K and V are FP16 at every tier, and attention on the device rounds as drives do: so it matters next to
-    nothing where a row lies. Without them they have the model's dtype. What layers of windows see is kept on the
-    device as the model has it, and is no part of the tiers.
+    Every tier has the same bytes, those of `format`. With drives these are what drives store, and attention on the
+    device rounds as drives do: so tokens do not depend on the tiers that rows are stored in. Without them rows have the
+    model's dtype. What layers of windows see is kept on the device as the model has it, and is no part of the tiers.
     """
 
     def __init__(
@@ -44,10 +45,11 @@ class RowKv:
     ) -> None:
         """like: a parameter of the model, for its device and its dtype. max_tokens: of a request."""
         self.shape, self.max_tokens, self.device = shape, max_tokens, like.device
-        self.dtype = torch.float16 if driver else like.dtype
-        self.row_bytes = self.row_bytes_of(shape, driver is not None, like.dtype)
-        self.drives = DriveRows(driver, max_tokens) if driver else None
-        self.windows: dict[tuple[Hashable, int], torch.Tensor] = {}  # on the device, by request and the model's layer
+        self.format = KVFormat.of(shape, like.dtype, driver.attention if driver else None)
+        self.row_bytes = self.format.row_bytes
+        self.drives = DriveTier(driver, self.format, max_tokens) if driver else None
+        # K and V on the device, by request and number of the window's layer
+        self.windows: dict[tuple[Hashable, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._policy_thread = PolicyThread()
         held = stores(tiers, self.device, CachedFiles(tiers.folder))
         if self.drives:
@@ -57,11 +59,6 @@ class RowKv:
         machine = tiers.machine(cache_bytes, drives=driver is not None)
         self.runner = IterationRunner(machine, range(shape.layers), program, self.real, parts=(PART,))
         self.runner.memory["below"] = PAGE_CACHE if tiers.host == 0 and cache_bytes else HOST
-
-    @staticmethod
-    def row_bytes_of(shape: ModelShape, drives: bool, dtype: torch.dtype) -> int:
-        """Bytes of K and V of a token in a layer."""
-        return 2 * shape.kv_heads * shape.head_dim * (torch.float16 if drives else dtype).itemsize
 
     @contextmanager
     def iteration(self, new: Mapping[Hashable, int], homes: Homes) -> Iterator[None]:
@@ -93,11 +90,11 @@ class RowKv:
             yield attention
             rows -= len(attention.rows)
 
-    def stored(self, block: BlockKey) -> torch.Tensor:
-        """K and V of a block on the device, (tokens, 2, H, d), to be read and written."""
+    def stored(self, block: BlockKey) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a block on the device, each (tokens, kv_heads, channels), to be read and written."""
         tokens = self.runner.table[block].tokens
         flat = first_bytes(self.real.frame(block, DEVICE), tokens * self.row_bytes)
-        return flat.view(self.dtype).view(tokens, 2, self.shape.kv_heads, self.shape.head_dim)
+        return self.format.split(flat.view(self.format.value_dtype))
 
     def tokens(self, request: Hashable, layer: int = 0) -> int:
         """How many a request has; in a forward, how many it has of a layer that is attended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -59,7 +60,7 @@ _KINDS: dict[str, tuple[Any, str]] = {  # of what `attach` is given
     "layouts": _PATH,
     "tiers": (TierLimits | None, "a TierLimits"),
 }
-_IN_TIERS = ("model", "residency", "tiers")  # what `attach` is given for K and V in tiers
+_IN_TIERS = ("model", "policy", "tiers", "residency")  # what `attach` is given for K and V in tiers
 
 
 def _check_kinds(given: dict[str, Any]) -> None:
@@ -224,7 +225,7 @@ def attach(
     flush_every: int = 0,
     restart: bool = True,
     methods: Path | None = None,
-    residency: str | Policy | Callable[[Iteration], None] = "in-storage",
+    policy: str | Policy | Callable[[Iteration], None] = "in-storage",
     tiers: TierLimits | None = None,
     storage: Storage | None = None,
     redundancy: Redundancy = "none",
@@ -232,10 +233,11 @@ def attach(
     network: str | None = None,
     embedding_bits: int | None = None,
     layouts: Path | None = None,
+    residency: str | Policy | Callable[[Iteration], None] | None = None,
 ) -> AbstractContextManager[Any]:
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
 
-    Or, with another residency, keep its K and V in tiers, and attend on the model's device.
+    Or, with another policy, keep its K and V in tiers, and attend on the model's device.
 
     drives: how many to make, each a `spec`; `ray` or `ray://HOST:PORT` for those of a fleet (docs/fleet.md); or devices
     of your own, which stay open.
@@ -253,18 +255,20 @@ def attach(
     storage: format of stored values, `fp16`, `bf16` or, in layout fp16, `fp8`; the model's by default (docs/models.md).
     keep: a folder in which the drives made here outlive the process, one folder each.
     mini_batches: parts of a decode batch, so that model and drives work at once; by default 2 for a GPU, else 1.
-    residency: a name of `kv_cache.POLICIES`, or a policy of your own (docs/policies.md); `in-storage` is drives. With
-    another one, only tiers may be given: how much of K and V may lie where.
+    policy: a name of `kv_cache.POLICIES`, FILE:NAME, or a policy of your own (docs/policies.md); `in-storage` is
+    drives. With another one, only tiers may be given: how much of K and V may lie where.
     layouts: a Python file with layouts of your own, which `layout` may name (docs/layouts.md).
-    embedding_bits: deprecated, use layout; the code of a layout.
+    embedding_bits: deprecated, use layout; the code of a layout. residency: deprecated, the former name of policy.
     Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
     is changed; DeviceError when a drive refuses a command.
     """
     given = dict(locals())
     _check_kinds(given)
-    if residency != "in-storage" or tiers is not None:
+    if residency is not None:
+        given["policy"] = policy = _renamed(policy, residency)
+    if policy != "in-storage" or tiers is not None:
         _check_in_tiers(given)
-        return TierSetting(policy=residency, tiers=tiers or TierLimits()).attached(model)
+        return TierSetting(policy=policy, tiers=tiers or TierLimits()).attached(model)
     asked = {name: given[name] for name in ("mini_batches", "flush_every", "redundancy")}
     over = network_named(network) if network else None
     return attached(model, Setting(attention=_attention(given), drives=_reached(given), network=over, **asked))
@@ -291,13 +295,23 @@ def _reached(given: dict[str, Any]) -> DriveSet | Sequence[Device]:
     return DriveSet(count=count, transport=transport, **{name: given[name] for name in names})
 
 
+def _renamed(policy: Any, residency: Any) -> Any:
+    """The policy that is given by its former name; raises ValueError for both."""
+    if policy != "in-storage":
+        raise ValueError(
+            f"residency = {residency!r} and policy = {policy!r}: two names of one option, give policy alone"
+        )
+    warnings.warn("residency is now policy", DeprecationWarning, stacklevel=3)
+    return residency
+
+
 def _check_in_tiers(given: dict[str, Any]) -> None:
     """Raise ValueError for what only drives can be given."""
-    if given["residency"] == "in-storage":
-        raise ValueError("tiers: drives hold all of K and V: with tiers give a residency, as dual-blade or auto")
+    if given["policy"] == "in-storage":
+        raise ValueError("tiers: drives hold all of K and V: with tiers give a policy, as dual-blade or auto")
     for name, parameter in signature(attach).parameters.items():
         if name not in _IN_TIERS and parameter.default is not Parameter.empty and given[name] != parameter.default:
-            raise ValueError(f"{name} is of drives, and residency = {given['residency']!r} attends on the device")
+            raise ValueError(f"{name} is of drives, and policy = {given['policy']!r} attends on the device")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from csd_io.cgroup import available_bytes, group_of
@@ -15,6 +16,7 @@ from csd_spec import Attention, Device, ModelShape
 from host_driver.driver import Driver
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import placement
+from host_driver.kv_format import KVFormat
 from host_driver.rows import RowKv
 from host_driver.sharding import share_out
 from kv_cache.admission import AdmissionConfig
@@ -91,10 +93,6 @@ class Serving:
             value = getattr(self, name)
             if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
                 raise ValueError(f"{name} = {value!r}: must be {words}")
-        if isinstance(what := self.attention, Attention):
-            storage = what.storage or what.kv_layout.rows.name
-            if storage != "fp16":
-                raise ValueError(f"attention.storage = {storage!r}: requests' K and V are FP16 at every place")
         policy = policy_of(self.policy)
         if isinstance(policy, TimeSlices) and policy.free:
             raise ValueError(f"policy = {self.policy!r}: a bound in modelled time, which cannot serve")
@@ -175,11 +173,12 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
     tiers = serving.tiers
     cache_bytes = available_bytes(group_of()) if tiers.page_cache is None else tiers.page_cache
     with ExitStack() as undo:
-        driver = undo.enter_context(_driver(serving, shape)) if serving.count else None
+        driver = undo.enter_context(_driver(serving, shape, model.dtype)) if serving.count else None
         undo.enter_context(in_rows(model))
-        row_bytes = RowKv.row_bytes_of(shape, driver is not None, next(model.parameters()).dtype)
-        engine = serving.engine(shape, row_bytes, max_tokens, model.num_parameters())
-        like, program = next(model.parameters()), engine.policy.layers
+        like = next(model.parameters())
+        kv_format = KVFormat.of(shape, like.dtype, driver.attention if driver else None)
+        engine = serving.engine(shape, kv_format.row_bytes, max_tokens, model.num_parameters())
+        program = engine.policy.layers
         kv = RowKv(tiers, shape, like, max_tokens, driver, cache_bytes, program)
         server = Server(RowModel(model, kv), engine, max_tokens, serving.max_waiting, serving.measured)
         undo.callback(server.close)
@@ -189,11 +188,12 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
 
 
 @contextmanager
-def _driver(serving: Serving, shape: ModelShape) -> Iterator[Driver]:
-    """The drives, and who talks to them."""
+def _driver(serving: Serving, shape: ModelShape, dtype: torch.dtype) -> Iterator[Driver]:
+    """The drives, and the driver that submits to them. dtype: what the model computes in."""
     share_out(shape, serving.count)
     drives, attention = serving.drives, serving.attention
     assert isinstance(attention, Attention) and not isinstance(drives, int), "made so when it was checked"
+    attention = attention.stored(dtype is torch.bfloat16, shape.latent)
     with ExitStack() as undo:
         if isinstance(drives, DriveSet):
             check_method(attention, methods_of(drives))

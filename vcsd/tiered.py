@@ -20,7 +20,7 @@ from host_driver.tiers import TieredKv
 from kv_cache.hardware import DEVICE, PAGE_CACHE
 from kv_cache.iteration import Iteration
 from kv_cache.limits import TierLimits
-from kv_cache.policies import PolicyLike, load_policies
+from kv_cache.policies import PolicyLike, policy_of
 from kv_cache.scheduler import Policy
 from vcsd.tables import table
 
@@ -29,7 +29,14 @@ MAX_TOKENS = 4096  # of a sequence, where neither the user nor the model says le
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSetting:
-    """Which policy, by its name among `policies` or as a function, and what it has. record: to replay its choices."""
+    """Which policy, and what it has.
+
+    Attributes:
+        policy: Name, `FILE:NAME`, or a policy of the user's: an object or a function (docs/policies.md).
+        tiers: Bytes for KV data by tier.
+        policies: More policies by name.
+        record: Keep the choices, to replay them.
+    """
 
     policy: str | Policy | Callable[[Iteration], None]
     tiers: TierLimits
@@ -37,27 +44,22 @@ class TierSetting:
     record: bool = False
 
     def __post_init__(self) -> None:
-        known = self.known
-        if isinstance(self.policy, str) and self.policy not in known:
-            raise ValueError(f"residency = {self.policy!r}: must be one of {', '.join(known)}")
         if not self.made().has_layers:
-            raise ValueError(f"residency = {self.name!r}: it decides about requests of a server (vcsd.serve)")
-
-    @property
-    def known(self) -> Mapping[str, PolicyLike]:
-        """Policies by name."""
-        return load_policies() if self.policies is None else self.policies
+            raise ValueError(f"policy = {self.name!r}: it decides about requests of a server (vcsd.serve)")
 
     def made(self) -> Policy:
         """A policy of its own.
 
         Raises:
-            ValueError: It is none.
+            ValueError: There is no such policy, or the object is none.
         """
+        if isinstance(self.policy, str):
+            known = self.policies or {}
+            return Policy.of(known[self.policy]) if self.policy in known else policy_of(self.policy)
         try:
-            return Policy.of(self.known[self.policy] if isinstance(self.policy, str) else self.policy)
+            return Policy.of(self.policy)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"residency = {self.policy!r}: {error}") from None
+            raise ValueError(f"policy = {self.policy!r}: {error}") from None
 
     @property
     def name(self) -> str:

@@ -185,9 +185,10 @@ def run(
 ) -> None:
     """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
     prompt = text.read()
+    tiers = tiers.renamed()
     in_tiers = tiers.value()
     if in_tiers and (option := what.given()):
-        raise ValueError(f"{option} is of drives, and with --residency {tiers.residency} the model attends itself")
+        raise ValueError(f"{option} is of drives, and with --policy {tiers.policy} the model attends itself")
     drives = where.value(hosting)
     check_drives(drives)
     with status("loading the model"):
@@ -221,8 +222,8 @@ def run(
         with progress("ordinary attention", text.max_new_tokens) as tick:
             agreed = agreement(loaded, inputs, text.max_new_tokens, setting, done, tick)
     asked = setting.asked(done.stored, shape.head_dim)
-    if tiers.residency and not in_tiers:
-        asked["residency"] = {"policy": tiers.residency, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
+    if tiers.policy and not in_tiers:
+        asked["residency"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
     if output is Output.NORMAL:
         _show(done, asked, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name)
     if recorder and recorder.steps and isinstance(setting, Setting):
@@ -236,10 +237,10 @@ def run(
 
 
 def _in_drives(what: What, drives: DriveSet, where: Where, tiers: InTiers) -> Setting:
-    """The setting of a run in drives; one that is asked for as a residency attends to everything."""
+    """The setting of a run in drives; one that is asked for as a policy attends to everything."""
     from vcsd.attached import Setting
 
-    attention = what.value("dense" if tiers.residency else "sparf")
+    attention = what.value("dense" if tiers.policy else "sparf")
     check_method(attention, methods_of(drives))
     network = network_named(where.network) if where.network else None
     return Setting(

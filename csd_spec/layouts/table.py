@@ -64,6 +64,7 @@ _OURS = (
     Layout(name="plain", code=1, rows=FP16, groups=(_K, _V)),
     Layout(name="opaque", code=2, rows=FP16, groups=(_K, _V), attended=False),
     Layout(name="latent", code=5, rows=FP16, groups=(_K, _COPY), family="fp16", latent=True),
+    Layout(name="latent-bf16", code=7, rows=BF16, groups=(_K, _COPY), family="fp16", latent=True),
 )
 LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in _OURS}
 _OF_FILES: dict[str, Layout] = {}

@@ -117,7 +117,7 @@ def _attend(
         keys, values = _read_back(layer, key, value) if past else (key, value)
         if latent is not None:
             keys, values = latent.expand(keys)
-        tell(cache.driver, layer.number, query, asked)
+        set_logit_terms(cache.driver, layer.number, query, asked)
         out = attend_on_device(module, query, keys, values, mask, asked)
         _ship(layer, key, value, admitted)
     layer.length = past + new
@@ -126,8 +126,8 @@ def _attend(
     return out
 
 
-def tell(driver: Driver, number: int, query: torch.Tensor, asked: dict[str, Any]) -> None:
-    """Let drives know the terms of their layer of this number, where it has any; query (B, q_heads, new, d)."""
+def set_logit_terms(driver: Driver, number: int, query: torch.Tensor, asked: dict[str, Any]) -> None:
+    """Set the terms of a layer's logits in the driver, if it has any; query (B, q_heads, new, d)."""
     if all(asked[name] is None for name in TERMS):
         return
     shape = driver.shape

@@ -18,14 +18,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from attention_engine import merge
-from csd_spec.arrays import F32
+from csd_spec.arrays import F16, F32
 from host_driver.hf.adapters import ADAPTERS
-from host_driver.hf.attention import TERMS, check_asked, mask_of, tell
+from host_driver.hf.attention import TERMS, check_asked, mask_of, set_logit_terms
 from host_driver.hf.cache import IMPLEMENTATION as DRIVES
 from host_driver.hf.device import attend_on_device, bend
 from host_driver.hf.forward import asking, check_free
-from host_driver.hf.latent import latent_modules
+from host_driver.hf.latent import Latent
 from host_driver.hf.shape import FULL, SLIDING, Unsupported, placement
+from host_driver.hf.staging import stage, unstage
 from host_driver.rows import RowKv
 from kv_cache.carry_out import Homes
 from kv_cache.hardware import CSD
@@ -33,6 +34,7 @@ from kv_cache.transfer.engine import AttendCall
 
 _BY_LONGEST = ("longrope", "dynamic")
 IMPLEMENTATION = f"{DRIVES}-rows"
+Latents = dict[torch.nn.Module, Latent | None]  # by attention module
 
 
 class _Layer(CacheLayerMixin):
@@ -57,6 +59,13 @@ class _Layer(CacheLayerMixin):
         keys.csd_rows = self  # type: ignore[attr-defined]  # read back by attention
         return keys, value_states
 
+    def latent_space(self, module: torch.nn.Module, rows: torch.Tensor) -> Latent | None:
+        """The transforms of a layer that caches latents, found once; None for another layer."""
+        known = self.cache.latents
+        if module not in known:
+            known[module] = Latent(module, rows) if hasattr(module, "expand_kv") else None
+        return known[module]
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0
 
@@ -69,13 +78,13 @@ class _Layer(CacheLayerMixin):
 
 class _Rows(Cache):
     """The rows of one forward. windows: of each layer of the model, 0 where it has none. new: tokens that each request
-    gets, in the order of the batch."""
+    gets, in the order of the batch. latents: what attention modules know of their latent space."""
 
-    def __init__(self, kv: RowKv, windows: Sequence[int], new: Mapping[Hashable, int]) -> None:
+    def __init__(self, kv: RowKv, windows: Sequence[int], new: Mapping[Hashable, int], latents: Latents) -> None:
         full, bounded = itertools.count(), itertools.count()
         layers = [_Layer(self, next(bounded if window else full), window) for window in windows]
         super().__init__(layers=layers)
-        self.kv = kv
+        self.kv, self.latents = kv, latents
         self.numbers = {request: number for number, request in enumerate(new)}
         self.longest = max(map(kv.tokens, new))
 
@@ -90,17 +99,14 @@ class RowModel:
         self._positions = "position_ids" in takes
         self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
         if kind := next((kind for kind in _BY_LONGEST if kind in _kinds_of_rope(model.config)), None):
-            raise Unsupported(f"{name} iterations positions by the longest of a batch (rope of kind {kind})")
-        if latent_modules(model):
-            raise Unsupported(f"{name} expands what it caches to K and V, which rows do not do")
+            raise Unsupported(f"{name} scales positions by the longest sequence of a batch (rope of kind {kind})")
         adapter = ADAPTERS.get(model.config.get_text_config(decoder=True).model_type)
         if not self._positions and not (adapter and adapter.by_distance):
             raise Unsupported(f"{name} takes no position_ids: requests of different lengths need them")
         placed = placement(model)
         if other := sorted(set(placed.kinds) - {FULL, SLIDING}):
             raise Unsupported(f"{name} has layers of kind {', '.join(other)}: rows have full attention and windows")
-        if placed.shape.v_head_dim:
-            raise Unsupported(f"{name} has V of other channels than K, which move as one in rows")
+        self._latents: Latents = {}
         windows = iter(placed.windows)
         self._windows = [0 if kind == FULL else next(windows).tokens for kind in placed.kinds]
 
@@ -114,7 +120,7 @@ class RowModel:
         ids = torch.tensor(list(tokens.values()), device=self.kv.device)
         past = torch.tensor([self.kv.tokens(request) for request in tokens], device=self.kv.device)
         positions = past[:, None] + torch.arange(ids.shape[1], device=self.kv.device)
-        rows = _Rows(self.kv, self._windows, new)
+        rows = _Rows(self.kv, self._windows, new, self._latents)
         given = self._more | ({"position_ids": positions} if self._positions else {})
         with self.kv.iteration(new, homes):
             out = self.model(
@@ -157,70 +163,146 @@ def row_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The AttentionInterface function: query (R, q_heads, new, d), key and value (R, kv_heads, new, d) of the new
-    tokens; returns (R, new, q_heads, d)."""
+    """The AttentionInterface function: query (R, q_heads, new, d), key and value (R, kv_heads, new, ...) of the new
+    tokens, with latent attention both its rows; returns (R, new, q_heads, d of V)."""
     layer: _Layer | None = getattr(key, "csd_rows", None)
     if layer is None:
         return attend_on_device(module, query, key, value, attention_mask, kwargs | {"scaling": scaling}), None
     check_asked(module, kwargs, ("position_bias",) if layer.window else ("position_bias", "sliding_window"))
     asked = {name: kwargs.get(name) for name in TERMS}
     asked["scaling"] = query.shape[-1] ** -0.5 if scaling is None else scaling
-    new = torch.stack([key, value], dim=1).permute(0, 3, 1, 2, 4)  # (R, new, 2, kv_heads, d)
-    attend = _in_windows if layer.window else _in_places
-    return attend(layer, module, query, new, asked).transpose(1, 2), None
+    k, v = key.transpose(1, 2), value.transpose(1, 2)
+    if layer.window:
+        return _in_windows(layer, module, query, k, v, asked).transpose(1, 2), None
+    latent = layer.latent_space(module, key)
+    if latent is None or not layer.cache.kv.drives:
+        return _in_tiers(layer, module, query, k, v, asked).transpose(1, 2), None
+    # In drives rows are attended in latent space, and so on the device, else tokens would depend on the tier
+    out = _in_tiers(layer, module, latent.queries(query), k, v, asked)
+    return latent.outputs(out.transpose(1, 2)), None
 
 
 def _in_windows(
-    layer: _Layer, module: torch.nn.Module, query: torch.Tensor, new: torch.Tensor, asked: dict[str, Any]
+    layer: _Layer,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    asked: dict[str, Any],
 ) -> torch.Tensor:
     """Attend each row to what its window holds, and keep of that what the next token sees."""
-    windows, out = layer.cache.kv.windows, torch.empty_like(query)
+    windows, out = layer.cache.kv.windows, []
     for row, request in enumerate(layer.cache.numbers):
         key = request, layer.number
-        rows = torch.cat([windows[key], new[row]]) if key in windows else new[row]
-        out[row] = _alone(module, query[row], rows, asked, layer.window)
-        windows[key] = rows[max(0, len(rows) - layer.window + 1) :].clone()
-    return out
+        before = windows.get(key, (k[row, :0], v[row, :0]))
+        keys, values = torch.cat([before[0], k[row]]), torch.cat([before[1], v[row]])
+        out.append(_attend_row(module, query[row], *_expanded(layer, module, keys, values), asked, layer.window))
+        kept = slice(max(0, len(keys) - layer.window + 1), None)
+        windows[key] = keys[kept].clone(), values[kept].clone()
+    return torch.stack(out)
 
 
-def _in_places(
-    layer: _Layer, module: torch.nn.Module, query: torch.Tensor, new: torch.Tensor, asked: dict[str, Any]
+def _in_tiers(
+    layer: _Layer,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    asked: dict[str, Any],
 ) -> torch.Tensor:
-    """Attend each row where it lies, to K and V as they are stored there."""
-    kv, numbers = layer.cache.kv, layer.cache.numbers
-    new = new.to(kv.dtype)
+    """Attend each row in its tier, to K and V as they are stored there.
+
+    Args:
+        layer: Layer of the forward.
+        module: The model's attention.
+        query: Queries (R, q_heads, new, d).
+        k: New keys (R, new, kv_heads, d).
+        v: New values (R, new, kv_heads, d of V); with latent attention the keys.
+        asked: Scaling and terms of the model's attention.
+
+    Returns:
+        Output (R, q_heads, new, d of V).
+    """
+    kv, numbers, dtype = layer.cache.kv, layer.cache.numbers, query.dtype
+    k, v = kv.format.stored(k), kv.format.stored(v[..., : kv.format.v_channels] if kv.format.latent else v)
     if kv.drives:
-        query = query.half().to(query.dtype)
-        tell(kv.drives.driver, layer.number, query, asked)
-    out = torch.empty_like(query)
+        query, asked = _as_drives(kv, layer.number, query, asked)
+    out: dict[int, torch.Tensor] = {}
     for attention in kv.reach(layer.number, len(numbers)):
         rows = [numbers[request] for request in attention.rows]
         if CSD in attention.tiers:
-            out[rows] = _in_drives(kv, attention, query[rows], new[rows], asked)
+            found = _in_drives(kv, attention, query[rows], k[rows], v[rows], asked)
         else:
-            out[rows] = _on_device(kv, attention, module, query[rows], new[rows], asked)
-    return out
+            found = _on_device(layer, attention, module, query[rows], (k[rows], v[rows]), asked)
+        out |= dict(zip(rows, found, strict=True))
+    return torch.stack([out[row] for row in range(len(numbers))]).to(dtype)
+
+
+def _as_drives(
+    kv: RowKv, layer: int, query: torch.Tensor, asked: dict[str, Any]
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Queries as drives get them, and the scaling that is left to do.
+
+    Drives divide by sqrt(d), except if they know a layer's own scale: any other factor is in the queries. On the device
+    rounded queries are attended in at least FP32, as in drives.
+    """
+    assert kv.drives
+    set_logit_terms(kv.drives.driver, layer, query, asked)
+    factor = 1.0 if layer in kv.drives.driver.terms else asked["scaling"] * query.shape[-1] ** 0.5
+    query = kv.format.rounded(query * factor).to(torch.promote_types(query.dtype, torch.float32))
+    return query, asked | {"scaling": asked["scaling"] / factor}
 
 
 def _on_device(
-    kv: RowKv, attention: AttendCall, module: torch.nn.Module, q: torch.Tensor, new: torch.Tensor, asked: dict[str, Any]
+    layer: _Layer,
+    attention: AttendCall,
+    module: torch.nn.Module,
+    q: torch.Tensor,
+    new: tuple[torch.Tensor, torch.Tensor],
+    asked: dict[str, Any],
 ) -> torch.Tensor:
-    """Store new (R, new, 2, H, d) and attend each row by itself, q (R, q_heads, new, d)."""
-    out, count = torch.empty_like(q), q.shape[2]
+    """Store new K and V (R, new, kv_heads, ...) and attend each row by itself, q (R, q_heads, new, d)."""
+    kv, out, count = layer.cache.kv, [], q.shape[2]
     for number, request in enumerate(attention.rows):
         blocks = [kv.stored(block) for block in kv.blocks(request, attention.layer)]
-        blocks[-1][-count:] = new[number]
-        out[number] = _alone(module, q[number], torch.cat(blocks), asked)
-    return out.half().to(q.dtype) if kv.drives else out
+        for stored, rows in zip(blocks[-1], new, strict=True):
+            stored[-count:] = rows[number]
+        k, v = (_joined(each).to(q.dtype) for each in zip(*blocks, strict=True))
+        if not kv.drives:
+            k, v = _expanded(layer, module, k, v)
+        out.append(_attend_row(module, q[number], k, k if kv.format.latent and kv.drives else v, asked))
+    found = torch.stack(out)
+    return found.to(kv.format.value_dtype) if kv.drives else found
 
 
-def _alone(
-    module: torch.nn.Module, q: torch.Tensor, rows: torch.Tensor, asked: dict[str, Any], window: int = 0
+def _joined(blocks: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Rows of blocks that follow each other."""
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def _expanded(
+    layer: _Layer, module: torch.nn.Module, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of each head, (S, heads, ...), of what a layer caches, (S, kv_heads, ...)."""
+    latent = layer.latent_space(module, k)
+    if latent is None:
+        return k, v
+    keys, values = latent.expand(k.transpose(0, 1)[None])
+    return keys[0].transpose(0, 1), values[0].transpose(0, 1)
+
+
+def _attend_row(
+    module: torch.nn.Module,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    asked: dict[str, Any],
+    window: int = 0,
 ) -> torch.Tensor:
-    """Attention of a row's last tokens, q (q_heads, new, d), to its K and V (S, 2, H, d), or where there is a window to
-    the last so many up to each; (q_heads, new, d)."""
-    k, v = rows.to(q.dtype).permute(1, 2, 0, 3)[:, None]
-    count, tokens, mask = q.shape[1], len(rows), None
+    """Attention of a row's last tokens, q (q_heads, new, d), to its K and V, (S, kv_heads, ...) each, or with a window
+    to the last so many up to each; (q_heads, new, d of V)."""
+    k, v = (each.to(q.dtype).transpose(0, 1)[None] for each in (k, v))
+    count, tokens, mask = q.shape[1], k.shape[2], None
     if count > 1:
         mask = torch.ones(1, 1, count, tokens, dtype=torch.bool, device=q.device).tril(tokens - count)
         if window:
@@ -231,42 +313,42 @@ def _alone(
 
 
 def _in_drives(
-    kv: RowKv, attention: AttendCall, q: torch.Tensor, new: torch.Tensor, asked: dict[str, Any]
+    kv: RowKv, attention: AttendCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: dict[str, Any]
 ) -> torch.Tensor:
-    """Store new (R, 1, 2, H, d) in drives and attend there, and on the device to blocks that lie before it; q
-    (R, q_heads, 1, d)."""
+    """Store new K and V (R, 1, kv_heads, ...) in drives and attend there, and on the device to blocks before it; q
+    (R, q_heads, 1, d), as drives get it."""
     assert kv.drives
-    # Drives divide by sqrt(d), but where they know a layer's own scale
-    factor = 1.0 if attention.layer in kv.drives.driver.terms else asked["scaling"] * q.shape[-1] ** 0.5
-    q16, kv16 = _halves(q[:, :, 0] * factor), _halves(new[:, 0])
+    bf16 = kv.format.value_dtype is torch.bfloat16
+    staged: tuple[F16, ...] = stage(q[:, :, 0], k[:, 0], v[:, 0], bf16=bf16)()
     block = len(attention.tiers) - 1
-    out, sums = kv.drives.attend(attention.rows, block, attention.layer, q16, kv16[:, 0], kv16[:, 1])
+    out, sums = kv.drives.attend(attention.rows, block, attention.layer, *staged)
+    found = unstage(out, q, bf16)
     if block:
         parts = [
             _part(kv, request, attention.layer, row, asked) for request, row in zip(attention.rows, q, strict=True)
         ]
         before, weights = (np.stack(each) for each in zip(*parts, strict=True))
-        merged, _ = merge([before, out.astype(np.float32)], [weights, sums])
-        out = merged.astype(np.float16)
-    return torch.from_numpy(out).to(q.device, q.dtype).unsqueeze(2)
+        merged, _ = merge([before, found.float().cpu().numpy()], [weights, sums])
+        found = torch.from_numpy(merged).to(q.device, kv.format.value_dtype)
+    return found.unsqueeze(2)
 
 
 def _part(kv: RowKv, request: Hashable, layer: int, q: torch.Tensor, asked: dict[str, Any]) -> tuple[F32, F32]:
-    """Attention of a row, q (q_heads, 1, d), to its blocks on the device: (q_heads, d), and m and l, (q_heads, 2).
+    """Attention of a row, q (q_heads, 1, d), to its blocks on the device: (q_heads, d of V), and m and l, (q_heads, 2).
 
     Drives count a sink, where the last block is, and so it is not counted here.
     """
-    stored = torch.cat([kv.stored(block) for block in kv.blocks(request, layer)[:-1]]).float()
-    group = q.shape[0] // stored.shape[2]
-    k, v = stored.permute(1, 2, 0, 3).repeat_interleave(group, dim=1)  # each (q_heads, tokens, d)
-    behind = kv.tokens(request, layer) - 1 - torch.arange(len(stored), device=q.device)
+    blocks = [kv.stored(block) for block in kv.blocks(request, layer)[:-1]]
+    keys, values = (_joined(each).float() for each in zip(*blocks, strict=True))
+    group, tokens = q.shape[0] // keys.shape[1], len(keys)
+    # Each (q_heads, tokens, ...)
+    k, v = (
+        each.transpose(0, 1).repeat_interleave(group, dim=0) for each in (keys, keys if kv.format.latent else values)
+    )
+    behind = kv.tokens(request, layer) - 1 - torch.arange(tokens, device=q.device)
     logits = bend(q.float() @ k.transpose(1, 2) * asked["scaling"], behind[None], asked)[:, 0]
     m = logits.max(dim=1, keepdim=True).values
     weights = (logits - m).exp()
     l = weights.sum(dim=1, keepdim=True)  # noqa: E741 - the name of the interface
     out = (weights[:, None] @ v)[:, 0] / l
     return out.cpu().numpy(), torch.cat([m, l], dim=1).cpu().numpy()
-
-
-def _halves(tensor: torch.Tensor) -> Any:
-    return tensor.to(torch.float16).cpu().contiguous().numpy()

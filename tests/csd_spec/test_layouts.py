@@ -21,7 +21,7 @@ ROWS = Group("k", "k", "rows"), Group("v", "v", "rows")
 
 def test_codes_are_those_of_drives_that_exist():
     codes = {name: layout.code for name, layout in LAYOUTS.items()}
-    assert len(set(codes.values())) == len(codes) == 28
+    assert len(set(codes.values())) == len(codes) == 29
     assert {
         "fp16": 16,
         "bf16": 3,
@@ -29,6 +29,7 @@ def test_codes_are_those_of_drives_that_exist():
         "int8": 8,
         "int4-bf16": 68,
         "latent": 5,
+        "latent-bf16": 7,
         "plain": 1,
         "opaque": 2,
     }.items() <= (codes.items())
@@ -47,9 +48,11 @@ def test_codes_are_those_of_drives_that_exist():
         ("fp16", None, False, False, "fp16"),
         ("fp16", None, True, False, "bf16"),
         ("fp16", "fp8", False, False, "fp8"),
-        ("fp16", None, True, True, "latent"),
+        ("fp16", None, True, True, "latent-bf16"),
+        ("fp16", "fp16", True, True, "latent"),
         ("latent", None, False, True, "latent"),
         ("bf16", None, False, False, "bf16"),
+        ("bf16", None, False, True, "latent-bf16"),
         ("int4", None, True, False, "int4-bf16"),
         ("plain", None, True, False, "plain"),
         ("planes3", "bf16", False, False, "planes3-bf16"),
@@ -67,9 +70,9 @@ def test_resolve_finds_the_member_of_a_family(asked, storage, bf16, latent, foun
     [
         ("int5", None, False, "layout = 'int5': must be one of fp16, "),
         ("latent", None, False, "V is not a part of K in this model: use fp16"),
-        ("bf16", None, True, "V is a part of K in this model: use planes2, planes3, planes4, fp16"),
+        ("int8", None, True, "V is a part of K in this model: use planes2, planes3, planes4, fp16"),
         ("planes2-exact", None, True, "V is a part of K"),
-        ("fp16", "bf16", True, "layout fp16 stores fp16: use one of these"),
+        ("fp16", "fp8", True, "layout fp16 stores fp16, bf16: use one of these"),
         ("int8", "fp8", False, "layout int8 stores fp16, bf16: use one of these"),
     ],
 )

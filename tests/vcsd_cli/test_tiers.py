@@ -1,4 +1,4 @@
-"""`vcsd run --residency`: K and V in tiers, from the command line.
+"""`vcsd run --policy`: K and V in tiers, from the command line.
 
 partner of: vcsd_cli/tiers.py, kv_cache/policies/auto.py, vcsd/tiered.py
 """
@@ -35,7 +35,7 @@ def test_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) ->
     sizes = {"device": 2 * batch * LAYER_MIB, "host": batch * LAYER_MIB}
     mib = [f"--{name}-mib={size}" for name, size in sizes.items()]
     result = run(
-        capsys, monkeypatch, "--residency", policy, *mib, f"--page-cache-mib={batch * LAYER_MIB}",
+        capsys, monkeypatch, "--policy", policy, *mib, f"--page-cache-mib={batch * LAYER_MIB}",
         "--batch", str(batch), "--files", str(tmp_path),
     )  # fmt: skip
     assert result["agreement"]["tokens_equal"]
@@ -60,14 +60,14 @@ def test_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) ->
 )
 def test_auto_chooses_by_what_fits_and_says_why(capsys, monkeypatch, tmp_path, tiers, chosen) -> None:
     mib = [f"--{name}-mib={size * LAYER_MIB}" for name, size in tiers.items()]
-    result = run(capsys, monkeypatch, "--residency", "auto", *mib, "--files", str(tmp_path))
+    result = run(capsys, monkeypatch, "--policy", "auto", *mib, "--files", str(tmp_path))
     assert result["agreement"]["tokens_equal"]
     assert chosen in result["residency"]["why"]
 
 
 def test_for_people(capsys, monkeypatch, tmp_path) -> None:
     code, out, _ = vcsd(
-        capsys, monkeypatch, *RUN, "--residency", "split", "--page-cache-mib", "0.1", "--files", str(tmp_path)
+        capsys, monkeypatch, *RUN, "--policy", "split", "--page-cache-mib", "0.1", "--files", str(tmp_path)
     )
     assert code == 0
     for words in ("K and V in tiers: split", "Moved in 8 forwards", "direct>device", "greedy tokens equal"):
@@ -85,29 +85,39 @@ def test_a_policy_of_ones_own(capsys, monkeypatch, tmp_path) -> None:
         "        for x in t.blocks(layer): t.move(x, HOST)\n"
         "POLICIES['mine'] = mine\n"
     )
-    result = run(capsys, monkeypatch, "--residency", "mine", "--policies", str(mine))
-    assert result["agreement"]["tokens_equal"]
-    assert {path["name"] for path in result["residency"]["routes"]} == {"device>host", "host>device"}
+    for given in (("--policy", "mine", "--policies", str(mine)), ("--policy", f"{mine}:mine")):
+        result = run(capsys, monkeypatch, *given)
+        assert result["agreement"]["tokens_equal"]
+        assert {path["name"] for path in result["residency"]["routes"]} == {"device>host", "host>device"}
+
+
+def test_policy_former_name_works_with_a_warning(capsys, monkeypatch) -> None:
+    code, out, err = vcsd(capsys, monkeypatch, *RUN, "--residency", "reactive", "-o", "json")
+    assert code == 0 and json.loads(out)["residency"]["policy"] == "reactive"
+    assert "vcsd: warning: --residency is now --policy" in err
+    code, out, _ = vcsd(capsys, monkeypatch, "run", "--help")
+    assert code == 0 and "--policy" in out and "--residency" not in out
 
 
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["--residency", "lru"], "residency = 'lru': must be one of reactive, flexgen"),
-        (["--device-mib", "3"], "say with --residency who moves K and V"),
-        (["--residency", "flexgen", "--device-mib", "-1"], "--device-mib"),
-        (["--residency", "flexgen", "--device-mib", "nan"], "--device-mib"),
-        (["--residency", "flexgen", "--device-mib", "0.1"], "one layer take"),
+        (["--policy", "lru"], "policy = 'lru': must be one of reactive, flexgen"),
+        (["--device-mib", "3"], "tiers have no effect in drives: add --policy POLICY"),
+        (["--policy", "flexgen", "--device-mib", "-1"], "--device-mib"),
+        (["--policy", "flexgen", "--device-mib", "nan"], "--device-mib"),
+        (["--policy", "flexgen", "--device-mib", "0.1"], "one layer take"),
         (
-            ["--residency", "flexgen", "--files", "/nowhere"],
+            ["--policy", "flexgen", "--files", "/nowhere"],
             "files = /nowhere: there is no such folder",
         ),
-        (["--residency", "flexgen", "--files", "/dev/null"], "/dev/null"),
-        (["--residency", "flexgen", "--attention", "dense"], "--attention is of drives"),
-        (["--residency", "tutti", "--storage", "bf16"], "--storage is of drives"),
-        (["--residency", "tutti", "--l", "4"], "--l is of drives"),
-        (["--residency", "flexgen", "--policies", "/nowhere.py"], "/nowhere.py"),
-        (["--residency", "dual-blade", "--page-cache-mib", "0", "--files", "/dev/shm"], "no direct I/O"),
+        (["--policy", "flexgen", "--files", "/dev/null"], "/dev/null"),
+        (["--policy", "flexgen", "--attention", "dense"], "--attention is of drives"),
+        (["--policy", "tutti", "--storage", "bf16"], "--storage is of drives"),
+        (["--policy", "tutti", "--l", "4"], "--l is of drives"),
+        (["--policy", "tutti", "--residency", "tutti"], "--residency is the former name of --policy"),
+        (["--policy", "flexgen", "--policies", "/nowhere.py"], "/nowhere.py"),
+        (["--policy", "dual-blade", "--page-cache-mib", "0", "--files", "/dev/shm"], "no direct I/O"),
     ],
 )
 def test_what_is_wrong_is_one_line(capsys, monkeypatch, args, reason) -> None:
@@ -120,7 +130,7 @@ def test_what_is_wrong_is_one_line(capsys, monkeypatch, args, reason) -> None:
 def test_what_holds_something_is_left_alone(capsys, monkeypatch, tmp_path) -> None:
     disk = Path(tmp_path, "disk.img")
     disk.write_bytes(b"precious" * (1 << 20))
-    args = (*RUN, "--residency", "dual-blade", "--page-cache-mib", "0", "--files", str(disk))
+    args = (*RUN, "--policy", "dual-blade", "--page-cache-mib", "0", "--files", str(disk))
     code, _, err = vcsd(capsys, monkeypatch, *args)
     assert code == 1 and "only written to by force" in err
     assert disk.read_bytes() == b"precious" * (1 << 20)
@@ -134,9 +144,7 @@ def test_a_mounted_drive_holds_what_is_past_the_page_cache(capsys, monkeypatch) 
     """Our own drive as a plain one: its namespace by io_uring, and it counts and times the requests."""
     with open_drives(DriveSet(count=1, transport="fuse")) as (drive,):
         (namespace,) = run_dir().glob("run-*/mount*/namespace")
-        result = run(
-            capsys, monkeypatch, "--residency", "dual-blade", "--page-cache-mib", "0", "--files", str(namespace)
-        )
+        result = run(capsys, monkeypatch, "--policy", "dual-blade", "--page-cache-mib", "0", "--files", str(namespace))
         assert result["agreement"]["tokens_equal"]
         moved = {path["name"]: path["bytes"] for path in result["residency"]["routes"]}
         assert moved["direct>device"] > moved["device>direct"] > 0

@@ -59,6 +59,7 @@ def test_numbers_are_those_that_commands_carry():
         3: "bf16",
         5: "latent",
         6: "fp8",
+        7: "latent-bf16",
         16: "fp16",
         8: "int8",
         4: "int4",
@@ -128,7 +129,7 @@ def test_a_newcomers_layout_does_what_the_others_do(small_drive, signs):
         assert ftl.embedding_pages(view, np.zeros((H, 1), np.int32)).ppns.size == -(-length // form.n) * H - H
 
 
-@pytest.mark.parametrize("layout", ["bf16", "fp8", "latent"])
+@pytest.mark.parametrize("layout", ["bf16", "fp8", "latent", "latent-bf16"])
 def test_storage_of_other_kinds_survives_a_loss_of_power(small_drive, layout):
     """Append, fork, crop, collection and recovery; of latent rows K is kept, and is V as well."""
     ftl, generator = Ftl(small_drive), np.random.default_rng(0)
@@ -149,8 +150,8 @@ def test_storage_of_other_kinds_survives_a_loss_of_power(small_drive, layout):
     ftl = Ftl(small_drive, ftl.nand)
     for each, length in ((handle, 70), (child, 150)):
         stored_k, stored_v, plan = ftl.read_back(each, 0)
-        kept_k, kept_v = kept(form, k), kept(form, k if layout == "latent" else v)
+        kept_k, kept_v = kept(form, k), kept(form, k if form.latent else v)
         np.testing.assert_array_equal(stored_k.view(np.uint16), kept_k[:length].view(np.uint16))
         np.testing.assert_array_equal(stored_v.view(np.uint16), kept_v[:length].view(np.uint16))
         pages = plan.ppns.size
-        assert pages == length // form.n * H * (1 if layout == "latent" else 2)
+        assert pages == length // form.n * H * (1 if form.latent else 2)

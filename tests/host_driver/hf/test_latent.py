@@ -82,6 +82,18 @@ def test_models_equal_their_own_attention(make, method, drives):
     assert torch.equal(talk(model), expected)
 
 
+@pytest.mark.parametrize("method", ["dense", "sparf"])
+def test_bf16_rows_stay_bf16(method):
+    """Of a BF16 model, without being asked for; FP16 holds less than 65,504."""
+    model = made(lambda: deepseek_v3().to(torch.bfloat16))
+    model.model.layers[1].self_attn.kv_a_layernorm.weight.fill_(1e6)
+    model.model.layers[1].self_attn.kv_b_proj.weight.mul_(1e-6)
+    expected = talk(model)
+    with vcsd.attach(model, attention=method, compression=1, drives=2) as csd:
+        assert csd.driver.attention.layout == "latent-bf16"
+        assert (talk(model) - expected).abs().max() < 8 * FP16_ERROR  # BF16 has 3 bits less
+
+
 def test_every_drive_has_the_stream_and_one_is_read():
     """Outputs of each query head are the same bits wherever it is attended."""
     model, logits = made(deepseek_v3), {}
@@ -166,11 +178,11 @@ def test_a_row_crosses_the_link_once():
     assert step == layers * (64 + 16 + HEADS * row + row + HEADS * row + HEADS * 8)
 
 
-@pytest.mark.parametrize(("layout", "channels"), [("latent", D), ("fp16", 0), ("fp16", D - 1)])
+@pytest.mark.parametrize(("layout", "channels"), [("latent", D), ("latent-bf16", D), ("fp16", 0), ("fp16", D - 1)])
 def test_v_has_the_channels_of_its_layout(small_drive, layout, channels):
     with closing(InProcessDevice(small_drive)) as device:
         seqs = tuple(device.submit(SeqCreate(1, 1, 1, D, 512, LAYOUTS[layout].code), 0).result().data[0].tolist())
-        good, rows = 0 if layout == "latent" else D, np.ones((5, 1, D), np.float16)
+        good, rows = 0 if LAYOUTS[layout].latent else D, np.ones((5, 1, D), np.float16)
         for command in (
             KvAppend(seqs, 0, np.array([5]), rows, np.ascontiguousarray(rows[..., :channels])),
             replace(
@@ -218,7 +230,7 @@ def test_absorbed_attention_is_the_expanded_one():
         ({"layout": "int8"}, "use planes2, planes3, planes4, fp16"),
         ({"layout": "planes2-exact"}, "use planes2, planes3, planes4, fp16"),
         ({"layout": "planes2"}, "keeps no rows, use layout fp16"),
-        ({"storage": "bf16"}, "layout fp16 stores fp16"),
+        ({"storage": "fp8"}, "layout fp16 stores fp16, bf16"),
         ({"drives": HEADS + 1}, "4, the model's query heads"),
     ],
 )

@@ -1,6 +1,6 @@
 """Requests of different lengths in one forward, their K and V in different tiers: the tokens of each as alone.
 
-partner of: host_driver/hf/rows.py, host_driver/rows.py, host_driver/drive_rows.py
+partner of: host_driver/hf/rows.py, host_driver/rows.py, host_driver/drive_tier.py
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,8 +25,7 @@ from kv_cache.limits import TierLimits
 from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
-from tests.host_driver.hf.test_latent import deepseek_v3
-from tests.host_driver.hf.test_layers import gemma3, mimo, qwen3_next
+from tests.host_driver.hf.test_layers import gemma3, qwen3_next
 
 NEW, LONGEST = 10, 80
 HOMES = ((DEVICE,), (HOST,), (CSD,), (DIRECT,), (DEVICE, CSD))
@@ -119,21 +117,21 @@ def test_a_row_in_two_places_is_one_attention(name, monkeypatch) -> None:
         return merge(outputs, weights)
 
     monkeypatch.setattr(rows, "merge", noted)
-    whole = rows._in_places
+    whole = rows._in_tiers
 
-    def compared(layer, module, query, new, asked):
-        out = whole(layer, module, query, new, asked)
+    def compared(layer, module, query, k, v, asked):
+        out = whole(layer, module, query, k, v, asked)
         if query.shape[2] == 1:
             kv = layer.cache.kv
             stored = [kv.stored(e) for e in kv.blocks("r0", layer.number)[:-1]]
-            k, v = kv.drives.driver.read(kv.drives.batches["r0", 1], slice(None), layer.number)
-            every = torch.cat([*stored, torch.from_numpy(np.stack([k, v], axis=1))]).double()
-            keys, values = every.permute(1, 2, 0, 3)[:, None]
+            stored.append(kv.drives.driver.read(kv.drives.batches["r0", 1], slice(None), layer.number))
+            each = (torch.cat([torch.as_tensor(rows) for rows in part]).double() for part in zip(*stored, strict=True))
+            keys, values = (rows.transpose(0, 1)[None] for rows in each)
             exact = attend_on_device(module, query.half().double(), keys, values, None, asked | {"is_causal": True})
             seen.append(float((out.transpose(1, 2) - exact).abs().max() / exact.abs().max()))
         return out
 
-    monkeypatch.setattr(rows, "_in_places", compared)
+    monkeypatch.setattr(rows, "_in_tiers", compared)
     model = sharpen(TERMS[name]())
     kv = RowKv(TierLimits(), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
     served(model, kv, prompts(1), lambda request, layer: (DEVICE, CSD))
@@ -144,7 +142,7 @@ def test_a_row_in_two_places_is_one_attention(name, monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("make", "reason"),
-    [(qwen3_next, "linear_attention"), (deepseek_v3, "expands what it caches"), (mimo, "V of other channels than K")],
+    [(qwen3_next, "linear_attention")],
 )
 def test_what_rows_do_not_keep_is_refused(make, reason) -> None:
     with pytest.raises(Unsupported, match=reason):
@@ -156,7 +154,7 @@ def test_without_drives_the_models_own_dtype_and_a_small_device(tmp_path) -> Non
     shape, like = placement(model).shape, next(model.parameters())
     one = RowKv(TierLimits(), shape, like, LONGEST).row_bytes * LONGEST  # of a layer
     kv = RowKv(TierLimits(device=2 * one, host=3 * one, files=tmp_path), shape, like, LONGEST)
-    assert kv.dtype == like.dtype
+    assert kv.format.value_dtype == like.dtype
     assert served(model, kv, given, lambda request, layer: (HOST,)) == {r: alone(model, p) for r, p in given.items()}
     peak = kv.runner.table.peak
     assert peak[DEVICE] <= 2 * one and peak[HOST] <= 3 * one and peak[DIRECT] > 0

@@ -22,6 +22,7 @@ from transformers import DynamicCache, StaticCache
 import vcsd
 from host_driver.tiers import DeviceFrame
 from kv_cache import Iteration
+from kv_cache.policies import policy_of
 from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
@@ -69,7 +70,7 @@ def test_the_same_bits_for_every_policy_and_size_of_tier(tmp_path, policy, make,
     one = layer_bytes(model, batch, 52)
     for device, host, cache in ((one, 0, 0), (2 * one, one, one), (64 * one, 64 * one, 64 * one)):
         tiers = TierLimits(device, host, cache, tmp_path, max_tokens=52)
-        with vcsd.attach(model, residency=policy, tiers=tiers) as run:
+        with vcsd.attach(model, policy=policy, tiers=tiers) as run:
             found, theirs = generate(model, inputs)
             report = run.report()
         assert torch.equal(found, tokens) and torch.equal(theirs, logits)
@@ -83,7 +84,7 @@ def test_the_same_bits_for_every_policy_and_size_of_tier(tmp_path, policy, make,
 def test_any_dtype_keeps_its_bits(tmp_path, dtype) -> None:
     model, inputs = sharpen(llama()).to(dtype), prompt(2)
     tokens, logits = generate(model, inputs)
-    with vcsd.attach(model, residency="dual-blade", tiers=TierLimits(page_cache=0, files=tmp_path, max_tokens=64)):
+    with vcsd.attach(model, policy="dual-blade", tiers=TierLimits(page_cache=0, files=tmp_path, max_tokens=64)):
         found, theirs = generate(model, inputs)
     assert torch.equal(found, tokens) and torch.equal(theirs, logits)
 
@@ -93,7 +94,7 @@ def test_beams(tmp_path, policy) -> None:
     model, inputs = sharpen(llama()), prompt(2)
     tokens, _ = generate(model, inputs, num_beams=3)
     tiers = TierLimits(layer_bytes(model, 6, 52), 0, layer_bytes(model, 6, 52), tmp_path, 52)
-    with vcsd.attach(model, residency=policy, tiers=tiers):
+    with vcsd.attach(model, policy=policy, tiers=tiers):
         assert torch.equal(generate(model, inputs, num_beams=3)[0], tokens)
 
 
@@ -103,7 +104,7 @@ def test_crop_turns_and_assisted_generation(tmp_path, policy) -> None:
     tokens, _ = generate(model, inputs, 20, prompt_lookup_num_tokens=3)
     tiers = TierLimits(layer_bytes(model, 1, 90), 0, layer_bytes(model, 1, 90), tmp_path, 90)
     ids = inputs["input_ids"]
-    with vcsd.attach(model, residency=policy, tiers=tiers):
+    with vcsd.attach(model, policy=policy, tiers=tiers):
         assert torch.equal(generate(model, inputs, 20, prompt_lookup_num_tokens=3)[0], tokens)
         cache = DynamicCache()
         model(input_ids=ids, past_key_values=cache)
@@ -124,7 +125,7 @@ def test_the_model_attends_itself_whatever_it_does_with_logits(tmp_path, make, b
     model, inputs = sharpen(make()), prompt(2)
     tokens, logits = generate(model, inputs, 40, num_beams=beams)
     tiers = TierLimits(page_cache=1 << 16, files=tmp_path, max_tokens=80)
-    with vcsd.attach(model, residency="dual-blade", tiers=tiers) as run:
+    with vcsd.attach(model, policy="dual-blade", tiers=tiers) as run:
         found, theirs = generate(model, inputs, 40, num_beams=beams)
         report = run.report()
     assert torch.equal(found, tokens) and torch.equal(theirs, logits)
@@ -138,7 +139,7 @@ def test_the_model_attends_itself_whatever_it_does_with_logits(tmp_path, make, b
 def test_windows_of_a_cache_of_fixed_size(tmp_path, make) -> None:
     model, inputs = sharpen(make()), prompt(2)
     tokens, logits = generate(model, inputs, 20, cache_implementation="static")
-    with vcsd.attach(model, residency="split", tiers=TierLimits(files=tmp_path, max_tokens=80)):
+    with vcsd.attach(model, policy="split", tiers=TierLimits(files=tmp_path, max_tokens=80)):
         found, theirs = generate(model, inputs, 20, cache_implementation="static")
     assert torch.equal(found, tokens) and (theirs - logits).abs().max() < 1e-4  # ours has no empty tiers behind
 
@@ -147,7 +148,7 @@ def test_k_and_v_may_have_other_channels(tmp_path) -> None:
     """What latent attention caches: 512 channels and 64. Each has room for the more."""
     model, inputs = sharpen(deepseek_v3()), prompt(2)
     tokens, logits = generate(model, inputs)
-    with vcsd.attach(model, residency="reactive", tiers=TierLimits(1 << 21, 0, files=tmp_path, max_tokens=52)) as run:
+    with vcsd.attach(model, policy="reactive", tiers=TierLimits(1 << 21, 0, files=tmp_path, max_tokens=52)) as run:
         found, theirs = generate(model, inputs)
         peak = run.report().tiers[0]["peak_bytes"]
     assert torch.equal(found, tokens) and torch.equal(theirs, logits)
@@ -156,7 +157,7 @@ def test_k_and_v_may_have_other_channels(tmp_path) -> None:
 
 def test_rows_that_only_windows_have_moved_are_of_no_use(tmp_path) -> None:
     model = sharpen(gemma3())
-    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path)):
+    with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path)):
         cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).past_key_values
         with pytest.raises(Unsupported, match="do not drop single sequences"):
             cache.batch_select_indices(torch.tensor([1]))
@@ -167,7 +168,7 @@ def test_rows_that_only_windows_have_moved_are_of_no_use(tmp_path) -> None:
 def test_several_caches_share_the_tiers_and_give_back_what_they_had(tmp_path) -> None:
     model, ids = sharpen(llama()), prompt(1)["input_ids"]
     alone = [model(input_ids=part, past_key_values=DynamicCache()).logits for part in (ids, ids[:, :9])]
-    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path)) as run:
+    with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path)) as run:
         one, other = DynamicCache(), DynamicCache()
         assert torch.equal(model(input_ids=ids, past_key_values=one).logits, alone[0])
         assert torch.equal(model(input_ids=ids[:, :9], past_key_values=other).logits, alone[1])
@@ -183,7 +184,7 @@ def test_several_caches_share_the_tiers_and_give_back_what_they_had(tmp_path) ->
 
 def test_what_cannot_be_done_says_why(tmp_path) -> None:
     model, ids = llama().eval(), prompt(2)["input_ids"]
-    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=44)):
+    with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=44)):
         cache = DynamicCache()
         model(input_ids=ids, past_key_values=cache)
         with pytest.raises(Unsupported, match="tiers do not copy sequences yet"):
@@ -203,7 +204,7 @@ def test_what_cannot_be_done_says_why(tmp_path) -> None:
         model.eval()
         filled = DynamicCache()
     model(input_ids=ids, past_key_values=filled)
-    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path)):
+    with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path)):
         with pytest.raises(Unsupported, match=r"was filled outside of vcsd\.attach cannot move into tiers"):
             model(input_ids=ids[:, :1], past_key_values=filled)
         static = StaticCache(config=model.config, max_cache_len=64)
@@ -215,13 +216,14 @@ def test_what_cannot_be_done_says_why(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"residency": "fifo"}, "residency = 'fifo': must be one of reactive, flexgen"),
-        ({"residency": "lru"}, "residency = 'lru': it decides about requests of a server"),
-        ({"residency": 3}, "residency = 3: 3 is no policy: it needs `schedule` or `layers`"),
-        ({"tiers": TierLimits()}, "tiers: drives hold all of K and V: with tiers give a residency"),
-        ({"residency": "flexgen", "tiers": 5}, "tiers = 5: must be a TierLimits"),
-        ({"residency": "flexgen", "drives": 2}, "drives is of drives, and residency = 'flexgen' attends on the device"),
-        ({"residency": "flexgen", "compression": 4}, "compression is of drives"),
+        ({"policy": "fifo"}, "policy = 'fifo': must be one of reactive, flexgen"),
+        ({"policy": "lru"}, "policy = 'lru': it decides about requests of a server"),
+        ({"policy": 3}, "policy = 3: 3 is no policy: it needs `schedule` or `layers`"),
+        ({"tiers": TierLimits()}, "tiers: drives hold all of K and V: with tiers give a policy"),
+        ({"policy": "flexgen", "tiers": 5}, "tiers = 5: must be a TierLimits"),
+        ({"policy": "flexgen", "drives": 2}, "drives is of drives, and policy = 'flexgen' attends on the device"),
+        ({"policy": "flexgen", "compression": 4}, "compression is of drives"),
+        ({"policy": "flexgen", "residency": "split"}, "residency = 'split' and policy = 'flexgen': two names"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(given, reason) -> None:
@@ -229,10 +231,37 @@ def test_settings_that_do_not_fit_are_refused(given, reason) -> None:
         vcsd.attach(llama(), **given)
 
 
+def test_attach_policy_file_object_and_former_name(tmp_path) -> None:
+    """A user's policy by FILE:NAME, as an object and as a function; `residency=` is taken with a warning."""
+    (tmp_path / "mine.py").write_text(
+        "from kv_cache import HOST\n"
+        "class Mine:\n"
+        "    def layers(self, it):\n"
+        "        for layer in it.layers:\n"
+        "            for block in it.blocks(layer): it.copy(block, 'device')\n"
+        "            it.attend(layer)\n"
+        "            for block in it.blocks(layer): it.move(block, HOST)\n"
+        "POLICIES = {'mine': Mine}\n"
+    )
+    name = f"{tmp_path / 'mine.py'}:mine"
+    mine = policy_of(name)
+    model, ids = sharpen(llama()), torch.randint(3, VOCABULARY, (2, 20))
+    given = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    wanted = model.generate(ids, **given)
+    for policy in (name, mine, mine.layers):
+        with vcsd.attach(model, policy=policy, tiers=TierLimits(files=tmp_path)) as run:
+            assert torch.equal(model.generate(ids, **given), wanted)
+            assert run.kv.real.moved["device>host"] and run.kv.real.moved["host>device"]
+    with pytest.warns(DeprecationWarning, match="residency is now policy"):
+        attached = vcsd.attach(model, residency="reactive", tiers=TierLimits(files=tmp_path))
+    with attached as run:
+        assert run.policy == "reactive" and torch.equal(model.generate(ids, **given), wanted)
+
+
 def test_a_device_too_small_for_a_layer_says_so(tmp_path) -> None:
     model = llama().eval()
     tiers = TierLimits(1000, files=tmp_path)
-    with vcsd.attach(model, residency="flexgen", tiers=tiers), pytest.raises(ValueError, match="K and V of one layer"):
+    with vcsd.attach(model, policy="flexgen", tiers=tiers), pytest.raises(ValueError, match="K and V of one layer"):
         model(**prompt(1))
 
 
@@ -263,7 +292,7 @@ def test_a_policy_that_is_wrong_is_one_error_and_the_model_goes_on(tmp_path, pol
     model, inputs = sharpen(llama()), prompt(1)
     expected = model(**inputs).logits
     with (
-        vcsd.attach(model, residency=policy, tiers=TierLimits(files=tmp_path)),
+        vcsd.attach(model, policy=policy, tiers=TierLimits(files=tmp_path)),
         pytest.raises(ValueError, match=reason),
     ):
         model(**inputs)
@@ -284,7 +313,7 @@ def test_a_disk_that_fails_is_one_error_and_other_caches_go_on(tmp_path, monkeyp
         store(self, at, data)
 
     monkeypatch.setattr(CachedFrame, "store", full)
-    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path)):
+    with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path)):
         cache = DynamicCache()
         with pytest.raises(OSError, match=str(tmp_path)) as raised:
             for _ in range(2):
@@ -306,7 +335,7 @@ model = LlamaForCausalLM(config).eval()
 layer = 2 * 512 * 4 * 2048
 where, kill = Path(sys.argv[1]), sys.argv[2] == "kill"
 with torch.inference_mode(), vcsd.attach(
-    model, residency="dual-blade", tiers=vcsd.TierLimits(2 * layer, 0, 4 * layer, where, 2048)
+    model, policy="dual-blade", tiers=vcsd.TierLimits(2 * layer, 0, 4 * layer, where, 2048)
 ):
     ids = torch.randint(0, 64, (1, 512))
     out = model(input_ids=ids)
@@ -338,7 +367,7 @@ def test_forwards_of_several_threads_take_turns(tmp_path) -> None:
     inputs = [prompt(2), prompt(1)]
     expected = [generate(model, each)[0] for each in inputs]
     one = layer_bytes(model, 2, 52)
-    with vcsd.attach(model, residency="dual-blade", tiers=TierLimits(2 * one, 0, one, tmp_path, 52)):
+    with vcsd.attach(model, policy="dual-blade", tiers=TierLimits(2 * one, 0, one, tmp_path, 52)):
 
         def again(number: int) -> bool:
             with torch.inference_mode():
@@ -351,7 +380,7 @@ def test_forwards_of_several_threads_take_turns(tmp_path) -> None:
 def test_a_forward_within_a_forward_is_refused_and_the_next_one_goes_on(tmp_path) -> None:
     model, inputs = sharpen(llama()), prompt(1)
     expected = model(**inputs).logits
-    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=64)) as run:
+    with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=64)) as run:
         hook = model.model.layers[1].register_forward_hook(lambda *_: model(**inputs))
         with pytest.raises(ValueError, match="this thread is in the middle of one"):
             model(**inputs)
@@ -363,7 +392,7 @@ def test_a_forward_within_a_forward_is_refused_and_the_next_one_goes_on(tmp_path
 def test_a_cache_that_is_dropped_by_a_thread_that_copies_does_not_wait_for_itself(tmp_path) -> None:
     """Whoever collects garbage frees: here while it copies, with the table at rest."""
     model, inputs = sharpen(llama()), prompt(1)
-    with vcsd.attach(model, residency="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=64)) as run:
+    with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=64)) as run:
         run.kv.real.settle()
         cache = DynamicCache()
         model(**inputs, past_key_values=cache)
@@ -379,7 +408,7 @@ def test_a_cache_that_is_dropped_by_a_thread_that_copies_does_not_wait_for_itsel
 def test_a_failed_forward_gives_its_room_back_at_once(tmp_path) -> None:
     model, inputs = sharpen(llama()), prompt(1)
     one = layer_bytes(model, 1, 52)
-    with vcsd.attach(model, residency="reactive", tiers=TierLimits(one, one, files=tmp_path, max_tokens=52)) as run:
+    with vcsd.attach(model, policy="reactive", tiers=TierLimits(one, one, files=tmp_path, max_tokens=52)) as run:
         cache, one_more = DynamicCache(), inputs["input_ids"][:, :1]
         model(**inputs, past_key_values=cache)
         hook = model.model.layers[2].register_forward_hook(lambda *_: 1 / 0)
@@ -400,7 +429,7 @@ def test_an_interrupt_ends_a_forward_and_the_next_one_is_right(tmp_path) -> None
     def interrupts(*_):
         raise KeyboardInterrupt
 
-    with vcsd.attach(model, residency="split", tiers=TierLimits(page_cache=0, files=tmp_path, max_tokens=52)):
+    with vcsd.attach(model, policy="split", tiers=TierLimits(page_cache=0, files=tmp_path, max_tokens=52)):
         hook = model.model.layers[1].self_attn.o_proj.register_forward_hook(interrupts)
         with pytest.raises(KeyboardInterrupt):
             model(**inputs)
@@ -411,7 +440,7 @@ def test_an_interrupt_ends_a_forward_and_the_next_one_is_right(tmp_path) -> None
 def test_a_cache_of_fixed_size_is_served(tmp_path) -> None:
     model, inputs = sharpen(llama()), prompt(2)
     tokens, _ = generate(model, inputs)
-    with vcsd.attach(model, residency="split", tiers=TierLimits(files=tmp_path, max_tokens=52)):
+    with vcsd.attach(model, policy="split", tiers=TierLimits(files=tmp_path, max_tokens=52)):
         assert torch.equal(generate(model, inputs, cache_implementation="static")[0], tokens)
 
 
@@ -420,12 +449,12 @@ def test_what_is_attached_or_has_no_weights_is_refused(tmp_path) -> None:
     with torch.device("meta"):
         nowhere = llama().eval()
     tiers = TierLimits(files=tmp_path)
-    with vcsd.attach(model, residency="split", tiers=tiers):
-        for given in ({"residency": "split", "tiers": tiers}, {}):
+    with vcsd.attach(model, policy="split", tiers=tiers):
+        for given in ({"policy": "split", "tiers": tiers}, {}):
             with pytest.raises(Unsupported, match="attached already, with K and V in tiers"):
                 vcsd.attach(model, **given).__enter__()
     with pytest.raises(Unsupported, match="meta device"):
-        vcsd.attach(nowhere, residency="split", tiers=tiers).__enter__()
+        vcsd.attach(nowhere, policy="split", tiers=tiers).__enter__()
 
 
 def exits(t: Iteration) -> None:
@@ -457,7 +486,7 @@ def clumsy(t: Iteration) -> None:
 def test_a_policy_that_does_what_no_policy_may_is_named(tmp_path, policy, reason) -> None:
     model, inputs = sharpen(llama()), prompt(1)
     with (
-        vcsd.attach(model, residency=policy, tiers=TierLimits(files=tmp_path)),
+        vcsd.attach(model, policy=policy, tiers=TierLimits(files=tmp_path)),
         pytest.raises(ValueError, match=reason),
     ):
         model(**inputs)
@@ -482,7 +511,7 @@ def test_a_device_frame_grows_in_steps_and_keeps_what_it_has() -> None:
 def test_auto_chooses_again_for_a_larger_batch(tmp_path) -> None:
     model = sharpen(llama())
     tiers = TierLimits(2 * layer_bytes(model, 8, 52), 4 * layer_bytes(model, 1, 52), 0, tmp_path, 52)
-    with vcsd.attach(model, residency="auto", tiers=tiers) as run:
+    with vcsd.attach(model, policy="auto", tiers=tiers) as run:
         for batch in (1, 8):
             inputs = prompt(batch)
             found = generate(model, inputs)[0]

@@ -1,4 +1,4 @@
-"""Drives as a tier among others: K and V of requests move there and back by ranges of tokens, or are attended."""
+"""Drives as a tier among others: requests' KV data moves there and back by ranges of tokens, or is attended there."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import numpy as np
 from csd_spec import DeviceError
 from csd_spec.arrays import F16, F32
 from host_driver.driver import Batch, Driver, MiniBatch
+from host_driver.kv_format import KVFormat
 from kv_cache.block_table import BlockKey
 
 ALL = slice(None)
 
 
-class DriveRows:
+class DriveTier:
     """A sequence for each block of a request; each layer of it is a frame.
 
-    Bytes of a token are its K and V, (2, H, d) float16. One thread at a time talks to the drives.
+    Bytes of a token are a row of the format. Drives store values with as many channels as keys have: they are padded
+    with zeros on their way to the drives, and cut on their way back. One thread at a time talks to the drives.
     """
 
-    def __init__(self, driver: Driver, max_tokens: int) -> None:
-        self.driver, self.max_tokens = driver, max_tokens
+    def __init__(self, driver: Driver, kv_format: KVFormat, max_tokens: int) -> None:
+        self.driver, self.format, self.max_tokens = driver, kv_format, max_tokens
         self.batches: dict[tuple[Hashable, int], Batch] = {}
         self.lock = threading.Lock()
         self._step: MiniBatch | None = None
@@ -58,7 +60,19 @@ class DriveRows:
             step.__exit__(None, None, None)
 
     def attend(self, requests: Sequence[Hashable], block: int, layer: int, q: F16, k: F16, v: F16) -> tuple[F16, F32]:
-        """Store a token of this block of each request and attend to it, as `Driver.attend` does."""
+        """Store a token of this block of each request and attend to it, as `Driver.attend` does.
+
+        Args:
+            requests: Requests, R of them.
+            block: Index of the block, the last one of each request.
+            layer: Layer.
+            q: Queries (R, q_heads, k_channels), as bits of the format's values.
+            k: Keys (R, kv_heads, k_channels), likewise.
+            v: Values (R, kv_heads, v_channels), likewise; with latent attention they are not looked at.
+
+        Returns:
+            Output (R, q_heads, v_channels), with latent attention k_channels; m and l of each head (R, q_heads, 2).
+        """
         assert self._step is not None, "outside of a step"
         with self.lock:
             batches = [self._batch(request, block) for request in requests]
@@ -67,20 +81,24 @@ class DriveRows:
             np.concatenate([batch.lengths for batch in batches]),
         )
         with self.lock:
-            found = self.driver.attend(together, ALL, self._step, layer, q, k, v)
+            out, sums = self.driver.attend(together, ALL, self._step, layer, q, k, self.padded(v))
         for batch, lengths in zip(batches, together.lengths, strict=True):
             batch.lengths[0] = lengths
-        return found
+        return (out if self.format.latent else out[..., : self.format.v_channels]), sums
+
+    def padded(self, v: F16) -> F16:
+        """Values (tokens, kv_heads, v_channels) with as many channels as drives store of them."""
+        if self.format.v_channels in (0, self.format.k_channels):
+            return v
+        return np.pad(v, ((0, 0), (0, 0), (0, self.format.k_channels - self.format.v_channels)))
 
 
 class DriveFrame:
     """A layer of a sequence in drives."""
 
-    def __init__(self, owner: DriveRows, batch: Batch, layer: int) -> None:
+    def __init__(self, owner: DriveTier, batch: Batch, layer: int) -> None:
         self._owner, self._batch, self._layer = owner, batch, layer
-        shape = owner.driver.shape
-        self._token = (2, shape.kv_heads, shape.head_dim)
-        self._row_bytes = 4 * shape.kv_heads * shape.head_dim
+        self._format, self._row_bytes = owner.format, owner.format.row_bytes
 
     def view(self, at: int, nbytes: int) -> None:
         return None
@@ -88,17 +106,18 @@ class DriveFrame:
     def load(self, at: int, into: memoryview) -> None:
         first, tokens = self._range(at, into)
         with self._owner.lock:
-            k, v = self._owner.driver.read(self._batch, ALL, self._layer, first, tokens)
-        np.stack([k, v], axis=1, out=np.frombuffer(into, np.float16).reshape(tokens, *self._token))
+            stored = self._owner.driver.read(self._batch, ALL, self._layer, first, tokens)
+        for target, rows in zip(self._format.split(np.frombuffer(into, np.float16)), stored, strict=True):
+            target[:] = rows[..., : target.shape[-1]]
 
     def store(self, at: int, data: memoryview) -> None:
         first, tokens = self._range(at, data)
-        rows = np.frombuffer(data, np.float16).reshape(tokens, *self._token)
+        k, v = self._format.split(np.frombuffer(data, np.float16))
         driver, lengths = self._owner.driver, np.array([tokens])
         with self._owner.lock:
             if first < self._batch.lengths[0, self._layer]:
                 driver.crop(self._batch, self._layer, np.array([first]))
-            driver.append(self._batch, ALL, self._layer, lengths, _loader(rows))
+            driver.append(self._batch, ALL, self._layer, lengths, _loader(k, self._owner.padded(v)))
             driver.settle()
 
     def trim(self, nbytes: int) -> None:
@@ -117,5 +136,5 @@ class DriveFrame:
         return first, tokens
 
 
-def _loader(rows: F16) -> Callable[[], tuple[F16, F16]]:
-    return lambda: (np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1]))
+def _loader(k: F16, v: F16) -> Callable[[], tuple[F16, F16]]:
+    return lambda: (np.ascontiguousarray(k), np.ascontiguousarray(v))

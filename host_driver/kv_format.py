@@ -1,0 +1,83 @@
+"""The bytes of a token's keys and values in one layer, which are the same at every tier: `KVFormat`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from csd_spec import Attention, ModelShape
+from csd_spec.codecs import Codec
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """Keys and values of a token in one layer: all keys by head, then all values by head, `row_bytes` bytes.
+
+    Attributes:
+        value_dtype: Type of a stored value.
+        kv_heads: KV heads; 1 with latent attention.
+        k_channels: Channels of a key; with latent attention those of the latent and of the rotary key.
+        v_channels: Channels of a value; 0 with latent attention.
+        latent: A token's value is a part of its key, and only the key is stored.
+        kept: Codec by which new values are rounded, if drives round them; None if they store them as they are.
+    """
+
+    value_dtype: torch.dtype
+    kv_heads: int
+    k_channels: int
+    v_channels: int
+    latent: bool = False
+    kept: Codec | None = None
+
+    @classmethod
+    def of(cls, shape: ModelShape, dtype: torch.dtype, attention: Attention | None = None) -> KVFormat:
+        """The format of a model's keys and values.
+
+        Args:
+            shape: The model's attention.
+            dtype: Type that the model computes in; values have it if no drive stores them.
+            attention: Attention in drives, with the layout that stores them; None without drives.
+        """
+        v_channels = 0 if shape.latent else shape.v_head_dim or shape.head_dim
+        kept = None
+        if attention is not None:
+            codec = attention.kv_layout.rows
+            dtype = torch.bfloat16 if codec.value == "bf16" else torch.float16
+            kept = None if codec.exact else codec
+        return cls(dtype, shape.kv_heads, shape.head_dim, v_channels, shape.latent, kept)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token in a layer."""
+        return self.kv_heads * (self.k_channels + self.v_channels) * self.value_dtype.itemsize
+
+    def split(self, rows: Any) -> tuple[Any, Any]:
+        """Keys (tokens, kv_heads, k_channels) and values (tokens, kv_heads, v_channels) of rows, as views.
+
+        Args:
+            rows: Tensor or array of values, its size a multiple of a row's.
+        """
+        k_values = self.kv_heads * self.k_channels
+        rows = rows.reshape(-1, k_values + self.kv_heads * self.v_channels)
+        k = rows[:, :k_values].reshape(len(rows), self.kv_heads, self.k_channels)
+        return k, rows[:, k_values:].reshape(len(rows), self.kv_heads, self.v_channels)
+
+    def rounded(self, states: torch.Tensor) -> torch.Tensor:
+        """Queries, keys or values (..., channels) as they are stored; raises ValueError beyond FP16's range."""
+        found = states.to(self.value_dtype)
+        if self.value_dtype is torch.float16 and states.dtype is not torch.float16 and not found.isfinite().all():
+            largest = float(states.abs().max())
+            raise ValueError(f"q, K or V has {largest:,.0f}, beyond FP16's 65,504: use storage='bf16'")
+        return found
+
+    def stored(self, states: torch.Tensor) -> torch.Tensor:
+        """New keys or values (..., channels) as every tier keeps them; raises ValueError beyond FP16's range."""
+        found = self.rounded(states)
+        if self.kept is None:
+            return found
+        bits = found.contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
+        again = self.kept.decode(self.kept.encode(bits), bits.shape[-1])
+        return torch.from_numpy(again.view(np.int16)).view(self.value_dtype).to(found.device)

@@ -1,0 +1,176 @@
+"""Models of all formats of KV data in a server with several requests: tokens of each request as alone.
+
+partner of: vcsd/serving.py, host_driver/drive_tier.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import MiniCPM3Config, MiniCPM3ForCausalLM, PreTrainedModel
+
+import vcsd
+from csd_link.driveset import DriveSet
+from csd_spec import Attention
+from kv_cache import CSD, DEVICE, DIRECT, HOST
+from kv_cache.limits import TierLimits
+from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
+from tests.host_driver.hf.test_cache import VOCABULARY, llama, qwen3, sharpen
+from tests.host_driver.hf.test_latent import deepseek_v2, deepseek_v3
+from tests.host_driver.hf.test_layers import gemma3, mimo
+from vcsd.serving import Serving, serve
+
+NEW, LONGEST = 14, 72
+TIERS = (DEVICE,), (CSD,), (HOST,), (DIRECT,)
+
+
+class Moving(Policy):
+    """Each layer of each request is in another tier in each iteration."""
+
+    tiers = (CSD,)
+
+    def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
+        def placed(number: int) -> tuple[tuple[str, ...], ...]:
+            return tuple(TIERS[(number + layer + s.step) % len(TIERS)] for layer in range(s.cost.layers))
+
+        return s.prefill() or s.output(s.sequences, [placed(each.number) for each in s.sequences])
+
+
+def minicpm3() -> PreTrainedModel:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 16}
+    channels = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 24, "max_position_embeddings": 512}
+    return MiniCPM3ForCausalLM(MiniCPM3Config(**sizes, **heads, **channels))
+
+
+def bf16(make: Callable[[], PreTrainedModel]) -> Callable[[], PreTrainedModel]:
+    return lambda: make().to(torch.bfloat16)
+
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama, bf16": bf16(llama),
+    "qwen3, bf16": bf16(qwen3),
+    "gemma3, bf16": bf16(gemma3),
+    "deepseek-v2": deepseek_v2,
+    "deepseek-v3": deepseek_v3,
+    "deepseek-v3, bf16": bf16(deepseek_v3),
+    "minicpm3": minicpm3,
+    "minicpm3, bf16": bf16(minicpm3),
+    "mimo": mimo,
+    "mimo, bf16": bf16(mimo),
+}
+
+
+def made(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        model: PreTrainedModel = sharpen(MODELS[name]())
+        return model
+
+
+def prompts(count: int = 6) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(1, VOCABULARY, (4 + 9 * i,), generator=draw).tolist() for i in range(count)]
+
+
+def setting(policy: object, folder: Path, drives: int = 2, **more: object) -> Serving:
+    tiers = TierLimits(device=1 << 20, host=1 << 20, files=folder)
+    given = {"policy": policy, "tiers": tiers, "drives": DriveSet(count=drives) if drives else (), "slots": 6}
+    return Serving(**given | {"max_tokens": LONGEST} | more)  # type: ignore[arg-type]
+
+
+def alone(model: PreTrainedModel, asked: Serving) -> list[list[int]]:
+    """Tokens of each request while no other is served."""
+    with serve(model, asked, background=False) as server:
+        return [server.submit(prompt, NEW).result() for prompt in prompts()]
+
+
+def generated(model: PreTrainedModel) -> list[list[int]]:
+    """Tokens of the model's own greedy `generate`, one request at a time."""
+    options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    return [model.generate(torch.tensor([each]), **options)[0, len(each) :].tolist() for each in prompts()]
+
+
+def together(model: PreTrainedModel, asked: Serving) -> tuple[list[list[int]], dict[str, int]]:
+    """Tokens of each request with all others, and bytes by route."""
+    with serve(model, asked, background=False) as server:
+        streams = [server.submit(prompt, NEW) for prompt in prompts()]
+        server.run()
+        assert {stream.ended for stream in streams} == {"length"}
+        assert not server.kv.requests() and not (server.kv.drives and server.kv.drives.batches)
+        return [stream.tokens for stream in streams], dict(server.kv.real.moved)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_serve_all_tiers_at_once_tokens_as_alone(tmp_path, name) -> None:
+    """Every layer moves between device, host, direct and drives while six requests decode."""
+    model = made(name)
+    tokens, moved = together(model, setting(Moving(), tmp_path))
+    assert tokens == alone(model, setting("in-storage", tmp_path))
+    for other in (CSD, HOST, DIRECT):
+        assert moved[f"{DEVICE}>{other}"] and moved[f"{other}>{DEVICE}"]
+
+
+@pytest.mark.parametrize("name", ["llama, bf16", "deepseek-v2", "minicpm3", "mimo"])
+@pytest.mark.parametrize("policy", ["ours", "in-storage", "in-two-places", "orbitflow"])
+def test_serve_policies_with_drives_tokens_as_alone(tmp_path, name, policy) -> None:
+    """A BF16 model computes a prompt in pieces a little differently, by its own attention too: it gets no pieces."""
+    model, asked = made(name), setting(policy, tmp_path, chunk=0 if "bf16" in name else 5)
+    assert together(model, asked)[0] == alone(model, asked)
+
+
+@pytest.mark.parametrize(("name", "policy"), [*zip(MODELS, cycle(["orbitflow", "tierkv", "reactive"]), strict=False)])
+def test_serve_without_drives_tokens_as_generate(tmp_path, name, policy) -> None:
+    model = made(name)
+    assert together(model, setting(policy, tmp_path, drives=0, slice_tokens=4))[0] == generated(model)
+
+
+@pytest.mark.parametrize("name", ["llama, bf16", "mimo"])
+def test_serve_rounded_storage_tokens_as_alone(tmp_path, name) -> None:
+    """FP8: values are rounded when they are new, so it does not matter where they have been since."""
+    model, fp8 = made(name), Attention.named("dense", storage="fp8")
+    wanted = alone(model, setting("in-storage", tmp_path, attention=fp8))
+    assert together(model, setting(Moving(), tmp_path, attention=fp8))[0] == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "row_bytes", "dtype"),
+    [
+        ("llama, bf16", 2 * 2 * 16 * 2, torch.bfloat16),
+        ("deepseek-v3", (512 + 64) * 2, torch.float16),
+        ("mimo", 2 * (16 + 8) * 2, torch.float16),
+    ],
+)
+def test_serve_format_same_bytes_at_every_tier(tmp_path, name, row_bytes, dtype) -> None:
+    with serve(made(name), setting(Moving(), tmp_path), background=False) as server:
+        assert server.kv.format.row_bytes == server.kv.row_bytes == row_bytes
+        assert server.kv.format.value_dtype is dtype and server.kv.drives.format is server.kv.format
+        server.submit(prompts()[2], NEW)
+        while not server.kv.real.moved["device>csd"]:
+            assert server.step()
+        table = server.kv.runner.table
+        assert {entry.row_bytes for entry in table.entries.values()} == {row_bytes}
+
+
+def test_serve_beyond_fp16_ends_request_with_reason(tmp_path) -> None:
+    model = made("minicpm3")
+    with torch.inference_mode():
+        model.model.layers[1].self_attn.kv_a_layernorm.weight.fill_(1e6)
+    with serve(model, setting(Moving(), tmp_path), background=False) as server:
+        stream = server.submit([1, 2, 3], 4)
+        server.run()
+    assert stream.ended == "failed"
+    with pytest.raises(ValueError, match="beyond FP16's 65,504: use storage='bf16'"):
+        stream.result()
+
+
+def test_serve_layout_that_cannot_store_the_model_is_refused(tmp_path) -> None:
+    int8 = setting("in-storage", tmp_path, attention=Attention.named("dense", layout="int8"))
+    with pytest.raises(ValueError, match="V is a part of K in this model"), serve(made("minicpm3"), int8):
+        pass
+    with pytest.raises(vcsd.Unsupported, match="serves already"), serve(model := made("mimo")), serve(model):
+        pass
