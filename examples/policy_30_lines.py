@@ -1,8 +1,8 @@
 """A policy of one's own: half of the layers stay on the device, the others come from host memory one layer ahead.
 
-vcsd eval policies --policy examples/policy_30_lines.py:half     # modelled time
-vcsd run --policy examples/policy_30_lines.py:half               # real bytes under a real model
-vcsd serve --policy examples/policy_30_lines.py:half             # several requests at once
+Modelled time:          vcsd eval policies --policy examples/policy_30_lines.py:half
+Real bytes:             vcsd run --policy examples/policy_30_lines.py:half
+Several requests:       vcsd.serve(model, Serving(policy="examples/policy_30_lines.py:half"))
 """
 
 from kv_cache import DEVICE, HOST, Iteration, Policy

@@ -1,0 +1,79 @@
+"""Examples: one policy decides the same in modelled time, with real bytes under a model, and in a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+import vcsd
+from eval.serving.policies import Given, experiment
+from kv_cache import Trace
+from kv_cache.cost import CostModel, ServingCost
+from kv_cache.limits import TierLimits
+from kv_cache.policies import policy_of
+from kv_cache.simulation import engine_for
+from kv_cache.trace import Request
+from kv_cache.transfer.engine import IterationRecord
+from tests.host_driver.hf.test_cache import llama, sharpen
+from vcsd.serving import Serving, serve
+from vcsd.tiered import TierSetting
+
+FILE = Path("examples/policy_30_lines.py")
+POLICY = f"{FILE}:half"
+PROMPT, NEW = [3, 1, 4, 1, 5, 9, 2, 6], 6
+Decision = tuple[str, int, str, str]
+
+
+def decisions(recorded: Sequence[IterationRecord]) -> list[tuple[list[int], list[Decision]]]:
+    """New tokens of each iteration, and what was done: act, layer, source, target. K and V may move together or apart."""
+    found = []
+    for each in recorded:
+        acts = [(act.kind, act.block.layer if act.block else act.layer, act.source, act.tier) for act in each.acts]
+        if each.new:
+            found.append((list(each.new.values()), list(dict.fromkeys(acts))))
+    return found
+
+
+def test_a_policy_decides_the_same_in_modelled_time_with_bytes_and_in_a_server(tmp_path: Path) -> None:
+    assert len(FILE.read_text().splitlines()) <= 30
+    with torch.inference_mode():
+        model = sharpen(llama()).eval()
+    layers, ids = model.config.num_hidden_layers, torch.tensor([PROMPT])
+    options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    expected = model.generate(ids, **options, output_logits=True, return_dict_in_generate=True)
+
+    with TierSetting(policy=POLICY, tiers=TierLimits(files=tmp_path), record=True).attached(model) as run:
+        with_bytes = model.generate(ids, **options, output_logits=True, return_dict_in_generate=True)
+        run.kv.real.settle()
+        moved, real = dict(run.kv.real.moved), decisions(run.kv.runner.recorded or [])
+        assert run.kv.modelled_bytes() == moved and len(moved) == 2  # replayed in modelled time
+    assert torch.equal(with_bytes.sequences, expected.sequences)
+    assert all(torch.equal(a, b) for a, b in zip(with_bytes.logits, expected.logits, strict=True))
+
+    with serve(model, Serving(policy=POLICY, tiers=TierLimits(files=tmp_path)), background=False) as server:
+        server.kv.runner.recorded = []
+        assert server.submit(PROMPT, NEW).result() == expected.sequences[0, len(PROMPT) :].tolist()
+        served = decisions(server.kv.runner.recorded)
+
+    compute = CostModel.fitted(layers, step_s=0.01, token_s=1e-6, prefill_tokens_per_s=1e4)
+    cost = ServingCost(name="small", compute=compute, fetch_s=1e-4, fetch_token_s=1e-5, room_blocks=100)
+    request = Request(number=0, arrival=0.0, input_tokens=len(PROMPT), output_tokens=NEW)
+    engine = engine_for(Trace(name="one", requests=[request]), cost, policy_of(POLICY), 1.0)
+    assert engine.events is not None
+    engine.events.runner.recorded = []
+    engine.run()
+    modelled = decisions(engine.events.runner.recorded)
+
+    assert real == served == modelled and len(real) == NEW
+    assert ("copy", layers - 1, "host", "device") in real[-1][1] and ("drop", 0, "", "device") not in real[-1][1]
+
+
+def test_the_commands_of_the_example_take_it() -> None:
+    (row,) = experiment(Given(policy=POLICY, requests=2)).result["rows"]
+    assert row["timed_by"] == {"events": sum(row["timed_by"].values())} and set(row["route_bytes"]) == {
+        "host>device",
+        "device>host",
+    }
+    assert vcsd.attach(llama(), policy=POLICY) is not None
