@@ -281,6 +281,7 @@ class Server:
             return output.tiers(number, self._layers, self._engine.policy.first_block)[layer]
 
         try:
+            self.kv.runner.memory["buffers"] = output.buffers
             logits = self._rows.forward(given, homes)
         except BaseException as error:  # whatever it is, others are served on
             for stream in streams:
