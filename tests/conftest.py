@@ -23,6 +23,7 @@ from nvmevirt_config.guest import QEMU, find_kernel
 from tests.properties import RANDOM, RANDOM_EXAMPLES
 from vcsd.models import find_model
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in `vcsd run`; PyTorch reads it when it is imported
 LONGEST = 10  # tests that the account of durations lists
 PHASES = "setup", "call", "teardown"
 collect_ignore = ["real"]  # only when named: ./dev test --real

@@ -27,7 +27,7 @@ Decision = tuple[str, int, str, str]
 
 
 def decisions(recorded: Sequence[IterationRecord]) -> list[tuple[list[int], list[Decision]]]:
-    """New tokens of each iteration, and what was done: act, layer, source, target. K and V may move together or apart."""
+    """New tokens of each iteration, and what was done: act, layer, source, target. K and V may move together."""
     found = []
     for each in recorded:
         acts = [(act.kind, act.block.layer if act.block else act.layer, act.source, act.tier) for act in each.acts]

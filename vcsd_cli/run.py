@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -184,6 +185,7 @@ def run(
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of PyTorch that spin take the cores of all others
     prompt = text.read()
     tiers = tiers.renamed()
     in_tiers = tiers.value()
