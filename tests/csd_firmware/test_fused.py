@@ -1,11 +1,11 @@
-"""Steps that go the short way, and what sends them the general one: beside a firmware that keeps nothing."""
+"""Steps that are one compiled call, and those left to their method: alongside a firmware that drops its plans."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from csd_firmware import Firmware, short
+from csd_firmware import Firmware, fused
 from csd_firmware.check import NO_LIMIT
 from csd_io.folder import DiskFolder
 from csd_io.medium import Medium
@@ -19,15 +19,15 @@ BEGUN = 5  # tokens of each sequence: its group is begun, and far from full
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Steps that were taken the short way, of all firmwares."""
-    steps, take = [], short.ShortStep.take
+    """Steps of the firmware with plans that were one compiled call."""
+    steps, run = [], fused.FusedStep.run
 
     def counted(self, command):
-        data = take(self, command)
+        data = run(self, command)
         steps.extend([command] * (data is not None))
         return data
 
-    monkeypatch.setattr(short.ShortStep, "take", counted)
+    monkeypatch.setattr(fused.FusedStep, "run", counted)
     return steps
 
 
@@ -54,7 +54,7 @@ def test_steps_are_short_until_a_group_is_full(small_drive, taken):
     per_group = min(each.per_group for each in twins.both[0].ftl.sequences[seqs[0]].maps.values())
     for _ in range(per_group):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
-    assert len(taken) == per_group - 3  # not the first, not the one that fills the group, not the one behind it
+    assert len(taken) == per_group - 2  # not the one that fills the group, not the one that begins the next
     twins.equal()
 
 
@@ -62,7 +62,7 @@ def test_steps_of_bf16_are_short_too(small_drive, taken):
     twins, seqs = twins_of(small_drive, bits=LAYOUTS["bf16"].code)
     for _ in range(4):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
-    assert len(taken) == 3
+    assert len(taken) == 4
     infinite = np.uint16(0x7F80).view(np.float16)
     assert twins.do(WRONG["infinity in K"](step_of(twins, seqs))).status is Status.SUCCESS, "FP16's is a BF16"
     twins.lengths = {handle: [length + 1, *rest] for handle, (length, *rest) in twins.lengths.items()}
@@ -75,7 +75,7 @@ def test_steps_of_other_methods_are_not(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     for method in ("sparf", "dense", "sparf", "dense", "dense"):
         assert twins.attend(seqs, 0, method).status is Status.SUCCESS
-    assert len(taken) == 2
+    assert [command.method for command in taken] == ["dense"] * 3
     twins.equal()
 
 
@@ -111,10 +111,10 @@ def test_what_is_off_is_refused_as_ever_and_leaves_nothing(small_drive, taken, w
     twins, seqs = twins_of(small_drive)
     for _ in range(2):
         twins.attend(seqs, 0, "dense")
-    assert len(taken) == 1
+    assert len(taken) == 2
     done = twins.do(WRONG[what](step_of(twins, seqs)))
-    assert done.status is Status.INVALID_FIELD and len(taken) == 1
-    assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS and len(taken) == 2
+    assert done.status is Status.INVALID_FIELD and len(taken) == 2
+    assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS and len(taken) == 3
     twins.do(KvRead(seqs, 0))
 
 
@@ -144,14 +144,14 @@ def test_a_worn_out_drive_is_read_only_to_them(small_drive, taken):
         twins.attend(seqs, 0, "dense")
     for firmware in twins.both:
         firmware.ftl.nand.bad_blocks = small_drive.geometry.blocks
-    assert twins.attend(seqs, 0, "dense").status is Status.READ_ONLY and len(taken) == 1
+    assert twins.attend(seqs, 0, "dense").status is Status.READ_ONLY and len(taken) == 2
 
 
 def test_a_sequence_that_others_add_to_is_attended_as_it_is(small_drive, taken):
     twins, seqs = twins_of(small_drive, count=3)
     for some in (seqs, seqs[:1], seqs[1:], seqs, seqs[:1], seqs[1:], seqs):
         assert twins.attend(some, 0, "dense").status is Status.SUCCESS
-    assert len(taken) == 4
+    assert len(taken) == 7
     twins.equal()
 
 
@@ -178,7 +178,7 @@ def test_pages_in_files_are_read_the_general_way(small_drive, taken, tmp_path):
         command = Attend(seqs, 0, q, rows[:1], rows[:1], "dense", 4, count, count)
         outs = [each.step(command, 0).data[0] for each in (firmware, beside)]
         np.testing.assert_array_equal(*outs)
-    assert len(taken) == 2, "those of the drive beside it"
+    assert len(taken) == 3, "those of the drive beside it"
     nand.held.close()
 
 
@@ -191,7 +191,7 @@ def test_layers_keep_their_own(small_drive, taken):
     for _ in range(4):
         for layer in range(LAYERS):
             assert twins.attend(seqs, layer, "dense").status is Status.SUCCESS
-    assert len(taken) == 2 * 3
+    assert len(taken) == 2 * 4
     twins.equal()
 
 
@@ -199,9 +199,9 @@ def test_arrays_that_cannot_be_written_are_no_new_kind(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     for _ in range(2):
         twins.attend(seqs, 0, "dense")
-    known = list(short._step.signatures)
+    known = list(fused._step.signatures)
     command = step_of(twins, seqs)
     for array in (command.q, command.k, command.v, command.top_k, command.recent):
         array.setflags(write=False)
     assert twins.do(command).status is Status.SUCCESS
-    assert len(taken) == 2 and short._step.signatures == known
+    assert len(taken) == 3 and fused._step.signatures == known
