@@ -66,7 +66,7 @@ def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
 def _run(fused: FusedStep | None, state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
     """Store the new token and attend over all. It waits in DRAM; if it completes a group, that is programmed in the
     background."""
-    if fused and (data := fused.run(command)):
+    if fused and (data := fused.run(state, command)):
         SCHEDULES[state.spec.engine.schedule](fused.work, state.units, watch)
         return Completion(status=Status.SUCCESS, data=data, flash=fused.flash)
     _check_values(state, command)

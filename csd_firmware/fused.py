@@ -27,7 +27,7 @@ _NO_NUMBERS: Any = SimpleNamespace(attend=lambda view, q, *rest: (q, q[..., :1])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _step(  # type: ignore[no-untyped-def]
+def _store_and_attend(  # type: ignore[no-untyped-def]
     q, k, v, top_k, recent, stored, waiting, bf16, counts, tokens, places, sums, out, rows
 ):
     """Store a token of each sequence and attend over all; False if a value is refused.
@@ -57,8 +57,7 @@ class FusedStep:
     """
 
     def __init__(self, state: DriveState, plan: DecodePlan, command: Attend) -> None:
-        view = plan.view()
-        self.state, self.plan, self.seqs, self.layer = state, plan, command.seqs, command.layer
+        self.plan, view = plan, plan.view()
         tokens, place = alike(view.seq_lens.size, max(end for _, end in plan.bounds)), place_of(view)
         places = place, view.k_slots, view.v_slots, np.uint64(view.layout.n)
         waiting = plan.banks[1], *plan.laid_groups
@@ -68,22 +67,22 @@ class FusedStep:
         dense(step := Step(view, state.ftl, queries, arithmetic=_NO_NUMBERS))
         self.work, self.flash = step.work, flash_read(*(item.plan for item in step.work if isinstance(item, Read)))
 
-    def run(self, command: Attend) -> Data | None:
+    def run(self, state: DriveState, command: Attend) -> Data | None:
         """Carry out a command that the plan accepts; None if it is declined, and nothing has changed."""
-        state, plan = self.state, self.plan
         if not state.ftl.placement.alive:
             return None
-        stored, sums = np.array(plan.stored()), state.sums(self.seqs, self.layer)
+        plan, seqs = self.plan, command.seqs
+        stored, sums = np.array(plan.stored()), state.sums(seqs, plan.layer)
         out, rows = np.empty(command.q.shape, np.float16), np.empty((*command.q.shape[:3], 2), np.float32)
         # copies of read-only and unaligned arrays, for which the call would be compiled again
         given = [each if each.flags.behaved else each.copy() for each in (command.q, command.k, command.v)]
         asked = [each if each.flags.behaved else each.copy() for each in (command.top_k, command.recent)]
         q, k, v, bits = (each.view(np.uint16) for each in (*given, out))
-        if not _step(q, k, v, *asked, stored, *self.planned, sums, bits, rows):
+        if not _store_and_attend(q, k, v, *asked, stored, *self.planned, sums, bits, rows):
             return None
         plan.count_token()
-        state.ftl.kv.changes.dirty.update(self.seqs)
-        state.set_sums(self.seqs, self.layer, sums)
+        state.ftl.kv.changes.dirty.update(seqs)
+        state.set_sums(seqs, plan.layer, sums)
         return out, rows
 
 

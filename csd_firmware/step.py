@@ -160,8 +160,7 @@ class Firmware:
 
         Values of a decode step whose plan accepts the rest are checked when it runs.
         """
-        run = planned_run(self.state, command, max_bytes)
-        if run:
+        if run := planned_run(self.state, command, max_bytes):
             return VERBS[Attend], run
         verb = check(self.state, command, max_bytes)
         check_quota(self.state, verb, command, tenant)

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from csd_spec import Attend, KvView
 from csd_spec.arrays import F16, I64, U16, U32
@@ -48,13 +47,12 @@ class DecodePlan:
 
     def accepts(self, command: Attend, max_bytes: int) -> bool:
         """Whether a command, but for its values, is like the one that was checked, and its token is in bounds."""
-        same = self.run is not None and _form(command) == self._form
-        return same and self._reply_bytes <= max_bytes and self.in_bounds()
+        form = _form(command)
+        return form == self._form != [] and self._reply_bytes <= max_bytes and self.in_bounds()
 
     def stored(self) -> list[int]:
         """Tokens of each sequence."""
-        layer = self.layer
-        return [int(lengths[layer]) for lengths in self.lengths]
+        return [lengths.item(self.layer) for lengths in self.lengths]
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
@@ -69,8 +67,10 @@ class DecodePlan:
 
     def in_bounds(self) -> bool:
         """Whether one more token of each sequence only joins groups that wait."""
-        known = zip(self.lengths, self.bounds, strict=True)
-        return all(low <= lengths[self.layer] < end for lengths, (low, end) in known)
+        for lengths, (low, end) in zip(self.lengths, self.bounds, strict=True):
+            if not low <= lengths.item(self.layer) < end:
+                return False
+        return True
 
     @cached_property
     def _waiting(self) -> list[tuple[int, GroupMap]]:
@@ -136,8 +136,8 @@ class DecodePlan:
 
 
 def _form(command: Attend) -> list[Any]:
-    """All of a command but its values and its sequences; empty if one of its arrays is not an array."""
-    arrays: list[NDArray[Any]] = [command.q, command.k, command.v, command.top_k, command.recent]
+    """All of a command but its values and its sequences; empty if one of its arrays is not just an array."""
+    arrays: list[Any] = [command.q, command.k, command.v, command.top_k, command.recent]
     if command.terms is not None:
         arrays.append(command.terms)
     if set(map(type, arrays)) != {np.ndarray}:

@@ -22,8 +22,8 @@ def taken(monkeypatch):
     """Steps of the firmware with plans that were one compiled call."""
     steps, run = [], fused.FusedStep.run
 
-    def counted(self, command):
-        data = run(self, command)
+    def counted(self, state, command):
+        data = run(self, state, command)
         steps.extend([command] * (data is not None))
         return data
 
@@ -199,9 +199,9 @@ def test_arrays_that_cannot_be_written_are_no_new_kind(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     for _ in range(2):
         twins.attend(seqs, 0, "dense")
-    known = list(fused._step.signatures)
+    known = list(fused._store_and_attend.signatures)
     command = step_of(twins, seqs)
     for array in (command.q, command.k, command.v, command.top_k, command.recent):
         array.setflags(write=False)
     assert twins.do(command).status is Status.SUCCESS
-    assert len(taken) == 3 and fused._step.signatures == known
+    assert len(taken) == 3 and fused._store_and_attend.signatures == known

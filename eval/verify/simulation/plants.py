@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from csd_firmware.fused import FusedStep
+from csd_firmware.state import DriveState
 from csd_link.wire import encode_completion
 from csd_spec import Attend
 from ftl.kv.owners import Owners
@@ -69,10 +70,10 @@ def fused_not_recorded() -> AbstractContextManager[Any]:
     """The journal does not record a decode step that is one compiled call."""
     original = FusedStep.run
 
-    def run(self: FusedStep, command: Attend) -> Any:
-        dirty = self.state.ftl.kv.changes.dirty
+    def run(self: FusedStep, state: DriveState, command: Attend) -> Any:
+        dirty = state.ftl.kv.changes.dirty
         before = set(dirty)
-        data = original(self, command)
+        data = original(self, state, command)
         dirty.intersection_update(before)
         return data
 

@@ -99,6 +99,18 @@ def test_a_plan_accepts_only_the_form_that_was_checked_and_while_in_bounds(small
     assert not plan.accepts(good, 100)
 
 
+class Subclass(np.ndarray):
+    """An array that may not be only that."""
+
+
+def test_arrays_of_a_subclass_are_never_accepted(small_drive):
+    ftl, handles, rows = decoding(small_drive)
+    plan, good = ftl.kv.plan(handles, 0), command_of(handles, rows)
+    plan.keep(replace(good, q=good.q.view(Subclass)), lambda: None, 100)
+    for other in (good, replace(good, q=good.q.view(Subclass)), replace(good, q=good.q.tolist())):
+        assert not plan.accepts(other, 100)
+
+
 def test_two_batches_of_an_epoch_add_to_the_same_sequence(small_drive):
     ftl, handles, rows = decoding(small_drive)
     both, one = ftl.kv.plan(handles, 0), ftl.kv.plan(handles[1:], 0)
