@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from csd_firmware import Firmware, fused
+from csd_firmware import Firmware, attend, fused
 from csd_firmware.check import NO_LIMIT
 from csd_io.folder import DiskFolder
 from csd_io.medium import Medium
@@ -49,7 +49,7 @@ def step_of(twins, seqs, **fields):
     return replace(good, **fields)
 
 
-def test_steps_are_short_until_a_group_is_full(small_drive, taken):
+def test_steps_are_fused_until_a_group_is_full(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     per_group = min(each.per_group for each in twins.both[0].ftl.sequences[seqs[0]].maps.values())
     for _ in range(per_group):
@@ -58,7 +58,7 @@ def test_steps_are_short_until_a_group_is_full(small_drive, taken):
     twins.equal()
 
 
-def test_steps_of_bf16_are_short_too(small_drive, taken):
+def test_steps_of_bf16_are_fused_too(small_drive, taken):
     twins, seqs = twins_of(small_drive, bits=LAYOUTS["bf16"].code)
     for _ in range(4):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
@@ -118,6 +118,26 @@ def test_what_is_off_is_refused_as_ever_and_leaves_nothing(small_drive, taken, w
     twins.do(KvRead(seqs, 0))
 
 
+@pytest.mark.parametrize("what", WRONG)
+def test_values_are_checked_for_other_methods_too(small_drive, taken, what):
+    twins, seqs = twins_of(small_drive)
+    for _ in range(2):
+        assert twins.attend(seqs, 0, "sparf").status is Status.SUCCESS
+    assert twins.do(WRONG[what](step_of(twins, seqs, method="sparf"))).status is Status.INVALID_FIELD
+    assert twins.attend(seqs, 0, "sparf").status is Status.SUCCESS and not taken
+    twins.do(KvRead(seqs, 0))
+
+
+def test_a_plan_is_built_once_an_epoch(small_drive, monkeypatch):
+    built, build = [], attend.fused_step
+    monkeypatch.setattr(attend, "fused_step", lambda *given: built.append(given) or build(*given))
+    twins, seqs = twins_of(small_drive)
+    for method in ("dense", "dense", "sparf", "sparf"):
+        twins.both[0].step(step_of(twins, seqs, method=method), 0)
+        twins.lengths = {handle: [length + 1, *rest] for handle, (length, *rest) in twins.lengths.items()}
+    assert [command.method for _, _, command in built] == ["dense", "sparf"]
+
+
 def test_more_bytes_than_a_window_holds_are_refused(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     for _ in range(2):
@@ -127,7 +147,7 @@ def test_more_bytes_than_a_window_holds_are_refused(small_drive, taken):
     assert firmware.step(step_of(twins, seqs), 0, max_bytes=nbytes - 1).status is Status.INVALID_FIELD
 
 
-def test_terms_go_the_general_way(small_drive, taken):
+def test_terms_are_left_to_the_method(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     terms = np.tile(np.array([0.25, 30, 1, 0], np.float32), (H, G, 1))
     for _ in range(3):
@@ -155,14 +175,14 @@ def test_a_sequence_that_others_add_to_is_attended_as_it_is(small_drive, taken):
     twins.equal()
 
 
-def test_where_bits_flip_every_page_is_read_the_general_way(small_drive, taken):
+def test_pages_whose_bits_flip_are_read_by_the_method(small_drive, taken):
     twins, seqs = twins_of(small_drive, faults=FaultPlan(raw_bit_errors=1e-6))
     for _ in range(3):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
     assert not taken
 
 
-def test_pages_in_files_are_read_the_general_way(small_drive, taken, tmp_path):
+def test_pages_in_files_are_read_by_the_method(small_drive, taken, tmp_path):
     """Their place in memory holds them only until the next command."""
     drive = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=4096))
     NandFiles.make(folder := DiskFolder(tmp_path), drive.geometry)
