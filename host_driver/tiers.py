@@ -163,7 +163,12 @@ class TieredKv:
         held = stores(tiers, self.device, self.files)
         self.real = RealTransfers(held, self._capacity, self._policy_thread.attends, bounce_of(self.device))
         self.runner = IterationRunner(
-            self.machine, range(layers), policy.layers, self.real, final_tokens=max_tokens, recorded=[] if record else None
+            self.machine,
+            range(layers),
+            policy.layers,
+            self.real,
+            final_tokens=max_tokens,
+            recorded=[] if record else None,
         )
 
     @contextmanager
