@@ -74,11 +74,11 @@ class FusedStep:
         plan, seqs = self.plan, command.seqs
         stored, sums = np.array(plan.stored()), state.sums(seqs, plan.layer)
         out, rows = np.empty(command.q.shape, np.float16), np.empty((*command.q.shape[:3], 2), np.float32)
+        given: Any = command.q, command.k, command.v, command.top_k, command.recent
         # copies of read-only and unaligned arrays, for which the call would be compiled again
-        given = [each if each.flags.behaved else each.copy() for each in (command.q, command.k, command.v)]
-        asked = [each if each.flags.behaved else each.copy() for each in (command.top_k, command.recent)]
-        q, k, v, bits = (each.view(np.uint16) for each in (*given, out))
-        if not _store_and_attend(q, k, v, *asked, stored, *self.planned, sums, bits, rows):
+        q, k, v, top_k, recent = [each if each.flags.behaved else each.copy() for each in given]
+        q, k, v, bits = [each.view(np.uint16) for each in (q, k, v, out)]
+        if not _store_and_attend(q, k, v, top_k, recent, stored, *self.planned, sums, bits, rows):
             return None
         plan.count_token()
         state.ftl.kv.changes.dirty.update(seqs)

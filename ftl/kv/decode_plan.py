@@ -137,9 +137,9 @@ class DecodePlan:
 
 def _form(command: Attend) -> list[Any]:
     """All of a command but its values and its sequences; empty if one of its arrays is not just an array."""
-    arrays: list[Any] = [command.q, command.k, command.v, command.top_k, command.recent]
-    if command.terms is not None:
-        arrays.append(command.terms)
-    if set(map(type, arrays)) != {np.ndarray}:
-        return []
-    return [command.method, command.r, *[(each.dtype, each.shape, each.strides) for each in arrays]]
+    form, terms = list[Any]((command.method, command.r)), () if command.terms is None else (command.terms,)
+    for each in (command.q, command.k, command.v, command.top_k, command.recent, *terms):
+        if type(each) is not np.ndarray:
+            return []
+        form += each.dtype, each.shape, each.strides
+    return form
