@@ -136,8 +136,9 @@ class DecodePlan:
 
 
 def _form(command: Attend) -> list[Any]:
-    """All of a command but its values and its sequences; empty if one of its arrays is not just an array."""
-    form, terms = list[Any]((command.method, command.r)), () if command.terms is None else (command.terms,)
+    """All of a command but its values and the numbers of its sequences; empty if an array is not just an array."""
+    typed = command.layer, command.r, command.method, *command.seqs
+    form, terms = [*map(type, typed), *typed[1:3]], () if command.terms is None else (command.terms,)
     for each in (command.q, command.k, command.v, command.top_k, command.recent, *terms):
         if type(each) is not np.ndarray:
             return []
