@@ -50,9 +50,9 @@ def planned_run(state: DriveState, command: Command, max_bytes: int) -> Callable
         return None
     try:
         plan = state.ftl.kv.plans.get((command.seqs, command.layer))
+        return plan.runs[command.method] if plan and plan.accepts(command, max_bytes) else None
     except TypeError:  # a field that no command can have: `check` reports which
         return None
-    return plan.run if plan is not None and plan.accepts(command, max_bytes) else None
 
 
 def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:

@@ -30,7 +30,7 @@ class DecodePlan:
 
     Attributes:
         page_plans: Plans of all pages of a map, by its name.
-        run: Carries out a command that the plan accepts; None until a command was checked in full.
+        runs: Carry out commands that the plan accepts, by method.
     """
 
     def __init__(self, seqs: Seq[Sequence], layer: int, banks: tuple[U16, U16]) -> None:
@@ -38,17 +38,17 @@ class DecodePlan:
         self.lengths = [seq.lengths for seq in seqs]
         self.page_plans: dict[str, PagePlan] = {}
         self.layout, self.heads = seqs[0].layout, seqs[0].heads
-        self.run: Callable[..., Any] | None = None
-        self._form, self._reply_bytes = list[Any](), 0
+        self.runs: dict[str, Callable[..., Any]] = {}
+        self._forms: dict[str, tuple[list[Any], int]] = {}
 
     def keep(self, command: Attend, run: Callable[..., Any], reply_bytes: int) -> None:
         """Accept commands of the form of one that was checked in full; completions of `run` have as many bytes."""
-        self._form, self._reply_bytes, self.run = _form(command), reply_bytes, run
+        self.runs[command.method], self._forms[command.method] = run, (_form(command), reply_bytes)
 
     def accepts(self, command: Attend, max_bytes: int) -> bool:
-        """Whether a command, but for its values, is like the one that was checked, and its token is in bounds."""
-        form = _form(command)
-        return form == self._form != [] and self._reply_bytes <= max_bytes and self.in_bounds()
+        """Whether a command, but for its values, is like one that was checked, and its token is in bounds."""
+        form, reply_bytes = self._forms.get(command.method, ([], 0))
+        return _form(command) == form != [] and reply_bytes <= max_bytes and self.in_bounds()
 
     def stored(self) -> list[int]:
         """Tokens of each sequence."""
@@ -136,9 +136,9 @@ class DecodePlan:
 
 
 def _form(command: Attend) -> list[Any]:
-    """All of a command but its values and the numbers of its sequences; empty if an array is not just an array."""
-    typed = command.layer, command.r, command.method, *command.seqs
-    form, terms = [*map(type, typed), *typed[1:3]], () if command.terms is None else (command.terms,)
+    """All of a command of a method but its values and its sequences; empty if an array is not just an array."""
+    terms = () if command.terms is None else (command.terms,)
+    form = [command.r, *map(type, (command.r, command.layer, *command.seqs))]
     for each in (command.q, command.k, command.v, command.top_k, command.recent, *terms):
         if type(each) is not np.ndarray:
             return []

@@ -94,6 +94,7 @@ WRONG = {
     "recent below 0": lambda good: replace(good, recent=bad(good.recent, -1)),
     "recent beyond top_k": lambda good: replace(good, recent=good.top_k + 1),
     "r beyond d": lambda good: replace(good, r=D + 1),
+    "a method that is no name": lambda good: replace(good, method=np.ones(2)),
     "another method": lambda good: replace(good, method="densest"),
     "q of another shape": lambda good: replace(good, q=good.q[:, :, :, :-1].copy()),
     "K as FP32": lambda good: replace(good, k=good.k.astype(np.float32)),
@@ -132,7 +133,7 @@ def test_a_plan_is_built_once_an_epoch(small_drive, monkeypatch):
     built, build = [], attend.fused_step
     monkeypatch.setattr(attend, "fused_step", lambda *given: built.append(given) or build(*given))
     twins, seqs = twins_of(small_drive)
-    for method in ("dense", "dense", "sparf", "sparf"):
+    for method in ("dense", "dense", "sparf", "sparf", "dense", "sparf"):
         twins.both[0].step(step_of(twins, seqs, method=method), 0)
         twins.lengths = {handle: [length + 1, *rest] for handle, (length, *rest) in twins.lengths.items()}
     assert [command.method for _, _, command in built] == ["dense", "sparf"]

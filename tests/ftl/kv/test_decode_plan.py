@@ -86,12 +86,12 @@ def test_a_plan_accepts_only_the_form_that_was_checked_and_while_in_bounds(small
     plan, good = ftl.kv.plan(handles, 0), command_of(handles, rows)
     assert not plan.accepts(good, 100), "none was checked"
     plan.keep(good, run := lambda: None, 100)
-    assert plan.accepts(good, 100) and plan.run is run
+    assert plan.accepts(good, 100) and plan.runs["dense"] is run
     assert not plan.accepts(good, 99), "its completion is longer"
     assert plan.accepts(replace(good, k=-rows, top_k=good.top_k + 7), 100), "values are checked when it runs"
     others = {"method": "sparf", "r": 5, "q": good.q[::-1], "k": rows[:1], "v": rows.astype(np.float32)}
     others |= {"top_k": good.top_k.astype(np.int32), "recent": None, "terms": np.zeros((H, 3, 4), np.float32)}
-    for name, value in [*others.items(), ("r", 4.0), ("layer", False), ("seqs", (1.0, 2)), ("method", good.top_k)]:
+    for name, value in [*others.items(), ("r", 4.0), ("layer", False), ("seqs", (1.0, 2))]:
         assert not plan.accepts(replace(good, **{name: value}), 100), name
     while plan.in_bounds():
         assert plan.accepts(good, 100)
