@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 from csd_firmware.fused import FusedStep
-from csd_firmware.state import DriveState
 from csd_link.wire import encode_completion
 from csd_spec import Attend
 from ftl.kv.owners import Owners
@@ -70,7 +69,7 @@ def fused_not_recorded() -> AbstractContextManager[Any]:
     """The journal does not record a decode step that is one compiled call."""
     original = FusedStep.run
 
-    def run(self: FusedStep, state: DriveState, command: Attend) -> Any:
+    def run(self: FusedStep, state: Any, command: Attend) -> Any:
         dirty = state.ftl.kv.changes.dirty
         before = set(dirty)
         data = original(self, state, command)
