@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from attention_engine import Queries, Read, Step, take_in, to_half
-from csd_firmware.check import Refused, require
-from csd_firmware.schedule import SCHEDULES
-from csd_firmware.short import keep_short
+from csd_firmware.check import Refused, check_array, require
+from csd_firmware.fused import Data, FusedStep, fused_step
+from csd_firmware.schedule import SCHEDULES, Work
 from csd_firmware.state import DriveState, flash_read, rows_of_v
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import Attend, Completion, Status
+from csd_spec import Attend, Command, Completion, Status
 from csd_spec.arrays import F16, F32
+from csd_spec.verbs import VERBS
 from ftl import FtlError, kept
 
 _ONE = np.ones(1, np.int64)
@@ -40,24 +44,54 @@ def _check_terms(terms: F32) -> None:
     require(bool(good), "terms: scales and slopes must be finite, caps above 0, sinks below infinity")
 
 
+def planned_run(state: DriveState, command: Command, max_bytes: int) -> Callable[..., Completion] | None:
+    """The run of the plan that accepts a command, which checks its values; None if all of it has to be checked."""
+    if type(command) is not Attend:
+        return None
+    try:
+        plan = state.ftl.kv.plans.get((command.seqs, command.layer))
+        return plan.runs[command.method] if plan and plan.accepts(command, max_bytes) else None
+    except TypeError:  # a field that no command can have: `check` reports which
+        return None
+
+
 def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
+    """Build the plan of a step that was checked in full, and run it."""
+    plan = state.ftl.kv.plan(command.seqs, command.layer)
+    run, verb = partial(_run, fused_step(state, plan, command)), VERBS[Attend]
+    plan.keep(command, run, verb.reply_bytes(verb.sizes(command)))
+    return run(state, command, watch)
+
+
+def _run(fused: FusedStep | None, state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
     """Store the new token and attend over all. It waits in DRAM; if it completes a group, that is programmed in the
     background."""
+    if fused and (data := fused.run(state, command)):
+        SCHEDULES[state.spec.engine.schedule](fused.work, state.units, watch)
+        return Completion(status=Status.SUCCESS, data=data, flash=fused.flash)
+    _check_values(state, command)
     one_each = _ONE.repeat(len(command.seqs))
     v = rows_of_v(command)
     programmed, _ = state.ftl.append(command.seqs, command.layer, one_each, command.k, v, watch.now_ns)
     try:
-        step, data = _attend(state, command, v, watch)
+        work, data = _attend(state, command, v, watch)
     except (Refused, FtlError):  # the method failed, or data is lost
         _take_back(state, command, watch.now_ns)
         raise
-    keep_short(state, command, step)
-    flash = flash_read(*(item.plan for item in step.work if isinstance(item, Read)), programmed=programmed)
+    flash = flash_read(*(item.plan for item in work if isinstance(item, Read)), programmed=programmed)
     return Completion(status=Status.SUCCESS, data=data, flash=flash)
 
 
-def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tuple[Step, tuple[F16, F32]]:
-    """Let the method attend; returns its step, whose work is timed, and the completion's data.
+def _check_values(state: DriveState, command: Attend) -> None:
+    """Raise Refused for values that a command of a good form must not have."""
+    sizes = {"bf16": int(state.ftl.sequence(command.seqs[0]).layout.bf16)}
+    for array in VERBS[Attend].modelled:
+        check_array(array, getattr(command, array.name), sizes)
+    check_attend(state, command)
+
+
+def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tuple[Work, Data]:
+    """Let the method attend; returns its work, which is timed, and the completion's data.
 
     Raises:
         Refused: The method, which may be the user's, raised an exception.
@@ -88,7 +122,7 @@ def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tup
     except Exception as error:
         raise Refused(f"method {command.method}: {type(error).__name__}: {error}") from error
     state.set_sums(command.seqs, command.layer, v_sums)
-    return step, (output, rows)
+    return step.work, (output, rows)
 
 
 def _take_back(state: DriveState, command: Attend, now_ns: int) -> None:

@@ -41,12 +41,8 @@ def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Ver
         raise Refused(f"{type(command).__name__} is no command")
     fields = {name: getattr(command, name) for name in verb.command.__slots__}
     seqs_of(command)
-    key = None
-    if verb.names is Names.ALIKE and not verb.counted:
-        key = verb.opcode, tuple(fields["seqs"]), *_forms([fields[array.name] for array in verb.modelled])
-    known: dict[str, int] | None = state.ftl.kv.kept.get(key)
-    sizes = known or {"max_layers": MAX_LAYERS, "max_head_dim": state.spec.geometry.page_bytes // 2}
-    if verb.names is not Names.NONE and not known:
+    sizes = {"max_layers": MAX_LAYERS, "max_head_dim": state.spec.geometry.page_bytes // 2}
+    if verb.names is not Names.NONE:
         sizes |= _named(state.ftl, verb, fields["seqs"])
     for scalar in verb.scalars:
         _scalar(scalar, fields[scalar.name], sizes)
@@ -54,19 +50,11 @@ def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Ver
     for array in verb.modelled:
         if array.given and fields[array.name] is None:
             continue
-        if not known:
-            _shape(array, fields[array.name], sizes)
-        _values(array, fields[array.name], sizes)
+        _shape(array, fields[array.name], sizes)
+        check_array(array, fields[array.name], sizes)
     if max_bytes < NO_LIMIT:
         _check_reply(state, verb, fields, sizes, max_bytes)
-    if key and not known:
-        state.ftl.kv.keep(key, sizes)
     return verb
-
-
-def _forms(values: list[Any]) -> list[Any]:
-    """All that `_shape` looks at."""
-    return [isinstance(each, np.ndarray) and (each.dtype, each.shape, each.flags.c_contiguous) for each in values]
 
 
 def _check_reply(
@@ -153,7 +141,7 @@ def _shape(array: Array, value: Any, sizes: dict[str, int]) -> None:
         raise Refused(f"{name}: must be contiguous")
 
 
-def _values(array: Array, value: Any, sizes: dict[str, int]) -> None:
+def check_array(array: Array, value: Any, sizes: dict[str, int]) -> None:
     """Check what an array of the right shape holds; the sum of what it counts is a size for those behind it."""
     if array.kind is Kind.KEYS or array.kind is Kind.FLOATS:
         return

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 from attention_engine import METHODS, Methods
 from csd_firmware.acts import ACTS, Run
+from csd_firmware.attend import planned_run
 from csd_firmware.check import NO_LIMIT, Refused, check, check_time, seqs_of
 from csd_firmware.objects import unnamed
 from csd_firmware.quotas import check_quota
-from csd_firmware.short import short_step
 from csd_firmware.state import DriveState
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Attend, Command, Completion, DriveSpec, Status
@@ -87,7 +87,7 @@ class Firmware:
         watch, self.state.tenant = Stopwatch(submit_ns), tenant
         if self.ftl.nand.failed:
             self._check_failed(command)
-        verb, run = self._begun(command, max_bytes)
+        verb, run = self.check(command, tenant, max_bytes)
         nbytes = verb.bytes_in(command)
         watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(nbytes))
         if not verb.overlaps:
@@ -156,19 +156,17 @@ class Firmware:
         return list(seqs_of(command))
 
     def check(self, command: Command, tenant: int, max_bytes: int = NO_LIMIT) -> tuple[Verb, Run]:
-        """The verb of a good command, and what carries it out; raises Refused or an FtlError for any other."""
+        """The verb of a good command, and what carries it out; raises Refused or an FtlError for any other.
+
+        Values of a decode step whose plan accepts the rest are checked when it runs.
+        """
+        if run := planned_run(self.state, command, max_bytes):
+            return VERBS[Attend], run
         verb = check(self.state, command, max_bytes)
         check_quota(self.state, verb, command, tenant)
         act = ACTS[verb.command]
         act.check(self.state, command)
         return verb, act.run
-
-    def _begun(self, command: Command, max_bytes: int) -> tuple[Verb, Run]:
-        """The verb of a good command, and what carries it out, or ends what is done already the short way."""
-        end = short_step(self.state, command, max_bytes)
-        if end:
-            return VERBS[Attend], end
-        return self.check(command, self.state.tenant, max_bytes)
 
     def _complete(self, verb: Verb, nbytes_in: int, done: Completion, watch: Stopwatch) -> Completion:
         watch.until("flash_program", done.finish_ns)

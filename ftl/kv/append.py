@@ -27,13 +27,13 @@ def append(
     Where drive DRAM has no room for an unfinished group of a copy, the primary map alone holds its rows until it is
     full. Returns the number of pages programmed and when the last program ends. Without payload k and v are None.
     """
-    standing = kv.standing(handles, layer)
-    if set(lengths.tolist()) == {1} and standing.waits():
+    plan = kv.plan(handles, layer)
+    if set(lengths.tolist()) == {1} and plan.in_bounds():
         kv.store.placement.check_alive()
-        standing.wait(k, v)
+        plan.append(k, v)
         kv.changes.dirty.update(handles)
         return 0, start_ns
-    seqs = standing.seqs
+    seqs = plan.seqs
     kv.changed()
     allocated = _allocate(kv, seqs, layer, lengths, start_ns)
     cut, finish_ns = np.cumsum(lengths)[:-1], start_ns

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -17,16 +16,16 @@ from ftl.flash import tag
 from ftl.flash.placement import GROWTH, Writer
 from ftl.flash.references import Reference, Referrer
 from ftl.flash.store import FlashStore
+from ftl.kv.decode_plan import DecodePlan
 from ftl.kv.layouts import GroupMap
 from ftl.kv.names import RECORDED_BYTES, Names
 from ftl.kv.owners import Owners
 from ftl.kv.sequence import Sequence
 from ftl.kv.shared import SharedPages
-from ftl.kv.standing import Standing
 from ftl.kv.tails import GroupBuffers, Tails
 from ftl.kv.usage import Accounts
 
-MOST_KEPT = 1 << 12
+MAX_PLANS = 1 << 12
 
 
 @dataclass(slots=True)
@@ -56,27 +55,24 @@ class KvMap(Referrer):
         self.usage = Accounts()
         self.shared = SharedPages(store.geometry.pages)
         self.next_handle = 1
-        self.kept: dict[Any, Any] = {}  # what was found out about sequences that holds until `changed`
+        self.epoch = 0
+        self.plans: dict[tuple[tuple[int, ...], int], DecodePlan] = {}  # of this epoch, by sequences and layer
 
-    def standing(self, handles: Seq[int], layer: int) -> Standing:
-        """What stays as it is of a layer of sequences, until `changed`; raises as `sequence`."""
+    def plan(self, handles: Seq[int], layer: int) -> DecodePlan:
+        """The plan of this epoch for a layer of sequences; raises as `sequence`."""
         key = tuple(handles), layer
-        found: Standing | None = self.kept.get(key)
+        found = self.plans.get(key)
         if found is None:
-            seqs = [self.sequence(handle) for handle in handles]
-            found = Standing(seqs, layer, self.banks)
-            self.keep(key, found)
+            found = DecodePlan([self.sequence(handle) for handle in handles], layer, self.banks)
+            if len(self.plans) >= MAX_PLANS:
+                self.plans.clear()
+            self.plans[key] = found
         return found
 
-    def keep(self, key: Any, found: Any) -> None:
-        """Keep what was found out; of what would be too much nothing is kept."""
-        if len(self.kept) >= MOST_KEPT:
-            self.kept.clear()
-        self.kept[key] = found
-
     def changed(self) -> None:
-        """Slots or buffers are going to change, or which sequences there are, or have lost data."""
-        self.kept.clear()
+        """End the epoch: slots or buffers are going to change, or which sequences exist, or have lost data."""
+        self.epoch += 1
+        self.plans.clear()
 
     @property
     def banks(self) -> tuple[U16, U16]:

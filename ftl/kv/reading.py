@@ -31,7 +31,7 @@ class Reader:
         """
         if alone:
             self.store.nand.held.begin()
-        return self.kv.standing(handles, layer).view()
+        return self.kv.plan(handles, layer).view()
 
     def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
         """Pages of `slots` (k_slots or v_slots) behind tokens (N, k), ascending, of which counts (N,) are used."""

@@ -1,22 +1,28 @@
-"""What is kept between the steps of a drive changes nothing: the same commands where it is forgotten before each."""
+"""Plans kept between the steps of a drive change nothing: the same commands if they are dropped before each."""
 
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
 
+from attention_engine import METHODS
+from attention_engine.methods.dense import dense
 from csd_firmware import Firmware
 from csd_spec import LAYOUTS, Attend, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 from csd_spec.view import in_flash
 from ftl import FaultPlan, Nand
-from ftl.kv.map import MOST_KEPT
+from ftl.kv.map import MAX_PLANS
 
 H, G, D, LAYERS = 2, 2, 16, 2
 FP16_METHODS = ("dense", "sparf", "sparq", "h2o", "quest", "twilight", "oracle")
 
 
 class Forgetful(Firmware):
-    """It finds out everything anew for each command."""
+    """It has no plan when a command comes, and leaves dense attention to the method."""
+
+    def __init__(self, drive, nand):
+        super().__init__(drive, nand, METHODS | {"dense": lambda step: dense(step)})
 
     def step(self, command, submit_ns, tenant=0, max_bytes=1 << 62):
         self.ftl.kv.changed()
@@ -217,7 +223,9 @@ def test_a_sequence_that_was_freed_between_steps_is_unknown(small_drive):
 
 def test_what_is_kept_is_bounded(small_drive):
     twins, _ = one_decoding(small_drive)
-    kv = twins.both[0].ftl.kv
-    for number in range(2 * MOST_KEPT):
-        kv.keep(number, number)
-    assert len(kv.kept) <= MOST_KEPT
+    twins.create(6, 16)
+    kv, batches = twins.both[0].ftl.kv, list(permutations(twins.lengths))
+    assert len(batches) > MAX_PLANS
+    for handles in batches:
+        kv.plan(handles, 0)
+    assert 0 < len(kv.plans) <= MAX_PLANS

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from csd_firmware.short import ShortStep
+from csd_firmware.fused import FusedStep
 from csd_link.wire import encode_completion
 from csd_spec import Attend
 from ftl.kv.owners import Owners
@@ -65,18 +65,18 @@ def names_forgotten() -> AbstractContextManager[Any]:
     return patch("ftl.recovery.STEPS", (*STEPS, forget))
 
 
-def short_not_recorded() -> AbstractContextManager[Any]:
-    """The journal does not hear of a decode step that goes the short way."""
-    original = ShortStep.take
+def fused_not_recorded() -> AbstractContextManager[Any]:
+    """The journal does not record a decode step that is one compiled call."""
+    original = FusedStep.run
 
-    def take(self: ShortStep, command: Attend) -> Any:
-        dirty = self.state.ftl.kv.changes.dirty
+    def run(self: FusedStep, state: Any, command: Attend) -> Any:
+        dirty = state.ftl.kv.changes.dirty
         before = set(dirty)
-        data = original(self, command)
+        data = original(self, state, command)
         dirty.intersection_update(before)
         return data
 
-    return patch.object(ShortStep, "take", take)
+    return patch.object(FusedStep, "run", run)
 
 
 PLANTS: dict[str, Plant] = {
@@ -86,5 +86,5 @@ PLANTS: dict[str, Plant] = {
     "owner": owner_reused,
     "completion": completion_cut,
     "names": names_forgotten,
-    "short": short_not_recorded,
+    "fused": fused_not_recorded,
 }

@@ -33,7 +33,7 @@ class Plant(StrEnum):
     OWNER = "owner"
     COMPLETION = "completion"
     NAMES = "names"
-    SHORT = "short"
+    FUSED = "fused"
 
 
 def run(seed: int, steps: int, plant: str, allowed: frozenset[str] = frozenset(FAULTS)) -> Verdict:

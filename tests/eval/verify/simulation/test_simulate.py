@@ -29,8 +29,8 @@ def test_a_planted_bug_is_found_within_200_seeds(plant):
 
 
 @pytest.mark.parametrize("first", [0, 20, 40])
-def test_a_short_step_that_is_not_recorded_is_found_within_5_seeds(first):
-    assert any(run(seed, 40, "short").failed for seed in range(first, first + 5))
+def test_a_fused_step_that_is_not_recorded_is_found_within_5_seeds(first):
+    assert any(run(seed, 40, "fused").failed for seed in range(first, first + 5))
 
 
 def test_every_plant_can_be_asked_for():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attention_engine import attend, take_in, to_half
-from attention_engine.short import attend_all, finite, place_of
+from attention_engine.fused import attend_all, finite, place_of
 from attention_engine.step import alike
 from tests.attention_engine.test_kernels import view_of
 

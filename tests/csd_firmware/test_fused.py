@@ -1,11 +1,11 @@
-"""Steps that go the short way, and what sends them the general one: beside a firmware that keeps nothing."""
+"""Steps that are one compiled call, and those left to their method: alongside a firmware that drops its plans."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from csd_firmware import Firmware, short
+from csd_firmware import Firmware, attend, fused
 from csd_firmware.check import NO_LIMIT
 from csd_io.folder import DiskFolder
 from csd_io.medium import Medium
@@ -19,15 +19,15 @@ BEGUN = 5  # tokens of each sequence: its group is begun, and far from full
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Steps that were taken the short way, of all firmwares."""
-    steps, take = [], short.ShortStep.take
+    """Steps of the firmware with plans that were one compiled call."""
+    steps, run = [], fused.FusedStep.run
 
-    def counted(self, command):
-        data = take(self, command)
+    def counted(self, state, command):
+        data = run(self, state, command)
         steps.extend([command] * (data is not None))
         return data
 
-    monkeypatch.setattr(short.ShortStep, "take", counted)
+    monkeypatch.setattr(fused.FusedStep, "run", counted)
     return steps
 
 
@@ -49,20 +49,20 @@ def step_of(twins, seqs, **fields):
     return replace(good, **fields)
 
 
-def test_steps_are_short_until_a_group_is_full(small_drive, taken):
+def test_steps_are_fused_until_a_group_is_full(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     per_group = min(each.per_group for each in twins.both[0].ftl.sequences[seqs[0]].maps.values())
     for _ in range(per_group):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
-    assert len(taken) == per_group - 3  # not the first, not the one that fills the group, not the one behind it
+    assert len(taken) == per_group - 2  # not the one that fills the group, not the one that begins the next
     twins.equal()
 
 
-def test_steps_of_bf16_are_short_too(small_drive, taken):
+def test_steps_of_bf16_are_fused_too(small_drive, taken):
     twins, seqs = twins_of(small_drive, bits=LAYOUTS["bf16"].code)
     for _ in range(4):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
-    assert len(taken) == 3
+    assert len(taken) == 4
     infinite = np.uint16(0x7F80).view(np.float16)
     assert twins.do(WRONG["infinity in K"](step_of(twins, seqs))).status is Status.SUCCESS, "FP16's is a BF16"
     twins.lengths = {handle: [length + 1, *rest] for handle, (length, *rest) in twins.lengths.items()}
@@ -75,7 +75,7 @@ def test_steps_of_other_methods_are_not(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     for method in ("sparf", "dense", "sparf", "dense", "dense"):
         assert twins.attend(seqs, 0, method).status is Status.SUCCESS
-    assert len(taken) == 2
+    assert [command.method for command in taken] == ["dense"] * 3
     twins.equal()
 
 
@@ -94,6 +94,7 @@ WRONG = {
     "recent below 0": lambda good: replace(good, recent=bad(good.recent, -1)),
     "recent beyond top_k": lambda good: replace(good, recent=good.top_k + 1),
     "r beyond d": lambda good: replace(good, r=D + 1),
+    "a method that is no name": lambda good: replace(good, method=np.ones(2)),
     "another method": lambda good: replace(good, method="densest"),
     "q of another shape": lambda good: replace(good, q=good.q[:, :, :, :-1].copy()),
     "K as FP32": lambda good: replace(good, k=good.k.astype(np.float32)),
@@ -111,11 +112,31 @@ def test_what_is_off_is_refused_as_ever_and_leaves_nothing(small_drive, taken, w
     twins, seqs = twins_of(small_drive)
     for _ in range(2):
         twins.attend(seqs, 0, "dense")
-    assert len(taken) == 1
+    assert len(taken) == 2
     done = twins.do(WRONG[what](step_of(twins, seqs)))
-    assert done.status is Status.INVALID_FIELD and len(taken) == 1
-    assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS and len(taken) == 2
+    assert done.status is Status.INVALID_FIELD and len(taken) == 2
+    assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS and len(taken) == 3
     twins.do(KvRead(seqs, 0))
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_values_are_checked_for_other_methods_too(small_drive, taken, what):
+    twins, seqs = twins_of(small_drive)
+    for _ in range(2):
+        assert twins.attend(seqs, 0, "sparf").status is Status.SUCCESS
+    assert twins.do(WRONG[what](step_of(twins, seqs, method="sparf"))).status is Status.INVALID_FIELD
+    assert twins.attend(seqs, 0, "sparf").status is Status.SUCCESS and not taken
+    twins.do(KvRead(seqs, 0))
+
+
+def test_a_plan_is_built_once_an_epoch(small_drive, monkeypatch):
+    built, build = [], attend.fused_step
+    monkeypatch.setattr(attend, "fused_step", lambda *given: built.append(given) or build(*given))
+    twins, seqs = twins_of(small_drive)
+    for method in ("dense", "dense", "sparf", "sparf", "dense", "sparf"):
+        twins.both[0].step(step_of(twins, seqs, method=method), 0)
+        twins.lengths = {handle: [length + 1, *rest] for handle, (length, *rest) in twins.lengths.items()}
+    assert [command.method for _, _, command in built] == ["dense", "sparf"]
 
 
 def test_more_bytes_than_a_window_holds_are_refused(small_drive, taken):
@@ -127,7 +148,7 @@ def test_more_bytes_than_a_window_holds_are_refused(small_drive, taken):
     assert firmware.step(step_of(twins, seqs), 0, max_bytes=nbytes - 1).status is Status.INVALID_FIELD
 
 
-def test_terms_go_the_general_way(small_drive, taken):
+def test_terms_are_left_to_the_method(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     terms = np.tile(np.array([0.25, 30, 1, 0], np.float32), (H, G, 1))
     for _ in range(3):
@@ -144,25 +165,25 @@ def test_a_worn_out_drive_is_read_only_to_them(small_drive, taken):
         twins.attend(seqs, 0, "dense")
     for firmware in twins.both:
         firmware.ftl.nand.bad_blocks = small_drive.geometry.blocks
-    assert twins.attend(seqs, 0, "dense").status is Status.READ_ONLY and len(taken) == 1
+    assert twins.attend(seqs, 0, "dense").status is Status.READ_ONLY and len(taken) == 2
 
 
 def test_a_sequence_that_others_add_to_is_attended_as_it_is(small_drive, taken):
     twins, seqs = twins_of(small_drive, count=3)
     for some in (seqs, seqs[:1], seqs[1:], seqs, seqs[:1], seqs[1:], seqs):
         assert twins.attend(some, 0, "dense").status is Status.SUCCESS
-    assert len(taken) == 4
+    assert len(taken) == 7
     twins.equal()
 
 
-def test_where_bits_flip_every_page_is_read_the_general_way(small_drive, taken):
+def test_pages_whose_bits_flip_are_read_by_the_method(small_drive, taken):
     twins, seqs = twins_of(small_drive, faults=FaultPlan(raw_bit_errors=1e-6))
     for _ in range(3):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
     assert not taken
 
 
-def test_pages_in_files_are_read_the_general_way(small_drive, taken, tmp_path):
+def test_pages_in_files_are_read_by_the_method(small_drive, taken, tmp_path):
     """Their place in memory holds them only until the next command."""
     drive = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=4096))
     NandFiles.make(folder := DiskFolder(tmp_path), drive.geometry)
@@ -178,7 +199,7 @@ def test_pages_in_files_are_read_the_general_way(small_drive, taken, tmp_path):
         command = Attend(seqs, 0, q, rows[:1], rows[:1], "dense", 4, count, count)
         outs = [each.step(command, 0).data[0] for each in (firmware, beside)]
         np.testing.assert_array_equal(*outs)
-    assert len(taken) == 2, "those of the drive beside it"
+    assert len(taken) == 3, "those of the drive beside it"
     nand.held.close()
 
 
@@ -191,7 +212,7 @@ def test_layers_keep_their_own(small_drive, taken):
     for _ in range(4):
         for layer in range(LAYERS):
             assert twins.attend(seqs, layer, "dense").status is Status.SUCCESS
-    assert len(taken) == 2 * 3
+    assert len(taken) == 2 * 4
     twins.equal()
 
 
@@ -199,9 +220,9 @@ def test_arrays_that_cannot_be_written_are_no_new_kind(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     for _ in range(2):
         twins.attend(seqs, 0, "dense")
-    known = list(short._step.signatures)
+    known = list(fused._store_and_attend.signatures)
     command = step_of(twins, seqs)
     for array in (command.q, command.k, command.v, command.top_k, command.recent):
         array.setflags(write=False)
     assert twins.do(command).status is Status.SUCCESS
-    assert len(taken) == 2 and short._step.signatures == known
+    assert len(taken) == 3 and fused._store_and_attend.signatures == known

@@ -1,0 +1,146 @@
+"""Plan of the decode steps of one layer of some sequences: `DecodePlan`.
+
+Most decode steps only add a row to groups that wait in drive DRAM. Until a group begins, ends or moves, slots, page
+plans, buffers and the form of a good command stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from csd_spec import Attend, KvView
+from csd_spec.arrays import F16, I64, U16, U32
+from csd_spec.view import UNMAPPED
+from ftl.flash.plan import PagePlan
+from ftl.kv.layouts.group_map import GroupMap, LaidMap
+from ftl.kv.layouts.lay import lay_each
+from ftl.kv.pages import stack
+from ftl.kv.sequence import Sequence
+
+
+class DecodePlan:
+    """Inputs of decode steps, valid during one epoch of the KV map; a view needs sequences of one layout.
+
+    Lengths are read from the sequences, since another batch may have added tokens to them in the same epoch.
+
+    Attributes:
+        page_plans: Plans of all pages of a map, by its name.
+        runs: Carry out commands that the plan accepts, by method.
+    """
+
+    def __init__(self, seqs: Seq[Sequence], layer: int, banks: tuple[U16, U16]) -> None:
+        self.seqs, self.layer, self.banks = seqs, layer, banks
+        self.lengths = [seq.lengths for seq in seqs]
+        self.page_plans: dict[str, PagePlan] = {}
+        self.layout, self.heads = seqs[0].layout, seqs[0].heads
+        self.runs: dict[str, Callable[..., Any]] = {}
+        self._forms: dict[str, tuple[list[Any], int]] = {}
+
+    def keep(self, command: Attend, run: Callable[..., Any], reply_bytes: int) -> None:
+        """Accept commands of the form of one that was checked in full; completions of `run` have as many bytes."""
+        self.runs[command.method], self._forms[command.method] = run, (_form(command), reply_bytes)
+
+    def accepts(self, command: Attend, max_bytes: int) -> bool:
+        """Whether a command, but for its values, is like one that was checked, and its token is in bounds."""
+        form, reply_bytes = self._forms.get(command.method, ([], 0))
+        return _form(command) == form != [] and reply_bytes <= max_bytes and self.in_bounds()
+
+    def stored(self) -> list[int]:
+        """Tokens of each sequence."""
+        return [lengths.item(self.layer) for lengths in self.lengths]
+
+    @cached_property
+    def bounds(self) -> list[tuple[int, int]]:
+        """Lengths of each sequence, from the first to before the last, at which one more token neither begins nor ends
+        a group."""
+        bounds = []
+        for seq, length in zip(self.seqs, self.stored(), strict=True):
+            begins = [length - length % mapped.per_group for mapped in seq.maps.values()]
+            ends = [begin + mapped.per_group for begin, mapped in zip(begins, seq.maps.values(), strict=True)]
+            bounds.append((max(begins) + 1, min(ends) - 1))
+        return bounds
+
+    def in_bounds(self) -> bool:
+        """Whether one more token of each sequence only joins groups that wait."""
+        for lengths, (low, end) in zip(self.lengths, self.bounds, strict=True):
+            if not low <= lengths.item(self.layer) < end:
+                return False
+        return True
+
+    @cached_property
+    def _waiting(self) -> list[tuple[int, GroupMap]]:
+        """Maps whose group under construction has page buffers, and the number of the sequence."""
+        each = ((number, mapped) for number, seq in enumerate(self.seqs) for mapped in seq.maps.values())
+        return [(number, mapped) for number, mapped in each if mapped.buffered(self.layer)]
+
+    @cached_property
+    def laid_groups(self) -> tuple[I64, I64]:
+        """Buffers and forms, as `lay_each` takes them, of the groups that wait and store rows unmodified."""
+        found = [(number, mapped) for number, mapped in self._waiting if isinstance(mapped, LaidMap)]
+        at = np.zeros((len(found), max((mapped.streams for _, mapped in found), default=0), 1), np.int64)
+        forms = np.empty((len(found), 4), np.int64)
+        for i, (number, mapped) in enumerate(found):
+            at[i, : mapped.streams, 0] = mapped.buffers[self.layer]
+            forms[i] = number, mapped.per_group, mapped.channels, mapped.source == "v"
+        return at, forms
+
+    @cached_property
+    def encoded_groups(self) -> list[tuple[int, GroupMap]]:
+        """Sequence number and map of the other groups that wait."""
+        return [(number, mapped) for number, mapped in self._waiting if not isinstance(mapped, LaidMap)]
+
+    def append(self, k: F16 | None, v: F16 | None) -> None:
+        """Add a token k, v (B, H, d) of each sequence, in bounds, to the groups that have buffers."""
+        stored, layer = self.stored(), self.layer
+        if k is not None and v is not None:
+            content, rows = self.banks[1], {"k": k.view(np.uint16), "v": v.view(np.uint16)}
+            lay_each(content, *self.laid_groups, np.array(stored), rows["k"], rows["v"])
+            for number, mapped in self.encoded_groups:
+                row = rows[mapped.source][number : number + 1]
+                mapped.fill(content, mapped.buffers[layer], stored[number] % mapped.per_group, row)
+        self.count_token()
+
+    def count_token(self) -> None:
+        """Make each sequence a token longer, whose rows are in the buffers."""
+        for lengths in self.lengths:
+            lengths[self.layer] += 1
+
+    @cached_property
+    def _slots(self) -> dict[str, U32]:
+        """Slots of all maps by name, (N, pages of a head, groups)."""
+        longest, found = max(self.stored()), {}
+        for name, mapped in self.seqs[0].maps.items():
+            groups = -(-longest // mapped.per_group)
+            slots = stack([seq.maps[name].slots[self.layer] for seq in self.seqs], groups)
+            found[name] = slots.reshape(len(self.seqs) * self.heads, mapped.streams // self.heads, groups)
+        return found
+
+    @cached_property
+    def _view_slots(self) -> tuple[U32, U32, U32]:
+        """Slots of K, of V, and of the embedding-indexed copy of K, as a view has them."""
+        none, copy = np.empty((len(self.seqs) * self.heads, 1, 0), np.uint32), self._slots.get("embedding_k")
+        k = self._slots.get("k", none).transpose(0, 2, 1).reshape(none.shape[0], -1)
+        v = k if self.layout.latent else self._slots.get("v", none)[:, 0]
+        groups = -(-max(self.stored()) // self.layout.T)
+        return k, v, np.full((k.shape[0], 1, groups), UNMAPPED) if copy is None else copy
+
+    def view(self) -> KvView:
+        """The layer of the sequences at their present lengths."""
+        seq_lens = np.array(self.stored()).repeat(self.heads)
+        return KvView(self.layout, self.banks, seq_lens, *self._view_slots, self._slots, self.page_plans)
+
+
+def _form(command: Attend) -> list[Any]:
+    """All of a command of a method but its values and its sequences; empty if an array is not just an array."""
+    terms = () if command.terms is None else (command.terms,)
+    form = [command.r, *map(type, (command.r, command.layer, *command.seqs))]
+    for each in (command.q, command.k, command.v, command.top_k, command.recent, *terms):
+        if type(each) is not np.ndarray:
+            return []
+        form += each.dtype, each.shape, each.strides
+    return form

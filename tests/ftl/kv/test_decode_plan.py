@@ -1,0 +1,119 @@
+"""Tokens added by a plan are stored as if they had been appended with the rest; epochs end when tables change."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from csd_spec import LAYOUTS, Attend
+from ftl import Ftl
+
+LAYOUT, H = LAYOUTS["fp16"].paged(512, 8, 4), 2
+
+
+def waiting(ftl, handle):
+    """The pages under construction of a sequence's first layer, as far as rows are in them."""
+    pages = {}
+    for name, mapped in ftl.sequence(handle).maps.items():
+        pages[name] = ftl.buffers.content[mapped.buffers[0]]
+    return pages
+
+
+def filled(drive, rows, cuts):
+    """Two sequences, one of another form from before its first token on, that get rows (B, tokens, H, d) in parts."""
+    ftl = Ftl(drive)
+    handles = ftl.create(2, 1, H, LAYOUT)
+    ftl.relayout(handles[0], 2, 0)
+    for first, last in pairwise(cuts):
+        k = np.concatenate(rows[:, first:last])
+        v = (-k)[:]
+        k.flags.writeable = False
+        ftl.append(handles, 0, np.full(2, last - first), k, v, 0)
+    return ftl, handles
+
+
+def test_a_token_each_of_two_forms_lies_as_if_it_had_come_with_the_rest(small_drive):
+    rows = np.random.default_rng(0).standard_normal((2, 7, H, LAYOUT.head_dim)).astype(np.float16)
+    one, handles = filled(small_drive, rows, [0, 3, 4, 5, 6, 7])
+    other, _ = filled(small_drive, rows, [0, 7])
+    for number, handle in enumerate(handles):
+        assert one.sequence(handle).lengths.tolist() == [7]
+        for name, pages in waiting(other, handle).items():
+            assert (waiting(one, handle)[name] == pages).all(), name
+        k, v, _ = one.read_back(handle, 0)
+        assert (k == rows[number]).all() and (v == -rows[number]).all()
+
+
+def decoding(drive):
+    """Two sequences with a token each, and a row for each to append."""
+    ftl = Ftl(drive)
+    handles = tuple(ftl.create(2, 1, H, LAYOUT))
+    rows = np.ones((2, H, LAYOUT.head_dim), np.float16)
+    ftl.append(handles, 0, np.ones(2, np.int64), rows, rows, 0)
+    return ftl, handles, rows
+
+
+def command_of(handles, rows, **fields):
+    q, counts = np.ones((2, H, 3, LAYOUT.head_dim), np.float16), np.ones(2, np.int64)
+    return replace(Attend(handles, 0, q, rows, rows, "dense", 4, counts, counts), **fields)
+
+
+def test_a_plan_is_made_once_an_epoch(small_drive):
+    ftl, handles, rows = decoding(small_drive)
+    plan, epoch = ftl.kv.plan(handles, 0), ftl.kv.epoch
+    assert plan.in_bounds()
+    ftl.append(handles, 0, np.ones(2, np.int64), rows, rows, 0)
+    assert ftl.kv.plan(handles, 0) is plan and plan.stored() == [2, 2] and ftl.kv.epoch == epoch
+    assert ftl.view(handles, 0).seq_lens.tolist() == [2] * 2 * H
+    ftl.crop(handles[1], 0, 1, 0)
+    assert ftl.kv.plan(handles, 0) is not plan and ftl.kv.epoch > epoch
+
+
+def test_a_token_that_ends_or_begins_a_group_ends_the_epoch(small_drive):
+    ftl, handles, rows = decoding(small_drive)
+    per_group = min(mapped.per_group for mapped in ftl.sequence(handles[0]).maps.values())
+    ended = []
+    for stored in range(1, 2 * per_group):
+        epoch, in_bounds = ftl.kv.epoch, ftl.kv.plan(handles, 0).in_bounds()
+        ftl.append(handles, 0, np.ones(2, np.int64), rows, rows, 0)
+        assert (ftl.kv.epoch == epoch) == in_bounds
+        ended += [stored] * (not in_bounds)
+    assert ended == [per_group - 1, per_group, 2 * per_group - 1]
+
+
+def test_a_plan_accepts_only_the_form_that_was_checked_and_while_in_bounds(small_drive):
+    ftl, handles, rows = decoding(small_drive)
+    plan, good = ftl.kv.plan(handles, 0), command_of(handles, rows)
+    assert not plan.accepts(good, 100), "none was checked"
+    plan.keep(good, run := lambda: None, 100)
+    assert plan.accepts(good, 100) and plan.runs["dense"] is run
+    assert not plan.accepts(good, 99), "its completion is longer"
+    assert plan.accepts(replace(good, k=-rows, top_k=good.top_k + 7), 100), "values are checked when it runs"
+    others = {"method": "sparf", "r": 5, "q": good.q[::-1], "k": rows[:1], "v": rows.astype(np.float32)}
+    others |= {"top_k": good.top_k.astype(np.int32), "recent": None, "terms": np.zeros((H, 3, 4), np.float32)}
+    for name, value in [*others.items(), ("r", 4.0), ("layer", False), ("seqs", (1.0, 2))]:
+        assert not plan.accepts(replace(good, **{name: value}), 100), name
+    while plan.in_bounds():
+        assert plan.accepts(good, 100)
+        plan.append(rows, rows)
+    assert not plan.accepts(good, 100)
+
+
+class Subclass(np.ndarray):
+    """An array that may not be only that."""
+
+
+def test_arrays_of_a_subclass_are_never_accepted(small_drive):
+    ftl, handles, rows = decoding(small_drive)
+    plan, good = ftl.kv.plan(handles, 0), command_of(handles, rows)
+    plan.keep(replace(good, q=good.q.view(Subclass)), lambda: None, 100)
+    for other in (good, replace(good, q=good.q.view(Subclass)), replace(good, q=good.q.tolist())):
+        assert not plan.accepts(other, 100)
+
+
+def test_two_batches_of_an_epoch_add_to_the_same_sequence(small_drive):
+    ftl, handles, rows = decoding(small_drive)
+    both, one = ftl.kv.plan(handles, 0), ftl.kv.plan(handles[1:], 0)
+    both.append(rows, rows)
+    one.append(rows[1:], rows[1:])
+    assert both.stored() == [2, 3] and one.stored() == [3] and one.bounds == both.bounds[1:]
