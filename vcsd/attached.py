@@ -238,7 +238,6 @@ def attach(
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
 
     Or, with another policy, keep its K and V in tiers, and attend on the model's device.
-
     drives: how many to make, each a `spec`; `ray` or `ray://HOST:PORT` for those of a fleet (docs/fleet.md); or devices
     of your own, which stay open.
     transport: where: `inproc`, `process`, `fuse`, `window:PATH` or `nvme+tcp://HOST:PORT` (docs/drives.md). Elsewhere
@@ -264,8 +263,7 @@ def attach(
     """
     given = dict(locals())
     _check_kinds(given)
-    if residency is not None:
-        given["policy"] = policy = _renamed(policy, residency)
+    given["policy"] = policy = _renamed(policy, residency)
     if policy != "in-storage" or tiers is not None:
         _check_in_tiers(given)
         return TierSetting(policy=policy, tiers=tiers or TierLimits()).attached(model)
@@ -296,7 +294,9 @@ def _reached(given: dict[str, Any]) -> DriveSet | Sequence[Device]:
 
 
 def _renamed(policy: Any, residency: Any) -> Any:
-    """The policy that is given by its former name; raises ValueError for both."""
+    """The policy, which may be given by its former name; raises ValueError for both."""
+    if residency is None:
+        return policy
     if policy != "in-storage":
         raise ValueError(
             f"residency = {residency!r} and policy = {policy!r}: two names of one option, give policy alone"

@@ -187,8 +187,7 @@ def run(
     """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of PyTorch that spin take the cores of all others
     prompt = text.read()
-    tiers = tiers.renamed()
-    in_tiers = tiers.value()
+    in_tiers = (tiers := tiers.renamed()).value()
     if in_tiers and (option := what.given()):
         raise ValueError(f"{option} is of drives, and with --policy {tiers.policy} the model attends itself")
     drives = where.value(hosting)

@@ -16,6 +16,7 @@ from transformers import MiniCPM3Config, MiniCPM3ForCausalLM, PreTrainedModel
 import vcsd
 from csd_link.driveset import DriveSet
 from csd_spec import Attention
+from eval.verify.soak import SPEC
 from kv_cache import CSD, DEVICE, DIRECT, HOST
 from kv_cache.limits import TierLimits
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
@@ -79,7 +80,8 @@ def prompts(count: int = 6) -> list[list[int]]:
 
 def setting(policy: object, folder: Path, drives: int = 2, **more: object) -> Serving:
     tiers = TierLimits(device=1 << 20, host=1 << 20, files=folder)
-    given = {"policy": policy, "tiers": tiers, "drives": DriveSet(count=drives) if drives else (), "slots": 6}
+    small = DriveSet(count=drives, spec=SPEC) if drives else ()  # many of 2 TB would fill the address space
+    given = {"policy": policy, "tiers": tiers, "drives": small, "slots": 6}
     return Serving(**given | {"max_tokens": LONGEST} | more)  # type: ignore[arg-type]
 
 

@@ -138,7 +138,7 @@ def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch)
         (["--batch", "0"], "--batch"),
         (["--attention", "magic"], "magic"),
         (["--drives", "two"], "--drives"),
-        (["--embedding-bits", "7"], "--embedding-bits"),
+        (["--embedding-bits", "9"], "--embedding-bits"),
         (["--layout", "latent"], "V is not a part of K"),
         (["--storage", "fp4"], "--storage"),
         (["--attention", "sparf", "--layout", "planes2"], "use planes2-exact"),
