@@ -32,6 +32,8 @@ from vcsd.transport import TRANSPORT_HELP, check_drives, check_method, fleet_or_
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, importing, print_json, stdout
 from vcsd_cli.tiers import InTiers
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of PyTorch that spin take the cores of all others
+
 if TYPE_CHECKING:
     import torch
 
@@ -185,7 +187,6 @@ def run(
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of PyTorch that spin take the cores of all others
     prompt = text.read()
     in_tiers = (tiers := tiers.renamed()).value()
     if in_tiers and (option := what.given()):
