@@ -12,7 +12,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MAX_PARAMETERS, MAX_FUNCTION_LINES, MAX_FILE_LINES = 7, 60, 400
 EXEMPT = ("njit", "intrinsic", "command")  # decorators: kernels, and commands' declarations
-ATTACH = ("vcsd/attached.py", "attach")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ def functions(file: Path) -> Iterator[Function]:
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             count = len(arguments) - (bool(arguments) and arguments[0].arg in ("self", "cls"))
             decorators = " ".join(ast.unparse(each) for each in node.decorator_list)
-            exempt = any(word in decorators for word in EXEMPT) or (str(file), node.name) == ATTACH
+            exempt = any(word in decorators for word in EXEMPT)
             exempt |= any("typer." in ast.unparse(each.annotation) for each in arguments if each.annotation)
             lines = (node.end_lineno or 0) - node.lineno + 1
             yield Function(f"{file}:{node.lineno} {node.name}", lines, 0 if exempt else count)

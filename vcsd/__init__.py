@@ -13,8 +13,54 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from vcsd.attached import Attached, attach
+if TYPE_CHECKING:  # isort: off
+    from attention_engine import (
+        METHODS as METHODS,
+        Method as Method,
+        Step as Step,
+        load_methods as load_methods,
+    )
+    from csd_link.driveset import DriveSet as DriveSet
+    from csd_spec import (
+        LAYOUTS as LAYOUTS,
+        Attention as Attention,
+        Budget as Budget,
+        Compression as Compression,
+        Device as Device,
+        DeviceError as DeviceError,
+        DriveSpec as DriveSpec,
+        Fixed as Fixed,
+        KvView as KvView,
+        Layout as Layout,
+        PageForm as PageForm,
+        SparFParams as SparFParams,
+        load_layouts as load_layouts,
+        presets as presets,
+    )
+    from host_driver.hf.shape import Unsupported as Unsupported
+    from kv_cache.limits import TierLimits as TierLimits
+    from vcsd.attached import (
+        Attached as Attached,
+        Setting as Setting,
+        attach as attach,
+        attached as attached,
+    )
+    from vcsd.report import Report as Report
+    from vcsd.sampling import Sampling as Sampling
+    from vcsd.server import (
+        Rejected as Rejected,
+        Server as Server,
+        Stream as Stream,
+    )
+    from vcsd.serving import (
+        Serving as Serving,
+        serve as serve,
+    )
+    from vcsd.tiered import (
+        Tiered as Tiered,
+        TierReport as TierReport,
+        TierSetting as TierSetting,
+    )
 
 _PLACES = {
     "vcsd.attached": ("Attached", "Setting", "attach", "attached"),

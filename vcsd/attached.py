@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from inspect import Parameter, signature
-from numbers import Integral, Real
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from transformers import PreTrainedModel
@@ -18,59 +15,29 @@ from transformers import PreTrainedModel
 from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
 from csd_link.replication import COPIES, REDUNDANCIES, Redundancy
-from csd_spec import Attention, Budget, Device, DriveSpec, ModelShape
-from csd_spec.attention import Storage
-from csd_spec.layouts import load_layouts, name_of
+from csd_spec import Attention, Budget, Device, ModelShape
 from csd_spec.network import Network, network_named
-from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from csd_spec.sparf import Convention
 from host_driver.driver import Driver
 from host_driver.hf.forward import check_free, in_drives
 from host_driver.hf.shape import Placement, placement
 from host_driver.sharding import share_out
-from kv_cache.iteration import Iteration
 from kv_cache.limits import TierLimits
-from kv_cache.scheduler import Policy
+from vcsd.attach_options import (
+    IN_STORAGE,
+    DriveOptions,
+    PolicyGiven,
+    attention_of,
+    check_in_tiers,
+    checked,
+    drives_of,
+    renamed,
+)
 from vcsd.redundancy import protected
 from vcsd.redundancy_cost import Decode, Estimate, HostCompute
 from vcsd.report import Report
 from vcsd.room import check_drives
-from vcsd.tiered import TierSetting
-from vcsd.transport import check_method, fleet_or_count, methods_of
-
-_TEXT, _NUMBER, _PATH = (str, "text"), (Integral, "a whole number"), (Path | None, "a pathlib.Path")
-_KINDS: dict[str, tuple[Any, str]] = {  # of what `attach` is given
-    "drives": (Integral | Sequence, "a whole number, a fleet (ray or ray://HOST:PORT), or devices"),
-    "attention": _TEXT,
-    "compression": (Real | None, "a number"),
-    "convention": (str | None, "text"),
-    "spec": (DriveSpec, "a DriveSpec"),
-    "layout": (str | Integral | None, "text"),
-    "embedding_bits": (Integral | None, "a whole number"),
-    "storage": (str | None, "text"),
-    "redundancy": _TEXT,
-    "spares": _NUMBER,
-    "network": (str | None, "text"),
-    "mini_batches": (Integral | None, "a whole number"),
-    "keep": _PATH,
-    "transport": _TEXT,
-    "flush_every": _NUMBER,
-    "restart": (bool, "True or False"),
-    "methods": _PATH,
-    "layouts": _PATH,
-    "tiers": (TierLimits | None, "a TierLimits"),
-}
-_IN_TIERS = ("model", "policy", "tiers", "residency")  # what `attach` is given for K and V in tiers
-
-
-def _check_kinds(given: dict[str, Any]) -> None:
-    """Raise ValueError for an argument of another kind; in Python True is a whole number."""
-    for name, (kind, words) in _KINDS.items():
-        value, whole = given[name], isinstance(given[name], bool)
-        if not isinstance(value, kind) or (whole and kind is not bool):
-            raise ValueError(f"{name} = {value!r}: must be {words}")
-    if given["budget"] is not None and not callable(getattr(given["budget"], "at", None)):
-        raise ValueError(f"budget = {given['budget']!r}: must be a Compression, a Fixed or another Budget")
+from vcsd.tiered import Tiered, TierSetting
+from vcsd.transport import check_method, methods_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,108 +177,60 @@ class Attached:
         return Estimate.on(spec, self.setting.network, layout, shape, decode, self._host)
 
 
+@overload
 def attach(
     model: PreTrainedModel,
     drives: int | str | Sequence[Device] = 1,
     attention: str = "sparf",
-    compression: float | None = None,
-    convention: Convention | None = None,
-    budget: Budget | None = None,
-    spec: DriveSpec = INSTCSD_ZYNQ7045_8CH,
-    layout: str | None = None,
-    mini_batches: int | None = None,
-    keep: Path | None = None,
-    transport: str = "inproc",
-    flush_every: int = 0,
-    restart: bool = True,
-    methods: Path | None = None,
-    policy: str | Policy | Callable[[Iteration], None] = "in-storage",
+    *,
+    policy: Literal["in-storage"] = "in-storage",
+    **options: Unpack[DriveOptions],
+) -> AbstractContextManager[Attached]: ...
+
+
+@overload
+def attach(
+    model: PreTrainedModel, *, policy: PolicyGiven, tiers: TierLimits | None = None
+) -> AbstractContextManager[Tiered]: ...
+
+
+def attach(
+    model: PreTrainedModel,
+    drives: int | str | Sequence[Device] = 1,
+    attention: str = "sparf",
+    *,
+    policy: PolicyGiven = IN_STORAGE,
     tiers: TierLimits | None = None,
-    storage: Storage | None = None,
-    redundancy: Redundancy = "none",
-    spares: int = 0,
-    network: str | None = None,
-    embedding_bits: int | None = None,
-    layouts: Path | None = None,
-    residency: str | Policy | Callable[[Iteration], None] | None = None,
-) -> AbstractContextManager[Any]:
+    **options: Any,
+) -> AbstractContextManager[Attached] | AbstractContextManager[Tiered]:
     """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
 
     Or, with another policy, keep its K and V in tiers, and attend on the model's device.
-    drives: how many to make, each a `spec`; `ray` or `ray://HOST:PORT` for those of a fleet (docs/fleet.md); or devices
-    of your own, which stay open.
-    transport: where: `inproc`, `process`, `fuse`, `window:PATH` or `nvme+tcp://HOST:PORT` (docs/drives.md). Elsewhere
-    a drive may die and come back; K and V that it has not acknowledged as flushed are kept here meanwhile.
-    flush_every: decode steps between flushes; 0: never, and all K and V of drives that may die stay in host memory too.
-    restart: whether a drive with a process of its own is restarted when it dies.
-    attention: a method that the drives know, or a name of `csd_spec.NAMED` (`ours`), which says layout and budget too.
-    methods: a Python file with methods of your own, for drives that are made here (docs/methods.md).
-    compression, convention: see `csd_spec.Compression`, 8 and paper where nothing else is said; budget replaces both.
-    layout: name of the layout of K and V in drives (docs/layouts.md), by default the method's own or fp16.
-    redundancy: how a lost drive is survived (docs/fleet.md): `none`, not at all; `mirror`, KV heads are stored on two
-    drives; `recompute`, they are computed again from the tokens. spares: more drives, which replace lost ones.
-    network: a name of `csd_spec.network.NETWORKS`, as `100gbe`: simulated time of commands includes their way over it.
-    storage: format of stored values, `fp16`, `bf16` or, in layout fp16, `fp8`; the model's by default (docs/models.md).
-    keep: a folder in which the drives made here outlive the process, one folder each.
-    mini_batches: parts of a decode batch, so that model and drives work at once; by default 2 for a GPU, else 1.
-    policy: a name of `kv_cache.POLICIES`, FILE:NAME, or a policy of your own (docs/policies.md); `in-storage` is
-    drives. With another one, only tiers may be given: how much of K and V may lie where.
-    layouts: a Python file with layouts of your own, which `layout` may name (docs/layouts.md).
-    embedding_bits: deprecated, use layout; the code of a layout. residency: deprecated, the former name of policy.
-    Raises ValueError (Unsupported) with the reason for a model or a setting that cannot be served, before anything
-    is changed; DeviceError when a drive refuses a command.
+
+    Args:
+        model: A decoder of transformers; it is changed in place until the block ends.
+        drives: How many to make; `ray` or `ray://HOST:PORT` for those of a fleet (docs/fleet.md); or devices of the
+            caller's, which stay open.
+        attention: A method that the drives know, or a name of `csd_spec.NAMED` (`ours`), which says layout and budget
+            too.
+        policy: A name of `kv_cache.POLICIES`, FILE:NAME, or a policy of the caller's (docs/policies.md); `in-storage`
+            is drives.
+        tiers: With another policy: how much of K and V may lie where.
+        options: With drives: see `DriveOptions`.
+
+    Raises:
+        ValueError: (Unsupported) with the reason for a model or a setting that cannot be served, before anything is
+            changed.
+        DeviceError: A drive refuses a command.
     """
-    given = dict(locals())
-    _check_kinds(given)
-    given["policy"] = policy = _renamed(policy, residency)
-    if policy != "in-storage" or tiers is not None:
-        _check_in_tiers(given)
+    policy = renamed(policy, options.pop("residency", None))
+    if policy != IN_STORAGE or tiers is not None:
+        check_in_tiers(policy, tiers, drives=drives, attention=attention, **options)
         return TierSetting(policy=policy, tiers=tiers or TierLimits()).attached(model)
+    given = checked(drives, attention, options)
     asked = {name: given[name] for name in ("mini_batches", "flush_every", "redundancy")}
-    over = network_named(network) if network else None
-    return attached(model, Setting(attention=_attention(given), drives=_reached(given), network=over, **asked))
-
-
-def _attention(given: dict[str, Any]) -> Attention:
-    """What `attach` is asked to attend with."""
-    load_layouts(given["layouts"])
-    layout, code = given["layout"], given["embedding_bits"]
-    given = given | {"layout": layout if code is None else name_of(code, "embedding_bits")}
-    names = "attention", "compression", "convention", "budget", "layout", "storage"
-    return Attention.named(*(given[name] for name in names))
-
-
-def _reached(given: dict[str, Any]) -> DriveSet | Sequence[Device]:
-    """Drives that `attach` makes, those that are served already, or the caller's."""
-    drives = given["drives"]
-    if isinstance(drives, Sequence) and not isinstance(drives, str):
-        if given["spares"]:
-            raise ValueError(f"spares = {given['spares']}: only with drives that are made here or served, not devices")
-        return drives
-    count, transport = fleet_or_count(drives if isinstance(drives, str) else int(drives), given["transport"])
-    names = "spec", "keep", "restart", "methods", "layouts", "spares"
-    return DriveSet(count=count, transport=transport, **{name: given[name] for name in names})
-
-
-def _renamed(policy: Any, residency: Any) -> Any:
-    """The policy, which may be given by its former name; raises ValueError for both."""
-    if residency is None:
-        return policy
-    if policy != "in-storage":
-        raise ValueError(
-            f"residency = {residency!r} and policy = {policy!r}: two names of one option, give policy alone"
-        )
-    warnings.warn("residency is now policy", DeprecationWarning, stacklevel=3)
-    return residency
-
-
-def _check_in_tiers(given: dict[str, Any]) -> None:
-    """Raise ValueError for what only drives can be given."""
-    if given["policy"] == "in-storage":
-        raise ValueError("tiers: drives hold all of K and V: with tiers give a policy, as dual-blade or auto")
-    for name, parameter in signature(attach).parameters.items():
-        if name not in _IN_TIERS and parameter.default is not Parameter.empty and given[name] != parameter.default:
-            raise ValueError(f"{name} is of drives, and policy = {given['policy']!r} attends on the device")
+    over = network_named(given["network"]) if given["network"] else None
+    return attached(model, Setting(attention=attention_of(given), drives=drives_of(given), network=over, **asked))
 
 
 @contextmanager

@@ -1,0 +1,98 @@
+"""Options of `vcsd.attach`: defaults, kinds, and types for a checker.
+
+partner of: vcsd/attach_options.py, vcsd/__init__.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vcsd
+from csd_link.driveset import DriveSet
+from kv_cache.limits import TierLimits
+from tests.host_driver.hf.test_cache import llama
+from vcsd.attach_options import _OPTIONS, DriveOptions, attention_of, check_in_tiers, checked, drives_of, renamed
+
+USES = """
+import vcsd
+from transformers import LlamaForCausalLM
+
+def use(model: LlamaForCausalLM) -> None:
+    with vcsd.attach(model, drives=2, compression=8) as run:
+        reveal_type(run)
+    with vcsd.attach(model, policy="auto", tiers=vcsd.TierLimits()) as tiered:
+        reveal_type(tiered)
+    with vcsd.serve(model, vcsd.Serving(policy="lru")) as server:
+        reveal_type(server)
+    vcsd.attach(model, compresion=8)
+"""
+
+
+def test_every_option_has_a_type_a_default_and_a_kind() -> None:
+    assert {*_OPTIONS, "residency"} == set(DriveOptions.__annotations__)
+    given = checked(1, "sparf", {})
+    assert given == {name: default for name, (default, _, _) in _OPTIONS.items()} | {"drives": 1, "attention": "sparf"}
+    assert attention_of(given).method == "sparf"
+    drives = drives_of(given)
+    assert isinstance(drives, DriveSet) and drives.count == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"flush_every": True}, "flush_every = True: must be a whole number"),
+        ({"restart": 1}, "restart = 1: must be True or False"),
+        ({"budget": 8}, "budget = 8: must be a Compression"),
+        ({"keep": "here"}, "keep = 'here': must be a pathlib.Path"),
+        ({"drives": 1.5}, "drives = 1.5: must be a whole number, a fleet"),
+        ({"attention": None}, "attention = None: must be text"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused(options: dict[str, Any], reason: str) -> None:
+    given = {"drives": 1, "attention": "sparf"} | options
+    with pytest.raises(ValueError, match=reason):
+        checked(given.pop("drives"), given.pop("attention"), given)
+
+
+def test_an_unknown_option_is_refused_as_python_does() -> None:
+    with pytest.raises(TypeError, match=r"attach\(\) got an unexpected keyword argument 'compresion'"):
+        vcsd.attach(llama(), compresion=8)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="'sizes'"):
+        vcsd.attach(llama(), policy="auto", sizes=8)  # type: ignore[call-overload]
+
+
+def test_in_tiers_only_tiers_may_be_given() -> None:
+    check_in_tiers("auto", TierLimits(), drives=1, attention="sparf")
+    with pytest.raises(ValueError, match="spares is of drives"):
+        check_in_tiers("auto", None, spares=1)
+    with pytest.raises(ValueError, match="tiers = 5: must be a TierLimits"):
+        check_in_tiers("auto", 5)  # type: ignore[arg-type]
+
+
+def test_the_former_name_of_policy_is_taken_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="residency is now policy"):
+        assert renamed("in-storage", "auto") == "auto"
+    with pytest.raises(ValueError, match="two names of one option"):
+        renamed("flexgen", "auto")
+
+
+@pytest.mark.slow
+def test_public_names_have_types(tmp_path: Path) -> None:
+    (tmp_path / "uses.py").write_text(USES)
+    mypy = [sys.executable, "-m", "mypy", str(tmp_path / "uses.py")]
+    done = subprocess.run(mypy, capture_output=True, text=True, env={**os.environ, "MYPYPATH": "."})
+    for shown in ('"vcsd.attached.Attached"', '"vcsd.tiered.Tiered"', '"vcsd.server.Server"'):
+        assert f"Revealed type is {shown}" in done.stdout, done.stdout + done.stderr
+    assert 'No overload variant of "attach"' in done.stdout
+
+
+def test_all_public_names_are_known_to_a_type_checker() -> None:
+    typed = re.findall(r"(\w+) as \1", Path(vcsd.__file__).read_text())
+    assert sorted(typed) == sorted(vcsd.__all__)

@@ -1,0 +1,171 @@
+"""Options of `vcsd.attach`: their defaults, their kinds, and the values that they become."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, TypedDict
+
+from csd_link.driveset import DriveSet
+from csd_link.replication import Redundancy
+from csd_spec import Attention, Budget, Device, DriveSpec
+from csd_spec.attention import Storage
+from csd_spec.layouts import load_layouts, name_of
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.sparf import Convention
+from kv_cache.iteration import Iteration
+from kv_cache.limits import TierLimits
+from kv_cache.scheduler import Policy
+from vcsd.transport import fleet_or_count
+
+IN_STORAGE = "in-storage"
+PolicyGiven = str | Policy | Callable[[Iteration], None]
+
+
+class DriveOptions(TypedDict, total=False):
+    """What `attach` takes with drives.
+
+    Attributes:
+        spec: Of each drive that is made.
+        transport: Where drives are: `inproc`, `process`, `fuse`, `window:PATH` or `nvme+tcp://HOST:PORT`
+            (docs/drives.md). Elsewhere a drive may die and come back; K and V that it has not acknowledged as flushed
+            are kept here meanwhile.
+        restart: Whether a drive with a process of its own is restarted when it dies.
+        keep: A folder in which the drives made here outlive the process, one folder each.
+        flush_every: Decode steps between flushes; 0: never, and all K and V of drives that may die stay in host memory.
+        mini_batches: Parts of a decode batch, so that model and drives work at once; by default 2 for a GPU, else 1.
+        compression, convention: See `csd_spec.Compression`; 8 and paper by default.
+        budget: Replaces both.
+        layout: Name of the layout of K and V in drives (docs/layouts.md), by default the method's own or fp16.
+        storage: Format of stored values, `fp16`, `bf16` or, in layout fp16, `fp8`; the model's by default
+            (docs/models.md).
+        methods, layouts: Python files with methods or layouts of the caller's, for drives that are made here.
+        redundancy: How a lost drive is survived (docs/fleet.md): `none`, not at all; `mirror`, KV heads are stored on
+            two drives; `recompute`, they are computed again from the tokens.
+        spares: More drives, which replace lost ones.
+        network: A name of `csd_spec.network.NETWORKS`, as `100gbe`: simulated time of commands includes their way.
+        embedding_bits: Deprecated, use layout; the code of a layout.
+        residency: Deprecated, the former name of policy.
+    """
+
+    spec: DriveSpec
+    transport: str
+    restart: bool
+    keep: Path | None
+    flush_every: int
+    mini_batches: int | None
+    compression: float | None
+    convention: Convention | None
+    budget: Budget | None
+    layout: str | None
+    storage: Storage | None
+    methods: Path | None
+    layouts: Path | None
+    redundancy: Redundancy
+    spares: int
+    network: str | None
+    embedding_bits: int | None
+    residency: PolicyGiven | None
+
+
+_WHOLE, _PATH, _TEXT = (Integral, "a whole number"), (Path | None, "a pathlib.Path"), (str | None, "text")
+_OPTIONS: dict[str, tuple[Any, Any, str]] = {  # default, kind, and words for it
+    "spec": (INSTCSD_ZYNQ7045_8CH, DriveSpec, "a DriveSpec"),
+    "transport": ("inproc", str, "text"),
+    "restart": (True, bool, "True or False"),
+    "keep": (None, *_PATH),
+    "flush_every": (0, *_WHOLE),
+    "mini_batches": (None, Integral | None, "a whole number"),
+    "compression": (None, Real | None, "a number"),
+    "convention": (None, *_TEXT),
+    "budget": (None, object, "a Compression, a Fixed or another Budget"),
+    "layout": (None, str | Integral | None, "text"),
+    "storage": (None, *_TEXT),
+    "methods": (None, *_PATH),
+    "layouts": (None, *_PATH),
+    "redundancy": ("none", str, "text"),
+    "spares": (0, *_WHOLE),
+    "network": (None, *_TEXT),
+    "embedding_bits": (None, Integral | None, "a whole number"),
+}
+_DRIVES = (Integral | Sequence, "a whole number, a fleet (ray or ray://HOST:PORT), or devices")
+
+
+def _check_kind(name: str, value: Any, kind: Any, words: str) -> None:
+    """Raise ValueError for a value of another kind; in Python True is a whole number."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
+        raise ValueError(f"{name} = {value!r}: must be {words}")
+
+
+def checked(drives: Any, attention: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """All options by name, with their defaults.
+
+    Raises:
+        TypeError: There is no such option.
+        ValueError: One is of another kind.
+    """
+    check_known(options)
+    _check_kind("drives", drives, *_DRIVES)
+    _check_kind("attention", attention, str, "text")
+    given = {name: options.get(name, default) for name, (default, _, _) in _OPTIONS.items()}
+    for name, (_, kind, words) in _OPTIONS.items():
+        _check_kind(name, given[name], kind, words)
+    budget = given["budget"]
+    if budget is not None and not callable(getattr(budget, "at", None)):
+        raise ValueError(f"budget = {budget!r}: must be {_OPTIONS['budget'][2]}")
+    return {**given, "drives": drives, "attention": attention}
+
+
+def check_known(options: dict[str, Any]) -> None:
+    """Raise TypeError, as Python does, for an option that there is not."""
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(f"attach() got an unexpected keyword argument {name!r}")
+
+
+def attention_of(given: dict[str, Any]) -> Attention:
+    """What is asked to attend with."""
+    load_layouts(given["layouts"])
+    layout, code = given["layout"], given["embedding_bits"]
+    given = given | {"layout": layout if code is None else name_of(code, "embedding_bits")}
+    names = "attention", "compression", "convention", "budget", "layout", "storage"
+    return Attention.named(*(given[name] for name in names))
+
+
+def drives_of(given: dict[str, Any]) -> DriveSet | Sequence[Device]:
+    """Drives that are made, those that are served already, or the caller's."""
+    drives = given["drives"]
+    if isinstance(drives, Sequence) and not isinstance(drives, str):
+        if given["spares"]:
+            raise ValueError(f"spares = {given['spares']}: only with drives that are made here or served, not devices")
+        return drives
+    count, transport = fleet_or_count(drives if isinstance(drives, str) else int(drives), given["transport"])
+    names = "spec", "keep", "restart", "methods", "layouts", "spares"
+    return DriveSet(count=count, transport=transport, **{name: given[name] for name in names})
+
+
+def renamed(policy: Any, residency: Any) -> Any:
+    """The policy, which may be given by its former name; raises ValueError for both."""
+    if residency is None:
+        return policy
+    if policy != IN_STORAGE:
+        raise ValueError(
+            f"residency = {residency!r} and policy = {policy!r}: two names of one option, give policy alone"
+        )
+    warnings.warn("residency is now policy", DeprecationWarning, stacklevel=3)
+    return residency
+
+
+def check_in_tiers(policy: Any, tiers: TierLimits | None, **options: Any) -> None:
+    """Raise ValueError for what only drives can be given, or for tiers of another kind."""
+    if tiers is not None:
+        _check_kind("tiers", tiers, TierLimits, "a TierLimits")
+    if policy == IN_STORAGE:
+        raise ValueError("tiers: drives hold all of K and V: with tiers give a policy, as dual-blade or auto")
+    defaults = {"drives": 1, "attention": "sparf"} | {name: default for name, (default, _, _) in _OPTIONS.items()}
+    check_known({name: value for name, value in options.items() if name not in ("drives", "attention")})
+    for name, value in options.items():
+        if value != defaults[name]:
+            raise ValueError(f"{name} is of drives, and policy = {policy!r} attends on the device")
