@@ -79,7 +79,8 @@ def serial(work: Work, units: Units, watch: Stopwatch) -> None:
     """One phase of all streams after the other, kernels share each by load: the reading of the paper's figures."""
     for item in work:
         if isinstance(item, Read):
-            watch.until(item.unit, units.ftl.read(item.plan, watch.now_ns))
+            programs_ns = units.ftl.programs_end_ns([item.plan], watch.now_ns)
+            _read(watch, item.unit, units.ftl.read(item.plan, watch.now_ns), programs_ns)
         else:
             ns, softmax_ns = units.whole(item)
             share = units.clock.spec.kernels if item.job == "kernel" else 1
@@ -105,8 +106,21 @@ def overlapped(work: Work, units: Units, watch: Stopwatch) -> None:
             stages.append(Fetch(after, item.plan, bounds))
         else:
             stages.append(Use(after, POOLS.index(item.job), *units.compute(item, bounds)))
+    plans = [item.plan for item in work if isinstance(item, Read)]
+    programs_ns = units.ftl.programs_end_ns(plans, watch.now_ns) if plans else watch.now_ns
     for link in units.ftl.pipeline(stages, (1, units.clock.spec.kernels), watch.now_ns):
-        watch.until("softmax" if link.tail else work[link.stage].unit, link.finish_ns)
+        item = work[link.stage]
+        if isinstance(item, Read):
+            _read(watch, item.unit, link.finish_ns, programs_ns)
+        else:
+            watch.until("softmax" if link.tail else item.unit, link.finish_ns)
+
+
+def _read(watch: Stopwatch, unit: str, finish_ns: int, programs_ns: int) -> None:
+    """A read has ended; until the programs on its lanes were over it has waited for them."""
+    if programs_ns > watch.now_ns:
+        watch.until("flash_program", min(programs_ns, finish_ns))
+    watch.until(unit, finish_ns)
 
 
 def _streams(item: Read | Compute) -> int:

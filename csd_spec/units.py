@@ -13,7 +13,8 @@ STEP_UNITS = ("network", "link", "queue", "argtopk", *FLASH_UNITS, "logit0", "lo
 to the host, with a modelled network; queue is waiting for the engine."""
 
 UNITS = (*STEP_UNITS, "flash_program")
-"""All of them; flash_program is waiting for programs, as a bulk append does."""
+"""All of them; flash_program is waiting for programs and erases: of a bulk append for its own, of a read for those on
+its lanes."""
 
 MAX_UNIT_BYTES = 16  # of a name, in a completion on its way
 

@@ -175,6 +175,13 @@ class Ftl:
         """Bring a plan's pages to the engine; returns when all are there. Raises Uncorrectable."""
         return self.store.read(plan, start_ns)
 
+    def programs_end_ns(self, plans: Seq[PagePlan], start_ns: int) -> int:
+        """Until when programs and erases keep some of the lanes that plans are read from; start_ns where none does."""
+        timing = self.timing
+        if timing.programmed_ns <= start_ns:
+            return start_ns
+        return max(start_ns, *(timing.free_ns(plan.ppns) for plan in plans))
+
     def pipeline(self, stages: Seq[Fetch | Use], pools: Seq[int], start_ns: int) -> list[Link]:
         """Reads between the work of units; see `ftl.flash.pipeline`. Raises Uncorrectable."""
         return pipeline(self.store, stages, pools, start_ns)

@@ -246,7 +246,8 @@ class Driver:
         for unit, ns in slowest.breakdown_ns.items():
             mini_batch.breakdown_ns[unit] += ns
         mini_batch.now_ns = slowest.finish_ns
-        self.traffic.count_decode(done, sum(lengths.tolist()) * self.shape.kv_bytes_per_token // self.shape.layers)
+        each = lengths.tolist()
+        self.traffic.count_decode(done, sum(each) * self.shape.kv_bytes_per_token // self.shape.layers, max(each))
 
     def _shipped(self, v: F16) -> F16:
         """What drives need of rows of V: nothing where it is a part of K."""

@@ -9,6 +9,8 @@ from threading import Lock
 from csd_spec import Completion, FlashCounters
 
 KEPT_STEPS = 256
+CONTEXT_TOKENS = 128  # steps are summed up by so many tokens of their longest sequence
+WAITS = "queue", "flash_program"  # units that are waiting for earlier work
 
 
 @dataclass(slots=True)
@@ -20,15 +22,26 @@ class StepRecord:
     link_bytes: int = 0
     plain_offload_bytes: int = 0
     flash: FlashCounters = FlashCounters()
+    context: int = 0  # tokens of its longest sequence
+
+    @property
+    def wait_ns(self) -> int:
+        """Of ns, what it has waited for earlier work."""
+        return sum(self.breakdown_ns[unit] for unit in WAITS)
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Everything since the drives were attached. steps: the last ones; step_count and total: of all."""
+    """Everything since the drives were attached.
+
+    steps: the last ones. step_count, total: of all. by_context: number, ns and ns of waiting of all steps, by the first
+    of CONTEXT_TOKENS tokens.
+    """
 
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     step_count: int = 0
     total: StepRecord = field(default_factory=StepRecord)
+    by_context: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     current: StepRecord = field(default_factory=StepRecord)
     prefill_ns: int = 0
     flash: FlashCounters = FlashCounters()
@@ -51,6 +64,9 @@ class Traffic:
         total.link_bytes += step.link_bytes
         total.plain_offload_bytes += step.plain_offload_bytes
         total.flash += step.flash
+        first = step.context // CONTEXT_TOKENS * CONTEXT_TOKENS
+        steps, all_ns, wait_ns = self.by_context.get(first, (0, 0, 0))
+        self.by_context[first] = steps + 1, all_ns + ns, wait_ns + step.wait_ns
 
     def count(self, done: list[Completion]) -> None:
         """Add one completion of every drive."""
@@ -60,10 +76,11 @@ class Traffic:
                 self.link_bytes += c.link_bytes
                 self.busy_ns[drive] += c.latency_ns - c.breakdown_ns.get("queue", 0)
 
-    def count_decode(self, done: list[Completion], plain_offload_bytes: int) -> None:
-        """Add one layer of a mini-batch to the current decode step."""
+    def count_decode(self, done: list[Completion], plain_offload_bytes: int, context: int) -> None:
+        """Add one layer of a mini-batch to the current decode step. context: tokens of its longest sequence."""
         with self._lock:
             step = self.current
+            step.context = max(step.context, context)
             step.plain_offload_bytes += plain_offload_bytes
             step.link_bytes += sum(c.link_bytes for c in done)
             for c in done:

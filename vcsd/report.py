@@ -29,6 +29,8 @@ class Report:
     useful_byte_share: float | None  # of the bytes that crossed the flash channels; None when none did
     prefill_ns: int
     step_ns: float
+    steady_step_ns: float  # without waiting for earlier work: prefill's programs, and those of groups that become full
+    by_context: list[dict[str, float]]  # the same by tokens of the longest sequence
     breakdown_ns: dict[str, float]
     drives: list[dict[str, Any]]
     placed: Placement
@@ -55,6 +57,11 @@ class Report:
             useful_byte_share=flash.useful_bytes / flash.fetched_bytes if flash.fetched_bytes else None,
             prefill_ns=traffic.prefill_ns,
             step_ns=total.ns / steps,
+            steady_step_ns=(total.ns - total.wait_ns) / steps,
+            by_context=[
+                {"from_tokens": first, "steps": count, "step_ns": ns / count, "steady_step_ns": (ns - wait_ns) / count}
+                for first, (count, ns, wait_ns) in sorted(traffic.by_context.items())
+            ],
             breakdown_ns={unit: ns / steps for unit, ns in units.items()},
             drives=[
                 {
@@ -98,6 +105,8 @@ class Report:
             "layers": self._layers(),
             "modelled": {
                 "step_ns": self.step_ns,
+                "steady_step_ns": self.steady_step_ns,
+                "by_context": self.by_context,
                 "prefill_ns": self.prefill_ns,
                 "steps": self.steps,
                 "breakdown_ns": self.breakdown_ns,
@@ -145,6 +154,7 @@ class Report:
             table.add_row(unit, f"{ns / 1e3:.1f}", f"{ns / max(1, self.step_ns):.1%}")
         table.add_section()
         table.add_row("step", f"{self.step_ns / 1e3:.1f}", "")
+        table.add_row("step without waiting", f"{self.steady_step_ns / 1e3:.1f}", "")
         return table
 
     def _layers(self) -> dict[str, Any]:

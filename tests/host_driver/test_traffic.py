@@ -18,6 +18,16 @@ def test_sums_are_of_all_steps_and_memory_is_bounded():
     assert traffic.steps[-1].ns == 2 * (steps - 1)
 
 
+def test_steps_are_summed_up_by_context_with_what_they_waited():
+    traffic = Traffic()
+    for context, ns, wait_ns in ((5, 10, 0), (127, 20, 4), (128, 30, 0), (300, 40, 40)):
+        traffic.begin_step()
+        traffic.count_decode([], 0, context)
+        traffic.end_step(ns, Counter(flash_token=ns - wait_ns, flash_program=wait_ns))
+    assert traffic.by_context == {0: (2, 30, 4), 128: (1, 30, 0), 256: (1, 40, 40)}
+    assert traffic.total.wait_ns == 44
+
+
 def test_a_step_that_did_not_end_leaves_nothing():
     traffic = Traffic()
     traffic.begin_step()

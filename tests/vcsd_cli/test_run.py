@@ -43,6 +43,19 @@ def test_run_json_has_every_key(capsys, monkeypatch):
     assert result["wall_s"] > 0
 
 
+def test_a_steady_step_of_a_context_takes_the_same_in_short_and_long_runs(capsys, monkeypatch):
+    found = {}
+    for tokens in (8, 60):
+        words = ("run", "--max-new-tokens", str(tokens), "--no-compare", "-o", "json")
+        modelled = json.loads(vcsd(capsys, monkeypatch, *words)[1])["modelled"]
+        (found[tokens],) = modelled["by_context"]
+        assert found[tokens]["steps"] == modelled["steps"] == tokens - 1
+        waits = modelled["breakdown_ns"].get("flash_program", 0) + modelled["breakdown_ns"]["queue"]
+        assert modelled["step_ns"] - waits == pytest.approx(modelled["steady_step_ns"])
+    assert found[8]["step_ns"] > 1.2 * found[60]["step_ns"]  # a group that becomes full is a seventh of these steps
+    assert found[8]["steady_step_ns"] == pytest.approx(found[60]["steady_step_ns"], rel=0.03)
+
+
 def test_run_estimates_redundancy_before_it_decodes(capsys, monkeypatch):
     words = ("run", "--prompt", PROMPT, "--max-new-tokens", "3", "--no-compare", "-o", "json")
     code, out, err = vcsd(capsys, monkeypatch, *words, "--redundancy", "mirror", "--network", "25gbe")

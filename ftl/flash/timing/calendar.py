@@ -103,7 +103,11 @@ class FlashCalendar(FlashTiming):
 
     def erase(self, lane: int, start_ns: int) -> int:
         self.lane_free[lane] = max(start_ns, int(self.lane_free[lane])) + self.timing.erase_ns
+        self.programmed_ns = max(self.programmed_ns, int(self.lane_free[lane]))
         return int(self.lane_free[lane])
+
+    def free_ns(self, ppns: U32) -> int:
+        return int(self.lane_free[ppns % np.uint32(self.lane_free.size)].max(initial=0))
 
     def idle_ns(self) -> int:
         return int(self.lane_free.max())

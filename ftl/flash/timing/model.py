@@ -16,10 +16,11 @@ class FlashTiming(ABC):
     """When flash operations end. Time in, time out, in integer nanoseconds of modelled time.
 
     grain_ns: durations are the same for all start times that differ by multiples of it. listener: told of every read
-    and program.
+    and program. programmed_ns: when the last program, or erase, ends.
     """
 
     grain_ns = 1
+    programmed_ns = 0
     listener: Listener | None = None
 
     @property
@@ -37,7 +38,13 @@ class FlashTiming(ABC):
         """Load and program whole pages; returns the last end."""
         if self.listener:
             self.listener("program", ppns, start_ns)
-        return self.program_ends(ppns, start_ns)
+        finish_ns = self.program_ends(ppns, start_ns)
+        self.programmed_ns = max(self.programmed_ns, finish_ns)
+        return finish_ns
+
+    def free_ns(self, ppns: U32) -> int:
+        """When the last lane that pages lie on is free."""
+        return self.idle_ns()
 
     @abstractmethod
     def read_ends(self, ppns: U32, nbytes: I64, start_ns: int) -> int:
