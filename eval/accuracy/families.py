@@ -52,13 +52,13 @@ generate. All experts take part, since rounding decides between nearly tied ones
 OUTCOMES = ("right", "refused", "not_built", "wrong", "crashed")
 
 
-def sweep(names: Sequence[str], workers: int, limit_s: float, tick: Tick = no_tick, residency: str = "") -> list[Row]:
+def sweep(names: Sequence[str], workers: int, limit_s: float, tick: Tick = no_tick, policy: str = "") -> list[Row]:
     """Try architectures, each in a process of its own, which may die or be late without harm to the others."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
 
     def one(name: str) -> Row:
-        row = _apart(context, name, limit_s, residency)
+        row = _apart(context, name, limit_s, policy)
         tick(None)
         return row
 
@@ -74,9 +74,9 @@ def sweep(names: Sequence[str], workers: int, limit_s: float, tick: Tick = no_ti
         pool.shutdown(cancel_futures=True)
 
 
-def _apart(context: Any, name: str, limit_s: float, residency: str) -> Row:
+def _apart(context: Any, name: str, limit_s: float, policy: str) -> Row:
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_work, args=(name, sender, residency), daemon=True)
+    child = context.Process(target=_work, args=(name, sender, policy), daemon=True)
     child.start()
     sender.close()
     try:
@@ -93,11 +93,11 @@ def _apart(context: Any, name: str, limit_s: float, residency: str) -> Row:
         receiver.close()
 
 
-def _work(name: str, sender: Connection, residency: str) -> None:
+def _work(name: str, sender: Connection, policy: str) -> None:
     end_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     transformers.logging.set_verbosity_error()
-    sender.send(try_family(name, residency))
+    sender.send(try_family(name, policy))
 
 
 def experiment(
@@ -105,19 +105,19 @@ def experiment(
     workers: Annotated[int | None, typer.Option(min=1, max=256, help="processes (default: a core each)")] = None,
     limit: Annotated[float, typer.Option(min=1, max=86_400, help="seconds for each")] = 90.0,
     page: Annotated[Path | None, typer.Option(help="Markdown file to write the table to")] = None,
-    residency: Annotated[str, typer.Option(help="K and V in tiers instead, moved by this policy")] = "",
+    policy: Annotated[str, typer.Option(help="K and V in tiers instead, moved by this policy")] = "",
 ) -> Outcome:
     """Try every decoder architecture of transformers in drives, or in tiers, beside its own attention."""
-    if residency and residency not in IN_TIERS:
-        raise ValueError(f"residency = {residency!r}: must be one of {', '.join(IN_TIERS)}")
-    if residency and page:
+    if policy and policy not in IN_TIERS:
+        raise ValueError(f"policy = {policy!r}: must be one of {', '.join(IN_TIERS)}")
+    if policy and page:
         raise ValueError("--page is of drives: what is in tiers has no page of its own")
     known = architectures()
     wanted = [name.strip() for name in names.split(",")] if names else known
     if unknown := [name for name in wanted if name not in known]:
         raise ValueError(f"names = {', '.join(unknown)}: transformers {transformers.__version__} has no such decoder")
     with progress("architectures", len(wanted)) as tick:
-        rows = sweep(wanted, workers or len(os.sched_getaffinity(0)), limit, tick, residency)
+        rows = sweep(wanted, workers or len(os.sched_getaffinity(0)), limit, tick, policy)
     counts = Counter(row.outcome for row in rows)
     rows.sort(key=lambda row: (OUTCOMES.index(row.outcome), row.reason, row.name))
     cells = [(row.name, row.outcome, _share(row.difference), _share(row.control), row.reason) for row in rows]

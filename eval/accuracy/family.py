@@ -64,22 +64,22 @@ class Forced(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, wanted, 0.0)
 
 
-def try_family(name: str, residency: str = "") -> Row:
+def try_family(name: str, policy: str = "") -> Row:
     """Build a tiny model, decode with its own attention and in drives, compare.
 
     A prompt alone, and one in a batch with another that is padded on the left. In drives the model is given the tokens
     of its own decoding, so that every step's logits can be compared, and best tokens that are nearly tied may change.
 
-    residency: a policy, with which K and V are in tiers instead of drives; then no bit of the logits may differ.
+    policy: name of one with which K and V are in tiers instead of drives; then no bit of the logits may differ.
     """
     began = time.monotonic()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        row = _try_family(name, residency)
+        row = _try_family(name, policy)
     return replace(row, seconds=round(time.monotonic() - began, 2))
 
 
-def _try_family(name: str, residency: str) -> Row:
+def _try_family(name: str, policy: str) -> Row:
     try:
         model = build(name, SPREAD)
     except Exception as error:  # a config of defaults and small sizes fails in as many ways as there are
@@ -87,7 +87,7 @@ def _try_family(name: str, residency: str) -> Row:
     made = Row(name, "wrong", model_class=type(model).__name__)
     refusal = None
     try:
-        kinds_in_tiers(model) if residency else placement(model)
+        kinds_in_tiers(model) if policy else placement(model)
     except vcsd.Unsupported as error:
         refusal = error
     except Exception as error:  # whatever it is, it is a defect
@@ -102,7 +102,7 @@ def _try_family(name: str, residency: str) -> Row:
     control = float((other - own[0][1]).abs().max()) / largest
     if not 0 < control < torch.inf:
         return replace(made, outcome="not_built", reason="its own logits are not finite, or alike for all prompts")
-    return _compare(replace(made, control=control), model, own, residency)
+    return _compare(replace(made, control=control), model, own, policy)
 
 
 def _by_itself(model: PreTrainedModel) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
@@ -114,12 +114,12 @@ def _by_itself(model: PreTrainedModel) -> tuple[list[tuple[torch.Tensor, torch.T
     return own, _decode(model, exchanged, Forced(own[0][0]))[1]
 
 
-def _compare(made: Row, model: PreTrainedModel, own: list[tuple[torch.Tensor, torch.Tensor]], residency: str) -> Row:
+def _compare(made: Row, model: PreTrainedModel, own: list[tuple[torch.Tensor, torch.Tensor]], policy: str) -> Row:
     """The row with what drives, or tiers, make of it."""
     forced = [Forced(tokens) for tokens, _ in own]
     try:
         got, reports = [], []
-        for where in _elsewhere(model, residency):
+        for where in _elsewhere(model, policy):
             with where as elsewhere:
                 got += [_decode(model, *each)[1] for each in zip(_inputs(), forced, strict=True)]
                 reports.append(elsewhere.report())
@@ -137,14 +137,14 @@ def _compare(made: Row, model: PreTrainedModel, own: list[tuple[torch.Tensor, to
     if lacking := "; ".join(filter(None, (_not_elsewhere(report, len(own)) for report in reports))):
         return replace(made, reason=lacking)
     assert made.control is not None
-    if not difference <= (0.0 if residency else min(TOLERANCE, SHOWS * made.control)):
+    if not difference <= (0.0 if policy else min(TOLERANCE, SHOWS * made.control)):
         return replace(made, reason=f"logits differ by {difference:.2g} of the largest")
     return replace(made, outcome="right")
 
 
-def _elsewhere(model: PreTrainedModel, residency: str) -> Iterator[AbstractContextManager[Any]]:
+def _elsewhere(model: PreTrainedModel, policy: str) -> Iterator[AbstractContextManager[Any]]:
     """The model with K and V in drives, one and several where it has the heads for that, or in tiers that are small."""
-    if not residency:
+    if not policy:
         shape = placement(model).shape
         heads = shape.q_heads if shape.latent else shape.kv_heads
         for drives in sorted({min(drives, heads) for drives in DRIVES}):
@@ -160,7 +160,7 @@ def _elsewhere(model: PreTrainedModel, residency: str) -> Iterator[AbstractConte
     layer = token * longest
     device = min(DEVICE_LAYERS, max(1, len(full) - 1))  # so that not all are there
     tiers = vcsd.TierLimits(device * layer, HOST_LAYERS * layer, CACHE_LAYERS * layer, max_tokens=longest)
-    yield TierSetting(policy=residency, tiers=tiers, record=True).attached(model)
+    yield TierSetting(policy=policy, tiers=tiers, record=True).attached(model)
 
 
 def _not_elsewhere(report: Any, inputs: int) -> str:

@@ -128,7 +128,7 @@ def test_what_cannot_be_built_says_why():
     assert row.outcome == "not_built" and "pixel_values" in row.reason
 
 
-def _die(name, sender, residency):
+def _die(name, sender, policy):
     if name == "late":
         time.sleep(60)
     if name == "dead":
@@ -163,10 +163,10 @@ def test_for_programs_and_as_a_page(monkeypatch, tmp_path):
     assert outcome.failed and "bert" in outcome.notes[0]
     with pytest.raises(ValueError, match="names = nonsense"):
         experiment(names="nonsense")
-    with pytest.raises(ValueError, match="residency = 'in-storage': must be one of reactive"):
-        experiment(residency="in-storage")
+    with pytest.raises(ValueError, match="policy = 'in-storage': must be one of reactive"):
+        experiment(policy="in-storage")
     with pytest.raises(ValueError, match="--page is of drives"):
-        experiment(residency="auto", page=tmp_path / "page.md")
+        experiment(policy="auto", page=tmp_path / "page.md")
 
 
 def test_the_list_has_text_and_image_models_once_each():
