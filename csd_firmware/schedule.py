@@ -117,7 +117,7 @@ def overlapped(work: Work, units: Units, watch: Stopwatch) -> None:
 
 
 def _read(watch: Stopwatch, unit: str, finish_ns: int, programs_ns: int) -> None:
-    """A read has ended; until the programs on its lanes were over it has waited for them."""
+    """A read has ended. Until the last lane that it needs was free of programs its time counts as waiting for those."""
     if programs_ns > watch.now_ns:
         watch.until("flash_program", min(programs_ns, finish_ns))
     watch.until(unit, finish_ns)

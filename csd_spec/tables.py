@@ -31,7 +31,14 @@ class Tables(Generic[F]):
 
         Ours itself stays as it is. Raises ValueError with the reason for a file or plug-in that fails.
         """
-        return self.ours | self.plugged_in() | (self._of_file(file, file.stat().st_mtime_ns) if file else {})
+        found = self.ours | self.plugged_in()
+        if file is None:
+            return found
+        try:
+            changed_ns = file.stat().st_mtime_ns
+        except OSError as error:
+            raise ValueError(f"{file}: {error.strerror}") from None
+        return found | self._of_file(file, changed_ns)
 
     @cache  # noqa: B019  # there are as many tables as kinds of functions
     def plugged_in(self) -> dict[str, F]:

@@ -14,14 +14,16 @@ class Half(Policy):
     tiers = (DEVICE, HOST)
 
     def layers(self, it: Iteration) -> None:
-        stays = len(it.layers) // 2
+        room = 3 * it.layer_bytes()
         for layer in it.layers:
-            for due in (layer, layer + 1):
-                for block in it.blocks(due) if due in it.layers else ():
-                    if DEVICE not in it.tiers_of(block):
-                        it.copy(block, DEVICE, urgency=-due)
+            for block in it.blocks_at(DEVICE):
+                if it.free_bytes(DEVICE) < room and (block.layer != layer or block.request not in it.batch):
+                    it.move(block, HOST)
+            for due in range(layer, min(layer + 2, it.layers.stop)):
+                for block in it.blocks(due):
+                    it.copy(block, DEVICE, urgency=-due)  # nothing if it is there
             it.attend(layer)
-            for block in it.blocks(layer) if layer >= stays else ():
+            for block in it.blocks(layer) if layer >= len(it.layers) // 2 else ():
                 it.move(block, HOST)
 
 

@@ -10,7 +10,7 @@ from csd_spec import Completion, FlashCounters
 
 KEPT_STEPS = 256
 CONTEXT_TOKENS = 128  # steps are summed up by so many tokens of their longest sequence
-WAITS = "queue", "flash_program"  # units that are waiting for earlier work
+WAITS = "queue", "flash_program"  # units that are waiting: for the engine, and for programs
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class StepRecord:
 
     @property
     def wait_ns(self) -> int:
-        """Of ns, what it has waited for earlier work."""
+        """Of ns, what it has waited for the engine and for programs."""
         return sum(self.breakdown_ns[unit] for unit in WAITS)
 
 
@@ -34,14 +34,14 @@ class StepRecord:
 class Traffic:
     """Everything since the drives were attached.
 
-    steps: the last ones. step_count, total: of all. by_context: number, ns and ns of waiting of all steps, by the first
-    of CONTEXT_TOKENS tokens.
+    steps: the last ones. step_count, total: of all. by_context: number and ns of all steps, and of those that have not
+    waited, by the first of CONTEXT_TOKENS tokens.
     """
 
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     step_count: int = 0
     total: StepRecord = field(default_factory=StepRecord)
-    by_context: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    by_context: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     current: StepRecord = field(default_factory=StepRecord)
     prefill_ns: int = 0
     flash: FlashCounters = FlashCounters()
@@ -65,8 +65,9 @@ class Traffic:
         total.plain_offload_bytes += step.plain_offload_bytes
         total.flash += step.flash
         first = step.context // CONTEXT_TOKENS * CONTEXT_TOKENS
-        steps, all_ns, wait_ns = self.by_context.get(first, (0, 0, 0))
-        self.by_context[first] = steps + 1, all_ns + ns, wait_ns + step.wait_ns
+        steady = not step.wait_ns
+        found = self.by_context.get(first, (0, 0, 0, 0))
+        self.by_context[first] = found[0] + 1, found[1] + ns, found[2] + steady, found[3] + ns * steady
 
     def count(self, done: list[Completion]) -> None:
         """Add one completion of every drive."""

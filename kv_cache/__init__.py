@@ -5,10 +5,10 @@ from __future__ import annotations
 from kv_cache.admission import AdmissionConfig
 from kv_cache.block_table import BlockKey, BlockTable, PolicyError, Transfer
 from kv_cache.cost import CostModel, DriveModel, Overlay, ServingCost
-from kv_cache.engine import Engine, RunResult
+from kv_cache.engine import Engine
 from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Route, Tier
 from kv_cache.iteration import Iteration, IterationRunner, Program
-from kv_cache.metrics import summary
+from kv_cache.metrics import RunResult, summary
 from kv_cache.planner.problem import Offload, blocks_on_device
 from kv_cache.policies import POLICIES, load_policies
 from kv_cache.request import SequenceState

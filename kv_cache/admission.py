@@ -64,6 +64,15 @@ class WaitingQueue:
     def left(self) -> bool:
         return bool(self._coming or self._here)
 
+    @property
+    def coming(self) -> bool:
+        """Whether requests are still to arrive."""
+        return bool(self._coming)
+
+    def skip(self, steps: int) -> None:
+        """Let the next request of a trace in steps arrive now."""
+        self._skipped += max(0.0, self._coming[0].arrival - steps - self._skipped)
+
     def idle(self, steps: int, now_s: float) -> float:
         """Seconds until somebody is here."""
         if self._here or not self._coming:

@@ -7,58 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from csd_spec.arrays import F64
 from kv_cache.admission import AdmissionConfig, WaitingQueue
+from kv_cache.block_table import PolicyError
 from kv_cache.cost import ServingCost
 from kv_cache.event_timer import EventTimer
+from kv_cache.metrics import RunResult
 from kv_cache.planner.problem import Offload, latency_s
 from kv_cache.request import SequenceState
-from kv_cache.scheduler import IterationResult, Policy, SchedulerOutput, SchedulerState
+from kv_cache.scheduler import IterationResult, Policy, SchedulerOutput, SchedulerState, check_output
 from kv_cache.trace import Request, Trace
 from kv_cache.transfer.chain import decode_s
 from kv_cache.transfer.sequences import SequenceStore
 
 NO_TRACE = Trace(name="none", requests=())
 REPLAN, EMA = 1.25, 0.1  # measured over modelled time beyond which plans are made again; weight of the newest step
-
-
-@dataclass(slots=True, kw_only=True)
-class RunResult:
-    """What became of the requests of a run.
-
-    Attributes:
-        slo_s: The objective, seconds between tokens.
-        sequences: Requests that were admitted.
-        rejected: Requests that were not, and why.
-        end_s: Modelled time at the end.
-        steps: Decode steps.
-        decided: Iterations that the policy was asked for.
-        prefill_s, decode_s, idle_s: Seconds of each.
-        stalled_s: Seconds in which requests waited and nobody ran.
-        fetched_layers, attended_layers: Layers of requests that crossed the link, and that drives attended.
-        link_bytes, drive_bytes: Bytes of the KV cache that did.
-        timed_by: Iterations by how their time was found (`IterationResult.timed_by`).
-    """
-
-    slo_s: float
-    sequences: list[SequenceState] = field(default_factory=list)
-    rejected: list[tuple[Request, str]] = field(default_factory=list)
-    end_s: float = 0.0
-    steps: int = 0
-    decided: int = 0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    idle_s: float = 0.0
-    stalled_s: float = 0.0
-    fetched_layers: int = 0
-    attended_layers: int = 0
-    link_bytes: float = 0.0
-    drive_bytes: float = 0.0
-    timed_by: dict[str, int] = field(default_factory=dict)
 
 
 class Engine:
@@ -69,6 +36,7 @@ class Engine:
         prompt: The request that is prefilled.
         now_s: Modelled time.
         store: Whole sequences in tiers, for policies that take turns.
+        host_bytes: Bytes of host memory, for layers that are offloaded to it.
         events: Finds the time of each iteration by links and copies; None: by one sum or by the compiled chain.
         done: Sums of the run; its requests too if a trace is served.
     """
@@ -94,6 +62,7 @@ class Engine:
         self._tokens, self._requests = sum(each.tokens for each in requests), len(requests)
         self._given, self._slowdown, self._first_block = cost, 1.0, first_block
         self.events: EventTimer | None = None
+        self.host_bytes = math.inf
 
     def check(self, request: Request) -> None:
         """Raise ValueError for a request that there never is room for."""
@@ -110,9 +79,7 @@ class Engine:
     def remove(self, number: int) -> None:
         """Forget a request, whatever state it is in."""
         self.queue.remove(number)
-        if self.prompt is not None and self.prompt.number == number:
-            self.prompt = None
-        for each in [each for each in self.sequences if each.number == number]:
+        for each in [each for each in (*self.sequences, self.prompt) if each is not None and each.number == number]:
             self._leave(each)
 
     def run(self, tick: Callable[[int], object] = lambda done: None) -> RunResult:
@@ -147,6 +114,8 @@ class Engine:
             if output is None:
                 self._wait()
                 continue
+            here = [*self.sequences, *([self.prompt] if self.prompt else [])]
+            check_output(self.policy, output, here, self.cost.layers)
             if not (self.prompt and self.prompt.number in output.num_scheduled_tokens and len(output.placement) == 1):
                 self._asked = [each.number for each in state.sequences]
             return output
@@ -182,11 +151,14 @@ class Engine:
         elif decoding and len(offloads) == len(options) and not self.policy.admits:
             result = self._chain(decoding, offloads, prefills, min(output.num_steps, most))
         else:
+            if self._keep and any(output.leaves_device(each.number) for each in scheduled):
+                raise PolicyError(f"policy {self.policy.name}: it places layers by tier, so it must not be `strided`")
             result = self._jump(decoding, prefills)
         if took_s is not None and result.timed_by == "chain":
             self._compare(decoding, offloads, took_s)
-        finished = tuple(each.number for each in self.sequences if each.finished)
-        for each in [each for each in self.sequences if each.finished]:
+        ended = [each for each in scheduled if each.finished]
+        finished = tuple(each.number for each in ended)
+        for each in ended:
             self._leave(each)
             each.deposit.clear()
         result = replace(result, finished=finished)
@@ -230,7 +202,11 @@ class Engine:
     def _wait(self) -> None:
         """Time passes until a copy ends or a request arrives; raises RuntimeError if neither will."""
         ends = [move.end_s for move in self.store.running if move.end_s is not None] if self.store is not None else []
-        if (arrives_s := self.queue.next_after(self.done.steps)[1]) < math.inf:
+        steps, arrives_s = self.queue.next_after(self.done.steps)
+        if steps < math.inf and not ends:
+            self.queue.skip(self.done.steps)
+            return
+        if arrives_s < math.inf:
             ends.append(arrives_s)
         if not ends:
             raise RuntimeError("a policy lets nobody run, and nothing is under way")
@@ -239,11 +215,14 @@ class Engine:
         self._pass(stalled_s)
 
     def _leave(self, sequence: SequenceState) -> None:
-        self.sequences.remove(sequence)
+        if sequence in self.sequences:
+            self.sequences.remove(sequence)
+            self.changed = True
+        elif sequence is self.prompt:
+            self.prompt = None
         self.policy.forget(sequence.number)
         if self.events is not None:
             self.events.forget(sequence.number)
-        self.changed = True
 
     def _state(self) -> SchedulerState:
         """What the policy is asked about: all sequences, or those that have paused for too long."""
@@ -262,7 +241,7 @@ class Engine:
             mean_tokens=self._tokens / max(1, self._requests),
             first_block=self._first_block,
             store=self.store,
-            coming=self.queue.left,
+            coming=self.queue.coming,
         )
 
     # How long an iteration takes
@@ -281,6 +260,7 @@ class Engine:
         left = min(each.request.output_tokens - each.num_output_tokens for each in decoding)
         most = min(most, steps, self.admission.patience or math.inf, left)
         tokens, beside = [each.num_computed_tokens + 1 for each in decoding], self._chunks(prefills)
+        self._check_host(options, tokens)
         took = decode_s(self.cost, tokens, options, int(most), within_s=until_s - self.now_s, beside=beside)
         ends = self.now_s + np.cumsum(took)
         for each, option, held in zip(decoding, options, tokens, strict=True):
@@ -297,6 +277,15 @@ class Engine:
         for each, count in prefills.items():
             self._computed(each, min(count * took.size, each.num_missing_tokens), self.now_s - each.entered_s)
         return IterationResult(float(took.sum()), took.size, "chain")
+
+    def _check_host(self, options: Sequence[Offload], tokens: Sequence[int]) -> None:
+        """Raise PolicyError for layers that host memory does not hold."""
+        away = sum(each.count * held for each, held in zip(options, tokens, strict=True) if not each.in_drives)
+        if away * self.cost.token_bytes > self.host_bytes:
+            raise PolicyError(
+                f"policy {self.policy.name}: host memory is full: {away * self.cost.token_bytes:,.0f} bytes are "
+                f"offloaded, it has {self.host_bytes:,.0f}"
+            )
 
     def _jump(self, decoding: Sequence[SequenceState], prefills: dict[SequenceState, int]) -> IterationResult:
         """One iteration whose KV cache is on the device: the sum of its parts.

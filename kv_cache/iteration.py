@@ -199,6 +199,8 @@ class Iteration:
 
     def capacity(self, tier: str) -> float:
         """Bytes that a tier keeps: its limit, or what the kernel keeps in memory of its files."""
+        if tier not in self._run.machine.tiers:
+            raise PolicyError(f"there is no tier {tier!r}: there are {', '.join(self._run.machine.tiers)}")
         spec = self._run.machine.tiers[tier]
         sizes = [size for size in (spec.limit_bytes, spec.cache_bytes) if size is not None]
         return min(sizes) if sizes else float("inf")

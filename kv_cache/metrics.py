@@ -5,13 +5,49 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from csd_spec.arrays import F64
-from kv_cache.engine import RunResult
 from kv_cache.request import SequenceState
+from kv_cache.trace import Request
+
+
+@dataclass(slots=True, kw_only=True)
+class RunResult:
+    """What became of the requests of a run.
+
+    Attributes:
+        slo_s: The objective, seconds between tokens.
+        sequences: Requests that were admitted.
+        rejected: Requests that were not, and why.
+        end_s: Modelled time at the end.
+        steps: Decode steps.
+        decided: Iterations that the policy was asked for.
+        prefill_s, decode_s, idle_s: Seconds of each.
+        stalled_s: Seconds in which requests waited and nobody ran.
+        fetched_layers, attended_layers: Layers of requests that crossed the link, and that drives attended.
+        link_bytes, drive_bytes: Bytes of the KV cache that did.
+        timed_by: Iterations by how their time was found (`IterationResult.timed_by`).
+    """
+
+    slo_s: float
+    sequences: list[SequenceState] = field(default_factory=list)
+    rejected: list[tuple[Request, str]] = field(default_factory=list)
+    end_s: float = 0.0
+    steps: int = 0
+    decided: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    idle_s: float = 0.0
+    stalled_s: float = 0.0
+    fetched_layers: int = 0
+    attended_layers: int = 0
+    link_bytes: float = 0.0
+    drive_bytes: float = 0.0
+    timed_by: dict[str, int] = field(default_factory=dict)
 
 
 def attained(served: RunResult, deposit: bool = False) -> float:

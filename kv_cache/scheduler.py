@@ -13,6 +13,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from kv_cache.block_table import PolicyError
 from kv_cache.carry_out import carry_out
 from kv_cache.cost import ServingCost
 from kv_cache.hardware import CSD, DEVICE, HOST
@@ -58,6 +59,11 @@ class SchedulerOutput:
             there = ((DEVICE, CSD) if first_block else (CSD,)) if placed.in_drives else (HOST,)
             return tuple(there if layer in offloaded else (DEVICE,) for layer in range(layers))
         return placed
+
+    def leaves_device(self, number: int) -> bool:
+        """Whether a request is placed by tiers, and some layer of it is not on the device."""
+        placed = self.placement.get(number)
+        return isinstance(placed, tuple) and any(tier != DEVICE for tiers in placed for tier in tiers)
 
     def buffers(self, number: int) -> int:
         """Layers of a request that the device holds at once of those that lie elsewhere: this one, and the next."""
@@ -148,8 +154,8 @@ class SchedulerState:
         """A decode step of `running`, each with its placement, and the next chunk of a prompt beside it."""
         tokens = dict.fromkeys((each.number for each in running), 1)
         placed = dict(zip(tokens, placement, strict=True))
-        if self.filling is not None:
-            tokens[self.filling.number] = self._next(self.filling, self.chunk)
+        if self.filling is not None and (count := self._next(self.filling, self.chunk)):
+            tokens[self.filling.number] = count
             placed[self.filling.number] = Offload(0)
         return SchedulerOutput(num_scheduled_tokens=tokens, placement=placed, num_steps=num_steps)
 
@@ -168,11 +174,14 @@ class Policy:
         tiers: Tiers that it needs.
         admits: Whether it lets requests in itself: it then sees all that have arrived, prefilled or not.
         first_block: Whether the first tokens of layers in drives stay on the device, as a block of their own.
+        strided: Whether each placement is an `Offload`. Modelled time is then that of the compiled chain, in which a
+            change of placement costs nothing; else iterations are timed by events.
     """
 
     tiers: tuple[str, ...] = ()
     admits: bool = False
     first_block: bool = False
+    strided: bool = False
 
     def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
         """The next iteration; None if nobody can run until a request arrives or a copy ends."""
@@ -190,7 +199,7 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """What it is called in errors."""
+        """Name in error messages."""
         return type(self).__name__
 
     @property
@@ -218,6 +227,34 @@ class Policy:
         )
 
 
+def check_output(policy: Policy, output: Any, here: Sequence[SequenceState], layers: int) -> None:
+    """Check a policy's decision.
+
+    Args:
+        policy: Its own.
+        output: What `schedule` returned.
+        here: Requests that were admitted.
+        layers: Layers of the model.
+
+    Raises:
+        PolicyError: It is about requests that are not there, or lets nobody run; or it is no decision.
+    """
+    who, there = f"policy {policy.name}", {each.number: each for each in here}
+    if not isinstance(output, SchedulerOutput):
+        raise PolicyError(f"{who}: schedule returned {output!r}, which is no SchedulerOutput")
+    for number, count in output.num_scheduled_tokens.items():
+        if number not in there:
+            raise PolicyError(f"{who}: it schedules request {number}, which is not there")
+        most = there[number].num_missing_tokens
+        if not 1 <= count <= most:
+            raise PolicyError(f"{who}: {count} tokens for request {number}, which has {most} to compute")
+        placed = output.placement.get(number)
+        if isinstance(placed, Offload) and placed.count > layers:
+            raise PolicyError(f"{who}: {placed.count} layers are offloaded, the model has {layers}")
+    if not output.num_scheduled_tokens:
+        raise PolicyError(f"{who}: it schedules nobody; None lets all wait")
+
+
 class LayerPolicy(Policy):
     """A function of an `Iteration` as a policy that runs everybody."""
 
@@ -237,8 +274,7 @@ class _Adapted(Policy):
 
     def __init__(self, given: Any) -> None:
         self.given = given
-        self.tiers, self.admits = getattr(given, "tiers", ()), getattr(given, "admits", False)
-        for name in ("schedule", "layers", "update", "forget"):
+        for name in ("tiers", "admits", "first_block", "strided", "schedule", "layers", "update", "forget"):
             if hasattr(given, name):
                 setattr(self, name, getattr(given, name))
 

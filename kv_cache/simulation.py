@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import ServingCost
-from kv_cache.engine import Engine, RunResult
+from kv_cache.engine import Engine
 from kv_cache.event_timer import EventTimer, machine_of
 from kv_cache.limits import TierLimits
+from kv_cache.metrics import RunResult
 from kv_cache.planner.problem import BLOCK_TOKENS
 from kv_cache.policies.time_slices import TimeSlices
 from kv_cache.scheduler import Policy
@@ -56,8 +57,9 @@ def engine_for(
     slo_s: float,
     admission: AdmissionConfig = AdmissionConfig(),
     tiers: TierLimits | None = None,
+    events: bool = False,
 ) -> Engine:
-    """The engine of `simulate`, before its first iteration."""
+    """The engine of `simulate`, before its first iteration. events: time every policy that can be so by events."""
     if tiers is None:
         tiers = TierLimits(min(UNLIMITED, int(cost.room_blocks * BLOCK_TOKENS * cost.layers * cost.token_bytes)))
     if isinstance(policy, TimeSlices):
@@ -68,7 +70,9 @@ def engine_for(
     longest = _longest(trace, lambda tokens: tokens <= cost.longest_tokens)
     first_block = min(longest // 2, cost.room_blocks * BLOCK_TOKENS // admission.slots) if policy.first_block else 0
     engine = Engine(policy, cost, slo_s, admission, trace, first_block=first_block)
-    if policy.has_layers or first_block:
+    if tiers.host is not None:
+        engine.host_bytes = tiers.host
+    if events or policy.has_layers or not policy.strided:
         machine = machine_of(cost, tiers, UNLIMITED if tiers.page_cache is None else tiers.page_cache)
         engine.events = EventTimer(policy, cost, machine, longest)
     return engine

@@ -105,6 +105,8 @@ def load(path: Path, name: str = "") -> Trace:
         if path.suffix == ".jsonl":
             return _in_order(path, [_mooncake(*each) for each in _lines(path, text)], block_tokens=MOONCAKE_BLOCK)
         return _orbitflow(path, json.loads(text), name)
+    except RecursionError:
+        raise ValueError(f"trace {path}: is nested too deeply") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"trace {path}: line {error.lineno} is no JSON: {error.msg}") from None
 

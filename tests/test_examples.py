@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-import vcsd
 from eval.serving.policies import Given, experiment
 from kv_cache import Trace
 from kv_cache.cost import CostModel, ServingCost
@@ -17,6 +17,7 @@ from kv_cache.simulation import engine_for
 from kv_cache.trace import Request
 from kv_cache.transfer.engine import IterationRecord
 from tests.host_driver.hf.test_cache import llama, sharpen
+from tests.vcsd_cli.test_main import vcsd
 from vcsd.serving import Serving, serve
 from vcsd.tiered import TierSetting
 
@@ -70,10 +71,11 @@ def test_a_policy_decides_the_same_in_modelled_time_with_bytes_and_in_a_server(t
     assert ("copy", layers - 1, "host", "device") in real[-1][1] and ("drop", 0, "", "device") not in real[-1][1]
 
 
-def test_the_commands_of_the_example_take_it() -> None:
+def test_the_commands_of_the_example_take_it(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     (row,) = experiment(Given(policy=POLICY, requests=2)).result["rows"]
     assert row["timed_by"] == {"events": sum(row["timed_by"].values())} and set(row["route_bytes"]) == {
         "host>device",
         "device>host",
     }
-    assert vcsd.attach(llama(), policy=POLICY) is not None
+    code, out, _ = vcsd(capsys, monkeypatch, "run", "--policy", POLICY, "--max-new-tokens", "2", "-o", "json")
+    assert code == 0 and json.loads(out)["agreement"]["tokens_equal"]

@@ -29,8 +29,8 @@ class Report:
     useful_byte_share: float | None  # of the bytes that crossed the flash channels; None when none did
     prefill_ns: int
     step_ns: float
-    steady_step_ns: float  # without waiting for earlier work: prefill's programs, and those of groups that become full
-    by_context: list[dict[str, float]]  # the same by tokens of the longest sequence
+    steady_step_ns: float | None  # of steps that have not waited for programs or the engine; None: all have
+    by_context: list[dict[str, float | None]]  # the same by tokens of the longest sequence
     breakdown_ns: dict[str, float]
     drives: list[dict[str, Any]]
     placed: Placement
@@ -57,10 +57,16 @@ class Report:
             useful_byte_share=flash.useful_bytes / flash.fetched_bytes if flash.fetched_bytes else None,
             prefill_ns=traffic.prefill_ns,
             step_ns=total.ns / steps,
-            steady_step_ns=(total.ns - total.wait_ns) / steps,
+            steady_step_ns=_mean(*(sum(each[k] for each in traffic.by_context.values()) for k in (3, 2))),
             by_context=[
-                {"from_tokens": first, "steps": count, "step_ns": ns / count, "steady_step_ns": (ns - wait_ns) / count}
-                for first, (count, ns, wait_ns) in sorted(traffic.by_context.items())
+                {
+                    "from_tokens": first,
+                    "steps": count,
+                    "step_ns": ns / count,
+                    "steady_steps": steady,
+                    "steady_step_ns": _mean(steady_ns, steady),
+                }
+                for first, (count, ns, steady, steady_ns) in sorted(traffic.by_context.items())
             ],
             breakdown_ns={unit: ns / steps for unit, ns in units.items()},
             drives=[
@@ -154,7 +160,8 @@ class Report:
             table.add_row(unit, f"{ns / 1e3:.1f}", f"{ns / max(1, self.step_ns):.1%}")
         table.add_section()
         table.add_row("step", f"{self.step_ns / 1e3:.1f}", "")
-        table.add_row("step without waiting", f"{self.steady_step_ns / 1e3:.1f}", "")
+        if self.steady_step_ns is not None:
+            table.add_row("steps that did not wait", f"{self.steady_step_ns / 1e3:.1f}", "")
         return table
 
     def _layers(self) -> dict[str, Any]:
@@ -197,6 +204,11 @@ class Report:
             heads = [", ".join(map(str, drive[kind])) for kind in ("kv_heads", "q_heads")]
             table.add_row(str(drive["id"]), *heads, f"{drive['modelled_busy_ns'] / 1e6:.2f}")
         return table
+
+
+def _mean(total: float, count: int) -> float | None:
+    """None of nothing."""
+    return total / count if count else None
 
 
 def _bytes(count: float) -> str:

@@ -64,7 +64,7 @@ class TierSetting:
     @property
     def name(self) -> str:
         """What the policy is called."""
-        return self.policy if isinstance(self.policy, str) else getattr(self.policy, "__name__", "policy")
+        return self.policy if isinstance(self.policy, str) else self.made().name
 
     @contextmanager
     def attached(self, model: PreTrainedModel) -> Iterator[Tiered]:

@@ -58,6 +58,9 @@ class Given:
     slo_scale: Annotated[
         float, typer.Option(min=0.1, max=1000, help="objective over the step of the longest request that fits")
     ] = 1.5
+    events: Annotated[
+        bool, typer.Option("--events", help="no compiled chain: time changes of placement too (minutes)")
+    ] = False
 
     def names(self) -> list[str]:
         """Policies to run."""
@@ -80,14 +83,18 @@ class Given:
 
 
 def run(name: str, policy: Policy, given: Given, trace: Trace, tick: Tick) -> Row:
-    """A trace under a policy, as a row."""
+    """A trace under a policy, as a row.
+
+    Raises:
+        ValueError: The policy fails, whatever it raises, or no request fits.
+    """
     cost, tiers = given.machine()
     if isinstance(policy, TimeSlices):
         policy.slice_tokens = given.slice_tokens
     if CSD in policy.tiers:
         cost = replace(cost, drives=drives(given.drives))
     admission = AdmissionConfig(slots=given.slots, reject=True)
-    engine = engine_for(trace, cost, policy, cost.slo_s(given.slo_scale), admission, tiers)
+    engine = engine_for(trace, cost, policy, cost.slo_s(given.slo_scale), admission, tiers, given.events)
     ended = 0
 
     def told(done: int) -> None:
@@ -99,19 +106,30 @@ def run(name: str, policy: Policy, given: Given, trace: Trace, tick: Tick) -> Ro
     try:
         found = summary(engine.run(told))
     except (PolicyError, RuntimeError) as error:
-        raise ValueError(f"policy {name}: {error}") from None
+        raise ValueError(
+            f"policy {name}: {error}".replace(f"policy {name}: policy {policy.name}", f"policy {name}")
+        ) from None
+    except Exception as error:  # whatever a user's policy raises
+        raise ValueError(f"policy {name}: {type(error).__name__}: {error}") from error
     told(len(trace.requests))
     if not found["requests"]:
-        raise ValueError(f"policy {name}: no request fits the device: give it more (--device-gb)")
+        engine.check(trace.requests[0])
+        raise ValueError(f"policy {name}: no request was served")
     return {
         "policy": name,
         "timed_by": engine.done.timed_by,
         "decode_s": engine.done.decode_s,
         "prefill_s": engine.done.prefill_s,
-        "stalled_s": engine.done.stalled_s,
+        "stalled_s": engine.done.stalled_s + _stalled_s(engine),
+        "fetched_bytes": None if engine.store else engine.done.link_bytes,
         "route_bytes": _route_bytes(engine),
         **found,
     }
+
+
+def _stalled_s(engine: Engine) -> float:
+    """Seconds in which the model waited for copies."""
+    return sum(engine.events.transfers.stalls_ns.values()) / 1e9 if engine.events else 0.0
 
 
 def _route_bytes(engine: Engine) -> dict[str, float]:
@@ -131,14 +149,24 @@ def experiment(given: Given) -> Outcome:
     policies = {name: policy_of(name) for name in given.names()}
     cost, _ = given.machine()
     trace = given.served(cost)
+    if not trace.requests:
+        raise ValueError(f"trace {given.trace}: has no requests")
+    rows, failed = list[Row](), list[Row]()
     with progress("requests", len(policies) * len(trace.requests)) as tick:
-        rows = [run(name, policy, given, trace, tick) for name, policy in policies.items()]
-    result = {"engine": cost.name, "trace": trace.name, "requests": len(trace.requests), "slo_s": rows[0]["slo_s"]}
-    return Outcome({**result, "rows": rows}, [_table(cost, trace, rows)])
+        for name, policy in policies.items():
+            try:
+                rows.append(run(name, policy, given, trace, tick))
+            except ValueError as error:
+                if len(policies) == 1:
+                    raise
+                failed.append({"policy": name, "error": str(error)})
+    result = {"engine": cost.name, "trace": trace.name, "requests": len(trace.requests)}
+    result |= {"slo_s": cost.slo_s(given.slo_scale), "rows": rows, "failed": failed}
+    return Outcome(result, [_table(cost, trace, rows)], [each["error"] for each in failed], failed=bool(failed))
 
 
 def _table(cost: ServingCost, trace: Trace, rows: list[Row]) -> Any:
-    columns = ("policy", "TTFT p50 s", "TPOT p50 ms", "TBT p99 ms", "tokens/s", "end s", "rejected", "GB moved")
+    columns = ("policy", "TTFT p50 s", "TPOT p50 ms", "TBT p99 ms", "tokens/s", "end s", "rejected", "GB fetched")
     shown = [
         (
             row["policy"],
@@ -148,7 +176,7 @@ def _table(cost: ServingCost, trace: Trace, rows: list[Row]) -> Any:
             f"{row['tokens_per_s']:,.1f}",
             f"{row['makespan_s']:,.1f}",
             f"{row['rejected']:,}",
-            f"{sum(row['route_bytes'].values()) / 1e9:,.2f}",
+            "-" if row["fetched_bytes"] is None else f"{row['fetched_bytes'] / 1e9:,.2f}",
             " ".join(row["timed_by"]),
         )
         for row in rows

@@ -90,6 +90,10 @@ class Offload:
     in_drives: bool = False
     buffers: int = 1
 
+    def __post_init__(self) -> None:
+        if self.count < 0 or self.buffers < 1:
+            raise ValueError(f"count = {self.count}, buffers = {self.buffers}: must be at least 0, and at least 1")
+
 
 Options = Sequence[Sequence[Offload]]  # of each request
 

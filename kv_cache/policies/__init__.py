@@ -85,6 +85,9 @@ def policy_of(given: Any) -> Policy:
         return Policy.of(given)
     file, _, name = given.rpartition(":")
     known = load_policies(Path(file) if file else None)
+    if name not in known and file:
+        mine = [each for each in known if known[each] is not POLICIES.get(each)]
+        raise ValueError(f"policy = {given!r}: {file} has no policy {name!r}, it has {', '.join(mine) or 'none'}")
     if name not in known:
         raise ValueError(f"policy = {given!r}: must be one of {', '.join(known)}, or FILE:NAME")
     return Policy.of(known[name])

@@ -18,7 +18,7 @@ class InStorage(Policy):
     tiers: tuple[str, ...] = (CSD,)
 
     def __init__(self, first_block: bool = False) -> None:
-        self.first_block = first_block
+        self.first_block, self.strided = first_block, not first_block
         self.tiers = (DEVICE, CSD) if first_block else (CSD,)
 
     def schedule(self, s: SchedulerState) -> SchedulerOutput | None:

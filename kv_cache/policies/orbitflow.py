@@ -28,6 +28,7 @@ class Placing(Policy):
     """Prefills prompts in their slots, and decides about decode steps in `place`."""
 
     tiers: tuple[str, ...] = (DEVICE, HOST)
+    strided = True
 
     def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
         return s.prefill() or self.place(s)

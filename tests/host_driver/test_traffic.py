@@ -24,7 +24,7 @@ def test_steps_are_summed_up_by_context_with_what_they_waited():
         traffic.begin_step()
         traffic.count_decode([], 0, context)
         traffic.end_step(ns, Counter(flash_token=ns - wait_ns, flash_program=wait_ns))
-    assert traffic.by_context == {0: (2, 30, 4), 128: (1, 30, 0), 256: (1, 40, 40)}
+    assert traffic.by_context == {0: (2, 30, 1, 10), 128: (1, 30, 1, 30), 256: (1, 40, 0, 0)}
     assert traffic.total.wait_ns == 44
 
 

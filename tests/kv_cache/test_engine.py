@@ -13,8 +13,7 @@ import pytest
 
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import CostModel, DriveModel, ServingCost
-from kv_cache.engine import RunResult
-from kv_cache.metrics import attained, by_gaps, deadlines_met, summary
+from kv_cache.metrics import RunResult, attained, by_gaps, deadlines_met, summary
 from kv_cache.planner.problem import Offload, spread
 from kv_cache.policies import POLICIES, policy_of
 from kv_cache.policies.orbitflow import FlexGenHalf, OrbitFlow, Placing

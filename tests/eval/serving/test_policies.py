@@ -26,6 +26,7 @@ def test_every_policy_has_a_row_of_the_same_requests() -> None:
     assert timed["flexgen"] == {"events"} and timed["orbitflow"] == {"jump", "chain"} and timed["lru"] == {"jump"}
     moved = {row["policy"]: sum(row["route_bytes"].values()) for row in rows}
     assert moved["deepspeed"] > moved["flexgen-half"] > moved["orbitflow"] and moved["in-storage"] == 0
+    assert outcome.result["failed"] == []
     json.dumps(outcome.result)
 
 
@@ -45,7 +46,9 @@ def test_a_policy_of_a_file_and_a_trace(tmp_path: Path) -> None:
         (("--policy", "fifo"), "must be one of reactive"),
         (("--policy", ""), "must be one of"),
         (("--engine", "tpu"), "engine = 'tpu'"),
-        (("--policy", "lru", "--device-gb", "0.01", "--requests", "1"), "no request fits"),
+        (("--policy", "lru", "--device-gb", "0.01", "--requests", "1"), "the tier device has"),
+        (("--policy", "lru", "--host-gb", "0", "--requests", "1"), "the tier host has"),
+        (("--policy", "nope.py:x"), "nope.py: No such file"),
         (("--trace", "none.csv"), "none.csv"),
     ],
 )
@@ -59,3 +62,8 @@ def test_a_policy_that_breaks_a_rule_is_named(tmp_path: Path) -> None:
     file.write_text("def lazy(it):\n    it.attend(0)\n\nPOLICIES = {'lazy': lazy}\n")
     with pytest.raises(ValueError, match=r"policy .*:lazy: the policy ended its iteration before layer 1"):
         experiment(Given(policy=f"{file}:lazy", **FEW))
+    outcome = experiment(Given(policy=f"{file}:lazy,reactive", **FEW))
+    assert outcome.failed and [row["policy"] for row in outcome.result["rows"]] == ["reactive"]
+    assert outcome.result["failed"][0]["policy"] == f"{file}:lazy"
+    with pytest.raises(ValueError, match=r"mine.py has no policy 'other', it has lazy"):
+        experiment(Given(policy=f"{file}:other", **FEW))
