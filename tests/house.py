@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,15 @@ def unknown_partners() -> list[str]:
     return [f"{test}: {name}" for test, name in partners() if name not in known]
 
 
+def by_folder(sizes: dict[str, int]) -> dict[str, int]:
+    """Lines of our files by folder; of eval by its wings."""
+    found: Counter[str] = Counter()
+    for file, lines in sizes.items():
+        folder, *rest = Path(file).parts
+        found[f"eval/{rest[0]}" if folder == "eval" and len(rest) > 1 else folder] += lines
+    return dict(sorted(found.items()))
+
+
 def main() -> int:
     """Print the figures; 1 where one is beyond its limit."""
     every = [function for file in modules() for function in functions(file)]
@@ -120,6 +130,7 @@ def main() -> int:
     )
     for what, found, limit, where in rows:
         print(f"{what}: {found} of at most {limit}{'  ' if where else ''}{where}")
+    print("lines:", ", ".join(f"{folder} {lines:,}" for folder, lines in by_folder(sizes).items()))
     return int(any(found > limit for _, found, limit, _ in rows))
 
 

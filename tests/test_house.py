@@ -18,6 +18,11 @@ def test_functions_and_files_stay_small():
     assert {file: size for file, size in sizes.items() if size > house.MAX_FILE_LINES} == {}
 
 
+def test_lines_are_counted_by_folder_and_wing():
+    sizes = {"ftl/a.py": 3, "ftl/kv/b.py": 4, "eval/c.py": 5, "eval/papers/d.py": 6}
+    assert house.by_folder(sizes) == {"eval": 5, "eval/papers": 6, "ftl": 7}
+
+
 def test_every_module_has_a_test_of_its_name_or_one_that_names_it():
     assert house.without_partner() == []
     assert house.unknown_partners() == []
