@@ -80,6 +80,24 @@ def test_a_block_that_is_not_the_last_is_never_in_drives() -> None:
     assert where == {0: (HOST,), 1: (CSD,)}
 
 
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+def test_no_more_layers_come_than_there_are_buffers(buffers: int) -> None:
+    run, _ = served(lambda row, layer: (HOST,))
+    run.memory["buffers"] = lambda row: buffers
+    here: list[int] = []
+    attend = run.transfers.attend
+
+    def noted(call):  # type: ignore[no-untyped-def]
+        here.append(sum(DEVICE in entry.copies for entry in run.table.entries.values()))
+        attend(call)
+
+    run.transfers.attend = noted  # type: ignore[method-assign]
+    iteration(run, a=5)
+    here.clear()
+    iteration(run, a=1)
+    assert max(here) == min(buffers, LAYERS) and here[0] == min(buffers, LAYERS)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_is_wanted_no_place_holds_more_than_it_may(seed: int) -> None:
     draw = random.Random(seed)

@@ -130,6 +130,14 @@ def test_by_events_a_change_of_placement_takes_time_too(name: str) -> None:
     assert chain.decode_s * (1 - 1e-6) <= events.decode_s < 1.25 * chain.decode_s
 
 
+def test_a_request_that_is_rejected_is_not_the_longest_to_come() -> None:
+    long = Request(number=99, arrival=0.0, input_tokens=10**6, output_tokens=1)
+    trace = replace(TRACE, requests=[long, *TRACE.requests])
+    engine = engine_for(trace, COST, policy_of("dual-blade"), 0.02, AdmissionConfig(reject=True))
+    assert engine.events is not None
+    assert engine.events.runner.final_tokens == max(each.tokens for each in TRACE.requests)
+
+
 def test_oracle_is_not_slower_for_copies() -> None:
     tiers = TierLimits(500 * COST.layers * int(COST.token_bytes))
     times = {name: summary(simulate(TRACE, COST, policy_of(name), 0.02, tiers=tiers)) for name in ("oracle", "lru")}
