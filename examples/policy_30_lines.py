@@ -1,4 +1,4 @@
-"""A policy of one's own: half of the layers stay on the device, the others come from host memory one layer ahead.
+"""A custom policy: half of the layers stay on the device, the others come from host memory one layer ahead.
 
 Modelled time:          vcsd eval policies --policy examples/policy_30_lines.py:half
 Real bytes:             vcsd run --policy examples/policy_30_lines.py:half
@@ -9,7 +9,7 @@ from kv_cache import DEVICE, HOST, Iteration, Policy
 
 
 class Half(Policy):
-    """What is attended next begins to move while the layer before it is computed."""
+    """The next layer is copied while the layer before it is computed."""
 
     tiers = (DEVICE, HOST)
 

@@ -13,7 +13,7 @@ from kv_cache.scheduler import Policy, SchedulerOutput
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
-PART = "kv"  # K and V of a token move together
+PART = "kv"  # keys and values of a token move together
 
 
 def machine_of(cost: ServingCost, limits: TierLimits = TierLimits(), cache_bytes: int = 0) -> Machine:
@@ -94,7 +94,7 @@ class EventTimer:
         return sum(counts.bytes for name, counts in self.runner.traffic.items() if name.endswith(f">{DEVICE}"))
 
     def forget(self, number: int) -> None:
-        """A request has ended."""
+        """Free the blocks of a request."""
         self.runner.free(number)
 
     def _layer_time(self, call: AttendCall) -> LayerTime:

@@ -39,8 +39,8 @@ def simulate(
         cost: Costs of the machine.
         policy: Decides.
         slo_s: The objective, seconds between tokens.
-        admission: Who is let in.
-        tick: Called now and then with the number of requests that have ended.
+        admission: How requests are admitted.
+        tick: Called now and then with the number of finished requests.
         tiers: Bytes of each tier; None: the device's follow from the cost, and there is as much as wanted elsewhere.
 
     Raises:

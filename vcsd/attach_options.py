@@ -28,17 +28,17 @@ class DriveOptions(TypedDict, total=False):
     """What `attach` takes with drives.
 
     Attributes:
-        spec: Of each drive that is made.
+        spec: Description of each drive that is created.
         transport: Where drives are: `inproc`, `process`, `fuse`, `window:PATH` or `nvme+tcp://HOST:PORT`
-            (docs/drives.md). Elsewhere a drive may die and come back; K and V that it has not acknowledged as flushed
-            are kept here meanwhile.
+            (docs/drives.md). Elsewhere a drive may die and come back; KV data that it has not acknowledged as
+            flushed is kept in host memory until then.
         restart: Whether a drive with a process of its own is restarted when it dies.
         keep: A folder in which the drives made here outlive the process, one folder each.
-        flush_every: Decode steps between flushes; 0: never, and all K and V of drives that may die stay in host memory.
+        flush_every: Decode steps between flushes; 0: never, and all KV data of drives that may die stays in host memory.
         mini_batches: Parts of a decode batch, so that model and drives work at once; by default 2 for a GPU, else 1.
         compression, convention: See `csd_spec.Compression`; 8 and paper by default.
         budget: Replaces both.
-        layout: Name of the layout of K and V in drives (docs/layouts.md), by default the method's own or fp16.
+        layout: Name of the layout of KV data in drives (docs/layouts.md), by default the method's own or fp16.
         storage: Format of stored values, `fp16`, `bf16` or, in layout fp16, `fp8`; the model's by default
             (docs/models.md).
         methods, layouts: Python files with methods or layouts of the caller's, for drives that are made here.
@@ -126,7 +126,7 @@ def check_known(options: dict[str, Any]) -> None:
 
 
 def attention_of(given: dict[str, Any]) -> Attention:
-    """What is asked to attend with."""
+    """The method, its budget and its layout."""
     load_layouts(given["layouts"])
     layout, code = given["layout"], given["embedding_bits"]
     given = given | {"layout": layout if code is None else name_of(code, "embedding_bits")}

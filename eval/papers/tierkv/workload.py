@@ -1,6 +1,6 @@
 """Requests that come back: each iteration needs the KV cache of one that has waited, over a link that counts each byte.
 
-The window is a belief of the policy: it begins the copies for the next K iterations, whatever the link can carry.
+The window is a belief of the policy: it begins the copies for the next K iterations, regardless of the capacity of the link.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def served(compute_ms: float, copies_ms: Sequence[float], window: int) -> Served
     """Serve requests that come back one after the other, in a random order.
 
     Args:
-        compute_ms: Of an iteration.
-        copies_ms: What each copy takes alone.
+        compute_ms: Compute time of an iteration.
+        copies_ms: Time of each copy alone.
         window: Iterations ahead for which copies are begun; 0: each when it is missing, by the policy `reactive`.
     """
     order = list(copies_ms)
