@@ -30,11 +30,12 @@ class DriveOptions(TypedDict, total=False):
     Attributes:
         spec: Description of each drive that is created.
         transport: Where drives are: `inproc`, `process`, `fuse`, `window:PATH` or `nvme+tcp://HOST:PORT`
-            (docs/drives.md). Elsewhere a drive may die and come back; KV data that it has not acknowledged as
-            flushed is kept in host memory until then.
+            (docs/drives.md). Elsewhere a drive may die and come back; KV data that it has not acknowledged as flushed
+            is kept in host memory until then.
         restart: Whether a drive with a process of its own is restarted when it dies.
         keep: A folder in which the drives made here outlive the process, one folder each.
-        flush_every: Decode steps between flushes; 0: never, and all KV data of drives that may die stays in host memory.
+        flush_every: Decode steps between flushes; 0: never, and all KV data of drives that may die stays in host
+            memory.
         mini_batches: Parts of a decode batch, so that model and drives work at once; by default 2 for a GPU, else 1.
         compression, convention: See `csd_spec.Compression`; 8 and paper by default.
         budget: Replaces both.
