@@ -1,6 +1,6 @@
 """Requests that come back: each iteration needs the KV cache of one that has waited, over a link that counts each byte.
 
-The window is a belief of the policy: it begins the copies for the next K iterations, regardless of the capacity of the link.
+The window is a belief of the policy: it begins the copies for the next K iterations, whether or not the link has time.
 """
 
 from __future__ import annotations
