@@ -79,8 +79,9 @@ class Engine:
     def remove(self, number: int) -> None:
         """Forget a request, whatever state it is in."""
         self.queue.remove(number)
-        for each in [each for each in (*self.sequences, self.prompt) if each is not None and each.number == number]:
-            self._leave(each)
+        for each in self._everyone():
+            if each.number == number:
+                self._leave(each)
 
     def run(self, tick: Callable[[int], object] = lambda done: None) -> RunResult:
         """Serve until no request is left. tick: called now and then with the number of requests that have ended."""
@@ -114,8 +115,7 @@ class Engine:
             if output is None:
                 self._wait()
                 continue
-            here = [*self.sequences, *([self.prompt] if self.prompt else [])]
-            check_output(self.policy, output, here, self.cost.layers)
+            check_output(self.policy, output, self._everyone(), self.cost.layers)
             if not (self.prompt and self.prompt.number in output.num_scheduled_tokens and len(output.placement) == 1):
                 self._asked = [each.number for each in state.sequences]
             return output
@@ -135,10 +135,9 @@ class Engine:
             took_s: Measured seconds of its decode step.
             most: Decode steps at most.
         """
-        everyone = [*self.sequences, *([self.prompt] if self.prompt else [])]
         scheduled = {
             each: output.num_scheduled_tokens[each.number]
-            for each in everyone
+            for each in self._everyone()
             if each.number in output.num_scheduled_tokens and (ran is None or each.number in ran)
         }
         prefills = {each: count for each, count in scheduled.items() if each.prefills}
@@ -147,7 +146,7 @@ class Engine:
         self.done.decided += bool(decoding)
         offloads = [each for each in options if isinstance(each, Offload)]
         if self.events is not None:
-            result = self._by_events(self.events, scheduled, output)
+            result = self._by_events(self.events, decoding, prefills, output)
         elif decoding and len(offloads) == len(options) and not self.policy.admits:
             result = self._chain(decoding, offloads, prefills, min(output.num_steps, most))
         else:
@@ -167,6 +166,10 @@ class Engine:
         return result
 
     # Who is there
+
+    def _everyone(self) -> list[SequenceState]:
+        """Requests that were admitted."""
+        return [*self.sequences, *([self.prompt] if self.prompt else [])]
 
     def _free(self) -> int:
         return self.admission.slots - len(self.sequences) - (self.prompt is not None)
@@ -260,8 +263,8 @@ class Engine:
         left = min(each.request.output_tokens - each.num_output_tokens for each in decoding)
         most = min(most, steps, self.admission.patience or math.inf, left)
         tokens, beside = [each.num_computed_tokens + 1 for each in decoding], self._chunks(prefills)
-        self._check_host(options, tokens)
         took = decode_s(self.cost, tokens, options, int(most), within_s=until_s - self.now_s, beside=beside)
+        self._check_host(options, [held + took.size - 1 for held in tokens])
         ends = self.now_s + np.cumsum(took)
         for each, option, held in zip(decoding, options, tokens, strict=True):
             each.made(ends, took)
@@ -300,13 +303,15 @@ class Engine:
         return self._passed(decoding, prefills, prefill_s + step_s, prefill_s, "jump")
 
     def _by_events(
-        self, events: EventTimer, scheduled: dict[SequenceState, int], output: SchedulerOutput
+        self,
+        events: EventTimer,
+        decoding: Sequence[SequenceState],
+        prefills: dict[SequenceState, int],
+        output: SchedulerOutput,
     ) -> IterationResult:
-        """One iteration in which copies move on links beside the model's layers."""
-        prefills = {each: count for each, count in scheduled.items() if each.prefills}
-        decoding = [each for each in scheduled if not each.prefills]
+        """One iteration in which copies move on links while the model's layers are computed."""
         prefill_s = self._prefill_s(prefills)
-        new = {each.number: count for each, count in scheduled.items()}
+        new = {each.number: 1 for each in decoding} | {each.number: count for each, count in prefills.items()}
         took_s = events.run(self.now_s, new, prefill_s, output)
         self.done.link_bytes = events.fetched_bytes
         compute_s = sum(prefill_s.values()) if decoding else took_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypedDict
@@ -15,13 +15,10 @@ from csd_spec.attention import Storage
 from csd_spec.layouts import load_layouts, name_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
-from kv_cache.iteration import Iteration
 from kv_cache.limits import TierLimits
-from kv_cache.scheduler import Policy
 from vcsd.transport import fleet_or_count
 
 IN_STORAGE = "in-storage"
-PolicyGiven = str | Policy | Callable[[Iteration], None]
 
 
 class DriveOptions(TypedDict, total=False):
@@ -48,7 +45,6 @@ class DriveOptions(TypedDict, total=False):
         spares: More drives, which replace lost ones.
         network: A name of `csd_spec.network.NETWORKS`, as `100gbe`: simulated time of commands includes their way.
         embedding_bits: Deprecated, use layout; the code of a layout.
-        residency: Deprecated, the former name of policy.
     """
 
     spec: DriveSpec
@@ -68,7 +64,6 @@ class DriveOptions(TypedDict, total=False):
     spares: int
     network: str | None
     embedding_bits: int | None
-    residency: PolicyGiven | None
 
 
 _WHOLE, _PATH, _TEXT = (Integral, "a whole number"), (Path | None, "a pathlib.Path"), (str | None, "text")
@@ -159,14 +154,14 @@ def renamed(policy: Any, residency: Any) -> Any:
     return residency
 
 
-def check_in_tiers(policy: Any, tiers: TierLimits | None, **options: Any) -> None:
-    """Raise ValueError for what only drives can be given, or for tiers of another kind."""
+def check_in_tiers(policy: Any, tiers: TierLimits | None, drives: Any, attention: Any, options: dict[str, Any]) -> None:
+    """Raise ValueError for options that apply to drives alone, or for tiers of another kind."""
+    check_known(options)
     if tiers is not None:
         _check_kind("tiers", tiers, TierLimits, "a TierLimits")
     if policy == IN_STORAGE:
         raise ValueError("tiers: drives hold all of K and V: with tiers give a policy, as dual-blade or auto")
-    defaults = {"drives": 1, "attention": "sparf"} | {name: default for name, (default, _, _) in _OPTIONS.items()}
-    check_known({name: value for name, value in options.items() if name not in ("drives", "attention")})
-    for name, value in options.items():
-        if value != defaults[name]:
+    given = {"drives": (drives, 1), "attention": (attention, "sparf")}
+    for name, (value, default) in (given | {name: (options[name], _OPTIONS[name][0]) for name in options}).items():
+        if value != default:
             raise ValueError(f"{name} is of drives, and policy = {policy!r} attends on the device")

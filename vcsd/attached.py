@@ -22,10 +22,10 @@ from host_driver.hf.forward import check_free, in_drives
 from host_driver.hf.shape import Placement, placement
 from host_driver.sharding import share_out
 from kv_cache.limits import TierLimits
+from kv_cache.policies import PolicyLike
 from vcsd.attach_options import (
     IN_STORAGE,
     DriveOptions,
-    PolicyGiven,
     attention_of,
     check_in_tiers,
     checked,
@@ -190,7 +190,7 @@ def attach(
 
 @overload
 def attach(
-    model: PreTrainedModel, *, policy: PolicyGiven, tiers: TierLimits | None = None
+    model: PreTrainedModel, *, policy: str | PolicyLike, tiers: TierLimits | None = None
 ) -> AbstractContextManager[Tiered]: ...
 
 
@@ -199,7 +199,7 @@ def attach(
     drives: int | str | Sequence[Device] = 1,
     attention: str = "sparf",
     *,
-    policy: PolicyGiven = IN_STORAGE,
+    policy: str | PolicyLike = IN_STORAGE,
     tiers: TierLimits | None = None,
     **options: Any,
 ) -> AbstractContextManager[Attached] | AbstractContextManager[Tiered]:
@@ -223,9 +223,9 @@ def attach(
             changed.
         DeviceError: A drive refuses a command.
     """
-    policy = renamed(policy, options.pop("residency", None))
+    policy = renamed(policy, options.pop("residency", None))  # its former name, for one release
     if policy != IN_STORAGE or tiers is not None:
-        check_in_tiers(policy, tiers, drives=drives, attention=attention, **options)
+        check_in_tiers(policy, tiers, drives, attention, options)
         return TierSetting(policy=policy, tiers=tiers or TierLimits()).attached(model)
     given = checked(drives, attention, options)
     asked = {name: given[name] for name in ("mini_batches", "flush_every", "redundancy")}

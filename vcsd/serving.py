@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,12 +23,10 @@ from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import CostModel, DenseDecoder, DriveModel, ServingCost
 from kv_cache.engine import Engine
 from kv_cache.hardware import CSD, H100
-from kv_cache.iteration import Iteration
 from kv_cache.limits import TierLimits
 from kv_cache.planner.problem import BLOCK_TOKENS
-from kv_cache.policies import policy_of
+from kv_cache.policies import PolicyLike, policy_of
 from kv_cache.policies.time_slices import TimeSlices
-from kv_cache.scheduler import Policy
 from kv_cache.simulation import UNLIMITED, levels_of
 from kv_cache.transfer.sequences import SequenceStore
 from vcsd.server import Server
@@ -71,7 +69,7 @@ class Serving:
     shorter, than the cost model says; then decisions are no longer the same on every day.
     """
 
-    policy: str | Policy | Callable[[Iteration], None] = "orbitflow"
+    policy: str | PolicyLike = "orbitflow"
     tiers: TierLimits = TierLimits()
     drives: DriveSet | Sequence[Device] | int = ()
     attention: Attention | str = Attention.named("dense")
@@ -131,8 +129,7 @@ class Serving:
         if isinstance(policy, TimeSlices):
             policy.slice_tokens = self.slice_tokens
             levels = levels_of(replace(cost, token_bytes=row_bytes), self.tiers, max_tokens)
-            roomy = replace(cost, room_blocks=UNLIMITED)
-            return Engine(policy, roomy, admission=admission, store=SequenceStore(levels))
+            return Engine(policy, cost, admission=admission, store=SequenceStore(levels))
         room = max(0, device - max_tokens * row_bytes)  # one layer of a request comes for its prefill
         fits = replace(cost, room_blocks=max(1, room // (token_bytes * BLOCK_TOKENS)))
         first = min(max_tokens // 2, room // (token_bytes * self.slots)) if policy.first_block else 0

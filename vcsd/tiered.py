@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,7 +18,6 @@ from host_driver.hf.shape import FULL, kinds_in_tiers
 from host_driver.hf.tiers import in_tiers
 from host_driver.tiers import TieredKv
 from kv_cache.hardware import DEVICE, PAGE_CACHE
-from kv_cache.iteration import Iteration
 from kv_cache.limits import TierLimits
 from kv_cache.policies import PolicyLike, policy_of
 from kv_cache.scheduler import Policy
@@ -38,7 +37,7 @@ class TierSetting:
         record: Keep the choices, to replay them.
     """
 
-    policy: str | Policy | Callable[[Iteration], None]
+    policy: str | PolicyLike
     tiers: TierLimits
     policies: Mapping[str, PolicyLike] | None = None
     record: bool = False

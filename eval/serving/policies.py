@@ -86,7 +86,7 @@ def run(name: str, policy: Policy, given: Given, trace: Trace, tick: Tick) -> Ro
     """A trace under a policy, as a row.
 
     Raises:
-        ValueError: The policy fails, whatever it raises, or no request fits.
+        ValueError: The policy raises an exception, or no request fits.
     """
     cost, tiers = given.machine()
     if isinstance(policy, TimeSlices):
@@ -106,15 +106,13 @@ def run(name: str, policy: Policy, given: Given, trace: Trace, tick: Tick) -> Ro
     try:
         found = summary(engine.run(told))
     except (PolicyError, RuntimeError) as error:
-        raise ValueError(
-            f"policy {name}: {error}".replace(f"policy {name}: policy {policy.name}", f"policy {name}")
-        ) from None
-    except Exception as error:  # whatever a user's policy raises
-        raise ValueError(f"policy {name}: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{name}: {error}") from None
+    except Exception as error:  # any exception of a user's policy
+        raise ValueError(f"{name}: {type(error).__name__}: {error}") from error
     told(len(trace.requests))
     if not found["requests"]:
         engine.check(trace.requests[0])
-        raise ValueError(f"policy {name}: no request was served")
+        raise ValueError(f"{name}: no request was served")
     return {
         "policy": name,
         "timed_by": engine.done.timed_by,

@@ -55,8 +55,7 @@ class KvMap(Referrer):
         self.usage = Accounts()
         self.shared = SharedPages(store.geometry.pages)
         self.next_handle = 1
-        self.epoch = 0
-        self.plans: dict[tuple[tuple[int, ...], int], DecodePlan] = {}  # of this epoch, by sequences and layer
+        self.plans: dict[tuple[tuple[int, ...], int], DecodePlan] = {}  # until tables change, by sequences and layer
 
     def plan(self, handles: Seq[int], layer: int) -> DecodePlan:
         """The plan of this epoch for a layer of sequences; raises as `sequence`."""
@@ -70,8 +69,7 @@ class KvMap(Referrer):
         return found
 
     def changed(self) -> None:
-        """End the epoch: slots or buffers are going to change, or which sequences exist, or have lost data."""
-        self.epoch += 1
+        """End the epoch, and all plans: slots or buffers are to change, or sequences come, go or have lost data."""
         self.plans.clear()
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
@@ -77,7 +77,7 @@ class SimulatedTransfers:
         self._drives_free_ns = self._began_ns = 0.0
         self._layer_s = 0.0
         self.moved: Counter[str] = Counter()  # bytes, by route
-        self.stalls_ns: dict[str, float] = {}
+        self.stalls_ns: defaultdict[str, float] = defaultdict(float)
         self.iterations_ns: list[float] = []
 
     @property
@@ -132,8 +132,7 @@ class SimulatedTransfers:
                 since_ns = self.now_ns
                 self.events.run_until(lambda transfer=transfer: transfer.done)  # type: ignore[misc]  # bound at once
                 assert isinstance(transfer, SimulatedTransfer)
-                name = transfer.route.name
-                self.stalls_ns[name] = self.stalls_ns.get(name, 0.0) + self.now_ns - since_ns
+                self.stalls_ns[transfer.route.name] += self.now_ns - since_ns
 
     def end(self) -> None:
         self.events.run_to(max(self._ready_ns.values(), default=0))

@@ -36,7 +36,7 @@ def use(model: LlamaForCausalLM) -> None:
 
 
 def test_every_option_has_a_type_a_default_and_a_kind() -> None:
-    assert {*_OPTIONS, "residency"} == set(DriveOptions.__annotations__)
+    assert set(_OPTIONS) == set(DriveOptions.__annotations__)
     given = checked(1, "sparf", {})
     assert given == {name: default for name, (default, _, _) in _OPTIONS.items()} | {"drives": 1, "attention": "sparf"}
     assert attention_of(given).method == "sparf"
@@ -69,11 +69,11 @@ def test_an_unknown_option_is_refused_as_python_does() -> None:
 
 
 def test_in_tiers_only_tiers_may_be_given() -> None:
-    check_in_tiers("auto", TierLimits(), drives=1, attention="sparf")
+    check_in_tiers("auto", TierLimits(), 1, "sparf", {})
     with pytest.raises(ValueError, match="spares is of drives"):
-        check_in_tiers("auto", None, spares=1)
+        check_in_tiers("auto", None, 1, "sparf", {"spares": 1})
     with pytest.raises(ValueError, match="tiers = 5: must be a TierLimits"):
-        check_in_tiers("auto", 5)  # type: ignore[arg-type]
+        check_in_tiers("auto", 5, 1, "sparf", {})  # type: ignore[arg-type]
 
 
 def test_the_former_name_of_policy_is_taken_with_a_warning() -> None:
