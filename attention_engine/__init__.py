@@ -3,12 +3,13 @@
 Kernels see banks of pages and opaque slot numbers; what a slot number means is not known here.
 """
 
+from attention_engine.arithmetic import Arithmetic
 from attention_engine.clock import EngineClock
 from attention_engine.kernels import approximate, attend, exact
 from attention_engine.methods import METHODS, Methods, load_methods
 from attention_engine.parts import merge
 from attention_engine.select import GroupScore, best_tokens, cover, top_channels, weigh
-from attention_engine.step import Arithmetic, Compute, Memory, Method, Queries, Read, Step
+from attention_engine.step import Compute, Memory, Method, Queries, Read, Step
 from attention_engine.values import add_rows, all_finite, take_in, to_half
 
 __all__ = [

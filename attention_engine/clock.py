@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from attention_engine.rtl.params import EngineRun, EngineShape, PlaneShape
+from attention_engine.rtl.params import EngineRun, EngineShape, ProgressiveShape
 from csd_spec import EngineSpec
 
 _TOPK_PASSES = 3  # histogram, threshold, collect
@@ -93,56 +93,39 @@ def _stream(chosen: Sequence[int], units: int, shape: EngineShape, beats: int, l
     return round(end)
 
 
-def plane_cycles(shape: PlaneShape, tokens: int, widths: Sequence[Sequence[int]] = ()) -> int:
-    """Cycles of the RTL's `rtl/plane_scores.sv` for a head: from its pages' first block to the last block and score.
+def digit_cycles(shape: ProgressiveShape, tokens: int, widths: Sequence[Sequence[int]] = ()) -> int:
+    """Cycles of the RTL's `rtl/digit_scores.sv` for a head: from its pages' first beat to the last beat and score.
 
-    widths: bits of each channel, page by page; without it all pages have their planes spread evenly. Blocks are there
-    when they are taken, scores go as they come. A block of a row takes a cycle a query, any other one a cycle.
+    widths: digits of each channel, page by page; without it all pages are full of digits. Beats are there when they are
+    taken, scores go as they come. A beat of a line takes a cycle a query, any other one a cycle.
     """
-    T, G, quarter = shape.tokens, shape.q_heads, shape.head_dim // 8
-    even = [
-        shape.planes * (c + 1) // shape.head_dim - shape.planes * c // shape.head_dim for c in range(shape.head_dim)
-    ]
-    block = 0  # when the next one is taken
-    closed, done, drained = 0, 0, 0  # when coefficients, sums and scores of the page before are complete
-    for number in range(-(-tokens // T)):
-        page = [min(width, 8) for width in (widths[number] if widths else even)]
-        begin = max(max(block, closed) + quarter, done)  # least values do not overtake the page before
-        told = begin + quarter  # when widths come
-        made, begun = _coefficients(page, told, G)
-        closed = begun + _MADE
-        summed = begin + max(shape.head_dim * G, quarter) + _ADDED
-        last = min(len(made), shape.rows) - 1
-        block = told + quarter // 2
-        for row in range(last + 1):
-            ready = (made[row] + _MADE, block, told + quarter // 2 + _COUNTED, drained if row == last else 0)
-            block = max(ready) + max(shape.row_blocks * G, _SUM - 1)
-        end = block - max(0, _SUM - 1 - shape.row_blocks * G)  # nothing waits for the last sums
-        block = end + (shape.page_bytes - shape.header_bytes) // 16 - (last + 1) * shape.row_blocks
-        done = max(end + _STORED, summed, closed) + 1
-        drained = done + _GIVEN + min(T, tokens - number * T) * G
-    return max(block, drained)
+    form, G, m = shape.form, shape.q_heads, shape.m
+    lines, head, beats = form.D // 16, form.header_bytes // 16, shape.page_bytes // 16
+    came = free = handed = coded = 0  # page in, header free, products handed over, coefficients there
+    out = [0, 0]  # when pages are given out
+    ends, given = [0], [0, 0]  # when blocks of 16 tokens are added up, and given out
+    for number in range(-(-tokens // form.T) * shape.parts):
+        length = min(form.T, tokens - number // shape.parts * form.T)
+        blocks = -(-length // 16)
+        header = max(came, free) + head
+        free = max(header + 1, handed) + m * G
+        handed = max(free + _MADE, coded, out[-2])
+        missing = max(0, form.D - sum(min(width, 4) for width in widths[number])) if widths else 0
+        coded = handed + (m + -(-missing // 4)) * G + _CODED
+        at, gap = max(ends[-1], coded), _CLEAR * (shape.parts > 1)
+        for block in range(blocks):
+            at = max(at + 4 * (lines - 1) * G, given[-2]) + 4 * G
+            ends.append(at)
+            given.append(max(given[-1] + gap * (block == 0), at + _ADDED) + min(16, length - 16 * block) * G)
+        out.append(given[-1])
+        taken = 4 * lines * (len(ends) - 1) - _QUEUED  # as many beats are used when the last one finds room
+        came = (
+            max(header + 4 * lines * blocks, ends[max(0, -(-taken // (4 * lines)))]) + beats - head - 4 * lines * blocks
+        )
+    return max(came, given[-1] + _GIVEN)
 
 
-def _coefficients(widths: Sequence[int], begin: int, queries: int) -> tuple[list[int], int]:
-    """When the last coefficient of each row that has planes is begun, and when all are; widths come from `begin` on.
-
-    A channel takes a cycle a query for each four of its bits, one without bits a cycle; at the end come four of none.
-    """
-    made, planes, free = list[int](), 0, 0
-    for channel, width in enumerate([*widths, 4]):
-        free = max(free, begin + 1 + min(channel, len(widths) - 1) // 16)
-        if not width:
-            free += 1
-        for part in range(0, width, 4):
-            free += queries
-            planes += min(4, width - part)
-            made += [free] * (planes // 4 - len(made))
-    total = sum(widths)
-    return made[: max(1, -(-total // 4))], free
-
-
-# Latencies of sparf_engine's and plane_scores' units, in cycles
+# Latencies of sparf_engine's and digit_scores' units, in cycles
 _CHANNEL_KEY, _TOKEN_KEY = 9, 19  # from a channel's q, from a token's last score to argtopk
 _SUM = 4  # until a sum can be added to again
 _QUEUE = 2  # beats between filter and products
@@ -153,7 +136,10 @@ _RECIPROCAL = 55  # a query
 _MIX = 20  # alpha / l after the last reciprocal, and the first weight
 _BINS = 1024  # bins of argtopk
 _FILL = 50  # pipelines, at the changes of phase
-_MADE = 8  # from a coefficient's begin to a row that has it
-_COUNTED = 2  # until the number of planes is known
-_STORED, _ADDED = 5, 7  # from the last block, from the last product of a least value, to a page's sums
-_GIVEN = 5  # from those to the first score
+_MADE, _CODED = 9, 8  # from a header's last products, and a page's last coefficients
+_ADDED, _CLEAR, _GIVEN = (
+    5,
+    6,
+    14,
+)  # from a block's last beat to its first score, between pages that are added up, to a score
+_QUEUED = 256  # beats of lines that wait

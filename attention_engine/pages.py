@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from csd_spec import KvView
-from csd_spec.arrays import I32, I64, U32
+from csd_spec.arrays import I32, I64, U32, Bools
 
 
 class Plan(Protocol):
@@ -42,8 +42,8 @@ class Pages(Protocol):
         """Pages with K and V in 8 bits of tokens (N, k), of which counts (N,) are used."""
         ...
 
-    def score_pages(self, view: KvView) -> Plan:
-        """All pages with K in few bits."""
+    def coarse_pages(self, view: KvView, name: str, groups: Bools | None = None) -> Plan:
+        """Pages of the map `scores` or `values`, all where no groups (N, groups) are named."""
         ...
 
     def table_pages(self, nbytes: I64) -> Plan:

@@ -34,12 +34,22 @@ def _ordered(value):  # type: ignore[no-untyped-def]
     return ~bits if bits >> 31 else bits | np.uint32(0x80000000)
 
 
+@njit(cache=True, nogil=True)
+def _digit(counts, left):  # type: ignore[no-untyped-def]
+    """The highest bin at which bins from the top on hold `left`, and how many of that bin are among these."""
+    digit = counts.size - 1
+    while counts[digit] < left:
+        left -= counts[digit]
+        digit -= 1
+    return digit, left
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
 def _top(scores, size, k, out, keys, counts):  # type: ignore[no-untyped-def]
     """Indices of the k largest of scores[:size], ascending, into out[:k].
 
-    A histogram of the leading bits finds the bin of the k-th, a sort of that bin alone its value, one more pass the
-    indices. keys (S,) and counts (BINS,) are scratch.
+    Histograms of the key's leading 12 bits and of twice ten more find the k-th, whatever the scores are; one more pass
+    the indices. keys (S,) and counts (BINS,) are scratch.
     """
     if k == size:
         for i in range(k):
@@ -51,29 +61,33 @@ def _top(scores, size, k, out, keys, counts):  # type: ignore[no-untyped-def]
     for i in range(size):
         keys[i] = _ordered(scores[i])
         counts[keys[i] >> _SHIFT] += 1
-    digit, left = BINS - 1, k
-    while counts[digit] < left:
-        left -= counts[digit]
-        digit -= 1
+    digit, left = _digit(counts, k)
     inside = np.empty(counts[digit], np.uint32)
     found = 0
     for i in range(size):
         if keys[i] >> _SHIFT == digit:
             inside[found] = keys[i]
             found += 1
-    inside.sort()
-    last = inside[found - left]  # the k-th largest; of those equal to it the first `left` are taken
-    for i in range(found - left + 1, found):
-        left -= inside[i] > last
-    found = 0
+    for shift in (np.uint32(10), np.uint32(0)):
+        counts[:] = 0
+        for i in range(found):
+            counts[inside[i] >> shift & np.uint32(1023)] += 1
+        digit, left = _digit(counts, left)
+        kept = 0
+        for i in range(found):
+            if inside[i] >> shift & np.uint32(1023) == digit:
+                inside[kept] = inside[i]
+                kept += 1
+        found = kept
+    last, taken = inside[0], 0  # the k-th largest; of those equal to it the first `left` are taken
     for i in range(size):
-        taken = keys[i] > last
+        mine = keys[i] > last
         if keys[i] == last and left > 0:
             left -= 1
-            taken = True
-        if taken:
-            out[found] = i
-            found += 1
+            mine = True
+        if mine:
+            out[taken] = i
+            taken += 1
 
 
 @njit(cache=True, nogil=True)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_engine.kernels import approximate, attend, exact
+from attention_engine.arithmetic import Arithmetic
+from attention_engine.coarse import Scores
 from attention_engine.pages import Pages
-from attention_engine.planes import attend_refined, planes_of, score
-from attention_engine.select import GroupScore, best_tokens, cover, top_channels, top_mass, top_pages, weigh
+from attention_engine.refined import progressive_form
+from attention_engine.select import GroupScore
+from attention_engine.spend import VARIANCE, Choice, spend
 from attention_engine.terms import Terms
-from attention_engine.values import to_half, widen
+from attention_engine.values import alike, to_half, widen
 from csd_spec import KvView, SparFParams
 from csd_spec.arrays import F32, I32, I64, U32
 from csd_spec.model import FP16_BYTES
@@ -47,22 +48,6 @@ class Compute:
     length: I64 | int  # (N,), or the same for all
     queries: int
     scores: I64  # (N,): of each query that softmax takes meanwhile
-
-
-class Arithmetic:
-    """The numbers behind a step. A simulation that only counts and times puts others in their place."""
-
-    top_channels = staticmethod(top_channels)
-    approximate = staticmethod(approximate)
-    exact = staticmethod(exact)
-    attend = staticmethod(attend)
-    attend_refined = staticmethod(attend_refined)
-    score = staticmethod(score)
-    weigh = staticmethod(weigh)
-    best_tokens = staticmethod(best_tokens)
-    top_pages = staticmethod(top_pages)
-    top_mass = staticmethod(top_mass)
-    cover = staticmethod(cover)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +105,8 @@ class Step:
         self.chosen: tuple[I32, I64] | None = None  # what was attended: tokens (N, k), of which counts (N,)
         self.alpha: F32 = np.empty(self.q.shape[:2], np.float32)  # the weight of that
         self.alpha.fill(1)
+        self.lost: F32 = np.zeros(self.q.shape[:2], np.float32)  # the weight that the mean of V stands for
+        self.errors, self.variances = np.zeros_like(self.lost), np.zeros_like(self.lost)  # see `attend_coarse`, `score`
         self.rows: F32 = np.zeros((*self.q.shape[:2], 2), np.float32)  # m and l of what the output stands for
         self._scored: I32 | None = None
 
@@ -181,20 +168,52 @@ class Step:
         self.compute("logit0", "kernel", channels.shape[1] * self.each, self.seq_lens, self.seq_lens)
         return self.bend(self.do.approximate(self.view, self.q, channels, self.threads))
 
-    @property
-    def unscored(self) -> I64:
-        """How many of the last tokens of each stream, (N,), no page of K in few bits holds."""
-        held = (self.view.planes["scores"][:, 0] != UNMAPPED).sum(1)
-        unscored: I64 = np.maximum(self.seq_lens - held * planes_of(self.view).T, 0)
-        return unscored
-
     def score(self) -> F32:
-        """Logits (N, G, S) from K in few bits; of `unscored` tokens exact ones, for whoever attends them anyway."""
-        form, slots = planes_of(self.view), self.view.planes["scores"].reshape(self.streams, -1)
-        self.read("flash_embed", self.pages.score_pages(self.view))
+        """Logits (N, G, S) from K in few bits; exact ones of tokens that no score page holds. `variances` is of
+        both."""
+        form, slots = progressive_form(self.view), self.view.maps["scores"].reshape(self.streams, -1)
+        self.read("flash_embed", self.pages.coarse_pages(self.view, "scores"))
         words = form.page_bytes // FP16_BYTES * self.each
         self.compute("logit0", "kernel", (slots != UNMAPPED).sum(1), words, self.seq_lens)
-        return self.bend(self.do.score(self.view, self.q, self.threads))
+        logits, self.variances = self.do.score(self.view, self.q, self.threads)
+        return self.bend(logits)
+
+    def choose_pages(self, logits: F32, lost: float, least: float) -> Choice:
+        """Which refined pages and value pages are worth their bytes, within what the budget has left; see `spend`.
+
+        logits: by scores, (N, G, S); they become e^(logit - largest).
+        """
+        form, sinks = progressive_form(self.view), None if self.terms is None else self.terms.sinks
+        variances, sizes = self.variances + np.float32(VARIANCE[form.v_bits]), (form.n, form.value_tokens, least)
+        worth = self.do.weigh_pages(logits, self.seq_lens, sizes, variances, sinks, self.threads)
+        pages = worth.errors.shape[1] + worth.masses.shape[2]
+        self.compute("argtopk", "argtopk", self.each, pages * self.each)
+        left = int((self.budget_bytes - self.fetched_bytes).sum()) // form.page_bytes
+        choice = spend(self.view, worth, logits, left, lost, least)
+        self.chosen = choice.tokens, choice.counts
+        return choice
+
+    def attend_coarse(self, logits: F32, choice: Choice) -> F32:
+        """Attention (N, G, d) over all tokens: over those of chosen pages by K and V in 8 bits, over all others by K
+        and V in few bits, by the mean of V where no page of it is read. `lost` gets the weight that is left to that,
+        `errors` what few bits are likely to add, as a share of each output."""
+        form, fine = progressive_form(self.view), self._refined(choice.tokens, choice.counts)
+        self.read("flash_token", self.pages.coarse_pages(self.view, "values", choice.reads))
+        pages = choice.reads.sum(1) * self.view.maps["values"].shape[1]
+        self.compute("attend", "kernel", pages, form.page_bytes // FP16_BYTES * self.each)
+        chosen = choice.tokens, choice.counts, choice.reads
+        scores = Scores(logits, np.ascontiguousarray(choice.worth.rows[:, :, 0]), self.variances)
+        self.lost, self.errors = self.do.attend_coarse(self.view, fine, chosen, scores, self.v_mean, self.threads)
+        return self.sink(*fine)
+
+    def _refined(self, tokens: I32, counts: I64) -> tuple[F32, F32]:
+        """Attention (N, G, d), and its rows, over tokens (N, k), of which counts (N,) are used, in 8 bits."""
+        self.read("flash_token", self.pages.refined_pages(self.view, tokens, counts))
+        self.compute("logit", "kernel", counts, self.head_dim, counts)
+        self.compute("attend", "kernel", counts, self.head_dim)
+        bends = None if self.terms is None else self.terms.bends
+        found: tuple[F32, F32] = self.do.attend_refined(self.view, self.q, (tokens, counts), bends, self.threads)
+        return found
 
     def weigh(self, logits: F32, group_score: GroupScore = GroupScore.SOFTMAX) -> F32:
         """Logits become weights, in place; returns the tokens' scores over the query group, (N, S)."""
@@ -235,31 +254,26 @@ class Step:
         tokens = self.everything() if tokens is None else tokens
         return self.terms.bend(logits, tokens, self.seq_lens if counts is None else counts, self.threads)
 
-    def attend(self, tokens: I32, counts: I64, weights: F32 | None = None, refined: bool = False) -> F32:
+    def attend(self, tokens: I32, counts: I64, weights: F32 | None = None) -> F32:
         """Attention (N, G, d) over tokens (N, k), ascending, of which counts (N,) are used.
 
         weights: approximate ones of all tokens, (N, G, S); what the selection misses of them goes to the mean of V.
-        refined: by K and V in 8 bits, as where the layout keeps nothing else; then the mean is of what is not selected.
         `rows` (N, G, 2) gets m, a row's largest logit, and l: l * e^m is the softmax weight that its output stands for.
         """
         self.chosen = tokens, counts
-        refined |= not self.view.layout.keeps_rows
-        if refined:
-            self.read("flash_token", self.pages.refined_pages(self.view, tokens, counts))
-        elif self._scored is not tokens:
-            self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
+        if not self.view.layout.keeps_rows:
+            return self.sink(*self._refined(tokens, counts))
         if self._scored is not tokens:
+            self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
             self.compute("logit", "kernel", counts, self.head_dim, counts)
-        if not (refined or self.view.layout.latent):  # there a row of V has come with that of K
+        if not self.view.layout.latent:  # there a row of V has come with that of K
             self.read("flash_token", self.pages.token_pages(self.view, self.view.v_slots, tokens, counts))
         self.compute("attend", "kernel", counts, self.head_dim)
-        if weights is not None and refined:  # the sum of V of what is selected, by weights of 1
-            self.work.append(Compute("attend", "kernel", counts, self.head_dim, 1, self._none))
         if weights is not None:
             self.alpha = self.do.cover(weights, tokens, counts, self.threads)
-        attend = self.do.attend_refined if refined else self.do.attend
+            self.lost = 1 - self.alpha
         bends = None if self.terms is None else self.terms.bends
-        out, rows = attend(self.view, self.q, (tokens, counts), self.alpha, self.v_mean, bends, self.threads)
+        out, rows = self.do.attend(self.view, self.q, (tokens, counts), self.alpha, self.v_mean, bends, self.threads)
         return self.sink(out, rows)
 
     def sink(self, out: F32, rows: F32) -> F32:
@@ -345,7 +359,7 @@ class Step:
     def _need_rows(self) -> None:
         """Raise ValueError for a layout without rows of K."""
         if not self.view.layout.keeps_rows:
-            raise ValueError("K is kept in 8 bits only: use a layout that has its rows too, such as planes2-exact")
+            raise ValueError("K is kept in 8 bits only: use a layout that has its rows too, such as progressive-exact")
 
     def apart(self) -> Step:
         """The same step with a stream for each query head, so that no query shares what another fetches.
@@ -380,18 +394,6 @@ class Step:
         if scores is not None and self.terms is not None:
             scores = self.terms.scores(scores)
         self.work.append(Compute(unit, job, lines, length, self.queries, self._none if scores is None else scores))
-
-
-def alike(streams: int, tokens: int) -> I32:
-    """The first tokens for each stream, (N, tokens): `np.broadcast_to` of one row, in a tenth of its time."""
-    row = _ascending(tokens.bit_length())
-    return np.ndarray((streams, tokens), np.int32, row, strides=(0, row.itemsize))
-
-
-@cache
-def _ascending(bits: int) -> I32:
-    """All tokens of so many bits."""
-    return np.arange(1 << bits, dtype=np.int32)
 
 
 Method = Callable[[Step], F32]

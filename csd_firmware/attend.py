@@ -117,6 +117,8 @@ def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tup
         output = to_half(np.ascontiguousarray(exact, np.float32), bf16)
         rows: F32 = np.ascontiguousarray(step.rows, np.float32).reshape(B, H, G, 2)
         SCHEDULES[state.spec.engine.schedule](step.work, state.units, watch)
+        if command.method != "dense":
+            state.history.attend(command.method, step.lost, step.errors)
     except FtlError:
         raise
     except Exception as error:

@@ -14,7 +14,8 @@ import numpy as np
 from attention_engine import Queries, Read, Step
 from attention_engine.fused import attend_all, finite, place_of
 from attention_engine.methods.dense import dense
-from attention_engine.step import WORTH_THREADS, alike
+from attention_engine.step import WORTH_THREADS
+from attention_engine.values import alike
 from csd_firmware.state import DriveState, flash_read
 from csd_io.compiled import njit
 from csd_spec import Attend

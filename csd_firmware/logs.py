@@ -4,19 +4,50 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from attention_engine import Methods
 from csd_spec import LogPage, Status
-from csd_spec.arrays import U8
+from csd_spec.arrays import F32, U8
 from ftl import Ftl
 from ftl.kv.values import is_value
 
 UNSIZED_BYTES = 4 << 30  # of a namespace that nobody has sized, at most
 NS_PER_MINUTE = 60_000_000_000
+
+
+@dataclass(slots=True)
+class Attended:
+    """What a method has left out of rows, each a query head's attention of one step."""
+
+    rows: int = 0
+    lost: float = 0.0
+    lost_worst: float = 0.0
+    errors: float = 0.0
+    error_worst: float = 0.0
+
+    def add(self, lost: F32, errors: F32) -> None:
+        """Count some rows."""
+        self.rows += lost.size
+        self.lost += float(lost.sum())
+        self.errors += float(errors.sum())
+        self.lost_worst = max(self.lost_worst, float(lost.max()))
+        self.error_worst = max(self.error_worst, float(errors.max()))
+
+    def figures(self) -> dict[str, float]:
+        """Means and worst rows."""
+        rows = max(1, self.rows)
+        return {
+            "rows": self.rows,
+            "lost_mass": self.lost / rows,
+            "lost_mass_worst": self.lost_worst,
+            "error_estimate": self.errors / rows,
+            "error_estimate_worst": self.error_worst,
+        }
 
 
 class History:
@@ -25,6 +56,7 @@ class History:
     def __init__(self) -> None:
         self.errors: deque[dict[str, Any]] = deque(maxlen=64)
         self.latency_ns: dict[str, list[int]] = {}  # commands, sum, longest
+        self.attended: dict[str, Attended] = {}  # by method
         self.hosts_refused = 0  # NVMe/TCP hosts that may not connect
         self.refused: Counter[str] = Counter()  # commands, by the name of their status
         self.connections: Callable[[], int] = int  # NVMe/TCP connections now; none if nothing listens
@@ -39,6 +71,11 @@ class History:
         """A host that may not connect was refused."""
         self.hosts_refused += 1
         self.refuse("Connect", Status.INVALID_HOST, reason)
+
+    def attend(self, method: str, lost: F32, errors: F32) -> None:
+        """Rows were attended: the weight that the mean of V stands for, and the error that few bits are likely to
+        make."""
+        self.attended.setdefault(method, Attended()).add(lost, errors)
 
     def done(self, command: str, ns: int) -> None:
         """A command was carried out in `ns` of modelled time."""
@@ -55,7 +92,7 @@ def page_bytes(ftl: Ftl, history: History, methods: Methods, page: int) -> U8:
         ),
         LogPage.WEAR: lambda: wear(ftl),
         LogPage.LATENCY: lambda: latency(history),
-        LogPage.PROGRAMS: lambda: programs(methods),
+        LogPage.PROGRAMS: lambda: programs(methods, history.attended),
         LogPage.NAMESPACE: lambda: namespace(ftl),
     }
     return np.frombuffer(json.dumps(pages[page]()).encode(), np.uint8)
@@ -69,11 +106,14 @@ def latency(history: History) -> dict[str, Any]:
     }
 
 
-def programs(methods: Methods) -> dict[str, Any]:
-    """Vendor log page C2h: device-defined programs, one for each method of attention."""
+def programs(methods: Methods, attended: Mapping[str, Attended]) -> dict[str, Any]:
+    """Vendor log page C2h: device-defined programs, one for each method of attention, and what that has left out of
+    rows since power-on. Dense attention, which leaves nothing out, is not counted.
+    """
     texts = {name: (getattr(method, "func", method).__doc__ or "").strip() for name, method in methods.items()}
     described = enumerate((name, text.partition("\n")[0]) for name, text in texts.items())
-    return {"programs": [{"pind": number, "name": name, "does": text} for number, (name, text) in described]}
+    found = [{"pind": number, "name": name, "does": text} for number, (name, text) in described]
+    return {"programs": [each | attended.get(str(each["name"]), Attended()).figures() for each in found]}
 
 
 def namespace_pages(ftl: Ftl) -> int:

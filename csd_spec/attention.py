@@ -81,6 +81,5 @@ def _or(given: _T | None, else_: _T) -> _T:
     return else_ if given is None else given
 
 
-NAMED: Mapping[str, Attention] = MappingProxyType(
-    {"ours": Attention("progressive", Compression(7, "bytes"), "planes2")}
-)
+_PROGRESSIVE = Attention("progressive", Compression(5, "bytes"), "progressive")
+NAMED: Mapping[str, Attention] = MappingProxyType({"progressive": _PROGRESSIVE, "ours": _PROGRESSIVE})

@@ -43,9 +43,9 @@ class KvView:
 
     Slots are read through `banks`: bank slot >> 31 (flash, drive DRAM), page slot & 0x7FFFFFFF. A page is a row of
     FP16 bit patterns; `layout` says of what. An embedding group that has no pages is UNMAPPED; the token pages of K
-    hold it. Of a group whose rows wait in several buffers (`Planes.buffers`), k_slots have as many slots. planes: all
-    maps of the layout by name, (N, pages of a head, groups), for methods that read others. kept: what has been found
-    out about these slots; it is the next view's too, as long as they stay.
+    hold it. Of a group whose rows wait in several buffers (`Progressive.buffers`), k_slots have as many slots. maps:
+    all maps of the layout by name, (N, pages of a head, groups), for methods that read others. kept: what has been
+    found out about these slots; it is the next view's too, as long as they stay.
     """
 
     layout: PageForm
@@ -54,7 +54,7 @@ class KvView:
     k_slots: U32  # (N, token groups)
     v_slots: U32  # (N, token groups)
     e_slots: U32  # (N, embedding pages, embedding groups)
-    planes: Mapping[str, U32] = field(default_factory=lambda: MappingProxyType({}))
+    maps: Mapping[str, U32] = field(default_factory=lambda: MappingProxyType({}))
     kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from csd_spec import DriveSpec, KvView, Layout, PageForm
-from csd_spec.arrays import F16, I32, I64, U32
+from csd_spec.arrays import F16, I32, I64, U32, Bools
 from ftl.block import BlockNamespace
 from ftl.flash.collect import Collector
 from ftl.flash.nand import Nand
@@ -155,9 +155,9 @@ class Ftl:
         """Pages with K and V in 8 bits of tokens (N, k), ascending, of which counts (N,) are used."""
         return self.reader.refined_pages(view, tokens, counts)
 
-    def score_pages(self, view: KvView) -> PagePlan:
-        """All pages with K in few bits."""
-        return self.reader.score_pages(view)
+    def coarse_pages(self, view: KvView, name: str, groups: Bools | None = None) -> PagePlan:
+        """Pages of a map of K or V in few bits, all where no groups (N, groups) are named."""
+        return self.reader.coarse_pages(view, name, groups)
 
     def table_pages(self, nbytes: I64) -> PagePlan:
         """Pages of tables of nbytes (N,)."""

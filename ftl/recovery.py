@@ -226,7 +226,8 @@ class Recovery:
         for lpn in lpns[newer & ~known].tolist():
             self.findings.append(f"block namespace: logical page {lpn} cannot be read")
         known &= numbers <= self.writes  # others were written again
-        self.blocks.lost = set(lpns[newer | known].tolist())
+        erased = self.blocks.lost.difference(lpns.tolist())  # not even their tags are left
+        self.blocks.lost = erased.union(lpns[newer | known].tolist())
         good = there & ~newer & ~known & (numbers > undone)
         self.blocks.restore(tags[good], ppns[good])
 

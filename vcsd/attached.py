@@ -34,7 +34,7 @@ from vcsd.attach_options import (
 )
 from vcsd.redundancy import protected
 from vcsd.redundancy_cost import Decode, Estimate, HostCompute
-from vcsd.report import Report
+from vcsd.report import Report, attended_by
 from vcsd.room import check_drives
 from vcsd.tiered import Tiered, TierSetting
 from vcsd.transport import check_method, methods_of
@@ -150,6 +150,7 @@ class Attached:
             known: Methods of the drives; None if only the drives know, which refuse others.
         """
         self.driver, self.placed, self.setting, self._host, self._known = driver, placed, setting, host, known
+        self._attended: dict[str, float] | None = None
 
     def use(self, attention: str, budget: Budget) -> None:
         """Attend otherwise from the next decode step on; what is stored stays."""
@@ -161,7 +162,11 @@ class Attached:
 
     def report(self) -> Report:
         """What has been done so far; printing it shows a table."""
-        return Report.of(self.driver, self.placed)
+        return Report.of(self.driver, self.placed, self._attended)
+
+    def keep(self) -> None:
+        """Keep for later reports what only drives know, which are about to end."""
+        self._attended = attended_by(self.driver)
 
     def redundancy_estimate(self, rows: int, tokens: int, new_tokens: int) -> Estimate:
         """Modelled cost of each redundancy, if a drive is lost at the end of a decode; may be called before it.
@@ -251,7 +256,9 @@ def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
         undo.callback(driver.close)
         if isinstance(drives, DriveSet) and drives.keep:
             undo.callback(driver.flush)
+        host = HostCompute.assumed(model.num_parameters(), model.get_memory_footprint(), model.device.type != "cpu")
+        csd = Attached(driver, placed, setting, host, known)
+        undo.callback(csd.keep)
         mini_batches = setting.mini_batches or (1 if model.device.type == "cpu" else 2)
         undo.enter_context(in_drives(model, driver, placed, mini_batches, replay))
-        host = HostCompute.assumed(model.num_parameters(), model.get_memory_footprint(), model.device.type != "cpu")
-        yield Attached(driver, placed, setting, host, known)
+        yield csd

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 
+from csd_link.replica import ReplicaError
+from csd_spec import DeviceError, LogPage
 from csd_spec.units import STEP_UNITS
 from ftl import token_bytes
 from host_driver.driver import Driver
 from host_driver.hf.shape import FULL, Placement
+from vcsd.administer import read_log
 
+_LEFT_OUT = {  # by key of a drive's log page of programs
+    "lost_mass": "attention weight whose V was not read",
+    "error_estimate": "error that codes of few bits are likely to add",
+}
 CONTEXTS = (4096, 32_768, 131_072)  # tokens of a sequence at which the share of K and V in drives is told
 
 
@@ -37,11 +45,18 @@ class Report:
     layout: str
     token_bytes: dict[str, float]  # in flash, of a token in one layer of all heads: K, V and copies
     copies: int  # drives that store them: all, where all query heads share a latent row
+    attended: dict[str, float]  # what the method has left out of rows, see `csd_firmware.logs.Attended`
     losses: list[dict[str, Any]]  # lost and replaced drives, in order, see `csd_link.replica.Event`
 
     @classmethod
-    def of(cls, driver: Driver, placed: Placement | None = None) -> Report:
-        """Sum up a driver's traffic. placed: which layers of the model it serves, all where nothing is said."""
+    def of(cls, driver: Driver, placed: Placement | None = None, attended: dict[str, float] | None = None) -> Report:
+        """Sum up a driver's traffic.
+
+        Args:
+            driver: Its drives are asked for `attended` unless that is given.
+            placed: Which layers of the model it serves; all unless given.
+            attended: By `attended_by`, of drives that have ended.
+        """
         traffic, total, steps = driver.traffic, driver.traffic.total, max(1, driver.traffic.step_count)
         flash = total.flash
         units = Counter(dict.fromkeys(STEP_UNITS, 0))
@@ -82,6 +97,7 @@ class Report:
             layout=layout.name,
             token_bytes=token_bytes(form, driver.shape.kv_heads),
             copies=len(driver.devices) if driver.shape.latent else 1,
+            attended=attended_by(driver) if attended is None else attended,
             losses=[asdict(event) for device in driver.devices for event in getattr(device, "events", ())],
         )
 
@@ -106,6 +122,7 @@ class Report:
                 "bytes_per_token_and_layer": self.token_bytes,
                 "in_drives": self.copies,
             },
+            "left_out": self.attended,
             "drives": self.drives,
             "losses": self.losses,
             "layers": self._layers(),
@@ -147,6 +164,10 @@ class Report:
             table.add_row("drives that store all of it", str(self.copies))
         table.add_row("flash pages read", f"{self.pages_read:,}")
         table.add_row("flash pages programmed", f"{self.pages_programmed:,}")
+        for key, text in _LEFT_OUT.items():
+            if self.attended.get(f"{key}_worst"):
+                mean, worst = self.attended[key], self.attended[f"{key}_worst"]
+                table.add_row(text, f"{mean:.2%}, worst row {worst:.1%}")
         share = "nothing read" if self.useful_byte_share is None else f"{self.useful_byte_share:.1%}"
         table.add_row("useful share of the bytes fetched from flash", share)
         return table
@@ -204,6 +225,21 @@ class Report:
             heads = [", ".join(map(str, drive[kind])) for kind in ("kv_heads", "q_heads")]
             table.add_row(str(drive["id"]), *heads, f"{drive['modelled_busy_ns'] / 1e6:.2f}")
         return table
+
+
+def attended_by(driver: Driver) -> dict[str, float]:
+    """What the drives that answer say of the driver's method: means over rows, and the worst row."""
+    method, programs = driver.attention.method, []
+    for device in driver.devices:
+        with suppress(DeviceError, ReplicaError, OSError):
+            programs.append(read_log(device, LogPage.PROGRAMS)["programs"])
+    mine = [each for page in programs for each in page if each["name"] == method]
+    rows = sum(each["rows"] for each in mine)
+    found: dict[str, float] = {"rows": rows}
+    for key in _LEFT_OUT if rows else ():
+        found[key] = sum(each["rows"] * each[key] for each in mine) / rows
+        found[f"{key}_worst"] = max(each[f"{key}_worst"] for each in mine)
+    return found
 
 
 def _mean(total: float, count: int) -> float | None:

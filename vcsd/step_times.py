@@ -90,7 +90,8 @@ def time_steps(recorded: FirstSteps, name: str, own: Attention, methods: Path | 
     times = StepTimes(recorded.context_tokens, recorded.sequences, len(recorded.layers))
     latent, scale = recorded.shape.latent, recorded.shape.layers / len(recorded.layers)
     outputs = dict[str, NDArray[np.float32]]()
-    for each, attention in ({"dense": _DENSE, "sparf": Attention(), "ours": NAMED["ours"]} | {name: own}).items():
+    ours = {} if own == NAMED["ours"] else {"ours": NAMED["ours"]}
+    for each, attention in ({"dense": _DENSE, "sparf": Attention(), **ours} | {name: own}).items():
         try:
             attention = attention.stored(recorded.bf16, latent)
             with _drives(recorded, attention, methods) as (driver, devices, batch):

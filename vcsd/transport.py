@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, closing
 from functools import partial
 
 from attention_engine import METHODS, load_methods
-from attention_engine.methods import BY_PLANES
 from csd_firmware import InProcessDevice
 from csd_firmware.folder import DESCRIPTION, DriveFolder
 from csd_link import transports
@@ -94,8 +93,8 @@ def check_method(what: Attention, known: Collection[str] | None) -> None:
         raise ValueError(f"attention = {method!r}: the drives know {', '.join(known)}")
     if not layout.attended:
         raise ValueError(f"layout = {layout.name!r}: is only read back and cannot be attended: use another layout")
-    if method in BY_PLANES and not layout.has_planes:
-        raise ValueError(f"attention = {method!r}: layout {layout.name} has no planes, use one that has, as planes2")
-    if method in METHODS and method not in (*BY_PLANES, "dense") and not layout.keeps_rows:
+    if method == "progressive" and not layout.coarse:
+        raise ValueError(f"attention = {method!r}: layout {layout.name} has one precision, use layout progressive")
+    if method in METHODS and method not in ("progressive", "dense") and not layout.keeps_rows:
         rows = "layout fp16" if layout.latent else f"{layout.name}-exact"
         raise ValueError(f"attention = {method!r}: layout {layout.name} keeps no rows, use {rows}")

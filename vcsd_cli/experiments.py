@@ -28,6 +28,7 @@ BENCH = {
     "simulate": "eval.verify.simulation.simulate",
     "vllm": "eval.bench.vllm",
     "mooncake": "eval.bench.mooncake",
+    "rtl": "eval.rtl.bench",
 }
 EVAL = {
     "selectors": "eval.accuracy.selectors",

@@ -46,12 +46,7 @@ METHODS: dict[str, Method] = {
     "paged": paged,
     "paged-top-p": partial(paged, top_p=0.95),
     "progressive": progressive,
-    "progressive-top-p": partial(progressive, top_p=0.95),
 }
-
-BY_PLANES = frozenset(  # what scores by K in few bits
-    name for name, method in METHODS.items() if getattr(method, "func", method) is progressive
-)
 
 
 def _checked(source: str, name: object, method: Any) -> Method:

@@ -1,21 +1,21 @@
-"""Progressive precision: K in few bits scores all tokens, K and V in 8 bits are read where it matters."""
+"""Progressive precision: K and V in few bits stand for all tokens, both are read in 8 bits where that is worth it."""
 
 from __future__ import annotations
-
-import numpy as np
 
 from attention_engine.step import Step
 from csd_spec.arrays import F32
 
+LOST = 0.05
+LEAST = 1e-5
 
-def progressive(step: Step, top_p: float = 1.0) -> F32:
-    """The groups of highest weight are attended in 8 bits, as many as the budget has pages left for.
 
-    The mean of V of the others stands for them. Tokens that no page of scores holds yet are attended in any case.
-    top_p: of the best groups, only the fewest that hold this share of a head's weight.
+def progressive(step: Step, lost: float = LOST, least: float = LEAST) -> F32:
+    """Attention over all tokens.
+
+    K in few bits scores them. A refined page is read where that spares an error of `least` of a token's |V|^2, as far
+    as the budget pays. V of all others is read in few bits, but for those of almost no weight: the lightest groups,
+    `lost` of a row's weight at most, have the mean of V. Short contexts, where each page counts, so are read in 8 bits
+    as a whole.
     """
-    weights = step.score()
-    scores = step.weigh(weights)
-    pages = (step.budget_bytes - step.fetched_bytes) // step.view.layout.page_bytes
-    tokens, counts = step.best_pages(scores, np.maximum(1, pages), np.maximum(1, step.unscored), top_p)
-    return step.attend(tokens, counts, weights, refined=True)
+    logits = step.score()
+    return step.attend_coarse(logits, step.choose_pages(logits, lost, least))

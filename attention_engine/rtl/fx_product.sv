@@ -3,7 +3,7 @@
 // A coefficient times an FP16 value, rounded to fixed point.
 //
 // The coefficient is (-1)^a_sign x a_sig x 2^a_shift, the result (-1)^sign x size with size = round(a_sig x sig(b) x
-// 2^(a_shift + shift(b) - RIGHT)), halves away from zero, where b is sig x 2^(shift - 24). A size that exceeds SIZE_W
+// 2^(a_shift + shift(b) - RIGHT)), halves to even, where b is sig x 2^(shift - 24). A size that exceeds SIZE_W
 // bits saturates and says so in `over`. `bad`: b was NaN or infinite; it then counts as zero. One a cycle, five cycles.
 module fx_product #(
     parameter int SIG_W = 24,
@@ -26,7 +26,7 @@ module fx_product #(
   localparam int WIDE_W = RAW_W + 63;
 
   `CHECK(SIG_W >= 11 && SIG_W <= 24, "fx_product: SIG_W must be 11 to 24, one DSP takes no more")
-  `CHECK(RIGHT >= 1 && RIGHT + SIZE_W < WIDE_W, "fx_product: RIGHT + SIZE_W must be below SIG_W + 74")
+  `CHECK(RIGHT >= 2 && RIGHT + SIZE_W < WIDE_W, "fx_product: RIGHT must be 2 at least, RIGHT + SIZE_W below SIG_W + 74")
 
   logic [SIG_W-1:0] a_reg;
   logic [10:0] b_reg;
@@ -36,12 +36,12 @@ module fx_product #(
   logic [RAW_W+6:0] fine;
   logic [WIDE_W-1:0] wide;
   logic [SIZE_W:0] near;  // and half a unit
-  logic beyond;
+  logic beyond, rest;
   logic [SIZE_W:0] rounded;
   logic [3:0] signs, bads;
 
   assign wide = WIDE_W'(fine) << {coarse, 3'b0};
-  assign rounded = {1'b0, near[SIZE_W:1]} + {{SIZE_W{1'b0}}, near[0]};
+  assign rounded = {1'b0, near[SIZE_W:1]} + {{SIZE_W{1'b0}}, near[0] && (rest || near[1])};
 
   always_ff @(posedge clk) begin
     a_reg <= a_sig;
@@ -52,6 +52,7 @@ module fx_product #(
     fine <= {7'b0, raw} << shift_1[2:0];
     coarse <= shift_1[5:3];
     near <= wide[RIGHT-1 +: SIZE_W+1];
+    rest <= wide[RIGHT-2:0] != '0;
     beyond <= wide >> (RIGHT + SIZE_W) != '0;
     size <= beyond || rounded[SIZE_W] ? '1 : rounded[SIZE_W-1:0];
     over <= beyond || rounded[SIZE_W];

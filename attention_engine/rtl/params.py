@@ -6,13 +6,16 @@ import math
 from dataclasses import dataclass
 
 from csd_spec import SparFParams
-from csd_spec.planes import BLOCK, Planes
+from csd_spec.progressive import LANES, LINE, Progressive
 
 LOG2_E = 1.4426950408889634
 
 
 def _scale(head_dim: int) -> tuple[int, int]:
-    value = LOG2_E / math.sqrt(head_dim)
+    return _mant_exp(LOG2_E / math.sqrt(head_dim))
+
+
+def _mant_exp(value: float) -> tuple[int, int]:
     exp = 24 - math.frexp(value)[1]
     return round(value * 2**exp), exp
 
@@ -111,61 +114,44 @@ class EngineRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaneShape:
-    """What the units for pages of few-bit K are built for, `plane_scores` and `int8_unpack`: those of layout planes2.
+class ProgressiveShape:
+    """What the units for pages of progressive precision are built for.
 
-    head_dim: d, channels of a page; q_heads: queries that share a KV head; page_bytes: of either kind of page.
+    head_dim: d; m: channels of a score page and of a value page; q_heads: queries that share a KV head; page_bytes: of
+    all kinds of pages; k_bits, v_bits: bits of a value of K and of V.
     """
 
     head_dim: int
+    m: int = 64
     q_heads: int = 1
     page_bytes: int = 4096
+    k_bits: float = 2
+    v_bits: int = 2
 
     def __post_init__(self) -> None:
-        if self.head_dim % 16 or not 16 <= self.head_dim <= 128:
-            raise ValueError(f"head_dim = {self.head_dim}: must be a multiple of 16, at most 128")
+        if self.m % LANES or not LANES <= self.m <= 128:
+            raise ValueError(f"m = {self.m}: must be a multiple of {LANES}, at most 128")
+        if self.head_dim % self.m or not self.m <= self.head_dim <= 128:
+            raise ValueError(f"head_dim = {self.head_dim}: must be a multiple of the {self.m} channels, at most 128")
         if not 1 <= self.q_heads <= 8:
             raise ValueError(f"q_heads = {self.q_heads}: must be 1 to 8")
-        if self.page_bytes % 16 or self.page_bytes < 13 * self.head_dim:
-            raise ValueError(f"page_bytes = {self.page_bytes}: must be blocks of 16, 13 x head_dim at least")
-        if self.page_bytes - self.header_bytes >= (self.rows + 1) * self.tokens // 2:
-            raise ValueError(
-                f"page_bytes = {self.page_bytes}: more than 8 bits a channel of head_dim = {self.head_dim}"
-            )
+        if self.page_bytes % LINE:
+            raise ValueError(f"page_bytes = {self.page_bytes}: must be lines of {LINE}")
+        _ = self.form
 
     @property
-    def form(self) -> Planes:
+    def form(self) -> Progressive:
         """Of the pages."""
-        return Planes(self.page_bytes, self.head_dim, 2, self.head_dim)
+        return Progressive(self.page_bytes, self.head_dim, self.k_bits, self.v_bits, self.m)
 
     @property
-    def tokens(self) -> int:
-        """T, tokens of a page of scores: blocks of 32."""
-        return self.form.T
-
-    @property
-    def row_blocks(self) -> int:
-        """Blocks of 32 tokens in a row."""
-        return self.tokens // BLOCK
-
-    @property
-    def header_bytes(self) -> int:
-        """Scale and least value of each channel, FP16, and its width, a byte."""
-        return self.form.header_bytes
-
-    @property
-    def rows(self) -> int:
-        """Rows of four planes, half a byte a token."""
-        return self.form.rows
-
-    @property
-    def planes(self) -> int:
-        """R, bits that a page has for a token's channels."""
-        return 4 * self.rows
+    def parts(self) -> int:
+        """Score pages, and value pages, that have all channels of a token."""
+        return self.head_dim // self.m
 
     @property
     def refined(self) -> int:
-        """n, tokens of a page of K and V in 8 bits."""
+        """n, tokens of a refined page."""
         return self.form.n
 
     @property
@@ -173,13 +159,79 @@ class PlaneShape:
         """log2(e) / sqrt(d), as `EngineShape.scale`."""
         return _scale(self.head_dim)
 
-    def verilog(self) -> dict[str, int]:
-        """Parameters of `plane_scores`."""
+    def digit_scores(self) -> dict[str, int]:
+        """Parameters of `digit_scores`."""
         mant, exp = self.scale
         return {
-            "DIM": self.head_dim,
+            "DIM": self.m,
+            "PARTS": self.parts,
+            "DIGITS": self.form.D,
             "Q_HEADS": self.q_heads,
             "PAGE_BYTES": self.page_bytes,
             "SCALE_MANT": mant,
             "SCALE_EXP": exp,
         }
+
+    def value_sums(self) -> dict[str, int]:
+        """Parameters of `value_sums`."""
+        head = self.form.value_header // 16
+        return {"DIM": self.m, "PARTS": self.parts, "V_BITS": self.v_bits, "Q_HEADS": self.q_heads, "HEAD": head}
+
+    def value_weights(self) -> dict[str, int]:
+        """Parameters of `value_weights`."""
+        form = self.form
+        return {"Q_HEADS": self.q_heads, "HEAD": form.value_header // 16, "BLOCK": form.value_block}
+
+    @property
+    def unrotate(self) -> tuple[int, int]:
+        """1 / sqrt(rotation) as (mant, exp), worth mant x 2^-exp with 24 bits of mant."""
+        return _mant_exp(1 / math.sqrt(self.rotation))
+
+    def engine(self, n_max: int) -> dict[str, int]:
+        """Parameters of `progressive_engine` for sequences of up to n_max tokens."""
+        mant, exp = self.unrotate
+        return {
+            **self.digit_scores(),
+            "V_BITS": self.v_bits,
+            "N_MAX": n_max,
+            "SCORE_TOKENS": self.form.T,
+            "REFINED": self.refined,
+            "VALUES": self.form.value_tokens,
+            "HEAD": self.form.value_header // 16,
+            "ROT_MANT": mant,
+            "ROT_EXP": exp,
+        }
+
+    def page_gains(self) -> dict[str, int]:
+        """Parameters of `page_gains`."""
+        return {"Q_HEADS": self.q_heads, "REFINED": self.refined, "VALUES": self.form.value_tokens}
+
+    @property
+    def rotation(self) -> int:
+        """Channels that are rotated together: the largest power of two that divides m."""
+        return self.m & -self.m
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressiveRun:
+    """One run of `progressive_engine`: tokens, and thresholds with 32 bits behind the point.
+
+    gain_threshold: what the sum of squared weights of a refined page has to exceed, of l^2; mass_threshold: what the
+    sum of weights of a value page has to exceed, of l.
+    """
+
+    shape: ProgressiveShape
+    seq_len: int
+    gain_threshold: int
+    mass_threshold: int
+
+    def __post_init__(self) -> None:
+        if self.seq_len < 1:
+            raise ValueError(f"seq_len = {self.seq_len}: must be 1 at least")
+        for name in ("gain_threshold", "mass_threshold"):
+            if not 0 <= getattr(self, name) < 1 << 32:
+                raise ValueError(f"{name} = {getattr(self, name)}: must have 32 bits")
+
+    def registers(self) -> dict[int, int]:
+        """Address and value of the registers of `progressive_engine`."""
+        return {0x08: self.seq_len, 0x0C: self.gain_threshold, 0x10: self.mass_threshold}

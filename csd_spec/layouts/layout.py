@@ -11,9 +11,9 @@ from typing import Any, Literal
 from csd_spec._check import at_least
 from csd_spec.codecs import Codec
 from csd_spec.model import FP16_BYTES
-from csd_spec.planes import Planes
+from csd_spec.progressive import Progressive
 
-Packing = Literal["rows", "staged", "channels", "refined", "scores"]
+Packing = Literal["rows", "staged", "channels", "refined", "scores", "values"]
 MAX_CODE = 255
 
 
@@ -22,12 +22,12 @@ class Group:
     """One map of a layout: which rows it holds and how they are packed into pages.
 
     Attributes:
-        name: Name of the map. Kernels read those named k, v and embedding_k; methods read others from `KvView.planes`.
+        name: Name of the map. Kernels read those named k, v and embedding_k; methods read others from `KvView.maps`.
         source: Rows that it holds: "k", "v", or "kv" for both.
-        packing: One of five of the FTL (`ftl.kv.layouts`): `rows`, token after token; `staged`, rows that wait in DRAM
-            until a refined page holds them; `channels`, channel after channel; `refined` and `scores`, see
-            `csd_spec.planes`. Or a function from (form, layers, heads) to a map of your own.
-        bits: Bits per value of channels or scores; channels of less than 16 are codes with a scale and a least value.
+        packing: One of six of the FTL (`ftl.kv.layouts`): `rows`, token after token; `staged`, rows that wait in DRAM
+            until a refined page holds them; `channels`, channel after channel; `refined`, `scores` and `values`, see
+            `csd_spec.progressive`. Or a function from (form, layers, heads) to a map of your own.
+        bits: Bits per value of channels; those of less than 16 are codes with a scale and a least value.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Layout:
         latent: V is a part of K, and K alone is stored.
         lossy: What is kept of K and V; "" if all is.
         attended: Whether it can be attended, or is only read back.
+        coarse: Bits of a value of K in score pages, on average, and of V in value pages; None without such pages.
     """
 
     name: str
@@ -59,24 +60,22 @@ class Layout:
     latent: bool = False
     lossy: str = ""
     attended: bool = True
+    coarse: tuple[float, int] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.code <= MAX_CODE:
             raise ValueError(f"layout {self.name}: code = {self.code}: must be 1 to {MAX_CODE}")
         if not self.rows.exact and self.bits < 16:
             raise ValueError(f"layout {self.name}: codes of {self.bits} bits are made of FP16 or BF16 rows only")
+        if (self.coarse is None) == self._packs("scores"):
+            raise ValueError(f"layout {self.name}: coarse is needed with groups of scores, and with these alone")
         if "k" not in {group.name for group in self.groups}:
             raise ValueError(f"layout {self.name}: groups: one named k is needed")
 
     @property
     def bits(self) -> int:
-        """Bits per value of the pages that tokens are scored by: channels or scores, else 16."""
-        return next((each.bits for each in self.groups if each.packing in ("channels", "scores")), 16)
-
-    @property
-    def has_planes(self) -> bool:
-        """Whether K is stored in bit planes too (`csd_spec.planes`)."""
-        return self._packs("scores")
+        """Bits per value of the pages of channels that tokens are scored by, else 16."""
+        return next((each.bits for each in self.groups if each.packing == "channels"), 16)
 
     @property
     def keeps_rows(self) -> bool:
@@ -96,8 +95,9 @@ class Layout:
         Raises:
             ValueError: A row does not fit a page.
         """
-        if self.has_planes:
-            return self.paged(page_bytes, head_dim, Planes.for_context(page_bytes, head_dim, self.bits, max_tokens).m)
+        if self.coarse:
+            m = Progressive.for_context(page_bytes, head_dim, self.coarse, max_tokens, self.latent).m
+            return self.paged(page_bytes, head_dim, m)
         if self.bits < 16 or not self._packs("channels"):
             return self.paged(page_bytes, head_dim, head_dim)
         for m in (2, 4):
@@ -111,9 +111,9 @@ class Layout:
         at_least(1, head_dim=head_dim, m=m)
         row_bytes = self.rows.row_bytes(head_dim)
         scale_bytes = 0 if self.bits == 16 else 2 * FP16_BYTES * m
-        planes = self._planes(page_bytes, head_dim, m)
-        if planes:
-            n, T, run_bytes = planes.n, planes.T, planes.T * self.bits // 8
+        progressive = self._progressive(page_bytes, head_dim, m)
+        if progressive:
+            n, T, run_bytes = progressive.n, progressive.T, 0
         elif self.bits < 16:
             n, T = page_bytes // row_bytes, (page_bytes - scale_bytes) * 8 // (self.bits * m) // 2 * 2
             run_bytes = T * self.bits // 8
@@ -129,12 +129,12 @@ class Layout:
                 raise ValueError(f"m = {m}: an embedding page holds 2, 4 or 8 channels, or all {head_dim}")
             if T < 1:
                 raise ValueError(f"m = {m}: a page of {page_bytes} bytes has no room for one token's channels")
-        return PageForm(self, page_bytes, head_dim, m, n, T, row_bytes, run_bytes, scale_bytes, planes)
+        return PageForm(self, page_bytes, head_dim, m, n, T, row_bytes, run_bytes, scale_bytes, progressive)
 
-    def _planes(self, page_bytes: int, head_dim: int, m: int) -> Planes | None:
-        if not self.has_planes:
+    def _progressive(self, page_bytes: int, head_dim: int, m: int) -> Progressive | None:
+        if self.coarse is None:
             return None
-        return Planes(page_bytes, head_dim, self.bits, m, self.rows.value == "bf16", self.latent)
+        return Progressive(page_bytes, head_dim, *self.coarse, m, self.rows.value == "bf16", self.latent)
 
 
 @cache
@@ -160,9 +160,9 @@ class PageForm:
         n: Tokens of a token page or of a refined page.
         T: Tokens of an embedding page or of a score page.
         row_bytes: Bytes of a row of K or V.
-        run_bytes: Bytes of one channel in an embedding page, without its scale.
+        run_bytes: Bytes of one channel in an embedding page, without its scale; 0 where pages are progressive.
         scale_bytes: Bytes before the first channel of an embedding page.
-        planes: Form of score and refined pages; None without.
+        progressive: Form of score, value and refined pages; None without.
     """
 
     layout: Layout
@@ -174,7 +174,7 @@ class PageForm:
     row_bytes: int
     run_bytes: int
     scale_bytes: int
-    planes: Planes | None = None
+    progressive: Progressive | None = None
 
     @property
     def rows(self) -> Codec:

@@ -9,7 +9,6 @@ from typing import Any
 
 from csd_spec.codecs import BF16, FP8, FP16, Codec
 from csd_spec.layouts.layout import Group, Layout
-from csd_spec.planes import BITS
 from csd_spec.tables import Tables
 
 _K, _V, _COPY = Group("k", "k", "rows"), Group("v", "v", "rows"), Group("embedding_k", "k", "channels")
@@ -21,35 +20,34 @@ def _coded(bits: int) -> tuple[Group, ...]:
     return _K, _V, Group("embedding_k", "k", "channels", bits)
 
 
-def _planes(bits: int, rows: tuple[Group, ...]) -> tuple[Group, ...]:
-    source = "".join(group.source for group in rows)
-    return *rows, Group("refined", source, "refined"), Group("scores", "k", "scores", bits)
+_COARSE = {"progressive": (2.5, 2), "progressive4": (4.0, 4)}  # bits of K and of V for all tokens
 
 
 def _progressive() -> list[Layout]:
-    """Layouts in planes of 2, 3 and 4 bits, whose codes follow each other."""
+    """Layouts of progressive precision, whose codes follow each other."""
     staged = Group("k", "k", "staged"), Group("v", "v", "staged")
+    lossy: dict[str, Any] = {"lossy": _8_BITS}
     kinds: tuple[tuple[int, Codec, str, str, tuple[Group, ...], dict[str, Any]], ...] = (
-        # code with 2 bits, codec, suffixes of the name and of the family, rows, what they have besides
-        (34, FP16, "", "", staged, {"lossy": _8_BITS}),
-        (98, BF16, "-bf16", "", staged, {"lossy": _8_BITS}),
-        (50, FP16, "-exact", "-exact", (_K, _V), {}),
-        (114, BF16, "-bf16-exact", "-exact", (_K, _V), {}),
-        (162, FP16, "-latent", "", staged[:1], {"lossy": _8_BITS, "latent": True}),
-        (226, BF16, "-bf16-latent", "", staged[:1], {"lossy": _8_BITS, "latent": True}),
+        # code of the first, codec, suffixes of the name and of the family, rows, what they have besides
+        (37, FP16, "", "", staged, lossy),
+        (101, BF16, "-bf16", "", staged, lossy),
+        (53, FP16, "-exact", "-exact", (_K, _V), {}),
+        (117, BF16, "-bf16-exact", "-exact", (_K, _V), {}),
+        (165, FP16, "-latent", "", staged[:1], lossy | {"latent": True}),
+        (229, BF16, "-bf16-latent", "", staged[:1], lossy | {"latent": True}),
     )
-    return [
-        Layout(
-            name=f"planes{bits}{suffix}",
-            code=code + bits - BITS[0],
-            rows=rows,
-            groups=_planes(bits, stored),
-            family=f"planes{bits}{family}",
-            **other,
+    made = []
+    for code, rows, suffix, family, stored, other in kinds:
+        source = "".join(group.source for group in stored)
+        pages = (
+            Group("refined", source, "refined"),
+            Group("scores", "k", "scores"),
+            Group("values", source[-1], "values"),
         )
-        for code, rows, suffix, family, stored, other in kinds
-        for bits in BITS
-    ]
+        for number, (name, coarse) in enumerate(_COARSE.items()):
+            what = dict(rows=rows, groups=(*stored, *pages), family=f"{name}{family}", coarse=coarse, **other)
+            made.append(Layout(name=f"{name}{suffix}", code=code + number, **what))
+    return made
 
 
 _OURS = (

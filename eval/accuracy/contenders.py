@@ -12,6 +12,7 @@ from eval.accuracy.published import PUBLISHED
 
 DENSE = ("dense", "kivi", "kivi-2")  # attend to all tokens, without a budget
 IDEAL = ("sparq", "sparq-logits", "top-k-oracle")
+OURS_BEGIN = ("ours", "progressive")  # names of ours
 BY_CONVENTION = ("sparf", "sparf-apart", "sparq", "sparq-logits")  # take k itself from the budget, not its bytes
 
 
@@ -80,6 +81,8 @@ def _named(name: str) -> Contender:
 
 OURS = (
     _named("ours"),
+    Contender("progressive", "progressive", "progressive"),
+    Contender("progressive4", "progressive", "progressive4"),
     Contender("ours-int8", "spending", "int8"),
     Contender("ours-int4", "spending", "int4"),
     Contender("ours-pages", "paged"),
@@ -90,9 +93,7 @@ OURS = (
     Contender("ours-int4-pages", "paged", "int4"),
     Contender("ours-int4-pages-top-p", "paged-top-p", "int4"),
     Contender("ours-int4-pages-similar", "paged", "int4", similar=True, ideal=True),
-    *(Contender(f"ours-planes{bits}", "progressive", f"planes{bits}") for bits in (2, 3, 4)),
-    Contender("ours-planes2-top-p", "progressive-top-p", "planes2"),
-    Contender("dense-8-bits", "dense", "planes2", dense=True),
+    Contender("dense-8-bits", "dense", "progressive", dense=True),
 )
 
 

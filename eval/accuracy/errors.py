@@ -38,6 +38,8 @@ class Tally:
     errors: list[F64] = field(default_factory=list)
     masses: list[F64] = field(default_factory=list)
     recalls: list[F64] = field(default_factory=list)
+    lost: list[F32] = field(default_factory=list)
+    estimates: list[F32] = field(default_factory=list)
     fetched: float = 0
     useful: float = 0
     dense: int = 0
@@ -72,6 +74,9 @@ def measured(
             `_p99` and `_worst` of the same.
         mass_recall: Softmax weight of the attended tokens, the mean; `mass_lost_worst`: the largest weight that a head
             misses.
+        lost_mass: Softmax weight that the mean of V stands for, as the method says itself, the mean; `_worst`: the
+            largest. None of methods on arrays.
+        error_estimate: What codes of few bits are likely to add to an output, as the method says itself, the same.
         passages: Mean error of each passage.
         token_recall: Share of the n tokens of largest weight that are among the n attended ones.
         bytes_fetched_share, bytes_useful_share: Bytes that cross the channels and bytes that pass the filters, as
@@ -120,9 +125,21 @@ def _row(trial: Trial, tallies: list[Tally]) -> Row:
         "mass_recall": float(masses.mean()),
         "mass_lost_worst": float(1 - masses.min()),
         "token_recall": float(recalls.mean()),
+        **_said(tallies),
         "passages": [float(error) for error in np.mean([_by_head(tally) for tally in tallies], (0, 2))],
         **times,
     }
+
+
+def _said(tallies: list[Tally]) -> dict[str, float | None]:
+    """What a method on a drive says of its own output."""
+    said: dict[str, float | None] = {}
+    for key, name in (("lost_mass", "lost"), ("error_estimate", "estimates")):
+        rows = [np.ravel(part) for tally in tallies for part in getattr(tally, name)]
+        known = np.concatenate(rows) if rows else None
+        said |= {key: None if known is None else float(known.mean())}
+        said |= {f"{key}_worst": None if known is None else float(known.max())}
+    return said
 
 
 def _by_head(tally: Tally) -> F64:
@@ -184,6 +201,8 @@ def _count(tally: Tally, step: Step, method: Method, layer: Layer, position: int
     np.put_along_axis(attended, np.where(used, tokens, position + 1), True, 1)
     streams = step.streams  # a query head may have chosen for itself
     tally.add(layer, position, out, attended[:, :-1].reshape(streams, -1, position + 1))
+    tally.lost.append(step.lost)
+    tally.estimates.append(step.errors)
     for item in step.work:
         if isinstance(item, Read):
             tally.fetched += int(item.plan.nbytes.sum())

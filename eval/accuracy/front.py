@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ import typer
 from attention_engine import METHODS, Methods, load_methods
 from attention_engine.methods.progressive import progressive
 from eval.accuracy import texts
-from eval.accuracy.contenders import Contender, Trial, contenders, trials
+from eval.accuracy.contenders import OURS_BEGIN, Trial, contenders, trials
 from eval.accuracy.errors import Row, label, measured
 from eval.accuracy.layers import Layer, Passages, record_layers
 from eval.accuracy.recorded import TEXT
@@ -38,8 +38,7 @@ COLUMNS = (
     "output_rel_error_p99",
     "output_rel_error_worst",
 )
-PLANE_BITS = (2, 3, 4)
-TOP_P = {1.0: "", 0.99: "-top-p-0.99", 0.95: "-top-p", 0.9: "-top-p-0.9"}  # suffixes of their names
+LEAST = {"-1e-4": 1e-4, "-1e-3": 1e-3}  # gains that a refined page must have, by suffix of the methods' names
 SHOWN = 3  # of the best at each budget
 Texts = dict[str, list[Layer]]  # layers recorded on each
 
@@ -53,16 +52,15 @@ class Short(Passages):
 
 
 def searched(methods: Methods, compressions: list[float]) -> tuple[Methods, list[Trial]]:
-    """Every contender at every budget, and ours on planes with every top-p.
+    """Every contender at every budget, and progressive precision that spends less where it gains little.
 
     Returns the methods by which the contenders' are known, too.
     """
     known = contenders(methods)
-    names = {contender.name for contender in known}
-    for bits, p in product(PLANE_BITS, TOP_P):
-        contender = Contender(f"ours-planes{bits}{TOP_P[p]}", f"progressive{TOP_P[p]}", f"planes{bits}")
-        known += [contender] if contender.name not in names else []
-    more = {f"progressive{name}": partial(progressive, top_p=p) for p, name in TOP_P.items()}
+    ours = [each for each in known if each.method == "progressive" and each.own is None]
+    for contender, suffix in product(ours, LEAST):
+        known.append(replace(contender, name=contender.name + suffix, method=contender.method + suffix))
+    more = {f"progressive{suffix}": partial(progressive, least=least) for suffix, least in LEAST.items()}
     return {**methods, **more}, trials(known, compressions)
 
 
@@ -165,7 +163,7 @@ def bytes_and_errors(points: Sequence[Row], ideal: set[str]) -> Any:
 def _kind(point: Row, ideal: set[str]) -> str:
     if point["name"] in ideal:
         return "what no drive does"
-    if point["name"].startswith("ours"):
+    if point["name"].startswith(OURS_BEGIN):
         return "ours"
     return "rivals on drives" if point["counted_by"] == "page" else "rivals, bytes by element"
 

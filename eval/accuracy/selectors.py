@@ -13,7 +13,7 @@ import typer
 
 from attention_engine import METHODS, Methods, load_methods
 from eval.accuracy import texts
-from eval.accuracy.contenders import Contender, Trial, contenders, trials
+from eval.accuracy.contenders import OURS_BEGIN, Contender, Trial, contenders, trials
 from eval.accuracy.errors import Row, label, measured
 from eval.accuracy.layers import Layer, Passages, gaussian, record_layers
 from eval.accuracy.recorded import TEXT
@@ -73,7 +73,7 @@ def errors_over_bytes(result: dict[str, Any]) -> Any:
     for name in dict.fromkeys(label(row) for row in shown):
         rows = [row for row in shown if label(row) == name]
         shares, errors = [row["bytes_fetched_share"] for row in rows], [row["output_rel_error"] for row in rows]
-        axes.plot(shares, errors, "o-" if name.startswith("ours") else "x--", label=name, markersize=4, linewidth=1)
+        axes.plot(shares, errors, "o-" if name.startswith(OURS_BEGIN) else "x--", label=name, markersize=4, linewidth=1)
     axes.set(
         xscale="log", yscale="log", xlabel="bytes fetched / bytes of K and V", ylabel="relative error of the output"
     )

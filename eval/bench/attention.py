@@ -1,4 +1,4 @@
-"""The attention kernels beside their rivals and the machine's limits, in turns in one process. Wall time only."""
+"""The attention kernels beside their rivals and the machine's limits, in turns in one process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import llvmlite.binding as llvm
 import numpy as np
 import torch
 import typer
 
 from attention_engine import METHODS, Memory, Queries, Step
+from attention_engine._dot4 import WAY
 from csd_spec import NAMED, Attention
 from eval.bench.contest import Contest, Size
 from eval.experiment import Outcome, flat
@@ -24,7 +26,7 @@ from vcsd.options import LayoutOption
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
-ROUNDS = 5
+ROUNDS = 9
 SCRATCH_TOKENS = 1536
 SWEEP_TOKENS, SWEEP_GROUPS = (1024, 8192, 32768), (1, 2, 4, 8)
 
@@ -32,11 +34,20 @@ SWEEP_TOKENS, SWEEP_GROUPS = (1024, 8192, 32768), (1, 2, 4, 8)
 def bench_attention(
     size: Size, method: str, threads: int = 1, seed: int = 0, layout: str | None = None, tick: Tick = no_tick
 ) -> dict[str, Any]:
-    """Medians of five rounds, in each of which every contestant has its turn; the first round does not count.
+    """Medians of rounds, in each of which every contestant has its turn; the first round does not count.
 
-    gb_per_s: bytes that the method uses over its time; bandwidth_share: of reading K and V in order. limit_ms: reading
-    its rows where they lie, and in order what it scores with; limit_share: how much of that is reached. scratch_mib:
-    what a step of 64 sequences with 1536 tokens takes beside K and V. max_rel_error: max |out - ref| / max |ref|.
+    Times are those of the calling thread (`clock` is "thread"), so that other work on the machine counts little; with
+    several threads they are wall times (`clock` is "wall").
+
+    Columns:
+        cpu: What of the processor the kernels use.
+        gb_per_s: Bytes that the method uses over its time; bandwidth_share: of reading K and V in order.
+        limit_ms: Reading its rows where they lie, and all else that it reads in order; limit_share: how much of that is
+            reached.
+        speedup_vs_dense: Time of dense attention over the method's, median of the rounds' ratios.
+        dense_bandwidth_share: Share of the read bandwidth that dense attention reaches.
+        scratch_mib: What a step of 64 sequences with 1536 tokens takes beside K and V.
+        max_rel_error: max |out - ref| / max |ref|.
     """
     if method not in METHODS and method not in NAMED:
         raise ValueError(f"method = {method!r}: must be one of {', '.join([*METHODS, *NAMED])}")
@@ -52,20 +63,9 @@ def bench_attention(
         "sdpa": contest.torch_sdpa,
         "gather": contest.torch_gather,
     }
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS + 1):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            run()
-            taken[name].append(time.perf_counter() - began)
-            tick(None)
-    median = {name: statistics.median(times[1:]) for name, times in taken.items()}
-    bandwidth = contest.read_all() / median["read"] / 1e9
-    everything = contest.K.nbytes + contest.V.nbytes
-    limit = median["read"]
-    if contest.row_bytes < everything:
-        limit = median["gather rows"] + median["read"] * (nbytes - contest.row_bytes) / everything
-    speed = nbytes / median[method] / 1e9
+    taken = _times(runs, time.thread_time if threads == 1 else time.perf_counter, tick)
+    median = {name: statistics.median(times) for name, times in taken.items()}
+    ratios = [dense / mine for dense, mine in zip(taken["dense"], taken[method], strict=True)]
     return {
         "tokens": size.tokens,
         "heads": size.heads,
@@ -74,21 +74,56 @@ def bench_attention(
         "method": method,
         "layout": contest.layout(method),
         "threads": threads,
+        "clock": "thread" if threads == 1 else "wall",
+        "cpu": capability(),
         "kernel_ms": median[method] * 1e3,
+        **_shares(contest, nbytes, median, method),
+        "torch_sdpa_f32_ms": median["sdpa"] * 1e3,
+        "torch_gather_ms": median["gather"] * 1e3,
+        "speedup_vs_sdpa": median["sdpa"] / median[method],
+        "speedup_vs_gather": median["gather"] / median[method],
+        "speedup_vs_dense": statistics.median(ratios),
+        "speedup_vs_dense_worst": min(ratios),
+        "scratch_mib": scratch_mib(replace(size, tokens=SCRATCH_TOKENS), method, layout=layout),
+        "max_rel_error": error,
+        "tokens_chosen_otherwise": others,
+    }
+
+
+def _shares(contest: Contest, nbytes: int, median: dict[str, float], method: str) -> dict[str, float]:
+    """What of the machine's bandwidth, and of the limit that it sets, the method and dense attention reach."""
+    bandwidth, everything = contest.read_all() / median["read"] / 1e9, contest.K.nbytes + contest.V.nbytes
+    limit = median["read"] * nbytes / everything
+    if contest.row_bytes:
+        limit = median["gather rows"] + median["read"] * (nbytes - contest.row_bytes) / everything
+    speed = nbytes / median[method] / 1e9
+    return {
         "gb_per_s": speed,
         "read_bandwidth_gb_per_s": bandwidth,
         "bandwidth_share": speed / bandwidth,
         "limit_ms": limit * 1e3,
         "limit_share": limit / median[method],
-        "torch_sdpa_f32_ms": median["sdpa"] * 1e3,
-        "torch_gather_ms": median["gather"] * 1e3,
-        "speedup_vs_sdpa": median["sdpa"] / median[method],
-        "speedup_vs_gather": median["gather"] / median[method],
-        "speedup_vs_dense": median["dense"] / median[method],
-        "scratch_mib": scratch_mib(replace(size, tokens=SCRATCH_TOKENS), method, layout=layout),
-        "max_rel_error": error,
-        "tokens_chosen_otherwise": others,
+        "dense_bandwidth_share": everything / median["dense"] / 1e9 / bandwidth,
     }
+
+
+def _times(runs: dict[str, Callable[[], Any]], clock: Callable[[], float], tick: Tick) -> dict[str, list[float]]:
+    """Seconds of each contestant in each round, the first of which only warms up."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS + 1):
+        for name, run in runs.items():
+            began = clock()
+            run()
+            taken[name].append(clock() - began)
+            tick(None)
+    return {name: times[1:] for name, times in taken.items()}
+
+
+def capability() -> str:
+    """What of the processor decides how fast kernels are: vectors, products of int8, AMX."""
+    has = llvm.get_host_cpu_features()
+    vectors = next((name for name in ("avx512f", "avx2") if has.get(name)), "none")
+    return ", ".join([vectors, f"int8 by {WAY}", *(name for name in ("amx-int8", "amx-bf16") if has.get(name))])
 
 
 def scratch_mib(size: Size, method: str, sequences: int = 64, layout: str | None = None) -> float:
@@ -104,7 +139,7 @@ def scratch_mib(size: Size, method: str, sequences: int = 64, layout: str | None
         k_slots=np.tile(one.k_slots, times),
         v_slots=np.tile(one.v_slots, times),
         e_slots=np.tile(one.e_slots, (*times, 1)),
-        planes={name: np.tile(slots, (*times, 1)) for name, slots in one.planes.items()},
+        maps={name: np.tile(slots, (*times, 1)) for name, slots in one.maps.items()},
     )
     q, v_mean = np.tile(contest.q, (*times, 1)), np.tile(contest.v_mean, times)
     memory: list[Memory] = [{} for _ in range(sequences)]

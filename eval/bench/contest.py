@@ -161,21 +161,24 @@ class Contest:
         plans.next = 0
         step = Step(view, plans, queries, self.threads)
         out = run(step)
-        self.step = step
+        self.step, self.view_of_last = step, view
         return out
 
     def used_bytes(self) -> int:
-        """Bytes of K and V, and of what scores them, that the last step used; chosen rows are kept for `read_rows`."""
+        """Bytes of K and V, in whichever form, that the last step used; chosen rows are kept for `read_rows`."""
         assert self.step.chosen is not None
         tokens, self.counts = self.step.chosen
-        counts = self.counts
-        heads = np.arange(len(counts)) * self.kv_heads // len(counts)  # a query head may have chosen for itself
+        heads = (
+            np.arange(len(self.counts)) * self.kv_heads // len(self.counts)
+        )  # a query head may have chosen for itself
         self.chosen = tokens + heads[:, None] * self.tokens
-        self.row_bytes = int(counts.sum()) * 4 * self.head_dim
-        scoring = sum(
-            item.plan.useful.sum() for item in self.step.work if isinstance(item, Read) and "token" not in item.unit
-        )
-        return self.row_bytes + int(scoring)
+        self.row_bytes = int(self.counts.sum()) * 4 * self.head_dim
+        read = [item for item in self.step.work if isinstance(item, Read)]
+        if self.view_of_last.layout.progressive:  # all that it reads are pages as a whole
+            self.row_bytes = 0
+            return sum(int(item.plan.useful.sum()) for item in read)
+        scoring = sum(int(item.plan.useful.sum()) for item in read if "token" not in item.unit)
+        return self.row_bytes + scoring
 
     def operations(self) -> int:
         """Multiplications and additions of the last step's kernels."""
@@ -211,8 +214,8 @@ class Contest:
     def error(self, out: F32, method: str) -> tuple[float, int]:
         """Largest |out - ref| over largest |ref| in float64, and tokens that Algorithm 1 would not have chosen.
 
-        ref: Algorithm 1 for SparF, dense attention for dense; for other methods exact attention over what they chose,
-        as their layout keeps it.
+        ref: Algorithm 1 for SparF, dense attention for dense and for progressive precision, whose error this is; for
+        other methods exact attention over what they chose, as their layout keeps it.
         """
         stored_k, stored_v, _ = self.ftl.read_back(self.handles[self.layout(method)], 0)
         assert self.step.chosen is not None
@@ -228,11 +231,10 @@ class Contest:
                 expected, _, wanted = reference.sparf(q[row].astype(np.float64), K, V, p.r, p.k, p.l)
                 others += np.setdiff1d(wanted, chosen).size
             else:
+                if self.view_of_last.layout.progressive:
+                    chosen = np.arange(self.tokens, dtype=np.int32)
                 exact = reference.dense(q[row].astype(np.float64), K[chosen], V[chosen])
-                total, count = self.V[:, head].astype(np.float64).sum(0), self.tokens
-                if method in NAMED and chosen.size < self.tokens:  # its mean is of what it leaves out
-                    total, count = total - V[chosen].sum(0), count - chosen.size
-                rest = total / count
+                rest = self.V[:, head].astype(np.float64).mean(0)
                 expected = alpha[row] * exact + (1 - alpha[row].astype(np.float64)) * rest
             largest = max(largest, np.abs(expected).max())
             difference = max(difference, np.abs(out[row] - expected).max())

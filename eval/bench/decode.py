@@ -327,7 +327,7 @@ def fixed_us_per_layer(load: Load, tick: Tick = no_tick) -> float:
 
 
 def prefill_over_plain(load: Load, tick: Tick = no_tick) -> dict[str, float]:
-    """CPU time of a prompt with K and V shipped, as FP16 and as planes, over that of the model alone."""
+    """CPU time of a prompt with K and V shipped, as FP16 and in progressive precision, over that of the model alone."""
     model, tokens = load.model(), min(load.tokens, PREFILL_TOKENS)
     ids = torch.randint(1, model.config.vocab_size, (load.batch, tokens))
     taken: dict[str, list[float]] = {"": [], "dense": [], "ours": []}
@@ -341,8 +341,8 @@ def prefill_over_plain(load: Load, tick: Tick = no_tick) -> dict[str, float]:
                 times.append(time.process_time() - began)
                 del out
             tick(None)
-    plain, fp16, planes = (statistics.median(times[1:]) for times in taken.values())
-    return {"prefill_over_plain": fp16 / plain, "prefill_planes_over_plain": planes / plain}
+    plain, fp16, ours = (statistics.median(times[1:]) for times in taken.values())
+    return {"prefill_over_plain": fp16 / plain, "prefill_ours_over_plain": ours / plain}
 
 
 def experiment(load: Load) -> Outcome:
@@ -363,7 +363,7 @@ def experiment(load: Load) -> Outcome:
         f"preallocated reaches {result['preallocated_bandwidth_share']:.0%} of the memory's bandwidth",
         f"a layer in a drive costs {result['fixed_us_per_layer']:.0f} us besides attention",
         f"a prompt takes {result['prefill_over_plain']:.2f} of the plain one's time, "
-        f"{result['prefill_planes_over_plain']:.2f} with planes",
+        f"{result['prefill_ours_over_plain']:.2f} in progressive precision",
         *(f"{name}: {reason}" for name, reason in result["not_run"].items()),
     ]
     return Outcome(result, [shown], lines)

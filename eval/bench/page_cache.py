@@ -79,7 +79,7 @@ def bench_page_cache(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
                         direct=direct,
                         lru_bytes=None if group else limit,
                     )
-                    rows.append({"limit_share": share, "limit_bytes": limit, "policy": policy} | _child(job, group))
+                    rows.append({"cache_share": share, "limit_bytes": limit, "policy": policy} | _child(job, group))
                 tick(None)
     return {"how": how, "why": why, "kv_bytes": load.kv_bytes, "rounds": load.rounds, "rows": rows}
 
@@ -95,7 +95,7 @@ def _child(job: Job, group: Group | None) -> dict[str, Any]:
 def off(row: dict[str, Any]) -> bool:
     """Whether a row is not what the cliff and the way around it are: nothing hits, or all that was kept does."""
     if row["policy"] == "baseline":
-        return bool(row["limit_share"] < 0.9 and row["hit_ratio"] > MOST_BASELINE_HITS)
+        return bool(row["cache_share"] < 0.9 and row["hit_ratio"] > MOST_BASELINE_HITS)
     return bool(abs(row["hit_ratio"] - row["n1"] / row["layers"]) > MOST_OFF)
 
 
@@ -107,7 +107,7 @@ def experiment(load: Load) -> Outcome:
     shown = [
         (
             row["policy"],
-            f"{row['limit_share']:.3f}",
+            f"{row['cache_share']:.3f}",
             f"{row['n1']} of {row['layers']}",
             f"{row['hit_ratio']:.3f}",
             f"{row['kernel_bytes'] >> 20:,}",

@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from attention_engine.rtl import SOURCES
-from attention_engine.rtl.params import EngineShape, PlaneShape
+from attention_engine.rtl.params import EngineShape, ProgressiveShape
 
 MEMORY = Path(__file__).parents[2] / ".rtl" / "synth.json"
 LABEL = "Yosys post-synthesis, not Vivado"
@@ -40,7 +40,7 @@ MAX_LUTS, MAX_DSPS, MAX_TOPK_LUTS, MIN_MHZ = 99_200 // 4, 768 // 8, 3_000, 100.0
 
 ENGINE = EngineShape(head_dim=128, q_heads=1, lanes=32, n_max=2048, page_bytes=4096, topk_ways=8)
 SMALL = EngineShape(head_dim=64, q_heads=2, lanes=8, n_max=512, page_bytes=2048, topk_ways=8)
-PLANES = PlaneShape(head_dim=128)
+PAGES = ProgressiveShape(head_dim=64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,12 @@ UNITS = (
     Unit("argtopk", {"N_MAX": 2048, "WAYS": 8}),
     Unit("argtopk", {"N_MAX": 32768, "WAYS": 8}),
     Unit("int8_unpack", {"DIM": 128, "LANES": 32}, {"DIM": 128, "LANES": 8}),
-    Unit("plane_scores", PLANES.verilog()),
+    Unit("digit_dots"),
+    Unit("digit_scores", PAGES.digit_scores()),
+    Unit("value_sums", PAGES.value_sums()),
+    Unit("hadamard", {"SIZE": 64}),
+    Unit("page_gains", PAGES.page_gains()),
+    Unit("value_weights", PAGES.value_weights()),
     Unit("sparf_engine", ENGINE.verilog(), SMALL.verilog()),
 )
 

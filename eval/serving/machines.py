@@ -75,11 +75,11 @@ def drives(count: int, layout: str = "fp16") -> DriveModel:
 
     A layer is as large in all models of `COSTS`.
 
-    layout: The layout of K and V, by name; those with planes keep them in 8 bits.
+    layout: The layout of K and V, by name; progressive ones keep them in 8 bits.
     """
     shape, spec = _8B.shape, INSTCSD_ZYNQ7045_8CH
     form = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, LONGEST)
-    pages = 1 if form.planes else 2  # of a head's group of n tokens: both in one, or K and V apart
+    pages = 1 if form.progressive else 2  # of a head's group of n tokens: both in one, or K and V apart
     return DriveModel(
         bytes_per_s=float(count * spec.geometry.channels * spec.channel_timing.channel_bytes_per_s),
         token_bytes=shape.kv_heads * pages * spec.geometry.page_bytes / form.n,

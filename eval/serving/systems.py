@@ -39,7 +39,7 @@ SYSTEMS = {
     "+ 4 drives": System(partial(OrbitFlow, pauses=False, drives=True), 4),
     "orbitflow": System(POLICIES["orbitflow"]),
     "orbitflow, strict": System(partial(OrbitFlow, late=0)),
-    "ours": System(partial(OrbitFlow, late=0, drives=True), 1, "planes2"),
+    "ours": System(partial(OrbitFlow, late=0, drives=True), 1, "progressive"),
 }
 OTHERS = {name: System(POLICIES[name]) for name in ("deepspeed", "flexgen-half", "flexgen+", "slo-aware", "heuristic")}
 

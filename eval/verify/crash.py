@@ -26,7 +26,8 @@ from eval.verify.simulation.disk import Killed
 from ftl import Ftl, FtlError, Nand, Uncorrectable
 from ftl.flash.nand import Erase, Operation, Program
 from ftl.flash.spare import SPARE
-from ftl.kv.layouts.codes import scored, widened
+from ftl.kv.layouts.coarse import scored
+from ftl.kv.layouts.codes import widened
 from ftl.kv.layouts.group_map import PackedMap
 from ftl.kv.values import VALUES
 from vcsd.options import MAX_SEED
@@ -188,16 +189,17 @@ def _all_of(ftl: Ftl, handle: int, layer: int) -> KvView:
 def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
     """Whether all pages of K in few bits, where the layout has them, say of K what their steps allow."""
     layout = ftl.sequence(handle).layout
-    form = layout.planes
+    form = layout.progressive
     if form is None:
         return True
     stored = widened(ftl.read_back(handle, layer)[0].view(np.uint16), form.bf16)
     view = _all_of(ftl, handle, layer)
-    slots = view.planes["scores"][:, 0]
+    slots = view.maps["scores"][:, 0]
     for head, group in zip(*np.nonzero(in_flash(slots)), strict=True):
         rows = stored[group * form.T : (group + 1) * form.T, head]
         pages = view.banks[0][slots[head, group]][None].view(np.uint8)
         steps = widened(pages[0, : 2 * form.m].view(np.uint16), form.bf16)
+        steps = np.where(pages[0, 4 * form.m : 5 * form.m] > 0, steps, np.inf)  # a channel without digits is its middle
         # K itself may have been rounded to 8 bits since, by the largest of a group of its own, which may reach further
         near = stored[max(0, group * form.T - layout.n) : (group + 1) * form.T + layout.n, head]
         allowed = 0.51 * steps + np.abs(near).max(0) / 60

@@ -51,7 +51,7 @@ from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 
 HANG_S = 10.0  # more than compiling a kernel that no good command has needed takes
-LAYOUTS_USED = tuple(LAYOUTS[name].code for name in ("fp16", "planes2", "planes3-exact"))
+LAYOUTS_USED = tuple(LAYOUTS[name].code for name in ("fp16", "progressive", "progressive4-exact"))
 RENEW = 2000  # inputs that one world gets
 IMAGES = 0.2  # share of inputs that damage the window instead of a command
 VALUES = 0.1  # share of inputs that are Key Value commands

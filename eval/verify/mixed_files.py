@@ -25,7 +25,7 @@ from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import flat_table
 
-LAYOUTS_USED = "fp16", "fp8", "planes2"
+LAYOUTS_USED = "fp16", "fp8", "progressive"
 FILES = tuple(data_sizes(DRIVE.geometry))
 Rows = dict[int, list[bytes] | None]  # rows of each layer's K and V by handle; None if the drive reports a loss
 

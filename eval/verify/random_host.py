@@ -60,8 +60,8 @@ FORMS = [
     *(
         LAYOUTS[name].form(DRIVE.geometry.page_bytes, DIM, 128)
         for name in (
-            *("planes2", "planes4", "planes3-exact", "fp8"),
-            *("int8-bf16", "planes2-bf16", "planes3-bf16-exact", "planes2-bf16-latent"),
+            *("progressive", "progressive4", "progressive4-exact", "fp8"),
+            *("int8-bf16", "progressive-bf16", "progressive4-bf16-exact", "progressive-bf16-latent"),
         )
     ),
 ]
@@ -72,7 +72,7 @@ def as_stored(form: PageForm, before: int, k: F16, v: F16) -> tuple[F16, F16]:
     of rows that are encoded, all. V that is a part of K is K."""
     if not form.rows.exact:
         return kept(form, k), kept(form, v)
-    planes = None if form.keeps_rows else form.planes
+    planes = None if form.keeps_rows else form.progressive
     for group in range(before // form.n, len(k) // form.n) if planes else ():
         assert planes is not None
         part = slice(group * form.n, (group + 1) * form.n)

@@ -32,9 +32,10 @@ class Kind(IntEnum):
     V = 2
     JOURNAL = 3
     BLOCK = 4
+    VALUES = 5  # and 6: by bits
     EMBEDDING_K = 8  # to 19: by bits and channels a page, so that a copy in another form has tags of its own
     REFINED = 20
-    SCORES = 21  # to 23: by bits
+    SCORES = 21  # and 22: by bits
     FREE = 24  # to 31: of layouts to come
 
 

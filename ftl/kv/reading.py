@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from csd_spec import KvView
-from csd_spec.arrays import F16, I32, I64, U32
+from csd_spec.arrays import F16, I32, I64, U32, Bools
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.flash.plan import PagePlan
 from ftl.kv.map import KvMap
@@ -68,22 +68,23 @@ class Reader:
     def refined_pages(self, view: KvView, tokens: I32, counts: I64) -> PagePlan:
         """Pages that hold K and V of tokens (N, k), ascending, in 8 bits; they cross as a whole."""
         row_bytes = (2 - view.layout.latent) * view.layout.head_dim
-        slots = view.planes["refined"][:, 0]
+        slots = view.maps["refined"][:, 0]
         ppns, useful, _, ends = plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, 0)
         return self._whole(ppns, useful, ends)
 
-    def score_pages(self, view: KvView) -> PagePlan:
-        """All pages of K in few bits; they cross as a whole, and all that is in them is wanted.
+    def coarse_pages(self, view: KvView, name: str, groups: Bools | None = None) -> PagePlan:
+        """Pages of the map `scores` or `values`, all where no groups (N, groups) are named; they cross as a whole.
 
-        Tokens that no such page holds get exact scores, by those who fetch them in any case: their pages are at hand.
+        Tokens that no score page holds get exact scores, by those who fetch them in any case: their pages are at hand.
         """
-        slots = view.planes["scores"].reshape(view.seq_lens.size, -1)
-        stored = in_flash(slots)
-        groups = (view.planes["scores"][:, 0] != UNMAPPED).sum(1).min()
-        refined = view.planes["refined"][:, 0, int(groups) * view.layout.T // view.layout.n :]
-        self.store.bring(refined[in_flash(refined)])
+        slots = view.maps[name]
+        stored = in_flash(slots) if groups is None else in_flash(slots) & groups[:, None]
+        if name == "scores":
+            held = (slots[:, 0] != UNMAPPED).sum(1).min()
+            refined = view.maps["refined"][:, 0, int(held) * view.layout.T // view.layout.n :]
+            self.store.bring(refined[in_flash(refined)])
         useful = np.full(int(stored.sum()), self.store.geometry.page_bytes)
-        return self._whole(slots[stored], useful, np.cumsum(stored.sum(1)))
+        return self._whole(slots[stored], useful, np.cumsum(stored.sum((1, 2))))
 
     def _whole(self, ppns: U32, useful: I64, ends: I64) -> PagePlan:
         self.store.bring(ppns)

@@ -43,7 +43,8 @@ class Usage:
 def table_bytes(layers: int, heads: int, layout: PageForm) -> int:
     """Bytes of a sequence's tables in drive DRAM: a sum of V unless rows are opaque, and a slot and a buffer for each
     stream."""
-    streams = 2 + layout.embedding_pages + (layout.planes is not None)
+    coarse = layout.progressive is not None  # pages of K and of V in few bits, and one in 8 bits
+    streams = 2 + layout.embedding_pages * (1 + coarse) + coarse
     return layers * heads * (4 * layout.head_dim * (not layout.opaque) + 12 * streams)
 
 

@@ -91,8 +91,8 @@ def test_kivis_codes_reach_all_of_bf16():
     assert np.isfinite(by_channel(rows, 3, True)).all() and np.isfinite(by_token(rows, 3, True)).all()
 
 
-def test_planes_are_asked_of_a_layout_that_has_some(small_drive):
-    with pytest.raises(ValueError, match="no planes"):
+def test_progressive_method_of_other_layout_is_refused(small_drive):
+    with pytest.raises(ValueError, match="not kept in few bits in this layout"):
         METHODS["progressive"](step_of(small_drive)[0])
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from attention_engine import attend, take_in, to_half
 from attention_engine.fused import attend_all, finite, place_of
-from attention_engine.step import alike
+from attention_engine.values import alike
 from tests.attention_engine.test_kernels import view_of
 
 B, H, G, D, TOKENS = 2, 2, 3, 16, 40

@@ -57,7 +57,7 @@ def terms_of(values, spread=0.3):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_terms_that_say_nothing_change_no_bit(small_drive, name):
-    layout = "fp16" if name in ON_ROWS else "planes2-exact"
+    layout = "fp16" if name in ON_ROWS else "progressive-exact"
     plain, said = Drive(small_drive, 0, layout).step(None), Drive(small_drive, 0, layout).step(terms_of(NOTHING, 0))
     np.testing.assert_array_equal(METHODS[name](plain), METHODS[name](said))
     np.testing.assert_array_equal(plain.rows, said.rows)
@@ -107,7 +107,7 @@ def test_whole_outputs_against_the_oracle(small_drive, name, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["kivi", "progressive"])
 def test_few_bits_err_no_more_than_they_do_without(small_drive, name, kind):
-    layout = "fp16" if name in ON_ROWS else "planes4-exact"
+    layout = "fp16" if name in ON_ROWS else "progressive4-exact"
     errors = []
     for terms in (terms_of(NOTHING, 0), terms_of(KINDS[kind])):
         drive = Drive(small_drive, 3, layout)

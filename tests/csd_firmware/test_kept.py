@@ -163,9 +163,9 @@ def live(twins, bits, methods, rounds):
     [
         (16, FP16_METHODS),
         (4, ("dense", "sparf")),
-        (LAYOUTS["planes2-exact"].code, ("progressive", "dense")),
-        (LAYOUTS["planes2"].code, ("progressive", "dense")),
-        (LAYOUTS["planes2-bf16-exact"].code, ("progressive", "kivi")),
+        (LAYOUTS["progressive-exact"].code, ("progressive", "dense")),
+        (LAYOUTS["progressive"].code, ("progressive", "dense")),
+        (LAYOUTS["progressive-bf16-exact"].code, ("progressive", "kivi")),
     ],
 )
 @pytest.mark.parametrize("dram_bytes", [1 << 20, 64 * 512])

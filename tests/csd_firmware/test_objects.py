@@ -317,7 +317,7 @@ def test_cropped_rows_of_a_layout_that_rounds_are_the_same_after_a_death(small_d
     """A crop opens a full group, whose rows are rounded by then."""
     mortal = Mortal(small_drive)
     device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]
-    create = SeqCreate(1, 1, H, D, 256, LAYOUTS["planes2"].code)
+    create = SeqCreate(1, 1, H, D, 256, LAYOUTS["progressive"].code)
     (seq,) = device.submit(create, 0).result().data[0].tolist()
     rows = np.random.default_rng(0).standard_normal((60, H, D)).astype(np.float16)
     device.submit(KvAppend((seq,), 0, one(60), rows, rows), 0).result()

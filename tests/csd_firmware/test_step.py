@@ -169,7 +169,7 @@ def test_what_is_no_number_does_not_leave_a_drive(small_drive, bad):
 
 @pytest.mark.parametrize(
     ("method", "bits"),
-    [(name, bits) for name in METHODS for bits in ((34, 51) if name.startswith("progressive") else (16, 4))],
+    [(name, bits) for name in METHODS for bits in ((37, 53) if name.startswith("progressive") else (16, 4))],
 )
 def test_a_query_without_any_of_the_chosen_channels_is_attended(small_drive, method, bits):
     """The first query of a group chooses all channels; the second has others, the last none at all."""

@@ -76,7 +76,7 @@ class Reborn:
 def test_a_crop_keeps_rounded_rows_rounded_whenever_the_drive_dies(tmp_path, dies_in):
     """In a layout that rounds full groups: rows that were given again would not be."""
     rows = np.random.default_rng(0).standard_normal((400, 1, 64)).astype(np.float16)
-    create = SeqCreate(1, 1, 1, 64, 512, LAYOUTS["planes2"].code)
+    create = SeqCreate(1, 1, 1, 64, 512, LAYOUTS["progressive"].code)
 
     def commands(seqs):
         yield KvAppend(seqs, 0, np.array([400]), rows, rows)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from csd_spec import Attention, Compression, Fixed, SparFParams
+from csd_spec import NAMED, Attention, Compression, Fixed, SparFParams
 
 
 def test_a_method_within_a_budget():
@@ -17,5 +17,10 @@ def test_layout_unknown_is_refused(layout):
 
 
 def test_layout_code_is_accepted_with_a_warning():
-    with pytest.warns(FutureWarning, match="layout = 34: numbers are deprecated, use layout planes2"):
-        assert Attention(layout=34).layout == "planes2"
+    with pytest.warns(FutureWarning, match="layout = 37: numbers are deprecated, use layout progressive"):
+        assert Attention(layout=37).layout == "progressive"
+
+
+def test_ours_is_the_progressive_method_within_a_fifth():
+    for name in ("ours", "progressive"):
+        assert NAMED[name] == Attention("progressive", Compression(5, "bytes"), "progressive")

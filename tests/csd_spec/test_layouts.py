@@ -17,11 +17,12 @@ from csd_spec.codecs import FP16
 LAYOUTS["keys"] = Layout(name="keys", code={code}, rows=FP16, groups=(Group("k", "k", "rows"), Group("v", "v", "rows")))
 """
 ROWS = Group("k", "k", "rows"), Group("v", "v", "rows")
+COARSE = ("progressive", (2.5, 2)), ("progressive4", (4.0, 4))  # bits of K and of V
 
 
 def test_codes_are_those_of_drives_that_exist():
     codes = {name: layout.code for name, layout in LAYOUTS.items()}
-    assert len(set(codes.values())) == len(codes) == 29
+    assert len(set(codes.values())) == len(codes) == 23
     assert {
         "fp16": 16,
         "bf16": 3,
@@ -33,13 +34,13 @@ def test_codes_are_those_of_drives_that_exist():
         "plain": 1,
         "opaque": 2,
     }.items() <= (codes.items())
-    for bits, (at, bf16, exact, latent) in product(
-        (2, 3, 4),
-        ((32, 0, 0, 0), (48, 0, 1, 0), (96, 1, 0, 0), (112, 1, 1, 0), (160, 0, 0, 1), (224, 1, 0, 1)),
-    ):
-        layout = LAYOUTS[f"planes{bits}{'-bf16' * bf16}{'-exact' * exact}{'-latent' * latent}"]
-        assert layout.code == at + bits and layout.bits == bits and layout.has_planes
+    kinds = (37, 0, 0, 0), (53, 0, 1, 0), (101, 1, 0, 0), (117, 1, 1, 0), (165, 0, 0, 1), (229, 1, 0, 1)
+    for (number, (name, coarse)), (code, bf16, exact, latent) in product(enumerate(COARSE), kinds):
+        layout = LAYOUTS[f"{name}{'-bf16' * bf16}{'-exact' * exact}{'-latent' * latent}"]
+        assert (layout.code, layout.coarse, layout.bits) == (code + number, coarse, 16)
         assert (layout.keeps_rows, layout.latent, layout.rows.value) == (exact, latent, "bf16" if bf16 else "fp16")
+        assert bool(layout.lossy) != exact, "exact layouts lose nothing"
+        assert [group.name for group in layout.groups][-3:] == ["refined", "scores", "values"]
 
 
 @pytest.mark.parametrize(
@@ -55,10 +56,10 @@ def test_codes_are_those_of_drives_that_exist():
         ("bf16", None, False, True, "latent-bf16"),
         ("int4", None, True, False, "int4-bf16"),
         ("plain", None, True, False, "plain"),
-        ("planes3", "bf16", False, False, "planes3-bf16"),
-        ("planes3", None, True, True, "planes3-bf16-latent"),
-        ("planes2-exact", None, True, False, "planes2-bf16-exact"),
-        ("planes2-bf16", None, False, True, "planes2-bf16-latent"),
+        ("progressive4", "bf16", False, False, "progressive4-bf16"),
+        ("progressive4", None, True, True, "progressive4-bf16-latent"),
+        ("progressive-exact", None, True, False, "progressive-bf16-exact"),
+        ("progressive-bf16", None, False, True, "progressive-bf16-latent"),
     ],
 )
 def test_resolve_finds_the_member_of_a_family(asked, storage, bf16, latent, found):
@@ -70,8 +71,8 @@ def test_resolve_finds_the_member_of_a_family(asked, storage, bf16, latent, foun
     [
         ("int5", None, False, "layout = 'int5': must be one of fp16, "),
         ("latent", None, False, "V is not a part of K in this model: use fp16"),
-        ("int8", None, True, "V is a part of K in this model: use planes2, planes3, planes4, fp16"),
-        ("planes2-exact", None, True, "V is a part of K"),
+        ("int8", None, True, "V is a part of K in this model: use progressive, progressive4, fp16"),
+        ("progressive-exact", None, True, "V is a part of K"),
         ("fp16", "fp8", True, "layout fp16 stores fp16, bf16: use one of these"),
         ("int8", "fp8", False, "layout int8 stores fp16, bf16: use one of these"),
     ],
@@ -86,6 +87,8 @@ def test_resolve_refuses_with_the_reason(asked, storage, latent, reason):
     [
         ({"code": 0}, "code = 0: must be 1 to 255"),
         ({"groups": ROWS[1:]}, "one named k is needed"),
+        ({"coarse": (2.5, 2)}, "coarse is needed with groups of scores, and with these alone"),
+        ({"groups": (*ROWS, Group("scores", "k", "scores"))}, "coarse is needed with groups of scores"),
         ({"rows": FP8, "groups": (*ROWS, Group("embedding_k", "k", "channels", 8))}, "codes of 8 bits"),
     ],
 )

@@ -43,7 +43,7 @@ def test_layouts_are_recorded_as_in_drives_of_earlier_releases(small_drive, name
     (handle,) = ftl.create(1, 1, 1, form)
     described = describe(ftl.kv, ftl.sequence(handle))
     of_copy = {"fp16": [16], "int8": [8], "int4": [4], "int8-bf16": [8, 3], "int4-bf16": [4, 3]}
-    planes = [form.bits, form.layout.code] if form.planes else [16, form.layout.code]
+    planes = [form.bits, form.layout.code] if form.progressive else [16, form.layout.code]
     assert described["shape"] == [1, 1, 64, form.m, *of_copy.get(name, planes)]
     assert form_of(described, 4096) == form
 

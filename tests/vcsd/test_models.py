@@ -121,7 +121,7 @@ def test_smollm2_decodes_in_drives_as_it_does_without(smollm2, capsys, monkeypat
 
 @pytest.mark.model
 def test_errors_on_smollm2_are_of_the_known_size(smollm2, data_dir):
-    """Relative errors on 1,536 tokens of WikiText: SparF at 1/8 in both conventions, ours at 1/7; three layers."""
+    """Relative errors on 1,536 tokens of WikiText: SparF at 1/8 in both conventions, ours at 1/5; three layers."""
     model, tokenizer = load(smollm2)
     torch.set_num_threads(2)
     text = (data_dir / "wikitext-2-raw-test.txt").read_text()
@@ -134,5 +134,5 @@ def test_errors_on_smollm2_are_of_the_known_size(smollm2, data_dir):
     assert errors == {
         ("sparf", "bytes"): pytest.approx([0.42, 0.19, 0.02], abs=0.01),
         ("sparf", "paper"): pytest.approx([0.35, 0.09, 0.01], abs=0.01),
-        ("ours", "bytes"): pytest.approx([0.37, 0.53, 0.05], abs=0.01),
+        ("ours", "bytes"): pytest.approx([0.07, 0.12, 0.05], abs=0.01),
     }

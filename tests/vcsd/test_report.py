@@ -55,7 +55,7 @@ def test_nothing_done_is_a_report_too():
         ("fp8", {"k": 130, "v": 130, "embedding_k": 128 + 128 / 511}),
         ("int8", {"k": 256, "v": 256, "embedding_k": 128 + 8 * 64 / 60}),
         ("plain", {"k": 256, "v": 256}),
-        ("planes2", {"refined": 256 + 256 / 31, "scores": 4096 * 2 / 224}),
+        ("progressive", {"refined": 256 + 256 / 31, "scores": 4096 * 2 / 176, "values": 4096 * 2 / 224}),
     ],
 )
 def test_bytes_of_a_token_are_those_of_its_layout(layout, stored):

@@ -80,10 +80,10 @@ def test_time_steps_own_method_has_an_entry():
     assert done.budgets["quest"] == "1/4 (paper)"
 
 
-def test_time_steps_layout_without_planes_left_out_with_reason():
+def test_time_steps_layout_of_one_precision_left_out_with_reason():
     done = time_steps(recorded(), "ours", replace(NAMED["ours"], layout="fp16"))
     assert "ours" not in done.step_times_ns
-    assert "has no planes" in done.left_out["ours"]
+    assert "has one precision" in done.left_out["ours"]
 
 
 def test_time_steps_latent_model_leaves_out_plain_ssd():

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from attention_engine import METHODS, Arithmetic, EngineClock, Queries, Step
+from attention_engine.spend import Worth
 from csd_firmware.schedule import SCHEDULES, Units
 from csd_firmware.stopwatch import Stopwatch
-from csd_spec import DriveSpec, ModelShape, SparFParams
+from csd_spec import DriveSpec, KvView, ModelShape, SparFParams
 from csd_spec.arrays import I32, I64
 from csd_spec.layouts import layout_named
 from ftl import Ftl, Nand
@@ -65,12 +66,23 @@ class Pattern(Arithmetic):
     def approximate(self, *arguments: Any) -> Any:
         return None
 
-    weigh = cover = exact = score = approximate  # type: ignore[assignment]
+    weigh = cover = exact = approximate  # type: ignore[assignment]
+
+    def score(self, view: KvView, q: Any, threads: int = 1) -> Any:
+        return np.zeros((0, 0, 0), np.float32), np.float32(0)
+
+    def weigh_pages(self, logits: Any, seq_lens: I64, form: tuple[int, int, float], *arguments: Any) -> Worth:
+        """All value groups count, and refined pages at random, as many as the budget pays for."""
+        (n, per_group, _), streams, longest = form, len(seq_lens), int(seq_lens.max())
+        pages, groups = -(-longest // n), -(-longest // per_group)
+        errors = 1 + np.random.default_rng((self.seed, streams, pages)).random((streams, pages), np.float32)
+        rows = np.zeros((streams, 1, 2), np.float32)
+        return Worth(rows, rows[..., 0], errors, np.ones((streams, 1, groups), np.float32))
 
     def attend(self, *arguments: Any) -> Any:
         return None, np.float32(0)
 
-    attend_refined = attend  # type: ignore[assignment]
+    attend_refined = attend_coarse = attend  # type: ignore[assignment]
 
 
 def spread(count: int, layers: int) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ VERBS = (
     *("fork", "name", "name", "name", "find", "find", "drop"),
 )
 KEYS = [bytes([number]) * 16 for number in range(1, 5)]
-LAYOUTS_USED = *(5 * ("fp16",)), "int8", "int4", "planes2", "planes3-exact"
+LAYOUTS_USED = *(5 * ("fp16",)), "int8", "int4", "progressive", "progressive4-exact"
 METHODS = "dense", "progressive"  # the second for layouts with planes
 MAX_TOKENS = 64
 TOLERANCE = 4e-3  # of attention in FP16
@@ -83,7 +83,7 @@ class SimHost:
         self.devices = [RecoveringDevice(connect) for connect in connects]
         layout = draw.choice(LAYOUTS_USED)
         self.form = layout_named(layout).form(DRIVE.geometry.page_bytes, DIM, MAX_TOKENS)
-        attention = Attention(draw.choice(METHODS if self.form.planes else METHODS[:1]), Compression(1), layout)
+        attention = Attention(draw.choice(METHODS if self.form.progressive else METHODS[:1]), Compression(1), layout)
         self.driver = Driver(self.devices, shape, attention, flush_every=draw.choice([0, 2, 5]))
         self.held: list[Held] = []
         self.named: dict[bytes, tuple[Held, int]] = {}  # by key the first sequence of which batch, and tokens

@@ -8,7 +8,7 @@ from ftl.kv.layouts.coded import CodedEmbeddingMap
 from ftl.kv.layouts.embedding import EmbeddingMap
 from ftl.kv.layouts.encoded import CodecEmbeddingMap, CodecRowMap, kept
 from ftl.kv.layouts.group_map import GroupMap, PrimaryMap
-from ftl.kv.layouts.planes import RefinedMap, ScoreMap, staged
+from ftl.kv.layouts.progressive import RefinedMap, ScoreMap, ValueMap, staged
 from ftl.kv.layouts.token import TokenMap
 
 _KINDS = {"k": Kind.K, "v": Kind.V}  # in the tags of rows, by source
@@ -16,7 +16,7 @@ _KINDS = {"k": Kind.K, "v": Kind.V}  # in the tags of rows, by source
 
 def maps_of(form: PageForm, layers: int, heads: int) -> dict[str, GroupMap]:
     """The maps of one sequence by name, in the order of its layout's groups."""
-    refined = RefinedMap(form, layers, heads) if form.planes else None
+    refined = RefinedMap(form, layers, heads) if form.progressive else None
     return {group.name: _map_of(group, form, layers, heads, refined) for group in form.layout.groups}
 
 
@@ -32,7 +32,9 @@ def _map_of(group: Group, form: PageForm, layers: int, heads: int, refined: Refi
     assert refined is not None, f"layout {form.layout.name}: {group.packing} needs a group of scores"
     if group.packing == "staged":
         return staged(_KINDS[group.source], group.source, form, (layers, heads), refined)
-    return refined if group.packing == "refined" else ScoreMap(form, layers, heads)
+    if group.packing == "refined":
+        return refined
+    return (ScoreMap if group.packing == "scores" else ValueMap)(form, layers, heads)
 
 
 def token_bytes(form: PageForm, heads: int) -> dict[str, float]:

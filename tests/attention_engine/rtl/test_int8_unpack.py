@@ -3,18 +3,18 @@
 import cocotb
 import numpy as np
 import pytest
-from plane_pages import refined_page
+from progressive_pages import refined_page
 from rtl_bench import PRESSURES, Coverage, Sink, Source, parameters, reset, simulate, start
 
-from attention_engine.rtl.golden_planes import MAX_EXPONENT, MIN_EXPONENT, int8_unpack
-from attention_engine.rtl.params import PlaneShape
+from attention_engine.rtl.golden_progressive import MAX_EXPONENT, MIN_EXPONENT, int8_unpack
+from attention_engine.rtl.params import ProgressiveShape
 
 COVER = Coverage()
 FIELDS = ("tdata", "tuser", "end", "tlast")
 
 
 def shape():
-    return PlaneShape(head_dim=parameters()["DIM"], page_bytes=parameters()["PAGE_BYTES"])
+    return ProgressiveShape(head_dim=parameters()["DIM"], m=parameters()["DIM"], page_bytes=parameters()["PAGE_BYTES"])
 
 
 def beats(page):
@@ -106,7 +106,7 @@ async def bins(dut):
 @pytest.mark.rtl
 @pytest.mark.parametrize(
     ("simulator", "d", "lanes", "page"),
-    [("icarus", 32, 8, 560), ("verilator", 64, 32, 4096), ("verilator", 64, 64, 4096), ("verilator", 48, 16, 1024)],
+    [("icarus", 32, 8, 576), ("verilator", 64, 32, 4096), ("verilator", 64, 64, 4096), ("verilator", 48, 16, 1024)],
 )
 def test_int8_unpack(simulator, d, lanes, page):
     simulate("int8_unpack", {"DIM": d, "LANES": lanes, "PAGE_BYTES": page}, simulator)

@@ -10,7 +10,7 @@ from rtl_bench import BUILDS, simulate
 
 from attention_engine import approximate, attend, best_tokens, cover, reference, top_channels, weigh
 from attention_engine.rtl.golden import sparf_engine
-from attention_engine.rtl.params import EngineRun, EngineShape
+from attention_engine.rtl.params import EngineRun, EngineShape, ProgressiveShape
 from csd_spec import LAYOUTS, Compression, KvView
 from eval.accuracy.recorded import TEXT, record
 from vcsd.loading import CHECKPOINT, load
@@ -122,3 +122,13 @@ def test_the_rtl_gives_the_golden_models_bits(heads):
         RTL_HEADS=str(path),
         RTL_COMPRESSION=json.dumps(COMPRESSION),
     )
+
+
+@pytest.mark.slow
+@pytest.mark.rtl
+def test_the_progressive_engine_gives_its_golden_models_bits(heads):
+    BUILDS.mkdir(exist_ok=True)
+    path = BUILDS / "recorded_progressive.npz"
+    np.savez(path, *(part.view(np.uint16) for head in heads for part in map(np.ascontiguousarray, head[:3])))
+    parameters = ProgressiveShape(head_dim=64, m=64, q_heads=2).engine(512)
+    simulate("progressive_engine", parameters, covers=False, test="recorded_progressive", RTL_HEADS=str(path))

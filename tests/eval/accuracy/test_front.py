@@ -8,7 +8,7 @@ from attention_engine import METHODS
 from eval.accuracy.contenders import Contender, Trial, contenders, trials
 from eval.accuracy.front import (
     COLUMNS,
-    TOP_P,
+    LEAST,
     Short,
     bench_front,
     by_budget,
@@ -65,12 +65,12 @@ def test_the_search_has_every_contender_and_no_point_twice():
     assert set(trials(contenders(), [2, 8])) <= set(tried)
     named = [(trial.contender.name, trial.c, trial.convention) for trial in tried]
     assert len(set(named)) == len(named)
-    for bits in (2, 3, 4):
+    for layout in ("progressive", "progressive4"):
         over = [trial for trial in tried if not trial.contender.dense and not trial.contender.own]
-        planes = {(t.contender.method, t.c) for t in over if t.contender.layout == f"planes{bits}"}
-        assert planes == {(f"progressive{name}", c) for name in TOP_P.values() for c in (2, 8)}
+        ours = {(t.contender.method, t.c) for t in over if t.contender.layout == layout}
+        assert ours == {(f"progressive{suffix}", c) for suffix in ("", *LEAST) for c in (2, 8)}
     assert {trial.contender.method for trial in tried if not trial.contender.arrays} <= set(methods)
-    assert methods["progressive-top-p-0.9"].keywords == {"top_p": 0.9}
+    assert methods["progressive-1e-3"].keywords == {"least": 1e-3}
 
 
 def test_points_on_one_text_and_the_same_methods_on_another(tmp_path):
@@ -105,13 +105,13 @@ def test_points_on_one_text_and_the_same_methods_on_another(tmp_path):
 
 def test_the_command(capsys, monkeypatch, tmp_path):
     """As people call it, with little to try; texts that are too short name themselves."""
-    monkeypatch.setattr("eval.accuracy.front.PLANE_BITS", (2,))
-    monkeypatch.setattr("eval.accuracy.front.contenders", lambda _: [Contender("dense", "dense", dense=True)])
+    few = [Contender("dense", "dense", dense=True), Contender("progressive", "progressive", "progressive")]
+    monkeypatch.setattr("eval.accuracy.front.contenders", lambda _: few)
     other = tmp_path / "other.txt"
     other.write_text("Once more unto the breach, dear friends. " * 20)
     words = ("eval", "front", *SMALL, "--compression", "2", "--report", str(other))
-    code, out, _ = vcsd(capsys, monkeypatch, *words, "--plot", str(tmp_path / "front.png"), "-o", "json")
-    assert code == 0
+    code, out, err = vcsd(capsys, monkeypatch, *words, "--plot", str(tmp_path / "front.png"), "-o", "json")
+    assert code == 0, err
     result = json.loads(out)
     front = [each["name"] for each in result["points"] if each["front"]]
     assert "dense" in front

@@ -14,7 +14,7 @@ from eval.serving.serving import Letting, Load, experiment
 from eval.serving.systems import OTHERS, SYSTEMS, run
 from tests.vcsd_cli.test_main import vcsd
 
-PLANES2 = "planes2"
+PLANES2 = "progressive"
 
 
 def test_machines_are_those_of_the_paper():

@@ -21,7 +21,7 @@ def test_mixed_files_are_reported_on_every_medium():
 def test_judge_without_generations_sees_older_data(tmp_path, monkeypatch):
     """Older spare areas and block entries with newer content: the drive is older, without a finding."""
     monkeypatch.setattr(nand.Nand, "advance_generation", lambda self: None)
-    copies = make(tmp_path, "planes2", "direct", 0)
+    copies = make(tmp_path, "progressive", "direct", 0)
     for name in FILES[1:]:
         (copies.new / name).write_bytes((copies.old / name).read_bytes())
     assert judge(copies.new, "direct", copies, FILES[1:]) == "silent"

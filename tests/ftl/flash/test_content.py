@@ -48,7 +48,7 @@ def asked(device, layout, seed=0):
     for layer in range(2):
         run(device, KvAppend(seqs=tuple(handles), layer=layer, lengths=np.array([300, 200]), k=k, v=v))
     names = [name for name in ("dense", "sparf", "quest", "h2o", "oracle", "sparq", "twilight") if name in METHODS]
-    for name in ["progressive"] if LAYOUTS[layout].has_planes else names:
+    for name in ["progressive"] if LAYOUTS[layout].coarse else names:
         for layer in range(2):
             q, k, v = (
                 generator.standard_normal((2, HEADS, 2, DIM)).astype(np.float16),
@@ -79,8 +79,8 @@ def assert_same(answers, others):
     [
         *((each, 512, "fp16") for each in FILES),
         (FILES[1], 4096, "int4"),
-        (FILES[1], 512, "planes2"),
-        (FILES[1], 4096, "planes2"),
+        (FILES[1], 512, "progressive"),
+        (FILES[1], 4096, "progressive"),
     ],
 )
 def test_attention_has_the_same_bits_and_times_wherever_pages_lie(small_drive, tmp_path, medium, page_bytes, layout):

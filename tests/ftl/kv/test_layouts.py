@@ -63,13 +63,14 @@ def test_numbers_are_those_that_commands_carry():
         16: "fp16",
         8: "int8",
         4: "int4",
-        34: "planes2",
-        50: "planes2-exact",
+        37: "progressive",
+        53: "progressive-exact",
         72: "int8-bf16",
         68: "int4-bf16",
-        98: "planes2-bf16",
-        114: "planes2-bf16-exact",
-        162: "planes2-latent",
+        102: "progressive4-bf16",
+        117: "progressive-bf16-exact",
+        165: "progressive-latent",
+        230: "progressive4-bf16-latent",
     }.items() <= names.items()
     for name, layout in LAYOUTS.items():
         assert layout.name == name and layout_of(layout.code) is layout
@@ -123,7 +124,7 @@ def test_a_newcomers_layout_does_what_the_others_do(small_drive, signs):
         np.testing.assert_array_equal(stored_v, v[:length])
         view = ftl.view([each], 0)
         full = length // form.n
-        pages = ftl.nand.content[view.planes["signs"][:, 0, :full]][..., : form.n * D // 8]
+        pages = ftl.nand.content[view.maps["signs"][:, 0, :full]][..., : form.n * D // 8]
         bits = np.unpackbits(pages, axis=2).reshape(H, full * form.n, D)
         np.testing.assert_array_equal(bits.transpose(1, 0, 2), np.signbit(k[: full * form.n]))
         assert ftl.embedding_pages(view, np.zeros((H, 1), np.int32)).ppns.size == -(-length // form.n) * H - H

@@ -57,14 +57,14 @@ def test_a_copy_stays_while_there_is_room_to_the_last_buffer(small_drive):
 
 
 def test_codes_of_a_group_that_begins_have_the_steps_of_the_group_before(small_drive):
-    layout = LAYOUTS["planes3-exact"].form(small_drive.geometry.page_bytes, 16, 64)
+    layout = LAYOUTS["progressive4-exact"].form(small_drive.geometry.page_bytes, 16, 64)
     ftl, draw = Ftl(small_drive), np.random.default_rng(0)
     (handle,) = ftl.create(1, 1, 2, layout)
     mapped = ftl.sequence(handle).maps["scores"]
     for tokens in (mapped.per_group, 1):
         rows = draw.standard_normal((tokens, 2, 16)).astype(np.float16)
         ftl.append([handle], 0, np.array([tokens]), rows, rows, 0)
-    header = layout.planes.header_bytes
+    header = layout.progressive.header_bytes
     before = ftl.nand.read(mapped.slots[0, :, 0])[:, :header]
     begun = ftl.kv.tails.content.view(np.uint8)[mapped.buffers[0]][:, :header]
     assert before.any()

@@ -142,7 +142,7 @@ def test_ours_errs_as_8_bits_do(make, storage):
             errors.append((talk(model) - expected).abs().max())
             stored = csd.report().token_bytes
         if not errors[1:]:
-            assert stored == {"refined": 7 * 576 / 6, "scores": 5 * 4096 / 96}
+            assert stored == {"refined": 7 * 576 / 6, "scores": 5 * 4096 / 80, "values": 5 * 4096 / 112}
     assert 0 < 4 * errors[0] < min(8 * FP16_ERROR, errors[1])
 
 
@@ -227,9 +227,9 @@ def test_absorbed_attention_is_the_expanded_one():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"layout": "int8"}, "use planes2, planes3, planes4, fp16"),
-        ({"layout": "planes2-exact"}, "use planes2, planes3, planes4, fp16"),
-        ({"layout": "planes2"}, "keeps no rows, use layout fp16"),
+        ({"layout": "int8"}, "use progressive, progressive4, fp16"),
+        ({"layout": "progressive-exact"}, "use progressive, progressive4, fp16"),
+        ({"layout": "progressive"}, "keeps no rows, use layout fp16"),
         ({"storage": "fp8"}, "layout fp16 stores fp16, bf16"),
         ({"drives": HEADS + 1}, "4, the model's query heads"),
     ],

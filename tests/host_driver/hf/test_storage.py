@@ -134,11 +134,11 @@ def test_a_second_turn_and_crop_read_bf16_back():
     ("options", "reason"),
     [
         ({"storage": "fp16", "layout": "bf16"}, "layout bf16 stores bf16: use one of these"),
-        ({"storage": "fp16", "layout": "planes2-bf16"}, "layout planes2-bf16 stores bf16"),
+        ({"storage": "fp16", "layout": "progressive-bf16"}, "layout progressive-bf16 stores bf16"),
         ({"storage": "bf16", "layout": "fp8"}, "layout fp8 stores fp8"),
         ({"storage": "bf16", "layout": "plain"}, "layout plain stores fp16"),
         ({"storage": "fp8", "layout": "int8"}, "layout int8 stores fp16, bf16"),
-        ({"storage": "fp8", "attention": "ours"}, "layout planes2 stores fp16, bf16"),
+        ({"storage": "fp8", "attention": "ours"}, "layout progressive stores fp16, bf16"),
         ({"storage": "fp4"}, "must be 'fp16', 'bf16' or 'fp8'"),
         ({"storage": 16}, "must be text"),
     ],

@@ -1,15 +1,18 @@
-"""Progressive precision: K in few bits for all tokens, K and V in 8 bits a group together, their rows if wanted."""
+"""Progressive precision: K and V in few bits for all tokens, both in 8 bits a group together, their rows if wanted."""
 
 from __future__ import annotations
+
+from abc import abstractmethod
 
 import numpy as np
 
 from csd_spec import PageForm
 from csd_spec.arrays import I64, U8, U16
-from csd_spec.planes import Planes
+from csd_spec.progressive import Progressive
 from csd_spec.view import in_flash
 from ftl.flash.tag import Kind
-from ftl.kv.layouts.codes import begin_scores, forget_scores, put_scores, refine, refined
+from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values
+from ftl.kv.layouts.codes import refine, refined
 from ftl.kv.layouts.group_map import POISON, GroupMap, PackedMap, PrimaryMap
 from ftl.kv.layouts.lay import lay_rows
 from ftl.kv.layouts.token import RowMap, TokenMap
@@ -17,9 +20,9 @@ from ftl.kv.layouts.token import RowMap, TokenMap
 OWN_RANGE = 32  # rows from which a group that is not full has ranges of its own, and not those of the group before
 
 
-def _form(layout: PageForm) -> Planes:
-    assert layout.planes is not None, f"layout {layout.layout.name} has no planes"
-    return layout.planes
+def _form(layout: PageForm) -> Progressive:
+    assert layout.progressive is not None, f"layout {layout.layout.name} has no progressive precision"
+    return layout.progressive
 
 
 class RefinedMap(PackedMap):
@@ -52,19 +55,15 @@ class RefinedMap(PackedMap):
         raise AssertionError("its rows wait with K and V")
 
 
-class ScoreMap(PackedMap):
-    """K in few bits. A group under construction has the ranges of the one before; full, it gets its own."""
+class CoarseMap(PackedMap):
+    """K or V in few bits, in pages of m channels. A group is packed from rows when it is full."""
 
-    source, primary, scattered, rebuilt = "k", False, False, True
+    primary, scattered, rebuilt = False, False, True
 
-    def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
-        self.form = _form(layout)
-        self.per_group, self.streams = layout.T, heads * layout.embedding_pages
-        super().__init__(Kind.SCORES + self.form.bits - 2, layout, layers, heads)
-
-    def waits_in(self, group: int) -> bool:
-        """The first group has no ranges yet, and all of a sequence that short is attended."""
-        return group > 0
+    def __init__(self, kind: int, source: str, per_group: int, layout: PageForm, heads: tuple[int, int]) -> None:
+        self.form, self.source, self.per_group = _form(layout), source, per_group
+        self.streams = heads[1] * layout.embedding_pages
+        super().__init__(kind, layout, *heads)
 
     def _by_stream(self, rows: U16) -> U16:
         """Rows (t, H, d) as (streams, t, m), with 0 in channels that a last page does not have."""
@@ -74,31 +73,60 @@ class ScoreMap(PackedMap):
         return rows.reshape(-1, self.streams, m).transpose(1, 0, 2)
 
     def pack(self, rows: U16) -> U16:
-        form = self.form
-        by_group = np.ascontiguousarray(self._by_stream(rows)).reshape(-1, form.T, form.m)
-        pages = np.empty((by_group.shape[0], form.page_bytes), np.uint8)
-        begin_scores(pages, form, by_group)
-        put_scores(pages, form, 0, by_group)
-        return pages.view(np.uint16).reshape(self.streams, -1, form.page_bytes // 2)
+        by_group = np.ascontiguousarray(self._by_stream(rows)).reshape(-1, self.per_group, self.form.m)
+        pages = np.zeros((by_group.shape[0], self.form.page_bytes), np.uint8)
+        self.put(pages, 0, by_group)
+        return pages.view(np.uint16).reshape(self.streams, -1, self.form.page_bytes // 2)
+
+    def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
+        pages = content.view(np.uint8)[buffers]
+        self.put(pages, position, self._by_stream(rows))
+        content.view(np.uint8)[buffers] = pages
+
+    def poison(self, content: U16, buffers: I64, position: int) -> None:
+        """Nothing is to be forgotten: codes behind the last token are overwritten before they are read."""
+
+    @abstractmethod
+    def put(self, pages: U8, first: int, rows: U16) -> None:
+        """Write rows (streams, t, m) as tokens `first` on into pages (streams, bytes)."""
+
+
+class ScoreMap(CoarseMap):
+    """K in few bits. A group under construction has the ranges of the one before; full, it gets its own."""
+
+    def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
+        kind = Kind.SCORES + (_form(layout).v_bits == 4)
+        super().__init__(kind, "k", layout.T, layout, (layers, heads))
+
+    def waits_in(self, group: int) -> bool:
+        """The first group has no ranges yet, and all of a sequence that short is attended."""
+        return group > 0
 
     def begin(self, content: U16, buffers: I64, before: U16 | None) -> None:
         content[buffers] = 0
         if before is not None:
-            header = -(-self.form.header_bytes // 2)
+            header = self.form.header_bytes // 2
             content[buffers, :header] = before[:, :header]
-            content.view(np.uint8)[buffers, self.form.header_bytes : 2 * header] = 0
 
-    def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
-        pages, by_stream = content.view(np.uint8)[buffers], self._by_stream(rows)
-        if position == 0 and rows.shape[0] >= OWN_RANGE:
-            begin_scores(pages, self.form, by_stream)
-        put_scores(pages, self.form, position, by_stream)
-        content.view(np.uint8)[buffers] = pages
+    def put(self, pages: U8, first: int, rows: U16) -> None:
+        if first == 0 and rows.shape[1] >= OWN_RANGE:
+            begin_scores(pages, self.form, rows)
+        put_scores(pages, self.form, first, rows)
 
-    def poison(self, content: U16, buffers: I64, position: int) -> None:
-        pages: U8 = content.view(np.uint8)[buffers]
-        forget_scores(pages, self.form, position)
-        content.view(np.uint8)[buffers] = pages
+
+class ValueMap(CoarseMap):
+    """V in few bits, or K where V is a part of it."""
+
+    def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
+        form = _form(layout)
+        kind = Kind.VALUES + (form.v_bits == 4)
+        super().__init__(kind, "k" if form.latent else "v", form.value_tokens, layout, (layers, heads))
+
+    def begin(self, content: U16, buffers: I64, before: U16 | None) -> None:
+        content[buffers] = 0
+
+    def put(self, pages: U8, first: int, rows: U16) -> None:
+        put_values(pages, self.form, first, rows)
 
 
 class _Waiting(RowMap):

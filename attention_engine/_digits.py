@@ -1,0 +1,194 @@
+"""Scores from lines of digits of 2 bits (`csd_spec.progressive`): factors of a page for four queries, and sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from attention_engine._dot4 import add_products, codes_of, factors_at
+from attention_engine._lanes import (
+    BYTE,
+    FLOAT,
+    FLOATS,
+    INDEX,
+    SHORT,
+    SUMS,
+    WORD,
+    all_of,
+    at_offset,
+    call,
+    clamped,
+    load,
+    pick,
+    rounded,
+    spread,
+    store,
+)
+from attention_engine._rows import _ask
+from csd_spec.progressive import LANES, LINE
+
+QUERIES = 4  # of a pass
+OFFSETS = 2.0**20  # products of q and least values are multiples of its inverse
+_FOUR = ir.VectorType(FLOAT, QUERIES)
+
+
+def _header_value(builder: Any, page: Any, number: Any, brains: Any) -> Any:
+    """The FP32 value of 2 bytes of a page, FP16 or BF16."""
+    bits = load(builder, builder.add(page, builder.shl(number, WORD(1))), SHORT)
+    brain = builder.bitcast(builder.shl(builder.zext(bits, INDEX), INDEX(16)), FLOAT)
+    half = builder.fpext(builder.bitcast(bits, ir.HalfType()), FLOAT)
+    return builder.select(brains, brain, half)
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def fill_factors(
+    typing_context: Any, factors: Any, entries: Any, page: Any, brains: Any, powers: Any, m: Any, D: Any
+) -> Any:
+    """Write the int8 factors of a score page's D digits for four queries; returns their units, the offsets and the
+    variances of the sums' errors, three tuples of four FP32.
+
+    factors: address of 16 bytes for each four digits, four of each query. entries: address of scratch for 4 D + 16
+    FP32. page: address of one of m channels; brains: whether its header is BF16. powers: address of 16 FP32 for each
+    channel: the queries, and 4, 16 and 64 times them. Products of q and a least value are cut to 2^50 multiples of
+    2^-20.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        factors, entries, page, brains, powers, m, digits = arguments
+        place, longs = cgutils.alloca_once_value(builder, entries), ir.VectorType(WORD, QUERIES)
+        offsets = cgutils.alloca_once_value(builder, all_of(longs, 0))
+        variances = cgutils.alloca_once_value(builder, all_of(_FOUR, 0.0))
+        for cell, kind in ((offsets, longs), (variances, _FOUR)):
+            builder.store(all_of(kind, 0), cell)
+        builder.store(entries, place)
+        with cgutils.for_range_slice(builder, WORD(0), m, WORD(1), WORD) as (channel, _):
+            width = load(builder, builder.add(page, builder.add(builder.shl(m, WORD(2)), channel)), BYTE)
+            power = load(builder, builder.add(powers, builder.shl(channel, WORD(6))), FLOATS)
+            at = builder.load(place)
+            product = builder.fmul(power, spread(builder, _header_value(builder, page, channel, brains)))
+            store(builder, product, at)
+            builder.store(builder.add(at, builder.shl(builder.zext(width, WORD), WORD(4))), place)
+            first, one = (pick(builder, each, [*range(QUERIES)]) for each in (product, power))
+            share = builder.select(builder.icmp_unsigned("==", width, BYTE(0)), FLOAT(1 / 32), FLOAT(1 / 12))
+            square = builder.fmul(builder.fmul(first, first), spread(builder, share, QUERIES))
+            builder.store(builder.fadd(builder.load(variances), square), variances)
+            least = _header_value(builder, page, builder.add(m, channel), brains)
+            part = builder.fmul(builder.fmul(one, spread(builder, least, QUERIES)), all_of(_FOUR, OFFSETS))
+            part = builder.fptosi(rounded(builder, clamped(builder, part, -(2.0**50), 2.0**50)), longs)
+            builder.store(builder.add(builder.load(offsets), part), offsets)
+        end = builder.add(entries, builder.shl(digits, WORD(4)))
+        with cgutils.for_range_slice(builder, builder.load(place), end, WORD(16), WORD) as (at, _):
+            store(builder, all_of(_FOUR, 0.0), at)
+        units, inverse = _units(builder, entries, digits)
+        _store_factors(builder, factors, entries, digits, inverse)
+        used = builder.lshr(builder.sub(builder.load(place), entries), WORD(4))
+        used = builder.fmul(builder.uitofp(used, FLOAT), FLOAT(3.5 / 12))
+        rounding = builder.fmul(builder.fmul(units, units), spread(builder, used, QUERIES))
+        sums = builder.fadd(builder.load(variances), rounding)
+        offset = builder.fmul(builder.sitofp(builder.load(offsets), _FOUR), all_of(_FOUR, 1 / OFFSETS))
+        four = types.UniTuple(types.float32, QUERIES)
+        parts = [
+            context.make_tuple(builder, four, [builder.extract_element(each, INDEX(j)) for j in range(QUERIES)])
+            for each in (units, offset, sums)
+        ]
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    four = types.UniTuple(types.float32, QUERIES)
+    words = types.uint64, types.uint64, types.uint64, types.boolean, types.uint64, types.int64, types.int64
+    return types.UniTuple(four, 3)(*words), generate
+
+
+def _store_factors(builder: Any, factors: Any, entries: Any, digits: Any, inverse: Any) -> None:
+    """Entries as multiples of their queries' units, int8, four digits of each query together."""
+    with cgutils.for_range_slice(builder, WORD(0), digits, WORD(4), WORD) as (digit, _):
+        entry = load(builder, builder.add(entries, builder.shl(digit, WORD(4))), FLOATS)
+        near = clamped(builder, rounded(builder, builder.fmul(entry, inverse)), -127.0, 127.0)
+        codes = builder.trunc(builder.fptosi(near, SUMS), ir.VectorType(BYTE, LANES))
+        by_query = pick(builder, codes, [4 * place + query for query in range(4) for place in range(4)])
+        store(builder, by_query, builder.add(factors, builder.shl(digit, WORD(2))))
+
+
+def _units(builder: Any, entries: Any, digits: Any) -> tuple[Any, Any]:
+    """Powers of two, of four queries, under which the largest of entries is 64 to 127; and the inverse for 16 lanes."""
+    most = cgutils.alloca_once_value(builder, all_of(FLOATS, 0.0))
+    builder.store(all_of(FLOATS, 0.0), most)
+    with cgutils.for_range_slice(builder, WORD(0), digits, WORD(4), WORD) as (digit, _):
+        entry = load(builder, builder.add(entries, builder.shl(digit, WORD(4))), FLOATS)
+        size, known = call(builder, "llvm.fabs.v16f32", FLOATS, entry), builder.load(most)
+        builder.store(builder.select(builder.fcmp_ordered(">", size, known), size, known), most)
+    largest = builder.load(most)
+    while largest.type.count > QUERIES:
+        half = largest.type.count // 2
+        low, high = (pick(builder, largest, [*range(first, first + half)]) for first in (0, half))
+        largest = builder.select(builder.fcmp_ordered(">", low, high), low, high)
+    words = ir.VectorType(INDEX, QUERIES)
+    exponent = builder.sub(builder.lshr(builder.bitcast(largest, words), all_of(words, 23)), all_of(words, 127 + 6))
+    for order, bound in (("<", -120), (">", 120)):
+        limit = all_of(words, bound)
+        exponent = builder.select(builder.icmp_signed(order, exponent, limit), limit, exponent)
+    units, inverse = (
+        builder.bitcast(builder.shl(power, all_of(words, 23)), _FOUR)
+        for power in (builder.add(all_of(words, 127), exponent), builder.sub(all_of(words, 127), exponent))
+    )
+    return units, pick(builder, inverse, [*range(QUERIES)] * 4)
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def add_scores(
+    typing_context: Any, out: Any, fresh: Any, factors: Any, lines: Any, ahead: Any, shape: Any, numbers: Any
+) -> Any:
+    """out_j[t] += offset_j + unit_j x the sum over digits of factor x digit, for blocks of 16 tokens; = where `fresh`.
+
+    out: a tuple of addresses of 16 FP32 a block, one of each query. factors: address of those of the first of these
+    queries, as `fill_factors` writes them. lines: address of those of the first block; shape: lines of a block, and
+    blocks. numbers: (units, offsets), tuples. ahead: how far behind a line lies what is asked for meanwhile. Two blocks
+    go together, so that no sum waits for itself.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        out, fresh, factors, lines, ahead, shape, numbers = arguments
+        count, blocks = (builder.extract_value(shape, i) for i in (0, 1))
+        queries, size = range(signature.args[0].count), builder.shl(count, WORD(6))
+
+        def score(block: Any, some: int) -> None:
+            totals = [[cgutils.alloca_once_value(builder, all_of(SUMS, 0)) for _ in queries] for _ in range(some)]
+            for total in (each for mine in totals for each in mine):
+                builder.store(all_of(SUMS, 0), total)
+            first = builder.add(lines, builder.mul(block, size))
+            with cgutils.for_range_slice(builder, WORD(0), size, WORD(LINE), WORD) as (place, _):
+                mine = [builder.add(builder.add(first, place), builder.mul(size, WORD(i))) for i in range(some)]
+                read = [load(builder, at, SUMS) for at in mine]
+                for at in mine:
+                    _ask(builder, builder.add(at, ahead))
+                for part in range(4):
+                    codes = [codes_of(builder, line, 2 * part, 2) for line in read]
+                    for j in queries:
+                        factor = factors_at(builder, at_offset(builder, builder.add(factors, place), 16 * part + 4 * j))
+                        for total, code in zip(totals, codes, strict=True):
+                            builder.store(add_products(builder, builder.load(total[j]), code, factor), total[j])
+            for j in queries:
+                unit, offset = (
+                    spread(builder, builder.extract_value(builder.extract_value(numbers, i), j)) for i in (0, 1)
+                )
+                for i, total in enumerate(totals):
+                    sums = builder.sitofp(builder.load(total[j]), FLOATS)
+                    logits = call(builder, f"llvm.fma.v{LANES}f32", FLOATS, sums, unit, offset)
+                    at = at_offset(
+                        builder, builder.add(builder.extract_value(out, j), builder.shl(block, WORD(6))), LINE * i
+                    )
+                    old = builder.select(fresh, all_of(FLOATS, 0.0), load(builder, at, FLOATS))
+                    store(builder, builder.fadd(old, logits), at)
+
+        pairs = builder.and_(blocks, WORD(-2))
+        with cgutils.for_range_slice(builder, WORD(0), pairs, WORD(2), WORD) as (block, _):
+            score(block, 2)
+        with builder.if_then(builder.icmp_unsigned("<", pairs, blocks)):
+            score(pairs, 1)
+        return context.get_dummy_value()
+
+    words = types.boolean, types.uint64, types.uint64, types.uint64, shape
+    return types.void(out, *words, numbers), generate

@@ -1,0 +1,86 @@
+"""Codes of few bits times int8 factors, four neighbouring bytes multiplied and added at once.
+
+Sums are integers, so no order of adding changes a bit: it is one instruction where the processor has it for 64 bytes
+(AVX-512 VNNI) or 32 (AVX-VNNI), two on AVX2, and several elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import config
+
+from attention_engine._lanes import BYTES, INDEX, SHORT, SUMS, all_of, call, load, pick, spread
+from csd_spec.progressive import LANES, LINE
+
+
+def _features() -> set[str]:
+    if config.CPU_NAME or config.CPU_FEATURES:
+        return {name[1:] for name in (config.CPU_FEATURES or "").split(",") if name.startswith("+")}
+    return {name for name, has in llvm.get_host_cpu_features().items() if has}
+
+
+def _way() -> str:
+    """How four products are added: by which instructions."""
+    features = _features()
+    if "avx512vnni" in features:
+        return "avx512vnni"
+    return next((name for name in ("avxvnni", "avx2") if name in features), "none")
+
+
+WAY = _way()
+
+
+def _in_halves(builder: Any, act: Callable[..., Any], *vectors: Any) -> Any:
+    """`act` on the lower and the upper halves of vectors, joined."""
+    halves = []
+    for upper in (False, True):
+        parts = []
+        for vector in vectors:
+            half = vector.type.count // 2
+            parts.append(pick(builder, vector, [*range(upper * half, upper * half + half)]))
+        halves.append(act(*parts))
+    return pick(builder, halves[0], [*range(2 * halves[0].type.count)], halves[1])
+
+
+def add_products(builder: Any, sums: Any, codes: Any, factors: Any) -> Any:
+    """sums (16 x int32) + codes (64 x uint8, less than 16 each) x factors (64 x int8), four neighbours added."""
+    if WAY == "avx512vnni":
+        words = (builder.bitcast(each, SUMS) for each in (codes, factors))
+        return call(builder, "llvm.x86.avx512.vpdpbusd.512", SUMS, sums, *words)
+    if WAY == "avxvnni":
+        words = (builder.bitcast(each, SUMS) for each in (codes, factors))
+
+        def half(a: Any, b: Any, c: Any) -> Any:
+            return call(builder, "llvm.x86.avx512.vpdpbusd.256", a.type, a, b, c)
+
+        return _in_halves(builder, half, sums, *words)
+    if WAY == "avx2":
+        return builder.add(sums, _in_halves(builder, lambda a, b: _fours_avx2(builder, a, b), codes, factors))
+    wide = ir.VectorType(SHORT, LINE)
+    products = builder.mul(builder.zext(codes, wide), builder.sext(factors, wide))
+    for place in range(4):
+        mine = pick(builder, products, [4 * lane + place for lane in range(LANES)])
+        sums = builder.add(sums, builder.sext(mine, SUMS))
+    return sums
+
+
+def _fours_avx2(builder: Any, codes: Any, factors: Any) -> Any:
+    """The same for 32 bytes: pairs fit 16 bits, as a code is less than 16."""
+    shorts, words = ir.VectorType(SHORT, LANES), ir.VectorType(INDEX, LANES // 2)
+    pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts, codes, factors)
+    return call(builder, "llvm.x86.avx2.pmadd.wd", words, pairs, all_of(shorts, 1))
+
+
+def codes_of(builder: Any, line: Any, shift: int, bits: int) -> Any:
+    """The codes of a line (16 x int32) at bit `shift` of each byte."""
+    moved = builder.lshr(line, all_of(SUMS, shift)) if shift else line
+    return builder.and_(builder.bitcast(moved, BYTES), all_of(BYTES, (1 << bits) - 1))
+
+
+def factors_at(builder: Any, address: Any) -> Any:
+    """Four factors at an address, for every four codes of a line."""
+    return builder.bitcast(spread(builder, load(builder, address, INDEX)), BYTES)

@@ -1,0 +1,185 @@
+"""Vectors of 16 lanes: what kernels over pages of few bits do with FP32 rows at an address.
+
+The order of arithmetic does not depend on the machine: lanes are added one by one, then folded in halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from csd_spec.progressive import LANES, LINE
+
+BYTE, SHORT, INDEX, WORD, FLOAT = *(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType()
+BYTES, SUMS, FLOATS = ir.VectorType(BYTE, LINE), ir.VectorType(INDEX, LANES), ir.VectorType(FLOAT, LANES)
+
+
+def load(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
+
+
+def store(builder: Any, value: Any, address: Any) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
+
+
+def at_offset(builder: Any, address: Any, offset: int) -> Any:
+    return builder.add(address, WORD(offset))
+
+
+def all_of(kind: Any, value: float) -> Any:
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def pick(builder: Any, vector: Any, lanes: list[int], other: Any = None) -> Any:
+    order = ir.Constant(ir.VectorType(INDEX, len(lanes)), lanes)
+    return builder.shuffle_vector(vector, vector if other is None else other, order)
+
+
+def spread(builder: Any, value: Any, width: int = LANES) -> Any:
+    one = builder.insert_element(ir.Constant(ir.VectorType(value.type, width), ir.Undefined), value, INDEX(0))
+    return pick(builder, one, [0] * width)
+
+
+def call(builder: Any, name: str, kind: Any, *arguments: Any) -> Any:
+    of = ir.FunctionType(kind, [each.type for each in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, of, name), arguments)
+
+
+def clamped(builder: Any, values: Any, least: float, most: float) -> Any:
+    low, high = all_of(values.type, least), all_of(values.type, most)
+    values = builder.select(builder.fcmp_ordered("<", values, low), low, values)
+    return builder.select(builder.fcmp_ordered(">", values, high), high, values)
+
+
+def rounded(builder: Any, values: Any) -> Any:
+    return call(builder, f"llvm.rint.v{values.type.count}f32", values.type, values)
+
+
+def largest_lane(builder: Any, values: Any) -> Any:
+    while values.type.count > 1:
+        low, high = halves(builder, values)
+        values = builder.select(builder.fcmp_ordered(">", low, high), low, high)
+    return builder.extract_element(values, INDEX(0))
+
+
+def halves(builder: Any, vector: Any) -> list[Any]:
+    half = vector.type.count // 2
+    return [pick(builder, vector, [*range(first, first + half)]) for first in (0, half)]
+
+
+def folded(builder: Any, values: Any) -> Any:
+    """The sum of a vector's lanes, added in halves."""
+    while values.type.count > 1:
+        values = builder.fadd(*halves(builder, values))
+    return builder.extract_element(values, INDEX(0))
+
+
+def load_some(builder: Any, address: Any, left: Any) -> Any:
+    """16 FP32 at an address, 0 where fewer are left."""
+    numbers = ir.Constant(ir.VectorType(WORD, LANES), [*range(LANES)])
+    mask = builder.icmp_signed("<", numbers, spread(builder, left))
+    at = builder.inttoptr(address, FLOATS.as_pointer())
+    return call(builder, f"llvm.masked.load.v{LANES}f32.p0", FLOATS, at, INDEX(4), mask, all_of(FLOATS, 0.0))
+
+
+def _with_sums(function: Callable[[Any, Any], Any]) -> Any:
+    """Of FP32 values at an address: the sum of what `function` makes of vectors of 16, 0 behind the last value."""
+
+    def typed(typing_context: Any, values: Any, count: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            values, count = arguments
+            total = cgutils.alloca_once(builder, FLOATS)
+            builder.store(all_of(FLOATS, 0.0), total)
+            whole = builder.and_(count, WORD(-LANES))
+            with cgutils.for_range_slice(builder, WORD(0), whole, WORD(LANES), WORD) as (index, _):
+                some = load(builder, builder.add(values, builder.shl(index, WORD(2))), FLOATS)
+                builder.store(builder.fadd(builder.load(total), function(builder, some)), total)
+            with builder.if_then(builder.icmp_unsigned("<", whole, count)):
+                some = load_some(builder, builder.add(values, builder.shl(whole, WORD(2))), builder.sub(count, whole))
+                builder.store(builder.fadd(builder.load(total), function(builder, some)), total)
+            return folded(builder, builder.load(total))
+
+        return types.float32(types.uint64, types.int64), generate
+
+    return intrinsic(typed)
+
+
+total_of = _with_sums(lambda builder, values: values)
+"""The sum of FP32 values at an address, in 16 lanes that are folded in halves."""
+
+squares_of = _with_sums(lambda builder, values: builder.fmul(values, values))
+"""The sum of their squares, in the same order."""
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def largest_of(typing_context: Any, values: Any, count: Any) -> Any:
+    """The largest of FP32 values at an address, none below 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, count = arguments
+        most = cgutils.alloca_once(builder, FLOATS)
+        builder.store(all_of(FLOATS, 0.0), most)
+        with cgutils.for_range_slice(builder, WORD(0), count, WORD(LANES), WORD) as (index, _):
+            at, known = builder.add(values, builder.shl(index, WORD(2))), builder.load(most)
+            some = load_some(builder, at, builder.sub(count, index))
+            builder.store(builder.select(builder.fcmp_ordered(">", some, known), some, known), most)
+        return largest_lane(builder, builder.load(most))
+
+    return types.float32(types.uint64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def add_rows_of(typing_context: Any, out: Any, each: Any, fresh: Any, rows: Any, count: Any, size: Any) -> Any:
+    """Add the first `size` FP32 of `count` rows of 16 to rows at another address, `each` bytes from each other; put
+    them there where `fresh`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        out, each, fresh, rows, count, size = arguments
+        rows_of = cgutils.for_range_slice(builder, WORD(0), count, WORD(1), WORD)
+        with rows_of as (row, _), cgutils.for_range_slice(builder, WORD(0), size, WORD(1), WORD) as (lane, _):
+            place = builder.shl(lane, WORD(2))
+            at = builder.add(builder.add(out, builder.mul(row, each)), place)
+            more = load(builder, builder.add(builder.add(rows, builder.shl(row, WORD(6))), place), FLOAT)
+            old = builder.select(fresh, FLOAT(0), load(builder, at, FLOAT))
+            store(builder, builder.fadd(old, more), at)
+        return context.get_dummy_value()
+
+    words = types.uint64, types.uint64, types.boolean, types.uint64, types.int64, types.int64
+    return types.void(*words), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def widen_halves(typing_context: Any, out: Any, halves: Any, count: Any, brains: Any) -> Any:
+    """Write FP32 at `out` for FP16, or BF16, at an address, up to a whole 16 of them."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        out, halves, count, brains = arguments
+        with cgutils.for_range_slice(builder, WORD(0), count, WORD(LANES), WORD) as (index, _):
+            at = builder.add(halves, builder.shl(index, WORD(1)))
+            bits = load(builder, at, ir.VectorType(SHORT, LANES))
+            brain = builder.bitcast(builder.shl(builder.zext(bits, SUMS), all_of(SUMS, 16)), FLOATS)
+            half = builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
+            store(builder, builder.select(brains, brain, half), builder.add(out, builder.shl(index, WORD(2))))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64, types.int64, types.boolean), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def square_codes(typing_context: Any, out: Any, codes: Any, count: Any) -> Any:
+    """Write FP32 c x |c| at `out` for int8 codes c at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        out, codes, count = arguments
+        with cgutils.for_range_slice(builder, WORD(0), count, WORD(1), WORD) as (index, _):
+            value = builder.sitofp(load(builder, builder.add(codes, index), BYTE), FLOAT)
+            square = builder.fmul(value, call(builder, "llvm.fabs.f32", FLOAT, value))
+            store(builder, square, builder.add(out, builder.shl(index, WORD(2))))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64, types.int64), generate

@@ -1,0 +1,371 @@
+"""Kernels over score pages and value pages where they lie (`csd_spec.progressive`): all of K and V in few bits.
+
+All sums are of integers. A logit is (offset x 2^-20 + unit x sum of factor x digit) / sqrt(d) - variance / 2: a factor
+is an int8 multiple of q x scale x 4^level, under one power of two a page and query; offset is the sum over channels of
+q x least, each in multiples of 2^-20. variance is that of the error that codes make in a logit, and half of it what
+that adds to the weight of a token on average: the mean of e^(x + error) is e^(x + variance / 2). A weight times its
+token's size is an int8 multiple of a unit a page and query; what rounding takes from one token goes to the 16th behind
+it, so that no weight is lost where many are small.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import NamedTuple
+
+import numpy as np
+
+from attention_engine._digits import QUERIES, add_scores, fill_factors
+from attention_engine._exp import exp
+from attention_engine._lanes import add_rows_of, largest_of, square_codes, squares_of, total_of, widen_halves
+from attention_engine._parallel import over_streams
+from attention_engine._rotation import rotate_back
+from attention_engine._rows import ask, bare
+from attention_engine._weights import round_weights, sum_values2, sum_values4
+from attention_engine.kernels import _page, _place
+from attention_engine.refined import _at, _four, progressive_form, score_rows
+from csd_io.compiled import njit
+from csd_spec import KvView
+from csd_spec.arrays import F32, I32, I64, Bools
+from csd_spec.progressive import DIGITS, LANES, QUAD, RESTS
+from csd_spec.view import UNMAPPED
+
+NOISE, ENERGY = (0.095, 0.083), (0.715, 8.8)  # of a value of V in 2 and 4 bits: its error and itself, squared, in sizes
+
+
+@njit(inline="always")
+def _in_passes(queries, first):  # type: ignore[no-untyped-def]
+    """How many queries from `first` on share the next pass: 4, 2 or 1."""
+    left = queries - first
+    return 4 if left >= 4 else 2 if left >= 2 else 1
+
+
+@njit(inline="always")
+def _two(at, stride):  # type: ignore[no-untyped-def]
+    """Addresses of two rows."""
+    return at, at + stride
+
+
+@njit(cache=True, nogil=True)
+def _take_queries(q, m, powers):  # type: ignore[no-untyped-def]
+    """q (G, d) as `fill_factors` takes it: powers (parts, passes, m, 16), 4^0 to 4^3 times four queries a pass."""
+    powers[:] = 0
+    for query in range(q.shape[0]):
+        for channel in range(q.shape[1]):
+            for level in range(DIGITS):
+                value = q[query, channel] * np.float32(1 << 2 * level)
+                powers[channel // m, query // QUERIES, channel % m, QUERIES * level + query % QUERIES] = value
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _score_blocks(out, factors, lines, shape, numbers, first, some):  # type: ignore[no-untyped-def]
+    """Add the logits of blocks of 16 tokens of `some` queries, the first of which is number `first` of a pass.
+
+    out: address of its logits, bytes from those to the next one's, and whether none are there. lines: see `add_scores`,
+    and how far behind lies what is asked for meanwhile.
+    """
+    (at, each, fresh), (place, ahead), ((u0, u1, u2, _), (o0, o1, o2, _)) = out, lines, numbers
+    if some == 4:
+        add_scores(_four(at, each), fresh, factors, place, ahead, shape, numbers)
+    elif some == 2:
+        add_scores(_two(at, each), fresh, factors, place, ahead, shape, ((u0, u1), (o0, o1)))
+    elif first == 0:
+        add_scores((at,), fresh, factors, place, ahead, shape, ((u0,), (o0,)))
+    else:
+        add_scores((at,), fresh, factors + np.uint64(8), place, ahead, shape, ((u2,), (o2,)))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _score_page(page, form, powers, scale, scratch, out, tokens, variances):  # type: ignore[no-untyped-def]
+    """Add the logits of the first tokens of a page, and the variances of their errors, times the tokens, to variances
+    (G,).
+
+    page: its address, and how far behind lies the page that is asked for meanwhile. powers (passes, m, 16): as
+    `_take_queries` has them. out: see `_score_blocks`.
+    """
+    (m, digits, header_bytes, brain), (place, ahead) = form, page
+    factors, entries, line = scratch
+    (at, each, fresh), queries, whole = out, variances.size, tokens // LANES
+    lines, number, half = place + np.uint64(header_bytes), digits // LANES, scale * scale / np.float32(2)
+    for first in range(0, queries, QUERIES):
+        (u0, u1, u2, u3), (o0, o1, o2, o3), found = fill_factors(
+            _at(factors), _at(entries), place, brain, _at(powers) + np.uint64(64 * (first // QUERIES) * m), m, digits
+        )
+        v0, v1, v2, v3 = found
+        offsets = o0 * scale - v0 * half, o1 * scale - v1 * half, o2 * scale - v2 * half, o3 * scale - v3 * half
+        numbers, taken, live = (
+            ((u0 * scale, u1 * scale, u2 * scale, u3 * scale), offsets),
+            0,
+            min(QUERIES, queries - first),
+        )
+        for j in range(live):
+            variances[first + j] += found[j] * scale * scale * np.float32(tokens)
+        while taken < live:
+            some, mine = _in_passes(live, taken), at + np.uint64(first + taken) * each
+            _score_blocks((mine, each, fresh), _at(factors), (lines, ahead), (number, whole), numbers, taken, some)
+            if whole * LANES < tokens:
+                rest, there = lines + np.uint64(4 * whole * digits), (_at(line), np.uint64(4 * LANES), True)
+                _score_blocks(there, _at(factors), (rest, ahead), (number, 1), numbers, taken, some)
+                add_rows_of(mine + np.uint64(4 * LANES * whole), each, fresh, _at(line), some, tokens - whole * LANES)
+            taken += some
+
+
+@njit(inline="always")
+def _ahead(place, page, slots, stream, part, group, header_bytes):  # type: ignore[no-untyped-def]
+    """How far behind a page lies the next part of its group, or the first of the next group; its header is asked
+    for."""
+    part += 1
+    if part == slots.shape[1]:
+        part, group = 0, group + 1
+    if group == slots.shape[2] or slots[stream, part, group] == UNMAPPED:
+        return np.uint64(0)
+    following = bare(_page(place, slots[stream, part, group]))
+    ask((following,), header_bytes)
+    return following - page
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _score(  # type: ignore[no-untyped-def]
+    begin, end, place, scores, refined, k_slots, seq_lens, form, run_form, q, out, variances
+):
+    """Logits of streams [begin, end); arguments as in `score`. Tokens that no score page holds get exact ones."""
+    (m, T, digits, header_bytes, brain), (_, queries, d), parts = form, q.shape, scores.shape[1]
+    scale, shape = np.float32(1 / math.sqrt(d)), (m, digits, header_bytes, brain)
+    scratch = (
+        np.empty(QUERIES * digits, np.int8),
+        np.empty(QUERIES * (digits + DIGITS), np.float32),
+        np.empty((QUERIES, LANES), np.float32),
+    )
+    powers = np.empty((parts, (queries + QUERIES - 1) // QUERIES, m, LANES), np.float32)
+    for stream in range(begin, end):
+        length, rows, found = seq_lens[stream], out[stream], variances[stream]
+        found[:] = 0
+        _take_queries(q[stream], m, powers)
+        at, each = _at(rows), np.uint64(4 * rows.shape[1])
+        for first in range(0, length, T):
+            group, last = first // T, min(first + T, length)
+            if scores[stream, 0, group] == UNMAPPED:
+                score_rows(place, k_slots[stream], refined[stream], run_form, q[stream], (first, last), rows)
+                continue
+            for part in range(parts):
+                page, mine = bare(_page(place, scores[stream, part, group])), at + np.uint64(4 * first)
+                behind = page, _ahead(place, page, scores, stream, part, group, header_bytes)
+                _score_page(behind, shape, powers[part], scale, scratch, (mine, each, part == 0), last - first, found)
+        for query in range(queries):
+            found[query] /= np.float32(length)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _round_weights(weights, each, sizes, tokens, out, size, numbers, some):  # type: ignore[no-untyped-def]
+    """`round_weights` of `some` queries: units and totals of numbers become theirs, squares are added."""
+    (units, totals, squares), blocks = numbers, (tokens + LANES - 1) // LANES
+    if some == 4:
+        unit, total, square = round_weights(_four(weights, each), sizes, tokens, blocks, _four(out, size))
+        for j in range(4):
+            units[j], totals[j], squares[j] = unit[j], total[j], squares[j] + square[j]
+    elif some == 2:
+        unit2, total2, square2 = round_weights(_two(weights, each), sizes, tokens, blocks, _two(out, size))
+        for j in range(2):
+            units[j], totals[j], squares[j] = unit2[j], total2[j], squares[j] + square2[j]
+    else:
+        unit1, total1, square1 = round_weights((weights,), sizes, tokens, blocks, (out,))
+        units[0], totals[0], squares[0] = unit1[0], total1[0], squares[0] + square1[0]
+
+
+@njit(inline="always")
+def _sum_values(bits, out, each, weights, size, lines, ahead, count, blocks, some):  # type: ignore[no-untyped-def]
+    """Sums of all channels of `some` queries, int32 at `out`; see `_weights.sum_values2`."""
+    if some == 4:
+        if bits == 2:
+            sum_values2(_four(out, each), _four(weights, size), lines, ahead, count, blocks)
+        else:
+            sum_values4(_four(out, each), _four(weights, size), lines, ahead, count, blocks)
+    elif some == 2:
+        if bits == 2:
+            sum_values2(_two(out, each), _two(weights, size), lines, ahead, count, blocks)
+        else:
+            sum_values4(_two(out, each), _two(weights, size), lines, ahead, count, blocks)
+    elif bits == 2:
+        sum_values2((out,), (weights,), lines, ahead, count, blocks)
+    else:
+        sum_values4((out,), (weights,), lines, ahead, count, blocks)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _add_page(page, ahead, form, weights, tokens, masses, scratch, sums, squares):  # type: ignore[no-untyped-def]
+    """Add what a value page's tokens weigh to sums (G, m), rotated as they are stored, and the squares of weights x
+    sizes to squares (G,).
+
+    page: its address. ahead: how far behind lies the page that is asked for meanwhile. weights: address of those of the
+    first query, and bytes between those of two. masses (G,): their sums.
+    """
+    (m, bits, sizes_bytes, header_bytes, brain), (at, each), queries = form, weights, masses.size
+    sizes, rests, multiples, found, units, totals = scratch
+    lines, block, middle = (m + LANES - 1) // LANES, QUAD * 8 // bits, np.float32((1 << bits) - 1)
+    widen_halves(_at(sizes), page, tokens, brain)
+    largest = largest_of(_at(sizes), tokens) * RESTS
+    square_codes(_at(rests), page + np.uint64(sizes_bytes), m)
+    size, first = np.uint64(multiples.shape[1]), 0
+    blocks, lie = (tokens + block - 1) // block, page + np.uint64(header_bytes)
+    while first < queries:
+        some, mine = _in_passes(queries, first), _at(multiples) + np.uint64(first) * size
+        of_these, added = at + np.uint64(first) * each, (units[first:], totals[first:], squares[first:])
+        _round_weights(of_these, each, _at(sizes), tokens, mine, size, added, some)
+        _sum_values(bits, _at(found), np.uint64(4 * found.shape[1]), mine, size, lie, ahead, lines, blocks, some)
+        for j in range(some):
+            half, less, unit = units[first + j] / np.float32(2), middle * totals[first + j], masses[first + j] * largest
+            for channel in range(m):
+                value = (np.float32(2) * np.float32(found[j, channel]) - less) * half
+                sums[first + j, channel] += value + unit * rests[channel]
+        first += some
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _merge(out, rows, sums, scores, weights, v_mean):  # type: ignore[no-untyped-def]
+    """Join a row attended in 8 bits, out (d,) with rows m and l (2,), with what is left; returns the share of the
+    weight that is left out, and the share of a weight of e^0 under the largest score.
+
+    sums (d,): of the others, in few bits, under their largest logit. scores: that; weights: of what the sums stand for,
+    and of what the mean of V stands for.
+    """
+    fine, (kept, left) = rows[0], weights
+    top = max(fine, scores)
+    a = rows[1] * exp(fine - top) if rows[1] > 0 else np.float32(0)
+    b = exp(scores - top) if kept + left > 0 else np.float32(0)
+    whole = a + b * (kept + left)
+    for channel in range(out.size):
+        out[channel] = (a * out[channel] + b * (sums[channel] + left * v_mean[channel])) / whole
+    rows[0], rows[1] = top, whole
+    return b * left / whole, b / whole
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _add_stream(place, slots, reads, stream, weights, length, form, scratch, found):  # type: ignore[no-untyped-def]
+    """Add up what a stream's tokens weigh, weights (G, S): what is read in found, (parts, G, m) sums, (2, G) weights
+    read and not read, and (G,) squares of weights x sizes."""
+    (page_form, per_page), (sums, shares, squares) = form, found
+    queries, masses = weights.shape[0], np.empty(weights.shape[0], np.float32)
+    at, each = _at(weights), np.uint64(4 * weights.shape[1])
+    for first in range(0, length, per_page):
+        group, count, mine = first // per_page, min(per_page, length - first), at + np.uint64(4 * first)
+        if slots[stream, 0, group] == UNMAPPED:
+            continue
+        for query in range(queries):
+            masses[query] = total_of(mine + np.uint64(query) * each, count)
+            shares[0 if reads[stream, group] else 1, query] += masses[query]
+        if reads[stream, group]:
+            for part in range(slots.shape[1]):
+                page = bare(_page(place, slots[stream, part, group]))
+                ahead = _ahead(place, page, slots, stream, part, group, page_form[3])
+                _add_page(page, ahead, page_form, (mine, each), count, masses, scratch, sums[part], squares)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _attend_coarse(begin, end, place, slots, choice, scores, v_mean, seq_lens, form, out, rows, lost, errors):  # type: ignore[no-untyped-def]
+    """`attend_coarse` of streams [begin, end)."""
+    (page_form, per_page), (_, queries, d), parts = form, out.shape, slots.shape[1]
+    (tokens, counts, reads), (weights, tops, variances) = choice, scores
+    m, bits, room = page_form[0], page_form[1], (per_page + LANES - 1) // LANES * LANES
+    scratch = (
+        np.empty(room, np.float32),
+        np.empty(m, np.float32),
+        np.empty((queries, room), np.int8),
+        np.empty((QUERIES, (m + LANES - 1) // LANES * LANES), np.int32),
+        np.empty(queries, np.float32),
+        np.empty(queries, np.float32),
+    )
+    sums, shares = np.empty((parts, queries, m), np.float32), np.empty((2, queries), np.float32)
+    squares, joined = np.empty(queries, np.float32), np.empty(parts * m, np.float32)
+    of_v, of_k = np.float32(m * NOISE[bits // 4]), np.float32(m * ENERGY[bits // 4])
+    for stream in range(begin, end):
+        sums[:], shares[:], squares[:] = 0, 0, 0
+        for query in range(queries):
+            for i in range(counts[stream]):
+                weights[stream, query, tokens[stream, i]] = 0
+        found = sums, shares, squares
+        _add_stream(place, slots, reads, stream, weights[stream], seq_lens[stream], form, scratch, found)
+        for query in range(queries):
+            for part in range(parts):
+                rotate_back(sums[part, query])
+                joined[part * m : (part + 1) * m] = sums[part, query]
+            share, top, mine = (shares[0, query], shares[1, query]), tops[stream, query], out[stream, query]
+            lost[stream, query], each = _merge(mine, rows[stream, query], joined, top, share, v_mean[stream])
+            missed = squares[query] * (of_v + variances[stream, query] * of_k)
+            size = np.sqrt(squares_of(_at(mine), d))
+            errors[stream, query] = each * np.sqrt(missed) / size if size > 0 else np.float32(0)
+
+
+class Scores(NamedTuple):
+    """What scores of K in few bits say.
+
+    Attributes:
+        weights: e^(logit - largest) of all tokens, (N, G, S).
+        tops: The largest logit, (N, G).
+        variances: Of the errors of logits, (N, G).
+    """
+
+    weights: F32
+    tops: F32
+    variances: F32
+
+
+_KEPT = threading.local()
+
+
+def _scratch(*shape: int) -> F32:
+    """A thread's array for logits: memory that is mapped anew in each step costs as much as a third of the scores."""
+    size, kept = math.prod(shape), getattr(_KEPT, "logits", None)
+    if kept is None or not size <= kept.size <= 4 * max(size, 1 << 16):
+        kept = _KEPT.logits = np.empty(size, np.float32)
+    logits: F32 = kept[:size].reshape(shape)
+    return logits
+
+
+def score(view: KvView, q: F32, threads: int = 1) -> tuple[F32, F32]:
+    """Logits of all tokens by K in few bits.
+
+    Args:
+        view: Where K lies.
+        q: Queries, (N, G, d) float32.
+        threads: That share the streams.
+
+    Returns:
+        Logits, (N, G, max S) float32, good until the thread's next call, and the mean variance of their errors, (N, G).
+        Tokens that no score page holds get exact ones; beyond a stream's length logits are undefined.
+    """
+    form, maps = progressive_form(view), view.maps
+    out = _scratch(*q.shape[:2], int(view.seq_lens.max()))
+    shape = form.m, form.T, form.D, form.header_bytes, form.bf16
+    places = _place(view), maps["scores"], maps["refined"][:, 0], view.k_slots
+    run_form = form.n, form.parts, form.waiting
+    variances: F32 = np.empty(q.shape[:2], np.float32)
+    arguments = *places, view.seq_lens, shape, run_form, np.ascontiguousarray(q), out, variances
+    over_streams(_score, threads, q.shape[0], arguments)
+    return out, variances
+
+
+def attend_coarse(
+    view: KvView, fine: tuple[F32, F32], choice: tuple[I32, I64, Bools], scores: Scores, v_mean: F32, threads: int = 1
+) -> tuple[F32, F32]:
+    """Add to attention over some tokens in 8 bits what all others weigh, by V in few bits.
+
+    Args:
+        view: Where V lies.
+        fine: Output (N, G, d) and rows m and l (N, G, 2) of the attention over the chosen tokens; both become those of
+            all tokens.
+        choice: Those tokens (N, k), how many of them count (N,), and which groups of value pages (N, groups) are read.
+        scores: Of all tokens; weights of the chosen ones become 0.
+        v_mean: Mean of V over all tokens, (N, d), which stands for groups that are not read.
+        threads: That share the streams.
+
+    Returns:
+        The share of each row's weight that no page was read for, (N, G) float32, and what codes of few bits are likely
+        to add to each output, as a share of its length, (N, G).
+    """
+    form = progressive_form(view)
+    lost, errors = np.empty(scores.tops.shape, np.float32), np.empty(scores.tops.shape, np.float32)
+    shape = (form.m, form.v_bits, form.sizes_bytes, form.value_header, form.bf16), form.value_tokens
+    arguments = _place(view), view.maps["values"], choice, tuple(scores), v_mean, view.seq_lens, shape
+    over_streams(_attend_coarse, threads, len(lost), (*arguments, *fine, lost, errors))
+    return lost, errors

@@ -1,0 +1,265 @@
+"""Which pages are worth reading, by the weights of their tokens: the choice of `methods.progressive`.
+
+A refined page spares the error of its tokens' codes, in units of a token's |V|^2: the squares of its tokens' weights,
+times the variance of a code of V and of a logit. A group of value pages spares that the mean of V stands for its
+tokens: at most the square of their weight, if their values differ from the mean alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attention_engine._exp import exp, exponentials, largest
+from attention_engine._lanes import largest_of, squares_of, total_of
+from attention_engine._parallel import over_streams
+from attention_engine._rows import WIDTH
+from attention_engine.refined import _at, progressive_form
+from attention_engine.select import _kept
+from csd_io.compiled import njit
+from csd_spec import KvView
+from csd_spec.arrays import F32, I32, I64, Bools
+from csd_spec.view import BANK_SHIFT, UNMAPPED
+
+VARIANCE = {2: 0.133, 4: 0.0116}  # of a value's error by its bits, where a value's own variance is 1
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What weights say of pages.
+
+    Attributes:
+        rows: Largest logit and sum of e^(logit - largest) of each row, (N, G, 2).
+        shares: What a weight of e^0 is of all weights, sinks included, (N, G).
+        errors: Error, squared, that few bits make of each refined page's tokens, of the worst query head, (N, pages).
+        masses: Weight of each value group's tokens, (N, G, groups).
+    """
+
+    rows: F32
+    shares: F32
+    errors: F32
+    masses: F32
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is read: tokens (N, k) of refined pages, ascending, of which counts (N,) are used, and value groups (N,
+    groups); worth: by what that was chosen."""
+
+    tokens: I32
+    counts: I64
+    reads: Bools
+    worth: Worth
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _weigh_row(row, length, share, variance, form, errors, masses):  # type: ignore[no-untyped-def]
+    """What a row of weights (S,) says of its pages: into errors (pages,), the larger of what is there, and masses
+    (groups,). Pages whose error is below `least` for sure are left out."""
+    n, per_group, least = form
+    for group in range((length + per_group - 1) // per_group):
+        first = group * per_group
+        last = min(first + per_group, length)
+        masses[group] = total_of(_at(row[first:]), last - first) * share
+        most = largest_of(_at(row[first:]), last - first) * share
+        if masses[group] * most * variance <= least:
+            continue
+        for page in range(first // n, (last + n - 1) // n):
+            part = squares_of(_at(row[page * n :]), min(n, length - page * n)) * share * share
+            errors[page] = max(errors[page], part * variance)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _weigh_pages(begin, end, logits, seq_lens, form, sinks, variances, rows, shares, errors, masses):  # type: ignore[no-untyped-def]
+    for stream in range(begin, end):
+        length = seq_lens[stream]
+        errors[stream], masses[stream] = 0, 0
+        for query in range(logits.shape[1]):
+            row, whole = logits[stream, query], length // WIDTH * WIDTH
+            top = largest(_at(row), whole)
+            for t in range(whole, length):
+                top = max(top, row[t])
+            total = exponentials(_at(row), whole, top)
+            for t in range(whole, length):
+                row[t] = exp(row[t] - top)
+                total += row[t]
+            rows[stream, query, 0], rows[stream, query, 1] = top, total
+            share = np.float32(1) / total
+            if sinks is not None:
+                share *= _kept(total, top, sinks[stream, query])
+            shares[stream, query] = share
+            _weigh_row(row, length, share, variances[stream, query], form, errors[stream], masses[stream, query])
+
+
+def weigh_pages(
+    logits: F32, seq_lens: I64, form: tuple[int, int, float], variances: F32, sinks: F32 | None = None, threads: int = 1
+) -> Worth:
+    """Turn logits (N, G, S) in place into e^(logit - largest), and add them up by pages.
+
+    Args:
+        logits: By scores; what lies behind a stream's length is not looked at.
+        seq_lens: Tokens of each stream, (N,).
+        form: Tokens of a refined page, tokens of a group of value pages, and the error below which a page is not looked
+            at: where two pages share a group, half of it may count as none.
+        variances: Of the error that a token's codes of K and of V make, in its |V|^2, (N, G).
+        sinks: Logits (N, G) beside those of the tokens, which take their share of the weight.
+        threads: That share the streams.
+    """
+    (N, G, _), longest, (n, per_group, least) = logits.shape, int(seq_lens.max()), form
+    rows: F32 = np.empty((N, G, 2), np.float32)
+    shares: F32 = np.empty((N, G), np.float32)
+    errors: F32 = np.empty((N, -(-longest // n)), np.float32)
+    masses: F32 = np.empty((N, G, -(-longest // per_group)), np.float32)
+    sizes = n, per_group, np.float32(least)
+    over_streams(_weigh_pages, threads, N, (logits, seq_lens, sizes, sinks, variances, rows, shares, errors, masses))
+    return Worth(rows, shares, errors, masses)
+
+
+@njit(cache=True, nogil=True)
+def _must(slots, seq_lens, form, taken, stored):  # type: ignore[no-untyped-def]
+    """Of refined pages (N, pages): those taken in any case, since their tokens wait in drive DRAM or no page in few
+    bits holds them, and those in flash. slots: of refined pages, and of groups of scores and of values."""
+    (refined, scores, values), (n, T, per_group) = slots, form
+    for stream in range(taken.shape[0]):
+        scored, valued = 0, 0
+        while scored < scores.shape[2] and scores[stream, 0, scored] != UNMAPPED:
+            scored += 1
+        while valued < values.shape[2] and values[stream, 0, valued] != UNMAPPED:
+            valued += 1
+        held = min(scored * T, valued * per_group)
+        for page in range(taken.shape[1]):
+            exists = page * n < seq_lens[stream]
+            stored[stream, page] = exists and refined[stream, 0, page] >> np.uint32(BANK_SHIFT) == 0
+            taken[stream, page] = exists and ((page + 1) * n > held or not stored[stream, page])
+
+
+@njit(cache=True, nogil=True)
+def light(masses, share, least, spared):  # type: ignore[no-untyped-def]
+    """Which groups (N, groups) can do without their pages, into `spared`: the lightest that together weigh no more than
+    `share` for any query head, as far as the square of each is below `least`. masses: (N, G, groups)."""
+    heaviest, left = np.empty(masses.shape[2], np.float32), np.float32(0)
+    for stream in range(masses.shape[0]):
+        heaviest[:] = 0
+        for query in range(masses.shape[1]):
+            for group in range(heaviest.size):
+                heaviest[group] = max(heaviest[group], masses[stream, query, group])
+        spared[stream], left = False, np.float32(0)
+        for group in np.argsort(heaviest, kind="mergesort"):
+            left += heaviest[group]
+            if left > share:
+                break
+            spared[stream, group] = heaviest[group] * heaviest[group] < least
+
+
+@njit(cache=True, nogil=True)
+def afford(reads, costs, masses, left):  # type: ignore[no-untyped-def]
+    """Leave out the lightest of the groups that are read, (N, groups), until their costs are within what is left, and
+    return what then is left. masses: (N, G, groups)."""
+    for stream in range(reads.shape[0]):
+        for group in range(reads.shape[1]):
+            left -= costs[stream, group] if reads[stream, group] else 0
+    while left < 0:
+        lightest, place = np.float32(np.inf), (-1, -1)
+        for stream in range(reads.shape[0]):
+            for group in range(reads.shape[1]):
+                weight = masses[stream, :, group].max()
+                if reads[stream, group] and costs[stream, group] and weight < lightest:
+                    lightest, place = weight, (stream, group)
+        if place[0] < 0:
+            break
+        reads[place] = False
+        left += costs[place]
+    return left
+
+
+@njit(cache=True, nogil=True)
+def _take_best(errors, stored, taken, least, left):  # type: ignore[no-untyped-def]
+    """Take the pages (N, pages) in flash of largest error above `least`, `left` of them at most; the first among
+    equals."""
+    where, gains = np.empty(errors.size, np.int64), np.empty(errors.size, np.float32)
+    found, pages = 0, errors.shape[1]
+    for stream in range(errors.shape[0]):
+        for page in range(pages):
+            if errors[stream, page] > least and stored[stream, page] and not taken[stream, page]:
+                where[found], gains[found] = stream * pages + page, -errors[stream, page]
+                found += 1
+    order = np.argsort(gains[:found], kind="mergesort") if found > left else np.arange(found)
+    for i in order[: max(0, left)]:
+        taken[where[i] // pages, where[i] % pages] = True
+
+
+@njit(cache=True, nogil=True)
+def tokens_of(pages, seq_lens, n):  # type: ignore[no-untyped-def]
+    """All tokens (N, k) of chosen pages (N, pages), ascending, and how many they are, (N,)."""
+    most = 1
+    for stream in range(pages.shape[0]):
+        most = max(most, n * pages[stream].sum())
+    tokens, counts = np.zeros((pages.shape[0], most), np.int32), np.zeros(pages.shape[0], np.int64)
+    for stream in range(pages.shape[0]):
+        for page in np.flatnonzero(pages[stream]):
+            for t in range(page * n, min((page + 1) * n, seq_lens[stream])):
+                tokens[stream, counts[stream]] = t
+                counts[stream] += 1
+    return tokens, counts
+
+
+@njit(cache=True, nogil=True)
+def _choose(worth, weights, slots, seq_lens, form, left, bounds):  # type: ignore[no-untyped-def]
+    """What `spend` chooses."""
+    (shares, errors, masses), (n, _, per_group), (lost, least), values = worth, form, bounds, slots[2]
+    taken, stored = np.empty(errors.shape, np.bool_), np.empty(errors.shape, np.bool_)
+    _must(slots, seq_lens, form, taken, stored)
+    for stream in range(taken.shape[0]):
+        for page in range(taken.shape[1]):
+            left -= taken[stream, page] and stored[stream, page]
+    reads, spared = (
+        np.empty((values.shape[0], values.shape[2]), np.bool_),
+        np.empty((values.shape[0], values.shape[2]), np.bool_),
+    )
+    costs = np.empty(reads.shape, np.int64)
+    light(masses, lost, least, spared)
+    for stream in range(reads.shape[0]):
+        for group in range(reads.shape[1]):
+            slot = values[stream, 0, group]
+            costs[stream, group] = values.shape[1] if slot >> np.uint32(BANK_SHIFT) == 0 else 0
+            free = costs[stream, group] == 0
+            reads[stream, group] = slot != UNMAPPED and (free or not spared[stream, group])
+    left = afford(reads, costs, masses, left)
+    _take_best(errors, stored, taken, least, left)
+    tokens, counts = tokens_of(taken, seq_lens, n)
+    if weights.size:
+        for stream in range(masses.shape[0]):
+            for query in range(masses.shape[1]):
+                for i in range(counts[stream]):
+                    t = tokens[stream, i]
+                    masses[stream, query, t // per_group] -= weights[stream, query, t] * shares[stream, query]
+        light(masses, lost, least, spared)
+    for stream in range(reads.shape[0]):
+        for group in range(reads.shape[1]):
+            if spared[stream, group] and costs[stream, group]:
+                reads[stream, group] = False
+    return tokens, counts, reads
+
+
+def spend(view: KvView, worth: Worth, weights: F32, left: int, lost: float, least: float) -> Choice:
+    """Refined pages whose gain is above `least`, the best of all streams first, and value pages of what is left.
+
+    What waits in drive DRAM costs nothing and is attended. So are tokens that no page in few bits holds, whatever that
+    costs.
+
+    Args:
+        view: Where pages lie.
+        worth: Of pages; masses become those of tokens that are not chosen.
+        weights: e^(logit - largest) of all tokens by their scores, (N, G, S); empty where there are none.
+        left: Pages that the budget has left. Value groups go first; where it does not pay for all, the lightest of all
+            streams go without.
+        lost: Most of a row's weight that value groups hold which are not read, if the budget pays for the others.
+        least: Gain that a page must have.
+    """
+    form, maps = progressive_form(view), view.maps
+    slots = maps["refined"], maps["scores"], maps["values"]
+    sizes, bounds = (form.n, form.T, form.value_tokens), (np.float32(lost), np.float32(least))
+    of_pages = worth.shares, worth.errors, worth.masses
+    tokens, counts, reads = _choose(of_pages, weights, slots, view.seq_lens, sizes, left, bounds)
+    return Choice(tokens, counts, reads, worth)

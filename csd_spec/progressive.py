@@ -1,0 +1,167 @@
+"""Pages of progressive precision: K and V in few bits for all tokens, both in 8 bits for the tokens that count.
+
+A *score page* holds m channels of K of one head for T consecutive tokens. A value is least + scale x code. A code has 0
+to 4 digits of 2 bits, the lowest first; channels get digits by their range, and the digits of all channels follow each
+other, D for each token.
+
+| bytes | what |
+|---|---|
+| 2 m | scale of each channel, FP16 or BF16 |
+| 2 m | least value of each channel, the same |
+| m | digits of each channel, 0 to 4; zeros up to a multiple of 64 bytes |
+| T x D / 4 | lines of 64 bytes: for each 16 tokens D / 16 lines |
+
+Byte 4 t + j of line i has digits 16 i + 4 s + j of token t, s = 0 to 3, at bit 2 s.
+
+A *value page* holds m channels of V of one head for `value_tokens` consecutive tokens. Rows are rotated, which makes
+channels alike: the channels that `SIGNS` names change their sign, then each run of as many as the largest power of two
+that divides m is multiplied by an orthonormal Hadamard matrix. A value is then size x (code - (2^b - 1) / 2) + rest,
+where rest is what the codes of the page's tokens miss on average, so that errors of many tokens cancel: its code c
+stands for c x |c| / 2048 of the largest size of the page. A page that is not full has none.
+
+| bytes | what |
+|---|---|
+| 2 a token | size of each token, FP16 or BF16; zeros up to a multiple of 64 bytes |
+| m | code of the rest of each rotated channel, int8; zeros up to a multiple of 64 bytes |
+| m x b / 8 a token | lines of 64 bytes: for each 8 / b x 4 tokens one for each 16 channels |
+
+Byte 4 i + j of the line of channel group c has channel 16 c + i of tokens 4 s + j, s = 0 to 8 / b - 1, at bit b s.
+
+A *refined page* holds K and V of n consecutive tokens: an exponent e of each channel of K and then of V (int8), n rows
+of int8 codes of K, n rows of V. A value is code x 2^e, so FP16 represents it exactly, or BF16 where rows are of that.
+Where V is a part of K, refined and value pages are of K alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from csd_spec._check import at_least
+
+LINE = 64  # bytes of a line
+LANES = 16  # tokens of a line of digits, channels of a line of values
+QUAD = 4  # of what is summed at once
+DIGITS = 4  # most of a code of K
+RESTS = np.float32(1 / 2048)  # of the largest size: the rest whose code is 1
+SIGNS = np.uint64(
+    0x9E3779B97F4A7C15
+)  # bit i % 64 of channel i: at random, so that no common row is a row of the matrix
+MAX_T = 256
+MAX_CODE = 127
+EXPONENTS, EXPONENTS_BF16 = (-24, 9), (-126, 120)  # the least and the most, so that FP16, or BF16, has code x 2^e
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE
+
+
+@cache
+def _value_tokens(page_bytes: int, m: int, block: int) -> int:
+    """The most tokens whose sizes and lines, `block` tokens each, fit a page with the rests of m channels."""
+    room, lines = page_bytes - _up(m), LINE * -(-m // LANES)
+    return next((count for count in range(MAX_T, 0, -block) if _up(2 * count) + count // block * lines <= room), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Progressive:
+    """How one head fills pages of progressive precision.
+
+    Attributes:
+        page_bytes: Bytes of a flash page.
+        head_dim: Channels of a head.
+        k_bits: Bits of a value of K in score pages, at least and on average.
+        v_bits: Bits of a value of V in value pages, 2 or 4.
+        m: Channels of a score page and of a value page.
+        bf16: Whether rows and headers are BF16.
+        latent: Whether V is a part of K.
+    """
+
+    page_bytes: int
+    head_dim: int
+    k_bits: float
+    v_bits: int
+    m: int
+    bf16: bool = False
+    latent: bool = False
+
+    def __post_init__(self) -> None:
+        at_least(1, head_dim=self.head_dim, m=self.m)
+        if not 1 <= self.k_bits <= 8 or self.v_bits not in (2, 4):
+            raise ValueError(f"bits = {self.k_bits}, {self.v_bits}: K has 1 to 8 bits a value, V has 2 or 4")
+        if self.n < 1 or self.T < LANES or self.value_tokens < LANES:
+            raise ValueError(f"head_dim = {self.head_dim}: its codes do not fit pages of {self.page_bytes} bytes")
+
+    @classmethod
+    def for_context(
+        cls, page_bytes: int, head_dim: int, bits: tuple[float, int], max_tokens: int, latent: bool = False
+    ) -> Progressive:
+        """Pages of at most 64 channels where their groups fill 16 times over `max_tokens` tokens, else of 128.
+
+        Longer groups spread the cost of a header, shorter ones leave fewer tokens that no page holds yet.
+        """
+        sizes = (-(-head_dim // -(-head_dim // most)) for most in (64, 128))
+        long, short = (cls(page_bytes, head_dim, *bits, m, latent=latent) for m in sizes)
+        return long if max_tokens >= 16 * long.T else short
+
+    @property
+    def D(self) -> int:
+        """Digits of a token in a score page."""
+        return -(-int(-(-self.k_bits * self.m // 2)) // LANES) * LANES
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes before the lines of a score page."""
+        return _up(5 * self.m)
+
+    @property
+    def T(self) -> int:
+        """Tokens of a score page."""
+        return min(MAX_T, (self.page_bytes - self.header_bytes) // (4 * self.D) * LANES)
+
+    @property
+    def value_block(self) -> int:
+        """Tokens of a line of values."""
+        return QUAD * 8 // self.v_bits
+
+    @property
+    def value_lines(self) -> int:
+        """Lines of `value_block` tokens: one for each 16 channels."""
+        return -(-self.m // LANES)
+
+    @property
+    def value_tokens(self) -> int:
+        """Tokens of a value page."""
+        return _value_tokens(self.page_bytes, self.m, self.value_block)
+
+    @property
+    def sizes_bytes(self) -> int:
+        """Bytes before the rest of a value page's channels."""
+        return _up(2 * self.value_tokens)
+
+    @property
+    def value_header(self) -> int:
+        """Bytes before the lines of a value page."""
+        return self.sizes_bytes + _up(self.m)
+
+    @property
+    def parts(self) -> int:
+        """What a refined page holds of each token: a row of K, and one of V where that is no part of it."""
+        return 2 - self.latent
+
+    @property
+    def n(self) -> int:
+        """Tokens of a refined page."""
+        return self.page_bytes // (self.parts * self.head_dim) - 1
+
+    @property
+    def buffers(self) -> int:
+        """Page buffers that rows of a group, 2 bytes a value, wait in until it is full: 2 where V is a part of K."""
+        return -(-2 * self.n * self.head_dim // self.page_bytes)
+
+    @property
+    def waiting(self) -> int:
+        """Tokens whose rows wait in one of them."""
+        return -(-self.n // self.buffers)

@@ -1,0 +1,105 @@
+"""Sequences in layouts of few bits, steps over them, and what their pages say in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attention_engine import Queries, Read, Step, to_half
+from attention_engine.values import widen
+from csd_spec import LAYOUTS, Compression
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.view import BANK_SHIFT, UNMAPPED
+from ftl import Ftl
+from ftl.kv.layouts.coarse import scored, valued
+from ftl.kv.layouts.codes import widened
+
+H = 2
+LARGE = np.float32(2.0**40)  # of K and V in BF16, and what q is divided by there
+
+
+class Drive:
+    """Sequences of one layer, their last `alone` tokens one at a time; K and V as stored, (S, H, d) each."""
+
+    def __init__(self, d, layout, lengths, seed=0, alone=0):
+        generator, self.ftl, self.d = np.random.default_rng(seed), Ftl(INSTCSD_ZYNQ7045_8CH), d
+        self.form, self.K, self.V = LAYOUTS[layout].form(4096, d, 2048), [], []
+        size, spread = LARGE if self.form.bf16 else np.float32(1), np.exp(generator.standard_normal((2, d)) / 2)
+        self.handles = self.ftl.create(len(lengths), 1, H, self.form)
+        for handle, tokens in zip(self.handles, lengths, strict=True):
+            k, v = (generator.standard_normal((tokens, H, d)) * each + each[::-1] / 3 for each in spread)
+            k, v = (to_half(size * rows.astype(np.float32), self.form.bf16) for rows in (k, v))
+            for first, last in ((0, tokens - alone), *((t, t + 1) for t in range(tokens - alone, tokens))):
+                self.ftl.append([handle], 0, np.array([last - first]), k[first:last], v[first:last], 0)
+            self._take(handle)
+
+    def _take(self, handle):
+        rows = self.ftl.read_back(handle, 0)[:2]
+        for each, stored in zip((self.K, self.V), rows, strict=True):
+            each.append(widen(stored, self.form.bf16).astype(np.float64))
+
+    def crop(self, length):
+        """Of the one sequence."""
+        self.ftl.crop(self.handles[0], 0, length, 0)
+        self.K, self.V = [], []
+        self._take(self.handles[0])
+
+    def step(self, G, c=4.0, seed=1, threads=1, sharp=1.0, terms=None):
+        """A step with random queries and a budget of 1 / c; sharp: of the queries, so that some tokens weigh more."""
+        view = self.ftl.view(self.handles, 0)
+        q = np.random.default_rng(seed).standard_normal((len(self.handles) * H, G, self.d)).astype(np.float32)
+        q *= np.float32(sharp) / (LARGE if self.form.bf16 else 1)
+        v_mean = np.concatenate([rows.mean(0) for rows in self.V]).astype(np.float32)
+        each = [Compression(c, "bytes").at(len(rows), self.d) for rows in self.V]
+        top_k, recent = (np.repeat([getattr(one, name) for one in each], H) for name in ("k", "l"))
+        asked = Queries(q, each[0].r, top_k, recent, v_mean, [{} for _ in each], terms)
+        return Step(view, self.ftl, asked, threads)
+
+    def stream(self, number):
+        """K and V of a stream, (S, d) each."""
+        return [rows[number // H][:, number % H] for rows in (self.K, self.V)]
+
+
+def pages_of(step, name, stream):
+    """Of each group of a stream that has pages: its number and its pages, (parts, page bytes)."""
+    slots = step.view.maps[name][stream]
+    for group in np.flatnonzero(slots[0] != UNMAPPED):
+        mine = [step.view.banks[slot >> BANK_SHIFT][slot & 0x7FFFFFFF] for slot in slots[:, group]]
+        yield group, np.array(mine).view(np.uint8)
+
+
+def in_few_bits(step, name, stream):
+    """K (scores) or V (values) of a stream by its codes, (S, d); NaN where no page holds it."""
+    form, length = step.view.layout.progressive, int(step.seq_lens[stream])
+    per_group, read = (form.T, scored) if name == "scores" else (form.value_tokens, valued)
+    out = np.full((length, step.head_dim), np.nan)
+    for group, pages in pages_of(step, name, stream):
+        rows = out[group * per_group :][:per_group]
+        rows[:] = np.concatenate(read(pages, form), 1)[: len(rows), : step.head_dim]
+    return out
+
+
+def digits_of(step, stream):
+    """Of each group of score pages of a stream: its number; of each query the unit of each part and the variance of a
+    logit's error; and the digits of each part, (G, parts), (G,), (parts,)."""
+    form, q = step.view.layout.progressive, step.q[stream].astype(np.float64)
+    for group, pages in pages_of(step, "scores", stream):
+        units, variance, used = np.zeros((step.queries, len(pages))), np.zeros(step.queries), []
+        for part, page in enumerate(pages):
+            mine = np.zeros((step.queries, form.m))
+            some = q[:, part * form.m : (part + 1) * form.m]
+            mine[:, : some.shape[1]] = some
+            widths = page[4 * form.m : 5 * form.m].astype(int)
+            scaled = mine * widened(page[: 2 * form.m].view(np.uint16), form.bf16).astype(np.float64)
+            largest = np.abs(scaled * 4.0 ** np.maximum(widths - 1, 0) * (widths > 0)).max(1)
+            units[:, part] = 2.0 ** (np.floor(np.log2(np.maximum(largest, 2.0**-126))) - 6)
+            used.append(widths.sum())
+            variance += (scaled**2 * np.where(widths > 0, 1 / 12, 1 / 32)).sum(1)
+            variance += units[:, part] ** 2 * used[-1] * 3.5 / 12
+        scale = 1 / np.sqrt(step.head_dim)
+        yield group, units * scale, variance * scale**2, np.array(used)
+
+
+def fetched(step, unit):
+    """Flash pages that a unit has waited for."""
+    plans = [item.plan.ppns for item in step.work if isinstance(item, Read) and item.unit == unit]
+    return np.concatenate([*plans, np.empty(0, np.uint32)])

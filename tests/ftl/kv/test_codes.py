@@ -1,0 +1,55 @@
+"""Codes of 8 bits, and those of copies in few bits: how near they are to K and V, whatever these are.
+
+partner of: ftl/kv/layouts/codes.py
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from csd_spec.progressive import Progressive
+from ftl.kv.layouts.coded import coded as copied
+from ftl.kv.layouts.codes import refine, refined, widened
+from tests.ftl.kv.coded import any_values, values_of
+from tests.properties import examples
+
+FORM = Progressive.for_context(512, 16, (2.5, 2), 128)
+SEEDS = st.integers(0, 1 << 32)
+KINDS = pytest.mark.parametrize("bf16", [False, True])
+
+
+@KINDS
+@pytest.mark.parametrize("latent", [False, True])
+@settings(max_examples=examples(60))
+@given(seed=SEEDS)
+def test_eight_bits_are_within_half_a_step_and_settle(bf16, latent, seed):
+    """A step is a power of two, at most 1/63.5 of the channel's largest value; the largest FP16 loses 480."""
+    form = replace(FORM, bf16=bf16, latent=latent)
+    assert form.n == (31 if latent else 15), "K alone has twice as many tokens to a page"
+    rows = any_values(seed, 3, form.n, form.parts * 16, bf16=bf16)
+    pages = np.zeros((3, 512), np.uint8)
+    refine(pages, form, rows)
+    back = refined(pages, form)
+    values, got = values_of(rows, bf16), widened(back, bf16).astype(np.float64)
+    largest = np.abs(values).max(1, keepdims=True)
+    assert (np.abs(got - values) <= np.maximum(largest / 127, 2.0 ** (-127 if bf16 else -25))).all()
+    again = np.zeros((3, 512), np.uint8)
+    refine(again, form, back)
+    np.testing.assert_array_equal(refined(again, form), back)
+
+
+@KINDS
+@pytest.mark.parametrize("bits", [8, 4])
+@settings(max_examples=examples(60))
+@given(seed=SEEDS)
+def test_copy_in_few_bits_is_within_half_a_step(bf16, bits, seed):
+    runs, levels = any_values(seed, 5, 60, bf16=bf16), (1 << bits) - 1
+    scale, least, codes = copied(runs, levels, bf16)
+    values, (scales, lows) = values_of(runs, bf16), (widened(part, bf16)[:, None] for part in (scale, least))
+    span = np.ptp(values, axis=1, keepdims=True)
+    slack = span / levels * 2.0**-8 + levels * 2.0**-133 if bf16 else span * 2.0**-11 + levels * 2.0**-25
+    error = np.abs(lows + scales.astype(np.float64) * codes - values)
+    assert (error <= span / levels / 2 + slack).all()
