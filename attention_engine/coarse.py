@@ -20,12 +20,12 @@ from attention_engine._digits import QUERIES, add_scores, fill_factors
 from attention_engine._exp import exp
 from attention_engine._lanes import add_rows_of, largest_of, square_codes, squares_of, total_of, widen_halves
 from attention_engine._parallel import over_streams
-from attention_engine._rotation import rotate_back
 from attention_engine._rows import ask, bare
 from attention_engine._weights import round_weights, sum_values2, sum_values4
 from attention_engine.kernels import _page, _place
 from attention_engine.refined import _at, _four, progressive_form, score_rows
 from csd_io.compiled import njit
+from csd_io.rotation import rotate_back
 from csd_spec import KvView
 from csd_spec.arrays import F32, I32, I64, Bools
 from csd_spec.progressive import DIGITS, LANES, QUAD, RESTS

@@ -1,15 +1,13 @@
 """Logits and sums straight from codes of few bits: what the codes say, within the rounding of int8 factors.
 
 partner of: attention_engine/coarse.py, attention_engine/_digits.py, attention_engine/_lanes.py,
-attention_engine/_rotation.py, attention_engine/_weights.py
+attention_engine/_weights.py
 """
 
 import numpy as np
 import pytest
 
-from attention_engine._rotation import rotate_back
 from attention_engine.coarse import ENERGY, NOISE, Scores, attend_coarse, score
-from ftl.kv.layouts import coarse as codes
 from ftl.kv.layouts.codes import widened
 from tests.attention_engine.few_bits import Drive, H, digits_of, in_few_bits, pages_of
 
@@ -165,12 +163,3 @@ def test_weights_that_are_small_are_not_lost():
         w = weights[stream, 0].astype(np.float64) * ~np.isnan(V[:, 0])
         exact, small = (each @ np.nan_to_num(V) / w.sum() for each in (w, np.where(w == 1, 0, w)))
         assert np.linalg.norm(out[stream, 0] - exact) < 0.3 * np.linalg.norm(small)
-
-
-@pytest.mark.parametrize("d", [64, 80, 96, 116, 3])
-def test_sums_turn_back_as_rows_have_turned(d):
-    row = np.random.default_rng(0).standard_normal(d).astype(np.float32)
-    turned = row.copy()
-    codes.rotate(turned)
-    rotate_back(turned)
-    np.testing.assert_allclose(turned, row, atol=1e-6)

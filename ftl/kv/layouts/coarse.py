@@ -5,13 +5,12 @@ Rows are FP16, or BF16: to compiled loops `bf16` is True or None, so that each h
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from csd_io.compiled import njit
+from csd_io.rotation import rotate, rotate_back
 from csd_spec.arrays import F32, U8, U16
-from csd_spec.progressive import DIGITS, LANES, LINE, QUAD, RESTS, SIGNS, Progressive
+from csd_spec.progressive import DIGITS, LANES, LINE, QUAD, RESTS, Progressive
 from ftl.kv.layouts.codes import finite, narrowed, widened
 
 STEPS = {2: 1.08, 4: 0.3352}  # of a uniform quantizer of small error for a normal distribution, in its deviations
@@ -91,44 +90,6 @@ def _put_digits(pages, form, first, rows, header):  # type: ignore[no-untyped-de
             for i in range(words.size):
                 for j in range(QUAD):
                     pages[page, at + LINE * i + j] = np.uint8(words[i] >> np.uint32(8 * j) & np.uint32(255))
-
-
-@njit(cache=True, nogil=True)
-def _butterflies(values):  # type: ignore[no-untyped-def]
-    """Multiply values (m,) in place by Hadamard matrices of the largest power of two that divides m, orthonormal."""
-    m = values.size
-    block, step = m & -m, 1
-    while step < block:
-        for first in range(0, m, 2 * step):
-            for i in range(first, first + step):
-                a, b = values[i], values[i + step]
-                values[i], values[i + step] = a + b, a - b
-        step *= 2
-    scale = np.float32(1 / math.sqrt(block))
-    for i in range(m):
-        values[i] *= scale
-
-
-@njit(cache=True, nogil=True)
-def _turn_signs(values):  # type: ignore[no-untyped-def]
-    """Change the signs of the channels that `SIGNS` names."""
-    for i in range(values.size):
-        if SIGNS >> np.uint64(i % 64) & np.uint64(1):
-            values[i] = -values[i]
-
-
-@njit(cache=True, nogil=True)
-def rotate(values):  # type: ignore[no-untyped-def]
-    """Rotate values (m,) in place: signs, then Hadamard matrices."""
-    _turn_signs(values)
-    _butterflies(values)
-
-
-@njit(cache=True, nogil=True)
-def rotate_back(values):  # type: ignore[no-untyped-def]
-    """The inverse of `rotate`."""
-    _butterflies(values)
-    _turn_signs(values)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -27,8 +27,9 @@ from attention_engine.rtl.golden_progressive import (
     value_weights,
 )
 from attention_engine.rtl.params import LOG2_E, ProgressiveShape
+from csd_io.rotation import butterflies
 from csd_spec.progressive import SIGNS
-from ftl.kv.layouts.coarse import _butterflies, begin_scores, put_scores, put_values, scored, valued
+from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values, scored, valued
 
 SHAPES = [ProgressiveShape(head_dim=d, m=m, q_heads=2) for d, m in ((64, 64), (128, 64), (128, 128))]
 IDS = ["64", "2 x 64", "128"]
@@ -160,7 +161,7 @@ def test_a_rotation_is_the_layouts():
     for m in (16, 48, 64, 128):
         values = numbers.integers(-1000, 1000, m)
         want = values.astype(np.float32)
-        _butterflies(want)
+        butterflies(want)
         got = np.array(hadamard(values.tolist(), m & -m)) / math.sqrt(m & -m)
         assert abs(got - want).max() < 1e-3
         assert hadamard(hadamard(values.tolist(), m & -m), m & -m) == (values * (m & -m)).tolist()

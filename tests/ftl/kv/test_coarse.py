@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from csd_io.rotation import rotate, rotate_back
 from csd_spec.progressive import LANES, LINE, QUAD, RESTS, Progressive
-from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values, rotate, rotate_back, scored, valued
+from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values, scored, valued
 from ftl.kv.layouts.codes import widened
 from tests.ftl.kv.coded import any_values, as_bits, form_of, score_page, value_page, values_of
 from tests.properties import examples
@@ -113,26 +114,6 @@ def test_scores_beyond_a_range_are_cut_to_it():
     wanted = np.clip(100 * rows[40:50].astype(float), least, most)
     beyond = (np.abs(100 * rows[40:50].astype(float)) > 20) & coded
     assert beyond.any() and (np.abs(got[40:50] - wanted) <= slack)[beyond].all()
-
-
-@HEADS
-def test_rotation_turned_back_is_what_it_was(d):
-    rows = np.random.default_rng(4).standard_normal((5, d)).astype(np.float32)
-    for row in rows:
-        turned = row.copy()
-        rotate(turned)
-        np.testing.assert_allclose(np.linalg.norm(turned), np.linalg.norm(row), rtol=1e-6)
-        assert d == 3 or np.abs(turned - row).max() > 0.5
-        rotate_back(turned)
-        np.testing.assert_allclose(turned, row, atol=1e-6)
-
-
-def test_rotation_of_one_outlier_makes_channels_alike():
-    row = np.zeros(96, np.float32)
-    row[37] = 1
-    rotate(row)
-    assert (row[:32] == 0).all() and (row[64:] == 0).all()
-    np.testing.assert_allclose(np.abs(row[32:64]), 32**-0.5, rtol=1e-6)
 
 
 @KINDS

@@ -1,4 +1,4 @@
-"""The rotation of rows of V (`csd_spec.progressive`), backwards."""
+"""The rotation of rows of V in pages of progressive precision (`csd_spec.progressive`), there and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from csd_spec.progressive import SIGNS
 
 
 @njit(cache=True, nogil=True)
-def _butterflies(values):  # type: ignore[no-untyped-def]
+def butterflies(values):  # type: ignore[no-untyped-def]
     """Multiply values (m,) in place by Hadamard matrices of the largest power of two that divides m, orthonormal."""
     m = values.size
     block, step = m & -m, 1
@@ -35,7 +35,14 @@ def _turn_signs(values):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
+def rotate(values):  # type: ignore[no-untyped-def]
+    """Rotate values (m,) in place: signs, then Hadamard matrices."""
+    _turn_signs(values)
+    butterflies(values)
+
+
+@njit(cache=True, nogil=True)
 def rotate_back(values):  # type: ignore[no-untyped-def]
-    """Turn sums of rotated rows (m,) back in place."""
-    _butterflies(values)
+    """The inverse of `rotate`."""
+    butterflies(values)
     _turn_signs(values)
