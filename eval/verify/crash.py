@@ -26,13 +26,14 @@ from eval.verify.simulation.disk import Killed
 from ftl import Ftl, FtlError, Nand, Uncorrectable
 from ftl.flash.nand import Erase, Operation, Program
 from ftl.flash.spare import SPARE
-from ftl.kv.layouts.coarse import scored
+from ftl.kv.layouts.coarse import scored, valued
 from ftl.kv.layouts.codes import widened
 from ftl.kv.layouts.group_map import PackedMap
 from ftl.kv.values import VALUES
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 
+MISSED = {2: 0.5, 4: 0.16}  # by bits: most of a group's length of V that codes may miss, 8 bits of it included
 OWNERS = 24  # so few that their numbers come again several times in each trace
 
 
@@ -154,7 +155,8 @@ def _right(ftl: Ftl, handle: int, layer: int, k: F16, v: F16) -> bool:
     stored_k, stored_v, plan = ftl.read_back(handle, layer)
     if not (ftl.nand.intact(plan.ppns).all() and np.array_equal(stored_k, k) and np.array_equal(stored_v, v)):
         return False
-    return np.array_equal(embedding_rows(ftl, handle, layer), k) and scores_agree(ftl, handle, layer)
+    coarse = scores_agree(ftl, handle, layer) and values_agree(ftl, handle, layer)
+    return coarse and np.array_equal(embedding_rows(ftl, handle, layer), k)
 
 
 def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
@@ -204,6 +206,22 @@ def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
         near = stored[max(0, group * form.T - layout.n) : (group + 1) * form.T + layout.n, head]
         allowed = 0.51 * steps + np.abs(near).max(0) / 60
         if (np.abs(scored(pages, form)[0] - rows) > allowed * np.where(steps > 0, 1, np.inf)).any():
+            return False
+    return True
+
+
+def values_agree(ftl: Ftl, handle: int, layer: int) -> bool:
+    """Whether all pages of V in few bits, where the layout has them, miss no more of a group's V than codes do."""
+    form = ftl.sequence(handle).layout.progressive
+    if form is None:
+        return True
+    stored = widened(ftl.read_back(handle, layer)[1].view(np.uint16), form.bf16)
+    view = _all_of(ftl, handle, layer)
+    slots, per_group = view.maps["values"][:, 0], form.value_tokens
+    for head, group in zip(*np.nonzero(in_flash(slots)), strict=True):
+        rows = stored[group * per_group : (group + 1) * per_group, head]
+        got = valued(view.banks[0][slots[head, group]][None].view(np.uint8), form)[0, : len(rows)]
+        if np.linalg.norm(got - rows) > MISSED[form.v_bits] * np.linalg.norm(rows):
             return False
     return True
 
