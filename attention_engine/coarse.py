@@ -24,6 +24,7 @@ from attention_engine._rows import ask, bare
 from attention_engine._weights import round_weights, sum_values2, sum_values4
 from attention_engine.kernels import _page, _place
 from attention_engine.refined import _at, _four, progressive_form, score_rows
+from attention_engine.spend import VARIANCE
 from csd_io.compiled import njit
 from csd_io.rotation import rotate_back
 from csd_spec import KvView
@@ -31,7 +32,8 @@ from csd_spec.arrays import F32, I32, I64, Bools
 from csd_spec.progressive import DIGITS, LANES, QUAD, RESTS
 from csd_spec.view import UNMAPPED
 
-NOISE, ENERGY = (0.095, 0.083), (0.715, 8.8)  # of a value of V in 2 and 4 bits: its error and itself, squared, in sizes
+ENERGY = 0.715, 8.8  # of a value of V in 2 and 4 bits, squared, in sizes of its token; normally distributed
+NOISE = ENERGY[0] * VARIANCE[2], ENERGY[1] * VARIANCE[4]  # of its error
 
 
 @njit(inline="always")
