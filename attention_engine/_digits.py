@@ -15,18 +15,23 @@ from attention_engine._lanes import (
     FLOAT,
     FLOATS,
     INDEX,
-    SHORT,
+    INTEGERS,
+    LANE_BYTES,
     SUMS,
     WORD,
     all_of,
     at_offset,
     call,
     clamped,
+    fma,
+    folded,
+    lanes_below,
     load,
     pick,
     rounded,
     spread,
     store,
+    widened,
 )
 from attention_engine._rows import _ask
 from csd_spec.progressive import LANES, LINE
@@ -36,50 +41,79 @@ OFFSETS = 2.0**20  # products of q and least values are multiples of its inverse
 _FOUR = ir.VectorType(FLOAT, QUERIES)
 
 
-def _header_value(builder: Any, page: Any, number: Any, brains: Any) -> Any:
-    """The FP32 value of 2 bytes of a page, FP16 or BF16."""
-    bits = load(builder, builder.add(page, builder.shl(number, WORD(1))), SHORT)
-    brain = builder.bitcast(builder.shl(builder.zext(bits, INDEX), INDEX(16)), FLOAT)
-    half = builder.fpext(builder.bitcast(bits, ir.HalfType()), FLOAT)
-    return builder.select(brains, brain, half)
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def read_header(typing_context: Any, scales: Any, page: Any, brains: Any, queries: Any, m: Any) -> Any:
+    """Write a score page's scales, and return its offsets and the variances of what its codes miss of sums, for four
+    queries, two tuples of FP32.
+
+    scales: address of FP32, up to a whole 16 of them. page: address of one of m channels; brains: whether its header is
+    BF16. queries: address of four rows of as many FP32, 0 behind m. Products of q and a least value are cut to 2^50
+    multiples of 2^-20.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        scales, page, brains, queries, m = arguments
+        longs = ir.VectorType(WORD, LANES)
+        offsets, variances = (
+            [cgutils.alloca_once_value(builder, all_of(kind, 0)) for _ in range(QUERIES)] for kind in (longs, FLOATS)
+        )
+        for cell in (*offsets, *variances):
+            builder.store(all_of(cell.type.pointee, 0), cell)
+        row = builder.and_(builder.add(builder.shl(m, WORD(2)), WORD(LINE - 1)), WORD(-LINE))
+        with cgutils.for_range_slice(builder, WORD(0), m, WORD(LANES), WORD) as (channel, _):
+            live = lanes_below(builder, builder.sub(m, channel))
+            first = builder.add(page, builder.shl(channel, WORD(1)))
+            behind = builder.add(first, builder.shl(m, WORD(1)))
+            scale, least = (
+                builder.select(live, widened(builder, at, brains), all_of(FLOATS, 0.0)) for at in (first, behind)
+            )
+            widths = builder.add(builder.add(page, builder.shl(m, WORD(2))), channel)
+            none = builder.icmp_unsigned("==", load(builder, widths, LANE_BYTES), all_of(LANE_BYTES, 0))
+            share = builder.select(none, all_of(FLOATS, 1 / 32), all_of(FLOATS, 1 / 12))
+            place = builder.shl(channel, WORD(2))
+            store(builder, scale, builder.add(scales, place))
+            for j in range(QUERIES):
+                q = load(builder, builder.add(builder.add(queries, builder.mul(row, WORD(j))), place), FLOATS)
+                step = builder.fmul(q, scale)
+                square = fma(builder, builder.fmul(step, share), step, builder.load(variances[j]))
+                builder.store(square, variances[j])
+                part = builder.fmul(builder.fmul(q, least), all_of(FLOATS, OFFSETS))
+                part = builder.fptosi(rounded(builder, clamped(builder, part, -(2.0**50), 2.0**50)), longs)
+                builder.store(builder.add(builder.load(offsets[j]), part), offsets[j])
+        sums = [builder.sitofp(folded(builder, builder.load(cell)), FLOAT) for cell in offsets]
+        found = [builder.fmul(each, FLOAT(1 / OFFSETS)) for each in sums]
+        missed = [folded(builder, builder.load(cell)) for cell in variances]
+        four = types.UniTuple(types.float32, QUERIES)
+        parts = [context.make_tuple(builder, four, part) for part in (found, missed)]
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    words = types.uint64, types.uint64, types.boolean, types.uint64, types.int64
+    return types.UniTuple(types.UniTuple(types.float32, QUERIES), 2)(*words), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def fill_factors(
-    typing_context: Any, factors: Any, entries: Any, page: Any, brains: Any, powers: Any, m: Any, D: Any
+    typing_context: Any, factors: Any, entries: Any, scales: Any, page: Any, powers: Any, m: Any, D: Any
 ) -> Any:
-    """Write the int8 factors of a score page's D digits for four queries; returns their units, the offsets and the
-    variances of the sums' errors, three tuples of four FP32.
+    """Write the int8 factors of a score page's D digits for four queries; returns their units, and the variances that
+    rounding them adds to sums, two tuples of four FP32.
 
     factors: address of 16 bytes for each four digits, four of each query. entries: address of scratch for 4 D + 16
-    FP32. page: address of one of m channels; brains: whether its header is BF16. powers: address of 16 FP32 for each
-    channel: the queries, and 4, 16 and 64 times them. Products of q and a least value are cut to 2^50 multiples of
-    2^-20.
+    FP32. scales: as `read_header` writes them. page: address of one of m channels. powers: address of 16 FP32 for each
+    channel: the queries, and 4, 16 and 64 times them.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        factors, entries, page, brains, powers, m, digits = arguments
-        place, longs = cgutils.alloca_once_value(builder, entries), ir.VectorType(WORD, QUERIES)
-        offsets = cgutils.alloca_once_value(builder, all_of(longs, 0))
-        variances = cgutils.alloca_once_value(builder, all_of(_FOUR, 0.0))
-        for cell, kind in ((offsets, longs), (variances, _FOUR)):
-            builder.store(all_of(kind, 0), cell)
+        factors, entries, scales, page, powers, m, digits = arguments
+        place, widths = cgutils.alloca_once_value(builder, entries), builder.add(page, builder.shl(m, WORD(2)))
         builder.store(entries, place)
         with cgutils.for_range_slice(builder, WORD(0), m, WORD(1), WORD) as (channel, _):
-            width = load(builder, builder.add(page, builder.add(builder.shl(m, WORD(2)), channel)), BYTE)
+            width = load(builder, builder.add(widths, channel), BYTE)
             power = load(builder, builder.add(powers, builder.shl(channel, WORD(6))), FLOATS)
+            scale = load(builder, builder.add(scales, builder.shl(channel, WORD(2))), FLOAT)
             at = builder.load(place)
-            product = builder.fmul(power, spread(builder, _header_value(builder, page, channel, brains)))
-            store(builder, product, at)
+            store(builder, builder.fmul(power, spread(builder, scale)), at)
             builder.store(builder.add(at, builder.shl(builder.zext(width, WORD), WORD(4))), place)
-            first, one = (pick(builder, each, [*range(QUERIES)]) for each in (product, power))
-            share = builder.select(builder.icmp_unsigned("==", width, BYTE(0)), FLOAT(1 / 32), FLOAT(1 / 12))
-            square = builder.fmul(builder.fmul(first, first), spread(builder, share, QUERIES))
-            builder.store(builder.fadd(builder.load(variances), square), variances)
-            least = _header_value(builder, page, builder.add(m, channel), brains)
-            part = builder.fmul(builder.fmul(one, spread(builder, least, QUERIES)), all_of(_FOUR, OFFSETS))
-            part = builder.fptosi(rounded(builder, clamped(builder, part, -(2.0**50), 2.0**50)), longs)
-            builder.store(builder.add(builder.load(offsets), part), offsets)
         end = builder.add(entries, builder.shl(digits, WORD(4)))
         with cgutils.for_range_slice(builder, builder.load(place), end, WORD(16), WORD) as (at, _):
             store(builder, all_of(_FOUR, 0.0), at)
@@ -88,26 +122,23 @@ def fill_factors(
         used = builder.lshr(builder.sub(builder.load(place), entries), WORD(4))
         used = builder.fmul(builder.uitofp(used, FLOAT), FLOAT(3.5 / 12))
         rounding = builder.fmul(builder.fmul(units, units), spread(builder, used, QUERIES))
-        sums = builder.fadd(builder.load(variances), rounding)
-        offset = builder.fmul(builder.sitofp(builder.load(offsets), _FOUR), all_of(_FOUR, 1 / OFFSETS))
         four = types.UniTuple(types.float32, QUERIES)
         parts = [
             context.make_tuple(builder, four, [builder.extract_element(each, INDEX(j)) for j in range(QUERIES)])
-            for each in (units, offset, sums)
+            for each in (units, rounding)
         ]
         return context.make_tuple(builder, signature.return_type, parts)
 
-    four = types.UniTuple(types.float32, QUERIES)
-    words = types.uint64, types.uint64, types.uint64, types.boolean, types.uint64, types.int64, types.int64
-    return types.UniTuple(four, 3)(*words), generate
+    words = types.uint64, types.uint64, types.uint64, types.uint64, types.uint64, types.int64, types.int64
+    return types.UniTuple(types.UniTuple(types.float32, QUERIES), 2)(*words), generate
 
 
 def _store_factors(builder: Any, factors: Any, entries: Any, digits: Any, inverse: Any) -> None:
     """Entries as multiples of their queries' units, int8, four digits of each query together."""
     with cgutils.for_range_slice(builder, WORD(0), digits, WORD(4), WORD) as (digit, _):
         entry = load(builder, builder.add(entries, builder.shl(digit, WORD(4))), FLOATS)
-        near = clamped(builder, rounded(builder, builder.fmul(entry, inverse)), -127.0, 127.0)
-        codes = builder.trunc(builder.fptosi(near, SUMS), ir.VectorType(BYTE, LANES))
+        near = builder.fadd(clamped(builder, builder.fmul(entry, inverse), -127.0, 127.0), all_of(FLOATS, INTEGERS))
+        codes = builder.trunc(builder.bitcast(near, SUMS), LANE_BYTES)  # the low byte is the integer next to it
         by_query = pick(builder, codes, [4 * place + query for query in range(4) for place in range(4)])
         store(builder, by_query, builder.add(factors, builder.shl(digit, WORD(2))))
 
@@ -176,7 +207,7 @@ def add_scores(
                 )
                 for i, total in enumerate(totals):
                     sums = builder.sitofp(builder.load(total[j]), FLOATS)
-                    logits = call(builder, f"llvm.fma.v{LANES}f32", FLOATS, sums, unit, offset)
+                    logits = fma(builder, sums, unit, offset)
                     at = at_offset(
                         builder, builder.add(builder.extract_value(out, j), builder.shl(block, WORD(6))), LINE * i
                     )

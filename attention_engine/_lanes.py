@@ -17,6 +17,8 @@ from csd_spec.progressive import LANES, LINE
 
 BYTE, SHORT, INDEX, WORD, FLOAT = *(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType()
 BYTES, SUMS, FLOATS = ir.VectorType(BYTE, LINE), ir.VectorType(INDEX, LANES), ir.VectorType(FLOAT, LANES)
+LANE_BYTES = ir.VectorType(BYTE, LANES)
+INTEGERS = 1.5 * 2.0**23  # added to a small FP32 it leaves the integer next to it, in the low bits
 
 
 def load(builder: Any, address: Any, kind: Any) -> Any:
@@ -56,6 +58,11 @@ def clamped(builder: Any, values: Any, least: float, most: float) -> Any:
     return builder.select(builder.fcmp_ordered(">", values, high), high, values)
 
 
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a x b + c, rounded once."""
+    return call(builder, f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
+
+
 def rounded(builder: Any, values: Any) -> Any:
     return call(builder, f"llvm.rint.v{values.type.count}f32", values.type, values)
 
@@ -74,17 +81,30 @@ def halves(builder: Any, vector: Any) -> list[Any]:
 
 def folded(builder: Any, values: Any) -> Any:
     """The sum of a vector's lanes, added in halves."""
+    add = builder.add if isinstance(values.type.element, ir.IntType) else builder.fadd
     while values.type.count > 1:
-        values = builder.fadd(*halves(builder, values))
+        values = add(*halves(builder, values))
     return builder.extract_element(values, INDEX(0))
+
+
+def lanes_below(builder: Any, left: Any) -> Any:
+    """Which of 16 lanes are among those that are left."""
+    return builder.icmp_signed("<", ir.Constant(ir.VectorType(WORD, LANES), [*range(LANES)]), spread(builder, left))
 
 
 def load_some(builder: Any, address: Any, left: Any) -> Any:
     """16 FP32 at an address, 0 where fewer are left."""
-    numbers = ir.Constant(ir.VectorType(WORD, LANES), [*range(LANES)])
-    mask = builder.icmp_signed("<", numbers, spread(builder, left))
-    at = builder.inttoptr(address, FLOATS.as_pointer())
-    return call(builder, f"llvm.masked.load.v{LANES}f32.p0", FLOATS, at, INDEX(4), mask, all_of(FLOATS, 0.0))
+    at, live = builder.inttoptr(address, FLOATS.as_pointer()), lanes_below(builder, left)
+    return call(builder, f"llvm.masked.load.v{LANES}f32.p0", FLOATS, at, INDEX(4), live, all_of(FLOATS, 0.0))
+
+
+def widened(builder: Any, address: Any, brains: Any) -> Any:
+    """16 FP32 for FP16, or BF16, at an address."""
+    bits = load(builder, address, ir.VectorType(SHORT, LANES))
+    brain = builder.bitcast(builder.shl(builder.zext(bits, SUMS), all_of(SUMS, 16)), FLOATS)
+    return builder.select(
+        brains, brain, builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
+    )
 
 
 def _with_sums(function: Callable[[Any, Any], Any]) -> Any:
@@ -160,26 +180,24 @@ def widen_halves(typing_context: Any, out: Any, halves: Any, count: Any, brains:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         out, halves, count, brains = arguments
         with cgutils.for_range_slice(builder, WORD(0), count, WORD(LANES), WORD) as (index, _):
-            at = builder.add(halves, builder.shl(index, WORD(1)))
-            bits = load(builder, at, ir.VectorType(SHORT, LANES))
-            brain = builder.bitcast(builder.shl(builder.zext(bits, SUMS), all_of(SUMS, 16)), FLOATS)
-            half = builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
-            store(builder, builder.select(brains, brain, half), builder.add(out, builder.shl(index, WORD(2))))
+            values = widened(builder, builder.add(halves, builder.shl(index, WORD(1))), brains)
+            store(builder, values, builder.add(out, builder.shl(index, WORD(2))))
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint64, types.int64, types.boolean), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def square_codes(typing_context: Any, out: Any, codes: Any, count: Any) -> Any:
-    """Write FP32 c x |c| at `out` for int8 codes c at an address."""
+def square_codes(typing_context: Any, out: Any, codes: Any, count: Any, unit: Any) -> Any:
+    """Write FP32 c x |c| x unit at `out` for int8 codes c at an address, up to a whole 16 of them."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        out, codes, count = arguments
-        with cgutils.for_range_slice(builder, WORD(0), count, WORD(1), WORD) as (index, _):
-            value = builder.sitofp(load(builder, builder.add(codes, index), BYTE), FLOAT)
-            square = builder.fmul(value, call(builder, "llvm.fabs.f32", FLOAT, value))
+        out, codes, count, unit = arguments
+        with cgutils.for_range_slice(builder, WORD(0), count, WORD(LANES), WORD) as (index, _):
+            value = builder.sitofp(load(builder, builder.add(codes, index), LANE_BYTES), FLOATS)
+            square = builder.fmul(value, call(builder, f"llvm.fabs.v{LANES}f32", FLOATS, value))
+            square = builder.fmul(square, spread(builder, unit))
             store(builder, square, builder.add(out, builder.shl(index, WORD(2))))
         return context.get_dummy_value()
 
-    return types.void(types.uint64, types.uint64, types.int64), generate
+    return types.void(types.uint64, types.uint64, types.int64, types.float32), generate

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from attention_engine._dot4 import add_products, codes_of, factors_at
 from attention_engine._lanes import (
-    BYTE,
     FLOAT,
     FLOATS,
-    INDEX,
+    INTEGERS,
+    LANE_BYTES,
     SUMS,
     WORD,
     all_of,
     at_offset,
+    fma,
     folded,
-    halves,
     largest_lane,
     load,
     load_some,
-    rounded,
     spread,
     store,
 )
 from attention_engine._rows import _ask
-from csd_spec.progressive import LANES, LINE
+from csd_spec.progressive import LINE
 
 
 def _value_sums(bits: int) -> Any:
@@ -89,8 +87,8 @@ Two lines go together, so that no sum waits for itself.
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def round_weights(typing_context: Any, weights: Any, sizes: Any, count: Any, blocks: Any, out: Any) -> Any:
-    """Write multiples, 0 to 127, of a unit as int8 for weights x sizes; returns units, the sums of the multiples, and
-    the sums of the squares of the products, a tuple of each.
+    """Write multiples, 0 to 127, of a unit as int8 for weights x sizes; returns units, the sums of the multiples, the
+    sums of the weights, and those of the squares of the products, a tuple of each.
 
     weights: addresses of `count` FP32, one of each query, a tuple. sizes: address of as many. out: addresses of 16
     bytes a block; behind `count` are zeros. What rounding takes from a token goes to the 16th behind it.
@@ -100,51 +98,79 @@ def round_weights(typing_context: Any, weights: Any, sizes: Any, count: Any, blo
         weights, sizes, count, blocks, out = arguments
         queries = range(signature.args[0].count)
 
-        def cells(kind: Any) -> list[Any]:
-            made = [cgutils.alloca_once(builder, kind) for _ in queries]
+        def cells() -> list[Any]:
+            made = [cgutils.alloca_once(builder, FLOATS) for _ in queries]
             for cell in made:
-                builder.store(all_of(kind, 0), cell)
+                builder.store(all_of(FLOATS, 0.0), cell)
             return made
 
-        most, squares, carries, totals = cells(FLOATS), cells(FLOATS), cells(FLOATS), cells(SUMS)
+        most, masses, squares, carries, totals = (cells() for _ in range(5))
 
-        def products(block: Any) -> list[Any]:
+        def products(block: Any) -> list[tuple[Any, Any]]:
             left, place = builder.sub(count, builder.shl(block, WORD(4))), builder.shl(block, WORD(6))
             size = load(builder, builder.add(sizes, place), FLOATS)
-            rows = (builder.add(builder.extract_value(weights, j), place) for j in queries)
-            return [builder.fmul(load_some(builder, row, left), size) for row in rows]
+            rows = (load_some(builder, builder.add(builder.extract_value(weights, j), place), left) for j in queries)
+            return [(row, builder.fmul(row, size)) for row in rows]
 
         with cgutils.for_range_slice(builder, WORD(0), blocks, WORD(1), WORD) as (block, _):
-            for j, value in enumerate(products(block)):
+            for j, (weight, value) in enumerate(products(block)):
+                builder.store(builder.fadd(builder.load(masses[j]), weight), masses[j])
                 known = builder.load(most[j])
                 builder.store(builder.select(builder.fcmp_ordered(">", value, known), value, known), most[j])
-                builder.store(builder.fadd(builder.load(squares[j]), builder.fmul(value, value)), squares[j])
+                builder.store(fma(builder, value, value, builder.load(squares[j])), squares[j])
         largest = [largest_lane(builder, builder.load(cell)) for cell in most]
         inverses = []
         for each in largest:
             some = builder.fcmp_ordered(">", each, FLOAT(0))
             inverses.append(spread(builder, builder.select(some, builder.fdiv(FLOAT(127), each), FLOAT(0))))
         with cgutils.for_range_slice(builder, WORD(0), blocks, WORD(1), WORD) as (block, _):
-            for j, product in enumerate(products(block)):
-                value = builder.fadd(builder.fmul(product, inverses[j]), builder.load(carries[j]))
-                near, top = rounded(builder, value), all_of(FLOATS, 127.0)
-                near = builder.select(builder.fcmp_ordered(">", near, top), top, near)
+            for j, (_, product) in enumerate(products(block)):
+                value, top = fma(builder, product, inverses[j], builder.load(carries[j])), all_of(FLOATS, 127.0)
+                below = builder.select(builder.fcmp_ordered(">", value, top), top, value)
+                shifted = builder.fadd(below, all_of(FLOATS, INTEGERS))  # rounds it, and its low byte is the integer
+                near = builder.fsub(shifted, all_of(FLOATS, INTEGERS))
                 builder.store(builder.fsub(value, near), carries[j])
-                multiple = builder.fptosi(near, SUMS)
-                builder.store(builder.add(builder.load(totals[j]), multiple), totals[j])
-                codes = builder.trunc(multiple, ir.VectorType(BYTE, LANES))
+                builder.store(builder.fadd(builder.load(totals[j]), near), totals[j])
+                codes = builder.trunc(builder.bitcast(shifted, SUMS), LANE_BYTES)
                 store(builder, codes, builder.add(builder.extract_value(out, j), builder.shl(block, WORD(4))))
-        sums = []
-        for cell in totals:
-            total = builder.load(cell)
-            while total.type.count > 1:
-                total = builder.add(*halves(builder, total))
-            sums.append(builder.sitofp(builder.extract_element(total, INDEX(0)), FLOAT))
         units = [builder.fdiv(each, FLOAT(127)) for each in largest]
-        added = [folded(builder, builder.load(cell)) for cell in squares]
+        added = ([folded(builder, builder.load(cell)) for cell in mine] for mine in (totals, masses, squares))
         row = types.UniTuple(types.float32, len(queries))
-        parts = [context.make_tuple(builder, row, part) for part in (units, sums, added)]
+        parts = [context.make_tuple(builder, row, part) for part in (units, *added)]
         return context.make_tuple(builder, signature.return_type, parts)
 
     row = types.UniTuple(types.float32, weights.count)
-    return types.UniTuple(row, 3)(weights, types.uint64, types.int64, types.int64, out), generate
+    return types.UniTuple(row, 4)(weights, types.uint64, types.int64, types.int64, out), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def add_values(
+    typing_context: Any, out: Any, squares: Any, sums: Any, rests: Any, lines: Any, middle: Any, numbers: Any
+) -> Any:
+    """out_j[c] += (2 sum_j[c] - middle x total_j) x unit_j / 2 + mass_j x rest[c], for 16 channels a line, and
+    squares[j] += square_j.
+
+    out, sums: a tuple of addresses of FP32 and of int32, one of each query. squares, rests: addresses of FP32. middle:
+    the largest code. numbers: (units, totals, masses, squares), as `round_weights` has them.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        out, squares, sums, rests, lines, middle, numbers = arguments
+        for j in range(signature.args[0].count):
+            unit, total, mass, square = (builder.extract_value(builder.extract_value(numbers, i), j) for i in range(4))
+            at = at_offset(builder, squares, 4 * j)
+            store(builder, builder.fadd(load(builder, at, FLOAT), square), at)
+            half, less = spread(builder, builder.fmul(unit, FLOAT(0.5))), spread(builder, builder.fmul(middle, total))
+            to, found = builder.extract_value(out, j), builder.extract_value(sums, j)
+            with cgutils.for_range_slice(builder, WORD(0), lines, WORD(1), WORD) as (line, _):
+                place = builder.shl(line, WORD(6))
+                twice = builder.fmul(
+                    builder.sitofp(load(builder, builder.add(found, place), SUMS), FLOATS), all_of(FLOATS, 2.0)
+                )
+                value = builder.fmul(builder.fsub(twice, less), half)
+                rest = builder.fmul(spread(builder, mass), load(builder, builder.add(rests, place), FLOATS))
+                old = load(builder, builder.add(to, place), FLOATS)
+                store(builder, builder.fadd(old, builder.fadd(value, rest)), builder.add(to, place))
+        return context.get_dummy_value()
+
+    return types.void(out, types.uint64, sums, types.uint64, types.int64, types.float32, numbers), generate

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_engine._digits import QUERIES, add_scores, fill_factors
+from attention_engine._digits import QUERIES, add_scores, fill_factors, read_header
 from attention_engine._exp import exp
 from attention_engine._lanes import add_rows_of, largest_of, square_codes, squares_of, total_of, widen_halves
 from attention_engine._parallel import over_streams
 from attention_engine._rows import ask, bare
-from attention_engine._weights import round_weights, sum_values2, sum_values4
+from attention_engine._weights import add_values, round_weights, sum_values2, sum_values4
 from attention_engine.kernels import _page, _place
 from attention_engine.refined import _at, _four, progressive_form, score_rows
 from attention_engine.spend import VARIANCE
@@ -50,11 +50,13 @@ def _two(at, stride):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _take_queries(q, m, powers):  # type: ignore[no-untyped-def]
-    """q (G, d) as `fill_factors` takes it: powers (parts, passes, m, 16), 4^0 to 4^3 times four queries a pass."""
-    powers[:] = 0
+def _take_queries(q, m, rows, powers):  # type: ignore[no-untyped-def]
+    """q (G, d) as `read_header` takes it, rows (parts, passes, 4, ...), and as `fill_factors` does: powers (parts,
+    passes, m, 16), 4^0 to 4^3 times four queries a pass."""
+    rows[:], powers[:] = 0, 0
     for query in range(q.shape[0]):
         for channel in range(q.shape[1]):
+            rows[channel // m, query // QUERIES, query % QUERIES, channel % m] = q[query, channel]
             for level in range(DIGITS):
                 value = q[query, channel] * np.float32(1 << 2 * level)
                 powers[channel // m, query // QUERIES, channel % m, QUERIES * level + query % QUERIES] = value
@@ -79,22 +81,25 @@ def _score_blocks(out, factors, lines, shape, numbers, first, some):  # type: ig
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _score_page(page, form, powers, scale, scratch, out, tokens, variances):  # type: ignore[no-untyped-def]
+def _score_page(page, form, asking, scale, scratch, out, tokens, variances):  # type: ignore[no-untyped-def]
     """Add the logits of the first tokens of a page, and the variances of their errors, times the tokens, to variances
     (G,).
 
-    page: its address, and how far behind lies the page that is asked for meanwhile. powers (passes, m, 16): as
-    `_take_queries` has them. out: see `_score_blocks`.
+    page: its address, and how far behind lies the page that is asked for meanwhile. asking: addresses of its channels'
+    rows and powers in `_take_queries`, and bytes of a pass of each. scratch: addresses. out: see `_score_blocks`.
     """
-    (m, digits, header_bytes, brain), (place, ahead) = form, page
-    factors, entries, line = scratch
+    (m, digits, header_bytes, brain), (place, ahead), ((rows, row_bytes), (powers, pass_bytes)) = form, page, asking
+    factors, entries, line, scales = scratch
     (at, each, fresh), queries, whole = out, variances.size, tokens // LANES
     lines, number, half = place + np.uint64(header_bytes), digits // LANES, scale * scale / np.float32(2)
     for first in range(0, queries, QUERIES):
-        (u0, u1, u2, u3), (o0, o1, o2, o3), found = fill_factors(
-            _at(factors), _at(entries), place, brain, _at(powers) + np.uint64(64 * (first // QUERIES) * m), m, digits
+        number_of = np.uint64(first // QUERIES)
+        (o0, o1, o2, o3), missed = read_header(scales, place, brain, rows + number_of * row_bytes, m)
+        (u0, u1, u2, u3), rounding = fill_factors(
+            factors, entries, scales, place, powers + number_of * pass_bytes, m, digits
         )
-        v0, v1, v2, v3 = found
+        v0, v1 = missed[0] + rounding[0], missed[1] + rounding[1]
+        v2, v3 = missed[2] + rounding[2], missed[3] + rounding[3]
         offsets = o0 * scale - v0 * half, o1 * scale - v1 * half, o2 * scale - v2 * half, o3 * scale - v3 * half
         numbers, taken, live = (
             ((u0 * scale, u1 * scale, u2 * scale, u3 * scale), offsets),
@@ -102,14 +107,14 @@ def _score_page(page, form, powers, scale, scratch, out, tokens, variances):  # 
             min(QUERIES, queries - first),
         )
         for j in range(live):
-            variances[first + j] += found[j] * scale * scale * np.float32(tokens)
+            variances[first + j] += (v0, v1, v2, v3)[j] * scale * scale * np.float32(tokens)
         while taken < live:
             some, mine = _in_passes(live, taken), at + np.uint64(first + taken) * each
-            _score_blocks((mine, each, fresh), _at(factors), (lines, ahead), (number, whole), numbers, taken, some)
+            _score_blocks((mine, each, fresh), factors, (lines, ahead), (number, whole), numbers, taken, some)
             if whole * LANES < tokens:
-                rest, there = lines + np.uint64(4 * whole * digits), (_at(line), np.uint64(4 * LANES), True)
-                _score_blocks(there, _at(factors), (rest, ahead), (number, 1), numbers, taken, some)
-                add_rows_of(mine + np.uint64(4 * LANES * whole), each, fresh, _at(line), some, tokens - whole * LANES)
+                rest, there = lines + np.uint64(4 * whole * digits), (line, np.uint64(4 * LANES), True)
+                _score_blocks(there, factors, (rest, ahead), (number, 1), numbers, taken, some)
+                add_rows_of(mine + np.uint64(4 * LANES * whole), each, fresh, line, some, tokens - whole * LANES)
             taken += some
 
 
@@ -128,98 +133,93 @@ def _ahead(place, page, slots, stream, part, group, header_bytes):  # type: igno
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _score(  # type: ignore[no-untyped-def]
-    begin, end, place, scores, refined, k_slots, seq_lens, form, run_form, q, out, variances
-):
-    """Logits of streams [begin, end); arguments as in `score`. Tokens that no score page holds get exact ones."""
-    (m, T, digits, header_bytes, brain), (_, queries, d), parts = form, q.shape, scores.shape[1]
-    scale, shape = np.float32(1 / math.sqrt(d)), (m, digits, header_bytes, brain)
-    scratch = (
-        np.empty(QUERIES * digits, np.int8),
-        np.empty(QUERIES * (digits + DIGITS), np.float32),
-        np.empty((QUERIES, LANES), np.float32),
-    )
-    powers = np.empty((parts, (queries + QUERIES - 1) // QUERIES, m, LANES), np.float32)
+def _score_stream(place, slots, stream, tokens, form, exact, q, asking, scratch, out, variances):  # type: ignore[no-untyped-def]
+    """Logits (G, S) of a stream's tokens for q (G, d), and the variances (G,) of their errors, times the tokens.
+
+    Addresses are taken once, as who holds an array is counted whenever one is: that takes as long as half a page.
+    asking: as `_take_queries` has them. exact: what `score_rows` takes, for tokens that no score page holds.
+    """
+    (m, T, digits, header_bytes, brain), (k_slots, refined, run_form) = form, exact
+    factors, entries, line, scales = scratch
+    scale, shape = np.float32(1 / math.sqrt(q.shape[1])), (m, digits, header_bytes, brain)
+    buffers = _at(factors), _at(entries), _at(line), _at(scales)
+    (rows, powers), passes = asking, np.uint64(asking[0].shape[1])
+    row_at, row_bytes = _at(rows), np.uint64(4 * QUERIES * rows.shape[3])
+    power_at, pass_bytes = _at(powers), np.uint64(4 * LANES * m)
+    at, each = _at(out), np.uint64(4 * out.shape[1])
+    for first in range(0, tokens, T):
+        group, last = first // T, min(first + T, tokens)
+        if slots[stream, 0, group] == UNMAPPED:
+            score_rows(place, k_slots[stream], refined[stream], run_form, q, (first, last), out)
+            continue
+        for part in range(slots.shape[1]):
+            page, mine = bare(_page(place, slots[stream, part, group])), at + np.uint64(4 * first)
+            behind = page, _ahead(place, page, slots, stream, part, group, header_bytes)
+            before = np.uint64(part) * passes
+            these = (row_at + before * row_bytes, row_bytes), (power_at + before * pass_bytes, pass_bytes)
+            _score_page(behind, shape, these, scale, buffers, (mine, each, part == 0), last - first, variances)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _score(begin, end, place, slots, exact, seq_lens, form, q, out, variances):  # type: ignore[no-untyped-def]
+    """Logits of streams [begin, end); arguments as in `score`."""
+    (m, _, digits, _, _), queries = form, q.shape[1]
+    factors, entries = np.empty(QUERIES * digits, np.int8), np.empty(QUERIES * (digits + DIGITS), np.float32)
+    width, passes = (m + LANES - 1) // LANES * LANES, (queries + QUERIES - 1) // QUERIES
+    scratch = factors, entries, np.empty((QUERIES, LANES), np.float32), np.empty(width, np.float32)
+    rows = np.empty((slots.shape[1], passes, QUERIES, width), np.float32)
+    asking = rows, np.empty((slots.shape[1], passes, m, LANES), np.float32)
     for stream in range(begin, end):
-        length, rows, found = seq_lens[stream], out[stream], variances[stream]
+        found, length = variances[stream], seq_lens[stream]
         found[:] = 0
-        _take_queries(q[stream], m, powers)
-        at, each = _at(rows), np.uint64(4 * rows.shape[1])
-        for first in range(0, length, T):
-            group, last = first // T, min(first + T, length)
-            if scores[stream, 0, group] == UNMAPPED:
-                score_rows(place, k_slots[stream], refined[stream], run_form, q[stream], (first, last), rows)
-                continue
-            for part in range(parts):
-                page, mine = bare(_page(place, scores[stream, part, group])), at + np.uint64(4 * first)
-                behind = page, _ahead(place, page, scores, stream, part, group, header_bytes)
-                _score_page(behind, shape, powers[part], scale, scratch, (mine, each, part == 0), last - first, found)
+        _take_queries(q[stream], m, *asking)
+        _score_stream(place, slots, stream, length, form, exact, q[stream], asking, scratch, out[stream], found)
         for query in range(queries):
             found[query] /= np.float32(length)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _round_weights(weights, each, sizes, tokens, out, size, numbers, some):  # type: ignore[no-untyped-def]
-    """`round_weights` of `some` queries: units and totals of numbers become theirs, squares are added."""
-    (units, totals, squares), blocks = numbers, (tokens + LANES - 1) // LANES
-    if some == 4:
-        unit, total, square = round_weights(_four(weights, each), sizes, tokens, blocks, _four(out, size))
-        for j in range(4):
-            units[j], totals[j], squares[j] = unit[j], total[j], squares[j] + square[j]
-    elif some == 2:
-        unit2, total2, square2 = round_weights(_two(weights, each), sizes, tokens, blocks, _two(out, size))
-        for j in range(2):
-            units[j], totals[j], squares[j] = unit2[j], total2[j], squares[j] + square2[j]
-    else:
-        unit1, total1, square1 = round_weights((weights,), sizes, tokens, blocks, (out,))
-        units[0], totals[0], squares[0] = unit1[0], total1[0], squares[0] + square1[0]
-
-
 @njit(inline="always")
-def _sum_values(bits, out, each, weights, size, lines, ahead, count, blocks, some):  # type: ignore[no-untyped-def]
-    """Sums of all channels of `some` queries, int32 at `out`; see `_weights.sum_values2`."""
-    if some == 4:
-        if bits == 2:
-            sum_values2(_four(out, each), _four(weights, size), lines, ahead, count, blocks)
-        else:
-            sum_values4(_four(out, each), _four(weights, size), lines, ahead, count, blocks)
-    elif some == 2:
-        if bits == 2:
-            sum_values2(_two(out, each), _two(weights, size), lines, ahead, count, blocks)
-        else:
-            sum_values4(_two(out, each), _two(weights, size), lines, ahead, count, blocks)
-    elif bits == 2:
-        sum_values2((out,), (weights,), lines, ahead, count, blocks)
+def _add_queries(page, addresses, squares):  # type: ignore[no-untyped-def]
+    """Add what a value page's tokens weigh to sums of some queries, and the squares of weights x sizes to squares.
+
+    page: bits of a value, addresses of sizes and rests, tokens, lines of a block and blocks, address of the first line,
+    how far behind lies what is asked for meanwhile. addresses: of weights, of scratch for their multiples and for sums
+    of codes, and of sums, a tuple of each. squares: address of those of these queries.
+    """
+    bits, sizes, rests, tokens, (lines, blocks), place, ahead = page
+    weights, multiples, found, sums = addresses
+    numbers = round_weights(weights, sizes, tokens, (tokens + LANES - 1) // LANES, multiples)
+    if bits == 2:
+        sum_values2(found, multiples, place, ahead, lines, blocks)
     else:
-        sum_values4((out,), (weights,), lines, ahead, count, blocks)
+        sum_values4(found, multiples, place, ahead, lines, blocks)
+    add_values(sums, squares, found, rests, lines, np.float32((1 << bits) - 1), numbers)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _add_page(page, ahead, form, weights, tokens, masses, scratch, sums, squares):  # type: ignore[no-untyped-def]
-    """Add what a value page's tokens weigh to sums (G, m), rotated as they are stored, and the squares of weights x
-    sizes to squares (G,).
+def _add_page(page, form, weights, tokens, scratch, sums, squares, queries):  # type: ignore[no-untyped-def]
+    """Add what a value page's tokens weigh to sums, rotated as they are stored, and the squares of weights x sizes to
+    squares. All are addresses: to count who holds an array takes longer than a page.
 
-    page: its address. ahead: how far behind lies the page that is asked for meanwhile. weights: address of those of the
-    first query, and bytes between those of two. masses (G,): their sums.
+    page: its address, and how far behind lies the page that is asked for meanwhile. weights, sums: address of those of
+    the first query, and bytes to the next one's.
     """
-    (m, bits, sizes_bytes, header_bytes, brain), (at, each), queries = form, weights, masses.size
-    sizes, rests, multiples, found, units, totals = scratch
-    lines, block, middle = (m + LANES - 1) // LANES, QUAD * 8 // bits, np.float32((1 << bits) - 1)
-    widen_halves(_at(sizes), page, tokens, brain)
-    largest = largest_of(_at(sizes), tokens) * RESTS
-    square_codes(_at(rests), page + np.uint64(sizes_bytes), m)
-    size, first = np.uint64(multiples.shape[1]), 0
-    blocks, lie = (tokens + block - 1) // block, page + np.uint64(header_bytes)
+    (m, bits, sizes_bytes, header_bytes, brain), (at, each), (to, row), first = form, weights, sums, 0
+    (place, ahead), (sizes, rests, multiples, found) = page, scratch
+    lines, block, size = (m + LANES - 1) // LANES, QUAD * 8 // bits, np.uint64((tokens + LANES - 1) // LANES * LANES)
+    widen_halves(sizes, place, tokens, brain)
+    square_codes(rests, place + np.uint64(sizes_bytes), m, largest_of(sizes, tokens) * RESTS)
+    shape = lines, (tokens + block - 1) // block
+    mine = bits, sizes, rests, tokens, shape, place + np.uint64(header_bytes), ahead
     while first < queries:
-        some, mine = _in_passes(queries, first), _at(multiples) + np.uint64(first) * size
-        of_these, added = at + np.uint64(first) * each, (units[first:], totals[first:], squares[first:])
-        _round_weights(of_these, each, _at(sizes), tokens, mine, size, added, some)
-        _sum_values(bits, _at(found), np.uint64(4 * found.shape[1]), mine, size, lie, ahead, lines, blocks, some)
-        for j in range(some):
-            half, less, unit = units[first + j] / np.float32(2), middle * totals[first + j], masses[first + j] * largest
-            for channel in range(m):
-                value = (np.float32(2) * np.float32(found[j, channel]) - less) * half
-                sums[first + j, channel] += value + unit * rests[channel]
+        some, w, s = _in_passes(queries, first), at + np.uint64(first) * each, to + np.uint64(first) * row
+        added = squares + np.uint64(4 * first)
+        if some == 4:
+            _add_queries(mine, (_four(w, each), _four(multiples, size), _four(found, row), _four(s, row)), added)
+        elif some == 2:
+            _add_queries(mine, (_two(w, each), _two(multiples, size), _two(found, row), _two(s, row)), added)
+        else:
+            _add_queries(mine, ((w,), (multiples,), (found,), (s,)), added)
         first += some
 
 
@@ -244,23 +244,25 @@ def _merge(out, rows, sums, scores, weights, v_mean):  # type: ignore[no-untyped
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _add_stream(place, slots, reads, stream, weights, length, form, scratch, found):  # type: ignore[no-untyped-def]
-    """Add up what a stream's tokens weigh, weights (G, S): what is read in found, (parts, G, m) sums, (2, G) weights
+    """Add up what a stream's tokens weigh, weights (G, S): what is read in found, (parts, G, ...) sums, (2, G) weights
     read and not read, and (G,) squares of weights x sizes."""
-    (page_form, per_page), (sums, shares, squares) = form, found
-    queries, masses = weights.shape[0], np.empty(weights.shape[0], np.float32)
+    (page_form, per_page), (sums, shares, squares), (sizes, rests, multiples, values) = form, found, scratch
+    queries, buffers = squares.size, (_at(sizes), _at(rests), _at(multiples), _at(values))
+    to, row, added = _at(sums), np.uint64(4 * sums.shape[2]), _at(squares)
     at, each = _at(weights), np.uint64(4 * weights.shape[1])
     for first in range(0, length, per_page):
         group, count, mine = first // per_page, min(per_page, length - first), at + np.uint64(4 * first)
         if slots[stream, 0, group] == UNMAPPED:
             continue
         for query in range(queries):
-            masses[query] = total_of(mine + np.uint64(query) * each, count)
-            shares[0 if reads[stream, group] else 1, query] += masses[query]
+            mass = total_of(mine + np.uint64(query) * each, count)
+            shares[0 if reads[stream, group] else 1, query] += mass
         if reads[stream, group]:
             for part in range(slots.shape[1]):
                 page = bare(_page(place, slots[stream, part, group]))
                 ahead = _ahead(place, page, slots, stream, part, group, page_form[3])
-                _add_page(page, ahead, page_form, (mine, each), count, masses, scratch, sums[part], squares)
+                out = to + np.uint64(part * queries) * row, row
+                _add_page((page, ahead), page_form, (mine, each), count, buffers, out, added, queries)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -268,16 +270,11 @@ def _attend_coarse(begin, end, place, slots, choice, scores, v_mean, seq_lens, f
     """`attend_coarse` of streams [begin, end)."""
     (page_form, per_page), (_, queries, d), parts = form, out.shape, slots.shape[1]
     (tokens, counts, reads), (weights, tops, variances) = choice, scores
-    m, bits, room = page_form[0], page_form[1], (per_page + LANES - 1) // LANES * LANES
-    scratch = (
-        np.empty(room, np.float32),
-        np.empty(m, np.float32),
-        np.empty((queries, room), np.int8),
-        np.empty((QUERIES, (m + LANES - 1) // LANES * LANES), np.int32),
-        np.empty(queries, np.float32),
-        np.empty(queries, np.float32),
-    )
-    sums, shares = np.empty((parts, queries, m), np.float32), np.empty((2, queries), np.float32)
+    m, bits = page_form[0], page_form[1]
+    room, width = (per_page + LANES - 1) // LANES * LANES, (m + LANES - 1) // LANES * LANES
+    sizes, rests = np.empty(room, np.float32), np.empty(width, np.float32)
+    scratch = sizes, rests, np.empty((QUERIES, room), np.int8), np.empty((QUERIES, width), np.int32)
+    sums, shares = np.empty((parts, queries, width), np.float32), np.empty((2, queries), np.float32)
     squares, joined = np.empty(queries, np.float32), np.empty(parts * m, np.float32)
     of_v, of_k = np.float32(m * NOISE[bits // 4]), np.float32(m * ENERGY[bits // 4])
     for stream in range(begin, end):
@@ -289,8 +286,8 @@ def _attend_coarse(begin, end, place, slots, choice, scores, v_mean, seq_lens, f
         _add_stream(place, slots, reads, stream, weights[stream], seq_lens[stream], form, scratch, found)
         for query in range(queries):
             for part in range(parts):
-                rotate_back(sums[part, query])
-                joined[part * m : (part + 1) * m] = sums[part, query]
+                rotate_back(sums[part, query, :m])
+                joined[part * m : (part + 1) * m] = sums[part, query, :m]
             share, top, mine = (shares[0, query], shares[1, query]), tops[stream, query], out[stream, query]
             lost[stream, query], each = _merge(mine, rows[stream, query], joined, top, share, v_mean[stream])
             missed = squares[query] * (of_v + variances[stream, query] * of_k)
@@ -339,10 +336,9 @@ def score(view: KvView, q: F32, threads: int = 1) -> tuple[F32, F32]:
     form, maps = progressive_form(view), view.maps
     out = _scratch(*q.shape[:2], int(view.seq_lens.max()))
     shape = form.m, form.T, form.D, form.header_bytes, form.bf16
-    places = _place(view), maps["scores"], maps["refined"][:, 0], view.k_slots
-    run_form = form.n, form.parts, form.waiting
+    exact = view.k_slots, maps["refined"][:, 0], (form.n, form.parts, form.waiting)
     variances: F32 = np.empty(q.shape[:2], np.float32)
-    arguments = *places, view.seq_lens, shape, run_form, np.ascontiguousarray(q), out, variances
+    arguments = _place(view), maps["scores"], exact, view.seq_lens, shape, np.ascontiguousarray(q), out, variances
     over_streams(_score, threads, q.shape[0], arguments)
     return out, variances
 

@@ -188,7 +188,8 @@ class Step:
         worth = self.do.weigh_pages(logits, self.seq_lens, sizes, variances, sinks, self.threads)
         pages = worth.errors.shape[1] + worth.masses.shape[2]
         self.compute("argtopk", "argtopk", self.each, pages * self.each)
-        left = int((self.budget_bytes - self.fetched_bytes).sum()) // form.page_bytes
+        fetched = sum(int(np.add.reduce(item.plan.nbytes)) for item in self.work if isinstance(item, Read))
+        left = (int(np.add.reduce(self.budget_bytes)) - fetched) // form.page_bytes
         choice = spend(self.view, worth, logits, left, lost, least)
         self.chosen = choice.tokens, choice.counts
         return choice
