@@ -29,6 +29,8 @@ from attention_engine._lanes import (
 from attention_engine._rows import _ask
 from csd_spec.progressive import LINE
 
+LEAST = 2.0**-100  # weights x sizes of a page that are no larger count as none: 127 over them is no FP32
+
 
 def _value_sums(bits: int) -> Any:
     """Sums of values of `bits` bits: see `sum_values2`."""
@@ -121,7 +123,7 @@ def round_weights(typing_context: Any, weights: Any, sizes: Any, count: Any, blo
         largest = [largest_lane(builder, builder.load(cell)) for cell in most]
         inverses = []
         for each in largest:
-            some = builder.fcmp_ordered(">", each, FLOAT(0))
+            some = builder.fcmp_ordered(">", each, FLOAT(LEAST))
             inverses.append(spread(builder, builder.select(some, builder.fdiv(FLOAT(127), each), FLOAT(0))))
         with cgutils.for_range_slice(builder, WORD(0), blocks, WORD(1), WORD) as (block, _):
             for j, (_, product) in enumerate(products(block)):

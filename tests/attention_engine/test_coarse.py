@@ -163,3 +163,15 @@ def test_weights_that_are_small_are_not_lost():
         w = weights[stream, 0].astype(np.float64) * ~np.isnan(V[:, 0])
         exact, small = (each @ np.nan_to_num(V) / w.sum() for each in (w, np.where(w == 1, 0, w)))
         assert np.linalg.norm(out[stream, 0] - exact) < 0.3 * np.linalg.norm(small)
+
+
+@pytest.mark.parametrize("exponent", [-149, -126, -99])
+def test_weights_of_almost_nothing_change_nothing(exponent):
+    """Of which 1 / 127 is no FP32, in all groups but the first."""
+    step = Drive(64, "progressive", [1000]).step(3)
+    weights, reads = random_weights(step)
+    reads[:] = True
+    weights[:, :, step.view.layout.progressive.value_tokens :] = 0
+    expected = attended(step, weights, reads)[0]
+    weights[:, :, -400::3] = np.ldexp(np.float32(1), exponent)
+    np.testing.assert_allclose(attended(step, weights, reads)[0], expected, atol=1e-7)
