@@ -23,7 +23,7 @@ from attention_engine._parallel import over_streams
 from attention_engine._rows import ask, bare
 from attention_engine._weights import add_values, round_weights, sum_values2, sum_values4
 from attention_engine.kernels import _page, _place
-from attention_engine.refined import _at, _four, progressive_form, score_rows
+from attention_engine.refined import _at, _four, progressive_form, run_form, score_rows
 from attention_engine.spend import VARIANCE
 from csd_io.compiled import njit
 from csd_io.rotation import rotate_back
@@ -139,7 +139,7 @@ def _score_stream(place, slots, stream, tokens, form, exact, q, asking, scratch,
     Addresses are taken once, as who holds an array is counted whenever one is: that takes as long as half a page.
     asking: as `_take_queries` has them. exact: what `score_rows` takes, for tokens that no score page holds.
     """
-    (m, T, digits, header_bytes, brain), (k_slots, refined, run_form) = form, exact
+    (m, T, digits, header_bytes, brain), (k_slots, refined, runs) = form, exact
     factors, entries, line, scales = scratch
     scale, shape = np.float32(1 / math.sqrt(q.shape[1])), (m, digits, header_bytes, brain)
     buffers = _at(factors), _at(entries), _at(line), _at(scales)
@@ -150,7 +150,7 @@ def _score_stream(place, slots, stream, tokens, form, exact, q, asking, scratch,
     for first in range(0, tokens, T):
         group, last = first // T, min(first + T, tokens)
         if slots[stream, 0, group] == UNMAPPED:
-            score_rows(place, k_slots[stream], refined[stream], run_form, q, (first, last), out)
+            score_rows(place, k_slots[stream], refined[stream], runs, q, (first, last), out)
             continue
         for part in range(slots.shape[1]):
             page, mine = bare(_page(place, slots[stream, part, group])), at + np.uint64(4 * first)
@@ -226,7 +226,8 @@ def _add_page(page, form, weights, tokens, scratch, sums, squares, queries):  # 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _merge(out, rows, sums, scores, weights, v_mean):  # type: ignore[no-untyped-def]
     """Join a row attended in 8 bits, out (d,) with rows m and l (2,), with what is left; returns the share of the
-    weight that is left out, and the share of a weight of e^0 under the largest score.
+    weight that is left out, and the shares of what is attended in 8 bits and of a weight of e^0 under the largest
+    score.
 
     sums (d,): of the others, in few bits, under their largest logit. scores: that; weights: of what the sums stand for,
     and of what the mean of V stands for.
@@ -239,7 +240,7 @@ def _merge(out, rows, sums, scores, weights, v_mean):  # type: ignore[no-untyped
     for channel in range(out.size):
         out[channel] = (a * out[channel] + b * (sums[channel] + left * v_mean[channel])) / whole
     rows[0], rows[1] = top, whole
-    return b * left / whole, b / whole
+    return b * left / whole, a / whole, b / whole
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -266,9 +267,9 @@ def _add_stream(place, slots, reads, stream, weights, length, form, scratch, fou
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _attend_coarse(begin, end, place, slots, choice, scores, v_mean, seq_lens, form, out, rows, lost, errors):  # type: ignore[no-untyped-def]
+def _attend_coarse(begin, end, place, slots, choice, scores, v_mean, seq_lens, form, fine, lost, errors):  # type: ignore[no-untyped-def]
     """`attend_coarse` of streams [begin, end)."""
-    (page_form, per_page), (_, queries, d), parts = form, out.shape, slots.shape[1]
+    (page_form, per_page), (out, rows, of_codes), parts, (_, queries, d) = form, fine, slots.shape[1], fine[0].shape
     (tokens, counts, reads), (weights, tops, variances) = choice, scores
     m, bits = page_form[0], page_form[1]
     room, width = (per_page + LANES - 1) // LANES * LANES, (m + LANES - 1) // LANES * LANES
@@ -289,10 +290,12 @@ def _attend_coarse(begin, end, place, slots, choice, scores, v_mean, seq_lens, f
                 rotate_back(sums[part, query, :m])
                 joined[part * m : (part + 1) * m] = sums[part, query, :m]
             share, top, mine = (shares[0, query], shares[1, query]), tops[stream, query], out[stream, query]
-            lost[stream, query], each = _merge(mine, rows[stream, query], joined, top, share, v_mean[stream])
-            missed = squares[query] * (of_v + variances[stream, query] * of_k)
+            length = of_codes[stream, query] * np.sqrt(squares_of(_at(mine), d))
+            lost[stream, query], of_fine, each = _merge(mine, rows[stream, query], joined, top, share, v_mean[stream])
+            missed = each * each * squares[query] * (of_v + variances[stream, query] * of_k)
+            missed += (of_fine * length) ** 2
             size = np.sqrt(squares_of(_at(mine), d))
-            errors[stream, query] = each * np.sqrt(missed) / size if size > 0 else np.float32(0)
+            errors[stream, query] = np.sqrt(missed) / size if size > 0 else np.float32(0)
 
 
 class Scores(NamedTuple):
@@ -336,7 +339,7 @@ def score(view: KvView, q: F32, threads: int = 1) -> tuple[F32, F32]:
     form, maps = progressive_form(view), view.maps
     out = _scratch(*q.shape[:2], int(view.seq_lens.max()))
     shape = form.m, form.T, form.D, form.header_bytes, form.bf16
-    exact = view.k_slots, maps["refined"][:, 0], (form.n, form.parts, form.waiting)
+    exact = view.k_slots, maps["refined"][:, 0], run_form(form)
     variances: F32 = np.empty(q.shape[:2], np.float32)
     arguments = _place(view), maps["scores"], exact, view.seq_lens, shape, np.ascontiguousarray(q), out, variances
     over_streams(_score, threads, q.shape[0], arguments)
@@ -344,26 +347,31 @@ def score(view: KvView, q: F32, threads: int = 1) -> tuple[F32, F32]:
 
 
 def attend_coarse(
-    view: KvView, fine: tuple[F32, F32], choice: tuple[I32, I64, Bools], scores: Scores, v_mean: F32, threads: int = 1
+    view: KvView,
+    fine: tuple[F32, F32, F32],
+    choice: tuple[I32, I64, Bools],
+    scores: Scores,
+    v_mean: F32,
+    threads: int = 1,
 ) -> tuple[F32, F32]:
     """Add to attention over some tokens in 8 bits what all others weigh, by V in few bits.
 
     Args:
         view: Where V lies.
-        fine: Output (N, G, d) and rows m and l (N, G, 2) of the attention over the chosen tokens; both become those of
-            all tokens.
+        fine: Of the attention over the chosen tokens: its output (N, G, d) and rows m and l (N, G, 2), which become
+            those of all tokens, and what its codes are likely to add, as a share of its length, (N, G).
         choice: Those tokens (N, k), how many of them count (N,), and which groups of value pages (N, groups) are read.
         scores: Of all tokens; weights of the chosen ones become 0.
         v_mean: Mean of V over all tokens, (N, d), which stands for groups that are not read.
         threads: That share the streams.
 
     Returns:
-        The share of each row's weight that no page was read for, (N, G) float32, and what codes of few bits are likely
-        to add to each output, as a share of its length, (N, G).
+        The share of each row's weight that no page was read for, (N, G) float32, and what codes are likely to add to
+        each output, as a share of its length, (N, G).
     """
     form = progressive_form(view)
     lost, errors = np.empty(scores.tops.shape, np.float32), np.empty(scores.tops.shape, np.float32)
     shape = (form.m, form.v_bits, form.sizes_bytes, form.value_header, form.bf16), form.value_tokens
     arguments = _place(view), view.maps["values"], choice, tuple(scores), v_mean, view.seq_lens, shape
-    over_streams(_attend_coarse, threads, len(lost), (*arguments, *fine, lost, errors))
+    over_streams(_attend_coarse, threads, len(lost), (*arguments, fine, lost, errors))
     return lost, errors

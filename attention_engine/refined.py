@@ -9,6 +9,8 @@ import math
 
 import numpy as np
 
+from attention_engine._exp import exp
+from attention_engine._lanes import squares_of
 from attention_engine._parallel import over_streams
 from attention_engine._rows import add_scaled, ask, bare, dot
 from attention_engine._runs import add_code_run, dot_codes, powers_of
@@ -79,16 +81,20 @@ def _add_values(sums, weights, run, scales):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True, error_model="numpy")
 def _open_run(place, pages, slots, tokens, form, part, scales):  # type: ignore[no-untyped-def]
     """K (part 0) or V (the last part) of tokens [first, last) of one group as a run; scales (d,) become those of its
-    channels. form: tokens of a page, its parts, and tokens of one buffer of a group that is not full."""
-    (first, last), d, (n, parts, waiting) = tokens, scales.size, form
+    channels, 1 where tokens have one. form: tokens of a page, bytes before its rows, its parts, and tokens of one
+    buffer of a group that is not full."""
+    (first, last), d, (n, header, _, waiting) = tokens, scales.size, form
     group, row = first // n, first % n
     if pages[group] == UNMAPPED:
         scales[:] = 1
         slot = slots[group * ((n + waiting - 1) // waiting) + row // waiting]
         return _page(place, slot) + np.uint64(2 * (row % waiting) * d), last - first, False
     at = bare(_page(place, pages[group]))
-    powers_of(_at(scales), at + np.uint64(part * d), d)
-    return at + np.uint64((parts + part * n + row) * d), last - first, True
+    if part == 0:
+        powers_of(_at(scales), at, d)
+    else:
+        scales[:] = 1
+    return at + np.uint64(header + (part * n + row) * d), last - first, True
 
 
 @njit(cache=True, nogil=True)
@@ -100,14 +106,14 @@ def _scale(q, scales, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def score_rows(place, k_slots, pages, run_form, q, tokens, out):  # type: ignore[no-untyped-def]
+def score_rows(place, k_slots, pages, form, q, tokens, out):  # type: ignore[no-untyped-def]
     """Exact logits (G, S) of tokens [first, last) from their rows of K, in 8 bits or as they came."""
-    (queries, d), (first, last), (n, _, waiting) = q.shape, tokens, run_form
+    (queries, d), (first, last), (n, _, _, waiting) = q.shape, tokens, form
     scales, keys = np.empty(d, np.float32), np.empty((queries, d), np.float32)
     weights = np.empty((queries, (n + BLOCK - 1) // BLOCK * BLOCK), np.float32)
     while first < last:
         end = min(last, (first // n + 1) * n, first + waiting - first % n % waiting)
-        run = _open_run(place, pages, k_slots, (first, end), run_form, 0, scales)
+        run = _open_run(place, pages, k_slots, (first, end), form, 0, scales)
         _scale(q, scales, keys)
         _logits(keys, np.float32(1 / math.sqrt(d)), run, (np.uint64(0), 0), weights)
         out[:, first:end] = weights[:, : end - first]
@@ -124,19 +130,41 @@ def _run_end(tokens, first, length, n, waiting):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, bends, out, rows):  # type: ignore[no-untyped-def]
+def _add_run(place, pages, slots, tokens, form, weights, scales, powers, sums, noise):  # type: ignore[no-untyped-def]
+    """Add V of tokens [first, last) of one group, weighted, to sums (G, d), and to noise (G,) the squares of what codes
+    are likely to miss of it: a step's square is 12 times its rounding's variance.
+
+    weights (G, ...) become those of codes. scales (d,) and powers (n,) are scratch.
+    """
+    (first, last), (n, _, parts, _) = tokens, form
+    run = _open_run(place, pages, slots, tokens, form, parts - 1, scales)
+    if run[2]:
+        if parts > 1:
+            at = bare(_page(place, pages[first // n])) + np.uint64(scales.size + first % n)
+            powers_of(_at(powers), at, last - first)
+            for query in range(weights.shape[0]):
+                for i in range(last - first):
+                    weights[query, i] *= powers[i]
+        each, row = squares_of(_at(scales), scales.size) / np.float32(12), np.uint64(4 * weights.shape[1])
+        for query in range(weights.shape[0]):
+            noise[query] += squares_of(_at(weights) + np.uint64(query) * row, last - first) * each
+    _add_values(sums, weights, run, scales)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, bends, out, rows, errors):  # type: ignore[no-untyped-def]
     """Attention of streams [begin, end), a run at a time: K is scored for all queries, then V is added.
 
     The page of the run behind is asked for meanwhile.
     """
-    (_, queries, d), (n, parts, waiting) = q.shape, form
+    (_, queries, d), (n, _, _, waiting) = q.shape, form
     scale, width = np.float32(1 / math.sqrt(d)), (n + BLOCK - 1) // BLOCK * BLOCK
-    scales, keys = np.empty(d, np.float32), np.empty((queries, d), np.float32)
+    scales, keys, powers = np.empty(d, np.float32), np.empty((queries, d), np.float32), np.empty(n, np.float32)
     weights = np.ones((queries, width), np.float32)
     tops, totals = np.empty(queries, np.float32), np.empty(queries, np.float32)
     for stream in range(begin, end):
-        sums = out[stream]
-        tops[:], totals[:], sums[:] = -np.inf, 0, 0
+        sums, missed = out[stream], errors[stream]
+        tops[:], totals[:], sums[:], missed[:] = -np.inf, 0, 0, 0
         mine, groups, k_slots, v_slots = tokens[stream], pages[stream], slots[0][stream], slots[1][stream]
         asking, length, first = q[stream], counts[stream], 0
         while first < length:
@@ -151,10 +179,14 @@ def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, be
             for query in range(queries):
                 if bends is not None:
                     bend(weights[query], bends[stream, query], mine[first:last])
+                before = tops[query]
                 _rescale(_at(weights[query]), (run[1] + BLOCK - 1) // BLOCK * BLOCK, tops, totals, query, sums[query])
-            _add_values(sums, weights, _open_run(place, groups, v_slots, taken, form, parts - 1, scales), scales)
+                missed[query] *= exp(np.float32(2) * (before - tops[query]))
+            _add_run(place, groups, v_slots, taken, form, weights, scales, powers, sums, missed)
             first = last
         for query in range(queries):
+            size = np.sqrt(squares_of(_at(sums[query]), d))
+            missed[query] = np.sqrt(missed[query]) / size if size > 0 else np.float32(0)
             for channel in range(d):
                 sums[query, channel] = sums[query, channel] / totals[query] if length else np.float32(0)
             rows[stream, query, 0], rows[stream, query, 1] = tops[query], totals[query]
@@ -168,7 +200,14 @@ def progressive_form(view: KvView) -> Progressive:
     return form
 
 
-def attend_refined(view: KvView, q: F32, chosen: Chosen, bends: F32 | None = None, threads: int = 1) -> tuple[F32, F32]:
+def run_form(form: Progressive) -> tuple[int, int, int, int]:
+    """What `_open_run` needs to know of it."""
+    return form.n, form.refined_header, form.parts, form.waiting
+
+
+def attend_refined(
+    view: KvView, q: F32, chosen: Chosen, bends: F32 | None = None, threads: int = 1
+) -> tuple[F32, F32, F32]:
     """Attention over some tokens, by K and V in 8 bits where a group is full.
 
     Args:
@@ -179,12 +218,15 @@ def attend_refined(view: KvView, q: F32, chosen: Chosen, bends: F32 | None = Non
         threads: That share the streams.
 
     Returns:
-        The output, (N, G, d) float32, and m and l of each row, (N, G, 2) float32; m is -inf where a stream has none.
+        The output, (N, G, d) float32; m and l of each row, (N, G, 2) float32, where m is -inf for a stream that has
+        none; and what codes of V are likely to add to each output, as a share of its length, (N, G).
     """
     form = progressive_form(view)
     _check_selection(view, *chosen)
     out: F32 = np.empty(q.shape, np.float32)
     rows: F32 = np.empty((*q.shape[:2], 2), np.float32)
-    places = _place(view), view.maps["refined"][:, 0], (view.k_slots, view.v_slots), (form.n, form.parts, form.waiting)
-    over_streams(_attend_refined, threads, q.shape[0], (*places, np.ascontiguousarray(q), *chosen, bends, out, rows))
-    return out, rows
+    errors: F32 = np.empty(q.shape[:2], np.float32)
+    places = _place(view), view.maps["refined"][:, 0], (view.k_slots, view.v_slots), run_form(form)
+    arguments = *places, np.ascontiguousarray(q), *chosen, bends, out, rows, errors
+    over_streams(_attend_refined, threads, q.shape[0], arguments)
+    return out, rows, errors

@@ -197,7 +197,7 @@ class Step:
     def attend_coarse(self, logits: F32, choice: Choice) -> F32:
         """Attention (N, G, d) over all tokens: over those of chosen pages by K and V in 8 bits, over all others by K
         and V in few bits, by the mean of V where no page of it is read. `lost` gets the weight that is left to that,
-        `errors` what few bits are likely to add, as a share of each output."""
+        `errors` what codes are likely to add, as a share of each output."""
         form, fine = progressive_form(self.view), self._refined(choice.tokens, choice.counts)
         self.read("flash_token", self.pages.coarse_pages(self.view, "values", choice.reads))
         pages = choice.reads.sum(1) * self.view.maps["values"].shape[1]
@@ -205,15 +205,15 @@ class Step:
         chosen = choice.tokens, choice.counts, choice.reads
         scores = Scores(logits, np.ascontiguousarray(choice.worth.rows[:, :, 0]), self.variances)
         self.lost, self.errors = self.do.attend_coarse(self.view, fine, chosen, scores, self.v_mean, self.threads)
-        return self.sink(*fine)
+        return self.sink(*fine[:2])
 
-    def _refined(self, tokens: I32, counts: I64) -> tuple[F32, F32]:
-        """Attention (N, G, d), and its rows, over tokens (N, k), of which counts (N,) are used, in 8 bits."""
+    def _refined(self, tokens: I32, counts: I64) -> tuple[F32, F32, F32]:
+        """`refined.attend_refined` over tokens (N, k), of which counts (N,) are used, in 8 bits."""
         self.read("flash_token", self.pages.refined_pages(self.view, tokens, counts))
         self.compute("logit", "kernel", counts, self.head_dim, counts)
         self.compute("attend", "kernel", counts, self.head_dim)
         bends = None if self.terms is None else self.terms.bends
-        found: tuple[F32, F32] = self.do.attend_refined(self.view, self.q, (tokens, counts), bends, self.threads)
+        found: tuple[F32, F32, F32] = self.do.attend_refined(self.view, self.q, (tokens, counts), bends, self.threads)
         return found
 
     def weigh(self, logits: F32, group_score: GroupScore = GroupScore.SOFTMAX) -> F32:
@@ -263,7 +263,8 @@ class Step:
         """
         self.chosen = tokens, counts
         if not self.view.layout.keeps_rows:
-            return self.sink(*self._refined(tokens, counts))
+            out, rows, self.errors = self._refined(tokens, counts)
+            return self.sink(out, rows)
         if self._scored is not tokens:
             self.read("flash_token", self.pages.token_pages(self.view, self.view.k_slots, tokens, counts))
             self.compute("logit", "kernel", counts, self.head_dim, counts)

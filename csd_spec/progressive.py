@@ -27,9 +27,10 @@ stands for c x |c| / 2048 of the largest size of the page. A page that is not fu
 
 Byte 4 i + j of the line of channel group c has channel 16 c + i of tokens 4 s + j, s = 0 to 8 / b - 1, at bit b s.
 
-A *refined page* holds K and V of n consecutive tokens: an exponent e of each channel of K and then of V (int8), n rows
-of int8 codes of K, n rows of V. A value is code x 2^e, so FP16 represents it exactly, or BF16 where rows are of that.
-Where V is a part of K, refined and value pages are of K alone.
+A *refined page* holds K and V of n consecutive tokens: an exponent e of each channel of K and of each token of V (int8,
+the latter with zeros up to a multiple of d), n rows of d int8 codes of K, n rows of V. A value is code x 2^e, so FP16
+represents it exactly, or BF16 where rows are of that. K has channels that are large in all tokens, V has tokens that
+are small in all channels: attention sinks. Where V is a part of K, refined and value pages are of K alone.
 """
 
 from __future__ import annotations
@@ -154,7 +155,18 @@ class Progressive:
     @property
     def n(self) -> int:
         """Tokens of a refined page."""
-        return self.page_bytes // (self.parts * self.head_dim) - 1
+        lines = self.page_bytes // self.head_dim - 1
+        return lines if self.latent else lines * self.head_dim // (2 * self.head_dim + 1)
+
+    @property
+    def refined_header(self) -> int:
+        """Bytes before the rows of a refined page."""
+        return self.head_dim * (1 if self.latent else 1 + -(-self.n // self.head_dim))
+
+    @property
+    def refined_bytes(self) -> int:
+        """Bytes of a refined page that are used."""
+        return self.refined_header + self.parts * self.n * self.head_dim
 
     @property
     def buffers(self) -> int:

@@ -74,9 +74,10 @@ def int8_unpack(page: bytes, shape: ProgressiveShape) -> U16:
     """A refined page as FP16 bits: (2, n, d), K first."""
     d, n = shape.head_dim, shape.refined
     data = np.frombuffer(page, np.int8)
-    exponents, codes = data[: 2 * d].reshape(2, 1, d), data[2 * d : 2 * d * (n + 1)].reshape(2, n, d)
-    both = np.broadcast_arrays(codes, exponents)
-    values = [int8_value(int(code), int(exponent)) for code, exponent in zip(*(b.ravel() for b in both), strict=True)]
+    codes = data[shape.form.refined_header : shape.form.refined_bytes].reshape(2, n, d)
+    exponents = np.stack(np.broadcast_arrays(data[:d], data[d : d + n, None]))
+    both = codes.ravel(), exponents.ravel()
+    values = [int8_value(int(code), int(exponent)) for code, exponent in zip(*both, strict=True)]
     return np.array(values, np.uint16).reshape(2, n, d)
 
 

@@ -1,9 +1,10 @@
 `include "check.svh"
 
-// A refined page as FP16: K and V of tokens that lie there in 8 bits, with an exponent for each channel.
+// A refined page as FP16: K and V of tokens that lie there in 8 bits, with an exponent for each channel of K and each
+// token of V.
 //
-// s: the page, 2 x LANES bytes a beat, s_tlast ends it: DIM exponents of K's channels, DIM of V's, then rows of DIM codes
-// of K, as many of V, and what is left. m: code x 2^exponent, LANES values a beat, exactly: m_tuser: of V; m_end: a row
+// s: the page, 2 x LANES bytes a beat, s_tlast ends it: DIM exponents of K's channels, those of V's tokens, which fill
+// lines of DIM bytes, then rows of DIM codes of K, as many of V, and what is left. m: code x 2^exponent, LANES values a beat, exactly: m_tuser: of V; m_end: a row
 // ends; m_tlast: K's rows or V's do. What FP16 does not have (an exponent beyond -24 to 9, -128 x 2^9) goes out as NaN
 // or infinity, which counts as zero further on and is told there. Half a beat of s a cycle, three cycles.
 module int8_unpack #(
@@ -25,20 +26,27 @@ module int8_unpack #(
     output logic                m_tlast
 );
   localparam int WORDS = DIM / LANES;
-  localparam int ROWS = (PAGE_BYTES - 2 * DIM) / (2 * DIM);
-  localparam int LINE_W = $clog2(2 * ROWS + 3);
+  localparam int ROWS = (PAGE_BYTES / DIM - 1) * DIM / (2 * DIM + 1);
+  localparam int HEADER = 1 + (ROWS + DIM - 1) / DIM;  // lines before the rows
+  localparam int V_WORDS = (ROWS + LANES - 1) / LANES;
+  localparam int LINE_W = $clog2(HEADER + 2 * ROWS + 1);
+  localparam int V_WORD_W = V_WORDS > 1 ? $clog2(V_WORDS) : 1;
+  localparam int LANE_W = LANES > 1 ? $clog2(LANES) : 1;
+  localparam int ROW_W = V_WORD_W + LANE_W + 1;
   localparam int WORD_W = WORDS > 1 ? $clog2(WORDS) : 1;
 
   `CHECK(DIM % LANES == 0, "int8_unpack: DIM must be a multiple of LANES")
   `CHECK(ROWS >= 1 && PAGE_BYTES % (2 * LANES) == 0, "int8_unpack: a page must have a row, and be whole beats")
 
   // Lines of DIM bytes: exponents of K, of V, rows of K, of V, the rest
-  logic high, en, step, word_last, k_last, v_last, code;
+  logic high, en, step, word_last, k_last, v_last, code, of_v;
   logic [WORD_W-1:0] word;
   logic [LINE_W-1:0] line;
   logic [8*LANES-1:0] part;
-  logic [8*LANES-1:0] store [0:(2<<WORD_W)-1];  // {V, word}
-  logic [8*LANES-1:0] codes, exps;
+  logic [8*LANES-1:0] k_store [0:(1<<WORD_W)-1];
+  logic [8*LANES-1:0] v_store [0:(1<<V_WORD_W)-1];
+  logic [8*LANES-1:0] codes, exps, v_exps;
+  logic [ROW_W-1:0] row;  // of V, or the next of V's exponents
   logic [2:0] valid;
   logic [2:0] flags, flags_1;  // {of V, row ends, rows end}
 
@@ -47,27 +55,36 @@ module int8_unpack #(
   assign step = s_tvalid && en;
   assign part = high ? s_tdata[8*LANES +: 8*LANES] : s_tdata[0 +: 8*LANES];
   assign word_last = word == WORD_W'(WORDS - 1);
-  assign k_last = line == LINE_W'(ROWS + 1);
-  assign v_last = line == LINE_W'(2 * ROWS + 1);
-  assign code = line > LINE_W'(1) && line <= LINE_W'(2 * ROWS + 1);
+  assign k_last = line == LINE_W'(HEADER + ROWS - 1);
+  assign v_last = line == LINE_W'(HEADER + 2 * ROWS - 1);
+  assign of_v = line >= LINE_W'(HEADER + ROWS);
+  assign code = line >= LINE_W'(HEADER) && line < LINE_W'(HEADER + 2 * ROWS);
+  assign v_exps = v_store[row[LANE_W +: V_WORD_W]];
   assign m_tvalid = valid[2];
 
   always_ff @(posedge clk) begin
     if (step) begin
       high <= !high;
       word <= word_last ? '0 : word + 1'b1;
-      if (word_last && line != LINE_W'(2 * ROWS + 2)) line <= line + 1'b1;
-      if (line <= LINE_W'(1)) store[{line[0], word}] <= part;
+      if (word_last && line != LINE_W'(HEADER + 2 * ROWS)) line <= line + 1'b1;
+      if (line == '0) k_store[word] <= part;
+      if (line != '0 && line < LINE_W'(HEADER) && row < ROW_W'(ROWS)) begin
+        v_store[row[LANE_W +: V_WORD_W]] <= part;
+        row <= row + ROW_W'(LANES);
+      end
+      if (k_last) row <= '0;
+      else if (of_v && word_last) row <= row + 1'b1;
       if (s_tlast && high) begin
         word <= '0;
         line <= '0;
+        row <= '0;
       end
     end
     if (en) begin
       valid <= {valid[1:0], step && code};
       codes <= part;
-      exps <= store[{line > LINE_W'(ROWS + 1), word}];
-      flags <= {line > LINE_W'(ROWS + 1), word_last, word_last && (k_last || v_last)};
+      exps <= of_v ? {LANES{v_exps[8*row[LANE_W-1:0] +: 8]}} : k_store[word];
+      flags <= {of_v, word_last, word_last && (k_last || v_last)};
       flags_1 <= flags;
       {m_tuser, m_end, m_tlast} <= flags_1;
     end
@@ -75,6 +92,7 @@ module int8_unpack #(
       high <= 1'b0;
       word <= '0;
       line <= '0;
+      row <= '0;
       valid <= '0;
     end
   end

@@ -18,19 +18,22 @@ LARGE = np.float32(2.0**40)  # of K and V in BF16, and what q is divided by ther
 
 
 class Drive:
-    """Sequences of one layer, their last `alone` tokens one at a time; K and V as stored, (S, H, d) each."""
+    """Sequences of one layer, their last `alone` tokens one at a time; K and V as stored, and V as it came, (S, H,
+    d) each. small: the first tokens, whose V is a hundredth."""
 
-    def __init__(self, d, layout, lengths, seed=0, alone=0):
+    def __init__(self, d, layout, lengths, seed=0, alone=0, small=0):
         generator, self.ftl, self.d = np.random.default_rng(seed), Ftl(INSTCSD_ZYNQ7045_8CH), d
-        self.form, self.K, self.V = LAYOUTS[layout].form(4096, d, 2048), [], []
+        self.form, self.K, self.V, self.came = LAYOUTS[layout].form(4096, d, 2048), [], [], []
         size, spread = LARGE if self.form.bf16 else np.float32(1), np.exp(generator.standard_normal((2, d)) / 2)
         self.handles = self.ftl.create(len(lengths), 1, H, self.form)
         for handle, tokens in zip(self.handles, lengths, strict=True):
             k, v = (generator.standard_normal((tokens, H, d)) * each + each[::-1] / 3 for each in spread)
+            v[:small] /= 100
             k, v = (to_half(size * rows.astype(np.float32), self.form.bf16) for rows in (k, v))
             for first, last in ((0, tokens - alone), *((t, t + 1) for t in range(tokens - alone, tokens))):
                 self.ftl.append([handle], 0, np.array([last - first]), k[first:last], v[first:last], 0)
             self._take(handle)
+            self.came.append(widen(v, self.form.bf16).astype(np.float64))
 
     def _take(self, handle):
         rows = self.ftl.read_back(handle, 0)[:2]

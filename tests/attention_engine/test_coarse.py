@@ -92,7 +92,11 @@ def attended(step, weights, reads):
     rows[:, :, 0] = -np.inf
     scores = Scores(weights.copy(), np.zeros((N, G), np.float32), np.full((N, G), 0.25, np.float32))
     lost, errors = attend_coarse(
-        step.view, (out, rows), (np.zeros((N, 1), np.int32), nothing, reads), scores, step.v_mean
+        step.view,
+        (out, rows, np.zeros((N, G), np.float32)),
+        (np.zeros((N, 1), np.int32), nothing, reads),
+        scores,
+        step.v_mean,
     )
     return out, rows, lost, errors
 

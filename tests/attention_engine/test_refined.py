@@ -59,14 +59,32 @@ def test_tokens_chosen_are_those_attended(bf16):
     for row, count, length in zip(tokens, counts, step.seq_lens, strict=True):
         row[:count] = np.sort(generator.permutation(int(length))[:count])
     step.pages.refined_pages(step.view, tokens, counts)
-    out, rows = attend_refined(step.view, step.q, (tokens, counts))
+    out, rows, errors = attend_refined(step.view, step.q, (tokens, counts))
     for stream in range(5):
         K, V = (rows_[tokens[stream, : counts[stream]]] for rows_ in drive.stream(stream))
         expected = reference.dense(step.q[stream].astype(np.float64), K, V)
         np.testing.assert_allclose(out[stream], expected, atol=2e-6 * np.abs(V).max())
     assert (out[5] == 0).all() and (rows[5, :, 0] == -np.inf).all() and (rows[5, :, 1] == 0).all()
-    for got, wanted in zip(attend_refined(step.view, step.q, (tokens, counts), threads=3), (out, rows), strict=True):
+    for got, wanted in zip(
+        attend_refined(step.view, step.q, (tokens, counts), threads=3), (out, rows, errors), strict=True
+    ):
         np.testing.assert_array_equal(got, wanted)
+
+
+@KINDS
+def test_error_of_codes_is_about_what_is_estimated(bf16):
+    """Of V in full groups; also where tokens that are small in all channels have most of the weight."""
+    drive = Drive(64, f"progressive{'-bf16' * bf16}", [31 * 16], small=4)
+    step = drive.step(8)
+    for head in range(H):
+        sinks = drive.stream(head)[0][:4]
+        step.q[head, ::2] = 40 * sinks.sum(0) / (sinks**2).sum()
+    out = METHODS["dense"](step)
+    for head in range(H):
+        K, V = drive.stream(head)[0], drive.came[0][:, head]
+        missed = np.linalg.norm(out[head] - reference.dense(step.q[head].astype(np.float64), K, V), axis=-1)
+        shares = missed / np.linalg.norm(out[head], axis=-1) / step.errors[head]
+        assert (shares > 0.4).all() and (shares < 2.5).all(), shares
 
 
 def test_layout_of_one_precision_has_no_such_form():

@@ -55,7 +55,8 @@ def test_forms_of_every_head_fit_their_pages(page_bytes, head_dim, name, tokens,
     assert form.value_tokens % form.value_block == 0 and form.value_block * v_bits == 32
     assert form.sizes_bytes >= 2 * form.value_tokens and form.value_header - form.sizes_bytes >= form.m
     assert form.value_header + form.value_tokens // form.value_block * LINE * form.value_lines <= page_bytes
-    assert (2 - latent) * head_dim * (form.n + 1) <= page_bytes < (2 - latent) * head_dim * (form.n + 2)
+    lines = [1 + (0 if latent else -(-n // head_dim)) + (2 - latent) * n for n in (form.n, form.n + 1)]
+    assert form.refined_bytes == lines[0] * head_dim <= page_bytes < lines[1] * head_dim
     assert form.buffers * form.waiting >= form.n and form.waiting * 2 * head_dim <= page_bytes
     layout = LAYOUTS[f"{name}{'-latent' * latent}"].paged(page_bytes, head_dim, form.m)
     assert (layout.progressive, layout.n, layout.T, layout.embedding_pages) == (form, form.n, form.T, parts)

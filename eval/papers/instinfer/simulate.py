@@ -82,7 +82,10 @@ class Pattern(Arithmetic):
     def attend(self, *arguments: Any) -> Any:
         return None, np.float32(0)
 
-    attend_refined = attend_coarse = attend  # type: ignore[assignment]
+    attend_coarse = attend  # type: ignore[assignment]
+
+    def attend_refined(self, *arguments: Any) -> Any:  # type: ignore[override]
+        return *self.attend(), np.float32(0)
 
 
 def spread(count: int, layers: int) -> tuple[int, ...]:

@@ -52,38 +52,53 @@ def narrowed(values: F32, bf16: bool) -> U16:
 
 
 @njit(cache=True, nogil=True)
-def _refine(rows, bf16, parts, pages):  # type: ignore[no-untyped-def]
-    """Write refined pages of rows (pages, n, parts x d): exponents, codes of each part."""
+def _exponent(most, bf16):  # type: ignore[no-untyped-def]
+    """The least e with most <= MAX_CODE x 2^e, as far as there are such."""
     lowest, highest = EXPONENTS_BF16 if bf16 is not None else EXPONENTS
-    count, n, channels = rows.shape
-    d, most, scales = channels // parts, np.empty(channels, np.float32), np.empty(channels, np.float32)
+    fraction, exponent = math.frexp(most / np.float32(MAX_CODE))
+    exponent -= fraction == 0.5
+    return min(max(exponent if most > 0 else lowest, lowest), highest)
+
+
+@njit(cache=True, nogil=True)
+def _encode(values, exponent, codes):  # type: ignore[no-untyped-def]
+    """int8 codes of FP32 values."""
+    scale = np.float32(math.ldexp(1.0, -exponent))
+    for i in range(values.size):
+        codes[i] = np.int8(min(max(np.rint(values[i] * scale), np.float32(-MAX_CODE)), np.float32(MAX_CODE)))
+
+
+@njit(cache=True, nogil=True)
+def _refine(rows, bf16, d, header, pages):  # type: ignore[no-untyped-def]
+    """Write refined pages of rows (pages, n, parts x d): exponents of K's channels, of V's tokens, codes of each
+    part."""
+    (count, n, width), column, row = rows.shape, np.empty(rows.shape[1], np.float32), np.empty(d, np.float32)
     for page in range(count):
-        most[:] = 0
-        for t in range(n):
-            for channel in range(channels):
-                most[channel] = max(most[channel], abs(finite(rows[page, t, channel], bf16)))
-        for channel in range(channels):
-            fraction, exponent = math.frexp(most[channel] / np.float32(MAX_CODE))
-            exponent -= fraction == 0.5  # the least with most <= MAX_CODE x 2^exponent
-            exponent = min(max(exponent if most[channel] > 0 else lowest, lowest), highest)
-            pages[page, channel], scales[channel] = exponent, np.float32(math.ldexp(1.0, -exponent))
-        for t in range(n):
-            for part in range(parts):
-                codes = pages[page, channels + (part * n + t) * d : channels + (part * n + t + 1) * d]
-                for channel in range(d):
-                    code = np.rint(finite(rows[page, t, part * d + channel], bf16) * scales[part * d + channel])
-                    codes[channel] = np.int8(min(max(code, np.float32(-MAX_CODE)), np.float32(MAX_CODE)))
+        codes = pages[page, header : header + n * width].reshape(-1, d)
+        for channel in range(d):
+            for t in range(n):
+                column[t] = finite(rows[page, t, channel], bf16)
+            pages[page, channel] = _exponent(np.abs(column).max(), bf16)
+            _encode(column, pages[page, channel], codes[:n, channel])
+        for t in range(n if width > d else 0):
+            for channel in range(d):
+                row[channel] = finite(rows[page, t, d + channel], bf16)
+            pages[page, d + t] = _exponent(np.abs(row).max(), bf16)
+            _encode(row, pages[page, d + t], codes[n + t])
 
 
 def refine(pages: U8, form: Progressive, rows: U16) -> None:
     """Write refined pages (pages, page_bytes) of rows (pages, n, parts x d): those of K, then of V."""
-    _refine(np.ascontiguousarray(rows).view(np.uint16), form.bf16 or None, form.parts, pages.view(np.int8))
+    rows = np.ascontiguousarray(rows).view(np.uint16)
+    _refine(rows, form.bf16 or None, form.head_dim, form.refined_header, pages.view(np.int8))
 
 
 def refined(pages: U8, form: Progressive) -> U16:
     """Rows (pages, n, parts x d) of refined pages (pages, page_bytes), exactly what their codes stand for."""
-    signed, n, width = np.ascontiguousarray(pages).view(np.int8), form.n, form.parts * form.head_dim
-    scales = np.exp2(signed[:, :width].astype(np.float32)).reshape(-1, form.parts, 1, form.head_dim)
-    codes = signed[:, width : width * (n + 1)].reshape(-1, form.parts, n, form.head_dim)
-    rows = narrowed(np.multiply(codes, scales, dtype=np.float32), form.bf16)
-    return np.ascontiguousarray(rows.transpose(0, 2, 1, 3)).reshape(-1, n, width)
+    signed, n, d = np.ascontiguousarray(pages).view(np.int8), form.n, form.head_dim
+    codes = signed[:, form.refined_header : form.refined_bytes].reshape(-1, form.parts, n, d)
+    values = codes.astype(np.float32)
+    values[:, 0] *= np.exp2(signed[:, None, :d].astype(np.float32))
+    values[:, 1:] *= np.exp2(signed[:, None, d : d + n, None].astype(np.float32))
+    rows = narrowed(values, form.bf16)
+    return np.ascontiguousarray(rows.transpose(0, 2, 1, 3)).reshape(-1, n, form.parts * d)

@@ -37,7 +37,7 @@ class RefinedMap(PackedMap):
 
     @property
     def group_bytes(self) -> int:
-        return self.form.parts * self.layout.head_dim * (self.layout.n + 1)
+        return self.form.refined_bytes
 
     def waits_in(self, group: int) -> bool:
         return False

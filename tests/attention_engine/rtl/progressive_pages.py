@@ -95,17 +95,19 @@ def head_pages(shape: ProgressiveShape, K: np.ndarray, V: np.ndarray) -> Pages:
 
     refined, n = [], shape.refined
     for first in range(0, S, n):
-        codes, exponents = np.full((2, n, shape.head_dim), -128), np.full((2, shape.head_dim), 100)
+        codes, exponents = np.full((2, n, shape.head_dim), -128), (np.full(shape.head_dim, 100), np.full(n, 100))
         for i, part in enumerate((K, V)):
             rows = part[first : first + n].astype(np.float64)
-            exponents[i] = np.ceil(np.log2(np.maximum(abs(rows).max(0), 2.0**-24) / 127)).clip(-24, 9)
-            codes[i, : len(rows)] = np.rint(rows / 2.0 ** exponents[i]).clip(-127, 127)
-        refined.append(refined_page(shape, exponents, codes))
+            scales = np.ceil(np.log2(np.maximum(abs(rows).max(i), 2.0**-24) / 127)).clip(-24, 9)
+            exponents[i][: len(scales)] = scales
+            codes[i, : len(rows)] = np.rint(rows / 2.0 ** (scales[:, None] if i else scales)).clip(-127, 127)
+        refined.append(refined_page(shape, *exponents, codes))
     values = written(V, form.value_tokens, lambda page, rows: put_values(page, form, 0, rows.view(np.uint16)))
     return Pages(written(K, form.T, score), refined, values)
 
 
-def refined_page(shape: ProgressiveShape, exponents: np.ndarray, codes: np.ndarray) -> bytes:
-    """exponents (2, d) and codes (2, n, d) of K and V, int8."""
-    page = exponents.astype(np.int8).tobytes() + codes.astype(np.int8).tobytes()
+def refined_page(shape: ProgressiveShape, of_k: np.ndarray, of_v: np.ndarray, codes: np.ndarray) -> bytes:
+    """Exponents (d,) of K and (n,) of V, and codes (2, n, d) of both, int8."""
+    header = of_k.astype(np.int8).tobytes() + of_v.astype(np.int8).tobytes()
+    page = header.ljust(shape.form.refined_header, b"\0") + codes.astype(np.int8).tobytes()
     return page.ljust(shape.page_bytes, b"\xff")

@@ -53,10 +53,11 @@ def test_8_bits_are_exactly_fp16():
 @pytest.mark.parametrize("shape", SHAPES, ids=IDS)
 def test_a_page_of_8_bits_is_unpacked(shape):
     numbers = np.random.default_rng(1)
-    exponents = numbers.integers(-24, 10, (2, shape.head_dim))
+    of_k, of_v = (numbers.integers(-24, 10, size) for size in (shape.head_dim, shape.refined))
     codes = numbers.integers(-127, 128, (2, shape.refined, shape.head_dim))
-    got = int8_unpack(refined_page(shape, exponents, codes), shape)
-    assert np.array_equal(got.view(np.float16), np.ldexp(codes.astype(float), exponents[:, None]))
+    got = int8_unpack(refined_page(shape, of_k, of_v, codes), shape)
+    exponents = np.stack(np.broadcast_arrays(of_k, of_v[:, None]))
+    assert np.array_equal(got.view(np.float16), np.ldexp(codes.astype(float), exponents))
 
 
 def test_halves_are_rounded_to_even():
