@@ -213,8 +213,7 @@ class Step:
         self.compute("logit", "kernel", counts, self.head_dim, counts)
         self.compute("attend", "kernel", counts, self.head_dim)
         bends = None if self.terms is None else self.terms.bends
-        found: tuple[F32, F32, F32] = self.do.attend_refined(self.view, self.q, (tokens, counts), bends, self.threads)
-        return found
+        return self.do.attend_refined(self.view, self.q, (tokens, counts), bends, self.threads)
 
     def weigh(self, logits: F32, group_score: GroupScore = GroupScore.SOFTMAX) -> F32:
         """Logits become weights, in place; returns the tokens' scores over the query group, (N, S)."""

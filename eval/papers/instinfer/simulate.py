@@ -84,7 +84,7 @@ class Pattern(Arithmetic):
 
     attend_coarse = attend  # type: ignore[assignment]
 
-    def attend_refined(self, *arguments: Any) -> Any:  # type: ignore[override]
+    def attend_refined(self, *arguments: Any) -> Any:
         return *self.attend(), np.float32(0)
 
 
