@@ -134,5 +134,5 @@ def test_errors_on_smollm2_are_of_the_known_size(smollm2, data_dir):
     assert errors == {
         ("sparf", "bytes"): pytest.approx([0.42, 0.19, 0.02], abs=0.01),
         ("sparf", "paper"): pytest.approx([0.35, 0.09, 0.01], abs=0.01),
-        ("ours", "bytes"): pytest.approx([0.07, 0.12, 0.05], abs=0.01),
+        ("ours", "bytes"): pytest.approx([0.07, 0.12, 0.02], abs=0.01),
     }
