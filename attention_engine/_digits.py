@@ -15,7 +15,6 @@ from attention_engine._lanes import (
     FLOAT,
     FLOATS,
     INDEX,
-    INTEGERS,
     LANE_BYTES,
     SUMS,
     WORD,
@@ -27,6 +26,7 @@ from attention_engine._lanes import (
     folded,
     lanes_below,
     load,
+    nearest,
     pick,
     rounded,
     spread,
@@ -137,8 +137,7 @@ def _store_factors(builder: Any, factors: Any, entries: Any, digits: Any, invers
     """Entries as multiples of their queries' units, int8, four digits of each query together."""
     with cgutils.for_range_slice(builder, WORD(0), digits, WORD(4), WORD) as (digit, _):
         entry = load(builder, builder.add(entries, builder.shl(digit, WORD(4))), FLOATS)
-        near = builder.fadd(clamped(builder, builder.fmul(entry, inverse), -127.0, 127.0), all_of(FLOATS, INTEGERS))
-        codes = builder.trunc(builder.bitcast(near, SUMS), LANE_BYTES)  # the low byte is the integer next to it
+        codes, _ = nearest(builder, clamped(builder, builder.fmul(entry, inverse), -127.0, 127.0))
         by_query = pick(builder, codes, [4 * place + query for query in range(4) for place in range(4)])
         store(builder, by_query, builder.add(factors, builder.shl(digit, WORD(2))))
 

@@ -18,7 +18,7 @@ from csd_spec.progressive import LANES, LINE
 BYTE, SHORT, INDEX, WORD, FLOAT = *(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType()
 BYTES, SUMS, FLOATS = ir.VectorType(BYTE, LINE), ir.VectorType(INDEX, LANES), ir.VectorType(FLOAT, LANES)
 LANE_BYTES = ir.VectorType(BYTE, LANES)
-INTEGERS = 1.5 * 2.0**23  # added to a small FP32 it leaves the integer next to it, in the low bits
+_INTEGERS = 1.5 * 2.0**23  # added to a small FP32 it leaves the integer next to it, in the low bits
 
 
 def load(builder: Any, address: Any, kind: Any) -> Any:
@@ -65,6 +65,13 @@ def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 def rounded(builder: Any, values: Any) -> Any:
     return call(builder, f"llvm.rint.v{values.type.count}f32", values.type, values)
+
+
+def nearest(builder: Any, values: Any) -> tuple[Any, Any]:
+    """The integers next to 16 small FP32, as int8 and as FP32."""
+    shifted = builder.fadd(values, all_of(FLOATS, _INTEGERS))
+    codes = builder.trunc(builder.bitcast(shifted, SUMS), LANE_BYTES)
+    return codes, builder.fsub(shifted, all_of(FLOATS, _INTEGERS))
 
 
 def largest_lane(builder: Any, values: Any) -> Any:

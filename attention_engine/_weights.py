@@ -12,8 +12,6 @@ from attention_engine._dot4 import add_products, codes_of, factors_at
 from attention_engine._lanes import (
     FLOAT,
     FLOATS,
-    INTEGERS,
-    LANE_BYTES,
     SUMS,
     WORD,
     all_of,
@@ -23,6 +21,7 @@ from attention_engine._lanes import (
     largest_lane,
     load,
     load_some,
+    nearest,
     spread,
     store,
 )
@@ -89,8 +88,8 @@ Two lines go together, so that no sum waits for itself.
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def round_weights(typing_context: Any, weights: Any, sizes: Any, count: Any, blocks: Any, out: Any) -> Any:
-    """Write multiples, 0 to 127, of a unit as int8 for weights x sizes; returns units, the sums of the multiples, the
-    sums of the weights, and those of the squares of the products, a tuple of each.
+    """Write multiples, 0 to 127, of a unit as int8 for weights x sizes; returns units, the sums of the multiples, and
+    the sums of the squares of the products, a tuple of each.
 
     weights: addresses of `count` FP32, one of each query, a tuple. sizes: address of as many. out: addresses of 16
     bytes a block; behind `count` are zeros. What rounding takes from a token goes to the 16th behind it.
@@ -106,17 +105,16 @@ def round_weights(typing_context: Any, weights: Any, sizes: Any, count: Any, blo
                 builder.store(all_of(FLOATS, 0.0), cell)
             return made
 
-        most, masses, squares, carries, totals = (cells() for _ in range(5))
+        most, squares, carries, totals = (cells() for _ in range(4))
 
-        def products(block: Any) -> list[tuple[Any, Any]]:
+        def products(block: Any) -> list[Any]:
             left, place = builder.sub(count, builder.shl(block, WORD(4))), builder.shl(block, WORD(6))
             size = load(builder, builder.add(sizes, place), FLOATS)
             rows = (load_some(builder, builder.add(builder.extract_value(weights, j), place), left) for j in queries)
-            return [(row, builder.fmul(row, size)) for row in rows]
+            return [builder.fmul(row, size) for row in rows]
 
         with cgutils.for_range_slice(builder, WORD(0), blocks, WORD(1), WORD) as (block, _):
-            for j, (weight, value) in enumerate(products(block)):
-                builder.store(builder.fadd(builder.load(masses[j]), weight), masses[j])
+            for j, value in enumerate(products(block)):
                 known = builder.load(most[j])
                 builder.store(builder.select(builder.fcmp_ordered(">", value, known), value, known), most[j])
                 builder.store(fma(builder, value, value, builder.load(squares[j])), squares[j])
@@ -126,41 +124,40 @@ def round_weights(typing_context: Any, weights: Any, sizes: Any, count: Any, blo
             some = builder.fcmp_ordered(">", each, FLOAT(LEAST))
             inverses.append(spread(builder, builder.select(some, builder.fdiv(FLOAT(127), each), FLOAT(0))))
         with cgutils.for_range_slice(builder, WORD(0), blocks, WORD(1), WORD) as (block, _):
-            for j, (_, product) in enumerate(products(block)):
+            for j, product in enumerate(products(block)):
                 value, top = fma(builder, product, inverses[j], builder.load(carries[j])), all_of(FLOATS, 127.0)
                 below = builder.select(builder.fcmp_ordered(">", value, top), top, value)
-                shifted = builder.fadd(below, all_of(FLOATS, INTEGERS))  # rounds it, and its low byte is the integer
-                near = builder.fsub(shifted, all_of(FLOATS, INTEGERS))
+                codes, near = nearest(builder, below)
                 builder.store(builder.fsub(value, near), carries[j])
                 builder.store(builder.fadd(builder.load(totals[j]), near), totals[j])
-                codes = builder.trunc(builder.bitcast(shifted, SUMS), LANE_BYTES)
                 store(builder, codes, builder.add(builder.extract_value(out, j), builder.shl(block, WORD(4))))
         units = [builder.fdiv(each, FLOAT(127)) for each in largest]
-        added = ([folded(builder, builder.load(cell)) for cell in mine] for mine in (totals, masses, squares))
+        added = ([folded(builder, builder.load(cell)) for cell in mine] for mine in (totals, squares))
         row = types.UniTuple(types.float32, len(queries))
         parts = [context.make_tuple(builder, row, part) for part in (units, *added)]
         return context.make_tuple(builder, signature.return_type, parts)
 
     row = types.UniTuple(types.float32, weights.count)
-    return types.UniTuple(row, 4)(weights, types.uint64, types.int64, types.int64, out), generate
+    return types.UniTuple(row, 3)(weights, types.uint64, types.int64, types.int64, out), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def add_values(
-    typing_context: Any, out: Any, squares: Any, sums: Any, rests: Any, lines: Any, middle: Any, numbers: Any
+    typing_context: Any, out: Any, rows: Any, sums: Any, rests: Any, lines: Any, middle: Any, numbers: Any
 ) -> Any:
     """out_j[c] += (2 sum_j[c] - middle x total_j) x unit_j / 2 + mass_j x rest[c], for 16 channels a line, and
-    squares[j] += square_j.
+    squares_j += square_j.
 
-    out, sums: a tuple of addresses of FP32 and of int32, one of each query. squares, rests: addresses of FP32. middle:
-    the largest code. numbers: (units, totals, masses, squares), as `round_weights` has them.
+    out, sums: a tuple of addresses of FP32 and of int32, one of each query. rows: addresses of masses and of squares.
+    rests: address of FP32. middle: the largest code. numbers: (units, totals, squares), as `round_weights` has them.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        out, squares, sums, rests, lines, middle, numbers = arguments
+        out, rows, sums, rests, lines, middle, numbers = arguments
+        masses, squares = (builder.extract_value(rows, i) for i in range(2))
         for j in range(signature.args[0].count):
-            unit, total, mass, square = (builder.extract_value(builder.extract_value(numbers, i), j) for i in range(4))
-            at = at_offset(builder, squares, 4 * j)
+            unit, total, square = (builder.extract_value(builder.extract_value(numbers, i), j) for i in range(3))
+            mass, at = load(builder, at_offset(builder, masses, 4 * j), FLOAT), at_offset(builder, squares, 4 * j)
             store(builder, builder.fadd(load(builder, at, FLOAT), square), at)
             half, less = spread(builder, builder.fmul(unit, FLOAT(0.5))), spread(builder, builder.fmul(middle, total))
             to, found = builder.extract_value(out, j), builder.extract_value(sums, j)
@@ -175,4 +172,4 @@ def add_values(
                 store(builder, builder.fadd(old, builder.fadd(value, rest)), builder.add(to, place))
         return context.get_dummy_value()
 
-    return types.void(out, types.uint64, sums, types.uint64, types.int64, types.float32, numbers), generate
+    return types.void(out, rows, sums, types.uint64, types.int64, types.float32, numbers), generate

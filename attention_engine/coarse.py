@@ -179,12 +179,12 @@ def _score(begin, end, place, slots, exact, seq_lens, form, q, out, variances): 
 
 
 @njit(inline="always")
-def _add_queries(page, addresses, squares):  # type: ignore[no-untyped-def]
-    """Add what a value page's tokens weigh to sums of some queries, and the squares of weights x sizes to squares.
+def _add_queries(page, addresses, of_rows):  # type: ignore[no-untyped-def]
+    """Add what a value page's tokens weigh to sums of some queries, and the squares of weights x sizes to theirs.
 
     page: bits of a value, addresses of sizes and rests, tokens, lines of a block and blocks, address of the first line,
     how far behind lies what is asked for meanwhile. addresses: of weights, of scratch for their multiples and for sums
-    of codes, and of sums, a tuple of each. squares: address of those of these queries.
+    of codes, and of sums, a tuple of each. of_rows: addresses of the sums of the weights, and of the squares.
     """
     bits, sizes, rests, tokens, (lines, blocks), place, ahead = page
     weights, multiples, found, sums = addresses
@@ -193,16 +193,16 @@ def _add_queries(page, addresses, squares):  # type: ignore[no-untyped-def]
         sum_values2(found, multiples, place, ahead, lines, blocks)
     else:
         sum_values4(found, multiples, place, ahead, lines, blocks)
-    add_values(sums, squares, found, rests, lines, np.float32((1 << bits) - 1), numbers)
+    add_values(sums, of_rows, found, rests, lines, np.float32((1 << bits) - 1), numbers)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _add_page(page, form, weights, tokens, scratch, sums, squares, queries):  # type: ignore[no-untyped-def]
+def _add_page(page, form, weights, tokens, scratch, sums, of_rows, queries):  # type: ignore[no-untyped-def]
     """Add what a value page's tokens weigh to sums, rotated as they are stored, and the squares of weights x sizes to
-    squares. All are addresses: to count who holds an array takes longer than a page.
+    theirs. All are addresses: to count who holds an array takes longer than a page.
 
     page: its address, and how far behind lies the page that is asked for meanwhile. weights, sums: address of those of
-    the first query, and bytes to the next one's.
+    the first query, and bytes to the next one's. of_rows: see `_add_queries`.
     """
     (m, bits, sizes_bytes, header_bytes, brain), (at, each), (to, row), first = form, weights, sums, 0
     (place, ahead), (sizes, rests, multiples, found) = page, scratch
@@ -213,7 +213,7 @@ def _add_page(page, form, weights, tokens, scratch, sums, squares, queries):  # 
     mine = bits, sizes, rests, tokens, shape, place + np.uint64(header_bytes), ahead
     while first < queries:
         some, w, s = _in_passes(queries, first), at + np.uint64(first) * each, to + np.uint64(first) * row
-        added = squares + np.uint64(4 * first)
+        added = of_rows[0] + np.uint64(4 * first), of_rows[1] + np.uint64(4 * first)
         if some == 4:
             _add_queries(mine, (_four(w, each), _four(multiples, size), _four(found, row), _four(s, row)), added)
         elif some == 2:
@@ -247,23 +247,23 @@ def _merge(out, rows, sums, scores, weights, v_mean):  # type: ignore[no-untyped
 def _add_stream(place, slots, reads, stream, weights, length, form, scratch, found):  # type: ignore[no-untyped-def]
     """Add up what a stream's tokens weigh, weights (G, S): what is read in found, (parts, G, ...) sums, (2, G) weights
     read and not read, and (G,) squares of weights x sizes."""
-    (page_form, per_page), (sums, shares, squares), (sizes, rests, multiples, values) = form, found, scratch
+    (page_form, per_page), (sums, shares, squares), (sizes, rests, multiples, values, masses) = form, found, scratch
     queries, buffers = squares.size, (_at(sizes), _at(rests), _at(multiples), _at(values))
-    to, row, added = _at(sums), np.uint64(4 * sums.shape[2]), _at(squares)
+    to, row, of_rows = _at(sums), np.uint64(4 * sums.shape[2]), (_at(masses), _at(squares))
     at, each = _at(weights), np.uint64(4 * weights.shape[1])
     for first in range(0, length, per_page):
         group, count, mine = first // per_page, min(per_page, length - first), at + np.uint64(4 * first)
         if slots[stream, 0, group] == UNMAPPED:
             continue
         for query in range(queries):
-            mass = total_of(mine + np.uint64(query) * each, count)
-            shares[0 if reads[stream, group] else 1, query] += mass
+            masses[query] = total_of(mine + np.uint64(query) * each, count)
+            shares[0 if reads[stream, group] else 1, query] += masses[query]
         if reads[stream, group]:
             for part in range(slots.shape[1]):
                 page = bare(_page(place, slots[stream, part, group]))
                 ahead = _ahead(place, page, slots, stream, part, group, page_form[3])
                 out = to + np.uint64(part * queries) * row, row
-                _add_page((page, ahead), page_form, (mine, each), count, buffers, out, added, queries)
+                _add_page((page, ahead), page_form, (mine, each), count, buffers, out, of_rows, queries)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -274,7 +274,8 @@ def _attend_coarse(begin, end, place, slots, choice, scores, v_mean, seq_lens, f
     m, bits = page_form[0], page_form[1]
     room, width = (per_page + LANES - 1) // LANES * LANES, (m + LANES - 1) // LANES * LANES
     sizes, rests = np.empty(room, np.float32), np.empty(width, np.float32)
-    scratch = sizes, rests, np.empty((QUERIES, room), np.int8), np.empty((QUERIES, width), np.int32)
+    multiples, values = np.empty((QUERIES, room), np.int8), np.empty((QUERIES, width), np.int32)
+    scratch = sizes, rests, multiples, values, np.empty(queries, np.float32)
     sums, shares = np.empty((parts, queries, width), np.float32), np.empty((2, queries), np.float32)
     squares, joined = np.empty(queries, np.float32), np.empty(parts * m, np.float32)
     of_v, of_k = np.float32(m * NOISE[bits // 4]), np.float32(m * ENERGY[bits // 4])

@@ -73,7 +73,7 @@ class History:
         self.refuse("Connect", Status.INVALID_HOST, reason)
 
     def attend(self, method: str, lost: F32, errors: F32) -> None:
-        """Rows were attended: the weight that the mean of V stands for, and the error that few bits are likely to
+        """Rows were attended: the weight that the mean of V stands for, and the error that codes are likely to
         make."""
         self.attended.setdefault(method, Attended()).add(lost, errors)
 

@@ -20,7 +20,7 @@ from vcsd.administer import read_log
 
 _LEFT_OUT = {  # by key of a drive's log page of programs
     "lost_mass": "attention weight whose V was not read",
-    "error_estimate": "error that codes of few bits are likely to add",
+    "error_estimate": "error that codes are likely to add",
 }
 CONTEXTS = (4096, 32_768, 131_072)  # tokens of a sequence at which the share of K and V in drives is told
 

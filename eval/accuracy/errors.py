@@ -76,7 +76,7 @@ def measured(
             misses.
         lost_mass: Softmax weight that the mean of V stands for, as the method says itself, the mean; `_worst`: the
             largest. None of methods on arrays.
-        error_estimate: What codes of few bits are likely to add to an output, as the method says itself, the same.
+        error_estimate: What codes are likely to add to an output, as the method says itself, the same.
         passages: Mean error of each passage.
         token_recall: Share of the n tokens of largest weight that are among the n attended ones.
         bytes_fetched_share, bytes_useful_share: Bytes that cross the channels and bytes that pass the filters, as
