@@ -159,17 +159,20 @@ def afford(reads, costs, masses, left):  # type: ignore[no-untyped-def]
     for stream in range(reads.shape[0]):
         for group in range(reads.shape[1]):
             left -= costs[stream, group] if reads[stream, group] else 0
-    while left < 0:
-        lightest, place = np.float32(np.inf), (-1, -1)
-        for stream in range(reads.shape[0]):
-            for group in range(reads.shape[1]):
-                weight = masses[stream, :, group].max()
-                if reads[stream, group] and costs[stream, group] and weight < lightest:
-                    lightest, place = weight, (stream, group)
-        if place[0] < 0:
+    if left >= 0:
+        return left
+    where, weights, found = np.empty(reads.size, np.int64), np.empty(reads.size, np.float32), 0
+    for stream in range(reads.shape[0]):
+        for group in range(reads.shape[1]):
+            if reads[stream, group] and costs[stream, group]:
+                where[found], weights[found] = stream * reads.shape[1] + group, masses[stream, :, group].max()
+                found += 1
+    for i in np.argsort(weights[:found], kind="mergesort"):
+        stream, group = where[i] // reads.shape[1], where[i] % reads.shape[1]
+        reads[stream, group] = False
+        left += costs[stream, group]
+        if left >= 0:
             break
-        reads[place] = False
-        left += costs[place]
     return left
 
 

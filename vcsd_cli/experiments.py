@@ -45,6 +45,8 @@ EVAL = {
     "sensitivity": "eval.papers.instinfer.sensitivity",
     "serving": "eval.serving.serving",
     "policies": "eval.serving.policies",
+    "fair": "eval.fair.fair",
+    "map": "eval.fair.map",
     "claims": "eval.papers.compare",
     "machine": "eval.papers.machines",
     "tiers": "eval.papers.tierkv.tiers",

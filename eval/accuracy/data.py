@@ -11,6 +11,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "squad": ("squad_dev_subset_xquad_en.json", "dev-v1.1.json"),
     "sharegpt": ("sharegpt_sample.json", "ShareGPT_V3_unfiltered_cleaned_split.json"),
     "triviaqa": ("triviaqa_sample.json", "web-dev.json"),
+    "orbitflow": ("orbitflow_traces.json",),
     "shakespeare": ("tinyshakespeare.txt",),
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from csd_spec import DriveSpec
 from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.papers.machines import overlay
@@ -70,18 +73,29 @@ COSTS = {
 }
 
 
-def drives(count: int, layout: str = "fp16") -> DriveModel:
-    """InstCSDs that attend to all of what lies in them, side by side, as fast as their flash is read.
+def drives(count: int, layout: str = "fp16", spec: DriveSpec = INSTCSD_ZYNQ7045_8CH) -> DriveModel:
+    """Drives that attend, side by side, to all of what lies in them, as fast as their flash and their engines are.
 
     A layer is as large in all models of `COSTS`.
 
-    layout: The layout of K and V, by name; progressive ones keep them in 8 bits.
+    Args:
+        count: Number of drives.
+        layout: The layout of K and V, by name; progressive ones keep them in 8 bits.
+        spec: What each of them is.
     """
-    shape, spec = _8B.shape, INSTCSD_ZYNQ7045_8CH
+    shape, engine = _8B.shape, spec.engine
     form = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, LONGEST)
     pages = 1 if form.progressive else 2  # of a head's group of n tokens: both in one, or K and V apart
-    return DriveModel(
-        bytes_per_s=float(count * spec.geometry.channels * spec.channel_timing.channel_bytes_per_s),
-        token_bytes=shape.kv_heads * pages * spec.geometry.page_bytes / form.n,
-        call_s=CALL_S,
-    )
+    token_bytes = shape.kv_heads * pages * spec.geometry.page_bytes / form.n
+    flash = spec.geometry.channels * spec.channel_timing.channel_bytes_per_s
+    macs_per_s = engine.kernels * engine.lanes * engine.kernel_efficiency * engine.clock_hz
+    attended = token_bytes * macs_per_s / (2 * shape.q_heads * shape.head_dim)  # bytes/s
+    return DriveModel(bytes_per_s=float(count * min(flash, attended)), token_bytes=token_bytes, call_s=CALL_S)
+
+
+def beside_plain_ssds(cost: ServingCost, count: int, spec: DriveSpec = INSTCSD_ZYNQ7045_8CH) -> ServingCost:
+    """A machine that has the same flash without engines: K and V come from host memory and over the drives' own links
+    at once, a part of every layer from each, as long before they are attended as those from host memory."""
+    flash = spec.geometry.channels * spec.channel_timing.channel_bytes_per_s
+    rate = count * min(flash, spec.link.bytes_per_s) / (cost.layers * cost.token_bytes)
+    return replace(cost, fetch_token_s=1 / (1 / cost.fetch_token_s + rate))

@@ -7,7 +7,7 @@ together when both tiers are as fast as they are large.
 from __future__ import annotations
 
 from kv_cache.block_table import BlockKey
-from kv_cache.hardware import DIRECT, PAGE_CACHE
+from kv_cache.hardware import DEVICE, DIRECT, PAGE_CACHE
 from kv_cache.iteration import Iteration
 from kv_cache.policies._stream import stream
 from kv_cache.policies.dual_blade import in_cache
@@ -16,11 +16,14 @@ from kv_cache.policies.dual_blade import in_cache
 def split(it: Iteration, ahead: int = 1, share: float | None = None, feedback: bool = False) -> None:
     """Of every layer the same share is cached: half of it in K where that fits, else K of some of the layers.
 
-    share: of K and V, instead of what the cache keeps. feedback: less is cached when most of that had to come from the
-    disk again.
+    Args:
+        it: The iteration.
+        ahead: Layers that come before they are attended.
+        share: Of K and V that is cached, instead of what the cache keeps and `_balanced` allows.
+        feedback: Whether less is cached when most of that had to come from the disk again.
     """
     if "cached" not in it.memory:
-        halves = 2 * in_cache(it) if share is None else int(2 * share * len(it.layers))
+        halves = min(2 * in_cache(it), _balanced(it)) if share is None else int(2 * share * len(it.layers))
         it.memory["cached"] = [(layer, part) for part in it.parts for layer in _spread(it.layers)][:halves]
     if feedback:
         _yield(it)
@@ -30,6 +33,13 @@ def split(it: Iteration, ahead: int = 1, share: float | None = None, feedback: b
         return PAGE_CACHE if (block.layer, block.part) in cached else DIRECT
 
     stream(it, home, ahead)
+
+
+def _balanced(it: Iteration) -> int:
+    """How many of all layers' K and V come from the page cache in the time in which the others come past it."""
+    nbytes, halves = it.layer_bytes(it.final_tokens) // 2, 2 * len(it.layers)
+    cached_s, direct_s = (it.transfer_s(tier, DEVICE, nbytes) for tier in (PAGE_CACHE, DIRECT))
+    return round(halves * direct_s / (cached_s + direct_s))
 
 
 def _yield(it: Iteration) -> None:

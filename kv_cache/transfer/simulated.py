@@ -150,7 +150,9 @@ class SimulatedTransfers:
 
     def transfer_s(self, route: Route, nbytes: int) -> float:
         links = [self.machine.links[name] for name in route.links]
-        return sum(nbytes / link.bytes_per_s + (link.start_ns + link.overhead_ns) / 1e9 for link in links)
+        piece = min(nbytes, route.piece_bytes or nbytes)  # others cross a link while the last one crosses the next
+        alone_s = [piece / link.bytes_per_s + (link.start_ns + link.overhead_ns) / 1e9 for link in links]
+        return sum(alone_s) + max((nbytes - piece) / link.bytes_per_s for link in links)
 
     def layer_s(self) -> float:
         return self._layer_s

@@ -80,6 +80,12 @@ def test_lightest_of_all_streams_go_where_the_budget_ends(left, kept):
     np.testing.assert_array_equal(reads.ravel(), kept)
 
 
+def test_among_groups_that_weigh_the_same_the_first_go():
+    reads = np.ones((2, 2), np.bool_)
+    left = afford(reads, np.ones((2, 2), np.int64), np.full((2, 1, 2), 0.25, np.float32), 1)
+    assert (reads.ravel().tolist(), left) == ([False, False, False, True], 0)
+
+
 def test_tokens_of_pages_ascend_and_end_with_their_stream():
     pages = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]], np.bool_)
     tokens, counts = tokens_of(pages, np.array([25, 30, 14]), 10)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from csd_link.network import COMMAND_BYTES, COMPLETION_BYTES
-from csd_spec import NAMED, Compression, DriveSpec
+from csd_spec import NAMED, Compression, DriveSpec, SparFParams
 from csd_spec.network import Network
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.units import ENGINE_UNITS
@@ -237,8 +237,8 @@ def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Resu
 
 def resident(setup: Setup, batch: int, drives: int) -> Result:
     """K and V of the whole batch in the GPU's memory, by its data sheet."""
-    if batch > _room(setup):
-        held = f"{setup.model.weight_bytes / GIB:.0f} GiB of weights and K and V of {_room(setup)} such sequences"
+    if batch > room_of(setup):
+        held = f"{setup.model.weight_bytes / GIB:.0f} GiB of weights and K and V of {room_of(setup)} such sequences"
         reason = f"{setup.gpu.name} holds {held}"
         return Result(system="GPU", batch=batch, drives=drives, reason=reason)
     step = Breakdown(setup.attention_s(batch), 0, setup.gpu_s(batch))
@@ -247,7 +247,7 @@ def resident(setup: Setup, batch: int, drives: int) -> Result:
 
 def paged(setup: Setup, batch: int, drives: int) -> Result:
     """vLLM: as many sequences as the GPU's memory has pages for, the others after them."""
-    name, room = "vLLM", min(batch, _room(setup))
+    name, room = "vLLM", min(batch, room_of(setup))
     if not room:
         reason = f"K and V of a sequence do not fit beside the weights of {setup.model.name} on {setup.gpu.name}"
         return Result(system=name, batch=batch, drives=drives, reason=reason)
@@ -258,7 +258,7 @@ def paged(setup: Setup, batch: int, drives: int) -> Result:
     return finish(setup, name, batch, drives, prefill_s, Breakdown(*parts))
 
 
-def _room(setup: Setup) -> int:
+def room_of(setup: Setup) -> int:
     """Sequences whose K and V the GPU's memory holds beside the weights."""
     tokens = setup.input + setup.output
     left = setup.gpu.memory_gib * GIB - setup.model.weight_bytes
@@ -298,10 +298,17 @@ class InStorage:
 
     def simulate(self, setup: Setup, drive: SimulatedDrive) -> dict[str, float]:
         """Seconds of a step by unit on the drive as it is filled now."""
-        c = 1 if self.method == "dense" else self.compression or setup.compression
-        params = Compression(c, self.convention).at(drive.length, setup.model.head_dim)  # type: ignore[arg-type]
+        params = replace(self, compression=self.compression or setup.compression).budget(
+            drive.length, setup.model.head_dim
+        )
         share = setup.constants.token_page_share if self.page_share is None else self.page_share
         return drive.step(self.method, params, share, self.schedule, setup.layers)
+
+    def budget(self, tokens: int, head_dim: int) -> SparFParams:
+        """What the method may read of so many tokens; `compression` must be known."""
+        c = 1 if self.method == "dense" else self.compression
+        assert c is not None
+        return Compression(c, self.convention).at(tokens, head_dim)  # type: ignore[arg-type]
 
     def breakdown(self, setup: Setup, batch: int, drives: int, units: dict[str, float]) -> Breakdown:
         """A step's three parts from the drive's units."""

@@ -170,3 +170,32 @@ def test_writing_back_holds_up_who_dirties_more_than_may_wait() -> None:
     IterationRunner(one, range(LAYERS), policy, transfers).run({"r": PROMPT}, {"r": ROW})
     copied_ns, written_ns = LAYERS * LAYER / 10, (LAYERS - 1) * LAYER  # a layer may stay dirty
     assert waited[0] == copied_ns + written_ns
+
+
+@pytest.mark.parametrize("piece_bytes", [0, 10**6, 7 * 10**6])
+def test_a_copy_alone_takes_as_long_as_the_policy_was_told(piece_bytes: int) -> None:
+    """In pieces the slowest link is busy throughout, and the first piece crosses the others alone."""
+    links = [Link("ssd", 1 * GB), Link("dma", 4 * GB), Link("back", 1 * GB)]
+    route = Route("direct", ("ssd", "dma"), piece_bytes)
+    tiers = [Tier(DEVICE, attends=True), Tier(DIRECT)]
+    given = Machine.of(tiers, links, {(DIRECT, DEVICE): route, (DEVICE, DIRECT): Route("out", ("back",))})
+    transfers, took = SimulatedTransfers(given, lambda attention: LayerTime(0)), list[float]()
+
+    def policy(t: Iteration) -> None:
+        for layer in t.layers:
+            if not t.prefill:
+                key, value = t.blocks(layer)
+                began = transfers.now_ns
+                t.wait(t.copy(key, DEVICE))
+                took.append((transfers.now_ns - began) / 1e9)
+                took.append(t.transfer_s(DIRECT, DEVICE, t.nbytes(key)))
+                t.wait(t.copy(value, DEVICE))
+            t.attend(layer)
+            for block in t.blocks(layer):
+                t.move(block, DIRECT)
+
+    runner = IterationRunner(given, range(1), policy, transfers)
+    for new in (7000, 1):
+        runner.run({"r": new}, {"r": ROW})
+    real, told = took
+    assert told == pytest.approx(real, rel=1e-3)

@@ -1,5 +1,7 @@
 """Configurations on a small model: where their reads go, and that pieces and limits change what they should."""
 
+from itertools import pairwise
+
 import pytest
 
 from eval.papers.dual_blade.machine import DMA, GIB, READ, drives, machine
@@ -29,6 +31,15 @@ def test_split_pairs_find_their_half_whatever_their_pieces_are():
     setup = small_setup(batch=16, input=300)
     assert setup.layer_bytes(setup.input) / 2 > 2 * SYSTEMS["split"].piece_bytes
     assert infer(setup, SYSTEMS["split"], A, limit_for(setup, 4)).cached_share == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("ssd", ["A", "B"])
+def test_more_memory_never_makes_split_slower(ssd):
+    setup = small_setup(batch=16, input=300)
+    limits = [limit_for(setup, layers) for layers in range(setup.model.layers + 1)]
+    seconds = [infer(setup, SYSTEMS["split"], drives()[ssd], limit).decode_s for limit in limits]
+    assert all(later <= 1.001 * earlier for earlier, later in pairwise(seconds))
+    assert seconds[-1] < 0.8 * seconds[0]
 
 
 def test_only_group_1_is_in_a_trial_of_group_1():

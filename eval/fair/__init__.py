@@ -1,0 +1,1 @@
+"""Systems compared like with like: same schedule, same output error, same hardware, same service."""

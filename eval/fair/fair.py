@@ -1,0 +1,130 @@
+"""Every headline compared like with like: schedule, output error, hardware and service equal in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eval.accuracy import texts
+from eval.accuracy.data import find
+from eval.experiment import Outcome
+from eval.fair import dual_blade, instinfer, orbitflow, recorded, tierkv, tutti
+from eval.fair.headline import CONDITIONS, Figure, Headline
+from eval.papers.dual_blade import evaluate as dual_blade_paper
+from eval.papers.dual_blade.machine import Setup
+from eval.papers.instinfer.options import TRAINED, setup_of
+from eval.papers.options import MachineOptions, Simulated
+from vcsd.loading import CHECKPOINT
+from vcsd.models import find_model
+from vcsd.options import check_model
+from vcsd.progress import Tick, progress
+from vcsd.tables import table
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Where errors and requests come from. both: whether the shipped model is recorded too."""
+
+    model: Annotated[
+        Path | None,
+        typer.Option(help="model whose rows are recorded (default: smollm2 if fetched)", callback=check_model),
+    ] = None
+    text: texts.SourceText = None
+    trace: Annotated[
+        Path | None, typer.Option(help="OrbitFlow's public traces (default: in the folder VCSD_DATA, else generated)")
+    ] = None
+
+    def models(self) -> list[Path]:
+        """The recorded model, and the shipped one beside it."""
+        if self.model:
+            return [self.model]
+        try:
+            return [find_model(TRAINED), CHECKPOINT]
+        except ValueError:
+            return [CHECKPOINT]
+
+
+def _instinfer(given: Given, tick: Tick) -> Headline:
+    setup = setup_of(MachineOptions(), Simulated())
+    rows = []
+    tokens = setup.drive.geometry.page_bytes // (2 * setup.model.head_dim)
+    for model in given.models():
+        rows.append(recorded.record(model, given.text, tokens, tick))
+    first, *others = (instinfer.headline(setup, each) for each in rows)
+    tick(None)
+    more = {f"recorded_on_{each.model}": other.figures for each, other in zip(rows[1:], others, strict=True)}
+    return first.with_others(more, [note for other in others for note in other.notes[:1]])
+
+
+def _dual_blade(given: Given, tick: Tick) -> Headline:
+    model, gpu, host = MachineOptions().profiles("opt-6.7b", "rtx5060ti-16gb", "pcie5x8")
+    return dual_blade.headline(dual_blade_paper.Runs(Setup(model=model, gpu=gpu, host=host)), tick)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A paper's headline. ticks: how often making it ticks."""
+
+    make: Callable[[Given, Tick], Headline]
+    ticks: Callable[[Given], int]
+
+
+PAPERS: Mapping[str, Source] = {
+    "instinfer": Source(_instinfer, lambda given: recorded.TICKS * len(given.models()) + 1),
+    "dual-blade": Source(_dual_blade, lambda given: dual_blade.TICKS),
+    "tierkv": Source(lambda given, tick: tierkv.headline(tick), lambda given: tierkv.TICKS),
+    "orbitflow": Source(
+        lambda given, tick: orbitflow.headline(given.trace or find("orbitflow"), tick), lambda given: orbitflow.TICKS
+    ),
+    "tutti": Source(lambda given, tick: tutti.headline(), lambda given: 0),
+}
+Only = StrEnum("Only", [(name, name) for name in PAPERS])  # type: ignore[misc]
+
+
+def experiment(
+    given: Given, only: Annotated[Only | None, typer.Option(help="one paper's headline (default: all)")] = None
+) -> Outcome:
+    """Every headline at equal schedule, error, hardware and service, with what moves it and where it loses."""
+    names = [str(only)] if only else list(PAPERS)
+    made = {}
+    with progress("parts", sum(PAPERS[name].ticks(given) for name in names)) as tick:
+        for name in names:
+            made[name] = PAPERS[name].make(given, tick)
+    result = {name: each.as_json() for name, each in made.items()}
+    return Outcome(result, [part for name, each in made.items() for part in _shown(name, each)])
+
+
+def _shown(name: str, headline: Headline) -> list[Any]:
+    """A table of the figures, what moves them most, and where ours loses."""
+    rows = [(condition, "", *_cells(headline.figures[condition])) for condition in _order(headline.figures)]
+    for other, figures in headline.others.items():
+        rows += [(condition, other, *_cells(figures[condition])) for condition in _order(figures)]
+    title, columns = f"{name}: {headline.what} (modelled)", ("equal", "with", "ratio", "least", "most")
+    shown: list[Any] = [table(title, columns, rows, left=("equal", "with"))]
+    if headline.tornado:
+        few = [
+            (*(row[key] for key in ("condition", "constant")), f"{row['base']:g} {row['unit']}",
+             f"{row['half']:.2f}", f"{row['double']:.2f}")
+            for row in headline.tornado
+            if abs(row["double"] - row["half"]) > 0.01
+        ]  # fmt: skip
+        columns = ("ratio", "constant", "value", "halved", "doubled")
+        shown.append(
+            table("Constants that move it by more than 0.01", columns, few, left=("ratio", "constant", "value"))
+        )
+    losses = [f"{row['setting']} = {row['value']}: {row['ratio']:.2f} of {row['other']}" for row in headline.loses_at]
+    shown.append(f"ours loses at: {'; '.join(losses)}" if losses else "ours loses at none of the settings tried")
+    return [*shown, *headline.notes]
+
+
+def _order(figures: Mapping[str, Figure]) -> list[str]:
+    return [*(name for name in CONDITIONS if name in figures), *(name for name in figures if name not in CONDITIONS)]
+
+
+def _cells(figure: Figure) -> tuple[str, str, str]:
+    return f"{figure.value:.2f}", f"{figure.low:.2f}", f"{figure.high:.2f}"

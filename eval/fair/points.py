@@ -1,0 +1,275 @@
+"""Points of the map: decode throughput of each system, and the rates at which they tie, in closed form and modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from csd_spec.layouts import layout_named
+from eval.fair.step_time import drive_units, in_drives, largest_share, plain_rate, plain_ssds
+from eval.papers.instinfer.systems import BATCHED_DENSE, OURS, InStorage, Result, Setup, paged, room_of
+from eval.papers.profiles import Gpu
+from ftl import maps_of
+
+GB = 1e9
+METHODS: Mapping[str, InStorage] = {"ours": OURS, "dense": BATCHED_DENSE}
+CSD, PLAIN = "csd", "plain_ssd"
+LINKS = (1.0, 2.0, 4.0, 7.0, 10.0, 14.0, 20.0, 28.0)  # GB/s of a plain SSD
+RATES = (0.4, 0.8, 1.2, 1.6, 2.4, 3.6)  # GB/s of a flash channel: ONFI 3 to 5
+BATCHES, CONTEXTS = (1, 4, 16, 64, 256, 1024), (2048, 8192, 32768, 131072, 524288)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place on the map: a setup, whose input is the context, a method, a batch, and how many drives.
+
+    plain_rate: bytes/s of each plain SSD; None: of one with the drive's flash and link.
+    """
+
+    setup: Setup
+    system: InStorage
+    batch: int
+    drives: int
+    plain_rate: float | None = None
+
+    def with_drive(self, **changes: Any) -> Point:
+        """With other values of the drive: `channel_gb_s`, `channels`, `lanes`."""
+        spec = self.setup.drive
+        if rate := changes.get("channel_gb_s"):
+            spec = replace(spec, timing=replace(spec.timing, channel_bytes_per_s=round(rate * GB)))
+        if channels := changes.get("channels"):
+            spec = replace(spec, geometry=replace(spec.geometry, channels=channels))
+        if lanes := changes.get("lanes"):
+            spec = replace(spec, engine=replace(spec.engine, lanes=lanes))
+        return replace(self, setup=replace(self.setup, drive=spec))
+
+    def with_context(self, tokens: int) -> Point:
+        """With so many stored tokens."""
+        return replace(self, setup=replace(self.setup, input=tokens))
+
+
+def _in_drives(point: Point) -> Result:
+    return in_drives(point.setup, point.system, point.batch, point.drives)
+
+
+def _plain(point: Point) -> Result:
+    rate = point.plain_rate or plain_rate(point.setup, point.drives)
+    return plain_ssds(point.setup, point.system, point.batch, point.drives, rate)
+
+
+def _from_host(point: Point) -> float | None:
+    """Tokens/s where host memory holds K and V and the GPU selects; None if they do not fit."""
+    setup = point.setup
+    if setup.kv_bytes(point.batch, setup.input) > setup.host.dram_gib * 2**30:
+        return None
+    pages = drive_units(setup, point.system, point.batch, point.drives)["pages"] * point.drives
+    seconds = pages * setup.drive.geometry.page_bytes / (setup.host.gpu_link_gb_per_s * GB)
+    return point.batch / max(seconds, setup.gpu_s(point.batch))
+
+
+def _on_gpu(point: Point) -> float | None:
+    """Tokens/s of a GPU that holds as many sequences as fit, the others after them; None if not even one fits."""
+    result = paged(point.setup, point.batch, point.drives)
+    return None if result.reason else point.batch / result.step.total_s
+
+
+def _recomputed(point: Point) -> float:
+    """Tokens/s where K and V are computed again in every step."""
+    setup = point.setup
+    return point.batch / (setup.gpu_s(point.batch) + setup.cost.prefill_s(setup.input, batch=point.batch))
+
+
+SYSTEMS: Mapping[str, Callable[[Point], float | None]] = {
+    CSD: lambda point: point.batch / _in_drives(point).step.total_s,
+    PLAIN: lambda point: point.batch / _plain(point).step.total_s,
+    "host": _from_host,
+    "gpu": _on_gpu,
+    "recompute": _recomputed,
+}
+
+
+def rates(point: Point) -> Row:
+    """Tokens/s of each system in decode, and the fastest one."""
+    found = {name: rate(point) for name, rate in SYSTEMS.items()}
+    best = max(found, key=lambda name: found[name] or 0.0)
+    return {**found, "best": best, "csd_over_plain_ssd": (found[CSD] or 0.0) / (found[PLAIN] or 1.0)}
+
+
+def drive_rate(point: Point) -> float:
+    """Bytes/s of pages that one drive reads and attends to, in closed form: min(channels x rate, w E / G).
+
+    E: multiply-accumulates/s of the engine, G: query heads of a KV head. w: bytes of a page that a lane takes in a
+    cycle, 2 of FP16 and of codes of few bits, 1 of codes of 8 bits: their mean over the pages that the method reads.
+    """
+    setup, drive = point.setup, point.setup.drive
+    flash = drive.geometry.channels * drive.channel_timing.channel_bytes_per_s
+    engine, shape = drive.engine, setup.model.shape
+    macs_per_s = engine.kernels * engine.lanes * engine.kernel_efficiency * engine.clock_hz
+    return min(flash, 2 / (1 + _share_in_8_bits(point)) * macs_per_s / shape.group)
+
+
+def _share_in_8_bits(point: Point) -> float:
+    """Of the pages that the method reads, those of codes of 8 bits."""
+    setup, system = point.setup, point.system
+    if system.layout == "fp16":
+        return 0.0
+    share = largest_share(setup.model.shape, point.drives)
+    form = layout_named(system.layout).form(setup.drive.geometry.page_bytes, share.head_dim, setup.input)
+    maps = maps_of(form, 1, share.kv_heads)
+    coarse = sum(maps[name].streams * (setup.input // maps[name].per_group) for name in ("scores", "values"))
+    pages = drive_units(setup, system, point.batch, point.drives)["pages"]
+    return max(0.0, 1 - coarse * share.layers * point.batch / pages)
+
+
+def _page_bytes(point: Point) -> float:
+    """Bytes of the pages that a step reads in all drives."""
+    pages = drive_units(point.setup, point.system, point.batch, point.drives)["pages"]
+    return pages * point.setup.drive.geometry.page_bytes * point.drives
+
+
+def _drives_s(point: Point) -> float:
+    """Seconds of a step in drives: pages, in each layer the first page of each dependent read, and commands."""
+    reads = 1 if point.system.method == "dense" else 2
+    first_s = point.setup.model.shape.layers * reads * point.setup.drive.timing.read_ns / 1e9
+    return _page_bytes(point) / (point.drives * drive_rate(point)) + first_s + _commands_s(point)
+
+
+def _commands_s(point: Point) -> float:
+    """Seconds of a step's commands to drives or SSDs, which go on side by side: one for each layer and half."""
+    return 2 * point.setup.model.shape.layers * 2 * point.setup.drive.link.command_ns / 1e9
+
+
+def _hidden(point: Point) -> bool:
+    """Whether drives attend to one half of the batch in less time than the GPU takes for the other one."""
+    return 2 * point.setup.gpu_s(point.batch / 2) > _drives_s(point)
+
+
+def tie_with_ssds(point: Point) -> float:
+    """Bytes/s of each SSD over which pages come as fast as drives attend to them."""
+    return _page_bytes(point) / (_drives_s(point) - _commands_s(point)) / point.drives
+
+
+def _tie_with_gpu(point: Point) -> float | None:
+    """Bytes/s of a GPU's memory at which it serves as many tokens/s as the drives.
+
+    Drives: batch / T. GPU: n M / (W + n K). T: seconds of a step in drives, n: sequences that fit, M: the memory's
+    rate, W: bytes of the weights, K: of a sequence's KV data. None if no sequence fits, or if drives would wait for
+    the GPU, which reads the weights for either half of the batch: both are then in proportion to M.
+    """
+    setup, fit = point.setup, min(point.batch, room_of(point.setup))
+    if not fit:
+        return None
+    weights = setup.model.read_bytes(fit)
+    rate = point.batch / _drives_s(point) * (weights + fit * setup.kv_bytes(1, setup.input)) / fit
+    return None if 2 * weights / rate > _drives_s(point) else rate
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A system that drives tie with at some rate.
+
+    Attributes:
+        rate: What is varied.
+        least: GB/s that it can have; 1,000 is the most.
+        at: The point with that rate, bytes/s, where nothing else limits the rival.
+        tie: The rate at which both are as fast, in closed form; None if there is none.
+        hides: Whether there is none where the GPU's work hides the drives'.
+    """
+
+    rate: str
+    least: float
+    at: Callable[[Point, float], Point]
+    tie: Callable[[Point], float | None]
+    hides: bool = True
+
+
+def _plain_at(point: Point, rate: float) -> Point:
+    return replace(point, plain_rate=rate)
+
+
+def _host_at(point: Point, rate: float) -> Point:
+    host = replace(point.setup.host, gpu_link_gb_per_s=rate / GB, dram_gib=8192.0)
+    return replace(point, setup=replace(point.setup, host=host))
+
+
+def _gpu_at(point: Point, rate: float) -> Point:
+    gpu = replace(point.setup.gpu, memory_gb_per_s=rate / GB)
+    return replace(point, setup=replace(point.setup, gpu=gpu))
+
+
+RIVALS: Mapping[str, Rival] = {
+    PLAIN: Rival("each SSD", 0.001, _plain_at, tie_with_ssds),
+    "host": Rival("link of the GPU", 1, _host_at, lambda point: _page_bytes(point) / _drives_s(point)),
+    "gpu": Rival("memory of the GPU", 20, _gpu_at, _tie_with_gpu, hides=False),
+}
+WITHIN = 3.0  # of the closed form, where a tie is searched for
+
+
+def boundary(point: Point, rival: str) -> Row:
+    """The rate at which drives and a rival tie, GB/s: in closed form, and by bisection of the model."""
+    other = RIVALS[rival]
+    row: Row = {"rival": rival, "rate": other.rate, "closed_form_gb_s": None, "model_gb_s": None, "error_percent": None}
+    closed = None if other.hides and _hidden(point) else other.tie(point)
+    if closed is None or not other.least * WITHIN < closed / GB < 1000 / WITHIN:
+        return row
+    ours, low, high = SYSTEMS[CSD](other.at(point, closed)), closed / WITHIN, closed * WITHIN
+
+    def is_slower(rate: float) -> bool:
+        return (SYSTEMS[rival](other.at(point, rate)) or 0.0) < (ours or 0.0)
+
+    if SYSTEMS[rival](other.at(point, high)) is None:
+        return row
+    while high / low > 1.002:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if is_slower(middle) else (low, middle)
+    error = 100 * (closed / high - 1)
+    return row | {"closed_form_gb_s": closed / GB, "model_gb_s": high / GB, "error_percent": error}
+
+
+AXES: Mapping[str, tuple[Sequence[Any], Callable[[Point, Any], Point]]] = {
+    "plain_ssd_gb_s": (LINKS, lambda point, value: _plain_at(point, value * GB)),
+    "channel_gb_s": (RATES, lambda point, value: point.with_drive(channel_gb_s=value)),
+    "channels": ((2, 4, 8, 16), lambda point, value: point.with_drive(channels=value)),
+    "engine_lanes": ((16, 64, 256, 1024), lambda point, value: point.with_drive(lanes=value)),
+    "batch": (BATCHES, lambda point, value: replace(point, batch=value)),
+    "context": (CONTEXTS, lambda point, value: point.with_context(value)),
+    "gpu": (
+        ("rtx4090", "a6000", "a100", "h100", "8xh100"),
+        lambda point, value: replace(point, setup=replace(point.setup, gpu=Gpu.some(value))),
+    ),
+    "budget": (
+        (2.0, 3.0, 5.0, 7.0),
+        lambda point, value: replace(point, system=replace(point.system, compression=value)),
+    ),
+    "drives": ((1, 2, 4, 8), lambda point, value: replace(point, drives=value)),
+}
+
+
+def points_along(point: Point) -> Iterator[tuple[Row, Point]]:
+    """A point for each value of each axis that the model allows, the others as they are."""
+    model = point.setup.model
+    for axis, (values, at) in AXES.items():
+        for value in values:
+            if axis == "budget" and point.system.method == "dense":
+                continue
+            if axis == "gpu" and model.weight_bytes > Gpu.some(value).memory_gib * 2**30:
+                continue
+            if axis != "drives" or value <= model.kv_heads:
+                yield {"axis": axis, "value": value}, at(point, value)
+
+
+def points_of_plane(point: Point) -> Iterator[tuple[Row, Point]]:
+    """A point for each rate of plain SSDs and of flash channels."""
+    for rate in RATES:
+        for link in LINKS:
+            at = _plain_at(point.with_drive(channel_gb_s=rate), link * GB)
+            yield {"channel_gb_s": rate, "plain_ssd_gb_s": link}, at
+
+
+def points_of_work(point: Point) -> Iterator[tuple[Row, Point]]:
+    """A point for each batch and context."""
+    for context in CONTEXTS:
+        for batch in BATCHES:
+            yield {"context": context, "batch": batch}, replace(point.with_context(context), batch=batch)

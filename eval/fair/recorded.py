@@ -1,0 +1,90 @@
+"""Output errors, and pages that SparF touches, of both sides on the same recorded rows of a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from csd_spec import NAMED, Compression
+from eval.accuracy import texts
+from eval.accuracy.contenders import Trial, contenders
+from eval.accuracy.errors import measured
+from eval.accuracy.layers import Passages, record_layers
+from eval.papers.instinfer.page_shares import page_shares
+from vcsd.loading import load
+from vcsd.progress import Tick
+
+SPARF_BUDGET = 8.0  # 1/8 of the tokens, the budget that the paper's systems are timed at
+BUDGETS = (5.0, 5.5, 6.0, 6.5, 7.0, 8.0)  # 1/c of the bytes, of ours
+TICKS = 2 + len(BUDGETS)
+PASSAGES = Passages()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Errors on recorded rows.
+
+    Attributes:
+        model: Name of the recorded model.
+        sparf_error: Mean relative error of SparF's outputs at 1/8, in the paper's convention of budgets.
+        ours_error: The same of ours by the compression c of its bytes.
+        bytes_share: Bytes that cross the flash channels over those of the KV data in FP16: `sparf`, and ours by c.
+        page_share: Share of the token pages that SparF touches at 1/8.
+    """
+
+    model: str
+    sparf_error: float
+    ours_error: Mapping[float, float]
+    bytes_share: Mapping[float | str, float]
+    page_share: float
+
+    @property
+    def default_c(self) -> float:
+        """The compression that `ours` has by default."""
+        budget = NAMED["ours"].budget
+        assert isinstance(budget, Compression)
+        return budget.c
+
+    @property
+    def equal_c(self) -> float:
+        """The compression at which ours errs as much as SparF; log error interpolated over 1 / c, never beyond."""
+        shares = np.array([1 / c for c in self.ours_error])
+        errors = np.log(list(self.ours_error.values()))
+        order = np.argsort(errors)
+        return float(1 / np.interp(math.log(self.sparf_error), errors[order], shares[order]))
+
+
+def record(model: Path, text: Path | None, tokens_of_page: int, tick: Tick, budgets: Sequence[float] = BUDGETS) -> Rows:
+    """Record a model on a text, and try both methods on its rows; ticks TICKS times.
+
+    Args:
+        model: Folder of the model.
+        text: A file or a name of `eval.accuracy.texts`; None for the shipped one.
+        tokens_of_page: Tokens of K or V in a page of the modelled drive.
+        tick: Called after each part.
+        budgets: Compressions at which ours is tried.
+    """
+    loaded, tokenizer = load(model)
+    layers = record_layers(loaded, tokenizer, texts.read(text), PASSAGES)
+    known = {each.name: each for each in contenders()}
+    share = page_shares([layer.recorded for layer in layers], [SPARF_BUDGET], tokens_of_page)[SPARF_BUDGET]
+    tick(None)
+
+    def tried(trial: Trial) -> tuple[float, float]:
+        row, _ = measured(trial, layers)
+        tick(None)
+        return row["output_rel_error"], row["bytes_fetched_share"]
+
+    sparf_error, sparf_bytes = tried(Trial(known["sparf"], SPARF_BUDGET, "paper"))
+    ours = {c: tried(Trial(known["progressive"], c)) for c in budgets}
+    return Rows(
+        model=model.name,
+        sparf_error=sparf_error,
+        ours_error={c: error for c, (error, _) in ours.items()},
+        bytes_share={"sparf": sparf_bytes, **{c: share for c, (_, share) in ours.items()}},
+        page_share=share,
+    )

@@ -1,0 +1,152 @@
+"""partner of: eval/fair/headline.py, eval/fair/fair.py, eval/fair/instinfer.py, eval/fair/recorded.py,
+eval/fair/orbitflow.py, eval/fair/tierkv.py, eval/fair/dual_blade.py, eval/fair/tutti.py"""
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from csd_spec.presets import INSTCSD_OVERLAPPED
+from eval.fair import instinfer, orbitflow, tierkv, tutti
+from eval.fair.fair import PAPERS
+from eval.fair.headline import CONDITIONS, Figure, Headline, Ranged, Varied, varied_drive
+from eval.fair.recorded import Rows
+from eval.papers.instinfer.options import setup_of
+from eval.papers.options import MachineOptions, Simulated
+from eval.serving.machines import A5000, beside_plain_ssds, drives
+from vcsd.progress import no_tick
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+COMMAND = "`vcsd eval fair"
+
+
+def rows(**given):
+    known = {
+        "model": "a model",
+        "sparf_error": 0.1,
+        "ours_error": {5.0: 0.05, 8.0: 0.2},
+        "bytes_share": {},
+        "page_share": 0.5,
+    }
+    return Rows(**{**known, **given})
+
+
+def test_the_budget_of_equal_error_is_between_those_tried_and_never_beyond():
+    assert rows(sparf_error=0.05).equal_c == pytest.approx(5)
+    assert rows(sparf_error=0.01).equal_c == pytest.approx(5)
+    assert rows(sparf_error=9.0).equal_c == pytest.approx(8)
+    halfway = rows().equal_c
+    assert 1 / halfway == pytest.approx((1 / 5 + 1 / 8) / 2)
+    assert math.sqrt(0.05 * 0.2) == pytest.approx(0.1)
+
+
+def test_a_range_is_over_every_constant_halved_and_doubled():
+    constants = [Varied("a", 2.0, "s", lambda factor: (2 * factor, 3)), Varied("b", 3, "s", lambda f: (2, 3 * f))]
+    found = Ranged.of((2, 3), constants, lambda case: {"ratio": case[0] / case[1]})
+    assert found.figure("ratio", "command") == Figure(2 / 3, 1 / 3, 4 / 3, "command")
+    assert [row["constant"] for row in found.tornado("ratio")] in (["a", "b"], ["b", "a"])
+
+
+def test_a_constant_of_a_drive_changes_that_alone():
+    base = INSTCSD_OVERLAPPED
+    for each in varied_drive(base, lambda drive: drive):
+        part, name = each.name.split(".")
+        changed = each.scaled(2.0)
+        assert getattr(getattr(changed, part), name) == 2 * each.base
+        assert replace(changed, **{part: getattr(base, part)}) == base
+
+
+def test_a_headline_without_a_condition_is_refused():
+    with pytest.raises(ValueError, match="same_error"):
+        Headline(what="x", figures={name: Figure(1, 1, 1, "") for name in CONDITIONS if name != "same_error"})
+
+
+def test_ours_over_sparf_is_smaller_where_more_is_equal(monkeypatch):
+    monkeypatch.setattr("eval.fair.step_time.SEQUENCES", 4)
+    setup = setup_of(MachineOptions(), Simulated())
+    case = instinfer.Case(setup, page_share=0.5, equal_c=6.0)
+    found = instinfer.ratios(case)
+    assert found["same_schedule"] < found["same_error"]
+    assert 1 < found[instinfer.BOTH] < found["same_error"]
+    fewer = instinfer.ratios(replace(case, page_share=0.25))
+    assert fewer[instinfer.BOTH] < found[instinfer.BOTH]
+    assert fewer["same_hardware_plain_ssd"] == found["same_hardware_plain_ssd"]
+
+
+def test_drives_in_serving_are_as_slow_as_their_engines():
+    fast, real = (replace(INSTCSD_OVERLAPPED, engine=replace(INSTCSD_OVERLAPPED.engine, lanes=n)) for n in (4096, 64))
+    assert drives(1, "progressive", fast).bytes_per_s == 8 * 1.4e9
+    slow = drives(1, "progressive", real)
+    assert 1e9 * slow.token_bytes / slow.bytes_per_s == pytest.approx(248, abs=1)  # ns a token and layer
+    assert drives(1, "fp16", real).bytes_per_s == 8 * 1.4e9
+
+
+def test_plain_ssds_add_their_links_to_the_host_s():
+    token_bytes = A5000.layers * A5000.token_bytes
+    alone, both = (token_bytes / cost.fetch_token_s for cost in (A5000, beside_plain_ssds(A5000, 2)))
+    assert both == pytest.approx(alone + 2 * INSTCSD_OVERLAPPED.link.bytes_per_s)
+
+
+def test_orbitflow_compares_on_generated_requests_too(monkeypatch):
+    monkeypatch.setattr(orbitflow, "LOADS", (2.0,))
+    monkeypatch.setattr(orbitflow, "SCALES", (1.5,))
+    found = orbitflow.headline(None, no_tick)
+    assert found.figures["same_service"] == found.figures["same_schedule"]
+    assert found.figures["as_published"].value >= found.figures["same_schedule"].value
+
+
+def test_tierkv_gains_less_at_equal_stays(monkeypatch):
+    monkeypatch.setattr(tierkv, "ROOMS_GB", (8.0,))
+    monkeypatch.setattr(tierkv, "COUNT", 40)
+    found = tierkv.headline(no_tick)
+    assert found.figures["same_service"].value <= found.figures["as_published"].value
+
+
+def test_drives_lose_where_many_new_tokens_attend():
+    found = tutti.headline()
+    assert found.figures["same_hardware_plain_ssd"].value < found.figures["as_published"].value
+    assert {row["value"] for row in found.loses_at} >= {64, 256}
+
+
+def table_rows():
+    """Rows of tables in the documentation whose command is `vcsd eval fair`."""
+    return [
+        (page.name, line) for page in PAGES for line in page.read_text().splitlines() if "|" in line and COMMAND in line
+    ]
+
+
+def figures():
+    """What `vcsd eval fair -o json` printed, as documented, as text."""
+    printed = json.loads((DOCS / "fair.json").read_text())
+    assert set(printed) == set(PAPERS)
+    for headline in printed.values():
+        groups = [headline, *(each for each in headline.values() if isinstance(each, dict) and "as_published" in each)]
+        for group in groups:
+            for each in group.values():
+                if isinstance(each, dict) and "value" in each:
+                    yield from (f"{each[key]:.2f}" for key in ("value", "low", "high"))
+
+
+def test_documents_quote_no_other_ratio_than_what_the_command_prints():
+    known = set(figures())
+    quoted = [(page, number) for page, line in table_rows() for number in re.findall(r"(\d+\.\d\d)x", line)]
+    assert len(quoted) > 10
+    assert [each for each in quoted if each[1] not in known] == []
+
+
+OURS_OVER = re.compile(r"\| *(`ours`|`split`|`mended`|`paged`|ours|split|mended)[^|]* over ", re.IGNORECASE)
+
+
+def test_every_row_that_sets_ours_over_a_paper_s_system_is_of_the_fair_comparison():
+    rivals = ("InstI", "SparF", "Dual-Blade", "TierKV", "OrbitFlow", "Tutti")
+    unfair = [
+        (page.name, line)
+        for page in PAGES
+        for line in page.read_text().splitlines()
+        if OURS_OVER.match(line) and any(name in line for name in rivals) and COMMAND not in line
+    ]
+    assert unfair == []

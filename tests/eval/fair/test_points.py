@@ -1,0 +1,119 @@
+"""partner of: eval/fair/points.py, eval/fair/map.py, eval/fair/map_picture.py, eval/fair/step_time.py"""
+
+from dataclasses import replace
+
+import pytest
+
+from eval.fair import map as fair_map
+from eval.fair.map_picture import picture
+from eval.fair.points import (
+    AXES,
+    CSD,
+    PLAIN,
+    RIVALS,
+    SYSTEMS,
+    boundary,
+    points_along,
+    points_of_plane,
+    points_of_work,
+    rates,
+)
+from eval.fair.step_time import drive_units, largest_share, plain_rate, sampled
+from eval.papers.instinfer.systems import BATCHED_DENSE, OURS, SPARF
+
+
+def point(**given):
+    return fair_map.Base(**{"context": 8192, "batch": 16, **given}).point
+
+
+def setup(**given):
+    return replace(point().setup, **{"input": 1024, "output": 1024, **given})
+
+
+def test_lengths_are_one_of_each_part_of_decode():
+    prompt, *lengths = sampled(setup())
+    assert prompt == 1024
+    assert [(length - 1024) // 64 for length in lengths] == list(range(16))
+
+
+def test_dense_reads_every_page_as_fast_as_channels_go():
+    given = setup()
+    shape, drive = given.model.shape, given.drive
+    units = drive_units(given, BATCHED_DENSE, 16, 1)
+    nbytes = units["pages"] * drive.geometry.page_bytes
+    assert nbytes == pytest.approx(16 * 1536 * shape.kv_bytes_per_token, rel=0.01)
+    assert units["flash_token"] == pytest.approx(nbytes / (8 * 1.4e9), rel=0.03)
+
+
+def test_a_larger_batch_takes_longer_in_proportion_and_more_drives_less():
+    given = setup()
+    for system in (SPARF, OURS):
+        one, two, shared = (drive_units(given, system, *where)["pages"] for where in ((64, 1), (128, 1), (64, 2)))
+        assert two == 2 * one
+        assert shared == pytest.approx(one / 2, rel=0.02)
+
+
+def test_a_plain_ssd_is_as_fast_as_the_narrowest_of_its_ways():
+    given = setup()
+    assert plain_rate(given, 1) == given.drive.link.bytes_per_s
+    assert plain_rate(given, 1, 1e5) == 1e5 * 4096
+    assert plain_rate(given, 16) == given.host.gpu_link_gb_per_s * 1e9 / 16
+
+
+def test_heads_that_no_drive_can_have_are_refused():
+    with pytest.raises(ValueError, match="8 KV heads"):
+        largest_share(point().setup.model.shape, 9)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"method": "dense", "batch": 4},
+        {"model": "opt-13b", "drives": 4},
+        {"model": "qwen3-32b", "gpu": "8xh100", "host": "pcie5"},
+    ],
+)
+def test_closed_forms_are_within_a_tenth_of_the_model(given):
+    ties = [boundary(point(**given), rival) for rival in RIVALS]
+    known = [each["error_percent"] for each in ties if each["error_percent"] is not None]
+    assert len(known) >= 1
+    assert max(map(abs, known)) < 10
+
+
+def test_a_tie_is_where_the_winner_changes():
+    at = point()
+    tie = boundary(at, PLAIN)["model_gb_s"] * 1e9
+    slower, faster = (rates(replace(at, plain_rate=rate * tie)) for rate in (0.8, 1.25))
+    assert slower[CSD] > slower[PLAIN]
+    assert faster[PLAIN] > faster[CSD]
+
+
+def test_there_is_no_tie_where_the_gpu_hides_both():
+    assert boundary(point(gpu="a6000", model="opt-13b", context=64, batch=1), "host")["model_gb_s"] is None
+
+
+def test_a_gpu_without_room_holds_nothing_and_one_with_room_needs_no_drive():
+    assert SYSTEMS["gpu"](point(context=1 << 20)) is None
+    assert rates(point(gpu="8xh100"))["best"] == "gpu"
+
+
+def test_every_axis_has_points_that_differ_from_the_base():
+    at = point()
+    rows = list(points_along(at))
+    assert {where["axis"] for where, _ in rows} == set(AXES)
+    assert all(sum(where["axis"] == axis for where, _ in rows) > 1 for axis in AXES)
+    dense = [where["axis"] for where, _ in points_along(point(method="dense"))]
+    assert "budget" not in dense
+
+
+def test_the_picture_has_both_maps():
+    at = point()
+    result = {"plane": [{**where, **rates(each)} for where, each in points_of_plane(at)]}
+    result["work"] = [{**where, **rates(each)} for where, each in points_of_work(at)]
+    assert len(picture(result, at).axes) == 3  # one is the color bar
+
+
+def test_an_unknown_method_is_refused():
+    with pytest.raises(ValueError, match="method = 'x': must be one of ours, dense"):
+        point(method="x")
