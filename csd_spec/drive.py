@@ -163,6 +163,9 @@ class BlockSsdSpec:
 
     Times in ns. A *flash page* is read by one command and programmed in one shot; the mapping unit is smaller.
     Channels and the PCIe link move units of `unit_bytes`, so many of them in each slot of `slot_ns`.
+
+    Attributes:
+        command_ns: Time of the controller for each command; commands pass it one after the other. 0: no limit.
     """
 
     name: str
@@ -193,6 +196,7 @@ class BlockSsdSpec:
     channel_credits: Count
     pcie_unit_ns: Count
     pcie_credits: Count
+    command_ns: Time = 0
 
     def __post_init__(self) -> None:
         if self.channels % self.partitions:

@@ -49,6 +49,7 @@ EVAL = {
     "map": "eval.fair.map",
     "claims": "eval.papers.compare",
     "machine": "eval.papers.machines",
+    "ssd": "eval.ssd.ssd",
     "tiers": "eval.papers.tierkv.tiers",
     "reuse": "eval.papers.tutti.reuse",
     "prefixes": "eval.papers.tutti.prefixes",

@@ -50,6 +50,7 @@ class Params(NamedTuple):
     channel_credits: int
     pcie_unit_ns: int
     pcie_credits: int
+    command_ns: int
 
     @classmethod
     def of(cls, spec: BlockSsdSpec) -> Params:
@@ -71,8 +72,9 @@ class State(NamedTuple):
     lun_free: I64  # (partitions, luns)
     channel_calendars: I64  # (channels, SLOTS)
     pcie_calendar: I64  # (SLOTS,)
-    buffer: I64  # [bytes free, pending head, pending count]
-    released: I64  # (ring, 2): time, bytes; ends of programs that return buffer space
+    buffer: I64  # [bytes free, pending count]
+    released: I64  # (heap, 2): time, bytes; ends of programs that return buffer space, the earliest first
+    controller: I64  # (1,): when it takes the next command
     moved: I64  # [host units, GC units, erases]
 
 
@@ -234,6 +236,20 @@ def _read(first, count, now, p, s):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def _push(time, nbytes, s):  # type: ignore[no-untyped-def]
+    """Note when a program ends and how much buffer space it returns."""
+    heap, child = s.released, s.buffer[1]
+    s.buffer[1] += 1
+    while child:
+        parent = (child - 1) // 2
+        if heap[parent, 0] <= time:
+            break
+        heap[child, 0], heap[child, 1] = heap[parent, 0], heap[parent, 1]
+        child = parent
+    heap[child, 0], heap[child, 1] = time, nbytes
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def _write(first, count, now, p, s):  # type: ignore[no-untyped-def]
     """Completes when the data is in the buffer; full flash pages are programmed behind."""
     nbytes = count * p.mapping_bytes
@@ -247,9 +263,7 @@ def _write(first, count, now, p, s):  # type: ignore[no-untyped-def]
         s.moved[0] += 1
         if unit % p.units_per_page == p.units_per_page - 1:
             end = _nand_program(partition, unit, done, now, p, s)
-            tail = (s.buffer[1] + s.buffer[2]) % s.released.shape[0]
-            s.released[tail, 0], s.released[tail, 1] = end, p.flash_page_bytes
-            s.buffer[2] += 1
+            _push(end, p.flash_page_bytes, s)
         s.credits[partition, 0] -= 1
         if s.credits[partition, 0] <= 0:
             if s.free_ends[partition, 1] <= p.gc_free_lines:
@@ -260,50 +274,56 @@ def _write(first, count, now, p, s):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _release(now, s):  # type: ignore[no-untyped-def]
-    """Return the buffer space of programs that have ended by now."""
-    i = 0
-    while i < s.buffer[2]:
-        place = (s.buffer[1] + i) % s.released.shape[0]
-        if s.released[place, 0] <= now:
-            s.buffer[0] += s.released[place, 1]
-            s.released[place] = s.released[s.buffer[1]]
-            s.buffer[1] = (s.buffer[1] + 1) % s.released.shape[0]
-            s.buffer[2] -= 1
-            i = max(i - 1, 0)
-        else:
-            i += 1
+    """Return the buffer space of programs that have finished by now."""
+    heap = s.released
+    while s.buffer[1] and heap[0, 0] <= now:
+        s.buffer[0] += heap[0, 1]
+        s.buffer[1] -= 1
+        count, parent = s.buffer[1], 0
+        time, nbytes = heap[count, 0], heap[count, 1]
+        while 2 * parent + 1 < count:
+            child = 2 * parent + 1
+            if child + 1 < count and heap[child + 1, 0] < heap[child, 0]:
+                child += 1
+            if heap[child, 0] >= time:
+                break
+            heap[parent, 0], heap[parent, 1] = heap[child, 0], heap[child, 1]
+            parent = child
+        heap[parent, 0], heap[parent, 1] = time, nbytes
 
 
 @njit(inline="always")
 def _admit(first, count, op, now, p, s):  # type: ignore[no-untyped-def]
     """Start one request; a write that finds the buffer full starts when a part is released."""
-    if op == READ:
-        return _read(first, count, now, p, s)
     at = now
-    if s.buffer[2]:
-        _release(at, s)
-    while s.buffer[0] < count * p.mapping_bytes and s.buffer[2]:
-        earliest = s.released[s.buffer[1] % s.released.shape[0], 0]
-        for i in range(1, s.buffer[2]):
-            earliest = min(earliest, s.released[(s.buffer[1] + i) % s.released.shape[0], 0])
-        at = max(at, earliest)
+    if p.command_ns:
+        at = max(at, s.controller[0])
+        s.controller[0] = at + p.command_ns
+    if op == READ:
+        return _read(first, count, at, p, s)
+    _release(at, s)
+    while s.buffer[0] < count * p.mapping_bytes and s.buffer[1]:
+        at = max(at, s.released[0, 0])
         _release(at, s)
     return _write(first, count, at, p, s)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def run_closed_loop(depth, requests, count, places, read_percent, seed, p, s, latencies):  # type: ignore[no-untyped-def]
-    """`depth` workers, each with one request under way; the earliest to complete issues the next."""
+def run_closed_loop(depth, requests, count, places, read_percent, sequential, seed, p, s, latencies):  # type: ignore[no-untyped-def]
+    """`depth` workers, each with one request under way; the earliest to complete issues the next.
+
+    Requests are at random places, or at one after the other.
+    """
     np.random.seed(seed)
     heap = np.zeros(depth, np.int64)  # completion times; the smallest first
     coming = np.zeros(AHEAD, np.int64)
     for i in range(AHEAD):
-        coming[i] = np.random.randint(0, places) * count
+        coming[i] = (i % places if sequential else np.random.randint(0, places)) * count
     last = 0
     for number in range(requests):
         now = heap[0]
         first = coming[number % AHEAD]
-        later = np.random.randint(0, places) * count
+        later = ((number + AHEAD) % places if sequential else np.random.randint(0, places)) * count
         coming[number % AHEAD] = later
         prefetch(s.l2p, later % p.partitions, later // p.partitions)
         op = READ if read_percent >= 100 or np.random.randint(0, 100) < read_percent else WRITE

@@ -43,15 +43,19 @@ class ConventionalSsd:
             lun_free=np.zeros((parts, spec.luns), np.int64),
             channel_calendars=np.zeros((spec.channels, SLOTS), np.int64),
             pcie_calendar=np.zeros(SLOTS, np.int64),
-            buffer=np.array([spec.write_buffer_bytes, 0, 0], np.int64),
+            buffer=np.array([spec.write_buffer_bytes, 0], np.int64),
             released=np.zeros((2 * spec.write_buffer_bytes // spec.flash_page_bytes + 64, 2), np.int64),
+            controller=np.zeros(1, np.int64),
             moved=np.zeros(3, np.int64),
         )  # fmt: skip
 
     def closed_loop(
-        self, depth: int, requests: int, block_bytes: int, read_percent: int, seed: int = 0
+        self, depth: int, requests: int, block_bytes: int, read_percent: int, seed: int = 0, sequential: bool = False
     ) -> tuple[int, I64]:
-        """Random requests, aligned to their own size, `depth` at a time: when the last ends, and each latency (ns)."""
+        """Requests aligned to their own size, `depth` at a time: when the last ends, and each latency (ns).
+
+        They are at random places; with `sequential` at one after the other, from the first on.
+        """
         count = block_bytes // self.spec.mapping_bytes
         if block_bytes % self.spec.mapping_bytes or not 1 <= count <= self.spec.logical_units:
             raise ValueError(f"block_bytes = {block_bytes}: must be a multiple of {self.spec.mapping_bytes}")
@@ -61,7 +65,8 @@ class ConventionalSsd:
             )
         latencies = np.empty(requests, np.int64)
         places = self.spec.logical_units // count
-        end = run_closed_loop(depth, requests, count, places, read_percent, seed, self._p, self._s, latencies)
+        how = depth, requests, count, places, read_percent, sequential, seed
+        end = run_closed_loop(*how, self._p, self._s, latencies)
         return int(end), latencies
 
     def replay(self, times_ns: I64, offsets: I64, nbytes: I64, ops: I64) -> I64:

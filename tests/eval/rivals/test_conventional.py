@@ -3,6 +3,8 @@
 partner of: eval/rivals/_prefetch.py
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -62,3 +64,15 @@ def test_the_mapping_stays_a_bijection_under_collection():
 def test_impossible_sizes_are_refused(size, reads):
     with pytest.raises(ValueError, match="block_bytes"):
         ConventionalSsd(NVMEVIRT_970PRO).closed_loop(1, 10, size, reads)
+
+
+def test_commands_pass_the_controller_one_by_one():
+    spec = replace(NVMEVIRT_970PRO, command_ns=10_000)
+    end_ns, _ = ConventionalSsd(spec).closed_loop(256, 20_000, 4096, 100)
+    assert 20_000 / (end_ns / 1e9) == pytest.approx(100_000, rel=0.01)
+
+
+def test_sequential_requests_use_all_channels():
+    end_ns, latencies = ConventionalSsd(NVMEVIRT_970PRO).closed_loop(32, 5_000, 131072, 100, sequential=True)
+    channels = NVMEVIRT_970PRO.channels * 128 / 152  # bytes a ns
+    assert latencies.size * 131072 / end_ns == pytest.approx(min(channels, 128 / 36.4), rel=0.05)
