@@ -20,8 +20,9 @@ PAPERS = {  # modules with a `PAPER`, imported when it is requested
     "orbitflow": "eval.papers.orbitflow.evaluate",
     "tutti": "eval.papers.tutti.evaluate",
 }
+PREDICTED = {"hilos": "eval.papers.hilos.predict"}  # modules with `predict`: papers whose results were not read
 ALL = "all"
-Name = StrEnum("Name", [(name, name) for name in (*PAPERS, ALL)])  # type: ignore[misc]
+Name = StrEnum("Name", [(name, name) for name in (*PAPERS, *PREDICTED, ALL)])  # type: ignore[misc]
 
 
 def load(name: str) -> Paper:
@@ -38,7 +39,11 @@ def experiment(
     """Compare papers' printed values with our model: input, calibrated, predicted or in contradiction."""
     results: dict[str, Any] = {}
     shown: list[Any] = []
-    for name in PAPERS if paper == ALL else [str(paper)]:
+    for name in [*PAPERS, *PREDICTED] if paper == ALL else [str(paper)]:
+        if name in PREDICTED:
+            outcome = importlib.import_module(PREDICTED[name]).predict(MachineOptions() if paper == ALL else machine)
+            results[name], shown = outcome.result, [*shown, *outcome.shown]
+            continue
         each = load(name)
         evaluation = each.evaluate(machine, simulated, False)
         results[name] = judge(each, evaluation)

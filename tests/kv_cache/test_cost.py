@@ -82,7 +82,7 @@ def test_the_base_is_the_one_printed_time_of_a_real_prefill():
 
 
 def test_every_overlay_is_of_the_same_function():
-    assert set(papers()) == {"instinfer", "dual_blade", "tierkv", "orbitflow", "tutti"}
+    assert set(papers()) == {"instinfer", "dual_blade", "tierkv", "orbitflow", "tutti", "hilos"}
     for paper in papers():
         for name, entries in machine_of(paper).overlays.items():
             cost = CostModel.of(LLAMA, Gpu.load("h100").accelerator, overlay(paper, name))

@@ -35,6 +35,7 @@ def two(monkeypatch):
         fields = {"name": name, "title": name.title(), "claims": (speed, loss), "calibrated": (), "assumed": ()}
         made[name] = Paper(**fields, evaluate=lambda *_, each=evaluation: each)
     monkeypatch.setattr(compare, "PAPERS", made)
+    monkeypatch.setattr(compare, "PREDICTED", {})
     monkeypatch.setattr(compare, "load", made.get)
 
 

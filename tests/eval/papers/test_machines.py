@@ -14,6 +14,7 @@ def test_one_prefill_time_and_each_overlays():
     found = {name: round(each["prefill_s"], 3) for name, each in result["overlays"].items()}
     assert found == {
         "dual-blade": 0.337,
+        "hilos": 0.562,
         "instinfer": 0.337,
         "tierkv": 0.674,
         "tutti": 0.876,

@@ -42,7 +42,8 @@ def test_what_is_off_is_named(tmp_path, old, new, reason):
 
 def test_an_unknown_name_lists_those_there_are():
     with pytest.raises(
-        ValueError, match="gpu = 'a7000': must be a YAML file or one of a100, a6000, h100, rtx4090, rtx5060ti-16gb"
+        ValueError,
+        match="gpu = 'a7000': must be a YAML file or one of a100, a100-40gb, a6000, h100, rtx4090, rtx5060ti-16gb",
     ):
         Gpu.load("a7000")
 
