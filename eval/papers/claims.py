@@ -23,8 +23,10 @@ class Kind(StrEnum):
 
     INPUT = "input"  # taken as it is: the model starts from it, or has nothing to say about it
     CALIBRATED = "calibrated"  # a constant was fitted to it
-    PREDICTED = "predicted"  # follows, with nothing fitted
-    CONTRADICTION = "contradiction"  # disagrees with the paper's other values, or lacks what it follows from
+    DERIVED = "derived"  # a count, or follows by algebra from input and calibrated values: says little of the model
+    PREDICTED = "predicted"  # follows from the model, with nothing fitted
+    CONTRADICTS = "contradicts"  # disagrees with values of the same paper or with its equations, which the reason names
+    UNDETERMINED = "not determined"  # follows from what is not printed
     UNMODELLED = "not modelled"  # needs hardware that is not modelled; printed, so that no value is left out
 
 
@@ -36,8 +38,8 @@ class Source(StrEnum):
     COUNT = "count"  # bytes, blocks, combinations: no time in it
 
 
-WITH_REASON = (Kind.CONTRADICTION, Kind.UNMODELLED)
-COMPUTED = (Kind.CALIBRATED, Kind.PREDICTED)
+WITH_REASON = (Kind.CONTRADICTS, Kind.UNDETERMINED, Kind.UNMODELLED)
+COMPUTED = (Kind.CALIBRATED, Kind.DERIVED, Kind.PREDICTED, Kind.CONTRADICTS)  # that must have a value of ours
 
 
 @value
@@ -52,7 +54,7 @@ class Claim:
         value: The printed number, in `unit`.
         bound: "<" or ">" if the paper prints a bound.
         source: How our value is obtained; None if we compute none.
-        reason: What a contradiction disagrees with or lacks, or what is not modelled; empty for all other kinds.
+        reason: What a value contradicts, what is not printed or not modelled; empty for all other kinds.
     """
 
     id: Annotated[str, Field(pattern=r"^[a-z]+[0-9]+[a-z]?(-[a-z0-9]+)?$")]
@@ -70,7 +72,7 @@ class Claim:
         if self.kind in WITH_REASON and not self.reason:
             raise ValueError(f"reason: is empty, but kind = {self.kind} needs one")
         if self.kind not in WITH_REASON and self.reason:
-            raise ValueError(f"reason: only {' and '.join(WITH_REASON)} have one, kind = {self.kind} must have none")
+            raise ValueError(f"reason: only {', '.join(WITH_REASON)} have one, kind = {self.kind} must have none")
         if self.kind in COMPUTED and not self.source:
             raise ValueError(f"source: is empty, but kind = {self.kind} needs {', '.join(Source)}")
 

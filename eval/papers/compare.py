@@ -36,7 +36,7 @@ def experiment(
     simulated: Simulated,
     paper: Annotated[Name, typer.Option(help="whose claims")] = Name("instinfer"),
 ) -> Outcome:
-    """Compare papers' printed values with our model: input, calibrated, predicted or in contradiction."""
+    """Compare papers' printed values with our model, by kind: calibrated, derived, predicted, contradicting, ..."""
     results: dict[str, Any] = {}
     shown: list[Any] = []
     for name in [*PAPERS, *PREDICTED] if paper == ALL else [str(paper)]:
@@ -73,24 +73,26 @@ def _shown(paper: Paper, evaluation: Evaluation, result: dict[str, Any]) -> list
         _constants("Assumed", result["assumed"], names),
         *(f"{kind} {', '.join(ids)}: {reason}" for (kind, reason), ids in _reasons(result["rows"]).items()),
         *(f"exception {each['id']}: {each['reason']}" for each in result["exceptions"]),
-        _errors(result, bool(paper.counted)),
+        _errors(result),
         _by_source(result["by_source"]),
         *evaluation.notes,
     ]
 
 
-def _errors(result: dict[str, Any], counted: bool) -> str:
-    """Errors of the predicted rows in a line, the worst by its name."""
+def _errors(result: dict[str, Any]) -> str:
+    """Errors of the rows that follow from the model in a line, the worst by its name."""
     (worst,) = (row for row in result["rows"] if row["id"] == result["worst_row"])
     said = (
-        f"{result['predicted_rows']} predicted rows: median error {result['median_error_percent']:.1f} %, "
+        f"{result['predicted_rows']} rows follow from the model: median error {result['median_error_percent']:.1f} %, "
         f"{result['rows_beyond_15_percent']} beyond 15 %, worst {result['worst_error_percent']:.1f} % "
         f"({worst['id']}: {worst['text']})"
     )
-    return said + counted * (
-        f"; without counts and rows that follow by algebra {result['independent_rows']} rows: "
-        f"median error {result['independent_median_error_percent']:.1f} %"
-    )
+    if result["independent_rows"]:
+        said += (
+            f"; {result['independent_rows']} independent ones (predicted, not derived, no bounds), beside "
+            f"{result['dof']} constants: median error {result['independent_median_error_percent']:.1f} %"
+        )
+    return said
 
 
 def _by_source(sources: dict[str, dict[str, Any]]) -> str:
@@ -104,7 +106,7 @@ def _by_source(sources: dict[str, dict[str, Any]]) -> str:
 
 
 def _reasons(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
-    """Ids of contradictions and of values that are not modelled, by kind and reason."""
+    """Ids of values with a reason, by kind and reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if "reason" in row:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from eval.papers.claims import MAX_PERCENT, WITH_REASON, Claim, Kind, Source
+from eval.papers.claims import MAX_PERCENT, Claim, Kind, Source
 from eval.papers.options import MachineOptions, Simulated
+
+FOLLOWS = (Kind.DERIVED, Kind.PREDICTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,8 @@ class Evaluation:
     """What a paper's function has computed.
 
     Attributes:
-        values: Our value by id of a claim, in the claim's unit. An input without one is taken as printed; a
-            contradiction or a value that is not modelled may lack one.
+        values: Our value by id of a claim, in the claim's unit. An input without one is taken as printed; a value that
+            is not determined or not modelled may lack one.
         engine: Value by id of the simulation that stands beside a formula's or a count's.
         columns: Values under other conditions, by column and id; a column may lack ids.
         more: Further entries of the JSON result.
@@ -69,8 +71,6 @@ class Paper:
     Attributes:
         name: As `vcsd eval claims --paper` takes it.
         evaluate: Called with machine, how much is simulated, and whether figures are requested.
-        counted: Ids of predicted claims that are counts, or follow by algebra from inputs and calibrated constants:
-            that they are right says little about the model.
         commands: Command that shows our value by id; `vcsd eval claims --paper NAME` for all others.
     """
 
@@ -80,7 +80,6 @@ class Paper:
     calibrated: Sequence[Constant]
     assumed: Sequence[Constant]
     evaluate: Callable[[MachineOptions, Simulated, bool], Evaluation]
-    counted: frozenset[str] = frozenset()
     commands: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -88,7 +87,8 @@ def judge(paper: Paper, evaluation: Evaluation) -> dict[str, Any]:
     """Join a paper's claims with our values.
 
     Returns:
-        Rows, those that are off, constants, counts by kind, and errors of predicted rows, all of them and by source.
+        Rows, those that are off, constants, counts by kind, and errors of rows that follow from the model: of all, by
+        source, and of independent ones, which are predicted and no bounds. `dof`: constants that are not printed.
 
     Raises:
         ValueError: A value of ours has no claim, or a claim lacks the value that its kind requires.
@@ -96,9 +96,9 @@ def judge(paper: Paper, evaluation: Evaluation) -> dict[str, Any]:
     if unknown := sorted({*evaluation.values, *evaluation.engine} - {claim.id for claim in paper.claims}):
         raise ValueError(f"{paper.name}: claims.csv has no row for {', '.join(unknown)}")
     rows = [_row(paper, claim, evaluation) for claim in paper.claims]
-    predicted = [(claim, row) for claim, row in zip(paper.claims, rows, strict=True) if claim.kind is Kind.PREDICTED]
+    predicted = [(claim, row) for claim, row in zip(paper.claims, rows, strict=True) if claim.kind in FOLLOWS]
     errors = {claim.id: abs(row["error_percent"]) for claim, row in predicted}
-    independent = [error for each, error in errors.items() if each not in paper.counted]
+    independent = [errors[claim.id] for claim, _ in predicted if claim.kind is Kind.PREDICTED and not claim.bound]
     off = [claim.id for claim, row in predicted if claim.is_off(row["ours"])]
     kinds = Counter(claim.kind for claim in paper.claims)
     reason = "beyond what the model explains; nothing was fitted to it"
@@ -118,7 +118,8 @@ def judge(paper: Paper, evaluation: Evaluation) -> dict[str, Any]:
         "predicted_rows": len(errors),
         "rows_beyond_15_percent": sum(error > MAX_PERCENT for error in errors.values()),
         "independent_rows": len(independent),
-        "independent_median_error_percent": statistics.median(independent),
+        "independent_median_error_percent": statistics.median(independent) if independent else None,
+        "dof": len(paper.calibrated) + len(paper.assumed),
         **evaluation.more,
     }
 
@@ -136,7 +137,7 @@ def _row(paper: Paper, claim: Claim, evaluation: Evaluation) -> dict[str, Any]:
     """A claim beside our value, as the JSON result has it."""
     ours = evaluation.values.get(claim.id, claim.value if claim.kind is Kind.INPUT else None)
     engine = evaluation.engine.get(claim.id)
-    if ours is None and claim.kind not in WITH_REASON:
+    if ours is None and claim.kind not in (Kind.UNDETERMINED, Kind.UNMODELLED):
         raise ValueError(f"{paper.name}: {claim.id} is {claim.kind} and must have a value of ours, evaluate gives none")
     unit = "" if claim.unit == "x" else f", {claim.unit}"
     return {

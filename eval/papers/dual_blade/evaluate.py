@@ -214,7 +214,6 @@ def _sections(runs: Runs) -> list[Section]:
     ] + [Section("", rows=rows, columns=("ssd", "system", "limit_gib", "decode_s", "cached_share"))]
 
 
-COUNTED = frozenset((*(f"d1{each}" for each in "abcde"), "d4a", "d4c", "d21"))  # sizes, hits and a ratio of bytes
 PAPER = Paper(
     name="dual-blade",
     title="Dual-Blade",
@@ -222,5 +221,4 @@ PAPER = Paper(
     calibrated=CALIBRATED,
     assumed=ASSUMED,
     evaluate=evaluate,
-    counted=COUNTED,
 )

@@ -215,7 +215,6 @@ def evaluate_on(setup: Setup, simulated: Simulated, with_figures: bool) -> Evalu
     return replace(evaluation, sections=figures.sections(runs, shares)) if with_figures else evaluation
 
 
-COUNTED = frozenset(("c6", "c9b", "c9c", "c10a", "c10b", "c12", "c13"))  # the first five from c1, c2, c3 and c8
 PAPER = Paper(
     name="instinfer",
     title="InstInfer",
@@ -223,6 +222,5 @@ PAPER = Paper(
     calibrated=CALIBRATED,
     assumed=ASSUMED,
     evaluate=evaluate,
-    counted=COUNTED,
     commands=COMMANDS,
 )

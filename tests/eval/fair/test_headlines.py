@@ -129,6 +129,8 @@ def figures():
             for each in group.values():
                 if isinstance(each, dict) and "value" in each:
                     yield from (f"{each[key]:.2f}" for key in ("value", "low", "high"))
+        yield from (f"{row[key]:.2f}" for row in headline["tornado"] for key in ("half", "double"))
+        yield from (f"{row['ratio']:.2f}" for row in headline["loses_at"])
 
 
 def test_documents_quote_no_other_ratio_than_what_the_command_prints():

@@ -35,10 +35,10 @@ def test_every_file_belongs_to_a_paper():
 
 
 def test_new_claim_is_one_row(tmp_path):
-    """An input is taken as printed, a contradiction may be without a value of ours; nothing else changes."""
+    """An input is taken as printed, what is not determined may be without a value of ours; nothing else changes."""
     paper = load("tierkv")
     path = tmp_path / "claims.csv"
-    added = '\nt26,3.1,"64",blocks of a request,64,x,,input,,\nt27,3.2,,stall,5,ms,,contradiction,,t26 gives 7\n'
+    added = '\nt26,3.1,"64",blocks of a request,64,x,,input,,\nt27,3.2,,stall,5,ms,,not determined,,of which tokens is not printed\n'
     path.write_text((FOLDER / "tierkv" / "claims.csv").read_text().rstrip("\n") + added)
     evaluation = paper.evaluate(MachineOptions(), Simulated(), False)
     before, after = (judge(each, evaluation)["rows"] for each in (paper, replace(paper, claims=read_claims(path))))
@@ -47,7 +47,7 @@ def test_new_claim_is_one_row(tmp_path):
 
 
 def test_read_claims_one_row(tmp_path):
-    row = PREDICTED | {"quote": '1.5 "K", up', "bound": "<", "kind": "contradiction", "reason": "t2 gives 2"}
+    row = PREDICTED | {"quote": '1.5 "K", up', "bound": "<", "kind": "contradicts", "reason": "t2 gives 2"}
     (claim,) = read_claims(write(tmp_path, row))
     assert claim == Claim(
         id="t1a",
@@ -57,7 +57,7 @@ def test_read_claims_one_row(tmp_path):
         value=1.5,
         unit="1/s",
         bound="<",
-        kind=Kind.CONTRADICTION,
+        kind=Kind.CONTRADICTS,
         source=Source.FORMULA,
         reason="t2 gives 2",
     )
@@ -72,12 +72,15 @@ def test_read_claims_one_row(tmp_path):
         ({"value": "many"}, "value: must be a valid number"),
         ({"value": "nan"}, "value: must be a finite number"),
         ({"bound": "<="}, "bound: must be '', '<' or '>', got '<='"),
-        ({"kind": "guessed"}, "kind: must be 'input', 'calibrated', 'predicted', 'contradiction' or 'not modelled'"),
+        (
+            {"kind": "guessed"},
+            "kind: must be 'input', 'calibrated', 'derived', 'predicted', 'contradicts', 'not determined' ",
+        ),
         ({"source": "oracle"}, "source"),
         ({"source": ""}, "source: is empty, but kind = predicted needs engine, formula, count"),
-        ({"kind": "contradiction"}, "reason: is empty, but kind = contradiction needs one"),
+        ({"kind": "contradicts"}, "reason: is empty, but kind = contradicts needs one"),
         ({"kind": "not modelled"}, "reason: is empty, but kind = not modelled needs one"),
-        ({"reason": "why not"}, "reason: only contradiction and not modelled have one"),
+        ({"reason": "why not"}, "reason: only contradicts, not determined, not modelled have one"),
     ],
 )
 def test_read_claims_invalid_row_names_file_and_line(tmp_path, change, message):

@@ -3,16 +3,18 @@
 partner of: eval/papers/options.py
 """
 
+from dataclasses import replace
+
 import pytest
 
-from eval.papers.claims import Claim, Kind, Source
+from eval.papers.claims import COMPUTED, Claim, Kind, Source
 from eval.papers.options import MachineOptions
 from eval.papers.paper import Constant, Evaluation, Paper, judge
 
 
 def claim(name, what, value, unit, kind=Kind.PREDICTED, **more):
     """A claim of section II; predicted and calibrated values come from a formula."""
-    source = Source.FORMULA if kind in (Kind.PREDICTED, Kind.CALIBRATED) else None
+    source = Source.FORMULA if kind in COMPUTED else None
     return Claim(**{"page": "II", "source": source} | more, id=name, what=what, value=value, unit=unit, kind=kind)
 
 
@@ -22,8 +24,8 @@ CLAIMS = (
     claim("c1", "cut", 40, "%"),
     claim("c2", "time", 2, "s", page="Table I", source=Source.COUNT),
     claim("c3", "hits", 1, "%", bound="<"),
-    claim("d1", "gain", 3, "x", Kind.CONTRADICTION, reason="c1 gives 1.7"),
-    claim("e1", "latency", 5, "s", Kind.CONTRADICTION, reason="of what, is not said"),
+    claim("d1", "gain", 3, "x", Kind.CONTRADICTS, reason="c1 gives 1.7"),
+    claim("e1", "latency", 5, "s", Kind.UNDETERMINED, reason="of what, is not said"),
 )
 RATE = Constant("rate_gb_per_s", 101, "GB/s", "one thread", "b1")
 MEMORY = Constant("anonymous_gib", 1, "GiB", "a runtime")
@@ -72,8 +74,10 @@ def test_judge_counts_kinds_and_errors_by_source():
     assert result["counts"] == {
         "input": 1,
         "calibrated": 1,
+        "derived": 0,
         "predicted": 3,
-        "contradiction": 2,
+        "contradicts": 1,
+        "not determined": 1,
         "not modelled": 0,
     }
     assert result["by_source"] == {
@@ -101,9 +105,11 @@ def test_the_median_and_the_worst_are_of_the_predicted_rows():
     assert judged(c1=48.0)["worst_error_percent"] == pytest.approx(20)
 
 
-def test_judge_counted_rows_left_out_of_independent_median():
-    result = judge(paper(counted=frozenset(("c2", "c3"))), Evaluation(values=OURS | {"c1": 48.0}))
+def test_judge_derived_rows_and_bounds_are_not_independent():
+    claims = tuple(replace(each, kind=Kind.DERIVED) if each.id == "c2" else each for each in CLAIMS)
+    result = judge(paper(claims), Evaluation(values=OURS | {"c1": 48.0}))
     assert (result["predicted_rows"], result["independent_rows"], result["rows_beyond_15_percent"]) == (3, 1, 1)
+    assert result["dof"] == 2
     assert result["median_error_percent"] == pytest.approx(5)
     assert result["independent_median_error_percent"] == pytest.approx(20)
     assert result["worst_row"] == "c1"
