@@ -40,7 +40,7 @@ class Given:
     ] = None
 
     def models(self) -> list[Path]:
-        """The recorded model, and the shipped one beside it."""
+        """The recorded model, and the bundled one."""
         if self.model:
             return [self.model]
         try:

@@ -49,7 +49,7 @@ class Headline:
             raise ValueError(f"{self.what}: has no figure for {', '.join(sorted(missing))}")
 
     def with_others(self, others: Mapping[str, Mapping[str, Figure]], notes: Sequence[str]) -> Headline:
-        """The same with more figures under other assumptions, and what is said of them."""
+        """The same headline with figures under other assumptions, and their notes."""
         return replace(self, others={**self.others, **others}, notes=[*self.notes, *notes])
 
     def as_json(self) -> dict[str, Any]:
@@ -108,7 +108,13 @@ DRIVE = (  # part of a `DriveSpec`, constant, unit
 
 
 def varied_drive(spec: DriveSpec, made: Callable[[DriveSpec], T], names: Sequence[str] = ()) -> list[Varied[T]]:
-    """Constants of a drive. made: the setup with another drive. names: of those that matter, `part.constant`."""
+    """Constants of a drive.
+
+    Args:
+        spec: The drive.
+        made: The setup with another drive.
+        names: Constants to vary, `part.constant`; all by default.
+    """
 
     def scaled(part: str, name: str, factor: float) -> T:
         inner = getattr(spec, part)

@@ -23,7 +23,7 @@ CLOSE = 0.002  # relative, of a batch that is searched for
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A setup, SparF's share of token pages, the budget of ours at SparF's error, and what a plain SSD reads."""
+    """A setup, SparF's share of token pages, our budget at SparF's error, and the read rate of a plain SSD."""
 
     setup: Setup
     page_share: float
@@ -93,7 +93,7 @@ def varied(case: Case) -> list[Varied[Case]]:
 def losses(case: Case) -> Iterator[dict[str, Any]]:
     """Settings in which a system without computational drives serves more tokens/s in decode than ours at equal error.
 
-    Plain SSDs of other rates, host memory with the GPU selecting, and a GPU that holds K and V of as many as fit.
+    These are plain SSDs, host memory with selection on the GPU, and a GPU that holds the KV data of sequences that fit.
     """
     for model in ("opt-13b", "llama-3-8b"):
         setup = replace(case.setup, model=Model.load(model))

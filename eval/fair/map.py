@@ -1,4 +1,4 @@
-"""When a computational drive wins: against plain SSDs, host memory, recomputation, and a GPU that holds K and V."""
+"""When a computational drive wins: against plain SSDs, host memory, recomputation, and KV data on the GPU."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Base:
 
 
 def experiment(base: Base, plot: Picture = None) -> Outcome:
-    """When computational drives win: against plain SSDs, host memory, recomputation, and a GPU that holds K and V."""
+    """When computational drives win: against plain SSDs, host memory, recomputation, and KV data on the GPU."""
     check_picture(plot)
     point = base.point
     axes, of_plane, of_work = (list(points(point)) for points in (points_along, points_of_plane, points_of_work))

@@ -1,4 +1,4 @@
-"""A picture of the map: drives compared with plain SSDs, and who is fastest by batch and context."""
+"""A picture of the map: drives compared with plain SSDs, and the fastest system by batch and context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEVELS = (0.25, 0.5, 0.8, 1.25, 2, 4, 8, 16)
 
 
 def picture(result: Row, point: Point) -> Any:
-    """Tokens/s over a plain SSD's with the closed form's tie, and who is fastest by batch and context."""
+    """Tokens/s over a plain SSD's with the closed form's tie, and the fastest system by batch and context."""
     from matplotlib.colors import LogNorm
 
     plane, work = result["plane"], result["work"]

@@ -39,7 +39,7 @@ class Case:
     call_s: float = machines.CALL_S
 
     def machine(self, system: str) -> ServingCost:
-        """The GPU, with what a system has beside it."""
+        """The GPU with the drives or SSDs of a system."""
         if system in (PRINTED, STRICT):
             return machines.A5000
         if system == PLAIN:

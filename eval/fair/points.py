@@ -46,7 +46,7 @@ class Point:
         return replace(self, setup=replace(self.setup, drive=spec))
 
     def with_context(self, tokens: int) -> Point:
-        """With so many stored tokens."""
+        """The point with `tokens` stored tokens."""
         return replace(self, setup=replace(self.setup, input=tokens))
 
 
@@ -60,7 +60,7 @@ def _plain(point: Point) -> Result:
 
 
 def _from_host(point: Point) -> float | None:
-    """Tokens/s where host memory holds K and V and the GPU selects; None if they do not fit."""
+    """Tokens/s if host memory holds the KV data and the GPU selects; None if it does not fit."""
     setup = point.setup
     if setup.kv_bytes(point.batch, setup.input) > setup.host.dram_gib * 2**30:
         return None
@@ -70,13 +70,13 @@ def _from_host(point: Point) -> float | None:
 
 
 def _on_gpu(point: Point) -> float | None:
-    """Tokens/s of a GPU that holds as many sequences as fit, the others after them; None if not even one fits."""
+    """Tokens/s of a GPU that serves the sequences that fit, then the others; None if no sequence fits."""
     result = paged(point.setup, point.batch, point.drives)
     return None if result.reason else point.batch / result.step.total_s
 
 
 def _recomputed(point: Point) -> float:
-    """Tokens/s where K and V are computed again in every step."""
+    """Tokens/s if keys and values are computed again in every step."""
     setup = point.setup
     return point.batch / (setup.gpu_s(point.batch) + setup.cost.prefill_s(setup.input, batch=point.batch))
 
@@ -111,7 +111,7 @@ def drive_rate(point: Point) -> float:
 
 
 def _share_in_8_bits(point: Point) -> float:
-    """Of the pages that the method reads, those of codes of 8 bits."""
+    """Share of pages with codes of 8 bits among those that the method reads."""
     setup, system = point.setup, point.system
     if system.layout == "fp16":
         return 0.0
@@ -171,11 +171,11 @@ class Rival:
     """A system that drives tie with at some rate.
 
     Attributes:
-        rate: What is varied.
+        rate: The varied rate.
         least: GB/s that it can have; 1,000 is the most.
-        at: The point with that rate, bytes/s, where nothing else limits the rival.
-        tie: The rate at which both are as fast, in closed form; None if there is none.
-        hides: Whether there is none where the GPU's work hides the drives'.
+        at: The point with that rate, bytes/s, and no other limit on the rival.
+        tie: The rate at which both are as fast, in closed form; None if no rate makes them equal.
+        hides: Whether no rate makes them equal if the GPU takes longer than the drives.
     """
 
     rate: str
@@ -208,7 +208,7 @@ WITHIN = 3.0  # of the closed form, where a tie is searched for
 
 
 def boundary(point: Point, rival: str) -> Row:
-    """The rate at which drives and a rival tie, GB/s: in closed form, and by bisection of the model."""
+    """The rate at which drives and a rival are equally fast, GB/s: in closed form, and by bisection of the model."""
     other = RIVALS[rival]
     row: Row = {"rival": rival, "rate": other.rate, "closed_form_gb_s": None, "model_gb_s": None, "error_percent": None}
     closed = None if other.hides and _hidden(point) else other.tie(point)

@@ -19,7 +19,7 @@ from vcsd.loading import load
 from vcsd.progress import Tick
 
 SPARF_BUDGET = 8.0  # 1/8 of the tokens, the budget that the paper's systems are timed at
-BUDGETS = (5.0, 5.5, 6.0, 6.5, 7.0, 8.0)  # 1/c of the bytes, of ours
+BUDGETS = (5.0, 5.5, 6.0, 6.5, 7.0, 8.0)  # our budgets, 1/c of the bytes
 TICKS = 2 + len(BUDGETS)
 PASSAGES = Passages()
 
@@ -31,7 +31,7 @@ class Rows:
     Attributes:
         model: Name of the recorded model.
         sparf_error: Mean relative error of SparF's outputs at 1/8, in the paper's convention of budgets.
-        ours_error: The same of ours by the compression c of its bytes.
+        ours_error: Mean relative error of `progressive`, by the compression c of its bytes.
         bytes_share: Bytes that cross the flash channels over those of the KV data in FP16: `sparf`, and ours by c.
         page_share: Share of the token pages that SparF touches at 1/8.
     """

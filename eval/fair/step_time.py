@@ -18,11 +18,8 @@ from host_driver.sharding import share_out
 from kv_cache import CSD
 from kv_cache.transfer.simulated import LayerTime
 
-SEQUENCES, LAYERS, ROWS = (
-    32,
-    2,
-    1 << 22,
-)  # that are simulated: at most so many rows of a layer's K; others are like them
+SEQUENCES, LAYERS = 32, 2  # simulated at most; the others take the same time
+ROWS = 1 << 22  # tokens times KV heads that are simulated at most
 LENGTHS = 16  # tokens stored at simulated steps: one at random in each part of decode, so that no group size aliases
 RANDOM_READS_PER_S = 1e6  # of 4 KiB by a plain SSD, queue depth 128: data sheet of the Samsung 980 PRO, 2 TB
 PAGE_READ_BYTES = 4096  # of such a read
@@ -52,7 +49,7 @@ def drive_units(setup: Setup, system: InStorage, batch: int, drives: int) -> dic
         share_of_pages = 1.0
     alone = replace(system, page_share=share_of_pages, compression=system.compression or setup.compression)
     spec, lengths = replace(setup.drive, link=PCIE3_X4_P2P), (*sampled(setup), setup.input + setup.output)
-    units = dict(_units(spec, share, sequences, lengths, layout, alone))  # the link is no part of them
+    units = dict(_units(spec, share, sequences, lengths, layout, alone))  # the link does not change them
     scale = batch / sequences * shape.layers / share.layers
     return {name: value * scale for name, value in units.items()}
 

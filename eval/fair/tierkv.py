@@ -14,13 +14,13 @@ from vcsd.progress import Tick
 COMMAND = "vcsd eval fair --only tierkv"
 ROOMS_GB, SLICE, COUNT, SEED = (4.0, 8.0, 16.0, 32.0, 64.0, 96.0, 128.0), 20, 135, 1
 RIVALS = (*REACTIVE, LITERAL)
-LONGEST = 1024  # tokens of a slice in which every request ends: nobody takes turns
+LONGEST = 1024  # tokens of a slice in which every request ends: requests do not take turns
 STEPS = 6  # of the search for a slice
 TICKS = len(ROOMS_GB) * (1 + (2 + STEPS) * len(RIVALS))
 
 
 class Runs:
-    """Requests served by each policy with so much host memory."""
+    """Requests served by each policy, by host memory."""
 
     def __init__(self, tick: Tick) -> None:
         self.cost, self.levels = machine(

@@ -1,4 +1,4 @@
-"""First token behind a stored prefix: loading it over attending to it in the drives that hold it."""
+"""First token after a stored prefix: loading it over attending to it in the drives that hold it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ratios(case: Case) -> Mapping[str, float]:
 
 
 def headline() -> Headline:
-    """The headline of Tutti: one new token behind 128K stored ones."""
+    """The headline of Tutti: one new token after 128K stored ones."""
     case = Case()
     load = case.load_bytes_per_s
     varied = [

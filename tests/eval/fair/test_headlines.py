@@ -35,7 +35,7 @@ def rows(**given):
     return Rows(**{**known, **given})
 
 
-def test_the_budget_of_equal_error_is_between_those_tried_and_never_beyond():
+def test_equal_error_budget_is_within_tried_budgets():
     assert rows(sparf_error=0.05).equal_c == pytest.approx(5)
     assert rows(sparf_error=0.01).equal_c == pytest.approx(5)
     assert rows(sparf_error=9.0).equal_c == pytest.approx(8)
@@ -133,7 +133,7 @@ def figures():
         yield from (f"{row['ratio']:.2f}" for row in headline["loses_at"])
 
 
-def test_documents_quote_no_other_ratio_than_what_the_command_prints():
+def test_docs_quote_only_printed_ratios():
     known = set(figures())
     quoted = [(page, number) for page, line in table_rows() for number in re.findall(r"(\d+\.\d\d)x", line)]
     assert len(quoted) > 10
@@ -143,7 +143,7 @@ def test_documents_quote_no_other_ratio_than_what_the_command_prints():
 OURS_OVER = re.compile(r"\| *(`ours`|`split`|`mended`|`paged`|ours|split|mended)[^|]* over ", re.IGNORECASE)
 
 
-def test_every_row_that_sets_ours_over_a_paper_s_system_is_of_the_fair_comparison():
+def test_docs_compare_with_papers_only_fairly():
     rivals = ("InstI", "SparF", "Dual-Blade", "TierKV", "OrbitFlow", "Tutti")
     unfair = [
         (page.name, line)

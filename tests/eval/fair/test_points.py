@@ -45,7 +45,7 @@ def test_dense_reads_every_page_as_fast_as_channels_go():
     assert units["flash_token"] == pytest.approx(nbytes / (8 * 1.4e9), rel=0.03)
 
 
-def test_a_larger_batch_takes_longer_in_proportion_and_more_drives_less():
+def test_pages_grow_with_the_batch_and_are_shared_by_drives():
     given = setup()
     for system in (SPARF, OURS):
         one, two, shared = (drive_units(given, system, *where)["pages"] for where in ((64, 1), (128, 1), (64, 2)))
@@ -93,7 +93,7 @@ def test_there_is_no_tie_where_the_gpu_hides_both():
     assert boundary(point(gpu="a6000", model="opt-13b", context=64, batch=1), "host")["model_gb_s"] is None
 
 
-def test_a_gpu_without_room_holds_nothing_and_one_with_room_needs_no_drive():
+def test_gpu_is_fastest_unless_no_sequence_fits():
     assert SYSTEMS["gpu"](point(context=1 << 20)) is None
     assert rates(point(gpu="8xh100"))["best"] == "gpu"
 

@@ -38,7 +38,7 @@ def test_new_claim_is_one_row(tmp_path):
     """An input is taken as printed, what is not determined may be without a value of ours; nothing else changes."""
     paper = load("tierkv")
     path = tmp_path / "claims.csv"
-    added = '\nt26,3.1,"64",blocks of a request,64,x,,input,,\nt27,3.2,,stall,5,ms,,not determined,,of which tokens is not printed\n'
+    added = '\nt26,3.1,"64",blocks of a request,64,x,,input,,\nt27,3.2,,stall,5,ms,,not determined,,of what?\n'
     path.write_text((FOLDER / "tierkv" / "claims.csv").read_text().rstrip("\n") + added)
     evaluation = paper.evaluate(MachineOptions(), Simulated(), False)
     before, after = (judge(each, evaluation)["rows"] for each in (paper, replace(paper, claims=read_claims(path))))
