@@ -201,14 +201,12 @@ class OrbitFlow(Placing):
         return problem.best() if problem.choices <= EXACT else local_search(problem)
 
     def _late(self, s: SchedulerState, running: Sequence[SequenceState], latency_s: float) -> float:
-        """Tokens a step that are late where steps are so long, over the longest window, less those deposited."""
+        """Late tokens per step of `latency_s`, over the longest window; deposited tokens replace late ones."""
         if latency_s <= s.slo_s:
             return 0.0
-        if not self.deposits:
-            return float(len(running))
         steps = WINDOWS[-1]
-        behind = steps * (1 - s.slo_s / latency_s)  # tokens that a deposit would have to give
-        return sum(max(0.0, behind - s.deposited(each)) for each in running) / steps
+        behind = steps * (1 - s.slo_s / latency_s)  # tokens of a request that are late in the window
+        return sum(max(0.0, behind - self.deposits * s.deposited(each)) for each in running) / steps
 
 
 @dataclass(frozen=True, slots=True)

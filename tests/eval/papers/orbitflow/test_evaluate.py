@@ -42,4 +42,6 @@ def test_runs_fill_every_row(monkeypatch):
     missing = {row["id"] for row in result["rows"] if row["ours"] is None}
     assert missing <= {claim.id for claim in PAPER.claims if claim.kind is Kind.UNDETERMINED}
     assert set(result["ranges_percent"]) == {"o10", "o11", "o12"}
+    parts = [found.values[f"o17{each}"] for each in "bcd"]  # request-wise, and pauses, and deposits
+    assert parts == sorted(parts)
     assert all(row["late = 0"] is not None for row in result["rows"] if row["id"] in ("o10a", "o12a", "o17d"))
