@@ -1,4 +1,4 @@
-"""What vLLM's swap and DeepSpeed do: move what is missing when it is missing, and wait for it."""
+"""On-demand swapping of layers, least recently used first: a layer moves when it is due, and the model waits."""
 
 from __future__ import annotations
 
