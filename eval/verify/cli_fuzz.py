@@ -54,6 +54,12 @@ CUT = (
     "eval.verify.simulation.simulate:bench_simulate",
     "eval.bench.vllm:bench_vllm",
     "eval.accuracy.families:sweep",
+    "eval.ssd.ssd:row_of",
+    "eval.fair.map:rates",
+    "eval.fair.recorded:record",
+    "eval.fair.orbitflow:headline",
+    "eval.fair.tierkv:headline",
+    "eval.fair.dual_blade:headline",
 )
 PRELOADED = ("vcsd.attached", "vcsd.generate", "vcsd.loading", "eval.accuracy.measure", "eval.model.llama2c")
 HANG_S = 60.0  # CPU time: by the clock, a busy machine compiles kernels for longer than that

@@ -23,6 +23,7 @@ from kv_cache.policies.reactive import reactive
 from kv_cache.policies.split import split
 from kv_cache.policies.tierkv import Lfu, Lru, Mended, Oracle, Static, TierKv
 from kv_cache.policies.tutti import tutti
+from kv_cache.policies.vllm import Vllm
 from kv_cache.scheduler import LayerPolicy, Policy
 
 PolicyLike = Policy | Callable[..., Any]  # whatever `Policy.of` takes
@@ -42,6 +43,7 @@ POLICIES: dict[str, PolicyLike] = {
     "flexgen+": FlexGenPlus,
     "slo-aware": SloAware,
     "heuristic": Heuristic,
+    "vllm": Vllm,
     "orbitflow": OrbitFlow,
     "orbitflow-strict": partial(OrbitFlow, late=0),
     "ours": partial(OrbitFlow, late=0, drives=True),

@@ -12,6 +12,8 @@ from kv_cache.iteration import Iteration
 from kv_cache.policies._stream import stream
 from kv_cache.policies.dual_blade import in_cache
 
+LARGE = 1 << 26  # bytes of a copy, beside which the start of a transfer counts little
+
 
 def split(it: Iteration, ahead: int = 1, share: float | None = None, feedback: bool = False) -> None:
     """Of every layer the same share is cached: half of it in K where that fits, else K of some of the layers.
@@ -37,8 +39,8 @@ def split(it: Iteration, ahead: int = 1, share: float | None = None, feedback: b
 
 def _balanced(it: Iteration) -> int:
     """How many of all layers' K and V come from the page cache in the time in which the others come past it."""
-    nbytes, halves = it.layer_bytes(it.final_tokens) // 2, 2 * len(it.layers)
-    cached_s, direct_s = (it.transfer_s(tier, DEVICE, nbytes) for tier in (PAGE_CACHE, DIRECT))
+    halves = 2 * len(it.layers)
+    cached_s, direct_s = (it.transfer_s(tier, DEVICE, LARGE) for tier in (PAGE_CACHE, DIRECT))
     return round(halves * direct_s / (cached_s + direct_s))
 
 
