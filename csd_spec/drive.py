@@ -99,6 +99,11 @@ class EngineSpec:
     nfc_bytes_per_cycle: Count
     schedule: Literal["serial", "overlapped"] = "serial"
 
+    @property
+    def macs_per_s(self) -> float:
+        """Multiply-accumulates/s of all kernels."""
+        return self.kernels * self.lanes * self.kernel_efficiency * self.clock_hz
+
 
 @value
 class Link:
@@ -150,6 +155,11 @@ class DriveSpec:
         """The flash's timing with its filters: one that is slower than its channel holds it up."""
         filter_rate = self.engine.nfc_bytes_per_cycle * self.engine.clock_hz
         return replace(self.timing, channel_bytes_per_s=min(self.timing.channel_bytes_per_s, filter_rate))
+
+    @property
+    def flash_bytes_per_s(self) -> int:
+        """Rate at which all channels together deliver filtered pages."""
+        return self.geometry.channels * self.channel_timing.channel_bytes_per_s
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> DriveSpec:

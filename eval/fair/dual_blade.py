@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
-
 from eval.fair.headline import Figure, Headline
 from eval.papers.dual_blade.evaluate import HALF, SSDS, Runs
 from eval.papers.dual_blade.systems import SPLIT_BY_STEP, SYSTEMS, System
@@ -13,7 +10,7 @@ from vcsd.progress import Tick
 COMMAND = "vcsd eval fair --only dual-blade"
 LIMITS_GIB = range(2, 12)
 AHEAD = SPLIT_BY_STEP["dual-blade, a layer ahead"]
-TICKS = len(SSDS) * (3 * len(LIMITS_GIB) + 2)
+TICKS = len(SSDS) * (2 * len(LIMITS_GIB) + 1)
 
 
 def headline(runs: Runs, tick: Tick) -> Headline:
@@ -34,7 +31,7 @@ def headline(runs: Runs, tick: Tick) -> Headline:
         at_half.append(theirs / ours)
         tick(None)
     published, schedule = ratios(SYSTEMS["dual-blade"]), ratios(AHEAD)
-    exact = _figure(schedule)
+    exact = Figure.over(schedule, COMMAND)
     places = [(ssd, limit) for ssd in SSDS for limit in LIMITS_GIB]
     return Headline(
         what="seconds of decode, Dual-Blade over split, OPT-6.7B",
@@ -63,7 +60,3 @@ def headline(runs: Runs, tick: Tick) -> Headline:
             "least and most",
         ],
     )
-
-
-def _figure(ratios: Sequence[float]) -> Figure:
-    return Figure(statistics.median(ratios), min(ratios), max(ratios), COMMAND)

@@ -16,11 +16,10 @@ from eval.experiment import Outcome
 from eval.fair import dual_blade, instinfer, orbitflow, recorded, tierkv, tutti
 from eval.fair.headline import CONDITIONS, Figure, Headline
 from eval.papers.dual_blade import evaluate as dual_blade_paper
-from eval.papers.dual_blade.machine import Setup
-from eval.papers.instinfer.options import TRAINED, setup_of
+from eval.papers.instinfer.options import setup_of
+from eval.papers.instinfer.page_shares import trained
 from eval.papers.options import MachineOptions, Simulated
 from vcsd.loading import CHECKPOINT
-from vcsd.models import find_model
 from vcsd.options import check_model
 from vcsd.progress import Tick, progress
 from vcsd.tables import table
@@ -28,7 +27,7 @@ from vcsd.tables import table
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Where errors and requests come from. both: whether the shipped model is recorded too."""
+    """Where errors and requests come from."""
 
     model: Annotated[
         Path | None,
@@ -43,10 +42,7 @@ class Given:
         """The recorded model, and the bundled one."""
         if self.model:
             return [self.model]
-        try:
-            return [find_model(TRAINED), CHECKPOINT]
-        except ValueError:
-            return [CHECKPOINT]
+        return [model for model in (trained(), CHECKPOINT) if model]
 
 
 def _instinfer(given: Given, tick: Tick) -> Headline:
@@ -62,8 +58,7 @@ def _instinfer(given: Given, tick: Tick) -> Headline:
 
 
 def _dual_blade(given: Given, tick: Tick) -> Headline:
-    model, gpu, host = MachineOptions().profiles("opt-6.7b", "rtx5060ti-16gb", "pcie5x8")
-    return dual_blade.headline(dual_blade_paper.Runs(Setup(model=model, gpu=gpu, host=host)), tick)
+    return dual_blade.headline(dual_blade_paper.runs_on(MachineOptions()), tick)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -22,6 +23,11 @@ class Figure:
     low: float
     high: float
     command: str
+
+    @classmethod
+    def over(cls, ratios: Sequence[float], command: str) -> Figure:
+        """The median of ratios over settings."""
+        return cls(statistics.median(ratios), min(ratios), max(ratios), command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

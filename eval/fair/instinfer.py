@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from eval.fair.headline import Figure, Headline, Ranged, Varied, varied_drive
-from eval.fair.points import CSD, GB, PLAIN, Point, rates
-from eval.fair.recorded import SPARF_BUDGET, Rows
+from eval.fair.points import CSD, GB, PLAIN, SYSTEMS, Point
+from eval.fair.recorded import SPARF_BUDGET, Rows, default_c
 from eval.fair.step_time import RANDOM_READS_PER_S, in_drives, plain_rate, plain_ssds
-from eval.papers.instinfer.systems import OURS, SPARF, InStorage, Setup
+from eval.papers.instinfer.systems import OURS, SPARF, InStorage, Result, Setup
 from eval.papers.profiles import Model
 
 BATCH, DRIVES = 256, 1
@@ -18,7 +20,7 @@ COMMAND = "vcsd eval fair --only instinfer"
 BOTH = "same_error_and_schedule"
 BATCHED_SPARF = replace(SPARF, name="SparF, our schedule", schedule="overlapped", batched=True)
 BATCHES, SSDS_GB_S = (4, 16, 64, 256), (3.9, 7.0, 14.0, 28.0)  # where ours may lose
-CLOSE = 0.002  # relative, of a batch that is searched for
+TRIED = (16, 32, 64, 128, 256)  # batches between which SparF's step is a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,9 @@ class Case:
     equal_c: float
     reads_per_s: float = RANDOM_READS_PER_S
 
-    def rate(self, system: InStorage, batch: int = BATCH) -> float:
-        """Tokens/s of a system in drives."""
-        return in_drives(self.setup, replace(system, page_share=self.page_share), batch, DRIVES).tokens_per_s
+    def run(self, system: InStorage, batch: int = BATCH) -> Result:
+        """A system in drives."""
+        return in_drives(self.setup, replace(system, page_share=self.page_share), batch, DRIVES)
 
     @property
     def equal(self) -> InStorage:
@@ -42,7 +44,7 @@ class Case:
 
 def ratios(case: Case) -> Mapping[str, float]:
     """Ours over SparF by condition."""
-    ours, equal, sparf, batched = map(case.rate, (OURS, case.equal, SPARF, BATCHED_SPARF))
+    ours, equal, sparf, batched = (case.run(system).tokens_per_s for system in (OURS, case.equal, SPARF, BATCHED_SPARF))
     plain = plain_ssds(case.setup, case.equal, BATCH, DRIVES, plain_rate(case.setup, DRIVES, case.reads_per_s))
     return {
         "as_published": ours / sparf,
@@ -56,16 +58,8 @@ def ratios(case: Case) -> Mapping[str, float]:
 
 def _same_service(case: Case) -> float:
     """Sequences that are decoded at the same time between tokens and error: ours over SparF in our schedule."""
-    sparf = replace(BATCHED_SPARF, page_share=case.page_share)
-    step_s = in_drives(case.setup, case.equal, BATCH, DRIVES).step.total_s
-    low, high = 1.0, float(BATCH)
-    while high - low > CLOSE * high:
-        middle = (low + high) / 2
-        units = (
-            in_drives(case.setup, sparf, max(1, round(middle)), DRIVES).step.total_s * middle / max(1, round(middle))
-        )
-        low, high = (middle, high) if units < step_s else (low, middle)
-    return BATCH / low
+    steps_s = [case.run(BATCHED_SPARF, batch).step.total_s for batch in TRIED]
+    return float(BATCH / np.interp(case.run(case.equal).step.total_s, steps_s, TRIED))
 
 
 def varied(case: Case) -> list[Varied[Case]]:
@@ -99,14 +93,14 @@ def losses(case: Case) -> Iterator[dict[str, Any]]:
         setup = replace(case.setup, model=Model.load(model))
         for batch in BATCHES:
             point = Point(setup, case.equal, batch, DRIVES)
-            rivals = {f"a plain SSD of {rate:g} GB/s": replace(point, plain_rate=rate * GB) for rate in SSDS_GB_S}
-            found = rates(point)
-            others = {name: found[name] or 0.0 for name in ("host", "gpu")}
-            others |= {name: rates(at)[PLAIN] for name, at in rivals.items()}
-            for name, rate in others.items():
-                if rate > found[CSD]:
+            ours = SYSTEMS[CSD](point)
+            others = {name: SYSTEMS[name](point) for name in ("host", "gpu")}
+            for rate in SSDS_GB_S:
+                others[f"a plain SSD of {rate:g} GB/s"] = SYSTEMS[PLAIN](replace(point, plain_rate=rate * GB))
+            for name, theirs in others.items():
+                if ours and theirs and theirs > ours:
                     where = {"setting": "model, batch", "value": f"{model}, {batch}", "other": name}
-                    yield where | {"ratio": found[CSD] / rate}
+                    yield where | {"ratio": ours / theirs}
 
 
 def headline(setup: Setup, rows: Rows) -> Headline:
@@ -124,8 +118,10 @@ def headline(setup: Setup, rows: Rows) -> Headline:
         notes=[
             f"recorded on {rows.model}: SparF touches {rows.page_share:.3f} of the token pages (paper: "
             f"{printed.page_share}) and errs by {rows.sparf_error:.4f}; ours errs by "
-            f"{rows.ours_error[rows.default_c]:.4f} at 1/{rows.default_c:g}, as much as SparF at 1/{rows.equal_c:.2f}",
-            "same_hardware_plain_ssd: over ours on a GPU behind the same flash and link",
+            f"{rows.ours_error[default_c()]:.4f} at 1/{default_c():g}, as much as SparF at 1/{rows.equal_c:.2f}",
+            f"bytes over the flash channels, of those of FP16: SparF {rows.sparf_bytes:.3f}, ours at "
+            f"1/{default_c():g} {rows.ours_bytes:.3f}",
+            "same_hardware_plain_ssd: over our method on a GPU that reads the same flash over the same link",
         ],
     )
 

@@ -24,7 +24,6 @@ from eval.fair.points import (
     points_of_work,
     rates,
 )
-from eval.fair.step_time import largest_share
 from eval.options import Picture, check_picture
 from eval.papers.instinfer.systems import Constants, Setup
 from eval.papers.options import cell
@@ -63,8 +62,10 @@ class Base:
             output=2,
             constants=Constants(sequence_layer_s=CALL_S),
         )
-        largest_share(setup.model.shape, self.drives)
-        return Point(setup, METHODS[self.method], self.batch, self.drives)
+        point = Point(setup, METHODS[self.method], self.batch, self.drives)
+        if not point.fill.fits:
+            raise ValueError(f"batch = {self.batch}, context = {self.context}: {self.drives} drives do not hold them")
+        return point
 
 
 def experiment(base: Base, plot: Picture = None) -> Outcome:
@@ -102,10 +103,9 @@ def _evaluated(where: Row, at: Point, tick: Tick) -> Row:
 def _shown(base: Base, result: Row) -> list[Any]:
     columns = ("axis", "value", *SYSTEMS, "fastest", "drive / plain SSD")
     cells = [
-        (row["axis"], f"{row['value']}", *(cell(row[name]) for name in SYSTEMS), row["best"],
-         f"{row['csd_over_plain_ssd']:.2f}")
+        (row["axis"], f"{row['value']}", *(cell(row[name]) for name in (*SYSTEMS, "best", "csd_over_plain_ssd")))
         for row in result["axes"]
-    ]  # fmt: skip
+    ]
     title = (
         f"Tokens/s in decode of {base.model} on {base.gpu}, {base.method}, batch {base.batch}, "
         f"{base.context:,} tokens, {base.drives} drives; one axis varied at a time (modelled)"

@@ -23,11 +23,11 @@ def picture(result: Row, point: Point) -> Any:
     left, right = figure.subplots(1, 2)
     channels = point.setup.drive.geometry.channels
     flash = [channels * rate for rate in RATES]
-    ratios = np.array([row["csd_over_plain_ssd"] for row in plane]).reshape(len(RATES), len(LINKS))
+    ratios = np.array([row["csd_over_plain_ssd"] or np.nan for row in plane]).reshape(len(RATES), len(LINKS))
     colors = left.contourf(LINKS, flash, ratios, levels=LEVELS, cmap="RdBu", norm=LogNorm(0.1, 10), extend="both")
     bar = figure.colorbar(colors, ax=left, label="tokens/s: computational drive over plain SSD", ticks=LEVELS)
     bar.ax.set_yticklabels([f"{level:g}" for level in LEVELS])
-    ties = [tie_with_ssds(point.with_drive(channel_gb_s=rate)) / GB for rate in RATES]
+    ties = [tie_with_ssds(point.with_channels(rate)) / GB for rate in RATES]
     left.plot(ties, flash, "k--", label="tie, closed form")
     left.set(xscale="log", yscale="log", xlabel="plain SSD, GB/s", ylabel="flash channels of the drive, GB/s")
     _ticks(left.xaxis, LINKS)
@@ -38,7 +38,9 @@ def picture(result: Row, point: Point) -> Any:
     right.imshow(best, origin="lower", aspect="auto", cmap="Set2", vmin=0, vmax=7)
     for (y, x), system in np.ndenumerate(best):
         row = work[y * len(BATCHES) + x]
-        right.text(x, y, f"{names[system]}\n{row[names[system]]:,.3g}", ha="center", va="center", fontsize=8)
+        right.text(
+            x, y, f"{names[system]}\n{float(f'{row[names[system]]:.3g}'):,g}", ha="center", va="center", fontsize=8
+        )
     right.set(xlabel="batch", ylabel="stored tokens of a sequence", title="fastest system, tokens/s")
     right.set_xticks(range(len(BATCHES)), [f"{batch:,}" for batch in BATCHES])
     right.set_yticks(range(len(CONTEXTS)), [f"{context:,}" for context in CONTEXTS])

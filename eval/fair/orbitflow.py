@@ -12,7 +12,7 @@ from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.fair.headline import Headline, Ranged, Varied, varied_drive
 from eval.serving import machines
-from kv_cache import trace as traces
+from eval.serving.serving import Load
 from kv_cache.cost import ServingCost
 from kv_cache.metrics import summary
 from kv_cache.policies.orbitflow import OrbitFlow
@@ -27,7 +27,8 @@ LOADS, SCALES = (2.0, 5.0), (1.0, 1.5, 2.5)  # where ours may lose
 PRINTED, STRICT, OURS, EXACT, PLAIN, FLASH_ONLY = "orbitflow", "strict", "ours", "exact", "plain", "flash alone"
 CONSTANTS = ("engine.lanes", "timing.channel_bytes_per_s", "link.bytes_per_s")
 FLASH_BOUND = 1 << 20  # lanes with which an engine never waits
-TICKS = 77
+SYSTEMS = 6
+TICKS = SYSTEMS * (3 + 2 * len(CONSTANTS)) + SYSTEMS - 1 + 3 * len(LOADS) * len(SCALES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,6 @@ class Case:
             spec = replace(spec, engine=replace(spec.engine, lanes=FLASH_BOUND))
         layout = "fp16" if system == EXACT else "progressive"
         return replace(machines.A5000, drives=replace(machines.drives(1, layout, spec), call_s=self.call_s))
-
-
-def load_trace(file: Path | None, load: float) -> Trace:
-    """OrbitFlow's public trace of a load, or generated requests at that load."""
-    if file is not None:
-        return traces.load(file, f"lambda{load:.1f}x").in_seconds(machines.A5000.slo_s(1.0))
-    return traces.generate(52, 0.01 * load, (96, 9216), (96, 9216), cv=1.0, longest=12_000)
 
 
 class Runs:
@@ -98,7 +92,7 @@ def varied(case: Case) -> list[Varied[Case]]:
 
 def headline(file: Path | None, tick: Tick) -> Headline:
     """The headline of OrbitFlow. file: its public traces; None: requests are generated."""
-    runs, case = Runs(tick), Case(load_trace(file, LOAD))
+    runs, case = Runs(tick), Case(Load(trace=file).at(LOAD, machines.A5000))
     found = Ranged.of(case, varied(case), runs.ratios)
     met = {system: runs.met(case, system) for system in (PRINTED, STRICT, OURS, EXACT, PLAIN)}
     return Headline(
@@ -120,7 +114,7 @@ def _losses(file: Path | None, runs: Runs) -> list[dict[str, Any]]:
     """Loads and objectives at which the exact drive meets fewer deadlines than a plain SSD, or than no drive."""
     rows = []
     for load in LOADS:
-        case = Case(load_trace(file, load))
+        case = Case(Load(trace=file).at(load, machines.A5000))
         for scale in SCALES:
             exact, plain, strict = (runs.met(case, system, scale) for system in (EXACT, PLAIN, STRICT))
             if exact < max(plain, strict):

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from csd_spec.layouts import layout_named
-from eval.fair.step_time import drive_units, in_drives, largest_share, plain_rate, plain_ssds
-from eval.papers.instinfer.systems import BATCHED_DENSE, OURS, InStorage, Result, Setup, paged, room_of
+from eval.fair.step_time import drive_units, in_drives, plain_rate, plain_ssds
+from eval.papers.instinfer.runs import Fill
+from eval.papers.instinfer.systems import BATCHED_DENSE, OURS, InStorage, Setup, paged, room_of
 from eval.papers.profiles import Gpu
 from ftl import maps_of
 
@@ -34,35 +35,45 @@ class Point:
     drives: int
     plain_rate: float | None = None
 
-    def with_drive(self, **changes: Any) -> Point:
-        """With other values of the drive: `channel_gb_s`, `channels`, `lanes`."""
-        spec = self.setup.drive
-        if rate := changes.get("channel_gb_s"):
-            spec = replace(spec, timing=replace(spec.timing, channel_bytes_per_s=round(rate * GB)))
-        if channels := changes.get("channels"):
-            spec = replace(spec, geometry=replace(spec.geometry, channels=channels))
-        if lanes := changes.get("lanes"):
-            spec = replace(spec, engine=replace(spec.engine, lanes=lanes))
-        return replace(self, setup=replace(self.setup, drive=spec))
+    @property
+    def fill(self) -> Fill:
+        """The KV data of the point on its drives."""
+        return Fill(self.setup, (self.system,), self.batch, self.drives)
+
+    def with_drive(self, part: str, **changes: Any) -> Point:
+        """The point with other values in a part of the drive: `geometry`, `timing` or `engine`."""
+        drive = self.setup.drive
+        changed = replace(drive, **{part: replace(getattr(drive, part), **changes)})
+        return replace(self, setup=replace(self.setup, drive=changed))
+
+    def with_channels(self, gb_s: float) -> Point:
+        """The point with flash channels of this rate, GB/s."""
+        return self.with_drive("timing", channel_bytes_per_s=round(gb_s * GB))
 
     def with_context(self, tokens: int) -> Point:
         """The point with `tokens` stored tokens."""
         return replace(self, setup=replace(self.setup, input=tokens))
 
 
-def _in_drives(point: Point) -> Result:
-    return in_drives(point.setup, point.system, point.batch, point.drives)
+def _in_drives(point: Point) -> float | None:
+    """Tokens/s if drives attend; None if they do not hold the KV data."""
+    if not point.fill.fits:
+        return None
+    return point.batch / in_drives(point.setup, point.system, point.batch, point.drives).step.total_s
 
 
-def _plain(point: Point) -> Result:
+def _plain(point: Point) -> float | None:
+    """Tokens/s if the GPU selects and attends to pages of plain SSDs; None if they do not hold the KV data."""
+    if not point.fill.fits:
+        return None
     rate = point.plain_rate or plain_rate(point.setup, point.drives)
-    return plain_ssds(point.setup, point.system, point.batch, point.drives, rate)
+    return point.batch / plain_ssds(point.setup, point.system, point.batch, point.drives, rate).step.total_s
 
 
 def _from_host(point: Point) -> float | None:
     """Tokens/s if host memory holds the KV data and the GPU selects; None if it does not fit."""
     setup = point.setup
-    if setup.kv_bytes(point.batch, setup.input) > setup.host.dram_gib * 2**30:
+    if setup.kv_bytes(point.batch, setup.input + setup.output) > setup.host.dram_gib * 2**30:
         return None
     pages = drive_units(setup, point.system, point.batch, point.drives)["pages"] * point.drives
     seconds = pages * setup.drive.geometry.page_bytes / (setup.host.gpu_link_gb_per_s * GB)
@@ -82,8 +93,8 @@ def _recomputed(point: Point) -> float:
 
 
 SYSTEMS: Mapping[str, Callable[[Point], float | None]] = {
-    CSD: lambda point: point.batch / _in_drives(point).step.total_s,
-    PLAIN: lambda point: point.batch / _plain(point).step.total_s,
+    CSD: _in_drives,
+    PLAIN: _plain,
     "host": _from_host,
     "gpu": _on_gpu,
     "recompute": _recomputed,
@@ -94,7 +105,8 @@ def rates(point: Point) -> Row:
     """Tokens/s of each system in decode, and the fastest one."""
     found = {name: rate(point) for name, rate in SYSTEMS.items()}
     best = max(found, key=lambda name: found[name] or 0.0)
-    return {**found, "best": best, "csd_over_plain_ssd": (found[CSD] or 0.0) / (found[PLAIN] or 1.0)}
+    csd, plain = found[CSD], found[PLAIN]
+    return {**found, "best": best, "csd_over_plain_ssd": csd / plain if csd and plain else None}
 
 
 def drive_rate(point: Point) -> float:
@@ -103,11 +115,8 @@ def drive_rate(point: Point) -> float:
     E: multiply-accumulates/s of the engine, G: query heads of a KV head. w: bytes of a page that a lane takes in a
     cycle, 2 of FP16 and of codes of few bits, 1 of codes of 8 bits: their mean over the pages that the method reads.
     """
-    setup, drive = point.setup, point.setup.drive
-    flash = drive.geometry.channels * drive.channel_timing.channel_bytes_per_s
-    engine, shape = drive.engine, setup.model.shape
-    macs_per_s = engine.kernels * engine.lanes * engine.kernel_efficiency * engine.clock_hz
-    return min(flash, 2 / (1 + _share_in_8_bits(point)) * macs_per_s / shape.group)
+    drive, group = point.setup.drive, point.setup.model.shape.group
+    return min(drive.flash_bytes_per_s, 2 / (1 + _share_in_8_bits(point)) * drive.engine.macs_per_s / group)
 
 
 def _share_in_8_bits(point: Point) -> float:
@@ -115,7 +124,7 @@ def _share_in_8_bits(point: Point) -> float:
     setup, system = point.setup, point.system
     if system.layout == "fp16":
         return 0.0
-    share = largest_share(setup.model.shape, point.drives)
+    share = point.fill.share
     form = layout_named(system.layout).form(setup.drive.geometry.page_bytes, share.head_dim, setup.input)
     maps = maps_of(form, 1, share.kv_heads)
     coarse = sum(maps[name].streams * (setup.input // maps[name].per_group) for name in ("scores", "values"))
@@ -214,12 +223,13 @@ def boundary(point: Point, rival: str) -> Row:
     closed = None if other.hides and _hidden(point) else other.tie(point)
     if closed is None or not other.least * WITHIN < closed / GB < 1000 / WITHIN:
         return row
-    ours, low, high = SYSTEMS[CSD](other.at(point, closed)), closed / WITHIN, closed * WITHIN
+    low, high = closed / WITHIN, closed * WITHIN
 
-    def is_slower(rate: float) -> bool:
-        return (SYSTEMS[rival](other.at(point, rate)) or 0.0) < (ours or 0.0)
+    def is_slower(rate: float) -> bool | None:
+        theirs, ours = (SYSTEMS[name](other.at(point, rate)) for name in (rival, CSD))
+        return None if theirs is None or ours is None else theirs < ours
 
-    if SYSTEMS[rival](other.at(point, high)) is None:
+    if is_slower(high) is None:
         return row
     while high / low > 1.002:
         middle = (low * high) ** 0.5
@@ -230,9 +240,9 @@ def boundary(point: Point, rival: str) -> Row:
 
 AXES: Mapping[str, tuple[Sequence[Any], Callable[[Point, Any], Point]]] = {
     "plain_ssd_gb_s": (LINKS, lambda point, value: _plain_at(point, value * GB)),
-    "channel_gb_s": (RATES, lambda point, value: point.with_drive(channel_gb_s=value)),
-    "channels": ((2, 4, 8, 16), lambda point, value: point.with_drive(channels=value)),
-    "engine_lanes": ((16, 64, 256, 1024), lambda point, value: point.with_drive(lanes=value)),
+    "channel_gb_s": (RATES, lambda point, value: point.with_channels(value)),
+    "channels": ((2, 4, 8, 16), lambda point, value: point.with_drive("geometry", channels=value)),
+    "engine_lanes": ((16, 64, 256, 1024), lambda point, value: point.with_drive("engine", lanes=value)),
     "batch": (BATCHES, lambda point, value: replace(point, batch=value)),
     "context": (CONTEXTS, lambda point, value: point.with_context(value)),
     "gpu": (
@@ -264,7 +274,7 @@ def points_of_plane(point: Point) -> Iterator[tuple[Row, Point]]:
     """A point for each rate of plain SSDs and of flash channels."""
     for rate in RATES:
         for link in LINKS:
-            at = _plain_at(point.with_drive(channel_gb_s=rate), link * GB)
+            at = _plain_at(point.with_channels(rate), link * GB)
             yield {"channel_gb_s": rate, "plain_ssd_gb_s": link}, at
 
 

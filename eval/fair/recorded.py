@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from csd_spec import NAMED, Compression
 from eval.accuracy import texts
 from eval.accuracy.contenders import Trial, contenders
 from eval.accuracy.errors import measured
 from eval.accuracy.layers import Passages, record_layers
 from eval.papers.instinfer.page_shares import page_shares
+from eval.papers.instinfer.systems import OURS
 from vcsd.loading import load
 from vcsd.progress import Tick
 
@@ -22,6 +22,12 @@ SPARF_BUDGET = 8.0  # 1/8 of the tokens, the budget that the paper's systems are
 BUDGETS = (5.0, 5.5, 6.0, 6.5, 7.0, 8.0)  # our budgets, 1/c of the bytes
 TICKS = 2 + len(BUDGETS)
 PASSAGES = Passages()
+
+
+def default_c() -> float:
+    """The compression that `ours` has by default."""
+    assert OURS.compression is not None
+    return OURS.compression
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +38,17 @@ class Rows:
         model: Name of the recorded model.
         sparf_error: Mean relative error of SparF's outputs at 1/8, in the paper's convention of budgets.
         ours_error: Mean relative error of `progressive`, by the compression c of its bytes.
-        bytes_share: Bytes that cross the flash channels over those of the KV data in FP16: `sparf`, and ours by c.
+        sparf_bytes, ours_bytes: Bytes that cross the flash channels over those of the KV data in FP16: of SparF, and of
+            ours at its default budget.
         page_share: Share of the token pages that SparF touches at 1/8.
     """
 
     model: str
     sparf_error: float
     ours_error: Mapping[float, float]
-    bytes_share: Mapping[float | str, float]
+    sparf_bytes: float
+    ours_bytes: float
     page_share: float
-
-    @property
-    def default_c(self) -> float:
-        """The compression that `ours` has by default."""
-        budget = NAMED["ours"].budget
-        assert isinstance(budget, Compression)
-        return budget.c
 
     @property
     def equal_c(self) -> float:
@@ -85,6 +86,7 @@ def record(model: Path, text: Path | None, tokens_of_page: int, tick: Tick, budg
         model=model.name,
         sparf_error=sparf_error,
         ours_error={c: error for c, (error, _) in ours.items()},
-        bytes_share={"sparf": sparf_bytes, **{c: share for c, (_, share) in ours.items()}},
+        sparf_bytes=sparf_bytes,
+        ours_bytes=ours[default_c()][1],
         page_share=share,
     )

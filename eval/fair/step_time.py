@@ -9,12 +9,11 @@ from functools import lru_cache
 import numpy as np
 
 from csd_spec import DriveSpec, ModelShape
-from csd_spec.layouts import resolve
 from csd_spec.presets import PCIE3_X4_P2P
 from eval.papers.instinfer import steps
-from eval.papers.instinfer.simulate import SimulatedDrive, spread
+from eval.papers.instinfer.runs import Fill
+from eval.papers.instinfer.simulate import SimulatedDrive
 from eval.papers.instinfer.systems import Breakdown, InStorage, Result, Setup, finish
-from host_driver.sharding import share_out
 from kv_cache import CSD
 from kv_cache.transfer.simulated import LayerTime
 
@@ -24,14 +23,8 @@ LENGTHS = 16  # tokens stored at simulated steps: one at random in each part of 
 RANDOM_READS_PER_S = 1e6  # of 4 KiB by a plain SSD, queue depth 128: data sheet of the Samsung 980 PRO, 2 TB
 PAGE_READ_BYTES = 4096  # of such a read
 
-
 WITHOUT_SHARE = ("dense", "progressive")  # methods whose pages follow from their budget alone
-
-
-def largest_share(shape: ModelShape, drives: int) -> ModelShape:
-    """The heads of the drive that has the most."""
-    kv_heads, q_heads = max((len(each.kv_heads), len(each.q_heads)) for each in share_out(shape, drives))
-    return replace(shape, kv_heads=kv_heads, q_heads=q_heads)
+NO_UNITS = ("pages", "program")  # entries of `drive_units` beside the units
 
 
 def drive_units(setup: Setup, system: InStorage, batch: int, drives: int) -> dict[str, float]:
@@ -40,17 +33,18 @@ def drive_units(setup: Setup, system: InStorage, batch: int, drives: int) -> dic
     Returns:
         Seconds by unit, "pages" that the drive reads, and "program": seconds of writing the prompt.
     """
-    shape = setup.model.shape
-    layout = resolve(system.layout, None, bf16=False, latent=setup.model.latent).name
-    share = replace(largest_share(shape, drives), layers=min(LAYERS, shape.layers))
+    fill = Fill(setup, (system,), batch, drives)
+    share = replace(fill.share, layers=min(LAYERS, fill.share.layers))
     sequences = min(SEQUENCES, batch, max(1, ROWS // (setup.input * share.kv_heads)))
-    share_of_pages = setup.constants.token_page_share if system.page_share is None else system.page_share
-    if system.method in WITHOUT_SHARE:
-        share_of_pages = 1.0
-    alone = replace(system, page_share=share_of_pages, compression=system.compression or setup.compression)
+    page_share = setup.constants.token_page_share if system.page_share is None else system.page_share
+    alone = replace(
+        system,
+        page_share=1.0 if system.method in WITHOUT_SHARE else page_share,
+        compression=system.compression or setup.compression,
+    )
     spec, lengths = replace(setup.drive, link=PCIE3_X4_P2P), (*sampled(setup), setup.input + setup.output)
-    units = dict(_units(spec, share, sequences, lengths, layout, alone))  # the link does not change them
-    scale = batch / sequences * shape.layers / share.layers
+    units = dict(_units(spec, share, sequences, lengths, fill.layout, alone))  # the link does not change them
+    scale = batch / sequences * setup.model.shape.layers / share.layers
     return {name: value * scale for name, value in units.items()}
 
 
@@ -69,12 +63,11 @@ def _units(
     drive = SimulatedDrive(spec, share, sequences, context, layout)
     units: Counter[str] = Counter()
     program_s = drive.grow(prompt)
-    layers = spread(share.layers, share.layers)
-    assert system.page_share is not None
+    assert system.page_share is not None and system.compression is not None
     for length in decoded:
         drive.grow(length)
-        params = system.budget(length, share.head_dim)
-        units.update(drive.step(system.method, params, system.page_share, system.schedule, layers))
+        params = system.budget(system.compression, length, share.head_dim)
+        units.update(drive.step(system.method, params, system.page_share, system.schedule, range(share.layers)))
     return *((name, value / len(decoded)) for name, value in units.items()), ("program", program_s)
 
 
@@ -85,9 +78,6 @@ def in_drives(setup: Setup, system: InStorage, batch: int, drives: int) -> Resul
     prefill_s = max(setup.prefill_gpu_s(batch), shipped_s, units["program"])
     step = system.breakdown(setup, batch, drives, {name: s for name, s in units.items() if name not in NO_UNITS})
     return finish(setup, system.name, batch, drives, prefill_s, step, units_s=units)
-
-
-NO_UNITS = ("pages", "program")
 
 
 def plain_ssds(setup: Setup, system: InStorage, batch: int, drives: int, rate: float) -> Result:
@@ -126,6 +116,5 @@ def plain_rate(setup: Setup, drives: int, reads_per_s: float = RANDOM_READS_PER_
     The least of its link, its flash, its random reads of 4 KiB (`reads_per_s`) and its share of the GPU's link.
     """
     drive = setup.drive
-    flash = drive.geometry.channels * drive.channel_timing.channel_bytes_per_s
     reads = reads_per_s * min(PAGE_READ_BYTES, drive.geometry.page_bytes)
-    return min(drive.link.bytes_per_s, flash, reads, setup.host.gpu_link_gb_per_s * 1e9 / drives)
+    return min(drive.link.bytes_per_s, drive.flash_bytes_per_s, reads, setup.host.gpu_link_gb_per_s * 1e9 / drives)

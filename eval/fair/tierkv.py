@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -60,11 +59,11 @@ def headline(tick: Tick) -> Headline:
         rate / max(runs.at_stay(name, room, stay) for name in RIVALS)
         for rate, room, stay in zip(rates, ROOMS_GB, stays, strict=True)
     ]
-    same = _figure(service)
+    same = Figure.over(service, COMMAND)
     return Headline(
         what="tokens/s of mended over the best of TierKV's policy, LRU, LFU and static tiers, Llama-2-13B on an H100",
         figures={
-            "as_published": _figure(published),
+            "as_published": Figure.over(published, COMMAND),
             "same_schedule": same,
             "same_error": same,
             "same_hardware_plain_ssd": same,
@@ -87,7 +86,3 @@ def _losses(found: Mapping[str, Sequence[float]]) -> list[dict[str, object]]:
         for room, ratio in zip(ROOMS_GB, ratios, strict=True)
         if ratio < 1
     ]
-
-
-def _figure(ratios: Sequence[float]) -> Figure:
-    return Figure(statistics.median(ratios), min(ratios), max(ratios), COMMAND)

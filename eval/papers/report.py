@@ -62,12 +62,12 @@ def _parts(paper: Paper, evaluation: Evaluation) -> list[Part]:
     """A paper's claims and figures."""
     judged = judge(paper, evaluation)
     columns = ("id", "text", "paper", "ours", "kind", "error_percent", *evaluation.columns)
-    contradictions = [row for row in judged["rows"] if "reason" in row]
+    with_reason = [row for row in judged["rows"] if "reason" in row]
     summary = {key: value for key, value in judged.items() if key not in ("rows", "calibrated", "assumed")}
     return [
         ("", f"<p>All times are {evaluation.extent}.</p>"),
         ("Claims", _table(judged["rows"], columns)),
-        *([("Contradictions", _table(contradictions, ("id", "reason")))] if contradictions else []),
+        *([("Values with a reason", _table(with_reason, ("id", "kind", "reason")))] if with_reason else []),
         ("Calibrated constants", _table(judged["calibrated"], ("name", "value", "unit", "fixed_by", "why"))),
         ("Assumed constants", _table(judged["assumed"], ("name", "value", "unit", "why"))),
         ("Summary", _json(summary)),

@@ -83,19 +83,19 @@ def drives(count: int, layout: str = "fp16", spec: DriveSpec = INSTCSD_ZYNQ7045_
         layout: The layout of K and V, by name; progressive ones keep them in 8 bits.
         spec: What each of them is.
     """
-    shape, engine = _8B.shape, spec.engine
+    shape = _8B.shape
     form = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, LONGEST)
     pages = 1 if form.progressive else 2  # of a head's group of n tokens: both in one, or K and V apart
     token_bytes = shape.kv_heads * pages * spec.geometry.page_bytes / form.n
-    flash = spec.geometry.channels * spec.channel_timing.channel_bytes_per_s
-    macs_per_s = engine.kernels * engine.lanes * engine.kernel_efficiency * engine.clock_hz
-    attended = token_bytes * macs_per_s / (2 * shape.q_heads * shape.head_dim)  # bytes/s
-    return DriveModel(bytes_per_s=float(count * min(flash, attended)), token_bytes=token_bytes, call_s=CALL_S)
+    attended = token_bytes * spec.engine.macs_per_s / (2 * shape.q_heads * shape.head_dim)  # bytes/s
+    rate = float(count * min(spec.flash_bytes_per_s, attended))
+    return DriveModel(bytes_per_s=rate, token_bytes=token_bytes, call_s=CALL_S)
 
 
 def beside_plain_ssds(cost: ServingCost, count: int, spec: DriveSpec = INSTCSD_ZYNQ7045_8CH) -> ServingCost:
-    """A machine that has the same flash without engines: K and V come from host memory and over the drives' own links
-    at once, a part of every layer from each, as long before they are attended as those from host memory."""
-    flash = spec.geometry.channels * spec.channel_timing.channel_bytes_per_s
-    rate = count * min(flash, spec.link.bytes_per_s) / (cost.layers * cost.token_bytes)
+    """A machine with the same flash without engines: KV data comes from host memory and over the drives' links at once.
+
+    A part of every layer comes from each, prefetched as that from host memory is.
+    """
+    rate = count * min(spec.flash_bytes_per_s, spec.link.bytes_per_s) / (cost.layers * cost.token_bytes)
     return replace(cost, fetch_token_s=1 / (1 / cost.fetch_token_s + rate))

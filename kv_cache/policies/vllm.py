@@ -15,7 +15,7 @@ class Vllm(Policy):
 
     If the next tokens of the running requests need more blocks than there are, the request that came last is preempted:
     its KV data is dropped and prefilled again when it fits (recomputation, vLLM's default). A request that waits is
-    prefilled before others decode.
+    prefilled, whole, before others decode.
     """
 
     tiers = (DEVICE,)

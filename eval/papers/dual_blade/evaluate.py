@@ -138,10 +138,15 @@ def _printed() -> Values:
     return made
 
 
+def runs_on(machine: MachineOptions) -> Runs:
+    """Inferences on a machine, the paper's by default."""
+    model, gpu, host = machine.profiles("opt-6.7b", "rtx5060ti-16gb", "pcie5x8")
+    return Runs(Setup(model=model, gpu=gpu, host=host))
+
+
 def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) -> Evaluation:
     """Run all configurations that claims and comparisons need, and those under more limits that figures need."""
-    model, gpu, host = machine.profiles("opt-6.7b", "rtx5060ti-16gb", "pcie5x8")
-    runs = Runs(Setup(model=model, gpu=gpu, host=host))
+    runs = runs_on(machine)
     with status("configurations under limits"):
         parts = (_printed(), _sizes(runs.setup), _baseline(runs), _prefill(runs), _tensors(runs), _decodes(runs))
         ours = {name: value for part in parts for name, value in part.items()} | {"d21": waf()}

@@ -52,7 +52,7 @@ def recorded_shares(setup: Setup, compressions: Sequence[float], model: Path | N
     Every third layer of a model with many layers is recorded. The default model is SmolLM2-135M if it has been fetched,
     otherwise the shipped one.
     """
-    folder = model or _trained() or CHECKPOINT
+    folder = model or trained() or CHECKPOINT
     loaded, tokenizer = load(folder)
     ids = torch.tensor(tokenizer(TEXT.read_text(encoding="utf-8"), verbose=False)["input_ids"])
     starts = np.linspace(0, ids.numel() - TOKENS, PASSAGES).astype(int)
@@ -69,7 +69,8 @@ def recorded_system(setup: Setup, model: Path) -> InStorage:
     return replace(SPARF, name=name, page_share=shares.by_compression[setup.compression])
 
 
-def _trained() -> Path | None:
+def trained() -> Path | None:
+    """The folder of SmolLM2-135M; None if it has not been fetched."""
     try:
         return find_model(TRAINED)
     except ValueError:

@@ -17,6 +17,7 @@ from csd_link.network import COMMAND_BYTES, COMPLETION_BYTES
 from csd_spec import NAMED, Compression, DriveSpec, SparFParams
 from csd_spec.network import Network
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.sparf import Convention
 from csd_spec.units import ENGINE_UNITS
 from eval.papers.instinfer import steps
 from eval.papers.instinfer.constants import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
@@ -289,7 +290,7 @@ class InStorage:
 
     name: str
     method: str = "dense"
-    convention: str = "paper"
+    convention: Convention = "paper"
     compression: float | None = None  # None: the setup's for what is not dense
     layout: str = "fp16"
     schedule: str = "serial"
@@ -298,17 +299,14 @@ class InStorage:
 
     def simulate(self, setup: Setup, drive: SimulatedDrive) -> dict[str, float]:
         """Seconds of a step by unit on the drive as it is filled now."""
-        params = replace(self, compression=self.compression or setup.compression).budget(
-            drive.length, setup.model.head_dim
-        )
+        params = self.budget(setup.compression, drive.length, setup.model.head_dim)
         share = setup.constants.token_page_share if self.page_share is None else self.page_share
         return drive.step(self.method, params, share, self.schedule, setup.layers)
 
-    def budget(self, tokens: int, head_dim: int) -> SparFParams:
-        """What the method may read of so many tokens; `compression` must be known."""
-        c = 1 if self.method == "dense" else self.compression
-        assert c is not None
-        return Compression(c, self.convention).at(tokens, head_dim)  # type: ignore[arg-type]
+    def budget(self, compression: float, tokens: int, head_dim: int) -> SparFParams:
+        """The method's budget for `tokens` stored tokens. compression: of methods without one of their own."""
+        c = 1 if self.method == "dense" else self.compression or compression
+        return Compression(c, self.convention).at(tokens, head_dim)
 
     def breakdown(self, setup: Setup, batch: int, drives: int, units: dict[str, float]) -> Breakdown:
         """A step's three parts from the drive's units."""

@@ -121,7 +121,6 @@ def _layouts() -> Values:
     for name, tokens in (("o4a", 2048), ("o4b", 16384)):
         costs = A6000.costs([tokens])
         whole[name] = float(costs.fetch[0] / costs.compute[0])
-    whole |= _printed()
     return whole | {"o6a": 2 * 2**30 / Model.load("llama-3-8b").shape.kv_bytes_per_token / 1024}
 
 
@@ -204,7 +203,7 @@ def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) 
     with progress("runs", RUNS * len(SEEDS)) as tick:
         runs = Runs(tick)
         served = {name: _served(runs, name) | _studied(runs, name) for name in ("orbitflow", *BY_LATE)}
-    ours = _layouts() | _figure3() | served["orbitflow"]
+    ours = _layouts() | _printed() | _figure3() | served["orbitflow"]
     columns = {name: served[name] for name in BY_LATE}
     ranges = {name: [ours[f"{name}{low}"], ours[f"{name}{high}"]] for name, low, high in RANGES}
     notes = [

@@ -55,11 +55,6 @@ class Drives:
         """KV heads of the drive that has the most."""
         return -(-self.shape.kv_heads // self.count)
 
-    @property
-    def flash_bytes_per_s(self) -> float:
-        """Of one drive."""
-        return float(self.spec.geometry.channels * self.spec.channel_timing.channel_bytes_per_s)
-
     def layer(self, new: int, prefix: int) -> Layer:
         """New tokens that attend to a prefix: pages once, arithmetic for each query."""
         d, group = self.shape.head_dim, self.shape.q_heads // self.shape.kv_heads
@@ -70,11 +65,13 @@ class Drives:
         kernels = self.spec.engine.kernels
         busy_ns = max(engine.kernel_ns(-(-beats // kernels)), engine.softmax_ns(-(-rows * prefix // kernels)))
         moved_ns = self.spec.link.command_ns + self.spec.link.transfer_ns(rows * (2 * VALUE_BYTES * d + STATE_BYTES))
-        return Layer(flash_s=pages * page / self.flash_bytes_per_s, engine_s=busy_ns * 1e-9, link_s=moved_ns * 1e-9)
+        return Layer(
+            flash_s=pages * page / self.spec.flash_bytes_per_s, engine_s=busy_ns * 1e-9, link_s=moved_ns * 1e-9
+        )
 
     def path(self) -> Path:
         """Loading from the same drives: over their links, as far as their flash goes."""
-        return Path(self.count * min(self.spec.link.bytes_per_s, self.flash_bytes_per_s), layered=True)
+        return Path(self.count * min(self.spec.link.bytes_per_s, self.spec.flash_bytes_per_s), layered=True)
 
     def first_token_s(self, reading: Reading, new: int, prefix: int) -> float:
         """Prefill of new tokens, layer after layer, each with its prefix in drives."""

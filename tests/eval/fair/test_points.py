@@ -18,7 +18,7 @@ from eval.fair.points import (
     points_of_work,
     rates,
 )
-from eval.fair.step_time import drive_units, largest_share, plain_rate, sampled
+from eval.fair.step_time import drive_units, plain_rate, sampled
 from eval.papers.instinfer.systems import BATCHED_DENSE, OURS, SPARF
 
 
@@ -60,9 +60,20 @@ def test_a_plain_ssd_is_as_fast_as_the_narrowest_of_its_ways():
     assert plain_rate(given, 16) == given.host.gpu_link_gb_per_s * 1e9 / 16
 
 
-def test_heads_that_no_drive_can_have_are_refused():
+def test_map_refuses_what_drives_cannot_hold():
     with pytest.raises(ValueError, match="8 KV heads"):
-        largest_share(point().setup.model.shape, 9)
+        point(drives=9)
+    with pytest.raises(ValueError, match="1 drives do not hold them"):
+        point(batch=1024, context=1 << 19)
+
+
+def test_systems_without_room_for_all_tokens_have_no_rate():
+    at = replace(point(), batch=1024).with_context(1 << 19)
+    assert [SYSTEMS[name](at) for name in (CSD, PLAIN, "host")] == [None] * 3
+    decoding = replace(setup(), input=8192, output=8192)  # 1 GiB of a prompt, 2 GiB in the end
+    half = replace(point(), setup=decoding, batch=40)
+    assert SYSTEMS["host"](half) is not None
+    assert SYSTEMS["host"](replace(half, batch=60)) is None
 
 
 @pytest.mark.parametrize(
