@@ -64,7 +64,9 @@ class Base:
         )
         point = Point(setup, METHODS[self.method], self.batch, self.drives)
         if not point.fill.fits:
-            raise ValueError(f"batch = {self.batch}, context = {self.context}: {self.drives} drives do not hold them")
+            raise ValueError(
+                f"batch = {self.batch}, context = {self.context}: more than the drives hold; take more drives"
+            )
         return point
 
 

@@ -12,7 +12,7 @@ from kv_cache.iteration import Iteration
 from kv_cache.policies._stream import stream
 from kv_cache.policies.dual_blade import in_cache
 
-LARGE = 1 << 26  # bytes of a copy, beside which the start of a transfer counts little
+LARGE = 1 << 30  # bytes of a copy whose start and first piece count little
 
 
 def split(it: Iteration, ahead: int = 1, share: float | None = None, feedback: bool = False) -> None:

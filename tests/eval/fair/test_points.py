@@ -63,7 +63,7 @@ def test_a_plain_ssd_is_as_fast_as_the_narrowest_of_its_ways():
 def test_map_refuses_what_drives_cannot_hold():
     with pytest.raises(ValueError, match="8 KV heads"):
         point(drives=9)
-    with pytest.raises(ValueError, match="1 drives do not hold them"):
+    with pytest.raises(ValueError, match="more than the drives hold"):
         point(batch=1024, context=1 << 19)
 
 
