@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from csd_spec.layouts import layout_named
-from eval.fair.step_time import drive_units, in_drives, plain_rate, plain_ssds
-from eval.papers.instinfer.runs import Fill
+from eval.fair.plain_ssd import plain_rate, plain_ssds
+from eval.papers.instinfer.fill import Fill
+from eval.papers.instinfer.runs import run
 from eval.papers.instinfer.systems import BATCHED_DENSE, OURS, InStorage, Setup, paged, room_of
 from eval.papers.profiles import Gpu
 from ftl import maps_of
@@ -38,7 +39,7 @@ class Point:
     @property
     def fill(self) -> Fill:
         """The KV data of the point on its drives."""
-        return Fill(self.setup, (self.system,), self.batch, self.drives)
+        return Fill(self.setup, self.system, self.batch, self.drives)
 
     def with_drive(self, part: str, **changes: Any) -> Point:
         """The point with other values in a part of the drive: `geometry`, `timing` or `engine`."""
@@ -59,7 +60,7 @@ def _in_drives(point: Point) -> float | None:
     """Tokens/s if drives attend; None if they do not hold the KV data."""
     if not point.fill.fits:
         return None
-    return point.batch / in_drives(point.setup, point.system, point.batch, point.drives).step.total_s
+    return point.batch / run(point.fill).step.total_s
 
 
 def _plain(point: Point) -> float | None:
@@ -75,7 +76,7 @@ def _from_host(point: Point) -> float | None:
     setup = point.setup
     if setup.kv_bytes(point.batch, setup.input + setup.output) > setup.host.dram_gib * 2**30:
         return None
-    pages = drive_units(setup, point.system, point.batch, point.drives)["pages"] * point.drives
+    pages = point.fill.steps().pages * point.drives
     seconds = pages * setup.drive.geometry.page_bytes / (setup.host.gpu_link_gb_per_s * GB)
     return point.batch / max(seconds, setup.gpu_s(point.batch))
 
@@ -128,13 +129,13 @@ def _share_in_8_bits(point: Point) -> float:
     form = layout_named(system.layout).form(setup.drive.geometry.page_bytes, share.head_dim, setup.input)
     maps = maps_of(form, 1, share.kv_heads)
     coarse = sum(maps[name].streams * (setup.input // maps[name].per_group) for name in ("scores", "values"))
-    pages = drive_units(setup, system, point.batch, point.drives)["pages"]
+    pages = point.fill.steps().pages
     return max(0.0, 1 - coarse * share.layers * point.batch / pages)
 
 
 def _page_bytes(point: Point) -> float:
     """Bytes of the pages that a step reads in all drives."""
-    pages = drive_units(point.setup, point.system, point.batch, point.drives)["pages"]
+    pages = point.fill.steps().pages
     return pages * point.setup.drive.geometry.page_bytes * point.drives
 
 

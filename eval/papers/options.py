@@ -9,7 +9,7 @@ import typer
 
 from eval.papers.profiles import Gpu, Host, Model
 
-SAMPLED_LAYERS = 10
+SAMPLED_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Simulated:
     """How much of what is wanted is simulated, and by how many."""
 
     all_layers: Annotated[
-        bool, typer.Option("--all-layers", help=f"simulate steps of all layers, not of {SAMPLED_LAYERS}")
+        bool, typer.Option("--all-layers", help="simulate all layers and sequences, not a sample")
     ] = False
     workers: Annotated[int | None, typer.Option(min=1, max=1024, help="processes (default: a core each)")] = None
 

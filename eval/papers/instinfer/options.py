@@ -16,7 +16,7 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome
 from eval.kept import Kept, fingerprint
 from eval.options import RayAddress
-from eval.papers.instinfer.runs import Case, Runs, count_ticks, default_workers, simulate
+from eval.papers.instinfer.runs import Case, Runs, default_workers, plan, simulate
 from eval.papers.instinfer.systems import Setup
 from eval.papers.options import MachineOptions, Simulated, cell
 from eval.papers.profiles import Ssd
@@ -74,7 +74,7 @@ def run(simulated: Simulated, setup: Setup, cases: Sequence[Case], how: Sweep = 
     if how.ray and simulated.workers:
         raise ValueError("--workers and --ray exclude each other: processes of this machine, or a cluster")
     kept = Kept(how.progress_dir and how.progress_dir / f"{fingerprint([setup], [])}.jsonl")
-    with progress("steps, page by page", count_ticks(setup, cases)) as tick:
+    with progress("systems, page by page", len(plan(setup, cases))) as tick:
         runs = simulate(setup, cases, simulated.workers or default_workers(), tick, how.ray, kept)
     kept.close()
     return runs

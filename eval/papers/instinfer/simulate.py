@@ -3,9 +3,7 @@ selections instead of numbers."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -88,12 +86,6 @@ class Pattern(Arithmetic):
         return *self.attend(), np.float32(0)
 
 
-def spread(count: int, layers: int) -> tuple[int, ...]:
-    """`count` of the layers, the middle ones of as many parts of the model; all where there are no more."""
-    count = min(count, layers)
-    return tuple((2 * part + 1) * layers // (2 * count) for part in range(count))
-
-
 class SimulatedDrive:
     """Sequences of one length on one drive. shape: of what it has of a model."""
 
@@ -104,7 +96,6 @@ class SimulatedDrive:
         self.layout = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, context)
         self.handles = self.ftl.create(batch, shape.layers, shape.kv_heads, self.layout)
         self.length = 0
-        self.wall_s = 0.0
 
     def grow(self, length: int) -> float:
         """Append tokens up to `length` to every layer; returns the seconds that programs take, one behind the other."""
@@ -116,28 +107,18 @@ class SimulatedDrive:
         self.length = length
         return (max(ends) - start_ns) / 1e9
 
-    def step(
-        self, method: str, params: SparFParams, page_share: float, schedule: str, layers: Sequence[int]
-    ) -> dict[str, float]:
-        """Seconds of one decode step by unit, and the pages that it reads as "pages".
-
-        Only some layers are read; the others are taken to be like these on average.
-        """
-        began = time.perf_counter()
+    def step(self, method: str, params: SparFParams, page_share: float, schedule: str) -> dict[str, float]:
+        """Seconds of one decode step by unit."""
         pattern = Pattern(page_share, self.layout.n)
         streams = self.batch * self.shape.kv_heads
         q = np.broadcast_to(np.zeros(1, np.float32), (streams, self.shape.group, self.shape.head_dim))
         v_mean = np.broadcast_to(np.zeros(1, np.float32), (streams, self.shape.head_dim))
         units: Counter[str] = Counter()
-        before = self.ftl.counters.read
-        for layer in layers:
+        for layer in range(self.shape.layers):
             queries = Queries.alike(q, params, v_mean, [{} for _ in self.handles])
             step = Step(self.ftl.view(self.handles, layer), self.ftl, queries, arithmetic=pattern)
             METHODS[method](step)
             watch = Stopwatch(self.ftl.timing.idle_ns())
             SCHEDULES[schedule](step.work, self.units, watch)
             units.update(watch.breakdown_ns)
-        self.wall_s += time.perf_counter() - began
-        scale = self.shape.layers / len(layers)
-        seconds = {unit: ns * scale / 1e9 for unit, ns in units.items() if ns}
-        return seconds | {"pages": round((self.ftl.counters.read - before) * scale)}
+        return {unit: ns / 1e9 for unit, ns in units.items() if ns}

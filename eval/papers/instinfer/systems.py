@@ -6,7 +6,8 @@ link, and what the runtime spends for each sequence and layer).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,8 +21,7 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from csd_spec.units import ENGINE_UNITS
 from eval.papers.instinfer import steps
-from eval.papers.instinfer.constants import CACHE, COPIES, FILES, PAGES, RUNTIME, SWAP
-from eval.papers.instinfer.simulate import SimulatedDrive, spread
+from eval.papers.instinfer.constants import CACHE, COPIES, PAGES, RUNTIME
 from eval.papers.machines import overlay
 from eval.papers.options import SAMPLED_LAYERS
 from eval.papers.profiles import Gpu, Host, Model, Ssd
@@ -31,20 +31,19 @@ from kv_cache.policies.flexgen import flexgen as flexgen_policy
 from kv_cache.transfer.simulated import LayerTime
 
 GIB = 2**30
+LENGTHS = 16  # decode steps that are simulated
 SUMS_BYTES = 8  # maximum and sum of a query head's logits
 SWAP_CLUSTER = 8 * 4096  # bytes that Linux swaps in at once (vm.page-cluster = 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What `eval.papers.instinfer.values` fixes, so that it can be varied."""
+    """What `eval.papers.instinfer.constants` gives, so that it can be varied."""
 
     sequence_layer_s: float = RUNTIME.value * 1e-6
     token_page_share: float = PAGES.value
-    file_path: float = FILES.value * 1e9
     cached_path: float = CACHE.value * 1e9
     host_link_share: float = COPIES.value
-    host_kv_copies: float = SWAP.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class Setup:
     """A model on hardware, and its work: `input` tokens of prompt and `output` new ones for each sequence.
 
     network: between the host and the drives of systems that attend in drives; None is none.
-    sampled_layers: how many layers' decode steps are simulated, None for all; stored are all layers, in any case.
+    sampled_layers: how many layers are simulated, and stand for all; None for all, and all sequences.
     """
 
     model: Model
@@ -79,10 +78,10 @@ class Setup:
             raise ValueError(f"sampled_layers = {self.sampled_layers}: at least 1 is needed")
 
     @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers whose decode steps are simulated."""
+    def simulated_layers(self) -> int:
+        """How many layers are simulated."""
         layers = self.model.shape.layers
-        return spread(self.sampled_layers or layers, layers)
+        return min(self.sampled_layers or layers, layers)
 
     def kv_bytes(self, batch: int, tokens: float) -> float:
         """K and V of a batch in the layers that attend to all tokens."""
@@ -122,8 +121,12 @@ class Setup:
 
     @property
     def points(self) -> list[int]:
-        """Those decode steps that are simulated: behind the prompt, at the middle and at the end."""
-        return sorted({int(self.steps[0]), int(self.steps.mean() + 0.5), int(self.steps[-1])})
+        """Those decode steps that are simulated, ascending.
+
+        Of LENGTHS equal parts of decode one step each, at random: equal distances would alias with a layout's groups.
+        """
+        draws = np.random.default_rng(0).random(LENGTHS)
+        return sorted({int(each) for each in self.input + (np.arange(LENGTHS) + draws) * self.output / LENGTHS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ class Result:
     prefill_s: float = 0
     step: Breakdown = Breakdown(0, 0, 0)
     tokens_per_s: float = 0
-    units_s: dict[str, float] | None = None  # of the drive, at the middle step
+    units_s: dict[str, float] | None = None  # of the drive, in the mean step
     realtime_factor: float | None = None  # device seconds over wall seconds of the simulated steps
     simulated_sequences: int | None = None  # on a drive
 
@@ -191,7 +194,8 @@ def deepspeed(setup: Setup, batch: int, drives: int) -> Result:
     Beyond host memory all of it is swapped, a cluster of pages at a time, and what comes in pushes as much out.
     """
     c, model = setup.constants, setup.model
-    held = model.weight_bytes + c.host_kv_copies * setup.kv_bytes(batch, setup.input + setup.output)
+    buffers = 2 * model.layers  # of K and of V of each layer that attends to all tokens
+    held = model.weight_bytes + buffers * pinned_bytes(setup.kv_bytes(batch, setup.input + setup.output) / buffers)
     rate = setup.host.gpu_link_gb_per_s * 1e9 * c.host_link_share
     if held > setup.host.dram_gib * GIB:
         ssd = setup.ssd
@@ -204,6 +208,11 @@ def deepspeed(setup: Setup, batch: int, drives: int) -> Result:
     step = Breakdown(step_s - gpu_s, 0, gpu_s)
     prefill_s = max(setup.prefill_gpu_s(batch), setup.kv_bytes(batch, setup.input) / rate)
     return finish(setup, "DeepSpeed", batch, drives, prefill_s, step)
+
+
+def pinned_bytes(nbytes: float) -> int:
+    """Host memory that PyTorch pins for a buffer: the next power of two (its issues 95823 and 150517)."""
+    return 1 << (math.ceil(nbytes) - 1).bit_length()
 
 
 def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Result:
@@ -226,9 +235,8 @@ def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Resu
     other_s = setup.gpu_s(batch) + read / (gpu.memory_gb_per_s * 1e9) + setup.runtime_s(batch)
     layers = setup.model.shape.layers
     work = LayerTime(1e9 * other_s / layers)
-    machine = steps.files(
-        c.cached_path, c.file_path, int(cache * read / stored)
-    )  # of all that goes round, what is read
+    file_path = 1 / (1 / c.cached_path + 1e-9 / setup.ssd.read_gb_per_s)  # the SSD's read, then the same copies
+    machine = steps.files(c.cached_path, file_path, int(cache * read / stored))  # of all that goes round, what is read
     policy = partial(flexgen_policy, ahead=0)
     total_s = steps.step_s(machine, policy, layers, setup.stored(PAGE_CACHE, batch, read / full), work)
     kv_s = total_s - other_s
@@ -297,18 +305,12 @@ class InStorage:
     batched: bool = False
     page_share: float | None = None  # of token pages; None: the calibrated one
 
-    def simulate(self, setup: Setup, drive: SimulatedDrive) -> dict[str, float]:
-        """Seconds of a step by unit on the drive as it is filled now."""
-        params = self.budget(setup.compression, drive.length, setup.model.head_dim)
-        share = setup.constants.token_page_share if self.page_share is None else self.page_share
-        return drive.step(self.method, params, share, self.schedule, setup.layers)
-
     def budget(self, compression: float, tokens: int, head_dim: int) -> SparFParams:
         """The method's budget for `tokens` stored tokens. compression: of methods without one of their own."""
         c = 1 if self.method == "dense" else self.compression or compression
         return Compression(c, self.convention).at(tokens, head_dim)
 
-    def breakdown(self, setup: Setup, batch: int, drives: int, units: dict[str, float]) -> Breakdown:
+    def breakdown(self, setup: Setup, batch: int, drives: int, units: Mapping[str, float]) -> Breakdown:
         """A step's three parts from the drive's units."""
         engine_s = sum(units.get(unit, 0) for unit in ENGINE_UNITS)
         kv_s = sum(seconds for unit, seconds in units.items() if unit.startswith("flash"))

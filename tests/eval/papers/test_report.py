@@ -33,7 +33,7 @@ def test_the_page_holds_everything(page):
     assert all(f">{claim.id}<" in text for claim in PAPER.claims)
     assert all(f">{each.name}<" in text for each in (*PAPER.calibrated, *PAPER.assumed))
     assert "1 of 2 layers simulated" in text
-    assert "held_out" in text
+    assert "recorded_pages" in text
     assert [path.name for path in page.parent.iterdir()] == ["index.html"]
 
 

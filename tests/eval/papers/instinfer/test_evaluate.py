@@ -22,8 +22,7 @@ def test_every_claim_has_a_row(result):
     json.dumps(result)
     assert [row["id"] for row in result["rows"]] == [*VALUES, "c13"]
     fixed = {row["id"] for row in result["rows"] if row["kind"] == "calibrated"}
-    assert len(result["calibrated"]) == 7
-    assert {each["fixed_by"] for each in result["calibrated"]} - {"c5"} == fixed  # c5: only that swapping begins
+    assert {name for each in result["calibrated"] for name in each["fixed_by"].split(", ")} == fixed
     assert result["methods"]["paged"]["over_instinfer_sparf"] > 1
     assert "layers" not in result  # all were simulated
 
@@ -32,12 +31,12 @@ def test_only_what_was_not_fitted_can_be_an_exception(result):
     """On such a model most claims are off, c5 by far: nothing is swapped at batch 32."""
     exceptions = {each["id"] for each in result["exceptions"]}
     assert {"c5", "c12"} <= exceptions
-    assert not exceptions & {each["fixed_by"] for each in result["calibrated"]} - {"c5"}
+    assert not exceptions & {"c1", "c4", "c6", "c8b", "c8c"}
 
 
 @pytest.mark.parametrize(
     ("claim", "near", "far"),
-    [("c6", 10.5 * 1.14, 10.5 * 1.16), ("c7", 3.11 * 0.86, 3.11 * 0.84), ("c8a", 96.0, 95.8), ("c9c", 76.9, 77.1)],
+    [("c3", 11.1 * 1.14, 11.1 * 1.16), ("c7", 3.11 * 0.86, 3.11 * 0.84), ("c8a", 96.0, 95.8), ("c9c", 76.9, 77.1)],
 )
 def test_shares_are_judged_in_points_and_the_rest_in_percent(claim, near, far):
     (claim,) = (each for each in PAPER.claims if each.id == claim)

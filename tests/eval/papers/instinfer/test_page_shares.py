@@ -17,5 +17,5 @@ def test_page_shares_are_those_of_the_selection():
 
 
 def test_scaled_shares_are_the_papers_at_an_eighth():
-    assert scaled(setup_of(), {2.0: 0.9, 8.0: 0.504, 16.0: 0.25}) == pytest.approx({2: 0.45, 8: 0.252, 16: 0.125})
-    assert scaled(setup_of(), {2.0: 0.9, 8.0: 0.126})[2.0] == 1
+    assert scaled(setup_of(), {2.0: 0.9, 8.0: 0.5, 16.0: 0.25}) == pytest.approx({2: 0.45, 8: 0.25, 16: 0.125})
+    assert scaled(setup_of(), {2.0: 0.9, 8.0: 0.125})[2.0] == 1

@@ -8,7 +8,7 @@ import pytest
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
 from eval.kept import Kept
 from eval.papers.instinfer import runs as simulation
-from eval.papers.instinfer.runs import Case, count_ticks, default_workers, plan, simulate
+from eval.papers.instinfer.runs import Case, default_workers, plan, simulate
 from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF
 from tests.eval.papers.instinfer.setups import in_storage, setup_of, small_setup
 
@@ -20,22 +20,22 @@ def results(runs):
     return [asdict(runs.drive(*key)) | {"realtime_factor": None} for key in keys]  # that is wall time
 
 
-def test_each_is_simulated_once_with_those_that_find_the_same_on_their_drives():
-    fills = [(fill.systems, fill.drives) for fill in plan(small_setup(), CASES)]
-    assert fills == [((DENSE, SPARF), 1), ((PAGED,), 1), ((BATCHED_DENSE,), 1), ((DENSE,), 5)]
+def test_each_is_simulated_once():
+    fills = [(fill.system, fill.drives) for fill in plan(small_setup(), CASES)]
+    assert fills == [(DENSE, 1), (SPARF, 1), (PAGED, 1), (BATCHED_DENSE, 1), (DENSE, 5)]
 
 
 def test_results_are_the_same_in_any_number_of_processes():
     setup, ticks = small_setup(), []
     assert results(simulate(setup, CASES)) == results(simulate(setup, CASES, 2, ticks.append))
-    assert len(ticks) == count_ticks(setup, CASES) == 15
+    assert len(ticks) == len(plan(setup, CASES)) == 5
 
 
 def test_simulate_on_a_cluster_gives_the_same(ray_cluster, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[4]))  # Ray's workers import from here
     setup, ticks = small_setup(), []
     assert results(simulate(setup, CASES)) == results(simulate(setup, CASES, tick=ticks.append, ray="local"))
-    assert len(ticks) == 15
+    assert len(ticks) == 5
 
 
 def test_simulate_after_a_kill_does_the_rest(tmp_path, monkeypatch):
@@ -55,12 +55,12 @@ def test_simulate_after_a_kill_does_the_rest(tmp_path, monkeypatch):
     filled.clear()
     monkeypatch.setattr(simulation, "run", lambda fill, tick: filled.append(fill) or real(fill, tick))
     runs = simulate(setup, CASES, tick=ticks.append, kept=Kept(path))
-    assert len(done) == len(filled) == 2 and not set(done) & set(filled)
-    assert len(ticks) == 15  # kept steps count as done
+    assert len(done) == 2 and len(filled) == 3 and not set(done) & set(filled)
+    assert len(ticks) == 5  # kept steps count as done
     assert results(runs) == results(simulate(setup, CASES))
     filled.clear()
     simulate(replace(setup, input=65), CASES, kept=Kept(path))
-    assert len(filled) == 4  # another prompt is another simulation
+    assert len(filled) == 5  # another prompt is another simulation
 
 
 def test_a_workers_error_is_the_callers():
@@ -74,7 +74,7 @@ def test_there_is_a_worker_at_least():
 
 
 def test_sampled_layers_stand_for_all():
-    """Of 40 layers 10, for the paper's systems and for ours."""
+    """Of 40 layers 2, for the paper's systems and for ours."""
     sampled, every = setup_of(), setup_of(sampled_layers=None)
     both = [in_storage(setup, (DENSE, SPARF, PAGED), 4, 4) for setup in (sampled, every)]
     for some, all_of_them in zip(*both, strict=True):
@@ -82,7 +82,7 @@ def test_sampled_layers_stand_for_all():
             all_of_them.step.total_s, rel=0.01 if some.system == "Paged" else 0.005
         )
         assert some.step.total_s != all_of_them.step.total_s
-        assert some.prefill_s == all_of_them.prefill_s  # all layers are stored
+        assert some.prefill_s == pytest.approx(all_of_them.prefill_s, rel=0.1)  # so few pages end a program later
 
 
 def test_what_does_not_fit_is_judged_by_all_layers():
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_judged_by_all_layers():
         small_setup(40, drive=tight, input=1024, output=1024), [Case((DENSE, PAGED), 16, 1)], tick=(ticks := []).append
     )
     assert "batch = 16 is too much for 1 drives of 0.0086 TB" in runs.drive(DENSE, 16).reason
-    assert len(ticks) == 6
+    assert len(ticks) == 2
     (fits,) = in_storage(small_setup(10, drive=tight, input=1024, output=1024), (DENSE,), 16, 1)
     assert not fits.reason
 

@@ -1,0 +1,138 @@
+"""What a system stores on drives, and the decode steps of one drive, simulated for a sample of sequences and layers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import fmean
+
+from csd_spec import DriveSpec, ModelShape
+from csd_spec.layouts import layout_named, resolve
+from csd_spec.presets import PCIE3_X4_P2P
+from eval.papers.instinfer.simulate import SimulatedDrive
+from eval.papers.instinfer.systems import InStorage, Setup
+from ftl import maps_of
+from host_driver.sharding import share_out
+
+SEQUENCES, SAMPLED_PAGES = 32, 2_000_000  # simulated at most where layers are sampled; the others take the same time
+MOST_PAGES = 160_000_000  # simulated at most otherwise: what a worker can hold
+WITHOUT_SHARE = ("dense", "progressive")  # methods whose pages follow from their budget alone
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Decode steps of the slowest drive.
+
+    Attributes:
+        units_s: Seconds of each unit at each simulated step, of the whole batch and all layers.
+        pages: Pages that the drive reads in the mean step.
+        program_s: Seconds of writing the prompt.
+        realtime_factor: Device seconds over wall seconds of the simulation.
+        sequences: Sequences that were simulated.
+    """
+
+    units_s: tuple[Mapping[str, float], ...]
+    pages: float
+    program_s: float
+    realtime_factor: float
+    sequences: int
+
+    @property
+    def mean_s(self) -> dict[str, float]:
+        """Seconds of each unit in the mean step."""
+        units = dict.fromkeys(unit for each in self.units_s for unit in each)
+        return {unit: fmean(each.get(unit, 0.0) for each in self.units_s) for unit in units}
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """What a system stores on its drives."""
+
+    setup: Setup
+    system: InStorage
+    batch: int
+    drives: int
+
+    @property
+    def share(self) -> ModelShape:
+        """What the slowest drive has, that with the most."""
+        shape = self.setup.model.shape
+        kv_heads, q_heads = max((len(each.kv_heads), len(each.q_heads)) for each in share_out(shape, self.drives))
+        return replace(shape, kv_heads=kv_heads, q_heads=q_heads)
+
+    @property
+    def layout(self) -> str:
+        """The layout in which K and V are stored."""
+        return resolve(self.system.layout, None, bf16=False, latent=self.setup.model.latent).name
+
+    @property
+    def fits(self) -> bool:
+        """Whether the drive has pages for all that is written in the end."""
+        return self.batch * self.share.layers * self._layer_pages <= self.setup.drive.geometry.pages
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that are simulated."""
+        held, most = self._layer_pages * self.setup.simulated_layers, self.batch
+        if self.setup.sampled_layers is None:
+            return min(most, max(1, MOST_PAGES // held))
+        return min(most, SEQUENCES, max(1, SAMPLED_PAGES // held))
+
+    @property
+    def _layer_pages(self) -> int:
+        """That a drive gets of a layer of a sequence."""
+        setup, layout, shape = self.setup, layout_named(self.layout), self.share
+        tokens = setup.input + setup.output
+        form = layout.form(setup.drive.geometry.page_bytes, shape.head_dim, tokens)
+        maps = maps_of(form, 1, shape.kv_heads).values()
+        return sum(each.streams * (tokens // each.per_group) for each in maps if each.programmed)
+
+    def steps(self) -> Steps:
+        """Simulate the decode steps; raises OutOfSpace."""
+        setup, system, drive = self.setup, self.system, self.setup.drive
+        shape = replace(self.share, layers=setup.simulated_layers)
+        scale = self.batch * self.share.layers / (self.sequences * shape.layers)
+        page_share = setup.constants.token_page_share if system.page_share is None else system.page_share
+        alone = replace(
+            system,
+            name="",
+            batched=False,
+            page_share=1.0 if system.method in WITHOUT_SHARE else page_share,
+            compression=system.compression or setup.compression,
+        )
+        cache = round(drive.cache_bytes / scale)
+        dram = max(
+            cache + drive.geometry.page_bytes, round(drive.dram_bytes / scale)
+        )  # rows wait in it for their group
+        spec = replace(
+            drive, link=PCIE3_X4_P2P, cache_bytes=cache, dram_bytes=dram
+        )  # the link changes nothing in a drive
+        lengths = (setup.input, *setup.points, setup.input + setup.output)
+        steps = _simulated(spec, shape, self.sequences, lengths, self.layout, alone)
+        return replace(
+            steps,
+            units_s=tuple({unit: scale * seconds for unit, seconds in each.items()} for each in steps.units_s),
+            pages=scale * steps.pages,
+            program_s=scale * steps.program_s,
+        )
+
+
+@lru_cache(maxsize=1024)
+def _simulated(
+    spec: DriveSpec, shape: ModelShape, sequences: int, lengths: tuple[int, ...], layout: str, system: InStorage
+) -> Steps:
+    """Steps of these sequences and layers alone. lengths: the prompt, tokens stored at each step, and in the end."""
+    assert system.page_share is not None and system.compression is not None
+    prompt, *decoded, context = lengths
+    drive = SimulatedDrive(spec, shape, sequences, context, layout)
+    program_s, units, began = drive.grow(prompt), [], time.perf_counter()
+    before = drive.ftl.counters.read
+    for length in decoded:
+        drive.grow(length)
+        params = system.budget(system.compression, length, shape.head_dim)
+        units.append(drive.step(system.method, params, system.page_share, system.schedule))
+    pages = (drive.ftl.counters.read - before) / len(decoded)
+    device_s = sum(seconds for each in units for seconds in each.values())
+    return Steps(tuple(units), pages, program_s, device_s / (time.perf_counter() - began), sequences)
