@@ -9,8 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from eval.experiment import Outcome
+from eval.papers.leave_one_out import leave_one_out as leave_one_out_of
+from eval.papers.leave_one_out import ticks
 from eval.papers.options import MachineOptions, Simulated, cell
 from eval.papers.paper import Evaluation, Paper, judge
+from vcsd.progress import progress
 from vcsd.tables import table
 
 PAPERS = {  # modules with a `PAPER`, imported when it is requested
@@ -35,6 +38,9 @@ def experiment(
     machine: MachineOptions,
     simulated: Simulated,
     paper: Annotated[Name, typer.Option(help="whose claims")] = Name("instinfer"),
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out", help="also predict each claim from constants fitted to the others")
+    ] = False,
 ) -> Outcome:
     """Compare papers' printed values with our model, by kind: calibrated, derived, predicted, contradicting, ..."""
     results: dict[str, Any] = {}
@@ -48,6 +54,9 @@ def experiment(
         evaluation = each.evaluate(machine, simulated, False)
         results[name] = judge(each, evaluation)
         shown += _shown(each, evaluation, results[name])
+        if leave_one_out:
+            results[name]["leave_one_out"] = found = _left_out(each, PAPERS[name])
+            shown.append(_left_out_line(found))
     return Outcome(results if paper == ALL else results[str(paper)], shown)
 
 
@@ -93,6 +102,23 @@ def _errors(result: dict[str, Any]) -> str:
             f"{result['dof']} constants: median error {result['independent_median_error_percent']:.1f} %"
         )
     return said
+
+
+def _left_out(paper: Paper, module: str) -> dict[str, Any]:
+    with progress(f"{paper.title} with other constants", ticks([paper])) as tick:
+        return leave_one_out_of(paper, module, tick)
+
+
+def _left_out_line(found: dict[str, Any]) -> str:
+    """Leave-one-out errors in a line."""
+    if not found["rows"]:
+        return "left out of the fit: no row is fixed by the others"
+    said = (
+        f"left out of the fit in turn, {len(found['rows'])} rows: median error {found['median_error_percent']:.1f} %, "
+        f"worst {found['worst_error_percent']:.1f} % ({found['worst_row']})"
+    )
+    alone = found["undetermined"]
+    return said + (f"; {', '.join(alone)} alone fix a constant" if alone else "")
 
 
 def _by_source(sources: dict[str, dict[str, Any]]) -> str:

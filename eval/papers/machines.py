@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from csd_spec.checked import value
 from eval.experiment import Outcome
-from eval.papers.paper import Constant
+from eval.papers.paper import FACTORS, Constant
 from eval.papers.profiles import Gpu, Model
 from kv_cache.cost import BASE, CostModel, Overlay
 from nvmevirt_config.document import read_yaml
@@ -68,7 +69,12 @@ class PaperMachine:
 @cache
 def machine_of(paper: str) -> PaperMachine:
     """The machine of a paper; raises ValueError naming file and entry."""
-    return read_yaml(FOLDER / paper.replace("-", "_") / "machine.yaml", PaperMachine)
+    read = read_yaml(FOLDER / paper.replace("-", "_") / "machine.yaml", PaperMachine)
+    overlays = {
+        name: {key: replace(each, value=each.value * FACTORS.get(f"{name}.{key}", 1)) for key, each in entries.items()}
+        for name, entries in read.overlays.items()
+    }
+    return replace(read, overlays=overlays) if FACTORS else read
 
 
 def overlay(paper: str, name: str = "") -> Overlay:
@@ -79,7 +85,7 @@ def overlay(paper: str, name: str = "") -> Overlay:
 def constant(paper: str, entry: str, name: str = "", shown: str = "") -> Constant:
     """An entry of an overlay as a constant of the paper's model. name: of the overlay. shown: of the constant."""
     found = machine_of(paper).overlays[name or paper][entry]
-    return Constant(shown or entry, found.value, found.unit, found.why, found.fixed_by)
+    return Constant(shown or entry, found.value, found.unit, found.why, found.fixed_by, f"{name or paper}.{entry}")
 
 
 def papers() -> list[str]:

@@ -18,15 +18,29 @@ from eval.papers.options import MachineOptions, Simulated
 FOLLOWS = (Kind.DERIVED, Kind.PREDICTED)
 
 
+FACTORS: dict[str, float] = {}  # of constants in this process, by key; set before a paper's modules are imported
+
+
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number that the paper does not give: assumed, or calibrated, fixed by claims of it; why it may be so."""
+    """A number that the paper does not give: assumed, or calibrated, fixed by claims of it; why it may be so.
+
+    key: of FACTORS; by default the name.
+    """
 
     name: str
     value: float
     unit: str
     why: str
     fixed_by: str = ""
+    key: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if self.key:  # the value has been multiplied where it was read
+            return
+        object.__setattr__(self, "key", self.name)
+        if self.key in FACTORS:
+            object.__setattr__(self, "value", self.value * FACTORS[self.key])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,7 @@ class Paper:
         name: As `vcsd eval claims --paper` takes it.
         evaluate: Called with machine, how much is simulated, and whether figures are requested.
         commands: Command that shows our value by id; `vcsd eval claims --paper NAME` for all others.
+        values: Our values alone, where `evaluate` does more than they need.
     """
 
     name: str
@@ -81,6 +96,7 @@ class Paper:
     assumed: Sequence[Constant]
     evaluate: Callable[[MachineOptions, Simulated, bool], Evaluation]
     commands: Mapping[str, str] = field(default_factory=dict)
+    values: Callable[[], Mapping[str, float]] | None = None
 
 
 def judge(paper: Paper, evaluation: Evaluation) -> dict[str, Any]:

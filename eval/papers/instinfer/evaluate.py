@@ -8,9 +8,9 @@ from typing import Any
 
 from eval.papers.claims import claims_of
 from eval.papers.instinfer import figures
-from eval.papers.instinfer.constants import ASSUMED, CALIBRATED
+from eval.papers.instinfer.constants import ASSUMED, CALIBRATED, ENGINE
 from eval.papers.instinfer.options import extent, run, setup_of
-from eval.papers.instinfer.runs import Case, Runs
+from eval.papers.instinfer.runs import Case, Runs, simulate
 from eval.papers.instinfer.systems import (
     BATCHED_DENSE,
     DENSE,
@@ -193,6 +193,17 @@ def evaluate_on(setup: Setup, simulated: Simulated, with_figures: bool) -> Evalu
     return replace(evaluation, sections=figures.sections(runs, shares)) if with_figures else evaluation
 
 
+def values() -> dict[str, float]:
+    """Ours for every claim."""
+    setup = setup_of(MachineOptions(), Simulated())
+    engine = setup.drive.engine
+    rated = replace(engine, kernel_efficiency=min(1.0, ENGINE.value / (engine.kernels * engine.lanes)))
+    setup = replace(setup, drive=replace(setup.drive, engine=rated))
+    cases = [Case((DENSE, SPARF), *place) for place in PLACES]
+    runs = simulate(setup, cases)
+    return _values(runs, runs.host, _drives(runs, {"Dense": DENSE, "SparF": SPARF}))
+
+
 PAPER = Paper(
     name="instinfer",
     title="InstInfer",
@@ -201,4 +212,5 @@ PAPER = Paper(
     assumed=ASSUMED,
     evaluate=evaluate,
     commands=COMMANDS,
+    values=values,
 )

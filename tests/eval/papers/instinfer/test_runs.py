@@ -1,4 +1,7 @@
-"""What is simulated, in how many processes, and what a sample of the layers stands for."""
+"""What is simulated, in how many processes, and what a sample of the layers stands for.
+
+partner of: eval/papers/instinfer/fill.py
+"""
 
 from dataclasses import asdict, replace
 from pathlib import Path
