@@ -11,6 +11,7 @@ from kv_cache.block_table import BlockKey
 from kv_cache.hardware import CSD, DEVICE, DIRECT
 from kv_cache.iteration import Iteration
 
+GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly
 Homes = Callable[[Hashable, int], tuple[str, ...]]
 
 
@@ -24,6 +25,8 @@ def carry_out(it: Iteration) -> None:
     for block in it.blocks_at(DEVICE):
         if _home(it, block) != DEVICE:
             _send(it, block)
+    _spill(it)
+    it.memory["returning"] = _returning(it)
     for layer in it.layers:
         together: dict[tuple[str, ...], list[Hashable]] = {}
         for row in it.batch:
@@ -31,6 +34,37 @@ def carry_out(it: Iteration) -> None:
         for at, rows in sorted(together.items(), key=lambda each: CSD in each[0]):  # what is on its way comes for all
             for group in _groups(it, layer, rows, at):
                 _attend(it, layer, group, at)
+
+
+def _spill(it: Iteration) -> None:
+    """Blocks that the tier below the device lacks room for, since its limit fell, go lower: the last rows' first."""
+    below = it.memory["below"]
+    if it.free_bytes(below) < 0 and it.has_path(below, DIRECT):
+        for block in sorted(it.blocks_at(below), key=lambda each: -_place(it, each)):
+            if it.free_bytes(below) >= 0:
+                break
+            it.move(block, DIRECT)
+
+
+def _place(it: Iteration, block: BlockKey) -> int:
+    """The number of a block's row in the batch; those of others come last."""
+    return it.batch.index(block.request) if block.request in it.batch else len(it.batch)
+
+
+def _returning(it: Iteration) -> set[BlockKey]:
+    """Blocks of the batch in files that the tier below the device has room for again, spread over the layers.
+
+    The others are then read while layers between them come from that tier.
+    """
+    room, returning = it.free_bytes(it.memory["below"]), set[BlockKey]()
+    here = [block for block in it.blocks_at(DIRECT) if block.request in it.batch]
+    blocks = sorted(here, key=lambda each: (each.layer, _place(it, each)))
+    for _, block in sorted(enumerate(blocks), key=lambda each: each[0] * GOLDEN % 1):
+        room -= it.nbytes(block)
+        if room < 0:
+            break
+        returning.add(block)
+    return returning
 
 
 def _groups(it: Iteration, layer: int, rows: list[Hashable], at: tuple[str, ...]) -> list[list[Hashable]]:
@@ -131,7 +165,9 @@ def _send(it: Iteration, block: BlockKey, lower: bool = False) -> None:
             it.move(block, DEVICE)
         return
     below = it.memory["below"] if home == DEVICE else home
-    to = below if it.free_bytes(below) >= it.missing_bytes(block, below) else DIRECT
+    in_files = it.missing_bytes(block, DIRECT) < it.nbytes(block)
+    stays = in_files and below == it.memory["below"] and block not in it.memory["returning"]
+    to = DIRECT if stays or it.free_bytes(below) < it.missing_bytes(block, below) else below
     if to in it.tiers_of(block) or any(it.has_path(tier, to) for tier in it.tiers_of(block)):
         it.move(block, to)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -279,6 +279,10 @@ class ServingCost:
     @property
     def layers(self) -> int:
         return self.compute.layers
+
+    def with_room(self, device_bytes: int) -> ServingCost:
+        """The same machine with other bytes of GPU memory for the KV cache."""
+        return replace(self, room_blocks=max(1, int(device_bytes / (BLOCK_TOKENS * self.layers * self.token_bytes))))
 
     def costs(self, tokens: Sequence[int], grown: int = 0) -> StepCosts:
         """Costs of a decode step.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,10 +16,11 @@ from kv_cache.admission import AdmissionConfig, WaitingQueue
 from kv_cache.block_table import PolicyError
 from kv_cache.cost import ServingCost
 from kv_cache.event_timer import EventTimer
+from kv_cache.hardware import DEVICE, HOST
 from kv_cache.metrics import RunResult
 from kv_cache.planner.problem import Offload, latency_s
 from kv_cache.request import SequenceState
-from kv_cache.scheduler import IterationResult, Policy, SchedulerOutput, SchedulerState, check_output
+from kv_cache.scheduler import IterationResult, Policy, SchedulerOutput, SchedulerState, check_host, check_output
 from kv_cache.trace import Request, Trace
 from kv_cache.transfer.chain import decode_s
 from kv_cache.transfer.sequences import SequenceStore
@@ -82,6 +83,21 @@ class Engine:
         for each in self._everyone():
             if each.number == number:
                 self._leave(each)
+
+    def set_limits(self, limits: Mapping[str, int]) -> None:
+        """Change limits of tiers between two iterations; the policy is asked again before the next one.
+
+        Args:
+            limits: Bytes by tier; other tiers keep their limits.
+        """
+        if DEVICE in limits:
+            self.cost, self._given = (each.with_room(limits[DEVICE]) for each in (self.cost, self._given))
+        self.host_bytes = limits.get(HOST, self.host_bytes)
+        if self.events is not None:
+            self.events.runner.set_limits(limits)
+        if self.store is not None:
+            self.store.set_levels(self.store.levels.with_limits(limits))
+        self.changed = True
 
     def run(self, tick: Callable[[int], object] = lambda done: None) -> RunResult:
         """Serve until no request is left. tick: called now and then with the number of requests that have ended."""
@@ -264,7 +280,8 @@ class Engine:
         most = min(most, steps, self.admission.patience or math.inf, left)
         tokens, beside = [each.num_computed_tokens + 1 for each in decoding], self._chunks(prefills)
         took = decode_s(self.cost, tokens, options, int(most), within_s=until_s - self.now_s, beside=beside)
-        self._check_host(options, [held + took.size - 1 for held in tokens])
+        ends_at = [held + took.size - 1 for held in tokens]
+        check_host(self.policy.name, options, ends_at, self.cost.token_bytes, self.host_bytes)
         ends = self.now_s + np.cumsum(took)
         for each, option, held in zip(decoding, options, tokens, strict=True):
             each.made(ends, took)
@@ -280,15 +297,6 @@ class Engine:
         for each, count in prefills.items():
             self._computed(each, min(count * took.size, each.num_missing_tokens), self.now_s - each.entered_s)
         return IterationResult(float(took.sum()), took.size, "chain")
-
-    def _check_host(self, options: Sequence[Offload], tokens: Sequence[int]) -> None:
-        """Raise PolicyError for layers that host memory does not hold."""
-        away = sum(each.count * held for each, held in zip(options, tokens, strict=True) if not each.in_drives)
-        if away * self.cost.token_bytes > self.host_bytes:
-            raise PolicyError(
-                f"policy {self.policy.name}: host memory is full: {away * self.cost.token_bytes:,.0f} bytes are "
-                f"offloaded, it has {self.host_bytes:,.0f}"
-            )
 
     def _jump(self, decoding: Sequence[SequenceState], prefills: dict[SequenceState, int]) -> IterationResult:
         """One iteration whose KV cache is on the device: the sum of its parts.

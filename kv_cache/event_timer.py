@@ -80,6 +80,8 @@ class EventTimer:
         """
         events, L, memory = self.transfers.events, self.cost.layers, self.runner.memory
         events.run_to(max(events.now_ns, now_s * 1e9))
+        for number in output.preempted:
+            self.forget(number)
         self._prefill_s, self._decoding = dict(prefill_s.items()), len(new) - len(prefill_s)
         tiers = {number: output.tiers(number, L, self._first_block) for number in output.placement}
         memory["homes"] = lambda number, layer: tiers[number][layer] if number in tiers else (HOST,)

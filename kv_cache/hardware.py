@@ -7,7 +7,7 @@ name the same link, so that it is counted once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 DEVICE, HOST, PAGE_CACHE, DIRECT, CSD = "device", "host", "page-cache", "direct", "csd"
@@ -33,6 +33,12 @@ class Tier:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{self.name}: {name} = {value}: must be at least 0")
+
+    def with_limit(self, nbytes: int) -> Tier:
+        """The tier with another limit, bytes: of files behind a bounded page cache, what the kernel keeps in memory."""
+        if self.cache_bytes is not None:
+            return replace(self, cache_bytes=nbytes)
+        return replace(self, limit_bytes=nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +127,12 @@ class Machine:
             if lacking := set(link.contention) - set(machine.links):
                 raise ValueError(f"link {link.name}: there is no link {min(lacking)!r}")
         return machine
+
+    def with_limits(self, limits: Mapping[str, int]) -> Machine:
+        """The machine with other limits of some tiers.
+
+        Args:
+            limits: Bytes by tier. Names that the machine lacks are ignored.
+        """
+        tiers = {name: tier.with_limit(limits[name]) if name in limits else tier for name, tier in self.tiers.items()}
+        return replace(self, tiers=tiers)

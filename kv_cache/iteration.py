@@ -70,6 +70,18 @@ class IterationRunner:
             iteration.over = True
         self.transfers.end()
 
+    def set_limits(self, limits: Mapping[str, int]) -> None:
+        """Change limits of tiers between two iterations.
+
+        Blocks stay where they lie: a tier that holds more than its new limit takes nothing until blocks have left it.
+
+        Args:
+            limits: Bytes by tier. Other tiers keep their limits.
+        """
+        self.machine = self.machine.with_limits(limits)
+        self.table.tiers = self.machine.tiers
+        self.transfers.set_tiers(self.machine.tiers)
+
     def abandon(self) -> None:
         """Nothing more is done in the iteration that is under way, whatever its policy goes on with."""
         if self.now:

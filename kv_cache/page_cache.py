@@ -30,6 +30,14 @@ class PageCache:
         before = self._pieces.pop(piece, 0)
         self._pieces[piece] = max(held, before)
         self.blocks_at += self._pieces[piece] - before
+        self._evict()
+
+    def set_limit(self, limit_bytes: int | None) -> None:
+        """Change how many bytes are kept; None: all."""
+        self.limit_bytes = limit_bytes
+        self._evict()
+
+    def _evict(self) -> None:
         while self.limit_bytes is not None and self.blocks_at > self.limit_bytes:
             self.blocks_at -= self._pieces.popitem(last=False)[1]
 

@@ -100,7 +100,7 @@ class SchedulerState:
         slo_s: Seconds between tokens that are the objective.
         now_s: Modelled time.
         step: Decode steps so far.
-        changed: Whether sequences came or went since the policy was asked last.
+        changed: Whether sequences came or went, or limits of tiers changed, since the policy was asked last.
         mean_tokens: Mean length of the trace's requests.
         first_block: Tokens of a prompt that are computed first, as a block of their own; 0: there is no such block.
         store: Whole sequences in tiers, for policies that take turns.
@@ -253,6 +253,29 @@ def check_output(policy: Policy, output: Any, here: Sequence[SequenceState], lay
             raise PolicyError(f"{who}: {placed.count} layers are offloaded, the model has {layers}")
     if not output.num_scheduled_tokens:
         raise PolicyError(f"{who}: it schedules nobody; None lets all wait")
+
+
+def check_host(
+    name: str, options: Sequence[Offload], tokens: Sequence[int], token_bytes: float, host_bytes: float
+) -> None:
+    """Check that host memory holds the layers that are offloaded to it.
+
+    Args:
+        name: The policy's.
+        options: Offload of each request, (R,).
+        tokens: Cached tokens of each request, (R,).
+        token_bytes: Bytes of the KV cache per token and layer.
+        host_bytes: Bytes of host memory.
+
+    Raises:
+        PolicyError: Host memory is too small.
+    """
+    offloaded = sum(each.count * held for each, held in zip(options, tokens, strict=True) if not each.in_drives)
+    if offloaded * token_bytes > host_bytes:
+        raise PolicyError(
+            f"policy {name}: host memory is full: {offloaded * token_bytes:,.0f} bytes are offloaded, it has "
+            f"{host_bytes:,.0f}"
+        )
 
 
 class LayerPolicy(Policy):

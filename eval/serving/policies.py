@@ -77,7 +77,7 @@ class Given:
         cost = COSTS[self.engine]
         block_bytes = BLOCK_TOKENS * cost.layers * cost.token_bytes
         if self.device_gb is not None:
-            cost = replace(cost, room_blocks=max(1, int(self.device_gb * 1e9 / block_bytes)))
+            cost = cost.with_room(int(self.device_gb * 1e9))
         host, cache = (None if gb is None else int(gb * 1e9) for gb in (self.host_gb, self.page_cache_gb))
         return cost, TierLimits(int(cost.room_blocks * block_bytes), host, cache)
 

@@ -19,6 +19,7 @@ def stream(
     fifo: whether copies of a layer enter their first link one after the other.
     """
     coming: Tickets = {}
+    _leave_device(it, home)
     for layer in it.layers:
         for due in it.layers[layer - it.layers.start :][: ahead + 1]:
             if due not in coming and (due == layer or fits(it, layer, due)):
@@ -28,6 +29,14 @@ def stream(
         for block in it.blocks(layer):
             it.move(block, home(block))
     return coming
+
+
+def _leave_device(it: Iteration, home: Callable[[BlockKey], str]) -> None:
+    """Send blocks home from a device that lacks room for new tokens: its limit fell, or another policy left them."""
+    growth = len(it.parts) * sum(map(it.new_bytes, it.batch))
+    if it.free_bytes(DEVICE) < growth:
+        for block in it.blocks_at(DEVICE):
+            it.move(block, home(block))
 
 
 def fits(it: Iteration, layer: int, due: int) -> bool:

@@ -12,13 +12,15 @@ _MIB = 2**20
 
 
 def auto(it: Iteration) -> None:
-    """Whatever fits the highest tiers moves least; chosen once more where a batch is larger than those before it.
+    """Whatever fits the highest tiers moves least; chosen again for a larger batch, and when a tier's limit changes.
 
     The choice and why are in the memory, "chosen" and "why".
     """
     total = len(it.layers) * it.layer_bytes(max(it.final_tokens, *it.new.values()))
-    if total > it.memory.get("total", -1):
-        it.memory["total"] = total
+    total = max(total, it.memory.get("total", 0))
+    known = total, *map(it.capacity, (DEVICE, HOST, PAGE_CACHE))
+    if known != it.memory.get("known"):
+        it.memory["total"], it.memory["known"] = total, known
         it.memory["chosen"], it.memory["why"] = _choose(it, total)
     match it.memory["chosen"]:
         case "reactive":

@@ -2,6 +2,10 @@
 
 arXiv 2604.26557. What goes round and does not fit a cache of what was read last finds nothing of it: so the cache gets
 only what it can keep, and hits every time.
+
+The paper plans at initialization: the budgeter reads the page cache's budget and Algorithm 1 assigns the layers
+(section IV-A). So n1 is planned for a batch, and again only for a larger one; a limit of the page cache that changes
+later is not seen. `split` sees it.
 """
 
 from __future__ import annotations
@@ -22,16 +26,17 @@ def dual_blade(it: Iteration, ahead: int = 1, margin: int = 0, share: float | No
 
     margin: layers that the cache could keep and does not. share: of all layers in Group 1, instead of by the cache.
     """
-    n1 = it.memory.get("n1")
-    if n1 is None:
-        n1 = it.memory["n1"] = in_cache(it) if share is None else int(share * len(it.layers))
-        n1 = it.memory["n1"] = max(0, n1 - margin)
+    if share is not None:
+        it.memory["n1"] = max(0, int(share * len(it.layers)) - margin)
+    elif len(it.batch) > it.memory.get("requests", 0):
+        it.memory["requests"], it.memory["n1"] = len(it.batch), max(0, in_cache(it) - margin)
+    n1: int = it.memory["n1"]
     group = first_group(it.layers.start + n1)
     pipelined(it, lambda block: PAGE_CACHE if group(block.layer) == 1 else DIRECT, ahead, group)
 
 
 def in_cache(it: Iteration, tokens: int | None = None) -> int:
-    """n1: how many layers the page cache keeps at their final length (section IV-B)."""
+    """n1: how many layers the page cache keeps at their final length (Algorithm 1)."""
     final = max(it.final_tokens, *it.new.values()) if tokens is None else tokens
     return int(min(len(it.layers), it.capacity(PAGE_CACHE) // it.layer_bytes(final)))
 

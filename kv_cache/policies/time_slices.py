@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kv_cache.cost import ServingCost
 from kv_cache.hardware import DEVICE, DIRECT, HOST
 from kv_cache.scheduler import IterationResult, Placement, Policy, SchedulerOutput, SchedulerState
-from kv_cache.transfer.sequences import Kv, Level, SequenceStore
+from kv_cache.transfer.sequences import Kv, Level, Levels, SequenceStore
 
 NOW = 0  # the urgency of what is waited for
 EMA = 0.1  # weight of the newest iteration
@@ -79,6 +79,7 @@ class TimeSlices(Policy):
         self.counts = Counts()
         self.iteration, self.iteration_s, self.active_bytes, self.limit = 0, 0.0, 0, 0
         self._kvs: dict[int, Kv] = {}
+        self._levels: Levels | None = None
         self._busy: deque[tuple[float, dict[Level, float]]] = deque(maxlen=LATE)
 
     # What a policy decides
@@ -103,6 +104,8 @@ class TimeSlices(Policy):
     def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
         if not self.limit:
             self._open(s)
+        if self._levels is not self.store.levels:
+            self._fit_limits()
         for each in s.sequences:
             if each.number not in self._kvs:
                 room = self.store.levels.bytes_of(each.request.tokens + 1)
@@ -126,10 +129,21 @@ class TimeSlices(Policy):
     def _open(self, s: SchedulerState) -> None:
         assert s.store is not None, "time slices need tiers"
         self.store, self.cost, self.iteration_s = s.store, s.cost, s.cost.compute.linear_s()
-        levels = s.store.levels
+
+    def _fit_limits(self) -> None:
+        """Take the store's capacities; after a fall, requests that came last wait and KV caches leave full tiers."""
+        self._levels = levels = self.store.levels
         longest = levels.bytes_of(levels.longest_tokens)
         staged = max(int(self.staging * levels.device_bytes), longest) if self.staging else 0
         self.limit = max(levels.device_bytes - staged, longest)
+        while self.active_bytes > self.limit:
+            self.leave(self.active[-1])
+        for level in (Level.DEVICE, Level.HOST):
+            for kv in reversed(self.queue):
+                if self.store.room(level) >= 0:
+                    break
+                if kv.level is level and kv.move is None:
+                    self._displace(kv, NOW, kv)
 
     def _decide(self) -> None:
         """Who decodes next, and what is copied; if copies wait for each other's room, one KV cache is given up."""

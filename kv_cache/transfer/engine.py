@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kv_cache.block_table import BlockKey, CopyRange, Transfer
-from kv_cache.hardware import Route
+from kv_cache.hardware import Route, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,10 @@ class TransferEngine(Protocol):
 
     def end(self) -> None:
         """The iteration is over when all that was asked for has been computed; copies may go on."""
+        ...
+
+    def set_tiers(self, tiers: Mapping[str, Tier]) -> None:
+        """Limits of tiers have changed."""
         ...
 
     def queued_s(self, route: Route) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from csd_io.queue import aligned
 from kv_cache.block_table import BlockKey, CopyRange, PolicyError, Transfer
-from kv_cache.hardware import Route
+from kv_cache.hardware import Route, Tier
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.frames import CachedFiles, Frame, Store, move
 
@@ -183,6 +183,9 @@ class RealTransfers:
         """A request is over: all of it has been released, and its copies have ended."""
         for store in self.stores.values():
             store.forget(request)
+
+    def set_tiers(self, tiers: Mapping[str, Tier]) -> None:
+        """Nothing to do: frames are allocated one by one, and the kernel limits its page cache itself."""
 
     def queued_s(self, route: Route) -> float:
         return self._pending[route.name] / self._rate.get(route.name, FIRST_GUESS_BPS)

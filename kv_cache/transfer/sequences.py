@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from kv_cache.hardware import DEVICE, HOST
 from kv_cache.request import SequenceState
 
 
@@ -57,6 +59,11 @@ class Levels:
     def rooms(self) -> list[int]:
         """By tier."""
         return [self.device_bytes, self.host_bytes, self.flash_bytes]
+
+    def with_limits(self, limits: Mapping[str, int]) -> Levels:
+        """The same with other capacities of the device and of host memory, bytes by tier."""
+        device, host = limits.get(DEVICE, self.device_bytes), limits.get(HOST, self.host_bytes)
+        return replace(self, device_bytes=max(1, device), host_bytes=max(1, host))
 
     def copy_s(self, by: Level, size: int) -> float:
         """A copy over the link that leads to a tier."""
@@ -175,6 +182,12 @@ class SequenceStore:
 
     def __post_init__(self) -> None:
         self.free = self.levels.rooms()
+
+    def set_levels(self, levels: Levels) -> None:
+        """Change the tiers' capacities. A tier over its new capacity takes nothing until KV caches have left it."""
+        before, self.levels = self.levels.rooms(), levels
+        self.free = [free + now - old for free, now, old in zip(self.free, levels.rooms(), before, strict=True)]
+        self._start()
 
     def size(self, kv: Kv, level: Level) -> int:
         """What K and V take there."""

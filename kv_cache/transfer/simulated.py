@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kv_cache.block_table import BlockKey, CopyRange, Transfer
 from kv_cache.events import Events
-from kv_cache.hardware import Machine, Route
+from kv_cache.hardware import Machine, Route, Tier
 from kv_cache.network import Network
 from kv_cache.page_cache import PageCache
 from kv_cache.transfer.engine import AttendCall
@@ -143,6 +143,10 @@ class SimulatedTransfers:
         """Let all copies and all writing back end."""
         while (next_ns := self.events.next_ns) is not None:
             self.events.run_to(next_ns)
+
+    def set_tiers(self, tiers: Mapping[str, Tier]) -> None:
+        for name, cache in self.caches.items():
+            cache.set_limit(tiers[name].cache_bytes)
 
     def queued_s(self, route: Route) -> float:
         links = self.machine.links

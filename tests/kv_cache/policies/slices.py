@@ -59,7 +59,7 @@ def waiting(name, count, level, **more):
     policy = policy_of(name)
     assert isinstance(policy, TimeSlices)
     policy.slice_tokens, policy.store, policy.cost = 5, SequenceStore(levels), cost(**more)
-    policy.limit, policy.iteration_s = levels.device_bytes, 0.01
+    policy.limit, policy.iteration_s, policy._levels = levels.device_bytes, 0.01, levels
     for request in trace([(15, 5)] * count).requests:
         kv = stored(policy.store, request, levels.bytes_of(20), level)
         policy.queue.append(kv)
