@@ -12,6 +12,8 @@ from functools import cache
 from statistics import NormalDist, median
 from typing import Any
 
+import numpy as np
+
 from eval.papers.claims import Kind, claims_of
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import Evaluation, Paper
@@ -45,9 +47,10 @@ SWEEP = Reading(COMPUTE.value, SWEEP_COPIES.value, SPREAD.value)
 
 
 def reading(ratio: float) -> Reading:
-    """At an oversubscription: as table 5 has it, and in proportion beyond."""
+    """At an oversubscription: as table 5 has it, on lines between its rows, and in proportion beyond."""
     most = max(COPIES)
-    copies = COPIES[int(ratio)].value if ratio in COPIES else COPIES[most].value * (ratio - 1) / (most - 1)
+    between = np.interp(ratio, [1, *COPIES], [0.0, *(each.value for each in COPIES.values())])
+    copies = COPIES[most].value * (ratio - 1) / (most - 1) if ratio > most else float(between)
     return Reading(COMPUTE.value, copies, SPREAD.value)
 
 

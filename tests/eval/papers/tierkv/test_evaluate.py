@@ -5,13 +5,15 @@ partner of: eval/papers/tierkv/constants.py
 
 import json
 
+import numpy as np
 import pytest
 
 from eval.papers.claims import Kind
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import judge
 from eval.papers.profiles import Gpu, Host, Model
-from eval.papers.tierkv.evaluate import PAPER, evaluate, ssd_use
+from eval.papers.tierkv.constants import COPIES
+from eval.papers.tierkv.evaluate import PAPER, K, evaluate, reading, ssd_use, tokens_per_s
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +72,19 @@ def test_another_gpu_moves_what_follows_from_it():
     ours = evaluate(MachineOptions(gpu="a6000"), Simulated(), False).values
     assert ours["t2e"] == pytest.approx(768 / 7)
     assert ours["t5-weights"] == pytest.approx(2 * 8.03 / 0.768, rel=0.001)
+
+
+def test_reading_has_the_values_of_table_5_and_is_in_proportion_beyond():
+    for ratio, copies in COPIES.items():
+        assert reading(ratio).mean_ms == copies.value
+    assert reading(1).mean_ms == 0
+    assert reading(6).mean_ms == pytest.approx(COPIES[5].value * 5 / 4)
+
+
+@pytest.mark.parametrize("window", [0, K])
+def test_reading_is_continuous_and_monotone_in_the_oversubscription(window):
+    ratios = np.linspace(1, 7, 301)
+    times = np.array([reading(ratio).tpot_ms(window) for ratio in ratios])
+    assert np.all(np.diff(times) >= 0)
+    assert np.diff(times).max() < 0.05  # ms in a step of 0.02: table 5 rises by at most 1.9 ms from row to row
+    assert np.all(np.diff([tokens_per_s(each) for each in times]) <= 0)
