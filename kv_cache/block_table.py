@@ -83,6 +83,15 @@ class Block:
     used: int = 0  # the iteration that attended it last
 
 
+@dataclass(slots=True)
+class Selection:
+    """Some tokens of a block, at a tier until the block is attended next."""
+
+    tier: str
+    nbytes: int
+    transfer: Transfer | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class CopyRange:
     """Tokens [first, first + tokens) of a block, from one tier to another, when those in `after` have ended.
@@ -111,6 +120,7 @@ class BlockTable:
         """left: called for a copy that has been given up, with the transfers of those that still use it."""
         self.tiers, self._left = tiers, left
         self.entries: dict[BlockKey, Block] = {}
+        self.selected: dict[BlockKey, Selection] = {}
         self.used: Counter[str] = Counter()
         self.peak: Counter[str] = Counter()
         self._leaving: dict[str, deque[tuple[int, tuple[Transfer, ...]]]] = {name: deque() for name in tiers}
@@ -162,6 +172,28 @@ class BlockTable:
         after = (*waits, *needs, *_pending(here.readers))
         return CopyRange(block, source, target, first, entry.tokens - first, entry.row_bytes, after, needs)
 
+    def select(self, block: BlockKey, source: str, target: str, tokens: int) -> CopyRange:
+        """Take room for some tokens of a block until it is attended next; they are no copy of it."""
+        entry, there = self[block], self._whole(block, source)
+        if block in self.selected or not 0 < tokens <= entry.tokens:
+            raise PolicyError(f"{block}: {tokens} of its {entry.tokens} tokens: select 1 to all of them, once")
+        self._check_attended(block, entry)
+        nbytes = tokens * entry.row_bytes
+        waits, needs = self._take(target, nbytes), tuple(_missing(there.arriving))
+        self.selected[block] = Selection(target, nbytes)
+        return CopyRange(block, source, target, 0, tokens, entry.row_bytes, (*waits, *needs), needs)
+
+    def selecting(self, copy_range: CopyRange, transfer: Transfer) -> None:
+        """Selected tokens are under way."""
+        self.selected[copy_range.block].transfer = transfer
+        source = self[copy_range.block].copies[copy_range.source]
+        source.readers = [*_pending(source.readers), transfer]
+
+    def writing(self, block: BlockKey, tier: str, transfer: Transfer) -> None:
+        """New tokens of a block that was attended by selection are under way to it."""
+        copy = self[block].copies[tier]
+        copy.arriving = [*_missing(copy.arriving), transfer]
+
     def not_begun(self, copy_range: CopyRange) -> None:
         """A transfer cannot begin: its target has what it had before."""
         block, target = copy_range.block, copy_range.target
@@ -189,13 +221,18 @@ class BlockTable:
         self._leave(block, tier)
 
     def attend(self, blocks: Iterable[BlockKey], tier: str, iteration: int) -> list[Transfer]:
-        """They are attended at a tier from now on; begins when the transfers have ended."""
-        if not self._tier(tier).attends:
-            raise PolicyError(f"{tier} does not attend")
+        """They are attended at a tier from now on; begins when the transfers have ended.
+
+        Where the tier does not attend, to what was selected of them.
+        """
         waits: list[Transfer] = []
         wanted = list(blocks)
+        if not self._tier(tier).attends and not all(block in self.selected for block in wanted):
+            raise PolicyError(f"{tier} does not attend")
         for block in wanted:
-            waits += _missing(self._whole(block, tier).arriving)
+            selection = self.selected.get(block)
+            came = [selection.transfer] if selection and selection.transfer else []
+            waits += _missing(came or self._whole(block, tier).arriving)
         for block in wanted:
             self.entries[block].attended += 1
             self.entries[block].used = iteration
@@ -205,6 +242,7 @@ class BlockTable:
         """They are attended no longer."""
         for block in blocks:
             self.entries[block].attended -= 1
+            self._forget_selection(block)
 
     def crop(self, block: BlockKey, tokens: int) -> None:
         """Forget all but the first tokens; nothing of it may be under way."""
@@ -226,6 +264,7 @@ class BlockTable:
         for block in [block for block in self.entries if block.request == request]:
             for tier in list(self.entries[block].copies):
                 self._leave(block, tier)
+            self._forget_selection(block)
             del self.entries[block]
 
     def check(self) -> None:
@@ -235,9 +274,15 @@ class BlockTable:
             assert self.tiers_of(block), f"{block} is nowhere whole"
             for tier, copy in entry.copies.items():
                 held[tier] += copy.tokens * entry.row_bytes
+        for selection in self.selected.values():
+            held[selection.tier] += selection.nbytes
         assert all(held[tier] == self.used[tier] for tier in self.tiers), (held, self.used)
         for name, spec in self.tiers.items():
             assert spec.limit_bytes is None or self.used[name] <= spec.limit_bytes, name
+
+    def _forget_selection(self, block: BlockKey) -> None:
+        if selection := self.selected.pop(block, None):
+            self.used[selection.tier] -= selection.nbytes
 
     def _leave(self, block: BlockKey, tier: str) -> None:
         entry = self.entries[block]

@@ -25,8 +25,8 @@ def carry_out(it: Iteration) -> None:
     for block in it.blocks_at(DEVICE):
         if _home(it, block) != DEVICE:
             _send(it, block)
-    _spill(it)
-    it.memory["returning"] = _returning(it)
+    spill(it)
+    it.memory["returning"] = returning(it)
     for layer in it.layers:
         together: dict[tuple[str, ...], list[Hashable]] = {}
         for row in it.batch:
@@ -36,12 +36,15 @@ def carry_out(it: Iteration) -> None:
                 _attend(it, layer, group, at)
 
 
-def _spill(it: Iteration) -> None:
-    """Blocks that the tier below the device lacks room for, since its limit fell, go lower: the last rows' first."""
+def spill(it: Iteration, need: int = 0) -> None:
+    """Blocks that the tier below the device lacks room for, since its limit fell, go lower: the last rows' first.
+
+    need: Bytes that are free there afterwards.
+    """
     below = it.memory["below"]
-    if it.free_bytes(below) < 0 and it.has_path(below, DIRECT):
+    if it.free_bytes(below) < need and it.has_path(below, DIRECT):
         for block in sorted(it.blocks_at(below), key=lambda each: -_place(it, each)):
-            if it.free_bytes(below) >= 0:
+            if it.free_bytes(below) >= need:
                 break
             it.move(block, DIRECT)
 
@@ -51,20 +54,20 @@ def _place(it: Iteration, block: BlockKey) -> int:
     return it.batch.index(block.request) if block.request in it.batch else len(it.batch)
 
 
-def _returning(it: Iteration) -> set[BlockKey]:
+def returning(it: Iteration, need: int = 0) -> set[BlockKey]:
     """Blocks of the batch in files that the tier below the device has room for again, spread over the layers.
 
-    The others are then read while layers between them come from that tier.
+    The others are then read while layers between them come from that tier. need: Bytes that stay free there.
     """
-    room, returning = it.free_bytes(it.memory["below"]), set[BlockKey]()
+    room, found = it.free_bytes(it.memory["below"]) - need, set[BlockKey]()
     here = [block for block in it.blocks_at(DIRECT) if block.request in it.batch]
     blocks = sorted(here, key=lambda each: (each.layer, _place(it, each)))
     for _, block in sorted(enumerate(blocks), key=lambda each: each[0] * GOLDEN % 1):
         room -= it.nbytes(block)
         if room < 0:
             break
-        returning.add(block)
-    return returning
+        found.add(block)
+    return found
 
 
 def _groups(it: Iteration, layer: int, rows: list[Hashable], at: tuple[str, ...]) -> list[list[Hashable]]:

@@ -109,6 +109,6 @@ class EventTimer:
             seconds += len(decoding) / batch * (step_s / L + (call_s if CSD in call.tiers else 0.0))
         for block in call.blocks:
             if block.request not in self._prefill_s:
-                tokens = self.runner.table[block].tokens
+                tokens = self.runner.table[block].tokens * call.read
                 seconds += tokens * (drive_token_s if call.tiers[block.index] == CSD else token_s / L)
         return LayerTime(1e9 * seconds)

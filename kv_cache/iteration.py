@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from kv_cache.block_table import BlockKey, BlockTable, PolicyError, Transfer
+from kv_cache.block_table import BlockKey, BlockTable, CopyRange, PolicyError, Transfer
 from kv_cache.hardware import DEVICE, Machine, Route
 from kv_cache.transfer.engine import Action, AttendCall, IterationRecord, TransferEngine
 
@@ -237,6 +237,11 @@ class Iteration:
         """Bytes of a tier's files that were read so far, and of these what the page cache had; None: nobody knows."""
         return self._run.transfers.page_cache_hits(tier)
 
+    @property
+    def can_select(self) -> bool:
+        """Whether some tokens of a block can be brought alone."""
+        return self._run.transfers.selects
+
     # What a policy may do
 
     def copy(
@@ -278,11 +283,31 @@ class Iteration:
         numbers = tuple(self._copies[id(each)] for each in before if id(each) in self._copies)
         self._copies[id(transfer)] = len(self.acts)
         self.acts.append(Action("copy", to, block, source, fifo, after=numbers))
-        first, end = route.blocks(copy_range.first * copy_range.row_bytes, self.nbytes(block))
-        counts = run.traffic.setdefault(route.name, Counts())
+        self._count(copy_range, route)
+        return transfer
+
+    def select(self, block: BlockKey, to: str, tokens: int, *, urgency: float = 0.0) -> Transfer:
+        """Bring some tokens of a block to a tier for its next attention, `attend` at the tier where the block lies.
+
+        They are no copy of the block. Its new tokens are born on the device and go to it. In modelled time only.
+        """
+        run = self._open()
+        source = run.table.tiers_of(block)[0]
+        route = run.route(source, to)
+        copy_range = run.table.select(block, source, to, tokens)
+        transfer = run.transfers.begin(copy_range, route, False, urgency)
+        run.table.selecting(copy_range, transfer)
+        self.acts.append(Action("select", to, block, source, tokens=tokens))
+        self._count(copy_range, route)
+        return transfer
+
+    def _count(self, copy_range: CopyRange, route: Route) -> None:
+        """Count a copy as traffic."""
+        row = copy_range.row_bytes
+        first, end = route.blocks(copy_range.first * row, (copy_range.first + copy_range.tokens) * row)
+        counts = self._run.traffic.setdefault(route.name, Counts())
         counts.copies += 1
         counts.bytes += end - first
-        return transfer
 
     def drop(self, block: BlockKey, at: str) -> None:
         """Give up a copy that is not the last whole one."""
@@ -307,11 +332,13 @@ class Iteration:
         rows: Iterable[Hashable] | None = None,
         at: str | tuple[str, ...] = DEVICE,
         method: str = "dense",
+        read: float = 1.0,
     ) -> None:
         """Compute a layer of the batch, or of some of it; its K and V must be at that tier, or on their way.
 
         The new tokens' K and V are born there. at: where rows have several blocks, the tier of each, of which the last
-        one grows; one more than there are begins a block. What comes of blocks is merged.
+        one grows; one more than there are begins a block. What comes of blocks is merged. read: attention takes the
+        time of this share of the tokens.
         """
         run, wanted = self._open(), self.batch if rows is None else tuple(rows)
         tiers = (at,) if isinstance(at, str) else tuple(at)
@@ -327,11 +354,23 @@ class Iteration:
             for block, tier in enumerate(tiers)
             for transfer in run.table.attend([each for each in blocks if each.index == block], tier, self.number)
         ]
-        self.acts.append(Action("attend", tiers=tiers, layer=layer, rows=wanted, method=method))
+        self.acts.append(Action("attend", tiers=tiers, layer=layer, rows=wanted, method=method, read=read))
+        selected = [block for block in blocks if block in run.table.selected]
+        call = AttendCall(layer, wanted, tiers, method, tuple(blocks), tuple(waits), tuple(room), read)
         try:
-            run.transfers.attend(AttendCall(layer, wanted, tiers, method, tuple(blocks), tuple(waits), tuple(room)))
+            run.transfers.attend(call)
         finally:
             run.table.attended(blocks)
+        for block in selected:
+            self._write(block, tiers[block.index])
+
+    def _write(self, block: BlockKey, tier: str) -> None:
+        """New tokens of a block that was attended by selection go from the device to its tier."""
+        run, entry, new = self._run, self._run.table[block], self.new[block.request]
+        route = run.route(DEVICE, tier)
+        copy_range = CopyRange(block, DEVICE, tier, entry.tokens - new, new, entry.row_bytes, (), ())
+        run.table.writing(block, tier, run.transfers.begin(copy_range, route, False, 0.0))
+        self._count(copy_range, route)
 
     def _grow(self, row: Hashable, layer: int, part: str, tiers: tuple[str, ...]) -> list[Transfer]:
         """New tokens of a row, in the last of as many blocks as there are tiers; who still uses their bytes."""

@@ -39,9 +39,11 @@ def replay(
 def _do(t: Iteration, run: IterationRunner, act: Action, after: list[Transfer]) -> Transfer | None:
     """Returns the transfer of a copy."""
     if act.block is None:
-        t.attend(act.layer, act.rows, act.tiers, act.method)
+        t.attend(act.layer, act.rows, act.tiers, act.method, act.read)
     elif act.kind == "copy":
         return t.copy(act.block, act.tier, source=act.source, fifo=act.fifo, after=after)
+    elif act.kind == "select":
+        return t.select(act.block, act.tier, act.tokens)
     elif act.kind == "drop":
         t.drop(act.block, act.tier)
     else:

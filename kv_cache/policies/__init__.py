@@ -17,6 +17,8 @@ from kv_cache.policies.auto import auto
 from kv_cache.policies.dual_blade import dual_blade
 from kv_cache.policies.flexgen import flexgen
 from kv_cache.policies.in_storage import InStorage
+from kv_cache.policies.infinigen import InfiniGen
+from kv_cache.policies.layerkv import LayerKv
 from kv_cache.policies.orbitflow import DeepSpeed, FlexGenHalf, FlexGenPlus, Heuristic, OrbitFlow, SloAware
 from kv_cache.policies.preload import preload
 from kv_cache.policies.reactive import reactive
@@ -44,6 +46,8 @@ POLICIES: dict[str, PolicyLike] = {
     "slo-aware": SloAware,
     "heuristic": Heuristic,
     "vllm": Vllm,
+    "layerkv": LayerKv,
+    "infinigen": InfiniGen,
     "orbitflow": OrbitFlow,
     "orbitflow-strict": partial(OrbitFlow, late=0),
     "ours": partial(OrbitFlow, late=0, drives=True),

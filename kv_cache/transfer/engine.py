@@ -12,7 +12,7 @@ from kv_cache.hardware import Route, Tier
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing that was done: copy, drop, attend, rewrite; and crop and free, between iterations.
+    """One thing that was done: copy, select, drop, attend, rewrite; and crop and free, between iterations.
 
     tier: the target of a copy, else where it was done. tiers: of attention, those of a row's blocks. after: which of
     the iteration's acts are copies that one waits for.
@@ -29,6 +29,7 @@ class Action:
     tokens: int = 0
     tiers: tuple[str, ...] = ()
     after: tuple[int, ...] = ()
+    read: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class AttendCall:
     """Attention of one layer: of which requests, where, and who must have ended before.
 
     tiers: of each row's blocks; new tokens are born at the last. waits: transfers that bring what is attended.
-    until_free: transfers that still use the bytes where new tokens are born.
+    until_free: transfers that still use the bytes where new tokens are born. read: the share of tokens whose time it
+    takes.
     """
 
     layer: int
@@ -55,10 +57,17 @@ class AttendCall:
     blocks: tuple[BlockKey, ...]
     waits: tuple[Transfer, ...]
     until_free: tuple[Transfer, ...] = ()
+    read: float = 1.0
 
 
 class TransferEngine(Protocol):
-    """What carries an iteration out: in modelled time, or with bytes."""
+    """What carries an iteration out: in modelled time, or with bytes.
+
+    selects: Whether it can bring some tokens of a block alone.
+    """
+
+    @property
+    def selects(self) -> bool: ...
 
     def begin(self, copy_range: CopyRange, route: Route, fifo: bool, urgency: float) -> Transfer:
         """Start a copy beside everything else.

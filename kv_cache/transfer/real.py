@@ -84,6 +84,10 @@ class RealTransfers:
             self.frames[key] = self.stores[tier].frame(block, self._capacity(block))
         return self.frames[key]
 
+    @property
+    def selects(self) -> bool:
+        return False
+
     def begin(self, copy_range: CopyRange, route: Route, fifo: bool, urgency: float) -> RealTransfer:
         self._employ(route.name)
         source, target = (

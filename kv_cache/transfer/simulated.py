@@ -85,6 +85,10 @@ class SimulatedTransfers:
         """Modelled time of the model's own work."""
         return self.events.now_ns
 
+    @property
+    def selects(self) -> bool:
+        return True
+
     def begin(self, copy_range: CopyRange, route: Route, fifo: bool, urgency: float) -> SimulatedTransfer:
         copy = SimulatedTransfer(copy_range, route, urgency)
         before = [
