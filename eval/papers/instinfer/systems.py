@@ -191,7 +191,10 @@ def finish(
 def deepspeed(setup: Setup, batch: int, drives: int) -> Result:
     """K and V in host memory, weights streamed with them (ZeRO-Inference).
 
-    Beyond host memory all of it is swapped, a cluster of pages at a time, and what comes in pushes as much out.
+    Beyond host memory all of it is swapped, a cluster of pages at a time, and what comes in pushes as much out. Weights
+    lie in host memory even where the GPU could hold them (section VI-A: ZeRO-Inference is enabled). So OPT-30B swaps from
+    batch 16 on, whatever `host_kv_copies` is: its weights and one copy of KV data exceed 96 GB. `offloaded` is the system
+    whose weights are on the GPU.
     """
     c, model = setup.constants, setup.model
     buffers = 2 * model.layers  # of K and of V of each layer that attends to all tokens

@@ -14,6 +14,7 @@ from eval.papers.instinfer.systems import (
     PAGED,
     SPARF,
     Breakdown,
+    Constants,
     deepspeed,
     flexgen,
     pinned_bytes,
@@ -81,6 +82,14 @@ def test_host_systems_are_what_their_rates_say():
     assert flexgen(setup, 64, 1).step.kv_s == pytest.approx(large / c.cached_path + large / 7e9)
     assert flexgen(setup, 64, 2).tokens_per_s == flexgen(setup, 64, 1).tokens_per_s
     assert "GPU's memory" in flexgen(setup, 128, 1).reason
+
+
+def test_deepspeed_on_opt_30b_swaps_at_batch_16_with_one_copy_of_kv_too():
+    for copies in (1.0, 1.5):
+        setup = setup_of("opt-30b", gpu="a100", constants=Constants(host_kv_copies=copies))
+        assert setup.model.weight_bytes + setup.kv_bytes(16, 2048) > setup.host.dram_gib * 2**30
+        fits, swaps = (deepspeed(setup, batch, 1).step.total_s for batch in (8, 16))
+        assert fits < 5 and swaps > 100
 
 
 def test_a_gpu_that_cannot_hold_the_weights_is_refused():
