@@ -6,6 +6,7 @@ Values are taken as linear in the constants: one evaluation with each calibrated
 from __future__ import annotations
 
 import importlib
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -42,6 +43,11 @@ def values_with(module: str, factors: Mapping[str, float]) -> dict[str, float]:
     return dict(paper.evaluate(MachineOptions(), Simulated(workers=1), False).values)
 
 
+def _quiet() -> None:
+    """Progress of an evaluation is not shown beside that of all."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 def leave_one_out(paper: Paper, module: str, tick: Tick) -> dict[str, Any]:
     """Errors of calibrated and predicted rows, bounds excluded, each left out of the fit.
 
@@ -51,7 +57,7 @@ def leave_one_out(paper: Paper, module: str, tick: Tick) -> dict[str, Any]:
     """
     keys = [each.key for each in paper.calibrated]
     tried: list[dict[str, float]] = [{}, *({key: 1 + STEP} for key in keys)]
-    with ProcessPoolExecutor(cores(), get_context("spawn"), max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(cores(), get_context("spawn"), initializer=_quiet, max_tasks_per_child=1) as pool:
         pending = [pool.submit(values_with, module, factors) for factors in tried]
         found = []
         for each in pending:
@@ -84,7 +90,8 @@ def fit(errors: F64, slopes: F64) -> F64:
     moved: F64 = np.zeros(slopes.shape[1])
     for _ in range(ROUNDS):
         weights = np.sqrt(1 / np.maximum(np.abs(errors + slopes @ moved), LEAST))
-        moved = np.linalg.lstsq(weights[:, None] * slopes, -weights * errors, rcond=SEEN)[0]
+        found = np.linalg.lstsq(weights[:, None] * slopes, -weights * errors, rcond=SEEN)[0]
+        moved = np.asarray(found, np.float64)
     return moved
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import fmean
 
 from csd_spec import DriveSpec, ModelShape
 from csd_spec.layouts import layout_named, resolve
@@ -16,34 +15,28 @@ from eval.papers.instinfer.systems import InStorage, Setup
 from ftl import maps_of
 from host_driver.sharding import share_out
 
-SEQUENCES, SAMPLED_PAGES = 32, 2_000_000  # simulated at most where layers are sampled; the others take the same time
-MOST_PAGES = 160_000_000  # simulated at most otherwise: what a worker can hold
+SAMPLED_PAGES = 1_000_000  # stored by the sequences that are simulated, at most; the others take the same time
+MOST_PAGES = 160_000_000  # the same where all layers are simulated: what a worker can hold
 WITHOUT_SHARE = ("dense", "progressive")  # methods whose pages follow from their budget alone
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Decode steps of the slowest drive.
+    """The mean decode step of the slowest drive: of the whole batch and all layers.
 
     Attributes:
-        units_s: Seconds of each unit at each simulated step, of the whole batch and all layers.
-        pages: Pages that the drive reads in the mean step.
+        units_s: Seconds by unit.
+        pages: Pages that the drive reads.
         program_s: Seconds of writing the prompt.
         realtime_factor: Device seconds over wall seconds of the simulation.
         sequences: Sequences that were simulated.
     """
 
-    units_s: tuple[Mapping[str, float], ...]
+    units_s: dict[str, float]
     pages: float
     program_s: float
     realtime_factor: float
     sequences: int
-
-    @property
-    def mean_s(self) -> dict[str, float]:
-        """Seconds of each unit in the mean step."""
-        units = dict.fromkeys(unit for each in self.units_s for unit in each)
-        return {unit: fmean(each.get(unit, 0.0) for each in self.units_s) for unit in units}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +68,8 @@ class Fill:
     @property
     def sequences(self) -> int:
         """Sequences that are simulated."""
-        held, most = self._layer_pages * self.setup.simulated_layers, self.batch
-        if self.setup.sampled_layers is None:
-            return min(most, max(1, MOST_PAGES // held))
-        return min(most, SEQUENCES, max(1, SAMPLED_PAGES // held))
+        most = MOST_PAGES if self.setup.sampled_layers is None else SAMPLED_PAGES
+        return min(self.batch, max(1, most // (self._layer_pages * self.setup.simulated_layers)))
 
     @property
     def _layer_pages(self) -> int:
@@ -113,7 +104,7 @@ class Fill:
         steps = _simulated(spec, shape, self.sequences, lengths, self.layout, alone)
         return replace(
             steps,
-            units_s=tuple({unit: scale * seconds for unit, seconds in each.items()} for each in steps.units_s),
+            units_s={unit: scale * seconds for unit, seconds in steps.units_s.items()},
             pages=scale * steps.pages,
             program_s=scale * steps.program_s,
         )
@@ -123,16 +114,17 @@ class Fill:
 def _simulated(
     spec: DriveSpec, shape: ModelShape, sequences: int, lengths: tuple[int, ...], layout: str, system: InStorage
 ) -> Steps:
-    """Steps of these sequences and layers alone. lengths: the prompt, tokens stored at each step, and in the end."""
+    """The mean step of these sequences and layers alone. lengths: the prompt, those of the steps, and the last one."""
     assert system.page_share is not None and system.compression is not None
     prompt, *decoded, context = lengths
     drive = SimulatedDrive(spec, shape, sequences, context, layout)
-    program_s, units, began = drive.grow(prompt), [], time.perf_counter()
+    program_s, units, began = drive.grow(prompt), Counter[str](), time.perf_counter()
     before = drive.ftl.counters.read
     for length in decoded:
         drive.grow(length)
         params = system.budget(system.compression, length, shape.head_dim)
-        units.append(drive.step(system.method, params, system.page_share, system.schedule))
+        units.update(drive.step(system.method, params, system.page_share, system.schedule))
     pages = (drive.ftl.counters.read - before) / len(decoded)
-    device_s = sum(seconds for each in units for seconds in each.values())
-    return Steps(tuple(units), pages, program_s, device_s / (time.perf_counter() - began), sequences)
+    factor = sum(units.values()) / (time.perf_counter() - began)
+    mean_s = {unit: seconds / len(decoded) for unit, seconds in units.items()}
+    return Steps(mean_s, pages, program_s, factor, sequences)

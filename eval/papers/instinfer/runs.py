@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from eval.kept import Kept
@@ -121,11 +120,10 @@ def run(fill: Fill, tick: Tick = no_tick) -> Result:
         copies = fill.drives if setup.model.latent else 1
         shipped_s = max(shipped_s, copies * shipped / setup.network.bytes_per_s)
     prefill_s = max(setup.prefill_gpu_s(fill.batch), shipped_s, steps.program_s)  # layer by layer, one under the other
-    parts = [system.breakdown(setup, fill.batch, fill.drives, units) for units in steps.units_s]
-    means = (fmean(getattr(part, each.name) for part in parts) for each in fields(Breakdown))
-    more: dict[str, Any] = {"units_s": steps.mean_s, "realtime_factor": steps.realtime_factor}
+    step = system.breakdown(setup, fill.batch, fill.drives, steps.units_s)
+    more: dict[str, Any] = {"units_s": steps.units_s, "realtime_factor": steps.realtime_factor}
     more["simulated_sequences"] = steps.sequences
-    return finish(setup, system.name, fill.batch, fill.drives, prefill_s, Breakdown(*means), **more)
+    return finish(setup, system.name, fill.batch, fill.drives, prefill_s, step, **more)
 
 
 def default_workers() -> int:

@@ -31,7 +31,7 @@ from kv_cache.policies.flexgen import flexgen as flexgen_policy
 from kv_cache.transfer.simulated import LayerTime
 
 GIB = 2**30
-LENGTHS = 16  # decode steps that are simulated
+LENGTHS = 8  # decode steps that are simulated
 SUMS_BYTES = 8  # maximum and sum of a query head's logits
 SWAP_CLUSTER = 8 * 4096  # bytes that Linux swaps in at once (vm.page-cluster = 3)
 
@@ -192,9 +192,8 @@ def deepspeed(setup: Setup, batch: int, drives: int) -> Result:
     """K and V in host memory, weights streamed with them (ZeRO-Inference).
 
     Beyond host memory all of it is swapped, a cluster of pages at a time, and what comes in pushes as much out. Weights
-    lie in host memory even where the GPU could hold them (section VI-A: ZeRO-Inference is enabled). So OPT-30B swaps from
-    batch 16 on, whatever `host_kv_copies` is: its weights and one copy of KV data exceed 96 GB. `offloaded` is the system
-    whose weights are on the GPU.
+    lie in host memory even where the GPU could hold them (section VI-A: ZeRO-Inference is enabled), so OPT-30B swaps
+    from batch 16 on. `offloaded` is the system whose weights are on the GPU.
     """
     c, model = setup.constants, setup.model
     buffers = 2 * model.layers  # of K and of V of each layer that attends to all tokens

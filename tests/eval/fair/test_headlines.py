@@ -66,7 +66,7 @@ def test_a_headline_without_a_condition_is_refused():
 
 
 def test_ours_over_sparf_is_smaller_where_more_is_equal(monkeypatch):
-    monkeypatch.setattr("eval.papers.instinfer.fill.SEQUENCES", 4)
+    monkeypatch.setattr("eval.papers.instinfer.fill.SAMPLED_PAGES", 100_000)
     setup = setup_of(MachineOptions(), Simulated())
     case = instinfer.Case(setup, page_share=0.5, equal_c=6.0)
     found = instinfer.ratios(case)
