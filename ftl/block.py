@@ -60,13 +60,21 @@ class BlockNamespace(Referrer):
             raise FtlError(f"namespace of {pages} pages: it has {self.pages} and can only grow, to less than 2^32")
         self.map = np.concatenate([self.map, np.full(pages - self.pages, UNMAPPED, np.uint32)])
 
-    def write(self, lpns: I64, data: U8, start_ns: int) -> int:
-        """Write logical pages (N,), each once, with data (N, page_bytes); returns when the last program ends."""
+    def write(self, lpns: I64, data: U8 | None, start_ns: int, writer: Writer | None = None) -> int:
+        """Write logical pages; returns when the last program ends.
+
+        Args:
+            lpns: Logical pages, (N,), each once.
+            data: Their content, (N, page_bytes); None on a drive without payload.
+            start_ns: Simulated time of the command, ns.
+            writer: Placement handle: what one writer fills shares no block with another's data. None: the namespace's.
+        """
         self._check(lpns)
+        writer = writer or self.writer
         store, there = self.store, int(np.count_nonzero(in_flash(self.map[lpns])))
-        turns = self.writer.written + np.arange(lpns.size)  # by turns, so that channels fill alike whatever is written
-        (ppns,) = store.allocate([(self.writer, turns)], start_ns, overwrites=there == lpns.size)
-        finish_ns = store.program(self.writer, ppns, data, tag.block_tags(lpns), start_ns)
+        turns = writer.written + np.arange(lpns.size)  # by turns, so that channels fill alike whatever is written
+        (ppns,) = store.allocate([(writer, turns)], start_ns, overwrites=there == lpns.size)
+        finish_ns = store.program(writer, ppns, data, tag.block_tags(lpns), start_ns)
         old = self.map[lpns]
         self.map[lpns] = ppns
         self.mapped += lpns.size - there

@@ -182,7 +182,7 @@ class Placement:
         rows = min(max(1, -(-ahead // (g.pages_per_block * g.channels))), g.lanes // g.channels)
         if writer.narrow:
             rows = 1
-        elif len(self.open) + g.lanes <= g.blocks // OPEN_SHARE:
+        elif len(self.open) + g.lanes <= g.blocks // OPEN_SHARE <= self.free_blocks:
             rows = g.lanes // g.channels  # there is room to spare: all lanes, for bandwidth
         rows = min(rows, max(0, self.free_blocks - reserve) // g.channels)
         by_channel = [

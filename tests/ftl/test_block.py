@@ -1,10 +1,14 @@
 """The block namespace: an ordinary drive beside the KV groups."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from csd_spec import LAYOUTS
 from ftl import Ftl, FtlError, OutOfSpace, Uncorrectable
+from ftl.flash.nand import Nand
+from ftl.flash.placement import Writer
 
 
 def test_random_overwrites_read_back_also_after_a_restart(small_drive):
@@ -193,3 +197,25 @@ def test_one_page_is_read_as_by_a_read_of_many(small_drive):
     for lpn in (3, 4):
         data, finish_ns = other.blocks.read(np.array([lpn]), now_ns)
         assert ftl.blocks.read_page(lpn, now_ns) == (data[0].tobytes(), finish_ns)
+
+
+def test_writer_shares_no_block_with_another(small_drive):
+    ftl, data = Ftl(small_drive), np.ones((1, small_drive.geometry.page_bytes), np.uint8)
+    ftl.blocks.resize(40)
+    handles = [Writer(small_drive.geometry.channels) for _ in range(2)]
+    for lpn in range(40):
+        ftl.blocks.write(np.array([lpn]), data, 0, handles[lpn % 2])
+    even, odd = (set(ftl.nand.block_of(ftl.blocks.map[start::2]).tolist()) for start in range(2))
+    assert even.isdisjoint(odd)
+
+
+def test_first_record_on_a_full_drive_leaves_blocks_for_its_second_place(small_drive):
+    """Journal extents take a block of each channel then, and not all lanes for bandwidth."""
+    geometry = replace(small_drive.geometry, channels=8, dies_per_channel=4, planes_per_die=2, blocks_per_plane=64)
+    ftl = Ftl(replace(small_drive, geometry=geometry, dram_bytes=1 << 20), Nand(geometry, payload=False))
+    generator = np.random.default_rng(0)
+    objects, pages = 32, geometry.pages // 41  # 28 % over-provisioning
+    ftl.blocks.resize(objects * pages)
+    for number in (*range(objects), *generator.integers(0, objects, 4 * objects)):
+        ftl.blocks.write(np.arange(number * pages, (number + 1) * pages), None, 0)
+    assert ftl.counters.journal > 0
