@@ -79,7 +79,7 @@ class Sequence:
         self.owners[layer] = [*pruned, (owner, -1)]
 
     def expect(self, tokens: int) -> None:
-        """Every layer is likely to grow to `tokens`: the writer opens extents to match."""
+        """Every layer is likely to grow to `tokens`: the writer opens extents for the pages that no layer has yet."""
         stored = (mapped for mapped in self.maps.values() if mapped.programmed)
-        groups = sum(mapped.streams * (tokens // mapped.per_group) for mapped in stored)
-        self.writer.expected_pages = max(self.writer.expected_pages, groups * self.layers)
+        groups = sum(m.streams * (tokens // m.per_group - self.lengths // m.per_group).clip(0).sum() for m in stored)
+        self.writer.expected_pages = max(self.writer.expected_pages, self.writer.written + int(groups))

@@ -1,10 +1,13 @@
 """Forks have what they need of their own."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from csd_spec import LAYOUTS
 from ftl import Ftl
+from ftl.flash.nand import Nand
 
 
 @pytest.mark.parametrize("has_sums", [True, False])
@@ -20,3 +23,16 @@ def test_a_fork_has_sums_of_its_own(small_drive, has_sums):
         return
     child.v_sums[:] = 7
     assert (parent.v_sums == 1).all()
+
+
+def test_fork_expects_pages_of_its_own_alone(small_drive):
+    """What it shares with its parent needs no new blocks: a few tokens more take one block of each channel."""
+    geometry = replace(small_drive.geometry, dies_per_channel=8, blocks_per_plane=4)
+    ftl = Ftl(replace(small_drive, geometry=geometry), Nand(geometry, payload=False))
+    (handle,) = ftl.create(1, 2, 1, LAYOUTS["plain"].paged(geometry.page_bytes, 16, 16))
+    for layer in range(2):
+        ftl.append([handle], layer, np.array([16 * 24]), None, None, 0)
+    child = ftl.sequence(ftl.fork(handle))
+    ftl.append([child.handle], 0, np.array([16]), None, None, 0)
+    assert ftl.sequence(handle).writer.blocks.size > geometry.channels
+    assert child.writer.blocks.size == geometry.channels
