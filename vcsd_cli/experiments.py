@@ -50,6 +50,7 @@ EVAL = {
     "claims": "eval.papers.compare",
     "machine": "eval.papers.machines",
     "ssd": "eval.ssd.ssd",
+    "lifetime": "eval.lifetime.lifetime",
     "tiers": "eval.papers.tierkv.tiers",
     "reuse": "eval.papers.tutti.reuse",
     "prefixes": "eval.papers.tutti.prefixes",

@@ -13,6 +13,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "triviaqa": ("triviaqa_sample.json", "web-dev.json"),
     "orbitflow": ("orbitflow_traces.json",),
     "shakespeare": ("tinyshakespeare.txt",),
+    "mooncake": ("mooncake_conversation.jsonl", "conversation_trace.jsonl"),
 }
 
 

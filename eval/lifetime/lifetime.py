@@ -1,0 +1,291 @@
+"""`vcsd eval lifetime`: wear, energy and money of engines' and our writes, through the FTL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from csd_spec import DriveSpec
+from csd_spec.presets import INSTCSD_OVERLAPPED
+from eval.accuracy.data import find
+from eval.experiment import Outcome
+from eval.lifetime.drive import WARM, Counts, Load, counted_days, dwpd, scaled, years
+from eval.lifetime.energy import BOUNDS, PROGRESSIVE, Prices, Work, constants, decoded_bytes, dollars, joules
+from eval.lifetime.engines import EngineReplay
+from eval.lifetime.ours import OurReplay
+from eval.lifetime.patterns import FILL, PATTERNS
+from eval.lifetime.workload import Day, make_day
+from eval.options import numbers
+from eval.papers.profiles import Model
+from eval.sweep import cores, sweep
+from ftl.errors import OutOfSpace
+from kv_cache.trace import load as load_trace
+from vcsd.options import MAX_SEED
+from vcsd.progress import Tick, progress
+from vcsd.tables import table
+
+LAYOUTS = ("plain", "fp16", "int4", PROGRESSIVE)
+DAYS_A_YEAR = 365.25
+OURS = "ours"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is replayed."""
+
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="requests: Mooncake's JSON lines or Splitwise's CSV (default: Mooncake's in $VCSD_DATA)"),
+    ] = None
+    hours: Annotated[float, typer.Option(min=0.01, max=8784, help="length of the replay")] = 24.0
+    drives: Annotated[int, typer.Option(min=1, max=1024, help="drives that share the traffic")] = 8
+    model: Annotated[str, typer.Option(help="model profile: a name or a YAML file")] = "llama-3-8b"
+    over_provisioning: Annotated[str, typer.Option(help="percent, with commas; all patterns have the first one")] = (
+        "28,12"
+    )
+    streams: Annotated[int, typer.Option(min=1, max=64, help="placement handles (FDP) of the rows that use them")] = 8
+    scale: Annotated[int, typer.Option(min=1, max=4096, help="traffic and blocks of a plane are 1/N")] = 512
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the draws from the trace")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row. name: of an engine, or `ours`. layout: of ours, else ""."""
+
+    name: str
+    layout: str
+    percent: float
+    handles: int = 0
+    discard: bool = False
+
+    @property
+    def placement(self) -> str:
+        """How the drive is told what goes together, and what is deleted."""
+        if self.layout:
+            return "sequences"
+        return f"{self.handles} handles" if self.handles else "discard" if self.discard else "-"
+
+
+def runs(percents: Sequence[float], handles: int) -> list[Run]:
+    """All rows; those that take longest first."""
+    first, *others = percents
+    found = [Run(OURS, layout, first) for layout in LAYOUTS]
+    found += [Run(OURS, PROGRESSIVE, each) for each in others]
+    for each in PATTERNS:
+        found += [Run(each.name, "", percent) for percent in percents]
+        found += [Run(each.name, "", first, handles), Run(each.name, "", first, discard=True)]
+    return found
+
+
+def trace_of(setting: Setting) -> Path:
+    """The file that is replayed; raises ValueError without one."""
+    path = setting.trace or find("mooncake")
+    if path is None:
+        raise ValueError("--trace is missing: name a trace, or a folder with Mooncake's in VCSD_DATA")
+    return path
+
+
+@cache
+def _day(setting: Setting) -> Day:
+    path = trace_of(setting)
+    trace = load_trace(path)
+    if trace.unit != "s":
+        raise ValueError(f"trace {path}: arrivals must be in seconds: use Mooncake's or Splitwise's format")
+    return make_day(trace, setting.hours, 1 / setting.scale, setting.seed)
+
+
+def load_of(setting: Setting, percent: float, spec: DriveSpec = INSTCSD_OVERLAPPED) -> Load:
+    """What one drive is given; raises ValueError for a model whose heads the drives cannot share."""
+    shape = Model.load(setting.model).shape
+    if shape.latent or shape.kv_heads % setting.drives:
+        raise ValueError(f"model {setting.model}: {shape.kv_heads} KV heads: choose --drives that divide them")
+    return Load(
+        scaled(spec, setting.scale), shape, setting.drives, _day(setting), setting.hours, setting.scale, percent
+    )
+
+
+def replay(item: tuple[Run, Setting], tick: Tick) -> Counts:
+    """One row's counts; raises ValueError where the drive has no room for the pattern."""
+    run, setting = item
+    load = load_of(setting, run.percent)
+    try:
+        if run.layout:
+            return OurReplay(run.layout, load).run(tick)
+        pattern = next(each for each in PATTERNS if each.name == run.name)
+        return EngineReplay(pattern, load, run.handles, run.discard).run(tick)
+    except OutOfSpace as error:
+        raise ValueError(
+            f"{run.name} {run.layout or run.placement}, over-provisioning = {run.percent:g}: no room ({error}): "
+            "take more --over-provisioning, fewer --streams, or a smaller --scale"
+        ) from error
+
+
+def row_of(run: Run, counts: Counts, setting: Setting, prices: Prices) -> dict[str, Any]:
+    """A row's figures."""
+    load, model, cycles = load_of(setting, run.percent), Model.load(setting.model), constants().constants["pe_cycles"]
+    least, mean, most = counts.block_erases
+    written = counts.programmed_pages * load.spec.geometry.page_bytes * setting.drives
+    work = Work("in drives" if run.layout else "engine", run.layout, counts, model, load.spec, setting.drives)
+    return {
+        "engine": run.name,
+        "layout": run.layout or "-",
+        "over_provisioning": run.percent,
+        "placement": run.placement,
+        "waf": counts.waf,
+        "dwpd": dwpd(counts, load),
+        "years": years(counts, load, cycles.value),
+        "years_low": years(counts, load, cycles.low),
+        "years_high": years(counts, load, cycles.high),
+        "erases": {"least": least, "mean": mean, "most": most},
+        "p50_read_us": counts.wait_us(50),
+        "p99_read_us": counts.wait_us(99),
+        "reused_percent": 100 * counts.tally.reused_tokens / counts.tally.input_tokens,
+        "bytes_per_reused_token": written / max(1, counts.tally.reused_tokens),
+        "attending_drives": attending_drives(work, load) if run.layout else None,
+    } | energy_of(work, load, prices)
+
+
+def attending_drives(work: Work, load: Load) -> float:
+    """Drives whose channels deliver what all output tokens of the traffic attend to."""
+    rate = decoded_bytes(work, constants().at("value")) * load.scale / (counted_days(load) * 86400)
+    return rate / load.spec.flash_bytes_per_s
+
+
+def energy_of(work: Work, load: Load, prices: Prices) -> dict[str, Any]:
+    """Energy and money of a million output tokens."""
+    found = joules(work)
+    lives = years(work.counts, load, constants().constants["pe_cycles"].value)
+    tokens = load.scale * work.counts.tally.output_tokens / counted_days(load) * DAYS_A_YEAR
+    capacity = load.scale * FILL * load.logical_pages * load.spec.geometry.page_bytes * load.drives
+    return {
+        "joules_per_million_tokens": {bound: found[bound]["total"] for bound in BOUNDS},
+        "joules_by_unit": {bound: {k: v for k, v in found[bound].items() if k != "total"} for bound in BOUNDS},
+        "dollars_per_million_tokens": dollars(work, prices, lives, tokens, capacity),
+    }
+
+
+def offloaded(run: Run, counts: Counts, setting: Setting, prices: Prices) -> list[dict[str, Any]]:
+    """Dense offload to plain SSDs, and the cache in host memory, with the hits and the flash writes of an engine."""
+    load, model = load_of(setting, run.percent), Model.load(setting.model)
+    return [
+        {"kind": kind, "hits_of": run.name}
+        | energy_of(Work(kind, "", counts, model, load.spec, setting.drives), load, prices)
+        for kind in ("plain SSD", "host memory")
+    ]
+
+
+def headline(rows: Sequence[dict[str, Any]], percent: float) -> dict[str, Any]:
+    """Bytes programmed for each reused token: ours, the best and the worst engine, at one over-provisioning."""
+    same = [row for row in rows if row["over_provisioning"] == percent]
+    engines = {f"{r['engine']}, {r['placement']}": r["bytes_per_reused_token"] for r in same if r["engine"] != OURS}
+    best, worst = min(engines, key=engines.__getitem__), max(engines, key=engines.__getitem__)
+    ours = {r["layout"]: r["bytes_per_reused_token"] for r in same if r["engine"] == OURS}
+    return {
+        "over_provisioning": percent,
+        "best_engine": best,
+        "worst_engine": worst,
+        "worst_over_ours": {layout: engines[worst] / each for layout, each in ours.items()},
+        "ours_over_best": {layout: each / engines[best] for layout, each in ours.items()},
+    }
+
+
+def experiment(setting: Setting, prices: Prices) -> Outcome:
+    """Wear, read latency, energy and dollars of serving engines' writes and of ours, replayed through the FTL."""
+    percents = numbers("over-provisioning", setting.over_provisioning, float)
+    chosen = runs(percents, setting.streams)
+    visits = len(load_of(setting, percents[0]).day.visits)
+    with progress("requests", visits * len(chosen)) as tick:
+        counted = sweep(replay, [(run, setting) for run in chosen], cores(), tick)
+    rows = [row_of(run, counts, setting, prices) for run, counts in zip(chosen, counted, strict=True)]
+    base = next(at for at, run in enumerate(chosen) if run.name == PATTERNS[0].name)
+    others = offloaded(chosen[base], counted[base], setting, prices)
+    found = [headline(rows, percent) for percent in percents]
+    scale = load_of(setting, percents[0])
+    result = {
+        "setting": asdict(setting) | {"trace": trace_of(setting).name},
+        "simulated": {
+            "requests": visits,
+            "drive_bytes": scale.spec.geometry.capacity_bytes,
+            "scale": setting.scale,
+            "warm_hours": WARM * setting.hours,
+            "says": "one of the drives, which are alike; 1/scale of its blocks and of the trace's conversations, drawn "
+            "with repetition for each of the trace's durations, each as new content but for system prompts",
+        },
+        "rows": rows,
+        "offload": others,
+        "headline": found,
+        "prices": asdict(prices),
+        "constants": {name: asdict(each) for name, each in constants().constants.items()},
+        "patterns": [asdict(each) for each in PATTERNS],
+    }
+    drives = ", ".join(
+        f"{row['layout']} {row['attending_drives']:,.0f}"
+        for row in rows
+        if row["engine"] == OURS and row["over_provisioning"] == percents[0]
+    )
+    more = f"drives whose channels deliver what decoding at this rate reads, of {setting.drives} here: {drives}"
+    return Outcome(result, [*_shown(rows, others), *map(line_of, found)], notes=(*_NOTES, more))
+
+
+_NOTES = (
+    "ours is compared at unequal error: plain, fp16 and int4 keep all bits of K and V, progressive 8 of 16",
+    "ours writes answers too, since decoding attends to them in the drives; engines write prompts alone",
+    "read latencies: a request's writes are issued at once when it arrives; those of fp16, int4 and progressive are "
+    "upper bounds, since the model keeps lanes idle before a program that waits for rows of its group",
+    "energy has neither idle power nor fans; every constant is in -o json with its source and range",
+)
+
+
+def line_of(found: dict[str, Any]) -> str:
+    """The headline in one line."""
+    layouts = ", ".join(
+        f"{layout} {found['worst_over_ours'][layout]:.2f}x fewer than the worst, {over:.2f}x the best"
+        for layout, over in found["ours_over_best"].items()
+    )
+    return (
+        f"Bytes programmed for each reused token at {found['over_provisioning']:g} % over-provisioning, ours compared "
+        f"with engines (worst {found['worst_engine']}; best {found['best_engine']}): {layouts}"
+    )
+
+
+def _shown(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[Any]:
+    wear = [
+        (
+            row["engine"], row["layout"], f"{row['over_provisioning']:g}", row["placement"], f"{row['waf']:.3f}",
+            f"{row['dwpd']:.1f}", f"{row['years']:.2f} ({row['years_low']:.2f} to {row['years_high']:.2f})",
+            "{least} / {mean:.1f} / {most}".format(**row["erases"]), _time(row["p50_read_us"]),
+            _time(row["p99_read_us"]), f"{row['reused_percent']:.1f}", f"{row['bytes_per_reused_token'] / 1e3:,.0f}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    columns = (
+        "engine", "layout", "OP %", "placement", "WAF", "DWPD", "years", "erases: least / mean / most",
+        "read p50, ms", "p99", "reused %", "kB a reused token",
+    )  # fmt: skip
+    shown = {f"{row['engine']} {row['layout']}": row for row in reversed(rows)} | {
+        each["kind"]: each for each in others
+    }
+    cells = [(name, *_energy(row)) for name, row in shown.items()]
+    names = ("", *(f"{bound}, kJ" for bound in BOUNDS), "largest unit", "$")
+    text = ("engine", "layout", "placement")
+    return [
+        table("Wear of a drive (simulated)", columns, wear, left=text),
+        table("A million output tokens (modelled)", names, cells, left=("", "largest unit")),
+    ]
+
+
+def _energy(row: dict[str, Any]) -> tuple[str, ...]:
+    totals, middle = row["joules_per_million_tokens"], row["joules_by_unit"]["value"]
+    largest = max(middle, key=middle.__getitem__)
+    share = 100 * middle[largest] / sum(middle.values())
+    figures = [f"{totals[bound] / 1e3:,.0f}" for bound in BOUNDS]
+    return (*figures, f"{largest}, {share:.0f} %", f"{row['dollars_per_million_tokens']:.2f}")
+
+
+def _time(us: float | None) -> str:
+    return "-" if us is None else f"{us / 1e3:,.2f}"

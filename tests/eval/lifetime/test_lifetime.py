@@ -1,0 +1,99 @@
+"""`vcsd eval lifetime` on a small trace: all rows and keys, the headline from the rows, and errors in a line."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from eval.lifetime.energy import PROGRESSIVE, Prices
+from eval.lifetime.lifetime import LAYOUTS, OURS, Run, Setting, experiment, headline, load_of, replay, runs
+from eval.lifetime.patterns import PATTERNS
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    """600 conversations an hour, each of two turns of 2,000 tokens and more behind a system prompt."""
+    path = tmp_path_factory.mktemp("lifetime") / "small.jsonl"
+    lines = [
+        {
+            "timestamp": 3000 * (2 * number + turn),
+            "input_length": 2100 + 500 * turn,
+            "output_length": 20,
+            "hash_ids": [0, *(10 * number + at for at in range(1, 5 + turn))],
+        }
+        for number in range(600)
+        for turn in range(2)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return Setting(path, hours=16, over_provisioning="28")
+
+
+@pytest.fixture(scope="module")
+def outcome(setting):
+    return experiment(setting, Prices())
+
+
+def test_rows_have_all_figures(outcome):
+    rows = outcome.result["rows"]
+    assert [row["layout"] for row in rows if row["engine"] == OURS] == list(LAYOUTS)
+    assert {row["engine"] for row in rows} == {OURS, *(each.name for each in PATTERNS)}
+    for row in rows:
+        assert row["waf"] >= 1 and row["dwpd"] > 0
+        assert row["years_low"] < row["years"] < row["years_high"]
+        energy = row["joules_per_million_tokens"]
+        assert 0 < energy["low"] < energy["value"] < energy["high"]
+        assert row["p50_read_us"] <= row["p99_read_us"]
+    assert [each["kind"] for each in outcome.result["offload"]] == ["plain SSD", "host memory"]
+
+
+def test_headline_is_ratio_of_rows(outcome):
+    (found,) = outcome.result["headline"]
+    by_layout = {row["layout"]: row["bytes_per_reused_token"] for row in outcome.result["rows"]}
+    engines = [row["bytes_per_reused_token"] for row in outcome.result["rows"] if row["engine"] != OURS]
+    assert found["worst_over_ours"][PROGRESSIVE] == pytest.approx(max(engines) / by_layout[PROGRESSIVE])
+    assert found["ours_over_best"]["fp16"] == pytest.approx(by_layout["fp16"] / min(engines))
+    assert f"{found['ours_over_best'][PROGRESSIVE]:.2f}x the best" in outcome.shown[-1]
+
+
+def test_result_is_json_and_names_scale_and_sources(outcome):
+    text = json.dumps(outcome.result)
+    assert outcome.result["simulated"]["scale"] == 512
+    assert "with repetition" in text and "Horowitz" in text
+
+
+def test_replay_same_seed_is_same(setting):
+    run = Run("Mooncake", "", 28)
+    assert replay((run, setting), lambda _: None) == replay((run, setting), lambda _: None)
+
+
+def test_runs_have_variants_at_first_over_provisioning():
+    found = [run for run in runs((28, 12), 8) if run.name == "vLLM"]
+    assert [(run.percent, run.placement) for run in found] == [
+        (28, "-"),
+        (12, "-"),
+        (28, "8 handles"),
+        (28, "discard"),
+    ]
+
+
+def test_headline_counts_one_over_provisioning_alone():
+    row = {"engine": OURS, "layout": "plain", "placement": "", "over_provisioning": 28, "bytes_per_reused_token": 2.0}
+    engine = row | {"engine": "x", "bytes_per_reused_token": 4.0}
+    other = engine | {"over_provisioning": 12, "bytes_per_reused_token": 100.0}
+    assert headline([row, engine, other], 28)["worst_over_ours"] == {"plain": 2.0}
+
+
+def test_heads_that_drives_cannot_share_raise(setting):
+    with pytest.raises(ValueError, match="choose --drives that divide them"):
+        load_of(replace(setting, drives=3), 28)
+
+
+def test_missing_trace_raises_with_remedy(monkeypatch):
+    monkeypatch.delenv("VCSD_DATA", raising=False)
+    with pytest.raises(ValueError, match="--trace is missing: name a trace"):
+        experiment(Setting(), Prices())
+
+
+def test_no_room_raises_with_remedy(setting):
+    with pytest.raises(ValueError, match=r"over-provisioning = 1: no room .* take more --over-provisioning"):
+        replay((Run("Mooncake", "", 1), setting), lambda _: None)
