@@ -108,7 +108,8 @@ class Collector:
         assert kept.size == store.placement.valid[block], f"block {block}: {kept.size} pages are referred to"
         if kept.size:
             lanes = kept.astype(np.int64) % store.geometry.lanes
-            (targets,) = store.placement.allocate([(writer, lanes)], 0)
+            of_journal = min(2 * store.geometry.channels, store.reserve // 2)  # without a record nothing is erased
+            (targets,) = store.placement.allocate([(writer, lanes)], of_journal)
             data = nand.read(kept) if nand.payload else None
             numbers = nand.write_numbers[kept] if nand.payload else None
             tags = nand.tags[kept].copy()

@@ -219,3 +219,17 @@ def test_first_record_on_a_full_drive_leaves_blocks_for_its_second_place(small_d
     for number in (*range(objects), *generator.integers(0, objects, 4 * objects)):
         ftl.blocks.write(np.arange(number * pages, (number + 1) * pages), None, 0)
     assert ftl.counters.journal > 0
+
+
+def test_collection_leaves_blocks_for_both_places_of_the_journal(small_drive):
+    """Without a record no block is erased: a drive whose collection took the last ones could not go on."""
+    ftl, channels = Ftl(small_drive, Nand(small_drive.geometry, payload=False)), small_drive.geometry.channels
+    ftl.blocks.resize(40)
+    ftl.blocks.write(np.arange(40), None, 0)
+    other = Writer(channels)
+    while ftl.placement.free_blocks > 2 * channels:
+        ftl.placement.allocate([(other, np.arange(8))], 0)
+    block = int(ftl.nand.block_of(ftl.blocks.map[:1])[0])
+    with pytest.raises(OutOfSpace):
+        ftl.collector._move(block, ftl.collector.writer, 0)
+    assert ftl.placement.free_blocks == 2 * channels
