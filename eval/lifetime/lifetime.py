@@ -141,11 +141,12 @@ def row_of(run: Run, counts: Counts, setting: Setting, prices: Prices) -> dict[s
         "years": years(counts, load, cycles.value),
         "years_low": years(counts, load, cycles.low),
         "years_high": years(counts, load, cycles.high),
+        "years_of_most_worn_block": years(counts, load, cycles.value) * mean / max(1, most),
         "erases": {"least": least, "mean": mean, "most": most},
         "p50_read_us": counts.wait_us(50),
         "p99_read_us": counts.wait_us(99),
         "reused_percent": 100 * counts.tally.reused_tokens / counts.tally.input_tokens,
-        "bytes_per_reused_token": written / max(1, counts.tally.reused_tokens),
+        "bytes_per_reused_token": written / counts.tally.reused_tokens if counts.tally.reused_tokens else None,
         "attending_drives": attending_drives(work, load) if run.layout else None,
     } | energy_of(work, load, prices)
 
@@ -204,7 +205,8 @@ def experiment(setting: Setting, prices: Prices) -> Outcome:
     rows = [row_of(run, counts, setting, prices) for run, counts in zip(chosen, counted, strict=True)]
     base = next(at for at, run in enumerate(chosen) if run.name == PATTERNS[0].name)
     others = offloaded(chosen[base], counted[base], setting, prices)
-    found = [headline(rows, percent) for percent in percents]
+    reuse = all(row["bytes_per_reused_token"] for row in rows)
+    found = [headline(rows, percent) for percent in percents] if reuse else []
     scale = load_of(setting, percents[0])
     result = {
         "setting": asdict(setting) | {"trace": trace_of(setting).name},
@@ -259,7 +261,7 @@ def _shown(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> 
             row["engine"], row["layout"], f"{row['over_provisioning']:g}", row["placement"], f"{row['waf']:.3f}",
             f"{row['dwpd']:.1f}", f"{row['years']:.2f} ({row['years_low']:.2f} to {row['years_high']:.2f})",
             "{least} / {mean:.1f} / {most}".format(**row["erases"]), _time(row["p50_read_us"]),
-            _time(row["p99_read_us"]), f"{row['reused_percent']:.1f}", f"{row['bytes_per_reused_token'] / 1e3:,.0f}",
+            _time(row["p99_read_us"]), f"{row['reused_percent']:.1f}", _kb(row["bytes_per_reused_token"]),
         )
         for row in rows
     ]  # fmt: skip
@@ -289,3 +291,7 @@ def _energy(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _time(us: float | None) -> str:
     return "-" if us is None else f"{us / 1e3:,.2f}"
+
+
+def _kb(nbytes: float | None) -> str:
+    return "-" if nbytes is None else f"{nbytes / 1e3:,.0f}"

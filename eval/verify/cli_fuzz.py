@@ -55,7 +55,7 @@ CUT = (
     "eval.bench.vllm:bench_vllm",
     "eval.accuracy.families:sweep",
     "eval.ssd.ssd:row_of",
-    "eval.lifetime.lifetime:replay",
+    "eval.lifetime.lifetime:sweep",
     "eval.fair.map:rates",
     "eval.fair.recorded:record",
     "eval.fair.orbitflow:headline",

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from eval.lifetime.energy import PROGRESSIVE, Prices
+from eval.lifetime.engines import EngineReplay
 from eval.lifetime.lifetime import LAYOUTS, OURS, Run, Setting, experiment, headline, load_of, replay, runs
 from eval.lifetime.patterns import PATTERNS
+from ftl.errors import OutOfSpace
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,22 @@ def test_missing_trace_raises_with_remedy(monkeypatch):
         experiment(Setting(), Prices())
 
 
-def test_no_room_raises_with_remedy(setting):
-    with pytest.raises(ValueError, match=r"over-provisioning = 1: no room .* take more --over-provisioning"):
+def test_no_room_raises_with_remedy(setting, monkeypatch):
+    def full(self, tick):
+        raise OutOfSpace("0 blocks left")
+
+    monkeypatch.setattr(EngineReplay, "run", full)
+    with pytest.raises(
+        ValueError, match=r"Mooncake -, over-provisioning = 1: no room .* take more --over-provisioning"
+    ):
         replay((Run("Mooncake", "", 1), setting), lambda _: None)
+
+
+def test_trace_without_hashes_has_no_headline(tmp_path):
+    path = tmp_path / "small.csv"
+    rows = [f"{6 * number}.0,{600 + number},20" for number in range(600)]
+    path.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]))
+    result = experiment(Setting(path, hours=2, over_provisioning="28"), Prices()).result
+    assert result["headline"] == []
+    assert {row["bytes_per_reused_token"] for row in result["rows"]} == {None}
+    assert {row["p99_read_us"] for row in result["rows"]} == {None}
