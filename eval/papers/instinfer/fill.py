@@ -119,12 +119,12 @@ def _simulated(
     prompt, *decoded, context = lengths
     drive = SimulatedDrive(spec, shape, sequences, context, layout)
     program_s, units, began = drive.grow(prompt), Counter[str](), time.perf_counter()
-    before = drive.ftl.counters.read
+    pages = 0
     for length in decoded:
         drive.grow(length)
-        params = system.budget(system.compression, length, shape.head_dim)
+        params, before = system.budget(system.compression, length, shape.head_dim), drive.ftl.counters.read
         units.update(drive.step(system.method, params, system.page_share, system.schedule))
-    pages = (drive.ftl.counters.read - before) / len(decoded)
+        pages += drive.ftl.counters.read - before
     factor = sum(units.values()) / (time.perf_counter() - began)
     mean_s = {unit: seconds / len(decoded) for unit, seconds in units.items()}
-    return Steps(mean_s, pages, program_s, factor, sequences)
+    return Steps(mean_s, pages / len(decoded), program_s, factor, sequences)
