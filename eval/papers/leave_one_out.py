@@ -25,7 +25,7 @@ from vcsd.progress import Tick
 
 STEP = 0.05
 FITTED = (Kind.CALIBRATED, Kind.PREDICTED)
-ROUNDS, LEAST = 50, 0.005  # of reweighting, and the error below which a row weighs no more
+ROUNDS, LEAST = 50, 0.005  # of reweighting, and the error below which the weight of a row stays the same
 SEEN = 1e-3  # a relative change of a value in the constants' direction that counts
 
 
@@ -44,7 +44,7 @@ def values_with(module: str, factors: Mapping[str, float]) -> dict[str, float]:
 
 
 def _quiet() -> None:
-    """Progress of an evaluation is not shown beside that of all."""
+    """Hide the progress of a single evaluation; the caller shows that of all."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
@@ -53,7 +53,7 @@ def leave_one_out(paper: Paper, module: str, tick: Tick) -> dict[str, Any]:
 
     Returns:
         Median and worst error, percent, and the row of it; rows by id; `undetermined`: rows that alone fix a constant,
-        so that the others say nothing on them.
+        so that the others do not determine it.
     """
     keys = [each.key for each in paper.calibrated]
     tried: list[dict[str, float]] = [{}, *({key: 1 + STEP} for key in keys)]

@@ -1,4 +1,4 @@
-"""What a system stores on drives, and the decode steps of one drive, simulated for a sample of sequences and layers."""
+"""KV data of a system on its drives, and a decode step of one drive, simulated for a sample of sequences and layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ftl import maps_of
 from host_driver.sharding import share_out
 
 SAMPLED_PAGES = 1_000_000  # stored by the sequences that are simulated, at most; the others take the same time
-MOST_PAGES = 160_000_000  # the same where all layers are simulated: what a worker can hold
+MOST_PAGES = 160_000_000  # the same if all layers are simulated, so that a worker has memory for them
 WITHOUT_SHARE = ("dense", "progressive")  # methods whose pages follow from their budget alone
 
 
@@ -41,7 +41,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """What a system stores on its drives."""
+    """KV data of a system on its drives."""
 
     setup: Setup
     system: InStorage
@@ -50,19 +50,19 @@ class Fill:
 
     @property
     def share(self) -> ModelShape:
-        """What the slowest drive has, that with the most."""
+        """Layers and heads of the slowest drive, the one with the most heads."""
         shape = self.setup.model.shape
         kv_heads, q_heads = max((len(each.kv_heads), len(each.q_heads)) for each in share_out(shape, self.drives))
         return replace(shape, kv_heads=kv_heads, q_heads=q_heads)
 
     @property
     def layout(self) -> str:
-        """The layout in which K and V are stored."""
+        """Name of the layout of the KV data."""
         return resolve(self.system.layout, None, bf16=False, latent=self.setup.model.latent).name
 
     @property
     def fits(self) -> bool:
-        """Whether the drive has pages for all that is written in the end."""
+        """Whether the drive has pages for the last token of every sequence."""
         return self.batch * self.share.layers * self._layer_pages <= self.setup.drive.geometry.pages
 
     @property
@@ -73,7 +73,7 @@ class Fill:
 
     @property
     def _layer_pages(self) -> int:
-        """That a drive gets of a layer of a sequence."""
+        """Pages that a layer of a sequence takes on the slowest drive."""
         setup, layout, shape = self.setup, layout_named(self.layout), self.share
         tokens = setup.input + setup.output
         form = layout.form(setup.drive.geometry.page_bytes, shape.head_dim, tokens)
