@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> Table:
@@ -13,10 +15,34 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], lef
     made = Table(title=title, title_justify="left")
     for column in columns:
         text = column in (left or columns[:1])
-        made.add_column(column, justify="left" if text else "right", no_wrap=text and not left)
+        made.add_column(column, justify="left" if text else "right", no_wrap=not text or not left)
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def parts(shown: Any) -> Iterator[Any]:
+    """Tables and lines of which something is made that Rich prints."""
+    if hasattr(shown, "__rich__"):
+        shown = shown.__rich__()
+    if isinstance(shown, Group):
+        for each in shown.renderables:
+            yield from parts(each)
+    else:
+        yield shown
+
+
+def tab_separated(shown: Table) -> str:
+    """A table as lines of cells between tabs: its title, its columns and its rows."""
+    lines = [_plain(shown.title)] if shown.title else []
+    lines.append("\t".join(_plain(column.header) for column in shown.columns))
+    lines += ["\t".join(map(_plain, row)) for row in zip(*(column.cells for column in shown.columns), strict=True)]
+    return "\n".join(lines)
+
+
+def _plain(cell: Any) -> str:
+    text = Text.from_markup(cell) if isinstance(cell, str) else cell
+    return " ".join(str(text).split())
 
 
 def flat_table(title: str, result: dict[str, Any]) -> Table:

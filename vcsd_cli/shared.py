@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from itertools import chain
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 from vcsd.progress import err
-from vcsd.tables import flat_table
+from vcsd.tables import flat_table, parts, tab_separated
 
 __all__ = [
     "ATTENTION_HELP",
@@ -44,9 +46,29 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
+WIDEST = 10_000  # characters of a table
+
+
+class Results(Console):
+    """Standard output for results: no figure of a table is cut, and without a terminal tables are tab-separated."""
+
+    def print(self, *objects: Any, **given: Any) -> None:
+        for each in chain.from_iterable(map(parts, objects)):
+            if not isinstance(each, Table):
+                super().print(each, **given)
+            elif self.is_terminal:  # which wraps lines that are too long; Rich would cut figures
+                width = self.width
+                least = Measurement.get(self, self.options.update(width=WIDEST), each).minimum
+                self.width = max(width, least + len(each.columns))  # Rich rounds widths of columns down
+                super().print(each, **given)
+                self.width = width
+            else:
+                self.file.write(f"{tab_separated(each)}\n")  # Rich would expand tabs
+
+
 def stdout() -> Console:
-    """For results: as wide as the terminal, or wide enough for a table where there is none."""
-    return Console(width=None if sys.stdout.isatty() else 120, emoji=False)
+    """Standard output for results."""
+    return Results(emoji=False)
 
 
 class Output(StrEnum):
