@@ -51,6 +51,7 @@ EVAL = {
     "machine": "eval.papers.machines",
     "ssd": "eval.ssd.ssd",
     "lifetime": "eval.lifetime.lifetime",
+    "fleet": "eval.fleet.fleet",
     "tiers": "eval.papers.tierkv.tiers",
     "reuse": "eval.papers.tutti.reuse",
     "prefixes": "eval.papers.tutti.prefixes",

@@ -56,6 +56,8 @@ CUT = (
     "eval.accuracy.families:sweep",
     "eval.ssd.ssd:row_of",
     "eval.lifetime.lifetime:sweep",
+    "eval.fleet.fleet:calibrate",
+    "eval.fleet.fleet:serve",
     "eval.fair.map:rates",
     "eval.fair.recorded:record",
     "eval.fair.orbitflow:headline",

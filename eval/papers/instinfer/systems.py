@@ -324,7 +324,7 @@ class InStorage:
         halves = 2 if self.batched else 1
         commands = halves * layers
         gpu_s, link_s = setup.gpu_s(batch / halves) * halves, layers * per_layer
-        network_s = layers * _network_s(setup, batch, drives, halves) if setup.network else 0.0
+        network_s = layers * crossing_s(model, setup.network, batch, drives, halves) if setup.network else 0.0
         if self.batched:  # a command and its bytes are the drives' time, the host's work goes on for the other half
             runtime_s = commands * setup.constants.sequence_layer_s
             link_s += commands * 2 * link.command_ns / 1e9
@@ -340,17 +340,16 @@ class InStorage:
         return replace(parts, hidden_s=hidden_s, runtime_s=runtime_s, link_s=link_s, network_s=network_s)
 
 
-def _network_s(setup: Setup, batch: int, drives: int, commands: int) -> float:
+def crossing_s(model: Model, network: Network, batch: int, drives: int, commands: int) -> float:
     """Seconds that q, k, v of a layer to all drives, and outputs back, take over the port that all drives share.
 
     Args:
-        setup: The model and the network.
+        model: The model.
+        network: The port's.
         batch: Number of sequences.
         drives: Number of drives.
         commands: Commands that a drive gets for the layer.
     """
-    model, network = setup.model, setup.network
-    assert network is not None
     kv_rows = drives if model.latent else 2 * model.kv_heads  # a latent row goes to every drive
     out_bytes = 2 * batch * (model.q_heads + kv_rows) * model.head_dim + commands * drives * COMMAND_BYTES
     in_bytes = batch * model.q_heads * (2 * model.head_dim + SUMS_BYTES) + commands * drives * COMPLETION_BYTES
