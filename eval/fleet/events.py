@@ -1,8 +1,8 @@
 """Requests on hosts with drives: arrivals, prefills, decode steps of a batch, completions. Compiled.
 
-A host prefills a waiting request as soon as a group of its drives has a free slot, and decodes the whole batch
-otherwise. A decode step takes the GPU's time, the link's, the network's, and that of the slowest group, one after the
-other. Work between arrivals runs step by step: a step is a sum over the batch.
+A host prefills a waiting request if a group of its drives has a free slot, and decodes a step of the whole batch before
+the next prefill: neither waits for the other for long. A decode step takes the GPU's time, the link's, the network's,
+and that of the slowest group, one after the other. Time goes on step by step, since a step is a sum over the batch.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class _State(NamedTuple):
     now_s: F64
     spent_s: F64  # by resource, (hosts, resources)
     load: I64  # prompt tokens of requests that have not ended
+    is_decoded: I64  # 0 after a prefill, until a step
     members: I64  # sequences of a group, (hosts, groups)
     tokens: I64
     left: I64
@@ -164,11 +165,15 @@ def _decode(s: Any, requests: Any, costs: Any, host: int) -> None:
 def _advance(s: Any, requests: Any, costs: Any, host: int, until_s: float) -> None:
     """Let a host work until the first step that ends at `until_s` or later."""
     while s.now_s[host] < until_s:
-        group = _free_group(s, host) if s.queue[host, 0] >= 0 else -1
+        is_working = s.members[host].sum() > 0
+        may_admit = s.queue[host, 0] >= 0 and (s.is_decoded[host] or not is_working)
+        group = _free_group(s, host) if may_admit else -1
         if group >= 0:
             _prefill(s, requests, host, group)
-        elif s.members[host].sum():
+            s.is_decoded[host] = 0
+        elif is_working:
             _decode(s, requests, costs, host)
+            s.is_decoded[host] = 1
         else:
             s.spent_s[host, IDLE] += until_s - s.now_s[host]
             s.now_s[host] = until_s
@@ -209,6 +214,7 @@ def serve(requests: Requests, costs: Costs, hosts: int, groups: int, slots: int,
         now_s=np.zeros(hosts),
         spent_s=np.zeros((hosts, len(RESOURCES))),
         load=np.zeros(hosts, np.int64),
+        is_decoded=np.ones(hosts, np.int64),
         members=np.zeros((hosts, groups), np.int64),
         tokens=np.zeros(slots_of, np.int64),
         left=np.zeros(slots_of, np.int64),
