@@ -2,9 +2,10 @@
 
     layer_s = command_s + transfer x max over sequences i of (flash_s(0..i) + tail_s(i)), or the engine's time if longer
 
-flash_s(0..i): KV data of all heads of the sequences up to i, at the rate of the drive's channels. tail_s(i): arithmetic
-of one head of sequence i on one kernel, which begins when the head's pages have come. Both follow from the data sheet;
-command_s and transfer are fitted to the full emulator (`eval.fleet.calibrate`).
+flash_s(0..i): KV data of all heads of the sequences up to i, at the rate of the drive's channels. tail_s(i): what one
+head of sequence i takes on one kernel after its last page has come: the sum of its values, and the part of its logits
+that the transfer of its values does not hide. Both follow from the data sheet; command_s and transfer are fitted to the
+full emulator (`eval.fleet.calibrate`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from csd_spec.checked import value
 from nvmevirt_config.document import read_yaml
 
 SHIPPED = Path(__file__).parent / "coefficients.yaml"
-KERNELS_OF_STEP = 2  # logits, and the sum of values
 VALUES = 2  # K and V
 FP16_BYTES = 2
 NotNegative = Annotated[float, Field(ge=0)]
@@ -73,7 +73,7 @@ class Rates:
     Attributes:
         flash_s: For each stored token of its sequences, all heads of the drive.
         engine_s: The same, arithmetic on all kernels.
-        tail_s: For each token of a sequence: one head on one kernel.
+        tail_s: For each token of a sequence: one head on one kernel, after its pages have come.
     """
 
     flash_s: float
@@ -85,9 +85,10 @@ class Rates:
         """A drive with some heads of a model."""
         engine, group = spec.engine, shape.q_heads // shape.kv_heads
         beats = -(-shape.head_dim // engine.lanes) * group
-        tail_s = beats / engine.kernel_efficiency / engine.clock_hz
-        flash_s = VALUES * FP16_BYTES * shape.head_dim * kv_heads / spec.flash_bytes_per_s
-        return cls(flash_s, KERNELS_OF_STEP * kv_heads * tail_s / engine.kernels, tail_s)
+        pass_s = beats / engine.kernel_efficiency / engine.clock_hz  # of K or of V, for a token of one head
+        v_flash_s = FP16_BYTES * shape.head_dim / spec.flash_bytes_per_s
+        flash_s, engine_s = VALUES * kv_heads * v_flash_s, VALUES * kv_heads * pass_s / engine.kernels
+        return cls(flash_s, engine_s, pass_s + max(0.0, pass_s - v_flash_s))
 
     def chain_s(self, tokens: Sequence[int]) -> float:
         """What `transfer` multiplies, for sequences of these lengths."""

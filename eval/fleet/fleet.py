@@ -28,7 +28,7 @@ from vcsd.options import MAX_SEED
 from vcsd.tables import flat_table, table
 
 SWEEP_HOURS = 1.0
-SWEEP_REQUESTS = 8192  # that wait on a host
+SWEEP_REQUESTS = 1 << 16  # that wait on a host
 MAX_DRIVES, EXTRAPOLATED = 1024, 1 << 16  # drives of an option, and of the sweep while scaling has not ended
 LEAST_GAIN = 1.25  # tokens/s of twice the drives; with less, scaling has ended
 NO_NETWORK = "none"
@@ -140,11 +140,14 @@ def figures(served: Served, arrivals: Arrivals, seconds: float) -> dict[str, Any
 
 
 def bound_of(served: Served) -> str:
-    """The resource that takes most of the time that hosts work; `arrivals` if they are idle for most of it."""
+    """The resource that takes most of the time that hosts work; `arrivals` if they are idle most of the time."""
     spent = served.spent_s.sum(axis=0)
-    if spent[IDLE] > spent.sum() / 2:
-        return "arrivals"
-    return RESOURCES[1 + int(spent[IDLE + 1 :].argmax())]
+    return "arrivals" if spent[IDLE] > spent.sum() / 2 else busiest(served)
+
+
+def busiest(served: Served) -> str:
+    """The same without time that hosts are idle."""
+    return RESOURCES[1 + int(served.spent_s.sum(axis=0)[IDLE + 1 :].argmax())]
 
 
 def _percentiles(values: np.ndarray) -> dict[str, float | None]:
@@ -169,7 +172,7 @@ def sweep(setting: Setting, machine: Machine, trace: Trace) -> list[dict[str, An
                 of_host[each] = serve(one.requests(waiting), one.costs(), 1, one.groups, one.slots, SWEEP_HOURS * 3600)
             served = of_host[each]
             rate = hosts * served.made.sum() / (served.spent_s[0, 1:].sum())
-            rows.append({"drives": drives, "hosts": hosts, "tokens_per_s": rate, "bound": bound_of(served)})
+            rows.append({"drives": drives, "hosts": hosts, "tokens_per_s": rate, "bound": busiest(served)})
         drives *= 2
     return rows
 
