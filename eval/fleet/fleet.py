@@ -237,7 +237,7 @@ def _shown(result: dict[str, Any]) -> list[Any]:
     flat |= {"ttft p50, p99, ms": ms(result["ttft_s"]), "tpot p50, p99, ms": ms(result["tpot_s"])}
     deviations = ", ".join(f"{each:.1f} at {drives}" for drives, each in result["deviation_percent"].items())
     flat |= {"deviation from the emulator, %": deviations, "scaling ends at": result["ends_at"] or "-"}
-    flat |= {"why": result["why"]}
+    flat |= {"beyond 1,024 drives, extrapolated": result["extrapolated"], "why": result["why"]}
     cells = [
         (str(row["drives"]), str(row["hosts"]), f"{row['tokens_per_s']:,.0f}", row["bound"]) for row in result["sweep"]
     ]

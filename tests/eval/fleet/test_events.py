@@ -83,3 +83,9 @@ def test_groups_beyond_heads_serve_more_sequences(machine, trace):
 def test_room_of_drives_is_checked(machine):
     with pytest.raises(ValueError, match="take a smaller --batch"):
         machine.with_drives(1).check_room(Arrivals(np.zeros(1), np.array([1 << 24]), np.array([1])))
+
+
+def test_100_000_seconds_are_same_again(machine, trace):
+    one, same = (run(machine, hours_of(trace, 100_000 / 3600, 4, seed=2), seconds=100_000) for _ in range(2))
+    assert one.made.sum() == same.made.sum() > 0
+    np.testing.assert_array_equal(one.spent_s, same.spent_s)
