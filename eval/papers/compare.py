@@ -43,6 +43,8 @@ def experiment(
     ] = False,
 ) -> Outcome:
     """Compare papers' printed values with our model, by kind: calibrated, derived, predicted, contradicting, ..."""
+    if leave_one_out and paper in PREDICTED:
+        raise ValueError(f"--leave-one-out: nothing of {paper} is fitted: choose one of {', '.join(PAPERS)}")
     results: dict[str, Any] = {}
     shown: list[Any] = []
     for name in [*PAPERS, *PREDICTED] if paper == ALL else [str(paper)]:

@@ -48,6 +48,11 @@ def two(monkeypatch):
     monkeypatch.setattr(compare, "load", made.get)
 
 
+def test_leave_one_out_of_a_paper_without_fitted_constants_is_refused():
+    with pytest.raises(ValueError, match="nothing of hilos is fitted"):
+        experiment(MachineOptions(), Simulated(), Name("hilos"), leave_one_out=True)
+
+
 def test_one_paper_is_its_result_and_all_are_by_name(two):
     whole = experiment(MachineOptions(), Simulated(), Name("all")).result
     assert list(whole) == ["one", "two"]
