@@ -50,6 +50,12 @@ class Trace:
     block_tokens: int = 0
     slo_tokens: int | None = None
 
+    @property
+    def duration(self) -> float:
+        """Time that the trace covers, in its unit: that of its gaps, and one more; 0 for requests that come at once."""
+        count, requests = len(self.requests), self.requests
+        return (requests[-1].arrival - requests[0].arrival) * count / max(1, count - 1)
+
     def head(self, count: int) -> Trace:
         """Its first requests; 0 is all."""
         return replace(self, requests=self.requests[:count]) if count else self

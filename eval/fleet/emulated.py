@@ -6,20 +6,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attention_engine import METHODS, EngineClock, Queries, Step
-from csd_firmware.schedule import SCHEDULES, Units
-from csd_firmware.stopwatch import Stopwatch
 from csd_spec import DriveSpec, ModelShape, SparFParams
-from csd_spec.layouts import layout_named
-from eval.papers.instinfer.simulate import Pattern
-from ftl import Ftl, Nand
+from eval.papers.instinfer.simulate import TimedDrive
 
 LAYOUT, METHOD = "plain", "dense"
 OLD_SEQUENCES, OLD_TOKENS = 8, 4096  # at most, stored and dropped before: drives do not begin at the same lane
 ALL = SparFParams(r=1, k=1, l=1)  # a budget that dense attention does not use
 
 
-class EmulatedDrive:
+class EmulatedDrive(TimedDrive):
     """One drive with KV heads of sequences.
 
     Args:
@@ -30,10 +25,8 @@ class EmulatedDrive:
     """
 
     def __init__(self, spec: DriveSpec, shape: ModelShape, context: int, seed: int) -> None:
-        self.shape = shape
-        self.ftl = Ftl(spec, Nand(spec.geometry, payload=False))
-        self.units, self.schedule = Units(self.ftl, EngineClock(spec.engine)), SCHEDULES[spec.engine.schedule]
-        self.form = layout_named(LAYOUT).form(spec.geometry.page_bytes, shape.head_dim, context)
+        super().__init__(spec, shape, context, LAYOUT)
+        self.schedule = spec.engine.schedule
         self.handles: dict[int, int] = {}
         self.tokens: dict[int, int] = {}
         generator = np.random.default_rng(seed)
@@ -51,7 +44,7 @@ class EmulatedDrive:
             self.ftl.free([self.handles.pop(number) for number in gone], self.ftl.timing.idle_ns())
         prompts = [number for number in tokens if number not in self.handles]
         for number in prompts:  # one after the other, as they are prefilled
-            self.handles[number] = self.ftl.create(1, self.shape.layers, self.shape.kv_heads, self.form)[0]
+            self.handles[number] = self.ftl.create(1, self.shape.layers, self.shape.kv_heads, self.layout)[0]
             self._append({number: tokens[number]})
         answers = {number: count - self.tokens[number] for number, count in tokens.items() if number not in prompts}
         for step in range(max(answers.values(), default=0)):  # a page's place depends on when it is full
@@ -66,16 +59,5 @@ class EmulatedDrive:
 
     def layers_s(self) -> list[float]:
         """Seconds of a decode step of all sequences, for each layer."""
-        shape, handles = self.shape, list(self.handles.values())
-        streams, zero = len(handles) * shape.kv_heads, np.zeros(1, np.float32)
-        q = np.broadcast_to(zero, (streams, shape.group, shape.head_dim))
-        v_mean = np.broadcast_to(zero, (streams, shape.head_dim))
-        found = []
-        for layer in range(shape.layers):
-            queries = Queries.alike(q, ALL, v_mean, [{} for _ in handles])
-            step = Step(self.ftl.view(handles, layer), self.ftl, queries, arithmetic=Pattern(1.0, self.form.n))
-            METHODS[METHOD](step)
-            watch = Stopwatch(self.ftl.timing.idle_ns())
-            self.schedule(step.work, self.units, watch)
-            found.append((watch.now_ns - watch.start_ns) / 1e9)
-        return found
+        watches = self.watches([*self.handles.values()], METHOD, ALL, 1.0, self.schedule)
+        return [(watch.now_ns - watch.start_ns) / 1e9 for watch in watches]

@@ -14,16 +14,15 @@ import yaml
 
 from csd_spec.network import NETWORKS, Network, network_named
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.accuracy.data import find
 from eval.experiment import Outcome
 from eval.fleet.calibrate import REQUESTS, Bench, calibrate
 from eval.fleet.drive_model import SHIPPED, Coefficients, coefficients
 from eval.fleet.events import IDLE, RESOURCES, Served, serve
 from eval.fleet.machine import Machine
-from eval.fleet.workload import Arrivals, backlog, duration_s, hours_of
+from eval.fleet.workload import Arrivals, backlog, hours_of, period_s
 from eval.papers.profiles import Gpu, Model
+from eval.public_trace import TracePath, public_trace
 from kv_cache.trace import Trace
-from kv_cache.trace import load as load_trace
 from vcsd.options import MAX_SEED
 from vcsd.tables import flat_table, table
 
@@ -38,10 +37,7 @@ NO_NETWORK = "none"
 class Setting:
     """What is simulated."""
 
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="requests: Mooncake's JSON lines or Splitwise's CSV (default: Mooncake's in $VCSD_DATA)"),
-    ] = None
+    trace: TracePath = None
     hours: Annotated[float, typer.Option(min=0.01, max=8784, help="simulated time")] = 24.0
     drives: Annotated[int, typer.Option(min=1, max=MAX_DRIVES, help="computational drives of all hosts")] = 1024
     hosts: Annotated[int, typer.Option(min=1, max=64, help="hosts, each with a GPU; at most one a drive is used")] = 64
@@ -62,17 +58,6 @@ class Setting:
         bool, typer.Option("--calibrate", help="fit the coefficients to the emulator, and write that file if named")
     ] = False
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the draws from the trace")] = 0
-
-
-def trace_of(setting: Setting) -> Trace:
-    """The trace; raises ValueError without one, or with arrivals in steps."""
-    path = setting.trace or find("mooncake")
-    if path is None:
-        raise ValueError("--trace is missing: name a trace, or a folder with Mooncake's in VCSD_DATA")
-    trace = load_trace(path)
-    if trace.unit != "s":
-        raise ValueError(f"trace {path}: arrivals must be in seconds: use Mooncake's or Splitwise's format")
-    return trace
 
 
 def network_of(setting: Setting) -> Network | None:
@@ -187,7 +172,7 @@ def ends_of(rows: Sequence[dict[str, Any]]) -> tuple[int | None, str]:
 
 def experiment(setting: Setting) -> Outcome:
     """Tokens/s, TTFT and TPOT of a fleet of computational drives under a trace, and where scaling ends."""
-    trace = trace_of(setting)
+    trace = public_trace(setting.trace)
     machine = machine_of(setting, trace)
     fitted = machine.fitted
     arrivals = hours_of(trace, setting.hours, setting.rate, setting.seed)
@@ -209,7 +194,7 @@ def experiment(setting: Setting) -> Outcome:
         "swept": f"one host, {SWEEP_REQUESTS} requests wait from the beginning, at most {SWEEP_HOURS:g} h; beyond "
         f"{MAX_DRIVES} drives is extrapolated; scaling ends where twice the drives give less than {LEAST_GAIN:g} times "
         "the tokens/s",
-        "resampled": f"{trace.name}: {duration_s(trace) / 3600:.2f} h once as it is, then its arrivals again with "
+        "resampled": f"{trace.name}: {period_s(trace) / 3600:.2f} h once as it is, then its arrivals again with "
         f"prompt and answer lengths drawn from it with repetition, seed {setting.seed}; prefixes are not reused",
         "deviation_percent": fitted.deviation_percent,
         "worst_percent": fitted.worst_percent,

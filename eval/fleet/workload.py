@@ -21,10 +21,9 @@ class Arrivals:
     output_tokens: I64
 
 
-def duration_s(trace: Trace) -> float:
-    """Time that the trace covers: that of its gaps, and one more."""
-    count, requests = len(trace.requests), trace.requests
-    return (requests[-1].arrival - requests[0].arrival) * count / max(1, count - 1) or 3600.0
+def period_s(trace: Trace) -> float:
+    """Time after which the trace is repeated; an hour if all of it comes at once."""
+    return trace.duration or 3600.0
 
 
 def hours_of(trace: Trace, hours: float, rate: float, seed: int) -> Arrivals:
@@ -39,16 +38,16 @@ def hours_of(trace: Trace, hours: float, rate: float, seed: int) -> Arrivals:
     Raises:
         ValueError: Too many requests.
     """
-    generator, count, period_s = np.random.default_rng(seed), len(trace.requests), duration_s(trace) / rate
+    generator, count, period = np.random.default_rng(seed), len(trace.requests), period_s(trace) / rate
     at = np.array([each.arrival for each in trace.requests])
     at = (at - at[0]) / rate
     tokens = np.array([(each.input_tokens, each.output_tokens) for each in trace.requests])
-    repeats = int(np.ceil(hours * 3600 / period_s))
+    repeats = int(np.ceil(hours * 3600 / period))
     if repeats * count > MAX_REQUESTS:
         raise ValueError(
             f"{repeats * count:,} requests, at most {MAX_REQUESTS:,}: take fewer --hours or a lower --rate"
         )
-    arrival_s = np.concatenate([at + number * period_s for number in range(repeats)])
+    arrival_s = np.concatenate([at + number * period for number in range(repeats)])
     drawn = [np.arange(count), *(generator.integers(0, count, count) for _ in range(repeats - 1))]
     kept = arrival_s < hours * 3600
     lengths = tokens[np.concatenate(drawn)[kept]]

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.accuracy.data import find
 from eval.experiment import Outcome
-from eval.lifetime.drive import WARM, Counts, Load, counted_days, dwpd, scaled, years
+from eval.lifetime.drive import WARM, YEAR_DAYS, Counts, Load, counted_days, dwpd, scaled, years
 from eval.lifetime.energy import BOUNDS, PROGRESSIVE, Prices, Work, constants, decoded_bytes, dollars, joules
 from eval.lifetime.engines import EngineReplay
 from eval.lifetime.ours import OurReplay
@@ -22,15 +20,14 @@ from eval.lifetime.patterns import FILL, PATTERNS
 from eval.lifetime.workload import Day, make_day
 from eval.options import numbers
 from eval.papers.profiles import Model
+from eval.public_trace import TracePath, public_trace
 from eval.sweep import cores, sweep
 from ftl.errors import OutOfSpace
-from kv_cache.trace import load as load_trace
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 from vcsd.tables import table
 
 LAYOUTS = ("plain", "fp16", "int4", PROGRESSIVE)
-DAYS_A_YEAR = 365.25
 OURS = "ours"
 
 
@@ -38,10 +35,7 @@ OURS = "ours"
 class Setting:
     """What is replayed."""
 
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="requests: Mooncake's JSON lines or Splitwise's CSV (default: Mooncake's in $VCSD_DATA)"),
-    ] = None
+    trace: TracePath = None
     hours: Annotated[float, typer.Option(min=0.01, max=8784, help="length of the replay")] = 24.0
     drives: Annotated[int, typer.Option(min=1, max=1024, help="drives that share the traffic")] = 8
     model: Annotated[str, typer.Option(help="model profile: a name or a YAML file")] = "llama-3-8b"
@@ -82,21 +76,9 @@ def runs(percents: Sequence[float], handles: int) -> list[Run]:
     return found
 
 
-def trace_of(setting: Setting) -> Path:
-    """The file that is replayed; raises ValueError without one."""
-    path = setting.trace or find("mooncake")
-    if path is None:
-        raise ValueError("--trace is missing: name a trace, or a folder with Mooncake's in VCSD_DATA")
-    return path
-
-
 @cache
 def _day(setting: Setting) -> Day:
-    path = trace_of(setting)
-    trace = load_trace(path)
-    if trace.unit != "s":
-        raise ValueError(f"trace {path}: arrivals must be in seconds: use Mooncake's or Splitwise's format")
-    return make_day(trace, setting.hours, 1 / setting.scale, setting.seed)
+    return make_day(public_trace(setting.trace), setting.hours, 1 / setting.scale, setting.seed)
 
 
 def load_of(setting: Setting, percent: float, spec: DriveSpec = INSTCSD_OVERLAPPED) -> Load:
@@ -161,7 +143,7 @@ def energy_of(work: Work, load: Load, prices: Prices) -> dict[str, Any]:
     """Energy and money of a million output tokens."""
     found = joules(work)
     lives = years(work.counts, load, constants().constants["pe_cycles"].value)
-    tokens = load.scale * work.counts.tally.output_tokens / counted_days(load) * DAYS_A_YEAR
+    tokens = load.scale * work.counts.tally.output_tokens / counted_days(load) * YEAR_DAYS
     capacity = load.scale * FILL * load.logical_pages * load.spec.geometry.page_bytes * load.drives
     return {
         "joules_per_million_tokens": {bound: found[bound]["total"] for bound in BOUNDS},
@@ -209,7 +191,7 @@ def experiment(setting: Setting, prices: Prices) -> Outcome:
     found = [headline(rows, percent) for percent in percents] if reuse else []
     scale = load_of(setting, percents[0])
     result = {
-        "setting": asdict(setting) | {"trace": trace_of(setting).name},
+        "setting": asdict(setting) | {"trace": public_trace(setting.trace).name},
         "simulated": {
             "requests": visits,
             "drive_bytes": scale.spec.geometry.capacity_bytes,

@@ -71,8 +71,7 @@ def make_day(trace: Trace, hours: float, fraction: float, seed: int) -> Day:
     known, shared = conversations(trace)
     generator = np.random.default_rng(seed)
     block_tokens = trace.block_tokens or MOONCAKE_BLOCK
-    start_s, count = trace.requests[0].arrival, len(trace.requests)
-    duration_s = (trace.requests[-1].arrival - start_s) * count / max(1, count - 1) or 3600.0
+    start_s, duration_s = trace.requests[0].arrival, trace.duration or 3600.0
     visits, draw = list[Visit](), 0
     for hour in range(int(np.ceil(hours * 3600 / duration_s))):
         for which in generator.integers(0, len(known), int(len(known) * fraction + generator.random())).tolist():

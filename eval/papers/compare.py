@@ -45,6 +45,8 @@ def experiment(
     """Compare papers' printed values with our model, by kind: calibrated, derived, predicted, contradicting, ..."""
     if leave_one_out and paper in PREDICTED:
         raise ValueError(f"--leave-one-out: nothing of {paper} is fitted: choose one of {', '.join(PAPERS)}")
+    if leave_one_out and machine != MachineOptions():
+        raise ValueError("--leave-one-out: fits to each paper's machine: leave --model, --gpu and --host out")
     results: dict[str, Any] = {}
     shown: list[Any] = []
     for name in [*PAPERS, *PREDICTED] if paper == ALL else [str(paper)]:
@@ -107,7 +109,7 @@ def _errors(result: dict[str, Any]) -> str:
 
 
 def _left_out(paper: Paper, module: str) -> dict[str, Any]:
-    with progress(f"{paper.title} with other constants", ticks([paper])) as tick:
+    with progress(f"{paper.title} with other constants", ticks(paper)) as tick:
         return leave_one_out_of(paper, module, tick)
 
 

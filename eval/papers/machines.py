@@ -74,7 +74,7 @@ def machine_of(paper: str) -> PaperMachine:
         name: {key: replace(each, value=each.value * FACTORS.get(f"{name}.{key}", 1)) for key, each in entries.items()}
         for name, entries in read.overlays.items()
     }
-    return replace(read, overlays=overlays) if FACTORS else read
+    return replace(read, overlays=overlays)
 
 
 def overlay(paper: str, name: str = "") -> Overlay:

@@ -16,8 +16,6 @@ from eval.papers.claims import MAX_PERCENT, Claim, Kind, Source
 from eval.papers.options import MachineOptions, Simulated
 
 FOLLOWS = (Kind.DERIVED, Kind.PREDICTED)
-
-
 FACTORS: dict[str, float] = {}  # of constants in this process, by key; set before a paper's modules are imported
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kv_cache.block_table import BlockKey
+from kv_cache.carry_out import GOLDEN
 from kv_cache.hardware import DEVICE, DIRECT, PAGE_CACHE
 from kv_cache.iteration import Iteration
 from kv_cache.policies._stream import stream
@@ -111,4 +112,4 @@ def _fed_back(it: Iteration, most: int) -> int:
 
 def _spread(layers: range) -> list[int]:
     """Layers in an order of which every beginning is spread over all of them: by the golden ratio."""
-    return sorted(layers, key=lambda layer: (layer * 0.6180339887498949) % 1)
+    return sorted(layers, key=lambda layer: layer * GOLDEN % 1)

@@ -4,6 +4,7 @@ selections instead of numbers."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,16 +87,46 @@ class Pattern(Arithmetic):
         return *self.attend(), np.float32(0)
 
 
-class SimulatedDrive:
-    """Sequences of one length on one drive. shape: of what it has of a model."""
+class TimedDrive:
+    """The flash translation layer and the engine's clock of a drive without payload.
 
-    def __init__(self, spec: DriveSpec, shape: ModelShape, batch: int, context: int, layout: str) -> None:
-        self.spec, self.shape, self.batch = spec, shape, batch
+    Args:
+        spec: The drive.
+        shape: Layers and heads that it has of a model.
+        context: Tokens of the longest sequence.
+        layout: Name of the layout.
+    """
+
+    def __init__(self, spec: DriveSpec, shape: ModelShape, context: int, layout: str) -> None:
+        self.shape = shape
         self.ftl = Ftl(spec, Nand(spec.geometry, payload=False))
         self.units = Units(self.ftl, EngineClock(spec.engine))
         self.layout = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, context)
+
+    def watches(
+        self, handles: Sequence[int], method: str, params: SparFParams, page_share: float, schedule: str
+    ) -> Iterator[Stopwatch]:
+        """The time of each layer of a decode step of some sequences."""
+        pattern, zero = Pattern(page_share, self.layout.n), np.zeros(1, np.float32)
+        streams = len(handles) * self.shape.kv_heads
+        q = np.broadcast_to(zero, (streams, self.shape.group, self.shape.head_dim))
+        v_mean = np.broadcast_to(zero, (streams, self.shape.head_dim))
+        for layer in range(self.shape.layers):
+            queries = Queries.alike(q, params, v_mean, [{} for _ in handles])
+            step = Step(self.ftl.view(handles, layer), self.ftl, queries, arithmetic=pattern)
+            METHODS[method](step)
+            watch = Stopwatch(self.ftl.timing.idle_ns())
+            SCHEDULES[schedule](step.work, self.units, watch)
+            yield watch
+
+
+class SimulatedDrive(TimedDrive):
+    """Sequences of one length on one drive."""
+
+    def __init__(self, spec: DriveSpec, shape: ModelShape, batch: int, context: int, layout: str) -> None:
+        super().__init__(spec, shape, context, layout)
+        self.batch, self.length = batch, 0
         self.handles = self.ftl.create(batch, shape.layers, shape.kv_heads, self.layout)
-        self.length = 0
 
     def grow(self, length: int) -> float:
         """Append tokens up to `length` to every layer; returns the seconds that programs take, one behind the other."""
@@ -109,16 +140,7 @@ class SimulatedDrive:
 
     def step(self, method: str, params: SparFParams, page_share: float, schedule: str) -> dict[str, float]:
         """Seconds of one decode step by unit."""
-        pattern = Pattern(page_share, self.layout.n)
-        streams = self.batch * self.shape.kv_heads
-        q = np.broadcast_to(np.zeros(1, np.float32), (streams, self.shape.group, self.shape.head_dim))
-        v_mean = np.broadcast_to(np.zeros(1, np.float32), (streams, self.shape.head_dim))
         units: Counter[str] = Counter()
-        for layer in range(self.shape.layers):
-            queries = Queries.alike(q, params, v_mean, [{} for _ in self.handles])
-            step = Step(self.ftl.view(self.handles, layer), self.ftl, queries, arithmetic=pattern)
-            METHODS[method](step)
-            watch = Stopwatch(self.ftl.timing.idle_ns())
-            SCHEDULES[schedule](step.work, self.units, watch)
+        for watch in self.watches(self.handles, method, params, page_share, schedule):
             units.update(watch.breakdown_ns)
         return {unit: ns / 1e9 for unit, ns in units.items() if ns}

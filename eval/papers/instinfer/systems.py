@@ -305,7 +305,7 @@ class InStorage:
     layout: str = "fp16"
     schedule: str = "serial"
     batched: bool = False
-    page_share: float | None = None  # of token pages; None: the calibrated one
+    page_share: float | None = None  # of token pages; None: the setup's
 
     def budget(self, compression: float, tokens: int, head_dim: int) -> SparFParams:
         """The method's budget for `tokens` stored tokens. compression: of methods without one of their own."""

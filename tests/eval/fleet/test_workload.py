@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.fleet.workload import backlog, duration_s, hours_of
+from eval.fleet.workload import backlog, hours_of, period_s
 
 
 def test_first_period_is_trace(trace):
@@ -15,7 +15,7 @@ def test_first_period_is_trace(trace):
 
 
 def test_rate_divides_gaps(trace):
-    assert duration_s(trace) == pytest.approx(2400)
+    assert period_s(trace) == pytest.approx(2400)
     one, two = (hours_of(trace, 4, rate, seed=0).arrival_s.size for rate in (1, 2))
     assert two == pytest.approx(2 * one, rel=0.01)
 

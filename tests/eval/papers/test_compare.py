@@ -53,6 +53,11 @@ def test_leave_one_out_of_a_paper_without_fitted_constants_is_refused():
         experiment(MachineOptions(), Simulated(), Name("hilos"), leave_one_out=True)
 
 
+def test_leave_one_out_on_another_machine_is_refused(two):
+    with pytest.raises(ValueError, match="leave --model, --gpu and --host out"):
+        experiment(MachineOptions(gpu="h100"), Simulated(), Name("instinfer"), leave_one_out=True)
+
+
 def test_one_paper_is_its_result_and_all_are_by_name(two):
     whole = experiment(MachineOptions(), Simulated(), Name("all")).result
     assert list(whole) == ["one", "two"]

@@ -62,7 +62,7 @@ def test_a_row_left_out_is_predicted_by_the_others(monkeypatch):
     assert found["undetermined"] == ["d1"]
     assert found["rows"] == pytest.approx({"a1": 0, "b1": 0, "b2": 0, "c1": 10}, abs=0.6)
     assert found["worst_row"] == "c1"
-    assert len(ticked) == module.ticks([paper]) == 3
+    assert len(ticked) == module.ticks(paper) == 3
 
 
 def test_factors_reach_constants_and_overlays(monkeypatch):
