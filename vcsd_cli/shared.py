@@ -50,12 +50,12 @@ WIDEST = 10_000  # characters of a table
 
 
 class Results(Console):
-    """Standard output for results: no figure of a table is cut, and without a terminal tables are tab-separated."""
+    """Standard output for results: no figure of a table is cut; without a terminal tables are tab-separated, lines whole."""
 
     def print(self, *objects: Any, **given: Any) -> None:
         for each in chain.from_iterable(map(parts, objects)):
             if not isinstance(each, Table):
-                super().print(each, **given)
+                super().print(each, soft_wrap=not self.is_terminal, **given)
             elif self.is_terminal:  # which wraps lines that are too long; Rich would cut figures
                 width = self.width
                 least = Measurement.get(self, self.options.update(width=WIDEST), each).minimum

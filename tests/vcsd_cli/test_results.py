@@ -47,6 +47,11 @@ def test_without_a_terminal_tables_are_tab_separated():
     ]
 
 
+def test_without_a_terminal_lines_are_not_wrapped():
+    line = "/a/folder" * 40 + ": clean"
+    assert printed(line) == line + "\n"
+
+
 def test_tables_inside_of_a_report_are_tab_separated():
     class Report:
         def __rich__(self):
