@@ -50,7 +50,10 @@ WIDEST = 10_000  # characters of a table
 
 
 class Results(Console):
-    """Standard output for results: no figure of a table is cut; without a terminal tables are tab-separated, lines whole."""
+    """Standard output for results.
+
+    No figure of a table is cut. Without a terminal tables are tab-separated, and lines are not wrapped.
+    """
 
     def print(self, *objects: Any, **given: Any) -> None:
         for each in chain.from_iterable(map(parts, objects)):
