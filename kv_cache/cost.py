@@ -213,17 +213,21 @@ class CostModel:
         new = until - since
         if not new:
             return 0.0
-        pairs = (until * until - since * since) / 2
+        attention_s = batch * self.prefill_attention_s(until, since)
         if self.overlay.prefill_token_s is not None:
-            return self.overlay.start_s + batch * (new * self.overlay.prefill_token_s + pairs * self.pair_s)
+            return self.overlay.start_s + batch * new * self.overlay.prefill_token_s + attention_s
         model, accelerator = self._roofline
         multiplied_s = 2 * model.active * batch * new / self._flops
-        seen = pairs * self.pair_s
-        if model.window_layers:
-            one = self.pair_s / model.shape.layers
-            seen += model.window_layers * one * new * min(since + new / 2, model.window)
         read_s = model.read_bytes(batch * new) / accelerator.bytes_per_s
-        return max(read_s, self.overlay.start_s + multiplied_s) + batch * seen
+        return max(read_s, self.overlay.start_s + multiplied_s) + attention_s
+
+    def prefill_attention_s(self, until: float, since: float = 0) -> float:
+        """Seconds of a prefill that attention takes: of tokens since..until of one prompt to all before them."""
+        seen_s = (until * until - since * since) / 2 * self.pair_s
+        if self.overlay.prefill_token_s is None and (model := self._roofline[0]).window_layers:
+            new, one = until - since, self.pair_s / model.shape.layers
+            seen_s += model.window_layers * one * new * min(since + new / 2, model.window)
+        return seen_s
 
     @property
     def _roofline(self) -> tuple[Decoder, Accelerator]:

@@ -52,6 +52,7 @@ EVAL = {
     "ssd": "eval.ssd.ssd",
     "lifetime": "eval.lifetime.lifetime",
     "fleet": "eval.fleet.fleet",
+    "cost-table": "eval.fleet.cost_table",
     "tiers": "eval.papers.tierkv.tiers",
     "reuse": "eval.papers.tutti.reuse",
     "prefixes": "eval.papers.tutti.prefixes",

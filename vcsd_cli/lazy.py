@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from eval.experiment import Outcome
-from vcsd.progress import err
+from vcsd.progress import note
 from vcsd_cli.shared import Output, OutputLetterOption, OutputOption, importing, print_json, stdout
 from vcsd_cli.strict import StrictCommand
 
@@ -153,7 +153,7 @@ def _show(outcome: Outcome, output: Output) -> None:
     else:
         for each in outcome.shown:
             stdout().print(each)
-        for note in outcome.notes:
-            err.print(note)
+        for line in outcome.notes:
+            note(line)
     if outcome.failed:
         raise typer.Exit(1)

@@ -23,7 +23,7 @@ QUANTILES = 41
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is emulated. shape: of the whole model."""
+    """Drive and model to emulate. shape: the whole model."""
 
     spec: DriveSpec
     shape: ModelShape

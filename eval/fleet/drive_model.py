@@ -2,8 +2,8 @@
 
     layer_s = command_s + transfer x max over sequences i of (flash_s(0..i) + tail_s(i)), or the engine's time if longer
 
-flash_s(0..i): KV data of all heads of the sequences up to i, at the rate of the drive's channels. tail_s(i): what one
-head of sequence i takes on one kernel after its last page has come: the sum of its values, and the part of its logits
+flash_s(0..i): KV data of all heads of the sequences up to i, at the rate of the drive's channels. tail_s(i): time of
+one head of sequence i on one kernel after its last page has arrived: the sum of its values, and the part of its logits
 that the transfer of its values does not hide. Both follow from the data sheet; command_s and transfer are fitted to the
 full emulator (`eval.fleet.calibrate`).
 """
@@ -24,14 +24,14 @@ from csd_spec.checked import value
 from nvmevirt_config.document import read_yaml
 
 SHIPPED = Path(__file__).parent / "coefficients.yaml"
-VALUES = 2  # K and V
+VALUES = 2  # keys and values
 FP16_BYTES = 2
 NotNegative = Annotated[float, Field(ge=0)]
 
 
 @value
 class Coefficients:
-    """Fitted numbers, and where they come from.
+    """Fitted numbers and their origin.
 
     Attributes:
         made_by: The command that fitted them.
@@ -85,13 +85,13 @@ class Rates:
         """A drive with some heads of a model."""
         engine, group = spec.engine, shape.q_heads // shape.kv_heads
         beats = -(-shape.head_dim // engine.lanes) * group
-        pass_s = beats / engine.kernel_efficiency / engine.clock_hz  # of K or of V, for a token of one head
+        pass_s = beats / engine.kernel_efficiency / engine.clock_hz  # keys or values of a token, one head
         v_flash_s = FP16_BYTES * shape.head_dim / spec.flash_bytes_per_s
         flash_s, engine_s = VALUES * kv_heads * v_flash_s, VALUES * kv_heads * pass_s / engine.kernels
         return cls(flash_s, engine_s, pass_s + max(0.0, pass_s - v_flash_s))
 
     def chain_s(self, tokens: Sequence[int]) -> float:
-        """What `transfer` multiplies, for sequences of these lengths."""
+        """Factor of `transfer` for sequences of these lengths, seconds."""
         lengths = np.asarray(tokens, np.float64)
         until = np.cumsum(lengths)
         return float(max((until * self.flash_s + lengths * self.tail_s).max(), until[-1] * self.engine_s))

@@ -52,7 +52,7 @@ class EmulatedDrive(TimedDrive):
         self.tokens = dict(tokens)
 
     def _append(self, new: Mapping[int, int]) -> None:
-        """Add so many tokens to each sequence, in all layers."""
+        """Add tokens to sequences, by number, in all layers."""
         handles, counts = [self.handles[number] for number in new], np.array(list(new.values()))
         for layer in range(self.shape.layers if new else 0):
             self.ftl.append(handles, layer, counts, None, None, self.ftl.timing.idle_ns())

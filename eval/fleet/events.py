@@ -2,50 +2,86 @@
 
 A host prefills a waiting request if a group of its drives has a free slot, and decodes a step of the whole batch before
 the next prefill: neither waits for the other for long. A decode step takes the GPU's time, the link's, the network's,
-and that of the slowest group, one after the other. Time goes on step by step, since a step is a sum over the batch.
+and that of the slowest group, one after the other, or in two half batches that take turns. Simulated time advances step
+by step, since a step is a sum over the batch.
+
+`eval.fleet.simulation` owns these arrays. Latencies are counted in histograms, so memory does not grow with time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from csd_io.compiled import njit
-from csd_spec.arrays import F64, I64
+from csd_spec.arrays import F64, I64, U64
 
 RESOURCES = ("idle", "gpu", "link", "network", "drives", "stragglers", "kv_heads")
 IDLE, GPU, LINK, NETWORK, DRIVES, STRAGGLERS, KV_HEADS = range(len(RESOURCES))
 
+NO_PREFIXES, LOCAL, COPIED = range(3)
+"""Prefixes are not reused; reused in the group of drives that stores them; also copied to another group."""
 
-class Requests(NamedTuple):
-    """Requests in order of arrival, (R,) each.
-
-    prefill_s: Seconds of the prefill with its writes to the drives. prefill_bound: The resource that takes them.
-    """
-
-    arrival_s: F64
-    input_tokens: I64
-    output_tokens: I64
-    prefill_s: F64
-    prefill_bound: I64
+LEAST_S, BUCKETS_OF_E = 1e-6, 256  # histogram: the lowest latency, and buckets in which it grows e times
+BUCKETS = int(np.log(1e12) * BUCKETS_OF_E)
+TTFT, TPOT = range(2)
 
 
 class Costs(NamedTuple):
-    """Seconds of a decode step.
+    """Seconds of a host's work.
 
-    by_batch: Of GPU, link and network by sequences of a host, (batch + 1, 3).
-    drive: Of a mean drive: fixed; for each token so far, flash and engine; for each token of one sequence, (4,).
-    slowest: Of the drives of a group over their mean.
+    Attributes:
+        by_batch: GPU, link and network of a decode step by sequences of a host, (batch + 1, 3).
+        drive: A decode step of a mean drive: fixed; per token of the sequences so far, flash and engine; per token of
+            one sequence, (4,).
+        slowest: Slowest drive of a group over their mean.
+        fill_fraction: Part of the shorter stage that two alternating half batches do not hide; 1 if all takes turns.
+        prefill_grid: Tokens between the rows of the next two.
+        new_s: GPU time by new prompt tokens without their attention, (N,).
+        seen_s: GPU time of a prompt's attention by its tokens, (N,).
+        write_s, read_s, copy_s: Network and drives, (2,) each: seconds per token to write KV data, to read it for the
+            GPU, and to copy it from another group.
+        prefixes: NO_PREFIXES, LOCAL or COPIED.
     """
 
     by_batch: F64
     drive: F64
     slowest: float
+    fill_fraction: float
+    prefill_grid: int
+    new_s: F64
+    seen_s: F64
+    write_s: F64
+    read_s: F64
+    copy_s: F64
+    prefixes: int
 
 
-class _State(NamedTuple):
+class Pool(NamedTuple):
+    """Requests that wait for a slot, (P,) each. after: the next entry of a queue, or of the free entries; -1: none."""
+
+    arrival_s: F64
+    input_tokens: I64
+    output_tokens: I64
+    first_block: I64  # in `Prefixes.blocks`
+    block_count: I64  # 0: none are known
+    after: I64
+
+
+class Prefixes(NamedTuple):
+    """Where blocks of prompts are stored. Those of this period and of the period before are known.
+
+    Attributes:
+        blocks: Numbers of blocks, (2 * B,): the rows of `holders`.
+        holders: Bit g of word w: group 64 w + g stores the block, (blocks, words).
+    """
+
+    blocks: I64
+    holders: U64
+
+
+class State(NamedTuple):
     """Hosts at work. Slots are (hosts, groups, slots), in order of admission."""
 
     now_s: F64
@@ -55,71 +91,117 @@ class _State(NamedTuple):
     members: I64  # sequences of a group, (hosts, groups)
     tokens: I64
     left: I64
-    request: I64
-    queue: I64  # first and last that wait, (hosts, 2); -1 is none
-    after: I64  # the request that follows in the queue, (R,)
-    first_s: F64  # when a request has its first token, and its last, (R,); NaN before
-    end_s: F64
+    prompt: I64
+    output: I64
+    first_s: F64  # when a request had its first token
+    queue: I64  # first and last entry of the pool that waits, (hosts, 2); -1: empty
+    free: I64  # first free entry of the pool, and their number, (2,)
+    latencies: I64  # histograms of TTFT and TPOT, (2, buckets)
     made: I64  # tokens, (hosts,)
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What came of the requests. spent_s: by resource, (hosts, resources). made: tokens by host."""
-
-    first_s: F64
-    end_s: F64
-    spent_s: F64
-    made: I64
-    stored: I64  # tokens made by requests that have not ended, by host
+    ended: I64  # requests, (hosts,)
+    prompted: I64  # prompt tokens of admitted requests; reused of them; copied of those, (hosts, 3)
 
 
 @njit(cache=True, nogil=True)
-def _free_group(s: Any, host: int) -> int:
-    """The group with a free slot that has the fewest tokens; -1 if there is none."""
-    best, fewest = -1, 0
-    for group in range(s.members.shape[1]):
+def _count(s: Any, which: int, seconds: float) -> None:
+    """Add a latency to its histogram."""
+    bucket = int(np.log(max(seconds, LEAST_S) / LEAST_S) * BUCKETS_OF_E)
+    s.latencies[which, min(bucket, s.latencies.shape[1] - 1)] += 1
+
+
+@njit(cache=True, nogil=True)
+def _stored_blocks(pool: Any, prefixes: Any, entry: int, group: int) -> int:
+    """Leading blocks of a waiting request's prompt that a group stores; of all groups together if `group` is -1."""
+    word, bit = group // 64, np.uint64(1) << np.uint64(group % 64)
+    for at in range(pool.block_count[entry]):
+        holders = prefixes.holders[prefixes.blocks[pool.first_block[entry] + at]]
+        if not (holders.any() if group < 0 else holders[word] & bit):
+            return at
+    return int(pool.block_count[entry])
+
+
+@njit(cache=True, nogil=True)
+def _free_group(s: Any, pool: Any, prefixes: Any, host: int, entry: int) -> tuple[int, int]:
+    """The group with a free slot that stores most of a prompt, and of equals the one with the fewest tokens.
+
+    Returns:
+        Its number in the host (-1: no slot is free), and the blocks of the prompt that it stores.
+    """
+    best, fewest, most = -1, 0, 0
+    groups = s.members.shape[1]
+    for group in range(groups):
         n = s.members[host, group]
         if n < s.tokens.shape[2]:
             total = s.tokens[host, group, :n].sum()
-            if best < 0 or total < fewest:
-                best, fewest = group, total
-    return best
+            stored = _stored_blocks(pool, prefixes, entry, host * groups + group)
+            if best < 0 or stored > most or (stored == most and total < fewest):
+                best, fewest, most = group, total, stored
+    return best, most
 
 
 @njit(cache=True, nogil=True)
-def _prefill(s: Any, requests: Any, host: int, group: int) -> None:
-    """Admit the first request of the queue."""
-    r = s.queue[host, 0]
-    s.queue[host, 0] = s.after[r]
-    s.now_s[host] += requests.prefill_s[r]
-    s.spent_s[host, requests.prefill_bound[r]] += requests.prefill_s[r]
-    s.first_s[r] = s.now_s[host]
+def _at(table: Any, grid: int, tokens: int) -> float:
+    """Value of a table with a row for every `grid` tokens, between rows by a line."""
+    row, rest = tokens // grid, tokens % grid
+    return float(table[row] + (table[row + 1] - table[row]) * rest / grid)
+
+
+@njit(cache=True, nogil=True)
+def _prefill(s: Any, pool: Any, prefixes: Any, costs: Any, host: int, group: int, stored: int, block: int) -> None:
+    """Admit the first request of a host's queue to a group that stores some blocks of its prompt."""
+    entry = s.queue[host, 0]
+    s.queue[host, 0] = pool.after[entry]
+    prompt, output, blocks = pool.input_tokens[entry], pool.output_tokens[entry], pool.block_count[entry]
+    found = max(stored, _stored_blocks(pool, prefixes, entry, -1)) if costs.prefixes == COPIED else stored
+    reused, copied = found * block, (found - stored) * block
+    gpu_s = _at(costs.new_s, costs.prefill_grid, prompt - reused)
+    gpu_s += _at(costs.seen_s, costs.prefill_grid, prompt) - _at(costs.seen_s, costs.prefill_grid, reused)
+    best_s, bound = gpu_s, GPU
+    for at, resource in enumerate((NETWORK, DRIVES)):
+        seconds = (prompt - reused) * costs.write_s[at] + copied * costs.copy_s[at]
+        seconds = max(seconds, reused * costs.read_s[at])
+        if seconds > best_s:
+            best_s, bound = seconds, resource
+    s.now_s[host] += best_s
+    s.spent_s[host, bound] += best_s
+    if costs.prefixes != NO_PREFIXES:
+        number = host * s.members.shape[1] + group
+        for at in range(blocks):
+            row = prefixes.blocks[pool.first_block[entry] + at]
+            prefixes.holders[row, number // 64] |= np.uint64(1) << np.uint64(number % 64)
+    s.prompted[host] += np.array([prompt, reused, copied])
     s.made[host] += 1
-    if requests.output_tokens[r] == 1:
-        s.end_s[r] = s.now_s[host]
-        s.load[host] -= requests.input_tokens[r]
+    _count(s, TTFT, s.now_s[host] - pool.arrival_s[entry])
+    pool.after[entry] = s.free[0]
+    s.free[0], s.free[1] = entry, s.free[1] + 1
+    if output == 1:
+        s.load[host] -= prompt
+        s.ended[host] += 1
         return
     n = s.members[host, group]
-    s.tokens[host, group, n] = requests.input_tokens[r]
-    s.left[host, group, n] = requests.output_tokens[r] - 1
-    s.request[host, group, n] = r
+    s.tokens[host, group, n] = prompt
+    s.left[host, group, n] = output - 1
+    s.prompt[host, group, n] = prompt
+    s.output[host, group, n] = output
+    s.first_s[host, group, n] = s.now_s[host]
     s.members[host, group] = n + 1
 
 
 @njit(cache=True, nogil=True)
-def _retire(s: Any, requests: Any, host: int, group: int) -> None:
-    """Take out what has ended; the others stay in order."""
+def _retire(s: Any, host: int, group: int) -> None:
+    """Remove finished requests; the others stay in order."""
     kept = 0
     for at in range(s.members[host, group]):
-        r = s.request[host, group, at]
         if s.left[host, group, at] == 0:
-            s.end_s[r] = s.now_s[host]
-            s.load[host] -= requests.input_tokens[r]
+            _count(s, TPOT, (s.now_s[host] - s.first_s[host, group, at]) / (s.output[host, group, at] - 1))
+            s.load[host] -= s.prompt[host, group, at]
+            s.ended[host] += 1
         else:
             s.tokens[host, group, kept] = s.tokens[host, group, at]
             s.left[host, group, kept] = s.left[host, group, at]
-            s.request[host, group, kept] = r
+            s.prompt[host, group, kept] = s.prompt[host, group, at]
+            s.output[host, group, kept] = s.output[host, group, at]
+            s.first_s[host, group, kept] = s.first_s[host, group, at]
             kept += 1
     s.members[host, group] = kept
 
@@ -140,7 +222,7 @@ def _group_s(s: Any, costs: Any, host: int, group: int) -> tuple[float, bool]:
 
 
 @njit(cache=True, nogil=True)
-def _decode(s: Any, requests: Any, costs: Any, host: int) -> None:
+def _decode(s: Any, costs: Any, host: int) -> None:
     """One step of all sequences of a host."""
     groups = s.members.shape[1]
     batch, sum_s, worst_s, ends = s.members[host].sum(), 0.0, 0.0, False
@@ -148,31 +230,36 @@ def _decode(s: Any, requests: Any, costs: Any, host: int) -> None:
         if s.members[host, group]:
             group_s, over = _group_s(s, costs, host, group)
             sum_s, worst_s, ends = sum_s + group_s, max(worst_s, group_s), ends or over
+    gpu_s, link_s, network_s = costs.by_batch[batch]
+    rest_s = link_s + network_s + costs.slowest * worst_s
+    gpu_part = costs.fill_fraction if gpu_s < rest_s else 1.0  # the shorter stage is hidden under the longer one
+    rest_part = costs.fill_fraction if gpu_s >= rest_s else 1.0
     spent = s.spent_s[host]
-    for at in range(3):
-        spent[GPU + at] += costs.by_batch[batch, at]
-    spent[DRIVES] += sum_s / groups
-    spent[KV_HEADS] += worst_s - sum_s / groups
-    spent[STRAGGLERS] += (costs.slowest - 1) * worst_s
-    s.now_s[host] += costs.by_batch[batch].sum() + costs.slowest * worst_s
+    spent[GPU] += gpu_part * gpu_s
+    spent[LINK] += rest_part * link_s
+    spent[NETWORK] += rest_part * network_s
+    spent[DRIVES] += rest_part * sum_s / groups
+    spent[KV_HEADS] += rest_part * (worst_s - sum_s / groups)
+    spent[STRAGGLERS] += rest_part * (costs.slowest - 1) * worst_s
+    s.now_s[host] += gpu_part * gpu_s + rest_part * rest_s
     s.made[host] += batch
     if ends:
         for group in range(groups):
-            _retire(s, requests, host, group)
+            _retire(s, host, group)
 
 
 @njit(cache=True, nogil=True)
-def _advance(s: Any, requests: Any, costs: Any, host: int, until_s: float) -> None:
-    """Let a host work until the first step that ends at `until_s` or later."""
+def _advance(s: Any, pool: Any, prefixes: Any, costs: Any, host: int, block: int, until_s: float) -> None:
+    """Advance a host to the first step that ends at `until_s` or later."""
     while s.now_s[host] < until_s:
-        is_working = s.members[host].sum() > 0
-        may_admit = s.queue[host, 0] >= 0 and (s.is_decoded[host] or not is_working)
-        group = _free_group(s, host) if may_admit else -1
+        is_working, group, stored = s.members[host].sum() > 0, -1, 0
+        if s.queue[host, 0] >= 0 and (s.is_decoded[host] or not is_working):
+            group, stored = _free_group(s, pool, prefixes, host, s.queue[host, 0])
         if group >= 0:
-            _prefill(s, requests, host, group)
+            _prefill(s, pool, prefixes, costs, host, group, stored, block)
             s.is_decoded[host] = 0
         elif is_working:
-            _decode(s, requests, costs, host)
+            _decode(s, costs, host)
             s.is_decoded[host] = 1
         else:
             s.spent_s[host, IDLE] += until_s - s.now_s[host]
@@ -180,52 +267,52 @@ def _advance(s: Any, requests: Any, costs: Any, host: int, until_s: float) -> No
 
 
 @njit(cache=True, nogil=True)
-def _run(s: Any, requests: Any, costs: Any, horizon_s: float) -> None:
-    """Requests go to the host with the fewest prompt tokens that are not done with."""
-    for r in range(requests.arrival_s.size):
-        if requests.arrival_s[r] >= horizon_s:
-            break
-        for host in range(s.now_s.size):
-            _advance(s, requests, costs, host, requests.arrival_s[r])
-        host = int(np.argmin(s.load))
-        s.load[host] += requests.input_tokens[r]
-        if s.queue[host, 0] < 0:
-            s.queue[host, 0] = r
-        else:
-            s.after[s.queue[host, 1]] = r
-        s.queue[host, 1] = r
+def _host_of(s: Any, pool: Any, prefixes: Any, costs: Any, entry: int, block: int) -> int:
+    """The host with the fewest prompt tokens in progress, with those that it would have to compute for a request."""
+    if costs.prefixes == NO_PREFIXES:
+        return int(np.argmin(s.load))
+    best, fewest = 0, -1
+    groups = s.members.shape[1]
     for host in range(s.now_s.size):
-        _advance(s, requests, costs, host, horizon_s)
+        most = 0
+        for group in range(groups):
+            most = max(most, _stored_blocks(pool, prefixes, entry, host * groups + group))
+        total = s.load[host] + pool.input_tokens[entry] - most * block
+        if fewest < 0 or total < fewest:
+            best, fewest = host, total
+    return best
 
 
-def serve(requests: Requests, costs: Costs, hosts: int, groups: int, slots: int, horizon_s: float) -> Served:
-    """Run the hosts until the horizon.
+@njit(cache=True, nogil=True)
+def run(s: Any, pool: Any, prefixes: Any, costs: Any, arrivals: Any, first_block: int, block: int) -> None:
+    """Requests of a period arrive; each goes to a host and waits there.
 
     Args:
-        requests: In order of arrival.
-        costs: Of a decode step.
-        hosts: Number of hosts, each with one GPU.
-        groups: Groups of drives of a host; each sequence is on one group.
-        slots: Sequences that a group holds.
-        horizon_s: End.
+        arrivals: Arrival (s), tokens of prompt and answer, end of its blocks, (R,) each.
+        first_block: Index of the period's first block in `prefixes.blocks`.
+        block: Tokens of a block.
     """
-    R, slots_of = requests.arrival_s.size, (hosts, groups, slots)
-    s = _State(
-        now_s=np.zeros(hosts),
-        spent_s=np.zeros((hosts, len(RESOURCES))),
-        load=np.zeros(hosts, np.int64),
-        is_decoded=np.ones(hosts, np.int64),
-        members=np.zeros((hosts, groups), np.int64),
-        tokens=np.zeros(slots_of, np.int64),
-        left=np.zeros(slots_of, np.int64),
-        request=np.zeros(slots_of, np.int64),
-        queue=np.full((hosts, 2), -1, np.int64),
-        after=np.full(R, -1, np.int64),
-        first_s=np.full(R, np.nan),
-        end_s=np.full(R, np.nan),
-        made=np.zeros(hosts, np.int64),
-    )
-    _run(s, requests, costs, horizon_s)
-    at_work = np.arange(slots) < s.members[:, :, None]
-    stored = (requests.output_tokens[s.request] - s.left) * at_work
-    return Served(s.first_s, s.end_s, s.spent_s, s.made, stored.sum(axis=(1, 2)))
+    arrival_s, input_tokens, output_tokens, block_ends = arrivals
+    for r in range(arrival_s.size):
+        for host in range(s.now_s.size):
+            _advance(s, pool, prefixes, costs, host, block, arrival_s[r])
+        entry = s.free[0]
+        s.free[0], s.free[1] = pool.after[entry], s.free[1] - 1
+        start = block_ends[r - 1] if r else 0
+        pool.arrival_s[entry], pool.after[entry] = arrival_s[r], -1
+        pool.input_tokens[entry], pool.output_tokens[entry] = input_tokens[r], output_tokens[r]
+        pool.first_block[entry], pool.block_count[entry] = first_block + start, block_ends[r] - start
+        host = _host_of(s, pool, prefixes, costs, entry, block)
+        s.load[host] += input_tokens[r]
+        if s.queue[host, 0] < 0:
+            s.queue[host, 0] = entry
+        else:
+            pool.after[s.queue[host, 1]] = entry
+        s.queue[host, 1] = entry
+
+
+@njit(cache=True, nogil=True)
+def finish(s: Any, pool: Any, prefixes: Any, costs: Any, block: int, horizon_s: float) -> None:
+    """Advance all hosts to the end."""
+    for host in range(s.now_s.size):
+        _advance(s, pool, prefixes, costs, host, block, horizon_s)

@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 import yaml
 
@@ -17,9 +16,12 @@ from csd_spec.presets import INSTCSD_OVERLAPPED
 from eval.experiment import Outcome
 from eval.fleet.calibrate import REQUESTS, Bench, calibrate
 from eval.fleet.drive_model import SHIPPED, Coefficients, coefficients
-from eval.fleet.events import IDLE, RESOURCES, Served, serve
-from eval.fleet.machine import Machine
-from eval.fleet.workload import Arrivals, backlog, hours_of, period_s
+from eval.fleet.events import IDLE, RESOURCES, TPOT, TTFT
+from eval.fleet.jobs import BACKLOG_REQUESTS, Job, run_jobs
+from eval.fleet.machine import Machine, PrefixReuse, Scheme
+from eval.fleet.simulation import Served
+from eval.fleet.workload import period_s
+from eval.options import RayAddress
 from eval.papers.profiles import Gpu, Model
 from eval.public_trace import TracePath, public_trace
 from kv_cache.trace import Trace
@@ -27,15 +29,14 @@ from vcsd.options import MAX_SEED
 from vcsd.tables import flat_table, table
 
 SWEEP_HOURS = 1.0
-SWEEP_REQUESTS = 1 << 16  # that wait on a host
 MAX_DRIVES, EXTRAPOLATED = 1024, 1 << 16  # drives of an option, and of the sweep while scaling has not ended
-LEAST_GAIN = 1.25  # tokens/s of twice the drives; with less, scaling has ended
+LEAST_GAIN = 1.25  # tokens/s of twice the drives; with less, scaling ends
 NO_NETWORK = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is simulated."""
+    """Options of the simulation."""
 
     trace: TracePath = None
     hours: Annotated[float, typer.Option(min=0.01, max=8784, help="simulated time")] = 24.0
@@ -57,15 +58,50 @@ class Setting:
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="fit the coefficients to the emulator, and write that file if named")
     ] = False
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the draws from the trace")] = 0
+    micro_batches: Annotated[
+        int, typer.Option(min=1, max=2, help="2: half batches alternate between the GPU and the drives")
+    ] = 1
+    late_kv: Annotated[
+        bool, typer.Option("--late-kv", help="send new keys and values once per step, for all layers together")
+    ] = False
+    token_shards: Annotated[int, typer.Option(min=1, max=128, help="drives that share the tokens of a KV head")] = 1
+    two_level_merge: Annotated[
+        bool, typer.Option("--two-level-merge", help="merge token shards in the enclosure of the drives first")
+    ] = False
+    prefixes: Annotated[
+        PrefixReuse, typer.Option(help="reuse of stored prompts: none, local, or copied between groups of drives")
+    ] = "none"
+    ray: RayAddress = None
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="seed of the draws from the trace")] = 0
+
+    @property
+    def scheme(self) -> Scheme:
+        """How hosts use their drives."""
+        return Scheme(self.micro_batches, self.late_kv, self.token_shards, self.two_level_merge, self.prefixes)
 
 
-def network_of(setting: Setting) -> Network | None:
-    """The port of a host; each gets its part of an oversubscribed network."""
-    if setting.network == NO_NETWORK:
+def port_of(network: str, oversubscription: float = 1.0) -> Network | None:
+    """The port of a host by name; each host gets its part of an oversubscribed network."""
+    if network == NO_NETWORK:
         return None
-    found = network_named(setting.network)
-    return replace(found, bytes_per_s=max(1, round(found.bytes_per_s / setting.oversubscription)))
+    found = network_named(network)
+    return replace(found, bytes_per_s=max(1, round(found.bytes_per_s / oversubscription)))
+
+
+def checked_model(name: str) -> Model:
+    """A model with KV heads; raises ValueError for another."""
+    model = Model.load(name)
+    if model.latent:
+        raise ValueError(f"model {name}: has a latent KV cache: choose one with KV heads")
+    return model
+
+
+def checked_gpu(name: str, model: Model) -> Gpu:
+    """A GPU that holds a model; raises ValueError for another."""
+    gpu = Gpu.some(name)
+    if model.weight_bytes > gpu.memory_gib * 2**30:
+        raise ValueError(f"gpu = {gpu.name}: does not hold the weights of {model.name}: take several, such as 8xh100")
+    return gpu
 
 
 def hosts_of(setting: Setting, drives: int) -> int:
@@ -75,22 +111,18 @@ def hosts_of(setting: Setting, drives: int) -> int:
 
 def machine_of(setting: Setting, trace: Trace) -> Machine:
     """A host; raises ValueError where hosts would differ, or the model is another kind."""
-    model, hosts = Model.load(setting.model), hosts_of(setting, setting.drives)
+    model, hosts = checked_model(setting.model), hosts_of(setting, setting.drives)
     if setting.drives % hosts:
         raise ValueError(f"drives = {setting.drives}: choose a multiple of the {hosts} hosts")
-    if model.latent:
-        raise ValueError(f"model {setting.model}: has a latent KV cache: choose one with KV heads")
-    gpu = Gpu.some(setting.gpu)
-    if model.weight_bytes > gpu.memory_gib * 2**30:
-        raise ValueError(f"gpu = {gpu.name}: does not hold the weights of {model.name}: take several, such as 8xh100")
     return Machine(
         model=model,
-        gpu=gpu,
+        gpu=checked_gpu(setting.gpu, model),
         spec=INSTCSD_OVERLAPPED,
-        network=network_of(setting),
+        network=port_of(setting.network, setting.oversubscription),
         fitted=fitted_of(setting, trace),
         drives=setting.drives // hosts,
         slots=setting.batch,
+        scheme=setting.scheme,
     )
 
 
@@ -106,18 +138,18 @@ def fitted_of(setting: Setting, trace: Trace) -> Coefficients:
     return fitted
 
 
-def figures(served: Served, arrivals: Arrivals, seconds: float) -> dict[str, Any]:
+def figures(served: Served, seconds: float) -> dict[str, Any]:
     """Rates, latencies and the resource that takes most of the time."""
-    ttft_s = (served.first_s - arrivals.arrival_s)[~np.isnan(served.first_s)]
-    long = ~np.isnan(served.end_s) & (arrivals.output_tokens > 1)
-    tpot_s = (served.end_s - served.first_s)[long] / (arrivals.output_tokens[long] - 1)
     shares = served.spent_s.sum(axis=0) / served.spent_s.sum()
     return {
         "tokens_per_s": served.made.sum() / seconds,
-        "ttft_s": _percentiles(ttft_s),
-        "tpot_s": _percentiles(tpot_s),
-        "requests": int(arrivals.arrival_s.size),
-        "ended": int((~np.isnan(served.end_s)).sum()),
+        "ttft_s": _percentiles(served, TTFT),
+        "tpot_s": _percentiles(served, TPOT),
+        "requests": served.arrived,
+        "ended": int(served.ended.sum()),
+        "prompt_tokens": served.input_tokens,
+        "reused_tokens": served.reused_tokens,
+        "copied_tokens": served.copied_tokens,
         "utilisation": 1 - float(shares[IDLE]),
         "bound": bound_of(served),
         "shares": dict(zip(RESOURCES, shares.tolist(), strict=True)),
@@ -135,30 +167,87 @@ def busiest(served: Served) -> str:
     return RESOURCES[1 + int(served.spent_s.sum(axis=0)[IDLE + 1 :].argmax())]
 
 
-def _percentiles(values: np.ndarray) -> dict[str, float | None]:
-    if not values.size:
-        return {"p50": None, "p99": None}
-    return {f"p{at}": float(np.percentile(values, at)) for at in (50, 99)}
+def _percentiles(served: Served, which: int) -> dict[str, float | None]:
+    return {f"p{at}": served.percentile_s(which, at) for at in (50, 99)}
 
 
-def sweep(setting: Setting, machine: Machine, trace: Trace) -> list[dict[str, Any]]:
-    """Tokens/s by drives, with more requests waiting than hosts can serve, until twice the drives give too little.
+def sizes(setting: Setting) -> list[int]:
+    """Drives of the sweep: powers of two up to the largest fleet, multiples of their hosts."""
+    powers = (1 << each for each in range(MAX_DRIVES.bit_length()))
+    return [drives for drives in powers if drives % hosts_of(setting, drives) == 0]
 
-    Hosts are alike and share nothing, so one is simulated.
-    """
-    waiting = backlog(trace, SWEEP_REQUESTS, setting.seed)
-    rows, drives, of_host = list[dict[str, Any]](), 1, dict[int, Served]()
-    while drives <= EXTRAPOLATED and not (drives > MAX_DRIVES and ends_of(rows)[0]):
-        hosts = hosts_of(setting, drives)
-        if drives % hosts == 0:
-            each = drives // hosts
-            if each not in of_host:
-                one = machine.with_drives(each)
-                of_host[each] = serve(one.requests(waiting), one.costs(), 1, one.groups, one.slots, SWEEP_HOURS * 3600)
-            served = of_host[each]
-            rate = hosts * served.made.sum() / (served.spent_s[0, 1:].sum())
-            rows.append({"drives": drives, "hosts": hosts, "tokens_per_s": rate, "bound": busiest(served)})
+
+def size_job(setting: Setting, machine: Machine, trace: Trace, drives: int) -> Job:
+    """One host of a fleet of a size, which is never idle: hosts are alike and share nothing."""
+    each = machine.with_drives(drives // hosts_of(setting, drives))
+    return Job(machine=each, hosts=1, trace=trace, hours=SWEEP_HOURS, seed=setting.seed, waiting="drawn")
+
+
+def row_of(setting: Setting, drives: int, served: Served) -> dict[str, Any]:
+    """A row of the sweep."""
+    hosts = hosts_of(setting, drives)
+    return {"drives": drives, "hosts": hosts, "tokens_per_s": hosts * busy_rate(served), "bound": busiest(served)}
+
+
+def busy_rate(served: Served) -> float:
+    """Tokens per second of a host that is not idle."""
+    return float(served.made.sum() / served.spent_s[:, IDLE + 1 :].sum())
+
+
+def extrapolate(setting: Setting, machine: Machine, trace: Trace, rows: list[dict[str, Any]]) -> None:
+    """Add sizes beyond the largest fleet until scaling ends."""
+    drives = 2 * rows[-1]["drives"]
+    while drives <= EXTRAPOLATED and ends_of(rows)[0] is None:
+        (served,) = run_jobs([size_job(setting, machine, trace, drives)], None)
+        rows.append(row_of(setting, drives, served))
         drives *= 2
+
+
+def variants(machine: Machine) -> dict[str, Scheme]:
+    """The scheme as it is set, and with one change at a time."""
+    given = machine.scheme
+    sharded = {"token_shards": 2}
+    changes: dict[str, dict[str, Any]] = {
+        "as set": {},
+        "half batches alternate": {"micro_batches": 2},
+        "keys and values of all layers in one message": {"late_kv": True},
+        "tokens of a head on two drives, merged on the host": sharded | {"two_level": False},
+        "tokens of a head on two drives, merged in two levels": sharded | {"two_level": True},
+        "prefixes reused where they are stored": {"prefixes": "local"},
+        "prefixes copied to other drives too": {"prefixes": "copied"},
+    }
+    if machine.drives < 2 * machine.model.kv_heads:
+        changes = {name: change for name, change in changes.items() if change.get("token_shards") != 2}
+    return {name: replace(given, **change) for name, change in changes.items()}
+
+
+def variant_jobs(setting: Setting, machine: Machine, trace: Trace) -> list[Job]:
+    """Two runs of each variant: arrivals of the trace's first period, and all of its requests waiting."""
+    hours, hosts = min(setting.hours, period_s(trace) / 3600), hosts_of(setting, setting.drives)
+    return [
+        Job(
+            machine=replace(machine, scheme=scheme), hosts=hosts, trace=trace, hours=hours,
+            rate=setting.rate if waiting == "no" else 1.0, seed=setting.seed, waiting=waiting,
+        )
+        for scheme in variants(machine).values()
+        for waiting in ("no", "trace")
+    ]  # fmt: skip
+
+
+def compared(machine: Machine, results: Sequence[Served]) -> list[dict[str, Any]]:
+    """Rows of the variants."""
+    rows = list[dict[str, Any]]()
+    for name, arriving, waiting in zip(variants(machine), results[::2], results[1::2], strict=True):
+        rate = waiting.made.size * busy_rate(waiting)
+        rows.append({
+            "what": name,
+            "ttft_s": _percentiles(arriving, TTFT),
+            "tpot_s": _percentiles(arriving, TPOT),
+            "reused_percent": 100 * arriving.reused_tokens / max(1, arriving.input_tokens),
+            "copied_percent": 100 * arriving.copied_tokens / max(1, arriving.input_tokens),
+            "capacity_tokens_per_s": rate,
+            "capacity_ratio": rate / rows[0]["capacity_tokens_per_s"] if rows else 1.0,
+        })  # fmt: skip
     return rows
 
 
@@ -175,13 +264,20 @@ def experiment(setting: Setting) -> Outcome:
     trace = public_trace(setting.trace)
     machine = machine_of(setting, trace)
     fitted = machine.fitted
-    arrivals = hours_of(trace, setting.hours, setting.rate, setting.seed)
-    machine.check_room(arrivals)
-    hosts, seconds = hosts_of(setting, setting.drives), setting.hours * 3600
-    served = serve(machine.requests(arrivals), machine.costs(), hosts, machine.groups, machine.slots, seconds)
-    rows = sweep(setting, machine, trace)
+    machine.check_room(max(each.input_tokens + each.output_tokens for each in trace.requests))
+    hosts, swept = hosts_of(setting, setting.drives), sizes(setting)
+    served, *others = run_jobs(
+        [
+            Job(machine=machine, hosts=hosts, trace=trace, hours=setting.hours, rate=setting.rate, seed=setting.seed),
+            *(size_job(setting, machine, trace, drives) for drives in swept),
+            *variant_jobs(setting, machine, trace),
+        ],
+        setting.ray,
+    )
+    rows = [row_of(setting, drives, each) for drives, each in zip(swept, others, strict=False)]
+    extrapolate(setting, machine, trace, rows)
     ends_at, why = ends_of(rows)
-    result = figures(served, arrivals, seconds) | {
+    result = figures(served, setting.hours * 3600) | {
         "drives": setting.drives,
         "hosts": hosts,
         "groups_of_a_host": machine.groups,
@@ -191,11 +287,12 @@ def experiment(setting: Setting) -> Outcome:
         "extrapolated": (ends_at or rows[-1]["drives"]) >= MAX_DRIVES,
         "capacity_tokens_per_s": next((row["tokens_per_s"] for row in rows if row["drives"] == setting.drives), None),
         "sweep": rows,
-        "swept": f"one host, {SWEEP_REQUESTS} requests wait from the beginning, at most {SWEEP_HOURS:g} h; beyond "
+        "variants": compared(machine, others[len(swept) :]),
+        "swept": f"one host, {BACKLOG_REQUESTS} requests wait from the beginning, at most {SWEEP_HOURS:g} h; beyond "
         f"{MAX_DRIVES} drives is extrapolated; scaling ends where twice the drives give less than {LEAST_GAIN:g} times "
         "the tokens/s",
-        "resampled": f"{trace.name}: {period_s(trace) / 3600:.2f} h once as it is, then its arrivals again with "
-        f"prompt and answer lengths drawn from it with repetition, seed {setting.seed}; prefixes are not reused",
+        "resampled": f"{trace.name}: {period_s(trace) / 3600:.2f} h once as it is, then as many of its "
+        f"conversations drawn with repetition, as new content but for system prompts, seed {setting.seed}",
         "deviation_percent": fitted.deviation_percent,
         "worst_percent": fitted.worst_percent,
         "coefficients": asdict(fitted),
@@ -206,8 +303,8 @@ def experiment(setting: Setting) -> Outcome:
 
 
 _NOTES = (
-    "GPU, link, network and drives take turns; two half batches would hide some of them under one another",
-    "attention is dense on FP16 keys and values; prefixes are not reused, so every prompt is prefilled and written",
+    "attention is dense on FP16 keys and values; the sizes of the sweep share no prefixes",
+    "variants: latencies of the trace's first period; capacity with all of its requests waiting from the beginning",
     "deviations are of the drive's step alone, at the first requests of the trace that the coefficients name",
 )
 
@@ -227,4 +324,16 @@ def _shown(result: dict[str, Any]) -> list[Any]:
         (str(row["drives"]), str(row["hosts"]), f"{row['tokens_per_s']:,.0f}", row["bound"]) for row in result["sweep"]
     ]
     columns = ("drives", "hosts", "tokens/s", "bound")
-    return [flat_table("A fleet (modelled)", flat), table("More drives, requests always wait", columns, cells)]
+    changed = [
+        (
+            row["what"], ms(row["ttft_s"]), ms(row["tpot_s"]), f"{row['reused_percent']:.0f}",
+            f"{row['capacity_tokens_per_s']:,.0f}", f"{row['capacity_ratio']:.2f}",
+        )
+        for row in result["variants"]
+    ]  # fmt: skip
+    names = ("", "TTFT p50, p99, ms", "TPOT p50, p99, ms", "reused %", "capacity, tokens/s", "ratio")
+    return [
+        flat_table("A fleet (modelled)", flat),
+        table("More drives, requests always wait", columns, cells),
+        table("One change at a time", names, changed, left=("",)),
+    ]

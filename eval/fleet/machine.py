@@ -1,20 +1,46 @@
-"""What a host's prefill and decode step cost: GPU, link, network, drives."""
+"""Time that a host's prefill and decode step take: GPU, link, network, drives."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
+from csd_link.network import COMMAND_BYTES, COMPLETION_BYTES
 from csd_spec import DriveSpec
 from csd_spec.arrays import F64
 from csd_spec.network import Network
 from eval.fleet.drive_model import FP16_BYTES, Coefficients, Rates
-from eval.fleet.events import DRIVES, GPU, NETWORK, Costs, Requests
-from eval.fleet.workload import Arrivals
-from eval.papers.instinfer.systems import crossing_s
+from eval.fleet.events import COPIED, LOCAL, NO_PREFIXES, Costs
+from eval.papers.instinfer.systems import SUMS_BYTES
 from eval.papers.profiles import Gpu, Model
 from kv_cache.cost import CostModel
+
+PREFILL_GRID = 32  # tokens between the rows of prefill tables
+MERGE_BYTES_PER_S = 25e9  # assumed: partial outputs are merged at the rate of one channel of DDR4-3200
+PrefixReuse = Literal["none", "local", "copied"]
+PREFIX_REUSE = {"none": NO_PREFIXES, "local": LOCAL, "copied": COPIED}
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a host uses its drives.
+
+    Attributes:
+        micro_batches: Parts of a batch; of two, one computes on the GPU while the other attends in the drives.
+        late_kv: Keys and values of a new token go to the drives once per step, for all layers in one message, instead
+            of with the queries of each layer; the GPU attends to this token and merges.
+        token_shards: Drives that share the tokens of a KV head.
+        two_level: Partial outputs of a head's token shards are merged in the enclosure of the drives, not on the host.
+        prefixes: Reuse of stored prompts: `none`, `local`, or `copied` to the group of another host.
+    """
+
+    micro_batches: int = 1
+    late_kv: bool = False
+    token_shards: int = 1
+    two_level: bool = False
+    prefixes: PrefixReuse = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +48,11 @@ class Machine:
     """A host with one GPU and its drives, which are groups that each have all KV heads.
 
     Attributes:
-        model, gpu, spec, fitted: The model, the host's GPU, one drive, and what was fitted to it.
+        model, gpu, spec, fitted: The model, the host's GPU, one drive, and its fitted coefficients.
         network: The host's port to its drives; None: they are on PCIe.
-        drives: Of this host.
-        slots: Sequences of a group.
+        drives: Number of drives of this host.
+        slots: Sequences per group.
+        scheme: How the host uses its drives.
     """
 
     model: Model
@@ -35,11 +62,17 @@ class Machine:
     network: Network | None
     drives: int
     slots: int
+    scheme: Scheme = field(default_factory=Scheme)
+
+    @property
+    def shards(self) -> int:
+        """Drives that share the tokens of a KV head."""
+        return max(1, min(self.scheme.token_shards, self.drives // self.model.kv_heads))
 
     @property
     def group(self) -> int:
-        """Drives that share the KV heads of a sequence."""
-        return min(self.drives, self.model.kv_heads)
+        """Drives that share a sequence."""
+        return min(self.drives, self.model.kv_heads * self.shards)
 
     @property
     def groups(self) -> int:
@@ -51,50 +84,91 @@ class Machine:
         """The model on the GPU."""
         return CostModel.of(self.model, self.gpu.accelerator)
 
-    def costs(self) -> Costs:
-        """Of a decode step, by the sequences of the host."""
-        layers, fitted = self.model.shape.layers, self.fitted
-        rates = Rates.of(self.spec, self.model.shape, -(-self.model.kv_heads // self.group))
-        each = layers * fitted.transfer * np.array([rates.flash_s, rates.engine_s, rates.tail_s])
+    def costs(self, longest: int) -> Costs:
+        """Seconds of the host's work. longest: tokens of the longest prompt."""
+        layers, fitted, parts = self.model.shape.layers, self.fitted, self.scheme.micro_batches
+        rates = Rates.of(self.spec, self.model.shape, -(-self.model.kv_heads * self.shards // self.group))
+        each = layers * fitted.transfer * np.array([rates.flash_s, rates.engine_s, rates.tail_s]) / self.shards
         rows = [self._outside_s(batch) for batch in range(self.groups * self.slots + 1)]
-        return Costs(np.array(rows), np.array([layers * fitted.command_s, *each]), fitted.slowest(self.group))
+        new_s, seen_s = self._prefill_tables(longest)
+        return Costs(
+            by_batch=np.array(rows),
+            drive=np.array([layers * parts * fitted.command_s, *each]),
+            slowest=fitted.slowest(self.group),
+            fill_fraction=1.0 if parts == 1 else 1 / (parts * layers),
+            prefill_grid=PREFILL_GRID,
+            new_s=new_s,
+            seen_s=seen_s,
+            write_s=self.write_s,
+            read_s=self.read_s,
+            copy_s=self.write_s,
+            prefixes=PREFIX_REUSE[self.scheme.prefixes],
+        )
+
+    @property
+    def write_s(self) -> F64:
+        """Seconds per token that a group's drives store: network and drives, (2,)."""
+        geometry = self.spec.geometry
+        return self._moved_s(self.group * geometry.lanes * geometry.page_bytes / (self.spec.timing.program_ns / 1e9))
+
+    @property
+    def read_s(self) -> F64:
+        """Seconds per token that a group's drives send to the GPU: network and drives, (2,)."""
+        return self._moved_s(self.group * self.spec.flash_bytes_per_s)
+
+    def _moved_s(self, drives_bytes_per_s: float) -> F64:
+        """Seconds per token of KV data that moves: network and drives, (2,)."""
+        kv_bytes = self.model.shape.kv_bytes_per_token
+        return np.array([kv_bytes / self.network.bytes_per_s if self.network else 0.0, kv_bytes / drives_bytes_per_s])
 
     def _outside_s(self, batch: int) -> tuple[float, float, float]:
         """GPU, link and network of a step."""
         if not batch:
             return 0.0, 0.0, 0.0
-        model, link, layers, cost = self.model, self.spec.link, self.model.shape.layers, self.cost
-        rows = 2 * (model.q_heads + model.kv_heads)  # q, k and v go down, the output comes up
+        layers, cost, parts = self.model.shape.layers, self.cost, self.scheme.micro_batches
+        gpu_s = parts * cost.linear_s(batch / parts) + cost.runtime_s(batch)
+        return gpu_s + layers * self._merge_s(batch), layers * self._link_s(batch), layers * self._crossing_s(batch)
+
+    def transfer_s(self, batch: int) -> float:
+        """Seconds per layer of link, network and merging."""
+        return self._link_s(batch) + self._crossing_s(batch) + self._merge_s(batch)
+
+    def _link_s(self, batch: int) -> float:
+        """Seconds per layer that commands and their data take between a drive and its port."""
+        model, link = self.model, self.spec.link
+        late_rows = 0 if self.scheme.late_kv else 2 * model.kv_heads
+        rows = 2 * model.q_heads * self.shards + late_rows  # q, k and v go down, the output comes up
         on_drive = -(-FP16_BYTES * batch * rows * model.head_dim // (self.groups * self.group))
-        link_s = layers * (link.transfer_ns(on_drive) + 2 * link.command_ns) / 1e9
-        used = min(batch, self.groups) * self.group
-        network_s = layers * crossing_s(model, self.network, batch, used, 1) if self.network else 0.0
-        return cost.linear_s(batch) + cost.runtime_s(batch), link_s, network_s
+        return (link.transfer_ns(on_drive) + 2 * self.scheme.micro_batches * link.command_ns) / 1e9
 
-    def requests(self, arrivals: Arrivals) -> Requests:
-        """Requests with their prefill: the GPU's time, or that of writing K and V while it computes, if longer."""
-        kv_bytes, cost = self.model.shape.kv_bytes_per_token, self.cost
-        geometry = self.spec.geometry
-        program_rate = geometry.lanes * geometry.page_bytes / (self.spec.timing.program_ns / 1e9)
-        by_resource = {
-            GPU: self._prefills_s(cost, arrivals),
-            NETWORK: arrivals.input_tokens * (kv_bytes / self.network.bytes_per_s if self.network else 0.0),
-            DRIVES: arrivals.input_tokens * (kv_bytes / (self.group * program_rate)),
-        }
-        seconds = np.array(list(by_resource.values()))
-        longest = seconds.argmax(axis=0)
-        bound = np.array(list(by_resource), np.int64)[longest]
-        return Requests(arrivals.arrival_s, arrivals.input_tokens, arrivals.output_tokens, seconds.max(axis=0), bound)
+    def _merge_s(self, batch: int) -> float:
+        """Seconds per layer to merge the outputs of token shards, on the host or in the enclosures."""
+        model = self.model
+        return 0.0 if self.shards == 1 else self.shards * batch * model.q_heads * _row_bytes(model) / MERGE_BYTES_PER_S
 
-    @staticmethod
-    def _prefills_s(cost: CostModel, arrivals: Arrivals) -> F64:
-        lengths, where = np.unique(arrivals.input_tokens, return_inverse=True)
-        found: F64 = np.array([cost.prefill_s(int(tokens)) for tokens in lengths])[where]
-        return found
+    def _crossing_s(self, batch: int) -> float:
+        """Seconds per layer that queries, keys, values and outputs take over the port that all drives share."""
+        model, network, parts = self.model, self.network, self.scheme.micro_batches
+        if network is None:
+            return 0.0
+        drives = min(batch, self.groups) * self.group
+        copies = 1 if self.scheme.two_level else self.shards  # of a query, and outputs of it
+        messages = parts * (drives // self.shards if self.scheme.two_level else drives)
+        kv_rows = 0 if self.scheme.late_kv else 2 * model.kv_heads
+        out_bytes = FP16_BYTES * batch * (copies * model.q_heads + kv_rows) * model.head_dim + messages * COMMAND_BYTES
+        in_bytes = batch * copies * model.q_heads * _row_bytes(model) + messages * COMPLETION_BYTES
+        ns = network.transfer_ns(out_bytes) + network.transfer_ns(in_bytes) + 2 * parts * network.message_ns
+        return ns / 1e9
 
-    def check_room(self, arrivals: Arrivals) -> None:
-        """Raise ValueError if full slots of the longest request do not fit the drives of a group."""
-        longest = int((arrivals.input_tokens + arrivals.output_tokens).max())
+    def _prefill_tables(self, longest: int) -> tuple[F64, F64]:
+        """GPU time of new tokens, and of attention to all tokens of a prompt, by tokens in steps of PREFILL_GRID."""
+        tokens, cost = np.arange(0, longest + 2 * PREFILL_GRID, PREFILL_GRID), self.cost
+        all_s = np.array([cost.prefill_s(int(each)) for each in tokens])
+        seen_s = np.array([cost.prefill_attention_s(int(each)) for each in tokens])
+        return all_s - seen_s, seen_s
+
+    def check_room(self, longest: int) -> None:
+        """Raise ValueError if full slots of requests with `longest` tokens do not fit the drives of a group."""
         needed = self.slots * longest * self.model.shape.kv_bytes_per_token
         room = self.group * self.spec.geometry.capacity_bytes
         if needed > room:
@@ -106,3 +180,8 @@ class Machine:
     def with_drives(self, drives: int) -> Machine:
         """The same host with other drives."""
         return replace(self, drives=drives)
+
+
+def _row_bytes(model: Model) -> int:
+    """Bytes of one query head's output, with the sums that merging needs."""
+    return FP16_BYTES * model.head_dim + SUMS_BYTES

@@ -20,11 +20,11 @@ YEAR_DAYS = 365.25
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one of several drives is given.
+    """Traffic of one of several drives.
 
     Attributes:
         spec: The drive, with 1/scale of its blocks and of its DRAM.
-        shape: Model whose K and V are stored.
+        shape: Model whose KV cache is stored.
         drives: Drives that share the traffic.
         day: Requests, 1/scale of the traffic of all drives.
         hours: Length of the day.
@@ -64,7 +64,7 @@ class Tally:
     """Counts of the requests that count.
 
     Attributes:
-        requests, input_tokens, output_tokens, reused_tokens: Of all drives' traffic.
+        requests, input_tokens, output_tokens, reused_tokens: Totals over the traffic of all drives.
         context_tokens: Sum over output tokens of the tokens that each attends to.
         squared_tokens: Sum over new prompt tokens of the tokens that each attends to.
         read_pages: Pages read for reused prefixes.
@@ -92,7 +92,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a drive has done since it was warm.
+    """Work of a drive since it was warm.
 
     Attributes:
         tally: The requests.
@@ -137,7 +137,7 @@ class Meter:
         return counters.data, counters.moved, programmed, int(self.ftl.nand.erase_count.sum())
 
     def counts(self) -> Counts:
-        """What was counted."""
+        """Counts since `start`."""
         erased = self.ftl.nand.erase_count
         spread = int(erased.min()), float(erased.mean()), int(erased.max())
         data, moved, programmed, erases = (now - then for now, then in zip(self._totals(), self._before, strict=True))

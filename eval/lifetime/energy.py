@@ -60,7 +60,7 @@ def constants() -> Constants:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What the user pays."""
+    """Prices that the user sets."""
 
     drive_dollars: Annotated[float, typer.Option(min=0, max=1e6, help="price of a drive, dollars")] = 300.0
     dram_dollars_per_gb: Annotated[float, typer.Option(min=0, max=1e4, help="price of host memory")] = 5.0
@@ -71,7 +71,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the requests of a replay are, and the flash operations of all drives for them."""
+    """Requests of a replay, and the flash operations of all drives for them."""
 
     kind: str
     layout: str
@@ -82,7 +82,7 @@ class Work:
 
     @property
     def kv_bytes(self) -> int:
-        """K and V of a token."""
+        """Keys and values of a token."""
         return self.model.shape.kv_bytes_per_token
 
 
@@ -128,13 +128,13 @@ def decoded_bytes(work: Work, at: Mapping[str, float]) -> float:
 
 
 def _query_bytes(work: Work) -> float:
-    """Queries and outputs of an output token, and its row of K and V, FP16."""
+    """Queries and outputs of an output token, and its keys and values, FP16."""
     shape = work.model.shape
     return 2 * shape.layers * shape.q_heads * shape.head_dim * 2 + work.kv_bytes
 
 
 def _macs(work: Work) -> float:
-    """Products of output tokens with all K and V of their context: more than a selection takes."""
+    """Products of output tokens with all keys and values of their context: more than a selection takes."""
     shape = work.model.shape
     return 2 * shape.layers * shape.q_heads * shape.head_dim * work.counts.tally.context_tokens
 
@@ -162,7 +162,7 @@ def dollars(work: Work, prices: Prices, years: float, tokens_per_year: float, ca
 
     Args:
         work: A replay.
-        prices: What the user pays.
+        prices: Prices that the user sets.
         years: That a drive lives at this traffic.
         tokens_per_year: Output tokens of all the traffic.
         capacity_bytes: What host memory holds in place of drives.

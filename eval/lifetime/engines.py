@@ -18,7 +18,7 @@ _SPREAD = 0x9E3779B1  # an odd number that mixes keys over drives
 
 
 class BlockCache:
-    """Blocks of prompts on one drive: slots for objects, and who goes when there are none left.
+    """Blocks of prompts on one drive: slots for objects, and eviction when all are taken.
 
     A slot that was freed is used again after all that were freed before it, as an allocator of extents does that
     spreads writes.

@@ -33,7 +33,7 @@ OURS = "ours"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is replayed."""
+    """Options of the replay."""
 
     trace: TracePath = None
     hours: Annotated[float, typer.Option(min=0.01, max=8784, help="length of the replay")] = 24.0
@@ -49,7 +49,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One row. name: of an engine, or `ours`. layout: of ours, else ""."""
+    """One row. name: engine, or `ours`. layout: in-drive layout of `ours`, else ""."""
 
     name: str
     layout: str
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def placement(self) -> str:
-        """How the drive is told what goes together, and what is deleted."""
+        """Hints that the drive gets: placement of data, and deletions."""
         if self.layout:
             return "sequences"
         return f"{self.handles} handles" if self.handles else "discard" if self.discard else "-"
@@ -82,7 +82,7 @@ def _day(setting: Setting) -> Day:
 
 
 def load_of(setting: Setting, percent: float, spec: DriveSpec = INSTCSD_OVERLAPPED) -> Load:
-    """What one drive is given; raises ValueError for a model whose heads the drives cannot share."""
+    """Traffic of one drive; raises ValueError for a model whose heads the drives cannot share."""
     shape = Model.load(setting.model).shape
     if shape.latent or shape.kv_heads % setting.drives:
         raise ValueError(f"model {setting.model}: {shape.kv_heads} KV heads: choose --drives that divide them")
@@ -92,7 +92,7 @@ def load_of(setting: Setting, percent: float, spec: DriveSpec = INSTCSD_OVERLAPP
 
 
 def replay(item: tuple[Run, Setting], tick: Tick) -> Counts:
-    """One row's counts; raises ValueError where the drive has no room for the pattern."""
+    """One row's counts; raises ValueError if the drive has no room for the pattern."""
     run, setting = item
     load = load_of(setting, run.percent)
     try:
@@ -178,7 +178,7 @@ def headline(rows: Sequence[dict[str, Any]], percent: float) -> dict[str, Any]:
 
 
 def experiment(setting: Setting, prices: Prices) -> Outcome:
-    """Wear, read latency, energy and dollars of serving engines' writes and of ours, replayed through the FTL."""
+    """Wear, read latency, energy and dollars of writes of engines and in-drive layouts, replayed through the FTL."""
     percents = numbers("over-provisioning", setting.over_provisioning, float)
     chosen = runs(percents, setting.streams)
     visits = len(load_of(setting, percents[0]).day.visits)

@@ -30,7 +30,7 @@ class OurReplay(Replay):
 
     As in `host_driver.prefixes.store`: a prompt that goes on where another one ends is the same sequence, one that
     parts from it is a fork; the least recently used blocks go first, and of those the deepest. An answer is cut off
-    when it has ended, since no trace says whether it comes again.
+    at its end, since traces do not tell whether it is used again.
     """
 
     def __init__(self, layout: str, load: Load) -> None:
@@ -81,7 +81,7 @@ class OurReplay(Replay):
         return chain
 
     def _read(self, chain: Chain, tokens: int, now_ns: int, number: int) -> None:
-        """Read K and V of a prefix, which prompt tokens attend to."""
+        """Read the KV data of a prefix for prompt tokens to attend to."""
         seq = self.ftl.sequences[chain.handle]
         holders = {id(m.holder): m.holder for m in seq.primary.values()}.values()
         slots = np.concatenate([m.slots[:, :, : tokens // m.per_group].ravel() for m in holders])
@@ -89,7 +89,7 @@ class OurReplay(Replay):
             self.meter.read(ppns, now_ns, number)
 
     def _append(self, chain: Chain, tokens: int, needed: set[Key], now_ns: int) -> None:
-        """Add tokens to all layers; older blocks go where there is no room for them."""
+        """Add tokens to all layers; older blocks are evicted to make room."""
         count = np.array([tokens])
         self._make_room(ceil(tokens * self.token_pages), chain, needed)
         for layer in range(self.layers):
@@ -107,7 +107,7 @@ class OurReplay(Replay):
             self._evict(over, chain, needed, 0)
 
     def _evict(self, pages: int, chain: Chain, needed: set[Key], now_ns: int) -> bool:
-        """Cut the least recently used blocks off, until about so many pages are free; False if there are none."""
+        """Cut the least recently used blocks off, until about `pages` are free; False if no block is left."""
         cut: dict[Chain, None] = {}
         before = int(self.ftl.placement.valid.sum())
         while self.blocks and before - int(self.ftl.placement.valid.sum()) < pages:

@@ -14,10 +14,10 @@ class Pattern:
     """An engine's objects. All of them evict the least recently used ones, and write prompts alone.
 
     Attributes:
-        name: Of the engine.
+        name: Name of the engine.
         object_tokens: Tokens of an object; prompts are stored as whole objects.
         per_layer: Each layer is an object of its own.
-        source: Where that is documented.
+        source: Documentation of the pattern.
     """
 
     name: str

@@ -63,7 +63,7 @@ def make_day(trace: Trace, hours: float, fraction: float, seed: int) -> Day:
         trace: Arrivals in seconds.
         hours: Length of the result.
         fraction: Share of the trace's traffic, 0 to 1.
-        seed: Of the draws: the same seed gives the same day.
+        seed: Seed of the draws: the same seed gives the same day.
 
     Raises:
         ValueError: No request is left.

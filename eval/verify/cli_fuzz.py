@@ -57,7 +57,7 @@ CUT = (
     "eval.ssd.ssd:row_of",
     "eval.lifetime.lifetime:sweep",
     "eval.fleet.fleet:calibrate",
-    "eval.fleet.fleet:serve",
+    "eval.fleet.fleet:run_jobs",
     "eval.fair.map:rates",
     "eval.fair.recorded:record",
     "eval.fair.orbitflow:headline",

@@ -42,6 +42,7 @@ class Stored:
 
 State = dict[int, Stored]  # by handle
 
+LARGEST = 1.99  # of a row: from 2 on, the bits of an FP16 number are those of a much larger BF16 number
 DRIVE: DriveSpec = replace(
     INSTCSD_ZYNQ7045_8CH,
     name="crash",
@@ -106,7 +107,13 @@ class RandomHost:
         self.blocks = np.zeros((LOGICAL_PAGES, DRIVE.geometry.page_bytes), np.uint8)
 
     def rows(self, tokens: int) -> F16:
-        return self.generator.standard_normal((tokens, HEADS, DIM)).astype(np.float16)
+        """Random rows; read as BF16 they are below 2 too.
+
+        A larger one would set the steps in which 8 bits keep a group, and a crop could remove it before `scores_agree`
+        derives its tolerance from the group.
+        """
+        rows = self.generator.standard_normal((tokens, HEADS, DIM))
+        return np.clip(rows, -LARGEST, LARGEST).astype(np.float16)
 
     def step(self) -> None:
         """One verb; one that the full drive refuses changes nothing."""

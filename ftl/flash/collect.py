@@ -46,18 +46,23 @@ class Collector:
                 break
         return finish_ns
 
-    def make_room(self, start_ns: int) -> bool:
-        """Erase what is empty; where nothing is, move valid pages together. False when that frees no block."""
+    def erase_empty(self, start_ns: int) -> bool:
+        """Erase blocks without valid pages; returns whether more blocks are free than before."""
         before = self.store.placement.free_blocks
         if self.store.placement.erasable_blocks():
             self.reclaim(start_ns, everything=False)
-        return self.store.placement.free_blocks > before or self._collect(start_ns)
+        return self.store.placement.free_blocks > before
 
-    def _collect(self, start_ns: int) -> bool:
-        """Empty the blocks with the most garbage, as many as give one block back per channel; False where none do."""
+    def collect(self, start_ns: int, valid_fraction: float = 1.0) -> bool:
+        """Empty the blocks with the most garbage, as many as give one block back per channel; False where none do.
+
+        valid_fraction: blocks with a larger fraction of valid pages are left alone.
+        """
         placement, g = self.store.placement, self.store.geometry
         victims, gained = [], 0
         for block in placement.victims(4 * g.channels):
+            if placement.valid[block] > valid_fraction * g.pages_per_block:
+                break
             victims.append(block)
             gained += g.pages_per_block - int(placement.valid[block])
             if gained >= g.channels * g.pages_per_block:
@@ -108,7 +113,8 @@ class Collector:
         assert kept.size == store.placement.valid[block], f"block {block}: {kept.size} pages are referred to"
         if kept.size:
             lanes = kept.astype(np.int64) % store.geometry.lanes
-            of_journal = min(2 * store.geometry.channels, store.reserve // 2)  # without a record nothing is erased
+            channels = store.geometry.channels
+            of_journal = max(0, min(2 * channels, store.reserve - channels))  # an extent for each of its places
             (targets,) = store.placement.allocate([(writer, lanes)], of_journal)
             data = nand.read(kept) if nand.payload else None
             numbers = nand.write_numbers[kept] if nand.payload else None

@@ -57,12 +57,14 @@ class Writer:
 
     blocks: (rows, channels), the blocks being filled. growth: the share 1/growth of what it has written that an
     extent holds at least; 0 for none. narrow: it has one block of each channel, whatever comes. worn_blocks: it
-    takes worn blocks, for what will stay.
+    takes worn blocks, for what will stay. lends: another writer may take over its open blocks when few are free.
     """
 
-    def __init__(self, channels: int, growth: int = 0, narrow: bool = False, worn_blocks: bool = False) -> None:
+    def __init__(
+        self, channels: int, growth: int = 0, narrow: bool = False, worn_blocks: bool = False, lends: bool = False
+    ) -> None:
         self.expected_pages, self.written, self.growth = 0, 0, growth
-        self.narrow, self.worn_blocks = narrow, worn_blocks
+        self.narrow, self.worn_blocks, self.lends = narrow, worn_blocks, lends
         self.blocks: I64 = np.zeros((0, channels), np.int64)
 
 
@@ -75,6 +77,7 @@ class Placement:
         self.valid: I32 = np.zeros(g.blocks, np.int32)
         self.claimed: I32 = nand.next_page.copy()  # pages given out, programmed or about to be
         self.open: set[int] = set()
+        self._lenders: dict[Writer, None] = {}  # writers with open blocks that lend them, least recently used first
         # Of each lane: blocks that were erased, as (erases, block); and the first of those never used, which come first
         self._erased: list[list[tuple[int, int]]] = [[] for _ in range(g.lanes)]
         self._unused = np.zeros(g.lanes, np.int64)
@@ -120,30 +123,42 @@ class Placement:
         start = (fraction * np.uint64(self.geometry.lanes)) >> np.uint64(32)
         return start.astype(np.int64) + groups
 
-    def allocate(self, jobs: list[tuple[Writer, I64]], reserve: int) -> list[U32]:
+    def allocate(self, jobs: list[tuple[Writer, I64]], reserve: int, take_over: bool = False) -> list[U32]:
         """Pages for each writer's starts (N,); extents are opened as needed, leaving `reserve` blocks free.
 
+        take_over: if no block is left, partly filled ones of other writers that lend them are taken over.
         Raises OutOfSpace when they do not all fit; then nothing has changed.
         """
         before = [(writer, writer.blocks, writer.written) for writer, _ in jobs]
-        opened: list[I64] = []
+        opened, lent = list[I64](), list[tuple[Writer, I64, I32]]()
+        for writer, _ in jobs:
+            self._lenders.pop(writer, None)  # its blocks are in use
         try:
-            ppns = [self._allocate(writer, starts, reserve, opened) for writer, starts in jobs]
+            ppns = [
+                self._allocate(writer, starts, reserve, opened, lent if take_over else None) for writer, starts in jobs
+            ]
         except OutOfSpace:
             for writer, blocks, written in reversed(before):
                 self.claimed[writer.blocks] = self.nand.next_page[writer.blocks]
                 writer.blocks, writer.written = blocks, written
                 self.claimed[blocks] = self.nand.next_page[blocks]
                 self.open.update(blocks.ravel().tolist())
+            for lender, blocks, claimed in lent:
+                lender.blocks, self.claimed[blocks] = blocks, claimed
+                self.open.update(blocks.ravel().tolist())
             for block in [block for blocks in opened for block in blocks.ravel().tolist()]:
                 self.open.discard(block)
                 self.release(block)
             raise
+        finally:
+            self._lenders |= {writer: None for writer, *_ in [*before, *lent] if writer.lends and writer.blocks.size}
         for part in ppns:
             np.add.at(self.valid, self.nand.block_of(part), 1)
         return ppns
 
-    def _allocate(self, writer: Writer, starts: I64, reserve: int, opened: list[I64]) -> U32:
+    def _allocate(
+        self, writer: Writer, starts: I64, reserve: int, opened: list[I64], lent: list[tuple[Writer, I64, I32]] | None
+    ) -> U32:
         g, ppns, done = self.geometry, np.empty(starts.size, np.uint32), 0
         while done < starts.size:
             room = (self.claimed[writer.blocks] < g.pages_per_block).any(axis=1)
@@ -154,11 +169,29 @@ class Placement:
                 done += _fill(starts[done:], writer.blocks, self.claimed, g.lanes, g.pages_per_block, ppns[done:])
             if done < starts.size and writer.narrow and writer.blocks.size:
                 self._top_up(writer, int(starts[done]) % g.channels, reserve, opened)
+            elif done < starts.size and lent is not None and self._lenders and self._is_full(reserve):
+                lent.append(self._take_over())
+                writer.blocks = np.concatenate([writer.blocks, lent[-1][1]])
             elif done < starts.size:
                 opened.append(self._open_extent(writer, starts.size - done, reserve))
                 writer.blocks = np.concatenate([writer.blocks, opened[-1]])
         writer.written += starts.size
         return ppns
+
+    def _is_full(self, reserve: int) -> bool:
+        """Whether no extent can be opened."""
+        return self.free_blocks - reserve < self.geometry.channels
+
+    def _take_over(self) -> tuple[Writer, I64, I32]:
+        """Take the open blocks of the lender that was used least recently.
+
+        Returns:
+            The lender, its blocks (rows, channels), and the claimed pages of each.
+        """
+        lender = next(iter(self._lenders))
+        del self._lenders[lender]
+        blocks, lender.blocks = lender.blocks, lender.blocks[:0]
+        return lender, blocks, self.claimed[blocks]
 
     def _top_up(self, writer: Writer, channel: int, reserve: int, opened: list[I64]) -> None:
         """Replace the writer's full block of one channel."""
@@ -214,6 +247,7 @@ class Placement:
             if self.nand.next_page[block] == 0:
                 self.release(block)
         writer.blocks = writer.blocks[:0]
+        self._lenders.pop(writer, None)
 
     def give_back(self, ppns: U32) -> None:
         """Undo an allocation of which not everything was programmed; what is UNMAPPED was given back before."""

@@ -19,12 +19,18 @@ from ftl.flash.plan import PagePlan
 from ftl.flash.references import Referrer
 from ftl.flash.timing import TIMINGS, Reading
 
+CHEAP = 0.25  # valid pages of a block that garbage collection empties before blocks of idle writers are taken over
+
 
 class Reclaim(Protocol):
-    """Who makes room where there is none."""
+    """Garbage collection, in two steps."""
 
-    def make_room(self, start_ns: int) -> bool:
-        """Free blocks; False where that is not possible."""
+    def erase_empty(self, start_ns: int) -> bool:
+        """Erase blocks without valid pages; returns whether more blocks are free than before."""
+        ...
+
+    def collect(self, start_ns: int, valid_fraction: float = 1.0) -> bool:
+        """Move valid pages together, and erase blocks; returns whether any was erased."""
         ...
 
 
@@ -79,11 +85,18 @@ class FlashStore:
         reserve = self.reserve
         if not overwrites:
             reserve += sum(each.overwrite_blocks() for each in self.referrers)
+        take_over = False
         while True:
             try:
-                return self.placement.allocate(jobs, reserve)
+                return self.placement.allocate(jobs, reserve, take_over)
             except OutOfSpace:
-                if self.reclaim is None or not self.reclaim.make_room(start_ns):
+                if self.reclaim is None:
+                    raise
+                if self.reclaim.erase_empty(start_ns) or self.reclaim.collect(start_ns, CHEAP):
+                    continue
+                if not take_over:  # before valid pages are moved
+                    take_over = True
+                elif not self.reclaim.collect(start_ns):
                     raise
 
     def _check_room(self, pages: int, start_ns: int) -> None:
@@ -91,7 +104,7 @@ class FlashStore:
         if not pages or self.nand.has_room(pages):
             return
         if self.reclaim and self.placement.erasable_blocks():
-            self.reclaim.make_room(start_ns)
+            self.reclaim.erase_empty(start_ns)
             self.nand.give_back()
         if not self.nand.has_room(pages):
             raise OutOfSpace(f"{pages} pages: the disk under {self.nand.name} has no room for them: free some")

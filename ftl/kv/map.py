@@ -99,7 +99,7 @@ class KvMap(Referrer):
         handles = list(range(self.next_handle, self.next_handle + count))
         self.next_handle += count
         for handle in handles:
-            seq = Sequence(handle, layout, layers, heads, Writer(self.store.geometry.channels, GROWTH))
+            seq = Sequence(handle, layout, layers, heads, Writer(self.store.geometry.channels, GROWTH, lends=True))
             seq.label = label
             self.sequences[handle] = seq
             self.usage.add(seq)

@@ -1,11 +1,16 @@
-"""`vcsd eval fleet` on a small trace: its keys, where scaling ends, and errors in a line."""
+"""`vcsd eval fleet` on a small trace: its keys, where scaling ends, and errors in a line.
+
+partner of: eval/fleet/jobs.py
+"""
 
 import json
 from dataclasses import replace
 
 import pytest
 
-from eval.fleet.fleet import Setting, ends_of, experiment
+from eval.fleet.fleet import Setting, bound_of, ends_of, experiment, machine_of, variants
+from eval.fleet.jobs import Job, run_job, run_jobs
+from eval.fleet.machine import Scheme
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +40,29 @@ def test_scaling_ends_where_rows_say(result):
     assert result["why"] == next(row["bound"] for row in result["sweep"] if row["drives"] == 2 * ends)
 
 
-def test_few_arrivals_are_the_bound(setting):
-    assert experiment(replace(setting, rate=0.1)).result["bound"] == "arrivals"
+def test_few_arrivals_are_the_bound(setting, trace):
+    job = Job(machine=machine_of(setting, trace), hosts=2, trace=trace, hours=1, rate=0.1)
+    assert bound_of(run_job(job)) == "arrivals"
+
+
+def test_variants_change_one_thing(result):
+    base, *others = result["variants"]
+    assert base["capacity_ratio"] == 1 and base["reused_percent"] == 0
+    assert not [row for row in others if "two drives" in row["what"]]  # 8 drives of a host have all 8 heads once
+    assert all(row["capacity_ratio"] > 0.9 for row in others)
+
+
+def test_variants_of_hosts_with_more_drives_shard_tokens(setting, trace):
+    machine = machine_of(replace(setting, drives=32), trace)
+    assert {each.token_shards for each in variants(machine).values()} == {1, 2}
+    assert machine.shards == 1 and replace(machine, scheme=Scheme(token_shards=2)).group == 16
+
+
+def test_ray_gives_same_figures(trace, ray_cluster, setting):
+    jobs = [Job(machine=machine_of(setting, trace), hosts=2, trace=trace, hours=0.2, seed=each) for each in (0, 1)]
+    here, there = [run_job(each) for each in jobs], run_jobs(jobs, "local")
+    for one, other in zip(here, there, strict=True):
+        assert one.spent_s.tolist() == other.spent_s.tolist() and one.latencies.tolist() == other.latencies.tolist()
 
 
 def test_scaling_that_does_not_end_is_said():

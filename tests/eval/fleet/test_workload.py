@@ -1,25 +1,71 @@
-"""Hours from a short trace: the trace first, then draws of the same seed."""
+"""Periods of a short trace: the trace first, then conversations of the same seed."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from eval.fleet.workload import backlog, hours_of, period_s
+from eval.fleet.workload import backlog, period_s, periods
+from kv_cache.trace import Request, Trace
 
 
 def test_first_period_is_trace(trace):
-    found = hours_of(trace, 2, 1.0, seed=0)
-    count = len(trace.requests)
-    assert found.input_tokens[:count].tolist() == [each.input_tokens for each in trace.requests]
-    assert found.arrival_s.max() < 7200 and (np.diff(found.arrival_s) >= 0).all()
-    assert set(found.input_tokens.tolist()) <= {each.input_tokens for each in trace.requests}
+    found, *_ = periods(trace, 2, 1.0, seed=0)
+    assert found.input_tokens.tolist() == [each.input_tokens for each in trace.requests]
+    assert found.arrival_s.tolist() == [each.arrival - trace.requests[0].arrival for each in trace.requests]
+
+
+def test_periods_are_in_order_and_end(trace):
+    arrival_s = np.concatenate([each.arrival_s for each in periods(trace, 2, 1.0, seed=0)])
+    assert 7000 < arrival_s.max() < 7200 and (np.diff(arrival_s) >= 0).all()
 
 
 def test_rate_divides_gaps(trace):
     assert period_s(trace) == pytest.approx(2400)
-    one, two = (hours_of(trace, 4, rate, seed=0).arrival_s.size for rate in (1, 2))
+    one, two = (sum(each.arrival_s.size for each in periods(trace, 4, rate, seed=0)) for rate in (1, 2))
     assert two == pytest.approx(2 * one, rel=0.01)
 
 
 def test_seed_decides_draws(trace):
     one, same, other = (backlog(trace, 100, seed).input_tokens.tolist() for seed in (1, 1, 2))
     assert one == same != other
+    one, same, other = (list(periods(trace, 2, 1, seed))[1].input_tokens.tolist() for seed in (1, 1, 2))
+    assert one == same != other
+
+
+@pytest.fixture
+def talks():
+    """Two conversations of two turns behind one system prompt, and a request without it."""
+    hashes = [(9, 1), (9, 5), (9, 1, 2), (9, 5, 6, 7), (30,)]
+    requests = [
+        Request(
+            number=number, arrival=60.0 * number, input_tokens=16 * len(each) + 5, output_tokens=3, hashes=(*each, 99)
+        )
+        for number, each in enumerate(hashes)
+    ]
+    return Trace(name="talks", requests=requests, block_tokens=16)
+
+
+def test_blocks_of_first_period_are_those_of_trace(talks):
+    (found,) = periods(talks, 300 / 3600, 1.0, seed=0)
+    parts = [each.tolist() for each in np.split(found.blocks, found.block_ends[:-1])]
+    assert [len(each) for each in parts] == [2, 2, 3, 4, 1]  # the last block of a prompt is not full
+    assert found.shared == 2  # 99 is in all prompts, if only as their last block
+    assert len({each[0] for each in parts[:4]}) == 1 and parts[0][0] < found.shared
+    assert parts[2][:2] == parts[0] and parts[3][:2] == parts[1] and parts[0][1] != parts[1][1]
+    assert found.distinct_blocks == found.shared + 6
+
+
+def test_later_periods_are_new_content_but_for_system_prompt(talks):
+    later = list(periods(talks, 1, 1.0, seed=0))[1:]
+    assert len(later) > 5
+    for each in later:
+        own = each.blocks[each.blocks >= each.shared]
+        assert own.size and own.max() < each.distinct_blocks
+        sizes = np.diff(each.block_ends, prepend=0)
+        assert ((each.input_tokens - 5) // 16 == sizes).all()
+
+
+def test_too_many_requests_are_refused(trace):
+    with pytest.raises(ValueError, match="take fewer --hours"):
+        next(periods(replace(trace), 8784, 1000, seed=0))

@@ -87,6 +87,64 @@ def test_out_of_space_changes_nothing(small):
     assert (writer.written, jobs[1][0].written) == (5, 0)
 
 
+def lending(placement, pages):
+    """A writer that has filled a part of its only extent, and that lends it."""
+    writer = Writer(2, lends=True)
+    ppns = np.sort(allocate(placement, writer, np.arange(pages)))
+    placement.nand.program(ppns, np.zeros((ppns.size, 512), np.uint8), ppns.astype(np.uint64))
+    return writer
+
+
+def fill(placement, left=0):
+    """Take all free blocks but some for a writer that lends none."""
+    taken = Writer(2)
+    while placement.free_blocks - left >= 2:
+        taken.blocks = np.zeros((0, 2), np.int64)
+        allocate(placement, taken, [0, 1])
+
+
+def test_take_over_fills_blocks_of_least_recently_used_writer(small):
+    older, newer, wanting = lending(small, 3), lending(small, 5), Writer(2, lends=True)
+    fill(small)
+    blocks = older.blocks.ravel().tolist()
+    with pytest.raises(OutOfSpace):
+        small.allocate([(wanting, np.arange(2))], 0)
+    (ppns,) = small.allocate([(wanting, np.arange(2))], 0, take_over=True)
+    assert set(small.nand.block_of(ppns).tolist()) <= set(blocks)
+    assert older.blocks.size == 0 and newer.blocks.size and wanting.blocks.ravel().tolist() == blocks
+    assert set(blocks) <= small.open
+
+
+def test_take_over_spares_free_blocks_reserve_and_other_writers(small):
+    lender, wanting = lending(small, 3), Writer(2, lends=True)
+    small.allocate([(wanting, np.arange(2))], 0, take_over=True)
+    assert lender.blocks.size  # a free block is taken first
+    fill(small, left=4)
+    small.allocate([(Writer(2, lends=True), np.arange(2))], 4, take_over=True)
+    assert small.free_blocks == 4
+
+
+def test_take_over_that_does_not_suffice_changes_nothing(small):
+    lender, wanting = lending(small, 3), Writer(2, lends=True)
+    fill(small)
+    blocks = lender.blocks.copy()
+    small.nand.next_page[:] = small.claimed
+    before = small.claimed.copy(), small.valid.copy(), set(small.open)
+    with pytest.raises(OutOfSpace):
+        small.allocate([(wanting, np.arange(small.geometry.pages))], 0, take_over=True)
+    assert np.array_equal(lender.blocks, blocks) and wanting.blocks.size == 0
+    assert all(np.array_equal(a, b) for a, b in zip(before, (small.claimed, small.valid), strict=False))
+    assert small.open == before[2]
+    small.allocate([(wanting, np.arange(2))], 0, take_over=True)  # it still lends
+
+
+def test_closed_writer_lends_nothing(small):
+    small.close(lending(small, 3))
+    fill(small)
+    with pytest.raises(OutOfSpace):
+        small.allocate([(Writer(2, lends=True), np.arange(2))], 0, take_over=True)
+
+
 def test_a_reserve_is_left_alone(small):
     with pytest.raises(OutOfSpace):
         allocate(small, Writer(2), np.arange(small.geometry.pages), reserve=4)
