@@ -59,9 +59,9 @@ def test_mirror_needs_room_for_both_copies(monkeypatch):
     drives, tokens = DriveSet(count=2), 4096
     needed = room.flash_bytes(drives.spec, Attention(), shape, 1, tokens)
     monkeypatch.setattr(room, "available_bytes", lambda group: needed)
-    Setting(drives=drives).sized(shape, 1, tokens)
+    Setting(drives=drives).check_capacity(shape, 1, tokens)
     with pytest.raises(ValueError, match="in drives in memory"):
-        Setting(drives=drives, redundancy="mirror").sized(shape, 1, tokens)
+        Setting(drives=drives, redundancy="mirror").check_capacity(shape, 1, tokens)
 
 
 def test_drives_elsewhere_and_drives_in_files_are_not_asked_for_memory(little_memory, tmp_path):
