@@ -184,7 +184,7 @@ def test_a_good_config_says_what_is_in_it(capsys, monkeypatch, tmp_path):
         (["id-ctrl", "/nowhere"], "no drive in /nowhere"),
         (["format", "/nowhere", "--yes"], "no drive in /nowhere"),
         (["io-passthru", "x", "--opcode", "0xca"], "no drive x is served"),
-        (["io-passthru", "x", "--opcode", "abc"], "'abc' is no number"),
+        (["io-passthru", "x", "--opcode", "abc"], "'abc' is not a number"),
         (["io-passthru", "x", "--opcode", "300", "--dry-run"], "opcode = 0x12c"),
         (["io-passthru", "x", "--opcode", "1", "-p", "-1", "--dry-run"], "32-bit"),
         (["top"], "no drive is served"),

@@ -178,4 +178,4 @@ def test_attached_model_estimates_before_it_decodes():
     assert found.decode.batch == 3 and found.decode.token_bytes == 4 * 4 * 64 * 2 * 2
     assert found.rates.port_bytes_per_s == network_named("25gbe").bytes_per_s
     assert found.rates.flash_factor == 1.5
-    assert found.rates.prefill_s > 0 and "assumed on the host: prefill" in found.default_performance_model
+    assert found.rates.prefill_s > 0 and "assumed on the host: prefill" in found.assumed

@@ -222,7 +222,7 @@ def test_blocks_of_any_dtype_go_out_and_in(dtype):
     assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(layers, before, strict=True))
     with pytest.raises(ValueError, match="12 blocks of 4 tokens: must be 6 blocks of 4"):
         PagedCache(layers, blocks=6, block_tokens=4)
-    with pytest.raises(ValueError, match="2 forms"):
+    with pytest.raises(ValueError, match="2 shapes or dtypes"):
         PagedCache([layers[0], layers[1][:4]], blocks=6, block_tokens=8)
 
 
