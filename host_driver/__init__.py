@@ -1,4 +1,4 @@
-"""The host's side: heads over drives, commands to all of them at once, and the way into Hugging Face models.
+"""Host driver: shards heads over drives, submits commands to all of them, and connects to Hugging Face models.
 
-`host_driver.driver` needs no torch; only `host_driver.hf` does.
+Entry point: `host_driver.driver.Driver`, which needs no torch. Only `host_driver.hf` and the modules on it do.
 """

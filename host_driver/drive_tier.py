@@ -1,4 +1,4 @@
-"""Drives as a tier among others: requests' KV data moves there and back by ranges of tokens, or is attended there."""
+"""Computational drives as a tier: KV data is copied there and back by ranges of tokens, or attended there."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ALL = slice(None)
 
 
 class DriveTier:
-    """A sequence for each block of a request; each layer of it is a frame.
+    """Tier with a sequence in drives for each KV block; a layer of the sequence is a frame.
 
-    Bytes of a token are a row of the format. Drives store values with as many channels as keys have: they are padded
-    with zeros on their way to the drives, and cut on their way back. One thread at a time talks to the drives.
+    A token's bytes are one row of the format. Drives store values with as many channels as keys: values are padded with
+    zeros when they are written, and cut when they are read. One thread at a time uses the drives.
     """
 
     def __init__(self, driver: Driver, kv_format: KVFormat, max_tokens: int) -> None:
@@ -35,7 +35,7 @@ class DriveTier:
             return DriveFrame(self, self._batch(block.request, block.index), block.layer)
 
     def _batch(self, request: Hashable, block: int) -> Batch:
-        """The sequence of a block."""
+        """Sequence of a block; created at the first use."""
         if (request, block) not in self.batches:
             self.batches[request, block] = self.driver.create(1, self.max_tokens)
         return self.batches[request, block]
@@ -51,24 +51,24 @@ class DriveTier:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A decode step, whose layers follow each other in the drives' modelled time."""
+        """A decode step, whose layers follow each other in the drives' simulated time."""
         step = self.driver.step(1)
         with self.lock:
             (self._step,) = step.__enter__()
         yield
-        with self.lock:  # nobody else's copies are between
+        with self.lock:  # no copies of other threads in between
             step.__exit__(None, None, None)
 
     def attend(self, requests: Sequence[Hashable], block: int, layer: int, q: F16, k: F16, v: F16) -> tuple[F16, F32]:
-        """Store a token of this block of each request and attend to it, as `Driver.attend` does.
+        """Store one token per request in this block and attend to the block, as `Driver.attend` does.
 
         Args:
             requests: Requests, R of them.
             block: Index of the block, the last one of each request.
-            layer: Layer.
-            q: Queries (R, q_heads, k_channels), as bits of the format's values.
+            layer: Layer index.
+            q: Queries (R, q_heads, k_channels), as bits of the format's dtype.
             k: Keys (R, kv_heads, k_channels), likewise.
-            v: Values (R, kv_heads, v_channels), likewise; with latent attention they are not looked at.
+            v: Values (R, kv_heads, v_channels), likewise; ignored with latent attention.
 
         Returns:
             Output (R, q_heads, v_channels), with latent attention k_channels; m and l of each head (R, q_heads, 2).
@@ -87,7 +87,7 @@ class DriveTier:
         return (out if self.format.latent else out[..., : self.format.v_channels]), sums
 
     def padded(self, v: F16) -> F16:
-        """Values (tokens, kv_heads, v_channels) with as many channels as drives store of them."""
+        """Pad values (tokens, kv_heads, v_channels) to the number of channels that drives store."""
         if self.format.v_channels in (0, self.format.k_channels):
             return v
         return np.pad(v, ((0, 0), (0, 0), (0, self.format.k_channels - self.format.v_channels)))
@@ -128,11 +128,11 @@ class DriveFrame:
         self.trim(0)
 
     def _range(self, at: int, data: memoryview) -> tuple[int, int]:
-        """The first token, and how many."""
+        """First token and number of tokens of a byte range."""
         first, rest = divmod(at, self._row_bytes)
         tokens, more = divmod(len(data), self._row_bytes)
         if rest or more:
-            raise ValueError(f"bytes {at} to {at + len(data)} are no whole tokens of {self._row_bytes} bytes")
+            raise ValueError(f"bytes {at} to {at + len(data)}: must be whole tokens of {self._row_bytes} bytes")
         return first, tokens
 
 

@@ -1,8 +1,7 @@
-"""The host driver: one command for each drive and layer, to all drives at once.
+"""Host driver: submits one command per drive and layer to all drives concurrently.
 
-A *stream of steps* goes down and comes up here: `decode` cuts q, k and v by head, submits one command to every
-drive, waits for all, and concatenates the outputs. Prefill is shipped in the background, layer by layer, while the
-model computes the next one.
+`decode` splits q, k and v by head, submits one command to every drive, waits for all completions and concatenates the
+outputs. A prefill is shipped in the background, layer by layer, while the model computes the next layer.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from csd_spec.arrays import F16, F32, I64, U64
 from csd_spec.model import FP16_BYTES
 from csd_spec.verbs import VERBS
 from host_driver.first_steps import FirstSteps, Rows
-from host_driver.sharding import share_out
+from host_driver.sharding import assign_heads
 from host_driver.traffic import Traffic
-from host_driver.turnstile import Turnstile
+from host_driver.turnstile import CommandOrder
 
-LAYERS_IN_FLIGHT = 2  # of prefill: one being written while the next is computed
+LAYERS_IN_FLIGHT = 2  # prefill: one layer is written while the next is computed
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Sequences that were opened together: their handles by drive, and what is stored of each, (B, layers)."""
+    """Sequences created together: handles by drive, and stored tokens per sequence and layer, (B, layers)."""
 
     handles: list[U64]
     lengths: I64
@@ -55,16 +54,16 @@ class Batch:
 
 @dataclass(slots=True)
 class MiniBatch:
-    """A part of a batch on its way through a decode step: its modelled time, and its turn among the others."""
+    """A part of a batch in a decode step: its simulated time, and its place in the order of submissions."""
 
     now_ns: int
     breakdown_ns: Counter[str] = field(default_factory=Counter)
-    turnstile: Turnstile | None = None
+    turnstile: CommandOrder | None = None
     number: int = 0
     _params: tuple[tuple[Attention, list[int]], tuple[int, I64, I64]] | None = None
 
     def params(self, attention: Attention, lengths: I64, head_dim: int) -> tuple[int, I64, I64]:
-        """r, and of each sequence k and l, for `lengths` tokens: mostly the same for all layers of a step."""
+        """r, and k and l of each sequence, for `lengths` tokens; cached, since most layers of a step share them."""
         each = lengths.tolist()
         if self._params is None or self._params[0] != (attention, each):
             known = {length: attention.at(length, head_dim) for length in set(each)}
@@ -74,17 +73,17 @@ class MiniBatch:
         return self._params[1]
 
     def turn(self) -> AbstractContextManager[None]:
-        """Its turn to submit."""
+        """Context in which this micro-batch may submit."""
         return self.turnstile.turn(self.number) if self.turnstile else nullcontext()
 
     def leave(self, failed: bool) -> None:
-        """It is through, or failed: the others wait for it no longer."""
+        """Report that this micro-batch has finished or failed, so that others do not wait for it."""
         if self.turnstile:
             self.turnstile.leave(self.number, failed)
 
 
 class Driver:
-    """Ships one model's attention to drives. Devices are handed in; closing them is the owner's part."""
+    """Ships one model's attention to drives. The caller owns the devices and closes them."""
 
     def __init__(
         self,
@@ -93,30 +92,37 @@ class Driver:
         attention: Attention = Attention(),
         flush_every: int = 0,
     ) -> None:
-        """flush_every: decode steps after which drives are flushed; 0 is never.
+        """Create a driver.
 
-        Raises ValueError where a drive takes less in a command than one token has.
+        Args:
+            devices: Connections to the drives.
+            shape: Shape of the model.
+            attention: Method, budget and layout.
+            flush_every: Decode steps between flushes of the drives; 0: never.
+
+        Raises:
+            ValueError: A drive's maximum command size is below the size of one token.
         """
         self.devices, self.shape, self.attention, self.flush_every = list(devices), shape, attention, flush_every
-        self.shares = share_out(shape, len(devices))
+        self.shares = assign_heads(shape, len(devices))
         for device, mine in zip(devices, self.shares, strict=True):
             smallest = VERBS[Attend].example(H=len(mine.kv_heads), G=mine.group, d=shape.head_dim)
             terms = np.zeros((len(mine.kv_heads), mine.group, 4), np.float32)
             check_device(device, replace(smallest, terms=terms))
-        self.bf16 = attention.kv_layout.rows.value == "bf16"  # whether arrays of values hold that
+        self.bf16 = attention.kv_layout.rows.value == "bf16"  # whether arrays of values hold BF16 bits
         self.traffic = Traffic(busy_ns=[0] * len(devices))
-        self.terms: dict[int, F32] = {}  # of layers whose logits are not only scaled: (kv_heads, G, 4), see `Attend`
-        self.recorder: FirstSteps | None = None  # dropped after the last step that it records
-        self.max_tokens = 1  # of a sequence that was asked for
-        self.now_ns = 0  # modelled time on the host
-        here = hasattr(type(self.devices[-1]), "carry_out")  # not what a wrapper hands through
+        self.terms: dict[int, F32] = {}  # by layer, if logits are not only scaled: (kv_heads, G, 4), see `Attend`
+        self.recorder: FirstSteps | None = None  # dropped after the last recorded step
+        self.max_tokens = 1  # of the longest sequence created
+        self.now_ns = 0  # simulated time on the host
+        here = hasattr(type(self.devices[-1]), "carry_out")  # an attribute forwarded by a wrapper does not count
         self._carry_last = self.devices[-1].carry_out if here else None  # type: ignore[attr-defined]
         self._shipper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill")
         self._in_flight: deque[Future[list[Future[Completion]]]] = deque()
         self._closed = False
 
     def create(self, count: int, max_tokens: int) -> Batch:
-        """Open `count` sequences on every drive."""
+        """Create `count` sequences on every drive."""
         s, code = self.shape, self.attention.kv_layout.code
         self.max_tokens = max(self.max_tokens, max_tokens)
         if self.recorder:
@@ -126,9 +132,16 @@ class Driver:
         return Batch([c.data[0].astype(np.uint64) for c in done], np.zeros((count, s.layers), np.int64))
 
     def append(self, batch: Batch, rows: Rows, layer: int, lengths: I64, load: Callable[[], tuple[F16, F16]]) -> None:
-        """Ship a layer's new tokens in the background; `load` gives k, v (sum of lengths, kv_heads, d) when asked.
+        """Store new tokens of a layer in the background.
 
-        A drive's refusal is raised by the next call that waits.
+        An error of a drive is raised by the next call that waits.
+
+        Args:
+            batch: Sequences.
+            rows: Rows of the batch.
+            layer: Layer index.
+            lengths: New tokens of each row.
+            load: Returns k and v, (sum of lengths, kv_heads, d) each; called in the background.
         """
         while len(self._in_flight) >= LAYERS_IN_FLIGHT:
             self._settle_oldest()
@@ -150,22 +163,35 @@ class Driver:
         batch.lengths[rows, layer] += lengths
 
     def settle(self) -> None:
-        """Wait until all that was shipped is stored."""
+        """Wait until all shipped tokens are stored."""
         while self._in_flight:
             self._settle_oldest()
 
     def decode(self, batch: Batch, rows: Rows, mini_batch: MiniBatch, layer: int, q: F16, k: F16, v: F16) -> F16:
-        """Store one new token of each sequence and attend: q (B, q_heads, d), k and v (B, kv_heads, d).
+        """Store one new token per sequence and attend.
 
-        Returns the attention output (B, q_heads, d).
+        Args:
+            batch: Sequences.
+            rows: Rows of the batch, B of them.
+            mini_batch: Part of a decode step.
+            layer: Layer index.
+            q: Queries, (B, q_heads, d).
+            k, v: New key and value, (B, kv_heads, d).
+
+        Returns:
+            Attention output, (B, q_heads, d).
         """
         return self.attend(batch, rows, mini_batch, layer, q, k, v)[0]
 
     def attend(
         self, batch: Batch, rows: Rows, mini_batch: MiniBatch, layer: int, q: F16, k: F16, v: F16
     ) -> tuple[F16, F32]:
-        """`decode`, and beside the output what it takes to merge it with attention elsewhere over the same sequences'
-        other tokens (`attention_engine.merge`): m and l of each query head, (B, q_heads, 2); see `Attend`."""
+        """`decode` with the sums that are needed to merge the output with attention to other tokens elsewhere.
+
+        Returns:
+            Output (B, q_heads, d), and m and l of each query head, (B, q_heads, 2); see `csd_spec.Attend` and
+            `attention_engine.merge`.
+        """
         lengths, shape = batch.lengths[rows, layer] + 1, self.shape
         params = mini_batch.params(self.attention, lengths, shape.head_dim)
         method, commands, terms = self.attention.method, list[Command](), self.terms.get(layer)
@@ -184,12 +210,20 @@ class Driver:
         return output, sums
 
     def read(self, batch: Batch, rows: Rows, layer: int, first: int = 0, tokens: int = 0) -> tuple[F16, F16]:
-        """K and V of a layer, each (sum of tokens, kv_heads, d): the one time they come back to the host.
+        """Read back keys and values of a layer; the only command that returns KV data to the host.
 
-        Of each sequence come `tokens` from number `first` on, 0 for all, as far as there are.
+        Args:
+            batch: Sequences.
+            rows: Rows of the batch.
+            layer: Layer index.
+            first: First token of each sequence.
+            tokens: Number of tokens of each sequence, fewer if it is shorter; 0: all.
+
+        Returns:
+            Keys and values, (sum of tokens, kv_heads, d) each.
         """
         self.settle()
-        asked = 1 if self.shape.latent else len(self.devices)  # of what all drives have, the first is asked
+        asked = 1 if self.shape.latent else len(self.devices)  # latent rows are replicated: read from the first drive
         lengths, head_bytes = batch.lengths[rows, layer].tolist(), 2 * FP16_BYTES * self.shape.head_dim
         each = zip(self.devices[:asked], self.shares, self._handles(batch, rows), strict=False)
         reads = [
@@ -206,30 +240,30 @@ class Driver:
         batch.lengths[:, layer] = np.minimum(batch.lengths[:, layer], lengths)
 
     def free(self, batch: Batch) -> None:
-        """Forget sequences, on the drives that are left; does nothing once the driver is closed."""
+        """Free sequences on the drives that still respond; no effect after `close`."""
         if not self._closed:
             self.settle()
             commands = [KvFree(seqs) for seqs in self._handles(batch, slice(None))]
-            done = self._collect(self._submit(commands, self.now_ns), lost_too=True)
+            done = self._collect(self._submit(commands, self.now_ns), ignore_lost_drives=True)
             self.now_ns = max([self.now_ns, *(c.finish_ns for c in done)])
 
     def flush(self) -> None:
-        """Returns when every drive has acknowledged that all so far survives a loss of power."""
+        """Flush all drives; on return all data so far survives a power loss."""
         self.settle()
         self._wait([Flush() for _ in self.devices])
 
     def close(self) -> None:
-        """Let what is in flight end, whatever its outcome; take no more work."""
+        """Wait for all commands in flight, ignoring their errors; refuse further work."""
         self._closed = True
         self._shipper.shutdown()
         self._abandon()
 
     @contextmanager
     def step(self, count: int) -> Iterator[list[MiniBatch]]:
-        """One decode step in `count` mini-batches, which begin together in modelled time."""
+        """Run one decode step in `count` micro-batches, which start at the same simulated time."""
         self.settle()
         self.traffic.begin_step()
-        turnstile = Turnstile(count) if count > 1 else None
+        turnstile = CommandOrder(count) if count > 1 else None
         each = [MiniBatch(self.now_ns, turnstile=turnstile, number=number) for number in range(count)]
         yield each
         last = max(each, key=lambda mini_batch: mini_batch.now_ns)
@@ -241,7 +275,7 @@ class Driver:
             self.flush()
 
     def _account(self, mini_batch: MiniBatch, done: list[Completion], lengths: I64) -> None:
-        """A layer ends when its slowest drive does; that drive's breakdown is the layer's."""
+        """Account for a layer: it ends with its slowest drive, whose breakdown is the layer's."""
         slowest = done[0] if len(done) == 1 else max(done, key=lambda c: c.finish_ns)
         for unit, ns in slowest.breakdown_ns.items():
             mini_batch.breakdown_ns[unit] += ns
@@ -250,19 +284,21 @@ class Driver:
         self.traffic.count_decode(done, sum(each) * self.shape.kv_bytes_per_token // self.shape.layers, max(each))
 
     def _shipped(self, v: F16) -> F16:
-        """What drives need of rows of V: nothing where it is a part of K."""
+        """Values as sent to drives: none for latent attention, where they are part of the keys."""
         return v[..., :0] if self.shape.latent else v
 
     def _handles(self, batch: Batch, rows: Rows) -> list[tuple[int, ...]]:
         return [tuple(handles[rows].tolist()) for handles in batch.handles]
 
     def _submit(self, commands: Sequence[Command], submit_ns: int) -> list[Future[Completion]]:
-        """To the first drives, one each."""
+        """Submit one command to each of the first drives."""
         return [device.submit(command, submit_ns) for device, command in zip(self.devices, commands, strict=False)]
 
     def _carry_out(self, mini_batch: MiniBatch, commands: Sequence[Command]) -> list[Completion]:
-        """Completions of every drive's command. This thread does the work of the last one, where that drive lets it and
-        no other mini-batch waits."""
+        """Run one command per drive; returns the completions.
+
+        This thread executes the last drive's command itself if the drive allows it and no other micro-batch waits.
+        """
         if self._carry_last is None or mini_batch.turnstile:
             with mini_batch.turn():
                 submitted = self._submit(commands, mini_batch.now_ns)
@@ -271,20 +307,22 @@ class Driver:
         last = self._carry_last(commands[-1], mini_batch.now_ns)
         return self._checked([*(future.result() for future in submitted), last])
 
-    def _collect(self, submitted: list[Future[Completion]], lost_too: bool = False) -> list[Completion]:
-        """Wait for every drive; then raise the first refusal, if any. lost_too: a drive that is gone is no error."""
-        return self._checked([future.result() for future in submitted], lost_too)
+    def _collect(self, submitted: list[Future[Completion]], ignore_lost_drives: bool = False) -> list[Completion]:
+        """Wait for every drive, then raise the first error. `ignore_lost_drives`: a lost drive is not an error."""
+        return self._checked([future.result() for future in submitted], ignore_lost_drives)
 
-    def _checked(self, done: list[Completion], lost_too: bool = False) -> list[Completion]:
+    def _checked(self, done: list[Completion], ignore_lost_drives: bool = False) -> list[Completion]:
         self.traffic.count(done)
         for drive, completion in enumerate(done):
-            if lost_too and completion.status is Status.PATH_LOST:
+            if ignore_lost_drives and completion.status is Status.PATH_LOST:
                 continue
             if completion.status is not Status.SUCCESS:
-                raise DeviceError(drive, completion.status, completion.reason + self._what_is_lost(drive, completion))
+                raise DeviceError(
+                    drive, completion.status, completion.reason + self._lost_heads_message(drive, completion)
+                )
         return done
 
-    def _what_is_lost(self, drive: int, completion: Completion) -> str:
+    def _lost_heads_message(self, drive: int, completion: Completion) -> str:
         if completion.status is not Status.PATH_LOST:
             return ""
         mine = self.shares[drive]
@@ -292,17 +330,17 @@ class Driver:
         return f"; {kind} heads {', '.join(map(str, heads))} of all sequences are lost, the other drives are unharmed"
 
     def _wait(self, commands: Sequence[Command]) -> list[Completion]:
-        """Submit, collect and let modelled time pass."""
+        """Submit, wait and advance the simulated time."""
         return self._ended(self._submit(commands, self.now_ns))
 
     def _ended(self, submitted: list[Future[Completion]]) -> list[Completion]:
-        """Collect and let modelled time pass."""
+        """Wait for submitted commands and advance the simulated time."""
         done = self._collect(submitted)
         self.now_ns = max([self.now_ns, *(c.finish_ns for c in done)])
         return done
 
     def _abandon(self) -> None:
-        """Let everything in flight end, whatever its outcome."""
+        """Wait for all commands in flight, ignoring errors."""
         while self._in_flight:
             shipped = self._in_flight.popleft()
             for future in () if shipped.exception() else shipped.result():
@@ -311,7 +349,7 @@ class Driver:
     def _settle_oldest(self) -> None:
         try:
             done = self._collect(self._in_flight.popleft().result())
-        except Exception:  # of a drive, or of what was to be shipped
+        except Exception:  # error of a drive or of `load`
             self._abandon()
             raise
         finish_ns = max(c.finish_ns for c in done)
@@ -320,11 +358,11 @@ class Driver:
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """What drives have of (B, KV heads, G, ...), by query head: (B, q_heads, ...)."""
+    """Concatenate the drives' outputs (B, KV heads, G, ...) by query head: (B, q_heads, ...)."""
     by_query = [part.reshape(len(part), -1, part.shape[-1]) for part in parts]
     return by_query[0] if len(by_query) == 1 else np.concatenate(by_query, axis=1)
 
 
 def _heads(rows: NDArray[Any], heads: range) -> NDArray[Any]:
-    """The part of rows (tokens, heads, ...) that is a drive's."""
+    """Part of rows (tokens, heads, ...) that belongs to a drive's heads."""
     return np.ascontiguousarray(rows[:, heads.start : heads.stop])

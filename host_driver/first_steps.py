@@ -11,10 +11,10 @@ from csd_spec import DriveSpec, ModelShape
 from csd_spec.arrays import F16, F32, I64
 from csd_spec.model import FP16_BYTES
 
-Rows = slice | I64  # of a batch
+Rows = slice | I64  # rows of a batch
 
 MAX_STEPS = 8
-MAX_BYTES = 256 << 20  # of recorded keys and values; if a model has more, fewer layers are recorded
+MAX_BYTES = 256 << 20  # recorded keys and values; of a larger model, fewer layers are recorded
 
 
 @dataclass(slots=True)
@@ -41,8 +41,8 @@ class FirstSteps:
         shape: The model's shape.
         sequences: Number of sequences.
         max_tokens: Maximum length of a sequence.
-        bf16: Arrays of values hold BF16.
-        layers: Recorded layers by their number, evenly spread over the model.
+        bf16: Whether arrays of values hold BF16 bits.
+        layers: Recorded layers by index, evenly spread over the model.
         steps: Recorded decode steps.
     """
 
@@ -55,7 +55,7 @@ class FirstSteps:
     steps: int = 0
 
     def begin(self, specs: Sequence[DriveSpec], shape: ModelShape, sequences: int, max_tokens: int, bf16: bool) -> None:
-        """Start a recording; an earlier one is dropped."""
+        """Start a recording; drops an earlier one."""
         self.specs, self.shape, self.bf16, self.steps = specs, shape, bf16, 0
         self.sequences, self.max_tokens = sequences, max_tokens
         layer_bytes = 2 * FP16_BYTES * shape.kv_heads * shape.head_dim * sequences * max_tokens
@@ -84,13 +84,13 @@ class FirstSteps:
 
     @property
     def recorded_shape(self) -> ModelShape:
-        """The model's shape with the recorded layers alone."""
+        """The model's shape with only the recorded layers."""
         assert self.shape is not None
         return replace(self.shape, layers=len(self.layers))
 
     @property
     def context_tokens(self) -> int:
-        """Stored tokens of the longest sequence when the first step begins."""
+        """Stored tokens of the longest sequence at the start of the first step."""
         tokens = np.zeros(self.sequences, np.int64)
         for rows, lengths, _, _ in next(iter(self.layers.values())).prompt:
             tokens[rows] += lengths

@@ -1,6 +1,6 @@
-"""The first program of the guest machine: reaches the drives through Linux's NVMe driver, and says what it found.
+"""Init process of the guest VM: accesses the drives through the Linux NVMe driver and reports results.
 
-Arguments come from the kernel's command line, as vcsd.NAME=VALUE. The answer is one line of JSON on the console.
+Arguments are words vcsd.NAME=VALUE of the kernel's command line. The result is one line of JSON on the console.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-SAYS = "vcsd-guest: "  # what stands before the answer
+SAYS = "vcsd-guest: "  # prefix of the result
 
 _POWER_OFF = 0x4321FEDC
 _MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/tmp"))
 
 
 def main() -> None:
-    """Mount what a program expects, do the work, and switch the machine off, whatever happened."""
+    """Mount file systems, do the work, and power off on success or failure."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         for kind, where in _MOUNTS:
@@ -36,13 +36,13 @@ def main() -> None:
 
 
 def arguments(command_line: str) -> dict[str, str]:
-    """What the kernel's command line says for us."""
+    """Arguments on the kernel's command line."""
     words = (word[5:].partition("=") for word in command_line.split() if word.startswith("vcsd."))
     return {name: value for name, _, value in words}
 
 
 def work(given: dict[str, str], libc: Any) -> dict[str, Any]:
-    """Load a module where one is given, find the drive, decode over its block and its character device."""
+    """Load a module if one is given, find the drive, and decode over its block and its character device."""
     from csd_io.nvme import identify_controller
     from csd_link.connect import open_window
     from host_driver.in_guest_fabric import work_over_fabric
@@ -55,7 +55,7 @@ def work(given: dict[str, str], libc: Any) -> dict[str, Any]:
     controller = identify_controller(Path(f"/dev/{name}"))
     drives = int(given["drives"])
     block, char = Path(f"/dev/{name}"), Path(f"/dev/{name.replace('nvme', 'ng', 1)}")
-    # Each way has drives of its own: on used ones K and V come to lie on other pages, and times differ
+    # Each transport has its own drives: on used drives data is on other pages, and times differ
     ways: dict[str, Callable[[int], Any]] = {
         block.name: lambda number: open_window(block, number),
         char.name: lambda number: open_window(char, drives + number),
@@ -67,7 +67,7 @@ def work(given: dict[str, str], libc: Any) -> dict[str, Any]:
 
 
 def _pass_through(namespace: Path) -> dict[str, Any]:
-    """Layers through a namespace past the kernel; they lie where our packages do."""
+    """Round trip of layers through a namespace with NVMe passthrough; the layers are stored next to the packages."""
     from csd_io.direct import open_queue
     from host_driver.passthrough import LAYERS_FILE, Layers, round_trip
 
@@ -82,12 +82,12 @@ def _pass_through(namespace: Path) -> dict[str, Any]:
 
 def _decode(connect: Callable[[int], Any], drives: int, given: dict[str, str]) -> dict[str, Any]:
     from host_driver.driver import Driver
-    from host_driver.exercise import SHIPPED_SHAPE, exercise
+    from host_driver.random_decode import SHIPPED_SHAPE, random_decode
 
     began = time.monotonic()
     devices = [connect(number) for number in range(drives)]
     driver = Driver(devices, SHIPPED_SHAPE)
-    result = exercise(driver, int(given["prompt"]), int(given["tokens"]))
+    result = random_decode(driver, int(given["prompt"]), int(given["tokens"]))
     driver.close()
     for device in devices:
         device.close()
@@ -101,17 +101,17 @@ def _insert(libc: Any, file: Path, options: str = "") -> None:
 
 
 def _find(model: str) -> str:
-    """The first namespace of the controller whose model begins so, as soon as the driver shows it."""
+    """Name of the first namespace of the controller whose model starts with `model`; waits for the driver."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for entry in sorted(Path("/sys/class/nvme").glob("nvme*")):
             if (entry / "model").read_text().startswith(model) and Path(f"/dev/{entry.name}n1").exists():
                 return f"{entry.name}n1"
         time.sleep(0.05)
-    raise FileNotFoundError(f"the NVMe driver shows no {model}")
+    raise FileNotFoundError(f"the NVMe driver shows no controller {model} after 30 s")
 
 
 if __name__ == "__main__":
     if os.getpid() != 1:
-        sys.exit("this is the first program of the guest machine: use vcsd guest run")
+        sys.exit("this is the init process of the guest VM: use vcsd guest run")
     main()

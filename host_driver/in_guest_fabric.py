@@ -1,6 +1,6 @@
-"""The guest machine as a host of drives on another machine: it connects with Linux's NVMe/TCP initiator and nvme-cli.
+"""Guest VM as NVMe/TCP host of drives outside of it, with Linux's initiator and nvme-cli.
 
-Runs inside the guest, as the first program's work. The drives listen on the machine outside.
+Runs inside the guest in its init process. The drives listen on the machine outside.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-OUTSIDE, INSIDE, NETMASK = "10.0.2.2", "10.0.2.15", "255.255.255.0"  # of QEMU's user network
+OUTSIDE, INSIDE, NETMASK = "10.0.2.2", "10.0.2.15", "255.255.255.0"  # QEMU's user network
 BLOCKS_NSID, VALUES_NSID, SEQUENCES_NSID = 1, 2, 3
 _SET_FLAGS, _SET_ADDRESS, _SET_NETMASK = 0x8914, 0x8916, 0x891C  # linux/sockios.h
 _UP_AND_RUNNING = 0x41
@@ -26,15 +26,15 @@ _HOST = "nqn.2014-08.org.nvmexpress:uuid:6c7b3a52-0d6e-4d7f-9a0e-0f3b8f0a7c11"
 
 
 def work_over_fabric(given: dict[str, str], insert: Callable[[Path], None], libc: Any) -> dict[str, Any]:
-    """Connect to the drives, and do the work that the kernel's command line names.
+    """Connect to the drives, and do the work named on the kernel's command line.
 
     Args:
-        given: Words of the command line: ports; then, a module whose `use` gets what is connected.
+        given: Arguments of the command line: ports; then, a module whose `use` gets the connected drives.
         insert: Loads a kernel module.
-        libc: For mounts.
+        libc: C library, for mounts.
 
     Returns:
-        NQNs that were discovered, and what `use` returns.
+        Discovered NQNs, and the result of `use`.
 
     """
     for module in sorted(Path("/modules").iterdir()):
@@ -65,7 +65,7 @@ def _network() -> None:
 
 
 def _nodes(nqn: str) -> dict[int, Path]:
-    """Character devices of a subsystem's namespaces, by NSID, as soon as there are as many as the drive has."""
+    """Character devices of a subsystem's namespaces by NSID; waits until Linux shows all three."""
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
         found = {}
@@ -76,7 +76,7 @@ def _nodes(nqn: str) -> dict[int, Path]:
         if {BLOCKS_NSID, VALUES_NSID, SEQUENCES_NSID} <= found.keys():
             return found
         time.sleep(0.1)
-    raise OSError(f"Linux shows no namespaces of {nqn}")
+    raise OSError(f"Linux shows no namespaces of {nqn} after {_PATIENCE_S:.0f} s")
 
 
 def _nsid(node: Path) -> int:
@@ -88,17 +88,17 @@ def _nsid(node: Path) -> int:
 
 
 def awaited(node: Path) -> Path:
-    """A device file, as soon as it is there."""
+    """Wait for a device file."""
     deadline = time.monotonic() + _PATIENCE_S
     while not node.exists():
         if time.monotonic() > deadline:
-            raise OSError(f"{node} does not come")
+            raise OSError(f"{node} did not appear in {_PATIENCE_S:.0f} s")
         time.sleep(0.02)
     return node
 
 
 def run(*command: str) -> str:
-    """Run a program; raises OSError with what it says if it fails."""
+    """Run a program; raises OSError with its error output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()}")
@@ -106,6 +106,6 @@ def run(*command: str) -> str:
 
 
 def nvme(*words: str) -> Any:
-    """Run nvme-cli; what it prints, as JSON where it prints some."""
+    """Run nvme-cli; returns its output, parsed if it is JSON."""
     said = run("/usr/sbin/nvme", *words)
     return json.loads(said) if "json" in words else said

@@ -1,4 +1,4 @@
-"""What people use a drive with, inside the guest machine: nvme-cli, a file system, a decode."""
+"""Use of a drive inside the guest VM: nvme-cli, a file system, fio, a decode."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _FIO = (
 
 
 def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> dict[str, Any]:
-    """Use every drive's blocks, then decode in their sequences.
+    """Use the blocks of every drive, then decode in their sequences.
 
     Args:
-        nodes: Of each drive, the character devices of its namespaces by NSID.
-        given: Words of the kernel's command line: prompt, tokens.
-        libc: For mounts.
+        nodes: Character devices of the namespaces of each drive, by NSID.
+        given: Arguments on the kernel's command line: prompt, tokens.
+        libc: C library, for mounts.
 
     """
     first = nodes[0][BLOCKS_NSID]
-    # Before values: on a drive that holds some, K and V come to lie on other pages, and times differ
+    # Decode first: on a drive that holds values, KV data is on other pages, and times differ
     decoded = _decode([node[SEQUENCES_NSID] for node in nodes], given)
     return {
         "id_ctrl": nvme("id-ctrl", str(first), "-o", "json"),
@@ -44,7 +44,7 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
 
 
 def _commands(node: Path) -> dict[str, Any]:
-    """What nvme-cli says of a drive, its block namespace and its health."""
+    """nvme-cli's report about a drive, its block namespace and its health."""
     smart = nvme("smart-log", str(node), "-o", "json")
     return {
         "list": len(nvme("list", "-o", "json")["Devices"]),
@@ -54,7 +54,7 @@ def _commands(node: Path) -> dict[str, Any]:
 
 
 def _values(node: Path) -> bool:
-    """Store, retrieve and delete values by Key Value commands of nvme-cli; whether all were as they should be."""
+    """Store, retrieve and delete values with Key Value commands of nvme-cli; returns whether all were correct."""
     is_right = True
     for number, size in enumerate((5, 4096, 100_000)):
         value, file = os.urandom(size), Path("/tmp/value")
@@ -76,7 +76,7 @@ def _command(node: Path, opcode: int, *words: str) -> list[str]:
 
 
 def _filesystem(node: Path, libc: Any) -> dict[str, Any]:
-    """Make ext4 on a block namespace, write a file, remove it, trim; NUSE of the namespace at each step."""
+    """Create ext4 on a block namespace, write and remove a file, trim; returns the namespace's NUSE at each step."""
     block, where = str(node.with_name(node.name.replace("ng", "nvme", 1))), "/tmp/mounted"
     awaited(Path(block))
     run(
@@ -113,9 +113,9 @@ def _filesystem(node: Path, libc: Any) -> dict[str, Any]:
 
 
 def _fio(node: Path) -> dict[str, Any]:
-    """Random writes and reads of a block namespace by fio, each block checked; raises OSError if one is wrong.
+    """Verified random writes and reads of a block namespace with fio; raises OSError on a mismatch.
 
-    They pass the kernel's block layer: io_uring commands on the character device.
+    They bypass the kernel's block layer: io_uring commands on the character device.
     """
     counts = dict[str, int]()
     for kind in ("randwrite", "randread"):
@@ -135,23 +135,23 @@ def _used(node: Path) -> int:
 
 def _mount(libc: Any, block: str, where: str) -> None:
     if libc.mount(block.encode(), where.encode(), b"ext4", 0, None):
-        raise OSError(f"{block} cannot be mounted")
+        raise OSError(f"cannot mount {block} at {where}")
 
 
 def _unmount(libc: Any, where: str) -> None:
     if libc.umount2(where.encode(), 0):
-        raise OSError(f"{where} cannot be unmounted")
+        raise OSError(f"cannot unmount {where}")
 
 
 def _decode(nodes: Sequence[Path], given: dict[str, str]) -> dict[str, Any]:
     from csd_link.nvmeof.node import NodeDevice
     from host_driver.driver import Driver
-    from host_driver.exercise import SHIPPED_SHAPE, exercise
+    from host_driver.random_decode import SHIPPED_SHAPE, random_decode
 
     began = time.monotonic()
     devices = [NodeDevice(node) for node in nodes]
     driver = Driver(devices, SHIPPED_SHAPE)
-    result = exercise(driver, int(given["prompt"]), int(given["tokens"]))
+    result = random_decode(driver, int(given["prompt"]), int(given["tokens"]))
     limits = {"nodes": [node.name for node in nodes], "how": devices[0].how, "max_bytes": devices[0].max_bytes}
     driver.close()
     for device in devices:

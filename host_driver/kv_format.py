@@ -1,4 +1,4 @@
-"""The bytes of a token's keys and values in one layer, which are the same at every tier: `KVFormat`."""
+"""Byte format of a token's keys and values in one layer, the same in every tier: `KVFormat`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from csd_spec.codecs import Codec
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """Keys and values of a token in one layer: all keys by head, then all values by head, `row_bytes` bytes.
+    """Format of a token in one layer: all keys by head, then all values by head, `row_bytes` bytes.
 
     Attributes:
-        value_dtype: Type of a stored value.
+        value_dtype: Dtype of a stored value.
         kv_heads: KV heads; 1 with latent attention.
         k_channels: Channels of a key; with latent attention those of the latent and of the rotary key.
         v_channels: Channels of a value; 0 with latent attention.
-        latent: A token's value is a part of its key, and only the key is stored.
-        kept: Codec by which new values are rounded, if drives round them; None if they store them as they are.
+        latent: Whether a token's value is a part of its key, and only the key is stored.
+        kept: Codec of the drives' layout if it rounds values; None: values are stored unchanged.
     """
 
     value_dtype: torch.dtype
@@ -34,12 +34,12 @@ class KVFormat:
 
     @classmethod
     def of(cls, shape: ModelShape, dtype: torch.dtype, attention: Attention | None = None) -> KVFormat:
-        """The format of a model's keys and values.
+        """Format of a model's keys and values.
 
         Args:
-            shape: The model's attention.
-            dtype: Type that the model computes in; values have it if no drive stores them.
-            attention: Attention in drives, with the layout that stores them; None without drives.
+            shape: Attention shape of the model.
+            dtype: The model's dtype; also that of stored values unless drives store them.
+            attention: Attention in drives, with their layout; None without drives.
         """
         v_channels = 0 if shape.latent else shape.v_head_dim or shape.head_dim
         kept = None
@@ -55,10 +55,10 @@ class KVFormat:
         return self.kv_heads * (self.k_channels + self.v_channels) * self.value_dtype.itemsize
 
     def split(self, rows: Any) -> tuple[Any, Any]:
-        """Keys (tokens, kv_heads, k_channels) and values (tokens, kv_heads, v_channels) of rows, as views.
+        """Split rows into keys (tokens, kv_heads, k_channels) and values (tokens, kv_heads, v_channels), as views.
 
         Args:
-            rows: Tensor or array of values, its size a multiple of a row's.
+            rows: Tensor or array of values; its size is a multiple of a row's.
         """
         k_values = self.kv_heads * self.k_channels
         rows = rows.reshape(-1, k_values + self.kv_heads * self.v_channels)
@@ -66,7 +66,7 @@ class KVFormat:
         return k, rows[:, k_values:].reshape(len(rows), self.kv_heads, self.v_channels)
 
     def rounded(self, states: torch.Tensor) -> torch.Tensor:
-        """Queries, keys or values (..., channels) as they are stored; raises ValueError beyond FP16's range."""
+        """Round queries, keys or values (..., channels) to the stored dtype; raises ValueError beyond FP16's range."""
         found = states.to(self.value_dtype)
         if self.value_dtype is torch.float16 and states.dtype is not torch.float16 and not found.isfinite().all():
             largest = float(states.abs().max())
@@ -74,7 +74,7 @@ class KVFormat:
         return found
 
     def stored(self, states: torch.Tensor) -> torch.Tensor:
-        """New keys or values (..., channels) as every tier keeps them; raises ValueError beyond FP16's range."""
+        """New keys or values (..., channels) as every tier stores them; raises ValueError beyond FP16's range."""
         found = self.rounded(states)
         if self.kept is None:
             return found

@@ -1,6 +1,6 @@
-"""K and V of layers as extents of a namespace, past the kernel and back: Dual-Blade's direct group (arXiv 2604.26557).
+"""Round trip of layers through a namespace with NVMe passthrough: Dual-Blade's direct group (arXiv 2604.26557).
 
-The attention is elementwise float64 and sums in a fixed order, so that every machine has the same bits.
+The attention uses elementwise float64 operations and sums in a fixed order, so its bits are the same on every machine.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from csd_io.extents import Extents
 from csd_io.queue import Queue, Request, aligned, carry_out
 from csd_spec.arrays import F16, F64
 
-LAYERS_FILE = "layers.npz"  # what the guest machine stores
+LAYERS_FILE = "layers.npz"  # in the guest VM's file system
 
 Key = tuple[int, str]  # layer, and "k" or "v"
 
 _LOG2_E = 1.4426950408889634
-_TERMS = [math.log(2) ** n / math.factorial(n) for n in range(14)]  # of 2^x
+_TERMS = [math.log(2) ** n / math.factorial(n) for n in range(14)]  # Taylor coefficients of 2^x
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What is stored and what asks for it: q (layers, H, G, d), k and v (layers, S, H, d).
+    """Queries q (layers, H, G, d), keys and values k, v (layers, S, H, d), float16.
 
     H counts the KV heads of all sequences of a batch.
     """
@@ -40,38 +40,38 @@ class Layers:
 
     def __post_init__(self) -> None:
         if self.q.ndim != 4 or self.k.ndim != 4 or not self.k.size or not self.q.size:
-            raise ValueError(f"q {self.q.shape}, k {self.k.shape}: must have four dimensions and something in them")
+            raise ValueError(f"q {self.q.shape}, k {self.k.shape}: must have four dimensions and be non-empty")
         layers, _, heads, dim = self.k.shape
         if self.v.shape != self.k.shape or self.q.shape[:2] != (layers, heads) or self.q.shape[3:] != (dim,):
             shapes = f"q {self.q.shape}, k {self.k.shape}, v {self.v.shape}"
-            raise ValueError(f"{shapes}: are not of the same layers and heads")
+            raise ValueError(f"{shapes}: must have the same layers and heads")
         if any(each.dtype != np.float16 for each in (self.q, self.k, self.v)):
             raise ValueError("q, k and v must be float16")
 
     @classmethod
     def load(cls, file: Path) -> Layers:
-        """Arrays q, k and v of an .npz file; raises ValueError for another."""
+        """Load arrays q, k and v from an .npz file; raises ValueError if it is invalid."""
         try:
             with np.load(file, allow_pickle=False) as found:
                 return cls(found["q"], found["k"], found["v"])
         except (KeyError, IndexError, AttributeError, TypeError, ValueError, EOFError, BadZipFile, zlib.error) as error:
             raise ValueError(
-                f"{file}: is no .npz file of q, k and v: {error.args[0] if error.args else error}"
+                f"{file}: not an .npz file with q, k and v: {error.args[0] if error.args else error}"
             ) from error
 
     def save(self, file: Path) -> None:
-        """As `load` reads them."""
+        """Save the arrays in the format of `load`."""
         np.savez(file, q=self.q, k=self.k, v=self.v)
 
     @classmethod
     def made_up(cls, layers: int, tokens: int, heads: int, group: int, dim: int) -> Layers:
-        """The same numbers every time."""
+        """Random layers, the same in every call."""
         generator = np.random.default_rng(0)
         shapes = (layers, heads, group, dim), (layers, tokens, heads, dim), (layers, tokens, heads, dim)
         return cls(*((generator.integers(-512, 512, shape) / 256).astype(np.float16) for shape in shapes))
 
     def tensors(self) -> dict[Key, F16]:
-        """Each (S, H, d), in the order in which layers ask for them."""
+        """Tensors (S, H, d) in the order of use."""
         return {(layer, kind): getattr(self, kind)[layer] for layer in range(len(self.k)) for kind in "kv"}
 
 
@@ -86,7 +86,7 @@ def attend(q: F16, k: F16, v: F16) -> F64:
 
 
 def _summed(parts: F64) -> F64:
-    """The sum over the first axis, in its order."""
+    """Sum over the first axis in order."""
     total: F64 = np.zeros(parts.shape[1:])
     for part in parts:
         total += part
@@ -94,7 +94,7 @@ def _summed(parts: F64) -> F64:
 
 
 def _exp(x: F64) -> F64:
-    """e^x for x <= 0, by multiplications and additions alone."""
+    """e^x for x <= 0, using only multiplications and additions."""
     scaled = x * _LOG2_E
     whole = np.rint(scaled)
     rest, found = scaled - whole, np.full(x.shape, _TERMS[-1])
@@ -105,7 +105,7 @@ def _exp(x: F64) -> F64:
 
 
 def digests(layers: Layers, tensors: dict[Key, F16]) -> dict[str, list[str]]:
-    """SHA-256 of the bytes of tensors, and of each layer's attention output over them."""
+    """SHA-256 of the bytes of tensors, and of each layer's attention output."""
     outputs = [attend(q, tensors[layer, "k"], tensors[layer, "v"]) for layer, q in enumerate(layers.q)]
     return {
         "tensors": [sha256(each.tobytes()).hexdigest() for each in tensors.values()],
@@ -114,10 +114,14 @@ def digests(layers: Layers, tensors: dict[Key, F16]) -> dict[str, list[str]]:
 
 
 def round_trip(queue: Queue, layers: Layers) -> dict[str, Any]:
-    """Write all tensors to extents, read all back with as many requests in flight as the queue allows, and deallocate.
+    """Write all tensors to extents, read all back at full queue depth, and deallocate.
 
-    Returns digests of what came back, and: requests, request_bytes (the largest), depth (most in flight), how; zeros:
-    whether what was deallocated reads as zeros. Raises OSError.
+    Returns:
+        Digests of the data read; requests, request_bytes (largest), depth (maximum in flight) and how (the transport);
+        zeros: whether deallocated blocks read as zeros.
+
+    Raises:
+        OSError: A request failed.
     """
     extents, given = Extents(queue), layers.tensors()
     buffers = {key: _padded(each, queue.block_bytes) for key, each in given.items()}
@@ -149,7 +153,7 @@ def _requests(extents: Extents, op: Any, buffers: dict[Key, memoryview]) -> list
 
 
 def _padded(tensor: F16, block_bytes: int) -> memoryview:
-    """A tensor's bytes in whole blocks."""
+    """Bytes of a tensor, padded to whole blocks."""
     buffer = aligned(-(-tensor.nbytes // block_bytes) * block_bytes)
     buffer[: tensor.nbytes] = np.ascontiguousarray(tensor).view(np.uint8).reshape(-1).data
     return buffer

@@ -1,4 +1,4 @@
-"""Which drive has which KV heads, and attends for which query heads."""
+"""Assignment of KV heads and query heads to drives (tensor parallelism)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from csd_spec import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A drive's part of a model: the KV heads that it stores, and the query heads that it attends for."""
+class HeadShard:
+    """A drive's part of a model: the KV heads that it stores, and the query heads that it computes."""
 
     kv_heads: range
     q_heads: range
@@ -22,33 +22,36 @@ class Share:
 
 
 def split_heads(kv_heads: int, drives: int) -> list[range]:
-    """Consecutive KV heads for each drive, as even as they go; a query group follows its KV head.
+    """Split KV heads into consecutive, even parts; a query group follows its KV head.
 
-    Raises ValueError for no drive, or for more drives than heads: a head is never split.
+    Raises:
+        ValueError: `drives` is below 1 or above the number of heads: a head is never split.
     """
     if drives < 1:
-        raise ValueError(f"drives = {drives}: at least 1 is needed")
+        raise ValueError(f"drives = {drives}: must be at least 1")
     if drives > kv_heads:
-        raise ValueError(f"drives = {drives}: the model has {kv_heads} KV heads, and a head lives on one drive")
+        raise ValueError(f"drives = {drives}: the model has {kv_heads} KV heads: use at most one drive per head")
     return _cut(kv_heads, drives)
 
 
-def share_out(shape: ModelShape, drives: int) -> list[Share]:
-    """What each of so many drives has: its KV heads and the queries of those.
+def assign_heads(shape: ModelShape, drives: int) -> list[HeadShard]:
+    """Assign KV heads and query heads to drives.
 
-    A latent stream that all query heads share is in every drive, and query heads are shared out: attention to it costs
-    arithmetic, of which each drive then has a part, and its one row a token is small. Raises ValueError for no drive,
-    or for more drives than there are heads to share out.
+    KV heads are split evenly and contiguously; a query group follows its KV head. A latent stream (MLA) is replicated
+    on every drive and its query heads are split, because one row per token is small and arithmetic dominates.
+
+    Raises:
+        ValueError: `drives` is below 1 or above the number of heads that can be split.
     """
     if not shape.latent:
         kept = split_heads(shape.kv_heads, drives)
-        return [Share(heads, range(heads.start * shape.group, heads.stop * shape.group)) for heads in kept]
+        return [HeadShard(heads, range(heads.start * shape.group, heads.stop * shape.group)) for heads in kept]
     if not 1 <= drives <= shape.q_heads:
         raise ValueError(f"drives = {drives}: must be 1 to {shape.q_heads}, the model's query heads")
-    return [Share(range(shape.kv_heads), queries) for queries in _cut(shape.q_heads, drives)]
+    return [HeadShard(range(shape.kv_heads), queries) for queries in _cut(shape.q_heads, drives)]
 
 
 def _cut(heads: int, drives: int) -> list[range]:
-    """Consecutive heads for each drive, as even as they go."""
+    """Split heads into consecutive, even parts."""
     cuts = [drive * heads // drives for drive in range(drives + 1)]
     return [range(first, end) for first, end in pairwise(cuts)]

@@ -1,4 +1,4 @@
-"""K and V of a model in tiers: a table and a policy for all that is cached, and an iteration for each forward."""
+"""KV data of an attached model in tiers: a block table and a policy for all caches, an iteration for each forward."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from kv_cache.transfer.policy_thread import PolicyThread
 from kv_cache.transfer.real import RealTransfers
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
-DEVICE_STEPS = 16  # in which a frame on a GPU reaches its full length
+DEVICE_STEPS = 16  # allocation steps in which a frame on a GPU reaches its full size
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Room for K, or for V, of one token of a layer: (B, H, d), and its dtype."""
+    """Shape of the keys, or values, of one token of a layer: (B, H, d) and dtype."""
 
     rows: tuple[int, int, int]
     dtype: torch.dtype
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a token of a batch."""
+        """Bytes per token of a batch."""
         return math.prod(self.rows) * self.dtype.itemsize
 
 
 class DeviceFrame:
-    """Memory of a GPU, reached by way of the host on a stream of its own, behind what the model has computed so far.
+    """GPU memory, accessed through the host on a side stream after the model's current work.
 
-    A GPU does not give pages when written, so it is taken in steps: a new one, to which what was there is copied. Steps
-    are whole blocks: what reads in blocks finds them there.
+    A GPU does not allocate pages on write, so the frame grows in steps: a larger allocation, to which the old one is
+    copied. Steps are whole blocks, for readers of whole blocks.
     """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self._limit, self._device = nbytes, device
         self._bytes: torch.Tensor | None = None
 
-    def first(self, nbytes: int) -> torch.Tensor:
-        """The first bytes, so many, which are there from now on."""
+    def grow(self, nbytes: int) -> torch.Tensor:
+        """The first `nbytes` bytes; allocates them."""
         before = self._bytes
         if before is None or len(before) < nbytes:
-            step = in_blocks(-(-self._limit // DEVICE_STEPS))
+            step = round_to_blocks(-(-self._limit // DEVICE_STEPS))
             size = min(self._limit, -(-nbytes // step) * step)
             self._bytes = torch.empty(size, dtype=torch.uint8, device=self._device)
             if before is not None:
@@ -69,10 +69,10 @@ class DeviceFrame:
         return None
 
     def load(self, at: int, into: memoryview) -> None:
-        self._copy(self.first(at + len(into))[at:], torch.frombuffer(into, dtype=torch.uint8))
+        self._copy(self.grow(at + len(into))[at:], torch.frombuffer(into, dtype=torch.uint8))
 
     def store(self, at: int, data: memoryview) -> None:
-        self._copy(torch.frombuffer(data, dtype=torch.uint8), self.first(at + len(data))[at:])
+        self._copy(torch.frombuffer(data, dtype=torch.uint8), self.grow(at + len(data))[at:])
 
     @staticmethod
     def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
@@ -88,14 +88,14 @@ class DeviceFrame:
 
     def trim(self, nbytes: int) -> None:
         if self._bytes is not None:
-            self._bytes = self._bytes[: in_blocks(nbytes)].clone()
+            self._bytes = self._bytes[: round_to_blocks(nbytes)].clone()
 
     def free(self) -> None:
         self._bytes = None
 
 
-def bounce_of(device: torch.device) -> Callable[[int], memoryview]:
-    """What makes host memory for copies to and from a device: for a GPU such that it reaches by itself."""
+def bounce_buffer_factory(device: torch.device) -> Callable[[int], memoryview]:
+    """Allocator of bounce buffers for copies to and from a device: pinned memory for a GPU."""
 
     def pinned(nbytes: int) -> memoryview:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
@@ -104,7 +104,7 @@ def bounce_of(device: torch.device) -> Callable[[int], memoryview]:
 
 
 class DeviceMemory(Memory):
-    """Frames on the model's device. For the CPU that is this process's memory."""
+    """Frames on the model's device; for the CPU, memory of this process."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -114,14 +114,14 @@ class DeviceMemory(Memory):
 
 
 def first_bytes(frame: Any, nbytes: int) -> torch.Tensor:
-    """The first bytes of a frame on the device, to be read and written, (nbytes,) uint8."""
+    """The first bytes of a frame on the device as a writable view, (nbytes,) uint8."""
     if isinstance(frame, DeviceFrame):
-        return frame.first(nbytes)
+        return frame.grow(nbytes)
     return torch.frombuffer(frame.buffer, dtype=torch.uint8)[:nbytes]
 
 
 def stores(tiers: TierLimits, device: torch.device, files: CachedFiles) -> dict[str, Store]:
-    """What holds the bytes at each tier. files: those behind the page cache."""
+    """Storage of each tier. `files` are the buffered files."""
     if tiers.on_device:
         assert tiers.files is not None
         direct = DirectBlocks(open_queue(tiers.files, force=tiers.force))
@@ -131,9 +131,16 @@ def stores(tiers: TierLimits, device: torch.device, files: CachedFiles) -> dict[
 
 
 class TieredKv:
-    """What an attach with tiers has made.
+    """KV data of a model that is attached with tiers.
 
-    layers: of the model. cache_bytes: what the page cache may keep. training: whether the model is.
+    Args:
+        tiers: Limits.
+        policy: The policy.
+        cache_bytes: Size of the page cache, bytes.
+        layers: Number of the model's layers in tiers.
+        model: The model.
+        max_tokens: Maximum length of a sequence.
+        record: Record all actions, for `modelled_bytes`.
     """
 
     def __init__(
@@ -155,13 +162,15 @@ class TieredKv:
         self._policy_thread = PolicyThread()
         self._running: Hashable | None = None
         self._lock = threading.Lock()
-        self._home = threading.get_ident()  # the thread that was alone last
+        self._home = threading.get_ident()  # last thread with exclusive access
         self._holder: int | None = None
-        self._over: list[Hashable] = []  # dropped, not yet freed
+        self._dropped: list[Hashable] = []  # dropped batches that are not freed yet
         self._closed = False
         self.files = CachedFiles(tiers.folder)
         held = stores(tiers, self.device, self.files)
-        self.real = RealTransfers(held, self._capacity, self._policy_thread.attends, bounce_of(self.device))
+        self.real = RealTransfers(
+            held, self._capacity, self._policy_thread.attend_layer, bounce_buffer_factory(self.device)
+        )
         self.runner = IterationRunner(
             self.machine,
             range(layers),
@@ -172,10 +181,10 @@ class TieredKv:
         )
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """One thread at a time has a forward, or crops; the others wait. Frees what was dropped meanwhile."""
+    def exclusive(self) -> Iterator[None]:
+        """Exclusive access for one forward or crop; other threads wait. Frees batches dropped meanwhile."""
         if self._holder == threading.get_ident():
-            raise PolicyError("K and V in tiers are at rest between forwards, and this thread is in the middle of one")
+            raise PolicyError("the KV cache in tiers cannot be changed by this thread during its own forward")
         with self._lock:
             self._holder = self._home = threading.get_ident()
             try:
@@ -188,74 +197,75 @@ class TieredKv:
                     self._holder = None
 
     def open(self, request: Hashable, shape: Shape) -> None:
-        """A batch whose K and V are of this shape; raises PolicyError where they cannot become as long as was said."""
+        """Add a batch of this shape; raises PolicyError if a layer of it cannot fit on the device."""
         self._check_device(shape, self.tiers.max_tokens or 1)
         self._shapes[request] = shape
 
-    def reach(self, request: Hashable, layer: int, new: int) -> None:
-        """The model is at a layer's attention, with so many new tokens; returns when K and V are on the device."""
+    def enter_layer(self, request: Hashable, layer: int, new: int) -> None:
+        """Called at a layer's attention with `new` tokens; returns when its KV data is on the device."""
         shape = self._shapes[request]
         if layer == 0:
             if self._running is not None:
-                raise PolicyError("the model stores K and V in layer 0 twice in a forward")
+                raise PolicyError("the model stores keys and values in layer 0 twice in a forward")
             length = self._length(request) + new
             if length > self.max_tokens:
                 raise PolicyError(
-                    f"{length} tokens: tiers were made for {self.max_tokens}: give TierLimits(max_tokens=...)"
+                    f"{length} tokens: must be at most max_tokens = {self.max_tokens}: raise it with "
+                    "TierLimits(max_tokens=...)"
                 )
             self._check_device(shape, length)
             self._running = request
             iteration, rows = {request: new}, {request: shape.row_bytes}
-            self._said(lambda: self._policy_thread.start(lambda: self.runner.run(iteration, rows)))
+            self._run_policy(lambda: self._policy_thread.start(lambda: self.runner.run(iteration, rows)))
         elif self._running != request:
-            raise PolicyError(f"the model's first layer to attend was not layer 0, but layer {layer}")
-        attention = self._said(lambda: self._policy_thread.reach(layer))
+            raise PolicyError(f"the model's first attention in a forward is in layer {layer}: must be layer 0")
+        attention = self._run_policy(lambda: self._policy_thread.enter_layer(layer))
         assert isinstance(attention, AttendCall)
         if attention.tiers != (DEVICE,):
             raise PolicyError(
-                f"the policy attends at {', '.join(attention.tiers)}: K and V in tiers are attended on the device"
+                f"the policy attends at {', '.join(attention.tiers)}: without drives only the device can attend"
             )
         if attention.rows != (request,):
-            raise PolicyError("the policy attends to nobody: the model attends to its batch")
+            raise PolicyError("the policy attends to no request of the batch: attend to all of them")
         if attention.method != "dense":
-            raise PolicyError(f"the policy attends by {attention.method!r}: in tiers the model attends itself")
+            raise PolicyError(f"the policy attends with method {attention.method!r}: in tiers only 'dense' works")
 
     def device_rows(self, block: BlockKey, tokens: int) -> torch.Tensor:
-        """The first tokens of K or V on the device, (tokens, B, H, d), to be read and written."""
+        """The first tokens of keys or values on the device, (tokens, B, H, d), as a writable view."""
         shape = self._shapes[block.request]
         flat = first_bytes(self.real.frame(block, DEVICE), tokens * shape.row_bytes)
         return flat.view(shape.dtype).view(tokens, *shape.rows)
 
     def rewrite(self, block: BlockKey) -> None:
-        """The rows of what is attended now stand in another order."""
+        """Tell the policy that the rows of a block were reordered on the device."""
         self.runner.rewrite(block, DEVICE)
 
     def finish(self) -> None:
-        """The forward is over."""
+        """End a forward."""
         if self._running is not None:
             self._running = None
-            self._said(self._policy_thread.finish)
+            self._run_policy(self._policy_thread.finish)
 
     def abandon(self) -> None:
-        """The forward has failed."""
+        """End a failed forward."""
         self._running = None
         self.runner.abandon()
         self._policy_thread.abandon()
 
     def crop(self, block: BlockKey, tokens: int) -> None:
         """Keep the first tokens of a block."""
-        with self.alone():
+        with self.exclusive():
             self.real.settle()
             self.runner.crop(block, tokens)
             self.real.crop(block, tokens * self._shapes[block.request].row_bytes)
 
     def free(self, request: Hashable) -> None:
-        """Forget a batch: at once, or before the next forward.
+        """Free a batch, now or before the next forward.
 
-        It is the collector of garbage who calls this, at any time and in any thread, in one that copies too: that one
-        must not wait for copies.
+        The garbage collector calls this at any time and in any thread, including copy threads, which must not wait for
+        copies.
         """
-        self._over.append(request)
+        self._dropped.append(request)
         if threading.get_ident() == self._home and self._lock.acquire(blocking=False):
             try:
                 self._free_dropped()
@@ -263,8 +273,8 @@ class TieredKv:
                 self._lock.release()
 
     def _free_dropped(self) -> None:
-        while self._over:
-            request = self._over.pop()
+        while self._dropped:
+            request = self._dropped.pop()
             if not self._closed and request in self._shapes:
                 self.real.settle()
                 self.runner.free(request)
@@ -272,13 +282,13 @@ class TieredKv:
                 del self._shapes[request]
 
     def close(self) -> None:
-        """Let what is under way end, and free everything."""
-        with self.alone():
+        """Wait for transfers in flight and free everything."""
+        with self.exclusive():
             self._closed = True
             self.real.close()
 
     def modelled_bytes(self) -> dict[str, int] | None:
-        """Bytes by path when the recorded choices are carried out in modelled time; None where none are."""
+        """Bytes by route of the recorded actions in simulated time; None if not recorded."""
         modelled = SimulatedTransfers(self.machine, lambda attention: LayerTime(0))
         run = self.runner
         if run.recorded is None:
@@ -288,12 +298,12 @@ class TieredKv:
         return dict(modelled.moved)
 
     def _check_device(self, shape: Shape, tokens: int) -> None:
-        """Raise PolicyError where K and V of a layer are more than the device may hold: no policy could attend them."""
+        """Raise PolicyError if one layer does not fit on the device: then no policy could attend it."""
         limit, need = self.tiers.device, 2 * shape.row_bytes * tokens
         if limit is not None and need > limit:
             raise PolicyError(
-                f"device = {limit:,} bytes: K and V of one layer take {need:,} at {tokens:,} tokens of "
-                f"{shape.rows[0]} sequences: give it more"
+                f"device = {limit:,} bytes: keys and values of one layer take {need:,} at {tokens:,} tokens of "
+                f"{shape.rows[0]} sequences: raise the limit"
             )
 
     def _length(self, request: Hashable) -> int:
@@ -301,10 +311,10 @@ class TieredKv:
         return entry.tokens if entry else 0
 
     def _capacity(self, block: BlockKey) -> int:
-        return in_blocks(self.max_tokens * self._shapes[block.request].row_bytes)
+        return round_to_blocks(self.max_tokens * self._shapes[block.request].row_bytes)
 
-    def _said(self, call: Callable[[], Any]) -> Any:
-        """What the policy does; whatever it raises is one clear error."""
+    def _run_policy(self, call: Callable[[], Any]) -> Any:
+        """Run the policy; any exception becomes one PolicyError with its name."""
         try:
             return call()
         except (OSError, PolicyError):
@@ -313,6 +323,6 @@ class TieredKv:
             raise PolicyError(f"policy {self._policy.name}: {type(error).__name__}: {error}") from error
 
 
-def in_blocks(nbytes: int) -> int:
-    """So many bytes and what fills the last block."""
+def round_to_blocks(nbytes: int) -> int:
+    """Round up to whole blocks, bytes."""
     return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES

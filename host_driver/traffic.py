@@ -1,4 +1,4 @@
-"""What was done and what it cost in modelled time: the driver's account, added up from completions."""
+"""Statistics of a driver in simulated time, summed over completions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from threading import Lock
 from csd_spec import Completion, FlashCounters
 
 KEPT_STEPS = 256
-CONTEXT_TOKENS = 128  # steps are summed up by so many tokens of their longest sequence
-WAITS = "queue", "flash_program"  # units that are waiting: for the engine, and for programs
+CONTEXT_TOKENS = 128  # steps are grouped by the length of their longest sequence, in ranges of this size
+WAITS = "queue", "flash_program"  # waiting times: for the engine, and for programs
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class StepRecord:
     """One decode step over all layers, or the sum of several."""
 
     ns: int = 0
-    breakdown_ns: Counter[str] = field(default_factory=Counter)  # of the mini-batch that ended last
+    breakdown_ns: Counter[str] = field(default_factory=Counter)  # of the slowest micro-batch
     link_bytes: int = 0
     plain_offload_bytes: int = 0
     flash: FlashCounters = FlashCounters()
@@ -26,16 +26,19 @@ class StepRecord:
 
     @property
     def wait_ns(self) -> int:
-        """Of ns, what it has waited for the engine and for programs."""
+        """Part of `ns` spent waiting for the engine and for programs."""
         return sum(self.breakdown_ns[unit] for unit in WAITS)
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Everything since the drives were attached.
+    """Totals since the drives were attached.
 
-    steps: the last ones. step_count, total: of all. by_context: number and ns of all steps, and of those that have not
-    waited, by the first of CONTEXT_TOKENS tokens.
+    Attributes:
+        steps: The last steps.
+        step_count, total: Number and sum of all steps.
+        by_context: Number and ns of all steps, and of steps without waiting, by range of `CONTEXT_TOKENS` tokens.
+        busy_ns: Simulated time spent on commands, by drive.
     """
 
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
@@ -46,15 +49,15 @@ class Traffic:
     prefill_ns: int = 0
     flash: FlashCounters = FlashCounters()
     link_bytes: int = 0
-    busy_ns: list[int] = field(default_factory=list)  # by drive: modelled time spent on commands
+    busy_ns: list[int] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
 
     def begin_step(self) -> None:
-        """Of one that was begun before and has not ended nothing is kept."""
+        """Start a step; an unfinished earlier step is discarded."""
         self.current = StepRecord()
 
     def end_step(self, ns: int, breakdown_ns: Counter[str]) -> None:
-        """Keep the current step."""
+        """End the current step and add it to the totals."""
         step, total = self.current, self.total
         step.ns, step.breakdown_ns = ns, breakdown_ns
         self.steps.append(step)
@@ -70,7 +73,7 @@ class Traffic:
         self.by_context[first] = found[0] + 1, found[1] + ns, found[2] + steady, found[3] + ns * steady
 
     def count(self, done: list[Completion]) -> None:
-        """Add one completion of every drive."""
+        """Add one completion per drive."""
         with self._lock:
             for drive, c in enumerate(done):
                 self.flash += c.flash
@@ -78,7 +81,7 @@ class Traffic:
                 self.busy_ns[drive] += c.latency_ns - c.breakdown_ns.get("queue", 0)
 
     def count_decode(self, done: list[Completion], plain_offload_bytes: int, context: int) -> None:
-        """Add one layer of a mini-batch to the current decode step. context: tokens of its longest sequence."""
+        """Add one layer of a micro-batch to the current decode step. `context`: length of its longest sequence."""
         with self._lock:
             step = self.current
             step.context = max(step.context, context)

@@ -1,4 +1,4 @@
-"""Threads that take turns, so that drives see the same commands in the same order in every run."""
+"""Ordered submission by several threads, so that drives get the same commands in the same order in every run."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from threading import Condition
 
 
 class TurnBroken(RuntimeError):
-    """Another thread failed; its own error says why."""
+    """Another thread failed; its own error has the reason."""
 
 
-class Turnstile:
-    """Lets `count` threads, numbered from 0, through one at a time, round and round."""
+class CommandOrder:
+    """Admits `count` threads, numbered from 0, one at a time in cyclic order."""
 
     def __init__(self, count: int) -> None:
-        self._waiting = list(range(count))  # the head has its turn
+        self._waiting = list(range(count))  # the head is next
         self._change = Condition()
         self._broken = False
 
     @contextmanager
     def turn(self, number: int) -> Iterator[None]:
-        """Wait for this thread's turn; the next one's begins when the block ends."""
+        """Wait for this thread's turn; the next thread's starts at the end of the block."""
         with self._change:
             self._change.wait_for(lambda: self._broken or self._waiting[0] == number)
             if self._broken:
-                raise TurnBroken("another mini-batch of this step failed")
+                raise TurnBroken("another micro-batch of this step failed")
             yield
             self._waiting.append(self._waiting.pop(0))
             self._change.notify_all()
 
     def leave(self, number: int, failed: bool) -> None:
-        """This thread takes no more turns; when it failed, the others are woken with an error."""
+        """Remove this thread from the order; if it failed, the others are woken with an error."""
         with self._change:
             self._waiting.remove(number)
             self._broken |= failed

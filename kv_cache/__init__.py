@@ -1,4 +1,4 @@
-"""The KV cache of running requests: where its blocks lie, when they move, who runs, and how long that takes."""
+"""KV cache management for running requests: block tables, tiers, transfers, scheduling and iteration times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in: slots, the order of those who wait, how many may, and how prompts are prefilled beside the others."""
+"""Admission control: batch slots, queue order, queue length and chunked prefill."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ FULL, TOO_LONG = "the queue is full", "longer than the device has room for"
 
 @value
 class AdmissionConfig:
-    """What becomes of requests until they decode.
+    """Admission control: batch slots, queue order and chunked prefill.
 
-    slots: requests that are prefilled or decode. chunk: tokens of the oldest prompt that are prefilled beside each
-    decode step; 0: whole prompts, while nobody decodes. order: of those who wait, as they came or the shortest first.
-    aging: under the latter, nobody is passed by a request that comes so many times its own work later. queue: how many
-    may wait, more are rejected; None: all. reject: a request that there never is room for, instead of ending the run.
-    patience: steps after which one that has a slot and pauses is asked about without those that need not; None: never.
+    Attributes:
+        slots: Maximum number of requests in prefill or decode.
+        chunk: Prompt tokens prefilled per decode step; 0 prefills whole prompts while no request decodes.
+        order: Queue order: `fcfs`, or `srtf` (shortest service time first).
+        aging: With `srtf`, a request is never overtaken by one that arrives more than `aging` times its own service
+            time later.
+        queue: Maximum number of queued requests; further ones are rejected. None: unlimited.
+        reject: Reject a request that can never fit; otherwise the run ends with an error.
+        patience: Steps after which a paused request is scheduled without those that paused less. None: never.
     """
 
     slots: int = Field(default=4, ge=1)
@@ -39,62 +43,75 @@ class AdmissionConfig:
 
 
 class WaitingQueue:
-    """Requests that are to come, those that are here and wait, and those that were rejected.
+    """Future arrivals of a trace, queued requests and rejected requests.
 
-    Steps that nobody is there for take no time.
+    In a trace in steps, the steps without any request take no time.
     """
 
     def __init__(
         self, trace: Trace, cost: ServingCost, admission: AdmissionConfig, check: Callable[[Request], None]
     ) -> None:
-        """check: Raises ValueError for a request that there never is room for."""
+        """Queue the requests of a trace.
+
+        Args:
+            trace: Requests in order of arrival.
+            cost: Service times, for `srtf`.
+            admission: Queue order and length.
+            check: Raises ValueError for a request that can never fit.
+        """
         if not admission.reject:
             for each in trace.requests:
                 check(each)
         self._check = check
-        self._coming, self._in_steps, self._skipped = deque(trace.requests), trace.unit == "steps", 0.0
+        self._arrivals, self._in_steps, self._skipped = deque(trace.requests), trace.unit == "steps", 0.0
         self._cost, self._admission, self._number = cost, admission, count()
-        self._here: list[tuple[float, int, Request, float]] = []
+        self._queued: list[tuple[float, int, Request, float]] = []
         self.rejected: list[tuple[Request, str]] = []
 
     def __len__(self) -> int:
-        return len(self._here)
+        return len(self._queued)
 
     @property
-    def left(self) -> bool:
-        return bool(self._coming or self._here)
+    def has_requests(self) -> bool:
+        return bool(self._arrivals or self._queued)
 
     @property
-    def coming(self) -> bool:
+    def has_arrivals(self) -> bool:
         """Whether requests are still to arrive."""
-        return bool(self._coming)
+        return bool(self._arrivals)
 
     def skip(self, steps: int) -> None:
-        """Let the next request of a trace in steps arrive now."""
-        self._skipped += max(0.0, self._coming[0].arrival - steps - self._skipped)
+        """Advance a trace in steps to its next arrival."""
+        self._skipped += max(0.0, self._arrivals[0].arrival - steps - self._skipped)
 
     def idle(self, steps: int, now_s: float) -> float:
-        """Seconds until somebody is here."""
-        if self._here or not self._coming:
+        """Seconds until a request is queued; 0 for a trace in steps, which skips idle steps."""
+        if self._queued or not self._arrivals:
             return 0.0
-        missing = self._coming[0].arrival - (steps + self._skipped if self._in_steps else now_s)
+        missing = self._arrivals[0].arrival - (steps + self._skipped if self._in_steps else now_s)
         if self._in_steps:
             self._skipped += max(0.0, missing)
             return 0.0
         return max(0.0, missing)
 
     def arrive(self, steps: int, now_s: float, free: int) -> None:
-        """Let those come whose time it is. free: slots for which nobody has to wait."""
+        """Queue or reject the requests that have arrived.
+
+        Args:
+            steps: Decode steps so far.
+            now_s: Simulated time, seconds.
+            free: Free batch slots, which are added to the queue length.
+        """
         reached = steps + self._skipped if self._in_steps else now_s
-        while self._coming and self._coming[0].arrival <= reached:
-            request = self._coming.popleft()
+        while self._arrivals and self._arrivals[0].arrival <= reached:
+            request = self._arrivals.popleft()
             arrived_s = now_s if self._in_steps else request.arrival
             if self._too_long(request):
                 self.rejected.append((request, TOO_LONG))
-            elif self._admission.queue is not None and len(self._here) >= self._admission.queue + free:
+            elif self._admission.queue is not None and len(self._queued) >= self._admission.queue + free:
                 self.rejected.append((request, FULL))
             else:
-                heappush(self._here, (self._due_s(request, arrived_s), next(self._number), request, arrived_s))
+                heappush(self._queued, (self._due_s(request, arrived_s), next(self._number), request, arrived_s))
 
     def _too_long(self, request: Request) -> bool:
         try:
@@ -104,16 +121,16 @@ class WaitingQueue:
         return False
 
     def put(self, request: Request, now_s: float) -> None:
-        """A request has come that no trace told of."""
-        heappush(self._here, (self._due_s(request, now_s), next(self._number), request, now_s))
+        """Queue a request that is not from a trace."""
+        heappush(self._queued, (self._due_s(request, now_s), next(self._number), request, now_s))
 
     def remove(self, number: int) -> None:
-        """Forget a request that waits."""
-        self._here = [each for each in self._here if each[2].number != number]
-        heapify(self._here)
+        """Remove a queued request."""
+        self._queued = [each for each in self._queued if each[2].number != number]
+        heapify(self._queued)
 
     def _due_s(self, request: Request, arrived_s: float) -> float:
-        """What the order goes by. All who wait grow old at the same rate, so it stays what it is."""
+        """Sort key of the queue. All queued requests age at the same rate, so the key is constant."""
         if self._admission.order == "fcfs":
             return 0.0
         work_s = (
@@ -122,13 +139,13 @@ class WaitingQueue:
         return arrived_s + self._admission.aging * work_s
 
     def take(self) -> tuple[Request, float]:
-        """The next, and when it came."""
-        _, _, request, arrived_s = heappop(self._here)
+        """Pop the next request and its arrival time, seconds."""
+        _, _, request, arrived_s = heappop(self._queued)
         return request, arrived_s
 
     def next_after(self, steps: int) -> tuple[float, float]:
-        """How many steps on somebody comes, and at which second: the other one is infinite."""
-        if not self._coming:
+        """Steps and simulated time of the next arrival; the one that the trace does not use is infinite."""
+        if not self._arrivals:
             return math.inf, math.inf
-        at = self._coming[0].arrival
+        at = self._arrivals[0].arrival
         return (math.ceil(at - steps - self._skipped), math.inf) if self._in_steps else (math.inf, at)

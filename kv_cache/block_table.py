@@ -1,6 +1,6 @@
-"""Who is where: the table of blocks and their copies, and the rules that no policy can break.
+"""Block table: KV blocks, their copies in tiers, and the rules that no policy can break.
 
-It knows neither clocks nor bytes. A *transfer* is whatever an executor gives for a copy under way.
+It knows neither clocks nor bytes. A *transfer* is the executor's handle of a copy in flight.
 """
 
 from __future__ import annotations
@@ -16,38 +16,42 @@ K, V, WEIGHTS = "k", "v", "weights"
 
 
 class PolicyError(ValueError):
-    """A policy asked for what the table forbids, with the reason."""
+    """A policy requested something that the block table forbids; the message has the reason."""
 
 
 class Transfer(Protocol):
-    """A copy under way."""
+    """A copy in flight."""
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has finished, on success or failure."""
         ...
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended, or is going to, without what it was to bring."""
+        """Whether it has failed or is going to fail."""
         ...
 
     @property
     def began_ns(self) -> float:
-        """When it could begin: those that it waits for had ended."""
+        """Start time, ns: when the transfers that it waits for had finished."""
         ...
 
     @property
     def ended_ns(self) -> float:
-        """When it had ended."""
+        """End time, ns."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BlockKey:
-    """K or V of a run of tokens of one layer of a request, or a layer's weights: what moves as one.
+    """Key of a block: K or V of a range of tokens in one layer of a request, or the weights of a layer.
 
-    request: a sequence, a batch that is kept together, or a shared prefix. index: which run of tokens, from 0.
+    Attributes:
+        request: A sequence, a batch that is kept together, or a shared prefix.
+        layer: Layer index.
+        part: `k`, `v`, `kv` (both) or `weights`.
+        index: Block index in the layer, from 0.
     """
 
     request: Hashable
@@ -60,12 +64,12 @@ class BlockKey:
         return f"{self.part} of request {self.request}, layer {self.layer}{more}"
 
 
-Left = Callable[[BlockKey, str, tuple[Transfer, ...]], None]
+DropCallback = Callable[[BlockKey, str, tuple[Transfer, ...]], None]
 
 
 @dataclass(slots=True)
 class Replica:
-    """A block at a tier: its first `tokens`, of which the last may still arrive."""
+    """Copy of a block in a tier: its first `tokens` tokens; the last ones may still be in flight."""
 
     tokens: int
     arriving: list[Transfer] = field(default_factory=list)
@@ -74,18 +78,18 @@ class Replica:
 
 @dataclass(slots=True)
 class Block:
-    """A block: how many tokens it has, each of so many bytes, and where."""
+    """State of a block: bytes per token, number of tokens, copies by tier."""
 
     row_bytes: int
     tokens: int = 0
     copies: dict[str, Replica] = field(default_factory=dict)
     attended: int = 0
-    used: int = 0  # the iteration that attended it last
+    used: int = 0  # last iteration that attended it
 
 
 @dataclass(slots=True)
 class Selection:
-    """Some tokens of a block, at a tier until the block is attended next."""
+    """Some tokens of a block, in a tier until the next attention to the block."""
 
     tier: str
     nbytes: int
@@ -94,9 +98,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class CopyRange:
-    """Tokens [first, first + tokens) of a block, from one tier to another, when those in `after` have ended.
+    """Transfer of tokens [first, first + tokens) of a block between tiers, to start after the transfers in `after`.
 
-    needs: of those, whose bytes it is about; without them it is nothing. The others only use the room until they end.
+    Attributes:
+        after: Transfers to wait for: those in `needs`, and those that use the space until they finish.
+        needs: Transfers that carry the same bytes; if one fails, this transfer fails.
     """
 
     block: BlockKey
@@ -112,13 +118,18 @@ class CopyRange:
 class BlockTable:
     """Blocks and their copies.
 
-    The rules: no tier holds more than its limit; who takes room that somebody still leaves waits for that to end;
-    nothing moves while it is attended; the last whole copy is never dropped.
+    Rules: no tier exceeds its limit. A writer waits for the transfers that still use its space. A block does not move
+    during its attention. The last complete copy is never dropped.
     """
 
-    def __init__(self, tiers: Mapping[str, Tier], left: Left | None = None) -> None:
-        """left: called for a copy that has been given up, with the transfers of those that still use it."""
-        self.tiers, self._left = tiers, left
+    def __init__(self, tiers: Mapping[str, Tier], on_drop: DropCallback | None = None) -> None:
+        """Create an empty table.
+
+        Args:
+            tiers: Tiers by name.
+            on_drop: Called with a dropped copy (block, tier) and the transfers that still use it.
+        """
+        self.tiers, self._on_drop = tiers, on_drop
         self.entries: dict[BlockKey, Block] = {}
         self.selected: dict[BlockKey, Selection] = {}
         self.used: Counter[str] = Counter()
@@ -132,25 +143,33 @@ class BlockTable:
             raise PolicyError(f"{block}: there is no such block") from None
 
     def free_bytes(self, tier: str) -> float:
-        """Bytes that may still be taken; those that somebody leaves count as free."""
+        """Free bytes of a tier. Space whose transfers have not finished counts as free."""
         limit = self._tier(tier).limit_bytes
         return float("inf") if limit is None else limit - self.used[tier]
 
     def tiers_of(self, block: BlockKey) -> tuple[str, ...]:
-        """Tiers that hold all of it, or are going to."""
+        """Tiers with a complete copy, including tokens in flight."""
         entry = self[block]
         return tuple(name for name, copy in entry.copies.items() if copy.tokens == entry.tokens)
 
     def add(self, block: BlockKey, row_bytes: int, tier: str, tokens: int = 0) -> list[Transfer]:
-        """A new block; whoever writes there waits for the transfers returned."""
+        """Add a block.
+
+        Returns:
+            Transfers that its writer has to wait for.
+        """
         if block in self.entries:
-            raise PolicyError(f"{block} is there already")
+            raise PolicyError(f"{block}: the block exists already")
         waits = self._take(tier, tokens * row_bytes)
         self.entries[block] = Block(row_bytes, tokens, {tier: Replica(tokens)})
         return waits
 
     def grow(self, block: BlockKey, tier: str, tokens: int) -> list[Transfer]:
-        """Tokens were computed at a tier, which holds all of them up to there; the other copies are behind now."""
+        """Append tokens in a tier that has a complete copy; other copies become partial.
+
+        Returns:
+            Transfers that the writer has to wait for.
+        """
         entry = self[block]
         copy = self._whole(block, tier)
         waits = self._take(tier, tokens * entry.row_bytes)
@@ -159,7 +178,7 @@ class BlockTable:
         return waits
 
     def copy(self, block: BlockKey, source: str, target: str) -> CopyRange:
-        """Let a tier have all of a block; what it has already is not moved again."""
+        """Copy a block to a tier; tokens that the tier has already are not moved again."""
         self._tier(target)
         entry, there = self[block], self._whole(block, source)
         self._check_attended(block, entry)
@@ -173,7 +192,7 @@ class BlockTable:
         return CopyRange(block, source, target, first, entry.tokens - first, entry.row_bytes, after, needs)
 
     def select(self, block: BlockKey, source: str, target: str, tokens: int) -> CopyRange:
-        """Take room for some tokens of a block until it is attended next; they are no copy of it."""
+        """Reserve space for some tokens of a block until its next attention; they are not a copy of it."""
         entry, there = self[block], self._whole(block, source)
         if block in self.selected or not 0 < tokens <= entry.tokens:
             raise PolicyError(f"{block}: {tokens} of its {entry.tokens} tokens: select 1 to all of them, once")
@@ -183,52 +202,53 @@ class BlockTable:
         self.selected[block] = Selection(target, nbytes)
         return CopyRange(block, source, target, 0, tokens, entry.row_bytes, (*waits, *needs), needs)
 
-    def selecting(self, copy_range: CopyRange, transfer: Transfer) -> None:
-        """Selected tokens are under way."""
+    def start_select(self, copy_range: CopyRange, transfer: Transfer) -> None:
+        """Record the transfer of selected tokens."""
         self.selected[copy_range.block].transfer = transfer
         source = self[copy_range.block].copies[copy_range.source]
         source.readers = [*_pending(source.readers), transfer]
 
-    def writing(self, block: BlockKey, tier: str, transfer: Transfer) -> None:
-        """New tokens of a block that was attended by selection are under way to it."""
+    def start_write(self, block: BlockKey, tier: str, transfer: Transfer) -> None:
+        """Record the transfer of new tokens to a block that is attended by selection."""
         copy = self[block].copies[tier]
         copy.arriving = [*_missing(copy.arriving), transfer]
 
-    def not_begun(self, copy_range: CopyRange) -> None:
-        """A transfer cannot begin: its target has what it had before."""
+    def cancel_copy(self, copy_range: CopyRange) -> None:
+        """Undo `copy` for a transfer that cannot start: the target keeps its earlier tokens."""
         block, target = copy_range.block, copy_range.target
         self.used[target] -= copy_range.tokens * copy_range.row_bytes
         self[block].copies[target].tokens = copy_range.first
         if not copy_range.first:
-            self._leave(block, target)
+            self._release_copy(block, target)
 
-    def begun(self, copy_range: CopyRange, transfer: Transfer) -> None:
-        """A transfer is under way."""
+    def start_copy(self, copy_range: CopyRange, transfer: Transfer) -> None:
+        """Record a started transfer."""
         copies = self[copy_range.block].copies
         target, source = copies[copy_range.target], copies[copy_range.source]
         target.arriving = [*_missing(target.arriving), transfer]
         source.readers = [*_pending(source.readers), transfer]
 
     def drop(self, block: BlockKey, tier: str) -> None:
-        """Give up a copy; its room is free for those who wait for whoever still reads it."""
+        """Drop a copy; later writers to its space wait for the transfers that still use it."""
         entry = self[block]
         self._check_attended(block, entry)
         copy = entry.copies.get(tier)
         if copy is None:
-            raise PolicyError(f"{block}: nothing of it is at {tier}")
+            raise PolicyError(f"{block}: {tier} has no copy of it to drop")
         if copy.tokens == entry.tokens and self.tiers_of(block) == (tier,):
             raise PolicyError(f"{block}: {tier} has the last whole copy of it, which cannot be dropped")
-        self._leave(block, tier)
+        self._release_copy(block, tier)
 
     def attend(self, blocks: Iterable[BlockKey], tier: str, iteration: int) -> list[Transfer]:
-        """They are attended at a tier from now on; begins when the transfers have ended.
+        """Start attention to blocks in a tier, or to their selected tokens if the tier cannot attend.
 
-        Where the tier does not attend, to what was selected of them.
+        Returns:
+            Transfers that the attention has to wait for.
         """
         waits: list[Transfer] = []
         wanted = list(blocks)
         if not self._tier(tier).attends and not all(block in self.selected for block in wanted):
-            raise PolicyError(f"{tier} does not attend")
+            raise PolicyError(f"{tier} does not attend: copy the blocks to a tier that does, or select tokens of them")
         for block in wanted:
             selection = self.selected.get(block)
             came = [selection.transfer] if selection and selection.transfer else []
@@ -238,14 +258,14 @@ class BlockTable:
             self.entries[block].used = iteration
         return waits
 
-    def attended(self, blocks: Iterable[BlockKey]) -> None:
-        """They are attended no longer."""
+    def end_attention(self, blocks: Iterable[BlockKey]) -> None:
+        """End the attention to blocks."""
         for block in blocks:
             self.entries[block].attended -= 1
             self._forget_selection(block)
 
     def crop(self, block: BlockKey, tokens: int) -> None:
-        """Forget all but the first tokens; nothing of it may be under way."""
+        """Keep only the first `tokens` tokens of a block without transfers in flight."""
         entry = self[block]
         for tier, copy in entry.copies.items():
             keep = min(copy.tokens, tokens)
@@ -253,25 +273,25 @@ class BlockTable:
             copy.tokens = keep
         entry.tokens = min(entry.tokens, tokens)
 
-    def rewritten(self, block: BlockKey, tier: str) -> None:
-        """All of it was changed at a tier: other copies are of no use."""
+    def drop_stale_copies(self, block: BlockKey, tier: str) -> None:
+        """Drop all other copies of a block that was rewritten in a tier."""
         self._whole(block, tier)
         for other in set(self[block].copies) - {tier}:
-            self._leave(block, other)
+            self._release_copy(block, other)
 
     def free(self, request: Hashable) -> None:
-        """Forget a request."""
+        """Remove all blocks of a request."""
         for block in [block for block in self.entries if block.request == request]:
             for tier in list(self.entries[block].copies):
-                self._leave(block, tier)
+                self._release_copy(block, tier)
             self._forget_selection(block)
             del self.entries[block]
 
     def check(self) -> None:
-        """Raise AssertionError where the books do not balance."""
+        """Raise AssertionError if the accounting is inconsistent."""
         held: Counter[str] = Counter()
         for block, entry in self.entries.items():
-            assert self.tiers_of(block), f"{block} is nowhere whole"
+            assert self.tiers_of(block), f"{block}: no tier has a whole copy"
             for tier, copy in entry.copies.items():
                 held[tier] += copy.tokens * entry.row_bytes
         for selection in self.selected.values():
@@ -284,7 +304,7 @@ class BlockTable:
         if selection := self.selected.pop(block, None):
             self.used[selection.tier] -= selection.nbytes
 
-    def _leave(self, block: BlockKey, tier: str) -> None:
+    def _release_copy(self, block: BlockKey, tier: str) -> None:
         entry = self.entries[block]
         copy = entry.copies.pop(tier)
         nbytes = copy.tokens * entry.row_bytes
@@ -292,11 +312,15 @@ class BlockTable:
         still = tuple(_pending([*copy.readers, *copy.arriving]))
         if still:
             self._leaving[tier].append((nbytes, still))
-        if self._left:
-            self._left(block, tier, still)
+        if self._on_drop:
+            self._on_drop(block, tier, still)
 
     def _take(self, tier: str, nbytes: int) -> list[Transfer]:
-        """Count bytes as used; whose end must be waited for before they are there."""
+        """Allocate bytes of a tier.
+
+        Returns:
+            Transfers that still use this space.
+        """
         limit = self._tier(tier).limit_bytes
         if nbytes > self.free_bytes(tier):
             free = self.free_bytes(tier)
@@ -304,13 +328,13 @@ class BlockTable:
         self.used[tier] += nbytes
         self.peak[tier] = max(self.peak[tier], self.used[tier])
         leaving = self._leaving[tier]
-        left = deque(each for each in leaving if not all(transfer.done for transfer in each[1]))
-        self._leaving[tier] = left
+        remaining = deque(each for each in leaving if not all(transfer.done for transfer in each[1]))
+        self._leaving[tier] = remaining
         if limit is None:
             return []
         waits: list[Transfer] = []
-        over = self.used[tier] + sum(size for size, _ in left) - limit
-        for size, transfers in left:
+        over = self.used[tier] + sum(size for size, _ in remaining) - limit
+        for size, transfers in remaining:
             if over <= 0:
                 break
             waits += transfers
@@ -321,7 +345,7 @@ class BlockTable:
         entry = self[block]
         copy = entry.copies.get(tier)
         if copy is None or copy.tokens < entry.tokens:
-            has = f"{copy.tokens} of its {entry.tokens} tokens" if copy else "nothing of it"
+            has = f"{copy.tokens} of its {entry.tokens} tokens" if copy else "no copy of it"
             raise PolicyError(f"{block}: {self._tier(tier).name} has {has}")
         return copy
 
@@ -338,10 +362,10 @@ class BlockTable:
 
 
 def _pending(transfers: Iterable[Transfer]) -> list[Transfer]:
-    """Those that still use bytes."""
+    """Transfers that have not finished."""
     return [transfer for transfer in transfers if not transfer.done]
 
 
 def _missing(transfers: Iterable[Transfer]) -> list[Transfer]:
-    """Those whose bytes are not there: they are under way, or never come."""
+    """Transfers whose bytes have not arrived: in flight or failed."""
     return [transfer for transfer in transfers if transfer.failed or not transfer.done]

@@ -1,6 +1,7 @@
-"""Follow an assignment: before each iteration the server says in which tier every layer of each request lies.
+"""Execute a placement: the tier of each layer of each request, given before each iteration.
 
-What lies elsewhere is brought for its attention and leaves again; what does not fit where it should lie goes lower.
+Layers of other tiers are loaded for their attention and dropped afterwards. A block that does not fit in its tier goes
+to a lower one.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ Homes = Callable[[Hashable, int], tuple[str, ...]]
 
 
 def carry_out(it: Iteration) -> None:
-    """Carry out the memory's "homes": of a layer of a request, the tier of each of its blocks.
+    """Execute the placement in `it.memory["homes"]`: the tier of each block of a layer of a request.
 
-    Of layers that lie elsewhere the device holds at most as many of a request at once as the memory's "buffers" says,
-    two by default. With one tier more than there are blocks the new tokens begin another one. One new token is attended
-    in drives if the last block lies there; several, and all other blocks, on the device.
+    At most `it.memory["buffers"]` offloaded layers of a request are on the device at once (default: 2). With one tier
+    more than there are blocks, new tokens start another block. A single new token is attended in drives if the last
+    block is there; several new tokens, and all other blocks, are attended on the device.
     """
     for block in it.blocks_at(DEVICE):
         if _home(it, block) != DEVICE:
@@ -31,15 +32,17 @@ def carry_out(it: Iteration) -> None:
         together: dict[tuple[str, ...], list[Hashable]] = {}
         for row in it.batch:
             together.setdefault(_attended(it, row, layer), []).append(row)
-        for at, rows in sorted(together.items(), key=lambda each: CSD in each[0]):  # what is on its way comes for all
+        for at, rows in sorted(together.items(), key=lambda each: CSD in each[0]):  # drive calls last
             for group in _groups(it, layer, rows, at):
                 _attend(it, layer, group, at)
 
 
 def spill(it: Iteration, need: int = 0) -> None:
-    """Blocks that the tier below the device lacks room for, since its limit fell, go lower: the last rows' first.
+    """Move blocks down after the limit of the tier below the device fell, those of the last rows first.
 
-    need: Bytes that are free there afterwards.
+    Args:
+        it: The iteration.
+        need: Bytes to free in that tier.
     """
     below = it.memory["below"]
     if it.free_bytes(below) < need and it.has_path(below, DIRECT):
@@ -50,14 +53,18 @@ def spill(it: Iteration, need: int = 0) -> None:
 
 
 def _place(it: Iteration, block: BlockKey) -> int:
-    """The number of a block's row in the batch; those of others come last."""
+    """Row of a block in the batch; blocks of other requests come last."""
     return it.batch.index(block.request) if block.request in it.batch else len(it.batch)
 
 
 def returning(it: Iteration, need: int = 0) -> set[BlockKey]:
-    """Blocks of the batch in files that the tier below the device has room for again, spread over the layers.
+    """Choose file blocks of the batch that fit in the tier below the device again, spread over the layers.
 
-    The others are then read while layers between them come from that tier. need: Bytes that stay free there.
+    Spreading lets the remaining file reads overlap with layers from that tier.
+
+    Args:
+        it: The iteration.
+        need: Bytes to leave free in that tier.
     """
     room, found = it.free_bytes(it.memory["below"]) - need, set[BlockKey]()
     here = [block for block in it.blocks_at(DIRECT) if block.request in it.batch]
@@ -71,7 +78,7 @@ def returning(it: Iteration, need: int = 0) -> set[BlockKey]:
 
 
 def _groups(it: Iteration, layer: int, rows: list[Hashable], at: tuple[str, ...]) -> list[list[Hashable]]:
-    """Rows that are attended at once: all if the device has room, else those that stay there, and each other alone."""
+    """Split rows into groups for one call: all if they fit, else the resident rows, and each other row alone."""
     growth = sum(map(it.new_bytes, rows)) * len(it.parts)
     lacking = sum(it.missing_bytes(x, DEVICE) for x in it.blocks(layer, rows) if at[x.index] == DEVICE)
     if DEVICE not in at or lacking + growth <= it.free_bytes(DEVICE):
@@ -84,7 +91,7 @@ def _groups(it: Iteration, layer: int, rows: list[Hashable], at: tuple[str, ...]
 
 
 def _attended(it: Iteration, row: Hashable, layer: int) -> tuple[str, ...]:
-    """Where each block of a row is attended."""
+    """Tier in which each block of a row is attended."""
     homes: Homes = it.memory["homes"]
     blocks, tiers = len(it.blocks(layer, [row])) // len(it.parts), homes(row, layer)
     count = max(blocks, min(blocks + 1, len(tiers)))
@@ -93,7 +100,7 @@ def _attended(it: Iteration, row: Hashable, layer: int) -> tuple[str, ...]:
 
 
 def _attend(it: Iteration, layer: int, rows: list[Hashable], at: tuple[str, ...]) -> None:
-    """Bring what rows have of a layer, attend, and send it home."""
+    """Load the blocks of a layer, attend, and return them to their tiers."""
     for block in it.blocks(layer, rows):
         _bring(it, block, at[block.index], rows)
     growth = sum(map(it.new_bytes, rows)) * len(it.parts) if at[-1] == DEVICE else 0
@@ -105,7 +112,7 @@ def _attend(it: Iteration, layer: int, rows: list[Hashable], at: tuple[str, ...]
 
 
 def _bring(it: Iteration, block: BlockKey, tier: str, rows: list[Hashable]) -> None:
-    """Let a tier have all of a block, by way of the device where there is no other."""
+    """Copy a block to a tier, through the device if no direct route exists."""
     if tier in it.tiers_of(block):
         return
     if not any(it.has_path(source, tier) for source in it.tiers_of(block)):
@@ -116,8 +123,14 @@ def _bring(it: Iteration, block: BlockKey, tier: str, rows: list[Hashable]) -> N
 
 
 def _ahead(it: Iteration, layer: int, rows: list[Hashable], kept: int) -> None:
-    """Have the next layers come that a row attends on the device and that lie elsewhere, where there is room for them
-    and so many bytes more."""
+    """Prefetch the next offloaded layers of the rows while they fit.
+
+    Args:
+        it: The iteration.
+        layer: Layer that is attended now.
+        rows: Rows to prefetch for.
+        kept: Bytes to leave free on the device.
+    """
     buffers: Callable[[Hashable], int] = it.memory.get("buffers", lambda row: 2)
     for row in rows:
         left = buffers(row) - bool(_passing(it, row, layer))
@@ -135,19 +148,19 @@ def _ahead(it: Iteration, layer: int, rows: list[Hashable], kept: int) -> None:
 
 
 def _passing(it: Iteration, row: Hashable, layer: int) -> list[BlockKey]:
-    """What of a layer is on the device for its attention alone, or is still to come."""
+    """Blocks of a layer that are on the device only for its attention, or are still missing there."""
     at = _attended(it, row, layer)
     here = [x for x in it.blocks(layer, [row]) if at[x.index] == DEVICE]
     return [x for x in here if _home(it, x) != DEVICE or DEVICE not in it.tiers_of(x)]
 
 
 def _reachable(it: Iteration, block: BlockKey) -> bool:
-    """Whether the device can be reached from where a block is."""
+    """Whether a route leads from a tier of the block to the device."""
     return any(it.has_path(tier, DEVICE) for tier in it.tiers_of(block))
 
 
 def _make_room(it: Iteration, need: int, layer: int, rows: list[Hashable]) -> None:
-    """Let what is due last leave the device, until so many bytes fit; the rows that are attended now stay."""
+    """Evict the blocks used last from the device until `need` bytes are free; rows that are attended now stay."""
     count = len(it.layers)
 
     def due(block: BlockKey) -> int:
@@ -161,7 +174,7 @@ def _make_room(it: Iteration, need: int, layer: int, rows: list[Hashable]) -> No
 
 
 def _send(it: Iteration, block: BlockKey, lower: bool = False) -> None:
-    """Let a block lie at home alone. lower: or, where that is the device, below it."""
+    """Move a block to its assigned tier; with `lower`, below the device if that is the device."""
     home = _home(it, block)
     if home == DEVICE and not lower:
         if DEVICE in it.tiers_of(block):
@@ -176,7 +189,7 @@ def _send(it: Iteration, block: BlockKey, lower: bool = False) -> None:
 
 
 def _home(it: Iteration, block: BlockKey) -> str:
-    """Where a block is to lie; of a row's blocks only the last one may lie in drives."""
+    """Assigned tier of a block; only the last block of a row may be in drives."""
     homes: Homes = it.memory["homes"]
     tiers = homes(block.request, block.layer)
     home = tiers[min(block.index, len(tiers) - 1)]

@@ -35,41 +35,41 @@ class Decoder(Protocol):
 
     @property
     def layers(self) -> int:
-        """All of them, those with windows included."""
+        """Number of layers, including sliding-window layers."""
         ...
 
     @property
     def shape(self) -> ModelShape:
-        """The layers that attend to all tokens."""
+        """Shape of the layers with full attention."""
         ...
 
     @property
     def active(self) -> float:
-        """Parameters that a token passes."""
+        """Active parameters per token."""
         ...
 
     @property
     def window_layers(self) -> int:
-        """Layers that attend to the last `window` tokens alone."""
+        """Number of sliding-window layers."""
         ...
 
     @property
     def window(self) -> int:
-        """Tokens that those layers attend to."""
+        """Length of the sliding window, tokens."""
         ...
 
     def read_bytes(self, batch: float) -> float:
-        """Bytes of the weights that a step of so many tokens reads."""
+        """Bytes of the weights that a step of `batch` tokens reads."""
         ...
 
     def window_bytes(self, tokens: float) -> float:
-        """Bytes of the KV cache of one sequence in the layers with windows."""
+        """Bytes of the KV cache of one sequence in the sliding-window layers."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DenseDecoder:
-    """A decoder whose tokens pass all parameters, in 16 bits, and whose layers all attend to all tokens."""
+    """A dense decoder with 16-bit weights and full attention in all layers."""
 
     shape: ModelShape
     parameters: float
@@ -93,16 +93,16 @@ class DenseDecoder:
 
 @value
 class Overlay:
-    """Measured or assumed terms of a cost model beyond data sheets. Fields that are None keep the roofline's term.
+    """Measured or assumed terms of a cost model in addition to data sheets. None keeps the roofline's term.
 
     Attributes:
-        mfu: Share of the accelerator's peak operations/s that is reached.
-        start_s: Seconds of a prefill without its tokens.
-        sequence_layer_s: Seconds that the runtime takes for each sequence and layer of a decode step.
-        step_s: Fitted seconds of a decode step without its tokens.
+        mfu: Fraction of the accelerator's peak operations/s that is reached.
+        start_s: Constant part of a prefill, seconds.
+        sequence_layer_s: Runtime overhead of each sequence and layer of a decode step, seconds.
+        step_s: Fitted constant part of a decode step, seconds.
         token_s: Fitted seconds of a decode step for each stored token of its sequences.
         prefill_token_s: Fitted seconds of a prefill for each new token.
-        prefill_pair_s: Fitted seconds of a prefill for each pair of a new token and one before it.
+        prefill_pair_s: Fitted seconds of a prefill for each pair of a new token and an earlier one.
     """
 
     mfu: float = Field(default=PREFILL_FLOPS / PEAK_FLOPS, gt=0, le=1)
@@ -115,7 +115,7 @@ class Overlay:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left to the roofline."""
+        """Whether no term is left to the roofline."""
         return None not in (self.step_s, self.token_s, self.prefill_token_s, self.prefill_pair_s)
 
 
@@ -131,7 +131,7 @@ class CostModel:
         overlay: Terms that replace those of the roofline.
         model: The decoder; None if the overlay has all terms.
         accelerator: The GPU; None if the overlay has all terms.
-        slowdown: Measured decode time divided by the modelled one.
+        slowdown: Measured divided by modelled decode time.
     """
 
     layers: int
@@ -153,7 +153,15 @@ class CostModel:
     def fitted(
         cls, layers: int, *, step_s: float, token_s: float, prefill_tokens_per_s: float, prefill_pair_s: float = 0.0
     ) -> CostModel:
-        """Lines fitted to a measured profile. prefill_tokens_per_s: of what does not depend on a prompt's length."""
+        """Build a model from lines fitted to a measured profile.
+
+        Args:
+            layers: Layers of the decoder.
+            step_s: Constant part of a decode step, seconds.
+            token_s: Seconds of a decode step per stored token.
+            prefill_tokens_per_s: Prefill rate without the part that grows with the prompt's length.
+            prefill_pair_s: Seconds of a prefill per pair of tokens.
+        """
         per_token_s = 1 / prefill_tokens_per_s
         overlay = Overlay(
             start_s=0, step_s=step_s, token_s=token_s, prefill_token_s=per_token_s, prefill_pair_s=prefill_pair_s
@@ -165,7 +173,7 @@ class CostModel:
 
         Args:
             batch: Sequences.
-            tokens: Stored tokens of each, which layers with windows read the last of; more than a window by default.
+            tokens: Stored tokens of each sequence, for sliding-window layers; by default more than the window.
         """
         if self.overlay.step_s is not None:
             return self.slowdown * self.overlay.step_s
@@ -175,7 +183,7 @@ class CostModel:
 
     @property
     def token_s(self) -> float:
-        """Seconds of a decode step for each stored token of its sequences: attention to it in all full layers."""
+        """Seconds of a decode step for each stored token of its sequences: attention in all full layers."""
         if self.overlay.token_s is not None:
             return self.slowdown * self.overlay.token_s
         model, accelerator = self._roofline
@@ -183,7 +191,7 @@ class CostModel:
 
     @property
     def pair_s(self) -> float:
-        """Seconds of multiplying for each pair of a new token and one before it, in all full layers."""
+        """Seconds of arithmetic for each pair of a new token and an earlier one, in all full layers."""
         if self.overlay.prefill_pair_s is not None:
             return self.overlay.prefill_pair_s
         shape = self._roofline[0].shape
@@ -206,8 +214,8 @@ class CostModel:
         """Seconds to prefill tokens since..until of `batch` equal prompts.
 
         Args:
-            until: Tokens that are stored afterwards.
-            since: Tokens that were stored before.
+            until: Tokens stored after the prefill.
+            since: Tokens stored before it.
             batch: Sequences.
         """
         new = until - since
@@ -241,7 +249,7 @@ class CostModel:
 
 @value
 class DriveModel:
-    """Computational drives with the KV cache of every head striped over all of them.
+    """Computational drives with the KV cache of each head striped over all of them.
 
     Attributes:
         bytes_per_s: Rate at which all drives together read and attend.
@@ -259,7 +267,7 @@ class ServingCost:
     """A model on a GPU with a link to host memory, and optional computational drives.
 
     Attributes:
-        name: For people.
+        name: Name in reports and messages.
         compute: Cost of prefill and decode with the KV cache in GPU memory.
         fetch_s: Fixed seconds to copy all layers of a request to the GPU.
         fetch_token_s: Seconds per cached token of that copy.
@@ -285,7 +293,7 @@ class ServingCost:
         return self.compute.layers
 
     def with_room(self, device_bytes: int) -> ServingCost:
-        """The same machine with other bytes of GPU memory for the KV cache."""
+        """Copy with another size of the KV cache in GPU memory, bytes."""
         return replace(self, room_blocks=max(1, int(device_bytes / (BLOCK_TOKENS * self.layers * self.token_bytes))))
 
     def costs(self, tokens: Sequence[int], grown: int = 0) -> StepCosts:
@@ -293,7 +301,7 @@ class ServingCost:
 
         Args:
             tokens: Cached tokens of each request.
-            grown: Tokens per request that the step has to leave room for.
+            grown: Tokens per request to reserve space for.
         """
         each = np.array(tokens, np.int64)
         L, token_s = self.layers, self.compute.token_s
@@ -315,7 +323,7 @@ class ServingCost:
         return self.room_blocks * self.layers // (self.layers - self.layers // 2 + 1) * BLOCK_TOKENS
 
     def check(self, requests: Sequence[Request]) -> None:
-        """Raise ValueError for a request that there never is room for."""
+        """Raise ValueError if a request can never fit."""
         for each in requests:
             if each.tokens > self.longest_tokens:
                 raise ValueError(
@@ -323,16 +331,16 @@ class ServingCost:
                 )
 
     def line(self, batch: int) -> tuple[float, float, float, float, float, float, float]:
-        """Coefficients of `costs` of `batch` requests, for compiled loops.
+        """Coefficients of `costs` for `batch` requests, for compiled loops.
 
         Returns:
-            Seconds of a step without tokens and for each; of a fetch, the same; of drives, of a call and for each token
-            in a layer; tokens of a block.
+            Seconds of a step: constant, per token. Seconds of a fetch: constant, per token. Seconds of drives: per
+            call, per token of a layer. Tokens per block.
         """
         drives = self.drives
         in_drives = (drives.call_s, drives.token_bytes / drives.bytes_per_s) if drives else (0.0, 0.0)
         return *self.compute.line(batch), self.fetch_s, self.fetch_token_s, *in_drives, float(BLOCK_TOKENS)
 
     def slo_s(self, scale: float) -> float:
-        """OrbitFlow's objective: the step of the longest request that fits the device, times a scale."""
+        """OrbitFlow's objective: the step of the longest request that fits on the device, times `scale`, seconds."""
         return scale * self.compute.decode_s(1, self.room_blocks * BLOCK_TOKENS)

@@ -1,6 +1,6 @@
-"""The loop of continuous batching: requests arrive, a policy schedules an iteration, it runs, sequences end.
+"""Continuous-batching engine: admit arrivals, schedule an iteration, run it, retire finished sequences.
 
-`simulation.py` runs it in modelled time until a trace is served; `vcsd.serve` runs the same engine beside real bytes.
+`simulation.py` runs it in simulated time until a trace is served. `vcsd.serve` runs the same engine with real bytes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from kv_cache.transfer.chain import decode_s
 from kv_cache.transfer.sequences import SequenceStore
 
 NO_TRACE = Trace(name="none", requests=())
-REPLAN, EMA = 1.25, 0.1  # measured over modelled time beyond which plans are made again; weight of the newest step
+# REPLAN: ratio of measured to modelled time beyond which the policy plans again. EMA: weight of the newest step.
+REPLAN, EMA = 1.25, 0.1
 
 
 class Engine:
-    """Requests, a policy, and the modelled time of its iterations.
+    """Requests, a policy, and the simulated time of its iterations.
 
     Attributes:
-        sequences: Admitted requests that decode or pause.
-        prompt: The request that is prefilled.
-        now_s: Modelled time.
-        store: Whole sequences in tiers, for policies that take turns.
-        host_bytes: Bytes of host memory, for layers that are offloaded to it.
-        events: Finds the time of each iteration by links and copies; None: by one sum or by the compiled chain.
-        done: Sums of the run; its requests too if a trace is served.
+        sequences: Admitted requests in decode, including paused ones.
+        prompt: The request in prefill.
+        now_s: Simulated time, seconds.
+        store: Whole sequences in tiers, for time-slicing policies.
+        host_bytes: Host memory for offloaded layers, bytes.
+        events: Times each iteration by simulated links and copies; None: by a sum or the compiled chain.
+        done: Totals of the run; also its requests if a trace is served.
     """
 
     def __init__(
@@ -66,23 +67,23 @@ class Engine:
         self.host_bytes = math.inf
 
     def check(self, request: Request) -> None:
-        """Raise ValueError for a request that there never is room for."""
+        """Raise ValueError if a request can never fit."""
         if self.store is not None:
             self.store.levels.check(request.tokens + 1, request.number)
         else:
             self.cost.check([request])
 
     def add(self, request: Request) -> None:
-        """A request has arrived."""
+        """Queue a request that arrives now."""
         self._tokens, self._requests = self._tokens + request.tokens, self._requests + 1
         self.queue.put(request, self.now_s)
 
     def remove(self, number: int) -> None:
-        """Forget a request, whatever state it is in."""
+        """Remove a request in any state."""
         self.queue.remove(number)
-        for each in self._everyone():
+        for each in self._admitted():
             if each.number == number:
-                self._leave(each)
+                self._retire(each)
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
         """Change limits of tiers between two iterations; the policy is asked again before the next one.
@@ -100,7 +101,7 @@ class Engine:
         self.changed = True
 
     def run(self, tick: Callable[[int], object] = lambda done: None) -> RunResult:
-        """Serve until no request is left. tick: called now and then with the number of requests that have ended."""
+        """Serve until no request is left; `tick` gets the number of finished and rejected requests after each step."""
         done = self.done
         while self.step():
             tick(len(done.sequences) + len(done.rejected) - len(self.sequences))
@@ -108,7 +109,7 @@ class Engine:
         return done
 
     def step(self) -> bool:
-        """One iteration, or a burst of equal ones, in modelled time; False if no request is left."""
+        """Run one iteration, or a burst of equal ones, in simulated time; False if no request is left."""
         output = self.schedule()
         if output is None:
             return False
@@ -116,11 +117,11 @@ class Engine:
         return True
 
     def schedule(self) -> SchedulerOutput | None:
-        """The policy's decision about the next iteration; None if no request is left."""
+        """Ask the policy for the next iteration; None if no request is left."""
         while True:
             self._admit()
             if not (self.sequences or self.prompt):
-                if not self.queue.left:
+                if not self.queue.has_requests:
                     return None
                 self._idle()
                 continue
@@ -131,7 +132,7 @@ class Engine:
             if output is None:
                 self._wait()
                 continue
-            check_output(self.policy, output, self._everyone(), self.cost.layers)
+            check_output(self.policy, output, self._admitted(), self.cost.layers)
             if not (self.prompt and self.prompt.number in output.num_scheduled_tokens and len(output.placement) == 1):
                 self._asked = [each.number for each in state.sequences]
             return output
@@ -147,13 +148,13 @@ class Engine:
 
         Args:
             output: The decision.
-            ran: Requests that were computed, if not all of them.
-            took_s: Measured seconds of its decode step.
-            most: Decode steps at most.
+            ran: Requests that were computed; None: all.
+            took_s: Measured time of the decode step, seconds.
+            most: Maximum number of decode steps.
         """
         scheduled = {
             each: output.num_scheduled_tokens[each.number]
-            for each in self._everyone()
+            for each in self._admitted()
             if each.number in output.num_scheduled_tokens and (ran is None or each.number in ran)
         }
         prefills = {each: count for each, count in scheduled.items() if each.prefills}
@@ -170,21 +171,21 @@ class Engine:
                 raise PolicyError(f"policy {self.policy.name}: it places layers by tier, so it must not be `strided`")
             result = self._jump(decoding, prefills)
         if took_s is not None and result.timed_by == "chain":
-            self._compare(decoding, offloads, took_s)
+            self._recalibrate(decoding, offloads, took_s)
         ended = [each for each in scheduled if each.finished]
         finished = tuple(each.number for each in ended)
         for each in ended:
-            self._leave(each)
+            self._retire(each)
             each.deposit.clear()
         result = replace(result, finished=finished)
         self.done.timed_by[result.timed_by] = self.done.timed_by.get(result.timed_by, 0) + 1
         self.policy.update(output, result)
         return result
 
-    # Who is there
+    # Admitted and queued requests
 
-    def _everyone(self) -> list[SequenceState]:
-        """Requests that were admitted."""
+    def _admitted(self) -> list[SequenceState]:
+        """All admitted requests."""
         return [*self.sequences, *([self.prompt] if self.prompt else [])]
 
     def _free(self) -> int:
@@ -194,7 +195,7 @@ class Engine:
         self.queue.arrive(self.done.steps, self.now_s, self._free())
 
     def _admit(self) -> None:
-        """Requests that have arrived get slots: one prompt at a time, or everybody if the policy lets them in."""
+        """Give slots to arrived requests: one prompt at a time, or all of them if the policy admits requests itself."""
         self._arrive()
         while self.queue and (self.policy.admits or (self._free() and self.prompt is None)):
             sequence = SequenceState(*self.queue.take(), entered_s=self.now_s)
@@ -207,19 +208,19 @@ class Engine:
                 self.prompt = sequence
 
     def _idle(self) -> None:
-        """Time passes until a request arrives."""
+        """Advance the time to the next arrival."""
         idle_s = self.queue.idle(self.done.steps, self.now_s)
         self.done.idle_s += idle_s
         self._pass(idle_s)
 
     def _pass(self, seconds: float) -> None:
-        """Time passes, and copies go on."""
+        """Advance the time, including transfers in flight."""
         self.now_s += seconds
         if self.store is not None:
             self.store.run_until(self.now_s)
 
     def _wait(self) -> None:
-        """Time passes until a copy ends or a request arrives; raises RuntimeError if neither will."""
+        """Advance the time to the end of a copy or an arrival; raises RuntimeError if neither is pending."""
         ends = [move.end_s for move in self.store.running if move.end_s is not None] if self.store is not None else []
         steps, arrives_s = self.queue.next_after(self.done.steps)
         if steps < math.inf and not ends:
@@ -228,12 +229,15 @@ class Engine:
         if arrives_s < math.inf:
             ends.append(arrives_s)
         if not ends:
-            raise RuntimeError("a policy lets nobody run, and nothing is under way")
+            raise RuntimeError(
+                f"deadlock: policy {self.policy.name} schedules no request, no copy is in flight and no request will "
+                "arrive: it must schedule at least one"
+            )
         stalled_s = max(0.0, min(ends) - self.now_s)
         self.done.stalled_s += stalled_s
         self._pass(stalled_s)
 
-    def _leave(self, sequence: SequenceState) -> None:
+    def _retire(self, sequence: SequenceState) -> None:
         if sequence in self.sequences:
             self.sequences.remove(sequence)
             self.changed = True
@@ -244,7 +248,7 @@ class Engine:
             self.events.forget(sequence.number)
 
     def _state(self) -> SchedulerState:
-        """What the policy is asked about: all sequences, or those that have paused for too long."""
+        """State for the policy: all sequences, or only those that have paused for `patience` steps."""
         patience, among = self.admission.patience, self.sequences
         if patience:
             among = [each for each in among if each.paused >= patience] or among
@@ -260,10 +264,10 @@ class Engine:
             mean_tokens=self._tokens / max(1, self._requests),
             first_block=self._first_block,
             store=self.store,
-            coming=self.queue.coming,
+            coming=self.queue.has_arrivals,
         )
 
-    # How long an iteration takes
+    # Time of an iteration
 
     def _chain(
         self,
@@ -272,7 +276,7 @@ class Engine:
         prefills: dict[SequenceState, int],
         most: float,
     ) -> IterationResult:
-        """Decode steps until the policy is to be asked again, with chunks of the prompt beside them."""
+        """Decode steps until the next decision of the policy, each with a chunk of the prompt if one is prefilled."""
         steps, until_s = math.inf, math.inf
         if self._free() and self.prompt is None:
             steps, until_s = self.queue.next_after(self.done.steps)
@@ -284,7 +288,7 @@ class Engine:
         check_host(self.policy.name, options, ends_at, self.cost.token_bytes, self.host_bytes)
         ends = self.now_s + np.cumsum(took)
         for each, option, held in zip(decoding, options, tokens, strict=True):
-            each.made(ends, took)
+            each.add_tokens(ends, took)
             self._count(option, held, took.size)
         beside_s = 0.0 if beside is None else float(beside[: took.size].sum())
         self.done.steps += took.size
@@ -299,16 +303,16 @@ class Engine:
         return IterationResult(float(took.sum()), took.size, "chain")
 
     def _jump(self, decoding: Sequence[SequenceState], prefills: dict[SequenceState, int]) -> IterationResult:
-        """One iteration whose KV cache is on the device: the sum of its parts.
+        """One iteration with the KV cache on the device: the sum of its parts.
 
-        Where a policy lets requests in itself, a prompt is computed beside a decode step, and takes part in it.
+        If the policy admits requests itself, a prompt is computed along with a decode step and takes part in it.
         """
         prefill_s = sum(self._prefill_s(prefills).values())
         batch = [each.num_computed_tokens + 1 for each in decoding]
         if self.policy.admits:
             batch += [each.num_tokens for each in prefills]
         step_s = self.cost.compute.decode_s(len(batch), sum(batch)) if batch else 0.0
-        return self._passed(decoding, prefills, prefill_s + step_s, prefill_s, "jump")
+        return self._account(decoding, prefills, prefill_s + step_s, prefill_s, "jump")
 
     def _by_events(
         self,
@@ -317,23 +321,23 @@ class Engine:
         prefills: dict[SequenceState, int],
         output: SchedulerOutput,
     ) -> IterationResult:
-        """One iteration in which copies move on links while the model's layers are computed."""
+        """One iteration whose copies overlap with the computation of the layers."""
         prefill_s = self._prefill_s(prefills)
         new = {each.number: 1 for each in decoding} | {each.number: count for each, count in prefills.items()}
         took_s = events.run(self.now_s, new, prefill_s, output)
         self.done.link_bytes = events.fetched_bytes
         compute_s = sum(prefill_s.values()) if decoding else took_s
-        return self._passed(decoding, prefills, took_s, compute_s, "events")
+        return self._account(decoding, prefills, took_s, compute_s, "events")
 
     def _prefill_s(self, prefills: dict[SequenceState, int]) -> dict[int, float]:
-        """Seconds of compute of prompts, or of their chunks, by the requests' numbers."""
+        """Compute time of prompts or their chunks, seconds, by request number."""
         prefill_s = self.cost.compute.prefill_s
         return {
             each.number: prefill_s(each.num_computed_tokens + count, each.num_computed_tokens)
             for each, count in prefills.items()
         }
 
-    def _passed(
+    def _account(
         self,
         decoding: Sequence[SequenceState],
         prefills: dict[SequenceState, int],
@@ -341,7 +345,7 @@ class Engine:
         prefill_s: float,
         timed_by: str,
     ) -> IterationResult:
-        """Account for one iteration that took so long, `prefill_s` of it for prompts."""
+        """Account for one iteration of `took_s` seconds, `prefill_s` of it for prompts."""
         self.done.prefill_s += prefill_s
         self.done.decode_s += took_s - prefill_s
         self._pass(took_s)
@@ -349,18 +353,18 @@ class Engine:
             self.done.steps += 1
             self.changed = False
         for each in decoding:
-            each.made(np.array([self.now_s]), np.array([took_s]))
-        self._arrive()  # some have come meanwhile
+            each.add_tokens(np.array([self.now_s]), np.array([took_s]))
+        self._arrive()  # arrivals during the iteration
         for each, count in prefills.items():
             self._computed(each, count, took_s)
         return IterationResult(took_s, int(bool(decoding)), timed_by)
 
     def _computed(self, sequence: SequenceState, tokens: int, took_s: float) -> None:
-        """Tokens of a prompt were computed; with the last of them a token is made."""
+        """Count computed prompt tokens; the last of them also produces an output token."""
         sequence.num_computed_tokens += tokens
         if sequence.num_missing_tokens:
             return
-        sequence.made(np.array([self.now_s]), np.array([took_s]))
+        sequence.add_tokens(np.array([self.now_s]), np.array([took_s]))
         if sequence is self.prompt:
             self.prompt = None
             if not sequence.finished:
@@ -368,7 +372,7 @@ class Engine:
                 self.changed = True
 
     def _chunks(self, prefills: dict[SequenceState, int]) -> F64 | None:
-        """Seconds of each chunk that is left of the prompt beside decode steps, (chunks,)."""
+        """Time of each remaining chunk of the prompt, (chunks,) float64 seconds; None without a prompt."""
         if not prefills:
             return None
         ((sequence, chunk),) = prefills.items()
@@ -377,7 +381,7 @@ class Engine:
         return np.array([self.cost.compute.prefill_s(min(begin + chunk, end), begin) for begin in begins])
 
     def _count(self, option: Offload, held: int, steps: int) -> None:
-        """Layers and bytes of one request that were fetched, or attended in drives, in some steps."""
+        """Count layers and bytes of a request that were fetched, or attended in drives, in `steps` steps."""
         done, count = self.done, steps * option.count
         read = option.count * (steps * held + steps * (steps - 1) // 2)  # tokens, over all offloaded layers
         if option.in_drives and self.cost.drives:
@@ -387,8 +391,8 @@ class Engine:
             done.fetched_layers += count
             done.link_bytes += read * self.cost.token_bytes
 
-    def _compare(self, decoding: Sequence[SequenceState], options: Sequence[Offload], took_s: float) -> None:
-        """Correct the cost model by a measured decode step; the policy plans again if they part too far."""
+    def _recalibrate(self, decoding: Sequence[SequenceState], options: Sequence[Offload], took_s: float) -> None:
+        """Correct the cost model by a measured decode step; the policy plans again after a large deviation."""
         costs = self._given.costs([each.num_computed_tokens for each in decoding])
         self._slowdown += EMA * (took_s / latency_s(costs, options) - self._slowdown)
         if not 1 / REPLAN < self._slowdown / self.cost.compute.slowdown < REPLAN:

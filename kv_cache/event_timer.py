@@ -1,4 +1,4 @@
-"""Iterations of an engine by events: the policy's program over a block table and simulated links, without bytes."""
+"""Event-driven timing of iterations: the policy's program runs on a block table and simulated links, without bytes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ PART = "kv"  # keys and values of a token move together
 
 
 def machine_of(cost: ServingCost, limits: TierLimits = TierLimits(), cache_bytes: int = 0) -> Machine:
-    """Tiers and links of a serving machine: the link to host memory as it was fitted, files and SSD as assumed.
+    """Tiers and links of a serving machine: fitted link to host memory, assumed files and SSD.
 
-    The fitted line of a fetch counts the token that a step adds, which host memory does not have yet: its time is part
-    of the link's overhead here.
-
+    The fitted line of a fetch includes the token that a step adds, which host memory does not have yet. Its time is
+    part of the link's overhead here.
     Args:
         cost: Costs of the machine.
         limits: Bytes of each tier.
-        cache_bytes: Bytes that the kernel keeps of files.
+            cache_bytes: Size of the kernel's page cache for files, bytes.
     """
     base, L = limits.machine(cache_bytes, drives=cost.drives is not None), cost.layers
     rate = cost.token_bytes * L / max(cost.fetch_token_s, 1e-15)
@@ -39,17 +38,18 @@ class EventTimer:
     """Runs a policy's program for each iteration of an engine.
 
     Attributes:
-        runner: The block table, and what moved on which route.
-        transfers: Links, and how long the model waited for each route.
+        runner: Runs the program; has the block table and the traffic by route.
+        transfers: Simulated links, and the time the model waited for each route.
     """
 
     def __init__(self, policy: Policy, cost: ServingCost, machine: Machine, final_tokens: int = 0) -> None:
-        """
+        """Create the block table and links.
+
         Args:
-            policy: Its `layers` is the program.
+            policy: Its `layers` method is the program.
             cost: Costs of compute and of drives.
             machine: Tiers and links.
-            final_tokens: Tokens of the longest request to come; 0: not known.
+            final_tokens: Final length of the longest request, tokens; 0: unknown.
         """
         self.cost = cost
         self.transfers = SimulatedTransfers(machine, self._layer_time)
@@ -67,16 +67,16 @@ class EventTimer:
         """Run an iteration.
 
         Args:
-            now_s: Modelled time; copies go on until then.
+            now_s: Simulated time at which the iteration starts, seconds.
             new: New tokens of each request.
-            prefill_s: Seconds of compute of each prompt, or of its chunk.
+            prefill_s: Compute time of each prompt or its chunk, seconds.
             output: The policy's decision.
 
         Returns:
-            Seconds that it took.
+            Time of the iteration, seconds.
 
         Raises:
-            PolicyError: The policy does what the table forbids.
+            PolicyError: The policy requests something that the block table forbids.
         """
         events, L, memory = self.transfers.events, self.cost.layers, self.runner.memory
         events.run_to(max(events.now_ns, now_s * 1e9))
@@ -92,7 +92,7 @@ class EventTimer:
 
     @property
     def fetched_bytes(self) -> int:
-        """Bytes that have come to the device."""
+        """Bytes copied to the device."""
         return sum(counts.bytes for name, counts in self.runner.traffic.items() if name.endswith(f">{DEVICE}"))
 
     def forget(self, number: int) -> None:
@@ -100,7 +100,7 @@ class EventTimer:
         self.runner.free(number)
 
     def _layer_time(self, call: AttendCall) -> LayerTime:
-        """Time of a layer for the rows of a call: a batch goes on when its drives have answered."""
+        """Time of a layer for the rows of a call; the batch waits for its drives."""
         L, batch = self.cost.layers, self._decoding
         step_s, token_s, _, _, call_s, drive_token_s, _ = self.cost.line(max(1, batch))
         decoding = [row for row in call.rows if row not in self._prefill_s]

@@ -1,4 +1,4 @@
-"""A queue of events in nanoseconds, with fractions: over many copies whole ones would add up to a difference."""
+"""Event queue in float nanoseconds: rounding each of many copies to whole ns would accumulate an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Events:
-    """What happens when, in the order of time, and of asking among equals."""
+    """Pending events in order of time; events of the same time run in order of insertion."""
 
     def __init__(self) -> None:
         self.now_ns = 0.0
@@ -15,26 +15,26 @@ class Events:
         self._count = 0
 
     def at(self, ns: float, act: Callable[[], None]) -> None:
-        """Let something happen at a time that is not over."""
+        """Schedule an event; times in the past become now."""
         self._count += 1
         heapq.heappush(self._queue, (max(ns, self.now_ns), self._count, act))
 
     @property
     def next_ns(self) -> float | None:
-        """When the next thing happens; None where nothing is left to."""
+        """Time of the next event; None if the queue is empty."""
         return self._queue[0][0] if self._queue else None
 
     def run_to(self, ns: float) -> None:
-        """Let everything happen that does up to a time."""
+        """Run all events up to a time."""
         while self._queue and self._queue[0][0] <= ns:
             self._next()
         self.now_ns = max(self.now_ns, ns)
 
     def run_until(self, over: Callable[[], bool]) -> None:
-        """Let things happen until a condition holds; raises RuntimeError where it never does."""
+        """Run events until `over` is true; raises RuntimeError if the queue runs empty first."""
         while not over():
             if not self._queue:
-                raise RuntimeError("nothing is left to happen, and somebody still waits")
+                raise RuntimeError("simulation deadlock: the event queue is empty while transfers are pending")
             self._next()
 
     def _next(self) -> None:

@@ -1,7 +1,7 @@
-"""Tiers that hold KV and routes between them, as values.
+"""Tiers that hold the KV cache, and routes between them.
 
-A route is a chain of links that a copy passes one after the other, cut into pieces. Two routes that share bandwidth
-name the same link, so that it is counted once.
+A route is a chain of links that the pieces of a copy pass one after the other. Routes that share bandwidth name the
+same link.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ DEVICE, HOST, PAGE_CACHE, DIRECT, CSD = "device", "host", "page-cache", "direct"
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Something that holds KV.
+    """A memory or device that holds KV blocks.
 
-    limit_bytes: of what may lie there; None: as much as wanted. cache_bytes: of a tier that is files behind the page
-    cache, how much of it the kernel keeps in memory, least recently used first out; None: all of it. dirty_bytes: of
-    that, how much may wait to be written back. attends: whether attention runs there.
+    Attributes:
+        limit_bytes: Capacity; None: unlimited.
+        cache_bytes: For a tier of buffered files: size of the kernel's page cache (LRU); None: unlimited.
+        dirty_bytes: Maximum number of dirty bytes in that page cache.
+        attends: Whether attention runs in this tier.
     """
 
     name: str
@@ -35,7 +37,7 @@ class Tier:
                 raise ValueError(f"{self.name}: {name} = {value}: must be at least 0")
 
     def with_limit(self, nbytes: int) -> Tier:
-        """The tier with another limit, bytes: of files behind a bounded page cache, what the kernel keeps in memory."""
+        """Copy with another limit, bytes; for buffered files with a bounded page cache, the size of that cache."""
         if self.cache_bytes is not None:
             return replace(self, cache_bytes=nbytes)
         return replace(self, limit_bytes=nbytes)
@@ -43,12 +45,15 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What moves bytes: a bus, a thread that copies, an SSD in one direction.
+    """A shared transfer resource: a bus, a copy thread, or one direction of an SSD.
 
-    bytes_per_s: shared evenly by the most urgent of what is under way, or given to one piece after another (`fifo`),
-    the most urgent first. start_ns: before each piece's bytes; with `fifo` the piece holds the link meanwhile.
-    overhead_ns: of the whole link, for each piece beside its bytes.
-    contention: the share of its rate that is left while another link is busy; of several the least counts.
+    Attributes:
+        bytes_per_s: Bandwidth, shared evenly by the active transfers of the highest priority.
+        start_ns: Latency before the bytes of each piece, ns; with `fifo` the link is occupied meanwhile.
+        overhead_ns: Time that the whole link is occupied for each piece in addition to its bytes, ns.
+        fifo: Serve one piece at a time, the highest priority first, instead of sharing the bandwidth.
+        contention: Bandwidth fraction, in (0, 1], that remains while another link is busy, by the name of that link.
+            If several apply, the smallest.
     """
 
     name: str
@@ -61,20 +66,23 @@ class Link:
     def __post_init__(self) -> None:
         if not self.bytes_per_s > 0 or self.start_ns < 0 or self.overhead_ns < 0:
             raise ValueError(
-                f"{self.name}: {self.bytes_per_s} bytes/s, {self.start_ns} and {self.overhead_ns} ns: must be above 0, "
-                "and at least 0"
+                f"{self.name}: bytes_per_s = {self.bytes_per_s}, start_ns = {self.start_ns}, overhead_ns = "
+                f"{self.overhead_ns}: the rate must be above 0, the times at least 0"
             )
         if off := [name for name, share in self.contention.items() if not 0 < share <= 1]:
-            raise ValueError(f"{self.name}: contention by {off[0]}: a share is above 0 and at most 1")
+            raise ValueError(f"{self.name}: contention by {off[0]}: a share must be above 0 and at most 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How bytes come from one tier to another.
+    """Path of bytes from one tier to another.
 
-    links: names, in the order in which a piece passes them. piece_bytes: how a copy is cut, so that pieces follow each
-    other through the links; 0 is not at all. block_bytes: whole blocks of so many bytes are moved. miss_links: the
-    links of a piece that the page cache does not hold. background: links that a piece passes after it counts as done.
+    Attributes:
+        links: Names of links, in the order in which a piece passes them.
+        piece_bytes: Size of the pieces of a copy, which are pipelined through the links; 0: a copy is one piece.
+        block_bytes: Granularity of a copy, bytes: whole blocks are moved.
+        miss_links: Links of a piece that is not in the page cache.
+        background: Links that a piece passes after it counts as done.
     """
 
     name: str
@@ -92,7 +100,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """What computes: its memory, and its peak rates. flops: operations/s in FP16, without sparsity."""
+    """A GPU: memory size and bandwidth, peak FP16 operations/s without sparsity."""
 
     name: str
     memory_bytes: float
@@ -100,13 +108,13 @@ class Accelerator:
     flops: float
 
 
-# By NVIDIA's data sheet of the SXM module: 80 GB of HBM3, 3.35 TB/s, 989 TFLOPS
+# NVIDIA's data sheet of the SXM module: 80 GB of HBM3, 3.35 TB/s, 989 TFLOPS
 H100 = Accelerator("h100", 80 * 2**30, 3350e9, 989e12)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Tiers, links, and a route for each pair of tiers between which bytes may move."""
+    """Tiers, links, and a route for each pair of tiers between which bytes can move."""
 
     tiers: Mapping[str, Tier]
     links: Mapping[str, Link]
@@ -114,25 +122,25 @@ class Machine:
 
     @classmethod
     def of(cls, tiers: list[Tier], links: list[Link], routes: dict[tuple[str, str], Route]) -> Machine:
-        """A machine whose names fit each other; raises ValueError."""
+        """Build a machine; raises ValueError if a route or link refers to an unknown name."""
         machine = cls({each.name: each for each in tiers}, {each.name: each for each in links}, dict(routes))
         for (source, target), route in routes.items():
             for name in (source, target):
                 if name not in machine.tiers:
-                    raise ValueError(f"route {route.name}: there is no tier {name!r}")
+                    raise ValueError(f"route {route.name}: unknown tier {name!r}; tiers: {', '.join(machine.tiers)}")
             for name in (*route.links, *route.miss_links, *route.background):
                 if name not in machine.links:
-                    raise ValueError(f"route {route.name}: there is no link {name!r}")
+                    raise ValueError(f"route {route.name}: unknown link {name!r}; links: {', '.join(machine.links)}")
         for link in links:
             if lacking := set(link.contention) - set(machine.links):
-                raise ValueError(f"link {link.name}: there is no link {min(lacking)!r}")
+                raise ValueError(f"link {link.name}: contention by unknown link {min(lacking)!r}")
         return machine
 
     def with_limits(self, limits: Mapping[str, int]) -> Machine:
-        """The machine with other limits of some tiers.
+        """Copy with other limits of some tiers.
 
         Args:
-            limits: Bytes by tier. Names that the machine lacks are ignored.
+            limits: Bytes by tier; names of other tiers are ignored.
         """
         tiers = {name: tier.with_limit(limits[name]) if name in limits else tier for name, tier in self.tiers.items()}
         return replace(self, tiers=tiers)

@@ -1,6 +1,6 @@
-"""What a policy is a function of: one iteration of a batch, written down as a short program.
+"""Iterations: a policy is a function that runs one iteration of a batch as a short program of copies and attention.
 
-`attend` stands in the order of the model's layers; a copy starts at once beside it; its transfer joins them.
+`attend` is called in the order of layers. A copy starts at once; its transfer can be waited for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Plan = Callable[[int], Sequence[Hashable]]
 
 @dataclass(slots=True)
 class Counts:
-    """Traffic on a route. bytes in whole blocks."""
+    """Traffic on a route: number of copies, and bytes in whole blocks."""
 
     copies: int = 0
     bytes: int = 0
@@ -29,11 +29,15 @@ class Counts:
 
 @dataclass(slots=True)
 class IterationRunner:
-    """Where the KV of a run of iterations lives, and who decides it.
+    """Runs a policy for iteration after iteration on one block table.
 
-    parts: what each layer of a request has: K and V apart, or together. plan: who is due in k iterations. final_tokens:
-    how long a request is going to be; 0 is not known. recorded: what was done, where that is wanted: an empty list.
-    now: the iteration that is under way, or was last.
+    Attributes:
+        parts: Parts of each layer of a request: keys and values separately, or together.
+        plan: Requests that run in k iterations; None: always the same batch.
+        final_tokens: Final length of a request, tokens; 0: unknown.
+        memory: State of the policy, kept between iterations.
+        recorded: Record of all actions if it is a list; None: not recorded.
+        now: The current iteration, or the last one.
     """
 
     machine: Machine
@@ -54,11 +58,7 @@ class IterationRunner:
         self.table = BlockTable(self.machine.tiers, self.transfers.release)
 
     def run(self, new: Mapping[Hashable, int], row_bytes: Mapping[Hashable, int]) -> None:
-        """Run the policy for an iteration in which each request gets so many new tokens.
-
-        row_bytes: of one token of one part of a request. Raises PolicyError for what the table forbids, and where not
-        every layer of every request was attended.
-        """
+        """Run an iteration with `new` tokens of each request, `row_bytes` per token of one part; raises PolicyError."""
         iteration = self.now = Iteration(self, self.iterations, dict(new), dict(row_bytes))
         self.iterations += 1
         if self.recorded is not None:
@@ -71,35 +71,29 @@ class IterationRunner:
         self.transfers.end()
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
-        """Change limits of tiers between two iterations.
-
-        Blocks stay where they lie: a tier that holds more than its new limit takes nothing until blocks have left it.
-
-        Args:
-            limits: Bytes by tier. Other tiers keep their limits.
-        """
+        """Change limits of tiers, bytes. Tiers above the new limit accept nothing until enough blocks have left."""
         self.machine = self.machine.with_limits(limits)
         self.table.tiers = self.machine.tiers
         self.transfers.set_tiers(self.machine.tiers)
 
     def abandon(self) -> None:
-        """Nothing more is done in the iteration that is under way, whatever its policy goes on with."""
+        """Stop the current iteration: further actions of its policy are refused."""
         if self.now:
             self.now.over = True
 
     def rewrite(self, block: BlockKey, tier: str) -> None:
-        """What is attended at a tier has been changed there: its rows stand in another order."""
-        self.table.rewritten(block, tier)
+        """Drop the other copies of a block whose rows were reordered by attention in a tier."""
+        self.table.drop_stale_copies(block, tier)
         if self.recorded:
             self.recorded[-1].acts.append(Action("rewrite", tier, block))
 
     def crop(self, block: BlockKey, tokens: int) -> None:
-        """Forget all but the first tokens of a block of which nothing is under way."""
+        """Keep only the first `tokens` tokens of a block without transfers in flight."""
         self.table.crop(block, tokens)
         self._between(Action("crop", block=block, tokens=tokens))
 
     def free(self, request: Hashable) -> None:
-        """Forget a request."""
+        """Remove all blocks of a request."""
         self.table.free(request)
         self._between(Action("free", rows=(request,)))
 
@@ -116,10 +110,11 @@ class IterationRunner:
 
 
 class Iteration:
-    """One iteration, as a policy sees it: it asks, copies, drops, attends.
+    """One iteration, the interface of a policy: queries, copies, drops, attention.
 
-    batch: the requests that are computed. new: how many tokens each gets, 1 in decode, more in prefill. memory: the
-    policy's own, kept between iterations. over: nothing is done in it any more.
+    Attributes:
+        new: New tokens of each request of the batch: 1 in decode, more in prefill.
+        memory: State of the policy, kept between iterations.
     """
 
     def __init__(
@@ -128,37 +123,37 @@ class Iteration:
         self._run, self.number, self.new, self._row_bytes = run, number, MappingProxyType(new), row_bytes
         self.batch, self.layers, self.memory = tuple(new), run.layers, run.memory
         self.acts: list[Action] = []
-        self._copies: dict[int, int] = {}  # by transfer, which act it is of
+        self._copies: dict[int, int] = {}  # index into `acts` by id of the transfer
         self.over = False
         self._next = dict.fromkeys(self.batch, self.layers.start)
 
-    # What a policy may ask
+    # Queries of a policy
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What a layer of a request consists of, in the order in which it should come."""
+        """Parts of a layer of a request, in the order in which attention needs them."""
         return self._run.parts
 
     @property
     def prefill(self) -> bool:
-        """Whether some request gets more than one token."""
+        """Whether a request gets more than one token."""
         return any(count > 1 for count in self.new.values())
 
     @property
     def final_tokens(self) -> int:
-        """How long a request is going to be, as far as is known: 0 where it is not."""
+        """Final length of a request, tokens; 0 if unknown."""
         return self._run.final_tokens
 
     def plan(self, k: int) -> Sequence[Hashable]:
-        """The requests that are due in k iterations."""
+        """Requests that run in k iterations."""
         return self.batch if self._run.plan is None else self._run.plan(self.number + k)
 
     def next_use(self, block: BlockKey, horizon: int = 64) -> int | None:
-        """In how many iterations a block is due; None: not in so many."""
+        """Iterations until a block is used again; None if more than `horizon`."""
         return next((k for k in range(horizon) if block.request in self.plan(k)), None)
 
     def blocks(self, layer: int, requests: Iterable[Hashable] | None = None) -> list[BlockKey]:
-        """What there is of a layer of the batch, or of other requests: parts first, then requests."""
+        """Blocks of a layer, of the batch or of other requests; ordered by part, then by request."""
         wanted = self.batch if requests is None else list(requests)
         return [block for part in self.parts for request in wanted for block in self._blocks(request, layer, part)]
 
@@ -167,12 +162,12 @@ class Iteration:
         return self._run.table[block].tokens
 
     def nbytes(self, block: BlockKey, tokens: int | None = None) -> int:
-        """Bytes of a block now, or with so many tokens."""
+        """Bytes of a block, now or with `tokens` tokens."""
         entry = self._run.table[block]
         return (entry.tokens if tokens is None else tokens) * entry.row_bytes
 
     def layer_bytes(self, tokens: int | None = None) -> int:
-        """Bytes of all parts of one layer of the batch; tokens: of each request, None is after this iteration."""
+        """Bytes of all parts of one layer of the batch, at `tokens` per request (None: after this iteration)."""
 
         def length(request: Hashable) -> int:
             stored = self._blocks(request, self.layers.start, self.parts[0])
@@ -182,35 +177,35 @@ class Iteration:
         return len(self.parts) * sum(rows)
 
     def missing_bytes(self, block: BlockKey, tier: str) -> int:
-        """Bytes of a block that a tier has not."""
+        """Bytes of a block that a tier does not have."""
         entry = self._run.table[block]
         copy = entry.copies.get(tier)
         return (entry.tokens - (copy.tokens if copy else 0)) * entry.row_bytes
 
     def new_bytes(self, request: Hashable) -> int:
-        """Bytes of one part of a layer that a request of the batch gets in this iteration."""
+        """Bytes that this iteration adds to one part of a layer of a request."""
         return self.new[request] * self._row_bytes[request]
 
     def tiers_of(self, block: BlockKey) -> tuple[str, ...]:
-        """Tiers that hold all of a block, or are going to."""
+        """Tiers with a complete copy of a block, including tokens in flight."""
         return self._run.table.tiers_of(block)
 
     def last_use(self, block: BlockKey) -> int:
-        """The iteration that attended a block last."""
+        """Last iteration that attended a block."""
         return self._run.table[block].used
 
     def blocks_at(self, tier: str) -> list[BlockKey]:
-        """Blocks that a tier holds, the least recently attended first; of those layers that are due later first."""
+        """Blocks in a tier, the least recently attended first; among these, later layers first."""
         entries = self._run.table.entries
         here = [block for block, entry in entries.items() if tier in entry.copies]
         return sorted(here, key=lambda block: (entries[block].used, -block.layer))
 
     def free_bytes(self, tier: str) -> float:
-        """Bytes that a tier has left."""
+        """Free bytes of a tier."""
         return self._run.table.free_bytes(tier)
 
     def capacity(self, tier: str) -> float:
-        """Bytes that a tier keeps: its limit, or what the kernel keeps in memory of its files."""
+        """Capacity of a tier, bytes: its limit or the size of its page cache, whichever is smaller."""
         if tier not in self._run.machine.tiers:
             raise PolicyError(f"there is no tier {tier!r}: there are {', '.join(self._run.machine.tiers)}")
         spec = self._run.machine.tiers[tier]
@@ -218,31 +213,31 @@ class Iteration:
         return min(sizes) if sizes else float("inf")
 
     def has_path(self, source: str, target: str) -> bool:
-        """Whether bytes may move from one tier to another."""
+        """Whether a route leads from one tier to another."""
         return (source, target) in self._run.machine.routes
 
     def queued_s(self, source: str, target: str) -> float:
-        """Seconds of what is under way on a route."""
+        """Time of the transfers in flight on a route, seconds."""
         return self._run.transfers.queued_s(self._run.route(source, target))
 
     def transfer_s(self, source: str, target: str, nbytes: int) -> float:
-        """Seconds of a copy that has the route for itself."""
+        """Time of a copy that has the route to itself, seconds."""
         return self._run.transfers.transfer_s(self._run.route(source, target), nbytes)
 
     def layer_s(self) -> float:
-        """Seconds of a layer without waiting, lately."""
+        """Recent time of a layer without waiting, seconds."""
         return self._run.transfers.layer_s()
 
     def page_cache_hits(self, tier: str) -> tuple[int, int] | None:
-        """Bytes of a tier's files that were read so far, and of these what the page cache had; None: nobody knows."""
+        """Bytes read from a tier's files so far, and bytes of these from the page cache; None if unknown."""
         return self._run.transfers.page_cache_hits(tier)
 
     @property
     def can_select(self) -> bool:
-        """Whether some tokens of a block can be brought alone."""
+        """Whether single tokens of a block can be copied (`select`)."""
         return self._run.transfers.selects
 
-    # What a policy may do
+    # Actions of a policy
 
     def copy(
         self,
@@ -254,10 +249,12 @@ class Iteration:
         fifo: bool = False,
         after: Iterable[Transfer] = (),
     ) -> Transfer | None:
-        """Let a tier have all of a block too; None where it has.
+        """Copy the part of a block that a tier does not have; returns None if it has the whole block.
 
-        source: None is the fastest of those that have it. Tokens that the tier has are not moved again. after: copies
-        that end before it begins.
+        Args:
+            source: Source tier; None: the fastest that has a complete copy.
+            urgency: Priority on shared links; larger is first. fifo: Queue on the first link instead of sharing it.
+            after: Copies that have to finish first.
         """
         run = self._open()
         where = run.table.tiers_of(block)
@@ -277,9 +274,9 @@ class Iteration:
         try:
             transfer = run.transfers.begin(copy_range, route, fifo, urgency)
         except BaseException:
-            run.table.not_begun(copy_range)
+            run.table.cancel_copy(copy_range)
             raise
-        run.table.begun(copy_range, transfer)
+        run.table.start_copy(copy_range, transfer)
         numbers = tuple(self._copies[id(each)] for each in before if id(each) in self._copies)
         self._copies[id(transfer)] = len(self.acts)
         self.acts.append(Action("copy", to, block, source, fifo, after=numbers))
@@ -287,16 +284,15 @@ class Iteration:
         return transfer
 
     def select(self, block: BlockKey, to: str, tokens: int, *, urgency: float = 0.0) -> Transfer:
-        """Bring some tokens of a block to a tier for its next attention, `attend` at the tier where the block lies.
+        """Copy some tokens of a block to a tier for its next attention, with `attend` at the tier of the block.
 
-        They are no copy of the block. Its new tokens are born on the device and go to it. In modelled time only.
-        """
+        They are no copy of it. New tokens are created on the device and copied to its tier. Simulated time only."""
         run = self._open()
         source = run.table.tiers_of(block)[0]
         route = run.route(source, to)
         copy_range = run.table.select(block, source, to, tokens)
         transfer = run.transfers.begin(copy_range, route, False, urgency)
-        run.table.selecting(copy_range, transfer)
+        run.table.start_select(copy_range, transfer)
         self.acts.append(Action("select", to, block, source, tokens=tokens))
         self._count(copy_range, route)
         return transfer
@@ -310,12 +306,12 @@ class Iteration:
         counts.bytes += end - first
 
     def drop(self, block: BlockKey, at: str) -> None:
-        """Give up a copy that is not the last whole one."""
+        """Drop a copy that is not the last complete one."""
         self._open().table.drop(block, at)
         self.acts.append(Action("drop", at, block))
 
     def move(self, block: BlockKey, to: str, *, urgency: float = 0.0, fifo: bool = False) -> Transfer | None:
-        """Copy a block to a tier, and give up all its copies elsewhere."""
+        """Copy a block to a tier and drop all its other copies."""
         transfer = self.copy(block, to, urgency=urgency, fifo=fifo)
         for tier in list(self._run.table[block].copies):
             if tier != to:
@@ -323,7 +319,7 @@ class Iteration:
         return transfer
 
     def wait(self, *transfers: Transfer | None) -> None:
-        """Let the model wait for copies."""
+        """Make the model wait for copies."""
         self._run.transfers.wait([transfer for transfer in transfers if transfer is not None])
 
     def attend(
@@ -334,11 +330,15 @@ class Iteration:
         method: str = "dense",
         read: float = 1.0,
     ) -> None:
-        """Compute a layer of the batch, or of some of it; its K and V must be at that tier, or on their way.
+        """Compute one layer for `rows` (None: the batch); its KV blocks must be in the given tier or in flight to it.
 
-        The new tokens' K and V are born there. at: where rows have several blocks, the tier of each, of which the last
-        one grows; one more than there are begins a block. What comes of blocks is merged. read: attention takes the
-        time of this share of the tokens.
+        New tokens are created in that tier. Partial results of several blocks are merged.
+
+        Args:
+            at: Tier, or the tier of each block of a request. New tokens go to the last block; one tier more than there
+                are blocks starts a new block.
+            method: Attention method, for drives.
+            read: Fraction of the tokens that attention takes the time of.
         """
         run, wanted = self._open(), self.batch if rows is None else tuple(rows)
         tiers = (at,) if isinstance(at, str) else tuple(at)
@@ -360,20 +360,20 @@ class Iteration:
         try:
             run.transfers.attend(call)
         finally:
-            run.table.attended(blocks)
+            run.table.end_attention(blocks)
         for block in selected:
             self._write(block, tiers[block.index])
 
     def _write(self, block: BlockKey, tier: str) -> None:
-        """New tokens of a block that was attended by selection go from the device to its tier."""
+        """Copy the new tokens of a block that was attended by selection from the device to its tier."""
         run, entry, new = self._run, self._run.table[block], self.new[block.request]
         route = run.route(DEVICE, tier)
         copy_range = CopyRange(block, DEVICE, tier, entry.tokens - new, new, entry.row_bytes, (), ())
-        run.table.writing(block, tier, run.transfers.begin(copy_range, route, False, 0.0))
+        run.table.start_write(block, tier, run.transfers.begin(copy_range, route, False, 0.0))
         self._count(copy_range, route)
 
     def _grow(self, row: Hashable, layer: int, part: str, tiers: tuple[str, ...]) -> list[Transfer]:
-        """New tokens of a row, in the last of as many blocks as there are tiers; who still uses their bytes."""
+        """Append a row's new tokens to block `len(tiers) - 1`; returns transfers that still use the space."""
         table, last = self._run.table, BlockKey(row, layer, part, len(tiers) - 1)
         blocks = len(self._blocks(row, layer, part))
         if blocks not in (len(tiers) - 1, len(tiers)):
@@ -383,18 +383,18 @@ class Iteration:
         return table.grow(last, tiers[-1], self.new[row])
 
     def _blocks(self, request: Hashable, layer: int, part: str) -> list[BlockKey]:
-        """What a request has of a part of a layer."""
+        """Blocks of one part of a layer of a request."""
         every = (BlockKey(request, layer, part, block) for block in itertools.count())
         return list(itertools.takewhile(lambda block: block in self._run.table.entries, every))
 
     def _open(self) -> IterationRunner:
-        """The run; raises PolicyError where this iteration is over."""
+        """The runner; raises PolicyError if this iteration is over."""
         if self.over:
-            raise PolicyError(f"iteration {self.number} is over: nothing is done in it any more")
+            raise PolicyError(f"iteration {self.number} is over: a policy acts only in the current one")
         return self._run
 
     def end(self) -> None:
-        """Raise PolicyError where the policy left a layer out."""
+        """Raise PolicyError if the policy left a layer out."""
         for row, layer in self._next.items():
             if layer != self.layers.stop:
                 raise PolicyError(f"the policy ended its iteration before layer {layer} of request {row} was attended")

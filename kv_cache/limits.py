@@ -1,4 +1,4 @@
-"""How much of KV may lie where, on this machine."""
+"""Capacity limits of tiers on this machine."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tempfile import gettempdir
 
 from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Route, Tier
 
-BLOCK_BYTES = 4096  # what is past the page cache moves in whole blocks
+BLOCK_BYTES = 4096  # direct I/O moves whole blocks
 _GB = 1e9
 
-# What routes are taken to be until they have been measured, and in modelled time: PCIe 4 x16, one thread that copies, a
-# PCIe 4 SSD by its data sheet
+# Assumed rates of routes until they are measured, and in simulated time: PCIe 4 x16, one copy thread, a PCIe 4 SSD by
+# its data sheet
 ASSUMED = (
     Link("up", 25 * _GB),
     Link("down", 25 * _GB),
@@ -24,13 +24,16 @@ ASSUMED = (
 
 @dataclass(frozen=True, slots=True)
 class TierLimits:
-    """Bytes for KV by tier.
+    """Capacity of each tier for the KV cache, bytes.
 
-    device: on the model's device. host: in host memory. Both None: as much as is wanted. page_cache: what the kernel
-    may keep of files; None: what this process's cgroup, or the machine, has to spare. files: a folder for files; or,
-    for what is past the page cache, a file (as a mounted drive's namespace), a block or an NVMe character device; None:
-    the folder for temporary files. max_tokens: how long a sequence may become; None: the model's context, at most 4096.
-    force: write to a device that holds something.
+    Attributes:
+        device: On the model's device; None: unlimited.
+        host: In host memory; None: unlimited.
+        page_cache: Page cache for files; None: free memory of this process's cgroup or of the machine.
+        files: Directory for files; or, for direct I/O, a file (such as a mounted drive's namespace), a block device or
+            an NVMe character device. None: the directory for temporary files.
+        max_tokens: Maximum length of a sequence, tokens; None: the model's context, at most 4096.
+        force: Write to a device that is not empty.
     """
 
     device: int | None = None
@@ -54,16 +57,16 @@ class TierLimits:
 
     @property
     def folder(self) -> FilePath:
-        """Where files lie."""
+        """Directory of the files."""
         return FilePath(gettempdir()) if self.files is None or self.on_device else self.files
 
     @property
     def on_device(self) -> bool:
-        """Whether what is past the page cache lies in one file, or on a device of its own."""
+        """Whether direct I/O uses one file or device instead of files in a directory."""
         return self.files is not None and not self.files.is_dir()
 
     def machine(self, cache_bytes: int, drives: bool = False) -> Machine:
-        """The tiers and routes that these tiers are. drives: beside drives that attend."""
+        """Machine with these tiers and their routes; `drives` adds computational drives."""
         tiers = [
             Tier(DEVICE, self.device, attends=True),
             Tier(HOST, self.host),
@@ -89,7 +92,7 @@ class TierLimits:
 
 
 def _path(source: str, target: str, links: tuple[str, ...]) -> Route:
-    """The route between two tiers, named by both."""
+    """The route between two tiers, named after both."""
     return Route(
         f"{source}>{target}",
         links,

@@ -1,4 +1,4 @@
-"""What a run was worth to those who waited: by the paper's counting, by real gaps, and by deadlines."""
+"""Serving metrics: SLO attainment by step times as OrbitFlow counts, by time between tokens, and by deadlines."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from kv_cache.trace import Request
 
 @dataclass(slots=True, kw_only=True)
 class RunResult:
-    """What became of the requests of a run.
+    """Totals and requests of a run.
 
     Attributes:
-        slo_s: The objective, seconds between tokens.
-        sequences: Requests that were admitted.
-        rejected: Requests that were not, and why.
-        end_s: Modelled time at the end.
+        slo_s: Objective, seconds per token.
+        sequences: Admitted requests.
+        rejected: Rejected requests and the reason.
+        end_s: Simulated time at the end.
         steps: Decode steps.
-        decided: Iterations that the policy was asked for.
-        prefill_s, decode_s, idle_s: Seconds of each.
-        stalled_s: Seconds in which requests waited and nobody ran.
-        fetched_layers, attended_layers: Layers of requests that crossed the link, and that drives attended.
-        link_bytes, drive_bytes: Bytes of the KV cache that did.
-        timed_by: Iterations by how their time was found (`IterationResult.timed_by`).
+        decided: Iterations that the policy decided.
+        prefill_s, decode_s, idle_s: Simulated seconds in each state.
+        stalled_s: Seconds in which requests were queued and none ran.
+        fetched_layers, attended_layers: Layers of requests copied over the link, and attended in drives.
+        link_bytes, drive_bytes: Bytes of the KV cache copied over the link, and read in drives.
+        timed_by: Iterations by the method of their timing (`IterationResult.timed_by`).
     """
 
     slo_s: float
@@ -51,8 +51,13 @@ class RunResult:
 
 
 def attained(served: RunResult, deposit: bool = False) -> float:
-    """Share of tokens in time, as OrbitFlow's scripts count: a token took as long as the step that made it, whatever
-    pause or prefill came before. deposit: a late one is masked by a token that was made early.
+    """Fraction of tokens in time, counted as in OrbitFlow's scripts.
+
+    The time of a token is that of the step that produced it, without earlier pauses or prefills.
+
+    Args:
+        served: The run.
+        deposit: Tokens produced early compensate later ones.
     """
     late = total = 0
     for live in served.sequences:
@@ -63,7 +68,7 @@ def attained(served: RunResult, deposit: bool = False) -> float:
 
 
 def _late(gaps: F64, slo_s: float) -> int:
-    """Tokens that come when the deposit is empty: the clock restarts there."""
+    """Tokens produced when the deposit is empty; the clock restarts at each of them."""
     late, due, made = 0, slo_s, 0.0
     for gap in gaps.tolist():
         made += gap
@@ -75,16 +80,16 @@ def _late(gaps: F64, slo_s: float) -> int:
 
 
 def by_gaps(served: RunResult) -> float:
-    """The same of the time between tokens as a user has it, pauses and others' prefills included."""
+    """Fraction of tokens in time by time between tokens, including pauses and prefills of other requests."""
     gaps = _gaps(served.sequences)
     return float((gaps <= served.slo_s).mean()) if gaps.size else 1.0
 
 
 def deadlines_met(served: RunResult) -> float:
-    """Share of tokens that are there when a user reads them: the i-th is due i objectives after the first."""
+    """Fraction of tokens available when a user reads them: token i is due i objectives after the first one."""
     met = total = 0
     for live in served.sequences:
-        made = live.made_s
+        made = live.token_times_s
         due = made[0] + served.slo_s * np.arange(made.size)
         met += int((made[1:] <= due[1:] + 1e-9).sum())
         total += made.size - 1
@@ -92,25 +97,25 @@ def deadlines_met(served: RunResult) -> float:
 
 
 def deadlines_met_of_all(served: RunResult) -> float:
-    """The same where each token of a request that was rejected is late."""
+    """`deadlines_met`, with all tokens of rejected requests counted as late."""
     admitted = sum(each.num_output_tokens for each in served.sequences)
     lost = sum(each.output_tokens for each, _ in served.rejected)
     return deadlines_met(served) * admitted / max(1, admitted + lost)
 
 
 def tpot_attained(served: RunResult, real: bool = False) -> float:
-    """Share of requests whose mean step, or mean gap, is within the objective."""
+    """Fraction of requests whose mean step, or (`real`) mean time between tokens, is within the objective."""
     means = _tpot(served.sequences, real)
     return float((means <= served.slo_s).mean()) if means.size else 1.0
 
 
 def _gaps(live: Sequence[SequenceState]) -> F64:
-    return np.concatenate([np.diff(each.made_s) for each in live] or [np.zeros(0)])
+    return np.concatenate([np.diff(each.token_times_s) for each in live] or [np.zeros(0)])
 
 
 def _tpot(live: Sequence[SequenceState], real: bool) -> F64:
     several = [each for each in live if each.num_output_tokens > 1]
-    return np.array([np.mean(np.diff(each.made_s) if real else each.step_s[1:]) for each in several])
+    return np.array([np.mean(np.diff(each.token_times_s) if real else each.step_s[1:]) for each in several])
 
 
 def _percentiles(values: F64) -> dict[str, float]:
@@ -119,16 +124,16 @@ def _percentiles(values: F64) -> dict[str, float]:
 
 
 def summary(served: RunResult) -> dict[str, Any]:
-    """All of it, in seconds, shares and bytes.
+    """All metrics of a run, in seconds, fractions and bytes.
 
-    longest_wait_s: for a slot. longest_pause_s: between two tokens. path_bytes: of K and V, over the link to the host
-    and read in drives.
+    `longest_wait_s` is the longest time in the queue, `longest_pause_s` the longest time between two tokens.
+    `path_bytes` has the bytes of the KV cache over the link to the host and read in drives.
     """
     live = served.sequences
     steps = np.concatenate([np.zeros(0), *(each.step_s[1:] for each in live)])
     tokens, span_s = sum(each.num_output_tokens for each in live), served.end_s or math.inf
-    first = np.array([each.made_s[0] - each.arrived_s for each in live])
-    whole = np.array([each.made_s[-1] - each.arrived_s for each in live])
+    first = np.array([each.token_times_s[0] - each.arrived_s for each in live])
+    whole = np.array([each.token_times_s[-1] - each.arrived_s for each in live])
     return {
         "requests": len(live),
         "steps": served.steps,

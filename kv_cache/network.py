@@ -1,4 +1,4 @@
-"""Links under load: bytes of several copies at once, at rates that change when others come and go."""
+"""Simulated links: concurrent copies share bandwidth, and rates change when copies start and finish."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class _Flow:
 
 
 class Network:
-    """The links of a machine."""
+    """The links of a machine and the pieces on them."""
 
     def __init__(self, events: Events, links: Mapping[str, Link]) -> None:
         self.events = events
-        self._loaded = {name: _Loaded(link) for name, link in links.items()}
+        self._loaded = {name: _LinkState(link) for name, link in links.items()}
         for loaded in self._loaded.values():
             for name in loaded.link.contention:
                 self._loaded[name].slows.append(loaded)
 
     def send(self, name: str, nbytes: int, done: Done, urgency: float = 0.0) -> None:
-        """Let a piece pass a link; `done` is called when it has."""
+        """Send a piece over a link; `done` is called at its end."""
         loaded = self._loaded[name]
         if not loaded.link.fifo:
             self._start(loaded, nbytes, urgency, done)
@@ -42,17 +42,17 @@ class Network:
             self._next(loaded)
 
     def queued_bytes(self, name: str) -> float:
-        """Bytes that are under way on a link, or wait for it."""
+        """Bytes in flight on a link or queued for it."""
         loaded = self._loaded[name]
         self._advance(loaded)
         return sum(flow.left for flow in loaded.flows) + sum(each[2] for each in loaded.waiting)
 
     def busy_ns(self) -> dict[str, float]:
-        """How long each link has moved bytes."""
+        """Busy time of each link, ns."""
         return {name: loaded.busy_ns for name, loaded in self._loaded.items()}
 
-    def _next(self, loaded: _Loaded) -> None:
-        """Give a link that goes in turn to the most urgent of those that wait."""
+    def _next(self, loaded: _LinkState) -> None:
+        """Start the queued piece of highest priority on a FIFO link."""
         loaded.blocks_at = bool(loaded.waiting)
         if loaded.waiting:
             urgency, _, nbytes, done = heapq.heappop(loaded.waiting)
@@ -63,7 +63,7 @@ class Network:
 
             self._start(loaded, nbytes, -urgency, left)
 
-    def _start(self, loaded: _Loaded, nbytes: int, urgency: float, done: Done) -> None:
+    def _start(self, loaded: _LinkState, nbytes: int, urgency: float, done: Done) -> None:
         link = loaded.link
         start_ns, overhead = link.start_ns, link.overhead_ns * link.bytes_per_s / 1e9
 
@@ -77,8 +77,8 @@ class Network:
         else:
             flow()
 
-    def _advance(self, loaded: _Loaded) -> None:
-        """Let bytes pass a link at the rates that there were."""
+    def _advance(self, loaded: _LinkState) -> None:
+        """Advance the pieces of a link to the present at their current rates."""
         now_ns = self.events.now_ns
         if loaded.flows and now_ns > loaded.since_ns:
             for flow in loaded.flows:
@@ -86,8 +86,8 @@ class Network:
             loaded.busy_ns += now_ns - loaded.since_ns
         loaded.since_ns = now_ns
 
-    def _rerate(self, loaded: _Loaded) -> None:
-        """What is under way on a link has changed: so have its rates, and those of links that it slows."""
+    def _rerate(self, loaded: _LinkState) -> None:
+        """Recompute the rates of a link whose pieces changed, and of the links that it slows."""
         self._share(loaded)
         if loaded.busy != bool(loaded.flows):
             loaded.busy = bool(loaded.flows)
@@ -95,8 +95,8 @@ class Network:
                 self._advance(other)
                 self._share(other)
 
-    def _share(self, loaded: _Loaded) -> None:
-        """Share a link among the most urgent of what is under way, and look again when the first of it ends."""
+    def _share(self, loaded: _LinkState) -> None:
+        """Share a link among its pieces of highest priority; schedule an event at the end of the first of them."""
         loaded.edition += 1
         if not loaded.flows:
             return
@@ -108,22 +108,22 @@ class Network:
         for flow in loaded.flows:
             flow.rate = rate if flow.urgency == most else 0.0
         least = max(0.0, min(flow.left for flow in served))
-        self.events.at(self.events.now_ns + least * 1e9 / rate, lambda: self._look(loaded, edition))
+        self.events.at(self.events.now_ns + least * 1e9 / rate, lambda: self._finish_flows(loaded, edition))
 
-    def _look(self, loaded: _Loaded, edition: int) -> None:
-        """End what has passed; an older look is of no use, rates have changed since."""
+    def _finish_flows(self, loaded: _LinkState, edition: int) -> None:
+        """Finish transferred pieces; an event from before the last change of rates does nothing."""
         if edition != loaded.edition:
             return
         self._advance(loaded)
-        over = [flow for flow in loaded.flows if flow.left <= flow.rate / 1e9]  # less than a nanosecond of it
+        over = [flow for flow in loaded.flows if flow.left <= flow.rate / 1e9]  # less than 1 ns of transfer time left
         loaded.flows = [flow for flow in loaded.flows if flow not in over]
         self._rerate(loaded)
         for flow in over:
             flow.done()
 
 
-class _Loaded:
-    """A link and what is on it."""
+class _LinkState:
+    """A link and the pieces on it."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -132,4 +132,4 @@ class _Loaded:
         self.waiting: list[tuple[float, int, int, Done]] = []
         self.blocks_at, self.asked = False, 0
         self.busy, self.edition = False, 0
-        self.slows: list[_Loaded] = []
+        self.slows: list[_LinkState] = []

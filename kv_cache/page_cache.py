@@ -1,4 +1,4 @@
-"""The kernel's page cache: what was read or written last, up to a limit."""
+"""Simulated page cache of the kernel: LRU with a size limit."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Hashable
 
 
 class PageCache:
-    """Least recently used first out, by pieces of files: (file, number).
+    """LRU cache of pieces of files, with keys (file, piece number).
 
-    read_bytes, hit_bytes: asked for so far, and found.
+    Attributes:
+        read_bytes: Bytes read so far.
+        hit_bytes: Bytes of these found in the cache.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
@@ -18,7 +20,7 @@ class PageCache:
         self._pieces: OrderedDict[tuple[Hashable, int], int] = OrderedDict()
 
     def read(self, piece: tuple[Hashable, int], held: int, nbytes: int) -> bool:
-        """Whether the first `held` bytes of a piece are there, of which `nbytes` are read; they are afterwards."""
+        """Read `nbytes` of a piece; returns whether its first `held` bytes were cached, and caches them."""
         hit = self._pieces.get(piece, 0) >= held
         self.read_bytes += nbytes
         self.hit_bytes += nbytes if hit else 0
@@ -26,14 +28,14 @@ class PageCache:
         return hit
 
     def put(self, piece: tuple[Hashable, int], held: int) -> None:
-        """The first `held` bytes of a piece are there now, and the youngest."""
+        """Cache the first `held` bytes of a piece as the most recently used."""
         before = self._pieces.pop(piece, 0)
         self._pieces[piece] = max(held, before)
         self.blocks_at += self._pieces[piece] - before
         self._evict()
 
     def set_limit(self, limit_bytes: int | None) -> None:
-        """Change how many bytes are kept; None: all."""
+        """Change the size, bytes; None: unlimited."""
         self.limit_bytes = limit_bytes
         self._evict()
 
@@ -42,11 +44,11 @@ class PageCache:
             self.blocks_at -= self._pieces.popitem(last=False)[1]
 
     def forget(self, file: Hashable) -> None:
-        """A file is gone: all its pieces, (file, number)."""
+        """Drop all pieces of a deleted file."""
         for piece in [piece for piece in self._pieces if piece[0] == file]:
             self.blocks_at -= self._pieces.pop(piece)
 
     @property
     def hit_share(self) -> float | None:
-        """Of the bytes that were read; None where none were."""
+        """Hit rate by bytes; None if nothing was read."""
         return self.hit_bytes / self.read_bytes if self.read_bytes else None

@@ -1,4 +1,4 @@
-"""Recorded choices once more: the same acts on another executor."""
+"""Replay of recorded decisions on another executor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kv_cache.transfer.engine import Action, IterationRecord, TransferEngine
 def replay(
     recorded: Sequence[IterationRecord], machine: Machine, transfers: TransferEngine, like: IterationRunner
 ) -> IterationRunner:
-    """Carry out what was recorded of a run, on a machine with the same tiers and routes."""
+    """Execute the recorded actions of a run on a machine with the same tiers and routes."""
     acts: list[Action] = []
 
     def again(t: Iteration) -> None:
@@ -37,7 +37,7 @@ def replay(
 
 
 def _do(t: Iteration, run: IterationRunner, act: Action, after: list[Transfer]) -> Transfer | None:
-    """Returns the transfer of a copy."""
+    """Execute one action; returns the transfer of a copy."""
     if act.block is None:
         t.attend(act.layer, act.rows, act.tiers, act.method, act.read)
     elif act.kind == "copy":

@@ -1,4 +1,4 @@
-"""A request while it is served."""
+"""State of a request while it is served."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from kv_cache.trace import Request
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """A request that was admitted, and its tokens so far.
+    """An admitted request and its tokens so far.
 
     Attributes:
         request: The request.
-        arrived_s: Arrival in seconds, whatever unit the trace has.
-        bursts: Pairs of arrays: when tokens were made, and the seconds of the step that made each; for a first token
-            the seconds of its prefill.
-        num_output_tokens: Tokens made.
-        num_computed_tokens: Tokens whose K and V are stored.
-        deposit: When each token was made that is not delivered yet.
-        delivered_s: When the last token left the deposit.
-        entered_s: When its prefill began.
-        paused: Steps since it decoded.
+        arrived_s: Arrival, seconds, for traces in steps too.
+        bursts: Pairs of arrays: times at which tokens were produced, and the seconds of the step of each (for a first
+            token, of its prefill).
+        num_output_tokens: Output tokens so far.
+        num_computed_tokens: Tokens whose KV data is stored.
+        deposit: Production times of tokens that are not delivered yet.
+        delivered_s: Delivery of the last token that left the deposit, seconds.
+        entered_s: Start of its prefill, seconds.
+        paused: Steps since its last decode step.
     """
 
     request: Request
@@ -45,17 +45,17 @@ class SequenceState:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt and those made."""
+        """Prompt and output tokens."""
         return self.request.input_tokens + self.num_output_tokens
 
     @property
     def num_missing_tokens(self) -> int:
-        """Tokens to compute before the next one is made: 1 in decode."""
+        """Tokens to compute before the next output token: 1 in decode."""
         return self.num_tokens - self.num_computed_tokens
 
     @property
     def prefills(self) -> bool:
-        """Whether its prompt, or what was given up of its KV cache, is still to be computed."""
+        """Whether its prompt, or a dropped KV cache, still has to be computed."""
         return self.num_missing_tokens > 1 or not self.num_output_tokens
 
     @property
@@ -63,15 +63,15 @@ class SequenceState:
         return self.num_output_tokens == self.request.output_tokens
 
     @property
-    def made_s(self) -> F64:
+    def token_times_s(self) -> F64:
         return np.concatenate([ends for ends, _ in self.bursts])
 
     @property
     def step_s(self) -> F64:
         return np.concatenate([took for _, took in self.bursts])
 
-    def made(self, ends: F64, took: F64) -> None:
-        """Tokens were made by steps that ended at `ends` and took `took` seconds, (steps,) each."""
+    def add_tokens(self, ends: F64, took: F64) -> None:
+        """Record tokens produced by steps that ended at `ends` and took `took` seconds, (steps,) each."""
         self.bursts.append((ends, took))
         self.num_output_tokens += ends.size
         self.num_computed_tokens = self.num_tokens - 1

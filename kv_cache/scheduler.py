@@ -1,7 +1,7 @@
-"""The interface of policies: the state that a policy sees before an iteration, and its decision.
+"""Interface of policies: the state that a policy sees before an iteration, and its decision.
 
-Every paper is a policy here. `schedule` decides who runs in the next iteration and where the KV cache of each request
-lies; `layers` is the program inside the iteration. The same object runs in modelled time (`engine.py: simulate`), with
+Every paper is a policy here. `schedule` decides which requests run in the next iteration and the placement of their KV
+caches; `layers` is the program inside the iteration. The same object runs in simulated time (`simulation.py`), with
 real bytes (`vcsd.attach`) and in a server (`vcsd.serve`).
 """
 
@@ -18,24 +18,24 @@ from kv_cache.carry_out import carry_out
 from kv_cache.cost import ServingCost
 from kv_cache.hardware import CSD, DEVICE, HOST
 from kv_cache.iteration import Iteration
-from kv_cache.planner.problem import Offload, away
+from kv_cache.planner.problem import Offload, offloaded_layers
 from kv_cache.request import SequenceState
 from kv_cache.transfer.sequences import SequenceStore
 
-Tiers = tuple[str, ...]  # of each block of a layer
+Tiers = tuple[str, ...]  # tier of each block of a layer
 Placement = Offload | tuple[Tiers, ...]  # a strided offload, or the tiers of each layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
-    """What the next iteration does, by the requests' numbers. Requests that are not named pause.
+    """Decision about the next iteration, by request number. Requests that are not named pause.
 
     Attributes:
-        num_scheduled_tokens: New tokens of each request: one decodes, more prefill.
-        placement: Where the KV cache of each request lies.
-        preempted: Requests whose KV cache is given up; it is prefilled again.
-        num_steps: Decode steps for which this holds. The policy is asked earlier if requests come or end, or if the
-            placement no longer fits.
+        num_scheduled_tokens: New tokens of each request: 1 in decode, more in prefill.
+        placement: Placement of the KV cache of each request.
+        preempted: Requests whose KV cache is dropped and prefilled again.
+        num_steps: Number of decode steps for which this holds. The policy is asked earlier if requests arrive or
+            finish, or if the placement no longer fits.
     """
 
     num_scheduled_tokens: Mapping[int, int]
@@ -44,42 +44,42 @@ class SchedulerOutput:
     num_steps: int = 1
 
     def tiers(self, number: int, layers: int, first_block: bool = False) -> tuple[Tiers, ...]:
-        """The tiers of each layer of a request; host memory if it pauses and no placement is given.
+        """Tiers of each layer of a request; host memory if it pauses without a placement.
 
         Args:
-            number: The request's.
-            layers: Layers of the model.
+            number: Number of the request.
+            layers: Number of layers of the model.
             first_block: Whether the first tokens of layers in drives are a block on the device.
         """
         placed = self.placement.get(number)
         if placed is None:
             return ((HOST,),) * layers
         if isinstance(placed, Offload):
-            offloaded = set(away(layers, placed.count))
+            offloaded = set(offloaded_layers(layers, placed.count))
             there = ((DEVICE, CSD) if first_block else (CSD,)) if placed.in_drives else (HOST,)
             return tuple(there if layer in offloaded else (DEVICE,) for layer in range(layers))
         return placed
 
     def leaves_device(self, number: int) -> bool:
-        """Whether a request is placed by tiers, and some layer of it is not on the device."""
+        """Whether a request is placed by tiers with a layer that is not on the device."""
         placed = self.placement.get(number)
         return isinstance(placed, tuple) and any(tier != DEVICE for tiers in placed for tier in tiers)
 
     def buffers(self, number: int) -> int:
-        """Layers of a request that the device holds at once of those that lie elsewhere: this one, and the next."""
+        """Number of offloaded layers of a request that the device holds at once: the current one and the next."""
         placed = self.placement.get(number)
         return placed.buffers if isinstance(placed, Offload) else 2
 
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """How an iteration, or a burst of decode steps, went.
+    """Result of an iteration or a burst of decode steps.
 
     Attributes:
-        took_s: Seconds of it.
+        took_s: Duration, seconds.
         num_steps: Decode steps.
         timed_by: `jump` (one sum), `chain` (the compiled recurrence), `events` (links and copies), or `measured`.
-        finished: Requests that have ended by it.
+        finished: Requests that finished.
     """
 
     took_s: float
@@ -90,21 +90,21 @@ class IterationResult:
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerState:
-    """What a policy sees before an iteration.
+    """State that a policy sees before an iteration.
 
     Attributes:
-        cost: Seconds of compute, of copies and of drives; the room on the device.
+        cost: Cost model of computation, copies and drives; memory of the device.
         sequences: Requests to decide about.
-        filling: The prompt that is prefilled next; None if there is none.
-        chunk: Tokens of it that are prefilled beside a decode step; 0: a whole prompt, while nobody decodes.
-        slo_s: Seconds between tokens that are the objective.
-        now_s: Modelled time.
+        filling: The prompt to prefill next; None: no prompt.
+        chunk: Tokens of it to prefill along with a decode step; 0: a whole prompt while no request decodes.
+        slo_s: Objective, seconds between tokens.
+        now_s: Simulated time, seconds.
         step: Decode steps so far.
-        changed: Whether sequences came or went, or limits of tiers changed, since the policy was asked last.
+        changed: Whether sequences or limits of tiers have changed since the last decision.
         mean_tokens: Mean length of the trace's requests.
-        first_block: Tokens of a prompt that are computed first, as a block of their own; 0: there is no such block.
-        store: Whole sequences in tiers, for policies that take turns.
-        coming: Whether requests are still to arrive.
+        first_block: Tokens of a prompt that are computed first as a block of their own; 0: no such block.
+        store: Whole sequences in tiers, for time-slicing policies.
+        coming: Whether more requests will arrive.
     """
 
     cost: ServingCost
@@ -121,7 +121,7 @@ class SchedulerState:
     coming: bool = False
 
     def deposited(self, sequence: SequenceState) -> int:
-        """Tokens made and not delivered yet: one is delivered in each interval of the objective."""
+        """Number of tokens produced but not delivered yet; one is delivered per interval of the objective."""
         while sequence.deposit:
             delivered_s = sequence.delivered_s
             leaves = max(sequence.deposit[0], delivered_s + self.slo_s if delivered_s else 0.0)
@@ -132,7 +132,7 @@ class SchedulerState:
         return len(sequence.deposit)
 
     def prefill(self) -> SchedulerOutput | None:
-        """The iteration that prefills all of a prompt; None if there is none, or if it goes beside decode steps."""
+        """Iteration that prefills a whole prompt; None if there is no prompt or it is prefilled in chunks."""
         if self.filling is None or (self.chunk and self.sequences):
             return None
         filling = self.filling
@@ -142,7 +142,7 @@ class SchedulerState:
         )
 
     def _next(self, filling: SequenceState, most: int) -> int:
-        """Tokens of a prompt to compute now."""
+        """Number of prompt tokens to compute now."""
         missing = filling.num_missing_tokens
         if self.first_block and not filling.num_computed_tokens:
             return min(self.first_block, missing - 1) or missing
@@ -151,7 +151,7 @@ class SchedulerState:
     def output(
         self, running: Sequence[SequenceState], placement: Iterable[Placement], num_steps: int = 1
     ) -> SchedulerOutput:
-        """A decode step of `running`, each with its placement, and the next chunk of a prompt beside it."""
+        """A decode step of `running` with a placement for each, plus the next chunk of a prompt."""
         tokens = dict.fromkeys((each.number for each in running), 1)
         placed = dict(zip(tokens, placement, strict=True))
         if self.filling is not None and (count := self._next(self.filling, self.chunk)):
@@ -160,22 +160,22 @@ class SchedulerState:
         return SchedulerOutput(num_scheduled_tokens=tokens, placement=placed, num_steps=num_steps)
 
     def run_all(self) -> SchedulerOutput:
-        """The prefill of a prompt, or a decode step of everybody with the KV cache where `Policy.layers` leaves it."""
+        """Prefill a prompt, or decode all requests with the placement left to `Policy.layers`."""
         here = ((DEVICE,),) * self.cost.layers
         return self.prefill() or self.output(self.sequences, [here] * len(self.sequences))
 
 
 class Policy:
-    """Who runs, and where the KV cache lies: the base of all policies, which runs everybody.
+    """Base of all policies: decides which requests run, and the placement of their KV caches. It runs all requests.
 
-    Any object with these members is one. A policy keeps what it remembers on itself: each engine has its own.
+    Any object with these members is a policy. A policy keeps its state in itself: each engine has its own instance.
 
     Attributes:
         tiers: Tiers that it needs.
-        admits: Whether it lets requests in itself: it then sees all that have arrived, prefilled or not.
-        first_block: Whether the first tokens of layers in drives stay on the device, as a block of their own.
-        strided: Whether each placement is an `Offload`. Modelled time is then that of the compiled chain, in which a
-            change of placement costs nothing; else iterations are timed by events.
+        admits: Whether it admits requests itself: it then sees all that have arrived, prefilled or not.
+        first_block: Whether the first tokens of layers in drives stay on the device as a block of their own.
+        strided: Whether each placement is an `Offload`. Iterations are then timed by the compiled chain, in which a
+            change of placement costs nothing; otherwise by events.
     """
 
     tiers: tuple[str, ...] = ()
@@ -184,18 +184,18 @@ class Policy:
     strided: bool = False
 
     def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
-        """The next iteration; None if nobody can run until a request arrives or a copy ends."""
+        """Decide the next iteration; None if no request can run until one arrives or a copy ends."""
         return s.run_all()
 
     def layers(self, it: Iteration) -> None:
-        """The program of an iteration: copies, and attention to each layer; by default what the placement says."""
+        """Program of an iteration: copies, and attention in each layer; by default it executes the placement."""
         carry_out(it)
 
     def update(self, output: SchedulerOutput, result: IterationResult) -> None:
-        """An iteration is over."""
+        """Called after each iteration."""
 
     def forget(self, number: int) -> None:
-        """A request has ended, or is not wanted any more."""
+        """Called when a request has finished or was cancelled."""
 
     @property
     def name(self) -> str:
@@ -204,12 +204,12 @@ class Policy:
 
     @property
     def has_layers(self) -> bool:
-        """Whether it has a program of its own for the inside of an iteration."""
+        """Whether it has its own program of an iteration."""
         return type(self).layers is not Policy.layers
 
     @staticmethod
     def of(given: Any) -> Policy:
-        """A policy of an object with members of `Policy`, of its class, or of a function of an `Iteration`.
+        """Create a policy from an object with members of `Policy`, its class, or a function of an `Iteration`.
 
         Raises:
             ValueError: It is none of these.
@@ -223,7 +223,7 @@ class Policy:
         if callable(made):
             return LayerPolicy(made)
         raise ValueError(
-            f"{given!r} is no policy: it needs `schedule` or `layers`, or must be a function of an Iteration"
+            f"{given!r} is not a policy: it needs `schedule` or `layers`, or must be a function of an Iteration"
         )
 
 
@@ -231,28 +231,28 @@ def check_output(policy: Policy, output: Any, here: Sequence[SequenceState], lay
     """Check a policy's decision.
 
     Args:
-        policy: Its own.
-        output: What `schedule` returned.
-        here: Requests that were admitted.
-        layers: Layers of the model.
+        policy: The policy.
+        output: Result of `schedule`.
+        here: Admitted requests.
+        layers: Number of layers of the model.
 
     Raises:
-        PolicyError: It is about requests that are not there, or lets nobody run; or it is no decision.
+        PolicyError: It names unknown requests or schedules none, or it is not a `SchedulerOutput`.
     """
     who, there = f"policy {policy.name}", {each.number: each for each in here}
     if not isinstance(output, SchedulerOutput):
-        raise PolicyError(f"{who}: schedule returned {output!r}, which is no SchedulerOutput")
+        raise PolicyError(f"{who}: schedule returned {output!r}: must be a SchedulerOutput, or None to wait")
     for number, count in output.num_scheduled_tokens.items():
         if number not in there:
-            raise PolicyError(f"{who}: it schedules request {number}, which is not there")
+            raise PolicyError(f"{who}: it schedules request {number}, which is not admitted")
         most = there[number].num_missing_tokens
         if not 1 <= count <= most:
-            raise PolicyError(f"{who}: {count} tokens for request {number}, which has {most} to compute")
+            raise PolicyError(f"{who}: {count} tokens for request {number}: must be 1 to {most}")
         placed = output.placement.get(number)
         if isinstance(placed, Offload) and placed.count > layers:
             raise PolicyError(f"{who}: {placed.count} layers are offloaded, the model has {layers}")
     if not output.num_scheduled_tokens:
-        raise PolicyError(f"{who}: it schedules nobody; None lets all wait")
+        raise PolicyError(f"{who}: it schedules no request: return None to wait")
 
 
 def check_host(
@@ -261,7 +261,7 @@ def check_host(
     """Check that host memory holds the layers that are offloaded to it.
 
     Args:
-        name: The policy's.
+        name: Name of the policy.
         options: Offload of each request, (R,).
         tokens: Cached tokens of each request, (R,).
         token_bytes: Bytes of the KV cache per token and layer.
@@ -279,7 +279,7 @@ def check_host(
 
 
 class LayerPolicy(Policy):
-    """A function of an `Iteration` as a policy that runs everybody."""
+    """A function of an `Iteration` as a policy that runs all requests."""
 
     def __init__(self, function: Callable[[Iteration], None], tiers: tuple[str, ...] = ()) -> None:
         self.function, self.tiers = function, tiers
@@ -293,7 +293,7 @@ class LayerPolicy(Policy):
 
 
 class _Adapted(Policy):
-    """An object that has some of the members, without the base class."""
+    """Adapter for an object with some of the members of `Policy`."""
 
     def __init__(self, given: Any) -> None:
         self.given = given

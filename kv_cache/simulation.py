@@ -1,4 +1,4 @@
-"""A trace served in modelled time by any policy: with the room, the links and the tiers that it needs."""
+"""Simulation: serve a trace in simulated time with any policy, and the tiers and links that it needs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kv_cache.scheduler import Policy
 from kv_cache.trace import Trace
 from kv_cache.transfer.sequences import Levels, SequenceStore
 
-UNLIMITED = 1 << 40  # bytes, of a tier without a limit
-FLASH_SHARE = 0.25  # of the link to host memory, that flash is as fast as
+UNLIMITED = 1 << 40  # bytes, for a tier without a limit
+FLASH_SHARE = 0.25  # speed of flash as a fraction of the link to host memory
 
 
 def simulate(
@@ -30,22 +30,22 @@ def simulate(
     tick: Callable[[int], object] = lambda done: None,
     tiers: TierLimits | None = None,
 ) -> RunResult:
-    """Serve a trace in modelled time.
+    """Serve a trace in simulated time.
 
-    Arrivals in engine steps are counted in decode steps, so a slow engine gets fewer in the same time.
+    Arrivals in engine steps are counted in decode steps, so a slow engine gets fewer requests in the same time.
 
     Args:
         trace: Requests.
-        cost: Costs of the machine.
-        policy: Decides.
-        slo_s: The objective, seconds between tokens.
-        admission: How requests are admitted.
-        tick: Called now and then with the number of finished requests.
-        tiers: Bytes of each tier; None: the device's follow from the cost, and there is as much as wanted elsewhere.
+        cost: Cost model of the machine.
+        policy: The policy.
+        slo_s: Objective, seconds between tokens.
+        admission: Admission control.
+        tick: Called after each step with the number of finished requests.
+        tiers: Limits of tiers; None: the device's limit follows from the cost model, other tiers are unlimited.
 
     Raises:
-        ValueError: A request never fits the device, and `admission` does not reject such.
-        PolicyError: The policy does what no policy may.
+        ValueError: A request can never fit on the device, and `admission` does not reject such requests.
+        PolicyError: The policy requested something forbidden.
     """
     return engine_for(trace, cost, policy, slo_s, admission, tiers).run(tick)
 
@@ -59,7 +59,7 @@ def engine_for(
     tiers: TierLimits | None = None,
     events: bool = False,
 ) -> Engine:
-    """The engine of `simulate`, before its first iteration. events: time every policy that can be so by events."""
+    """Create the engine of `simulate`; `events` times every policy by events that supports it."""
     if tiers is None:
         tiers = TierLimits(min(UNLIMITED, int(cost.room_blocks * BLOCK_TOKENS * cost.layers * cost.token_bytes)))
     if isinstance(policy, TimeSlices):
@@ -79,17 +79,17 @@ def engine_for(
 
 
 def _longest(trace: Trace, fits: Callable[[int], bool]) -> int:
-    """Tokens of the longest request that fits."""
+    """Length of the longest request that fits, tokens."""
     return max((each.tokens for each in trace.requests if fits(each.tokens)), default=0)
 
 
 def levels_of(cost: ServingCost, tiers: TierLimits, longest_tokens: int = 0) -> Levels:
-    """Tiers for whole sequences, with the costs of the machine.
+    """Tiers for whole sequences, with the cost model of the machine.
 
     Args:
-        cost: Costs of the machine.
-        tiers: Bytes of the device and of host memory.
-        longest_tokens: Tokens of the longest request.
+        cost: Cost model of the machine.
+        tiers: Limits of the device and host memory.
+        longest_tokens: Length of the longest request, tokens.
     """
     token_bytes = cost.layers * round(cost.token_bytes)
     device, host = (UNLIMITED if limit is None else max(1, limit) for limit in (tiers.device, tiers.host))

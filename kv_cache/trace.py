@@ -1,4 +1,4 @@
-"""Requests that come and go: traces as their sources have them, and a generator."""
+"""Request traces: readers of published formats, and a generator."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request. arrival: in the trace's unit, seconds or engine steps. hashes: of its prompt's blocks of
-    Trace.block_tokens tokens, equal where whole prefixes are."""
+    """One request.
+
+    Attributes:
+        number: Index in the trace.
+        arrival: Arrival in the trace's unit, seconds or engine steps.
+        input_tokens, output_tokens: Lengths of prompt and output.
+        hashes: Hashes of the prompt's blocks of `Trace.block_tokens` tokens; equal for equal prefixes.
+    """
 
     number: int
     arrival: float
@@ -33,15 +39,18 @@ class Request:
 
     @property
     def tokens(self) -> int:
-        """Of which K and V are there at its end: the last token is never fed."""
+        """Tokens in the KV cache at the end: the last output token is never an input."""
         return self.input_tokens + self.output_tokens - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Requests in the order in which they arrive.
+    """Requests in order of arrival.
 
-    unit: of arrivals. slo_tokens: of the longest request that fits the device, where the trace names it.
+    Attributes:
+        unit: Unit of arrivals.
+        block_tokens: Tokens per prefix hash; 0: no hashes.
+        slo_tokens: Length of the longest request that fits on the device, if the trace has it.
     """
 
     name: str
@@ -52,16 +61,16 @@ class Trace:
 
     @property
     def duration(self) -> float:
-        """Time that the trace covers, in its unit: that of its gaps, and one more; 0 for requests that come at once."""
+        """Time that the trace covers, in its unit: its gaps plus the mean gap; 0 if all requests arrive at once."""
         count, requests = len(self.requests), self.requests
         return (requests[-1].arrival - requests[0].arrival) * count / max(1, count - 1)
 
     def head(self, count: int) -> Trace:
-        """Its first requests; 0 is all."""
+        """The first `count` requests; 0: all."""
         return replace(self, requests=self.requests[:count]) if count else self
 
     def in_seconds(self, step_s: float) -> Trace:
-        """The same with arrivals in seconds, where a step of the engine that made them took so long."""
+        """Copy with arrivals in seconds, for an engine step of `step_s`."""
         if self.unit == "s":
             return self
         return replace(
@@ -95,16 +104,20 @@ MOONCAKE_BLOCK, ORBITFLOW_BLOCK = 512, 16  # tokens
 
 
 def load(path: Path, name: str = "") -> Trace:
-    """The trace in a file, by what it looks like: Splitwise's CSV, Mooncake's JSON lines, OrbitFlow's JSON.
+    """Load a trace; detects Splitwise's CSV, Mooncake's JSON lines and OrbitFlow's JSON.
 
-    name: of one of several in a file, or a part of it; the first one where none is named. Raises ValueError, in one
-    line, for a record that lacks something, has a value out of range, or arrives before the one ahead of it
-    (OrbitFlow's are sorted).
+    Args:
+        path: File.
+        name: Name, or part of the name, of one of several traces in the file; default: the first one.
+
+    Raises:
+        ValueError: A record is incomplete, has a value out of range, or arrives before the previous one (OrbitFlow's
+            are sorted). The message has one line.
     """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"trace {path}: {getattr(error, 'strerror', None) or 'is no text'}") from None
+        raise ValueError(f"trace {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
     if path.suffix == ".csv":
         return _in_order(path, [_splitwise(*each) for each in _rows(path, text)])
     try:
@@ -114,7 +127,7 @@ def load(path: Path, name: str = "") -> Trace:
     except RecursionError:
         raise ValueError(f"trace {path}: is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"trace {path}: line {error.lineno} is no JSON: {error.msg}") from None
+        raise ValueError(f"trace {path}: line {error.lineno} is not valid JSON: {error.msg}") from None
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -136,7 +149,7 @@ def _lines(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
             try:
                 yield f"trace {path}: line {at}", number, json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f"trace {path}: line {at} is no JSON: {error.msg}") from None
+                raise ValueError(f"trace {path}: line {at} is not valid JSON: {error.msg}") from None
             number += 1
 
 
@@ -201,7 +214,7 @@ def _in_order(path: Path, requests: list[Request], block_tokens: int = 0) -> Tra
         raise ValueError(f"trace {path}: has no requests")
     for before, after in pairwise(requests):
         if after.arrival < before.arrival:
-            raise ValueError(f"trace {path}: request {after.number} arrives before the one ahead of it")
+            raise ValueError(f"trace {path}: request {after.number} arrives before the previous one: sort the file")
     return Trace(name=path.stem, requests=requests, block_tokens=block_tokens)
 
 
@@ -214,10 +227,15 @@ def generate(
     seed: int = 0,
     longest: int = 1 << 24,
 ) -> Trace:
-    """Requests with random gaps, `rate` of them a second, and lengths (least, most) spread evenly over the logarithm.
+    """Generate requests with random arrivals and log-uniform lengths.
 
-    cv: standard deviation over mean of lognormal gaps; None: a Poisson process. longest: tokens of a request
-    in all; what would be longer has a shorter output.
+    Args:
+        count: Number of requests.
+        rate: Requests per second.
+        input_tokens, output_tokens: Shortest and longest length.
+        cv: Coefficient of variation of lognormal gaps; None: a Poisson process.
+        seed: Random seed.
+        longest: Maximum total length of a request, tokens; the output of longer ones is cut.
     """
     generator = np.random.default_rng(seed)
     if cv is None:

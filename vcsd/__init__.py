@@ -1,11 +1,11 @@
-"""vcsd: attention inside virtual computational storage drives.
+"""vcsd: attention inside emulated computational storage drives.
 
 with vcsd.attach(model, drives=2, attention="sparf", compression=8) as csd:
     out = model.generate(**inputs, max_new_tokens=64)
     print(csd.report())
 
-`__all__` is what may be imported, and that of `kv_cache`; everything below may change. Each name is loaded when it is
-asked for, torch and transformers with those that need them.
+The public API is `__all__` and that of `kv_cache`; everything else may change. Each name is imported at its first use,
+and with it torch and transformers if it needs them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _PLACES = {
     ),
     "attention_engine": ("METHODS", "Method", "Step", "load_methods"),
 }
-_OLD = {"Tiers": "TierLimits"}  # the old name works for one release
+_OLD = {"Tiers": "TierLimits"}  # deprecated names, removed in the next release
 _PLACE = {name: place for place, names in _PLACES.items() for name in names}
 
 __all__ = ["Attached", "attach", *(name for name in _PLACE if name not in ("Attached", "attach"))]

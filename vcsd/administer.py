@@ -1,4 +1,4 @@
-"""Drives by name or folder, and what an administrator asks of them."""
+"""Administration of drives by name or folder: logs, copies, namespace size, raw commands."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from host_driver.prefixes.manifest import read_manifests
 
 
 class Created(Protocol):
-    """Folder of a created drive; raises ValueError for a name that none has."""
+    """Returns the folder of a created drive; raises ValueError for an unknown name."""
 
     def __call__(self, name: str) -> Path: ...
 
 
 def folder_of(drive: str, created: Created) -> Path:
-    """The folder of a drive that is not served: its own path, or a created drive's name."""
+    """Folder of an offline drive: a path, or the name of a created drive."""
     if who_serves(drive):
         raise ValueError(f"drive {drive} is served: stop vcsd serve first")
     return Path(drive) if "/" in drive or Path(drive).is_dir() else created(drive)
@@ -36,7 +36,7 @@ def folder_of(drive: str, created: Created) -> Path:
 
 @contextmanager
 def opened(drive: str, created: Created) -> Iterator[Device]:
-    """A served drive through its administrator's window, or a copy of one in a folder, which stays as it is."""
+    """Open a served drive through its admin window, or a private copy of an offline drive, which is not changed."""
     if who_serves(drive):
         with closing(admin_window(drive)) as window:
             yield window
@@ -46,24 +46,28 @@ def opened(drive: str, created: Created) -> Iterator[Device]:
 
 
 def copy_drive(source: Path, target: Path) -> int:
-    """Copy a drive's data and map, as its last flush left them, to a new folder; how many sequences that are.
+    """Copy a drive's data and mapping as of its last flush to a new folder.
 
-    Raises ValueError where a process has the drive open, or the new folder would lie in its own.
+    Returns:
+        Number of sequences.
+
+    Raises:
+        ValueError: A process has the drive open, or the new folder would be inside the drive's own.
     """
     if target.resolve().is_relative_to(source.resolve()):
-        raise ValueError(f"{target}: lies in {source}: name a folder outside of it")
+        raise ValueError(f"{target}: must be outside of {source}")
     with closing(Hold(source, shared=True)), closing(InProcessDevice.reopen(source, private=True)) as device:
         return device.snapshot(target)
 
 
 def size_namespace(folder: Path, nbytes: int) -> None:
-    """Give a drive's block namespace a size, in whole pages; raises ValueError for one that it cannot have."""
+    """Set the size of a drive's block namespace, in whole pages; raises ValueError if it is out of range."""
     with closing(InProcessDevice.reopen(folder)) as device:
         geometry, blocks = device.spec.geometry, device.firmware.ftl.blocks
         pages = nbytes // geometry.page_bytes
         if not blocks.pages <= pages <= geometry.pages // 2:
             least, most = blocks.pages * geometry.page_bytes, geometry.capacity_bytes // 2
-            raise ValueError(f"a namespace of {nbytes:,} bytes: this drive can have one of {least:,} to {most:,}")
+            raise ValueError(f"a namespace of {nbytes:,} bytes: must be {least:,} to {most:,} bytes on this drive")
         blocks.resize(pages)
         done = device.submit(Flush(), 0).result()
         if done.status is not Status.SUCCESS:
@@ -71,22 +75,22 @@ def size_namespace(folder: Path, nbytes: int) -> None:
 
 
 def delete_drive(folder: Path) -> None:
-    """Delete a drive and all its data; raises ValueError where a process has it open."""
+    """Delete a drive and all its data; raises ValueError if a process has it open."""
     with closing(Hold(folder)):
         shutil.rmtree(folder)
 
 
 def admin_window(drive: str) -> WindowDevice:
-    """The administrator's window of a served drive."""
+    """Connect to the admin window of a served drive."""
     return connect(window_path(drive, ADMIN))
 
 
 def read_prefixes(drive: str, created: Created, tenant: str = DEFAULT) -> list[dict[str, Any]]:
-    """Models whose prefixes a tenant keeps in a drive (`host_driver.prefixes.manifest.read_manifests`).
+    """Models whose prefixes a tenant stores in a drive (`host_driver.prefixes.manifest.read_manifests`).
 
     Raises:
-        ValueError: The drive is served without such a tenant, or it is not served and the tenant is not the default.
-        Lost: A host uses the tenant's window.
+        ValueError: The drive is served without such a tenant, or it is offline and the tenant is not the default.
+        Lost: Another host uses the tenant's window.
     """
     if who_serves(drive):
         window = window_path(drive, tenant)
@@ -102,7 +106,7 @@ def read_prefixes(drive: str, created: Created, tenant: str = DEFAULT) -> list[d
 
 
 def read_log(device: Device, page: LogPage) -> dict[str, Any]:
-    """A log page."""
+    """Read a log page."""
     done = device.submit(GetLog(page), 0).result()
     if done.status is not Status.SUCCESS:
         raise DeviceError(device.name, done.status, done.reason)
@@ -111,7 +115,7 @@ def read_log(device: Device, page: LogPage) -> dict[str, Any]:
 
 
 def identify_controller(spec: DriveSpec, name: str) -> dict[str, Any]:
-    """Identify Controller as nvme-cli prints it; what a virtual drive has none of is left out."""
+    """Identify Controller data with nvme-cli's keys; fields without meaning for a virtual drive are omitted."""
     return {
         "sn": name[:20],
         "mn": f"vcsd {spec.name}"[:40],
@@ -123,16 +127,16 @@ def identify_controller(spec: DriveSpec, name: str) -> dict[str, Any]:
 
 
 def parse_request(opcode: int, parameters: list[int], payload: bytes) -> Request:
-    """A raw command; raises ValueError for numbers that an entry has no place for."""
+    """Build a raw command; raises ValueError for numbers that do not fit in an entry."""
     if not 0 <= opcode <= 0xFF:
-        raise ValueError(f"opcode = {opcode:#x}: must lie between 0 and 0xff")
+        raise ValueError(f"opcode = {opcode:#x}: must be 0 to 0xff")
     if len(parameters) > PARAMETERS or not all(0 <= value < 1 << 32 for value in parameters):
         raise ValueError(f"parameters: at most {PARAMETERS}, each a 32-bit number")
     return Request(opcode, tuple(parameters), payload)
 
 
 def describe_request(request: Request, submit_ns: int) -> dict[str, Any]:
-    """The 64-byte entry of a request, and what a drive would read in it, without sending it."""
+    """The 64-byte entry of a request, and the command that a drive would decode from it; nothing is sent."""
     values = (*request.parameters, *(0,) * PARAMETERS)[:PARAMETERS]
     entry = ENTRY.pack(request.opcode, 0, 0, 1, submit_ns, len(request.payload), 0, *values)
     try:

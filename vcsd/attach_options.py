@@ -1,4 +1,4 @@
-"""Options of `vcsd.attach`: their defaults, their kinds, and the values that they become."""
+"""Options of `vcsd.attach`: defaults, types, and their conversion."""
 
 from __future__ import annotations
 
@@ -22,28 +22,26 @@ IN_STORAGE = "in-storage"
 
 
 class DriveOptions(TypedDict, total=False):
-    """What `attach` takes with drives.
+    """Options of `attach` with drives.
 
     Attributes:
-        spec: Description of each drive that is created.
-        transport: Where drives are: `inproc`, `process`, `fuse`, `window:PATH` or `nvme+tcp://HOST:PORT`
-            (docs/drives.md). Elsewhere a drive may die and come back; KV data that it has not acknowledged as flushed
-            is kept in host memory until then.
-        restart: Whether a drive with a process of its own is restarted when it dies.
-        keep: A folder in which the drives made here outlive the process, one folder each.
-        flush_every: Decode steps between flushes; 0: never, and all KV data of drives that may die stays in host
-            memory.
-        mini_batches: Parts of a decode batch, so that model and drives work at once; by default 2 for a GPU, else 1.
-        compression, convention: See `csd_spec.Compression`; 8 and paper by default.
+        spec: Description of each created drive.
+        transport: `inproc`, `process`, `fuse`, `window:PATH` or `nvme+tcp://HOST:PORT` (docs/drives.md). All but
+            `inproc` drives may be lost and return; KV data that is not flushed is kept in host memory until then.
+        restart: Whether a drive process is restarted when it dies.
+        keep: Folder for the files of created drives, one subfolder each; they outlive the process.
+        flush_every: Decode steps between flushes; 0: never (all KV data of drives that can be lost stays in host
+            memory).
+        mini_batches: Micro-batches of a decode step, so that model and drives overlap; default: 2 for a GPU, else 1.
+        compression, convention: See `csd_spec.Compression`; default: 8 and paper.
         budget: Replaces both.
-        layout: Name of the layout of KV data in drives (docs/layouts.md), by default the method's own or fp16.
-        storage: Format of stored values, `fp16`, `bf16` or, in layout fp16, `fp8`; the model's by default
-            (docs/models.md).
-        methods, layouts: Python files with methods or layouts of the caller's, for drives that are made here.
-        redundancy: How a lost drive is survived (docs/fleet.md): `none`, not at all; `mirror`, KV heads are stored on
-            two drives; `recompute`, they are computed again from the tokens.
-        spares: More drives, which replace lost ones.
-        network: A name of `csd_spec.network.NETWORKS`, as `100gbe`: simulated time of commands includes their way.
+        layout: Name of the KV layout in drives (docs/layouts.md); default: the method's own, or fp16.
+        storage: Stored data type, `fp16`, `bf16` or, in layout fp16, `fp8`; default: the model's (docs/models.md).
+        methods, layouts: Python files with custom methods or layouts, for created drives.
+        redundancy: Protection against lost drives (docs/fleet.md): `none`; `mirror`, KV heads are stored on two drives;
+            `recompute`, they are recomputed from the tokens.
+        spares: Number of spare drives, which replace lost ones.
+        network: A name of `csd_spec.network.NETWORKS`, such as `100gbe`; its latency is added to simulated times.
         embedding_bits: Deprecated, use layout; the code of a layout.
     """
 
@@ -67,7 +65,7 @@ class DriveOptions(TypedDict, total=False):
 
 
 _WHOLE, _PATH, _TEXT = (Integral, "a whole number"), (Path | None, "a pathlib.Path"), (str | None, "text")
-_OPTIONS: dict[str, tuple[Any, Any, str]] = {  # default, kind, and words for it
+_OPTIONS: dict[str, tuple[Any, Any, str]] = {  # default, type, and its description
     "spec": (INSTCSD_ZYNQ7045_8CH, DriveSpec, "a DriveSpec"),
     "transport": ("inproc", str, "text"),
     "restart": (True, bool, "True or False"),
@@ -90,17 +88,17 @@ _DRIVES = (Integral | Sequence, "a whole number, a fleet (ray or ray://HOST:PORT
 
 
 def _check_kind(name: str, value: Any, kind: Any, words: str) -> None:
-    """Raise ValueError for a value of another kind; in Python True is a whole number."""
+    """Raise ValueError for a value of another type; True is not accepted as a number."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
         raise ValueError(f"{name} = {value!r}: must be {words}")
 
 
 def checked(drives: Any, attention: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """All options by name, with their defaults.
+    """All options by name, including defaults.
 
     Raises:
-        TypeError: There is no such option.
-        ValueError: One is of another kind.
+        TypeError: An option is unknown.
+        ValueError: An option has another type.
     """
     check_known(options)
     _check_kind("drives", drives, *_DRIVES)
@@ -115,14 +113,14 @@ def checked(drives: Any, attention: Any, options: dict[str, Any]) -> dict[str, A
 
 
 def check_known(options: dict[str, Any]) -> None:
-    """Raise TypeError, as Python does, for an option that there is not."""
+    """Raise TypeError for an unknown option, like Python."""
     for name in options:
         if name not in _OPTIONS:
             raise TypeError(f"attach() got an unexpected keyword argument {name!r}")
 
 
 def attention_of(given: dict[str, Any]) -> Attention:
-    """The method, its budget and its layout."""
+    """Method, budget and layout of the options."""
     load_layouts(given["layouts"])
     layout, code = given["layout"], given["embedding_bits"]
     given = given | {"layout": layout if code is None else name_of(code, "embedding_bits")}
@@ -131,11 +129,11 @@ def attention_of(given: dict[str, Any]) -> Attention:
 
 
 def drives_of(given: dict[str, Any]) -> DriveSet | Sequence[Device]:
-    """Drives that are made, those that are served already, or the caller's."""
+    """Drives to create, served drives, or the caller's devices."""
     drives = given["drives"]
     if isinstance(drives, Sequence) and not isinstance(drives, str):
         if given["spares"]:
-            raise ValueError(f"spares = {given['spares']}: only with drives that are made here or served, not devices")
+            raise ValueError(f"spares = {given['spares']}: only with created or served drives, not with devices")
         return drives
     count, transport = fleet_or_count(drives if isinstance(drives, str) else int(drives), given["transport"])
     names = "spec", "keep", "restart", "methods", "layouts", "spares"
@@ -143,7 +141,7 @@ def drives_of(given: dict[str, Any]) -> DriveSet | Sequence[Device]:
 
 
 def renamed(policy: Any, residency: Any) -> Any:
-    """The policy, which may be given by its former name; raises ValueError for both."""
+    """The policy under its current or deprecated name; raises ValueError if both are given."""
     if residency is None:
         return policy
     if policy != IN_STORAGE:
@@ -155,13 +153,13 @@ def renamed(policy: Any, residency: Any) -> Any:
 
 
 def check_in_tiers(policy: Any, tiers: TierLimits | None, drives: Any, attention: Any, options: dict[str, Any]) -> None:
-    """Raise ValueError for options that apply to drives alone, or for tiers of another kind."""
+    """Raise ValueError for drive options combined with tiers, or for tiers of another type."""
     check_known(options)
     if tiers is not None:
         _check_kind("tiers", tiers, TierLimits, "a TierLimits")
     if policy == IN_STORAGE:
-        raise ValueError("tiers: drives hold all of K and V: with tiers give a policy, as dual-blade or auto")
+        raise ValueError("tiers: drives hold the whole KV cache: with tiers set a policy, such as dual-blade or auto")
     given = {"drives": (drives, 1), "attention": (attention, "sparf")}
     for name, (value, default) in (given | {name: (options[name], _OPTIONS[name][0]) for name in options}).items():
         if value != default:
-            raise ValueError(f"{name} is of drives, and policy = {policy!r} attends on the device")
+            raise ValueError(f"{name} is a drive option, and policy = {policy!r} attends on the device: remove one")

@@ -1,4 +1,4 @@
-"""`vcsd.attach`: builds drives, hands them to the host driver, and puts the model back afterwards."""
+"""`vcsd.attach`: creates drives, connects the model to them, and restores the model afterwards."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from csd_link.replication import COPIES, REDUNDANCIES, Redundancy
 from csd_spec import Attention, Budget, Device, ModelShape
 from csd_spec.network import Network, network_named
 from host_driver.driver import Driver
-from host_driver.hf.forward import check_free, in_drives
-from host_driver.hf.shape import Placement, placement
-from host_driver.sharding import share_out
+from host_driver.hf.forward import check_not_attached, in_drives
+from host_driver.hf.shape import LayerPlacement, placement
+from host_driver.sharding import assign_heads
 from kv_cache.limits import TierLimits
 from kv_cache.policies import PolicyLike
 from vcsd.attach_options import (
@@ -32,24 +32,26 @@ from vcsd.attach_options import (
     drives_of,
     renamed,
 )
+from vcsd.capacity_check import check_drives
 from vcsd.redundancy import protected
 from vcsd.redundancy_cost import Decode, Estimate, HostCompute
 from vcsd.report import Report, attended_by
-from vcsd.room import check_drives
 from vcsd.tiered import Tiered, TierSetting
 from vcsd.transport import check_method, methods_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What attends, on what, and how the host goes about it.
+    """Configuration of `attach` with drives.
 
-    drives: those to make or to reach; or devices of your own, which stay open.
-    mini_batches: parts that a decode batch is split into, so that model and drives work at the same time; None is 2 for
-    a model on a GPU, and 1 for one on the CPU, which would read its weights twice.
-    flush_every: decode steps after which drives are flushed; 0 is never.
-    redundancy: how lost drives are survived, see `vcsd.redundancy`.
-    network: between the host and the drives, in simulated time; None is none.
+    Attributes:
+        attention: Method, budget and layout.
+        drives: Drives to create or connect to; or the caller's devices, which stay open.
+        mini_batches: Micro-batches of a decode step, so that model and drives overlap; None: 2 for a model on a GPU, 1
+            on the CPU, which would read its weights twice.
+        flush_every: Decode steps between flushes; 0: never.
+        redundancy: Protection against lost drives, see `vcsd.redundancy`.
+        network: Network between host and drives in simulated time; None: none.
     """
 
     attention: Attention = Attention()
@@ -61,7 +63,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.mini_batches is not None and self.mini_batches < 1:
-            raise ValueError(f"mini_batches = {self.mini_batches}: at least 1 is needed")
+            raise ValueError(f"mini_batches = {self.mini_batches}: must be at least 1")
         if self.flush_every < 0:
             raise ValueError(f"flush_every = {self.flush_every}: must be at least 0")
         if self.redundancy not in REDUNDANCIES:
@@ -69,33 +71,33 @@ class Setting:
         if self.redundancy == "mirror" and self.count < 2:
             raise ValueError("redundancy = mirror: at least 2 drives are needed")
         if self.redundancy == "none" and isinstance(self.drives, DriveSet) and self.drives.spares:
-            raise ValueError("spares: with redundancy = none nothing would use them, use mirror or recompute")
+            raise ValueError("spares: redundancy = none does not use them: set redundancy to mirror or recompute")
         if not isinstance(self.drives, DriveSet):
             for device in self.drives:
                 if not callable(getattr(device, "submit", None)):
-                    raise ValueError(f"drives: {device!r} is no device, it takes no commands")
+                    raise ValueError(f"drives: {device!r} is not a device: it has no method submit")
 
     def attached(self, model: PreTrainedModel) -> AbstractContextManager[Attached]:
-        """The model attached to the drives until the block ends."""
+        """Attach a model to the drives until the block ends."""
         return attached(model, self)
 
     def stored(self, dtype: torch.dtype, latent: bool) -> Setting:
-        """The same, with values stored as a model that computes in `dtype` has them. latent: V is a part of K."""
+        """Copy with the stored data type of a model that computes in `dtype`; `latent`: V is a part of K."""
         return replace(self, attention=self.attention.stored(dtype is torch.bfloat16, latent))
 
     def check(self, shape: ModelShape) -> None:
-        """Raise ValueError for a model that these drives cannot serve."""
-        share_out(shape, self.count)
+        """Raise ValueError if the drives do not support a model."""
+        assign_heads(shape, self.count)
         self.attention.at(1, shape.head_dim)
 
-    def sized(self, shape: ModelShape, rows: int, max_tokens: int) -> Setting:
-        """Drives take what comes, where they have room; raises ValueError where they have not."""
+    def check_capacity(self, shape: ModelShape, rows: int, max_tokens: int) -> Setting:
+        """Raise ValueError if the KV cache of a run does not fit in the drives; returns the same configuration."""
         if isinstance(self.drives, DriveSet):
             check_drives(self.drives, self.attention, shape, rows, max_tokens, COPIES[self.redundancy])
         return self
 
-    def asked(self, stored: int, head_dim: int) -> dict[str, Any]:
-        """The method, and its parameters when so many tokens are stored."""
+    def describe(self, stored: int, head_dim: int) -> dict[str, Any]:
+        """Method and parameters at `stored` tokens, for JSON output."""
         params = self.attention.at(stored, head_dim)
         convention = getattr(self.attention.budget, "convention", "paper")
         asked: dict[str, Any] = {"attention": self.attention.method, "convention": convention}
@@ -103,8 +105,8 @@ class Setting:
         return asked | {"r": params.r, "k": params.k, "l": params.l, "layout": layout.name, "lossy": layout.lossy}
 
     @contextmanager
-    def unkept(self) -> Iterator[Setting]:
-        """The same on drives that are gone after the block; what is read from files lies beside those that are kept."""
+    def without_data_dir(self) -> Iterator[Setting]:
+        """Copy with temporary drives; their files, if any, are created next to the kept folder."""
         drives = self.drives
         if not isinstance(drives, DriveSet) or not drives.keep:
             yield self
@@ -120,7 +122,7 @@ class Setting:
         return self.drives.count if isinstance(self.drives, DriveSet) else len(self.drives)
 
     def known_methods(self) -> Collection[str] | None:
-        """Methods that all drives know; None for devices elsewhere, which would take modelled time to answer."""
+        """Methods that all drives know; None if a device would have to be asked, which takes simulated time."""
         if isinstance(self.drives, DriveSet):
             return methods_of(self.drives)
         names = [device.methods for device in self.drives if isinstance(device, InProcessDevice)]
@@ -130,30 +132,30 @@ class Setting:
 
 
 class Attached:
-    """A model whose decode attention runs in drives."""
+    """A model with decode attention in drives."""
 
     def __init__(
         self,
         driver: Driver,
-        placed: Placement,
+        placed: LayerPlacement,
         setting: Setting,
         host: HostCompute,
         known: Collection[str] | None = None,
     ) -> None:
-        """Create it.
+        """Create a session.
 
         Args:
             driver: Ships attention to the drives.
-            placed: Which layers are in drives.
-            setting: What was asked for.
+            placed: Placement of the model's layers.
+            setting: Configuration.
             host: The model's device.
-            known: Methods of the drives; None if only the drives know, which refuse others.
+            known: Methods of the drives; None if unknown (drives refuse unknown methods).
         """
         self.driver, self.placed, self.setting, self._host, self._known = driver, placed, setting, host, known
         self._attended: dict[str, float] | None = None
 
     def use(self, attention: str, budget: Budget) -> None:
-        """Attend otherwise from the next decode step on; what is stored stays."""
+        """Change method and budget from the next decode step on; stored data is kept."""
         method = Attention.named(attention).method
         asked = replace(self.driver.attention, method=method, budget=budget)
         check_method(asked, self._known)
@@ -161,20 +163,20 @@ class Attached:
         self.driver.attention = asked
 
     def report(self) -> Report:
-        """What has been done so far; printing it shows a table."""
+        """Report of the work so far; printing it shows a table."""
         return Report.of(self.driver, self.placed, self._attended)
 
     def keep(self) -> None:
-        """Keep for later reports what only drives know, which are about to end."""
+        """Save the drives' own counters for later reports, before the drives are closed."""
         self._attended = attended_by(self.driver)
 
     def redundancy_estimate(self, rows: int, tokens: int, new_tokens: int) -> Estimate:
-        """Modelled cost of each redundancy, if a drive is lost at the end of a decode; may be called before it.
+        """Modelled cost of each redundancy if a drive is lost at the end of a decode; can be called before it.
 
         Args:
-            rows: Sequences.
-            tokens: Tokens stored of each at the end.
-            new_tokens: Tokens of these that are decoded.
+            rows: Number of sequences.
+            tokens: Stored tokens per sequence at the end.
+            new_tokens: Decoded tokens among these.
         """
         shape, spec = self.driver.shape, self.driver.devices[0].spec
         decode = Decode.of(shape, len(self.driver.devices), rows, tokens, new_tokens)
@@ -208,27 +210,26 @@ def attach(
     tiers: TierLimits | None = None,
     **options: Any,
 ) -> AbstractContextManager[Attached] | AbstractContextManager[Tiered]:
-    """Run a decoder's attention inside virtual drives until the block ends, then put the model back as it was.
+    """Run a decoder's attention in emulated drives until the block ends, then restore the model.
 
-    Or, with another policy, keep its K and V in tiers, and attend on the model's device.
+    With another policy, keep its KV cache in tiers and attend on the model's device.
 
     Args:
-        model: A decoder of transformers; it is changed in place until the block ends.
-        drives: How many to make; `ray` or `ray://HOST:PORT` for those of a fleet (docs/fleet.md); or devices of the
-            caller's, which stay open.
-        attention: A method that the drives know, or a name of `csd_spec.NAMED` (`ours`), which says layout and budget
-            too.
-        policy: A name of `kv_cache.POLICIES`, FILE:NAME, or a policy of the caller's (docs/policies.md); `in-storage`
-            is drives.
-        tiers: With another policy: how much of K and V may lie where.
-        options: With drives: see `DriveOptions`.
+        model: A transformers decoder; it is modified in place until the block ends.
+        drives: Number of drives to create; `ray` or `ray://HOST:PORT` for a fleet (docs/fleet.md); or devices of the
+            caller, which stay open.
+        attention: A method known to the drives, or a name of `csd_spec.NAMED` (such as `ours`), which also sets layout
+            and budget.
+        policy: A name of `kv_cache.POLICIES`, FILE:NAME, or a policy object (docs/policies.md); `in-storage` uses
+            drives.
+        tiers: Limits of tiers, with another policy than `in-storage`.
+        options: Options with drives, see `DriveOptions`.
 
     Raises:
-        ValueError: (Unsupported) with the reason for a model or a setting that cannot be served, before anything is
-            changed.
+        ValueError: (Unsupported) The model or an option is not supported; nothing has been changed.
         DeviceError: A drive refuses a command.
     """
-    policy = renamed(policy, options.pop("residency", None))  # its former name, for one release
+    policy = renamed(policy, options.pop("residency", None))  # deprecated name
     if policy != IN_STORAGE or tiers is not None:
         check_in_tiers(policy, tiers, drives, attention, options)
         return TierSetting(policy=policy, tiers=tiers or TierLimits()).attached(model)
@@ -240,15 +241,15 @@ def attach(
 
 @contextmanager
 def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
-    """The same as `attach`, from values."""
-    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    """`attach` with a configuration object."""
+    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
     placed = placement(model)
     setting = setting.stored(model.dtype, placed.shape.latent)
     what = setting.attention
     setting.check(placed.shape)
-    known = setting.known_methods()  # it may ask drives, which take one host at a time
+    known = setting.known_methods()  # before connecting: drives serve one host at a time
     check_method(what, known)
-    check_free(model)
+    check_not_attached(model)
     with ExitStack() as undo:
         drives = setting.drives
         devices, replay = undo.enter_context(protected(drives, setting.redundancy, setting.network))

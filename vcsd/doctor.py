@@ -1,4 +1,4 @@
-"""Which ways to a drive are ready on this machine, and what helps where one is not."""
+"""Checks the requirements of each transport, with the command that fixes a missing one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nvmevirt_config.module import Reservation, check
 
 
 def examine() -> list[Finding]:
-    """One finding for each transport, and for the two ways that go through Linux's NVMe driver."""
+    """One finding for each transport, and for both methods through the Linux NVMe driver (guest VM, NVMeVirt)."""
     lacks = {name: transport.missing() for name, transport in transports().items()}
     lacks |= {"guest": _guest(), "nvmevirt": _nvmevirt()}
     return [
@@ -28,7 +28,7 @@ def _guest() -> Missing | None:
     try:
         find_kernel()
     except FileNotFoundError as error:
-        return Missing("there is no kernel for it", str(error).partition(": ")[2])
+        return Missing("no kernel for the guest VM", str(error).partition(": ")[2])
     return None
 
 

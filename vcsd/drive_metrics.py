@@ -1,4 +1,4 @@
-"""Metrics of served drives and of a fleet for Prometheus, read when they are asked for.
+"""Prometheus metrics of served drives and of a fleet, read at each scrape.
 
 `python -m vcsd.drive_metrics HOST:PORT PID DRIVE...` serves those of drives while process PID runs.
 """
@@ -83,7 +83,7 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Rows], ...] = (
 
 
 def read_logs(drive: str) -> Logs | None:
-    """Log pages of a served drive; None if it does not answer, or another administrator reads its logs."""
+    """Log pages of a served drive; None if it does not answer or its admin window is in use."""
     try:
         with closing(admin_window(drive)) as device:
             return {page: read_log(device, page) for page in PAGES}
@@ -92,13 +92,13 @@ def read_logs(drive: str) -> Logs | None:
 
 
 class DriveCollector(Collector):
-    """Metrics of drives that are served on this machine."""
+    """Metrics of drives served on this machine."""
 
     def __init__(self, drives: Sequence[str], read: Callable[[str], Logs | None] = read_logs) -> None:
         self._drives, self._read = drives, read
 
     def describe(self) -> list[Metric]:
-        """Nothing: so that no drive is read when the collector is registered."""
+        """Empty, so that no drive is read at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -123,7 +123,7 @@ class FleetCollector(Collector):
         self._read = read
 
     def describe(self) -> list[Metric]:
-        """Nothing, as in `DriveCollector`."""
+        """Empty, as in `DriveCollector`."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -147,7 +147,7 @@ class FleetCollector(Collector):
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT; raises ValueError for other texts."""
+    """Parse HOST:PORT; raises ValueError if it is invalid."""
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"metrics = {text!r}: must be HOST:PORT, as 127.0.0.1:9464")
@@ -155,7 +155,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def serve_metrics(address: str, collector: Collector) -> None:
-    """Serve `/metrics` from threads of this process; raises ValueError or OSError for an address it cannot use."""
+    """Serve `/metrics` from a background thread; raises ValueError or OSError for an unusable address."""
     host, port = parse_address(address)
     registry = CollectorRegistry()
     registry.register(collector)
@@ -166,7 +166,7 @@ def serve_metrics(address: str, collector: Collector) -> None:
 
 
 def main() -> None:
-    """Serve metrics of drives as long as the process that started this one runs; print `ready`, or an error."""
+    """Serve metrics of drives until the parent process exits; prints `ready`, or an error."""
     address, parent, *drives = sys.argv[1:]
     end_with_parent(int(parent))
     try:

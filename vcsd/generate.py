@@ -1,4 +1,4 @@
-"""Continue a prompt with attention in drives, and say how far that is from the same model's ordinary attention."""
+"""Continues a prompt with the KV cache in drives or tiers, and compares the result with the model's own sdpa."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ OnToken = Callable[[torch.Tensor], None]  # called with each step's new token id
 
 
 class Attachable(Protocol):
-    """A place for a model's KV cache: drives or tiers."""
+    """Configuration of a place for the KV cache: drives or tiers."""
 
     def attached(self, model: PreTrainedModel) -> AbstractContextManager[Any]:
-        """Attach the model; the value of the block has a `report()`."""
+        """Attach a model; the context's value has a `report()`."""
         ...
 
     def stored(self, dtype: torch.dtype, latent: bool) -> Attachable:
-        """The same, with values stored as a model that computes in `dtype` has them. latent: V is a part of K."""
+        """Copy with the stored data type of a model that computes in `dtype`; `latent`: V is a part of K."""
         ...
 
     def check(self, shape: ModelShape) -> None:
-        """Raise ValueError for a model that cannot be served so."""
+        """Raise ValueError if a model is not supported."""
         ...
 
-    def sized(self, shape: ModelShape, rows: int, max_tokens: int) -> Attachable:
-        """The same for `rows` sequences of up to `max_tokens`; raises ValueError if they have no room."""
+    def check_capacity(self, shape: ModelShape, rows: int, max_tokens: int) -> Attachable:
+        """Copy for `rows` sequences of up to `max_tokens`; raises ValueError if they do not fit."""
         ...
 
-    def asked(self, stored: int, head_dim: int) -> dict[str, Any]:
-        """Method and its parameters at `stored` tokens, for programs."""
+    def describe(self, stored: int, head_dim: int) -> dict[str, Any]:
+        """Method and parameters at `stored` tokens, for JSON output."""
         ...
 
-    def unkept(self) -> AbstractContextManager[Attachable]:
-        """The same, on drives that are dropped when the block ends."""
+    def without_data_dir(self) -> AbstractContextManager[Attachable]:
+        """Copy with temporary drives."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """How a run elsewhere compares with sdpa. The logits are compared on the reference's tokens."""
+class ReferenceMatch:
+    """Comparison of a run with sdpa. Logits are compared on the reference's tokens."""
 
     tokens_equal: bool
     max_abs_logit_diff: float
@@ -63,13 +63,13 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A run, and row 0's text and tokens.
+    """Result of a run, with text and tokens of row 0.
 
     Attributes:
         stored: Tokens of a row at the end of the run.
         rows: New tokens of all rows, (B, steps).
         logits: Their logits, (steps, B, vocabulary).
-        redundancy_estimate: Modelled before the run; None without drives.
+        redundancy_estimate: Modelled cost of redundancy, estimated before the run; None without drives.
     """
 
     text: str
@@ -92,7 +92,7 @@ def continue_text(
     on_token: OnToken | None = None,
     recorder: FirstSteps | None = None,
 ) -> Continuation:
-    """Decode greedily in drives or tiers. recorder: filled if there are drives."""
+    """Decode greedily in drives or tiers; `recorder` is filled if there are drives."""
     began, estimate = time.perf_counter(), None
     with setting.attached(model) as elsewhere:
         if isinstance(elsewhere, Attached):
@@ -118,14 +118,14 @@ def agreement(
     setting: Attachable,
     done: Continuation,
     on_token: OnToken | None = None,
-) -> Agreement:
-    """Decode with the same model's sdpa, and compare all rows of a run with that."""
+) -> ReferenceMatch:
+    """Decode with the model's own sdpa, and compare all rows of a run with it."""
     expected, wanted = generate(model, inputs, new_tokens, on_token)
     equal, logits = torch.equal(done.rows, expected), done.logits
     if not equal:
-        with setting.unkept() as again, again.attached(model):
+        with setting.without_data_dir() as again, again.attached(model):
             logits = _force(model, inputs, expected)
-    return Agreement(
+    return ReferenceMatch(
         tokens_equal=equal,
         max_abs_logit_diff=float((logits - wanted).abs().max()),
         top1_rate=float((logits.argmax(-1) == wanted.argmax(-1)).float().mean()),
@@ -133,7 +133,7 @@ def agreement(
 
 
 class _Streamer(transformers.generation.streamers.BaseStreamer):
-    """Hands over new tokens as they come; the first call of `put` brings the prompt."""
+    """Passes new tokens to a callback; the first call of `put` has the prompt, which is skipped."""
 
     def __init__(self, on_token: OnToken | None) -> None:
         self.on_token, self.begun = on_token, False
@@ -164,7 +164,7 @@ def generate(
 
 
 def _force(model: PreTrainedModel, inputs: Inputs, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits (steps, B, vocabulary) when `tokens` (B, steps) are forced one after the other."""
+    """Logits (steps, B, vocabulary) for forced tokens (B, steps)."""
     mask = inputs["attention_mask"]
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters

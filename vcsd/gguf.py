@@ -1,4 +1,4 @@
-"""GGUF files, llama.cpp's format, as folders that `--model` takes."""
+"""Conversion of GGUF files (llama.cpp) to folders for `--model`."""
 
 from __future__ import annotations
 
@@ -9,39 +9,38 @@ from pathlib import Path
 from typing import Any
 
 _MAGIC = b"GGUF"
-_OF_THE_FILE = ("quantization_config", "_model_name_or_path")  # settings that keep a model from being saved, its title
+_OF_THE_FILE = ("quantization_config", "_model_name_or_path")  # entries that prevent saving, or name the file
 
 
 def require_gguf() -> None:
-    """Raise ValueError where what reads GGUF files is not installed."""
+    """Raise ValueError if the gguf package is not installed."""
     if find_spec("gguf") is None:
         raise ValueError("GGUF files need the package gguf: pip install 'vcsd[model]'")
 
 
 def convert_gguf(file: Path, out: Path) -> dict[str, int]:
-    """Write the model and the tokenizer of a GGUF file as a folder of transformers, weights in FP32.
+    """Convert a GGUF file to a transformers folder with model and tokenizer, weights in FP32.
 
-    Quantized weights are written as the values that they stand for, so the folder computes what transformers computes
-    from the file.
+    Quantized weights are dequantized, so the folder computes the same as transformers does from the file.
 
     Args:
-        file: The file; of an architecture that transformers reads from GGUF.
-        out: The folder to write. It must not exist, and is there only when it is complete.
+        file: GGUF file of an architecture that transformers supports.
+        out: Folder to create; it must not exist, and appears only when it is complete.
 
     Returns:
         The model's shape, by name.
 
     Raises:
-        ValueError: The folder exists or has none above it, the file is not GGUF, or transformers cannot read it.
+        ValueError: The folder exists or its parent does not, the file is not GGUF, or transformers cannot read it.
     """
     require_gguf()
     if out.exists():
-        raise ValueError(f"{out} exists already")
+        raise ValueError(f"{out} exists already: choose another folder")
     if not out.absolute().parent.is_dir():
-        raise ValueError(f"{out}: there is no folder {out.parent}")
+        raise ValueError(f"{out}: there is no folder {out.parent}: create it first")
     with file.open("rb") as opened:
         if opened.read(4) != _MAGIC:
-            raise ValueError(f"{file} is no GGUF file: it does not begin with GGUF")
+            raise ValueError(f"{file} is not a GGUF file: it does not begin with GGUF")
     model, tokenizer = _load(file)
     with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=f".{out.name}-") as work:
         model.save_pretrained(Path(work) / out.name)
@@ -60,8 +59,8 @@ def convert_gguf(file: Path, out: Path) -> dict[str, int]:
 
 
 def _load(file: Path) -> tuple[Any, Any]:
-    """The model, free of the settings by which transformers keeps it from being saved, and its tokenizer."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # of the loader's own bar; read when tqdm is imported
+    """Model without the settings by which transformers refuses to save it, and tokenizer."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bar; read when tqdm is imported
     import torch
     import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -72,7 +71,7 @@ def _load(file: Path) -> tuple[Any, Any]:
     try:
         read = AutoModelForCausalLM.from_pretrained(file.absolute().parent, dtype=torch.float32, **at)
         tokenizer = AutoTokenizer.from_pretrained(file.absolute().parent, **at)
-    except Exception as error:  # an unknown architecture, a cut file: each fails in a way of its own
+    except Exception as error:  # unknown architectures and truncated files raise various exceptions
         raise ValueError(f"transformers cannot read {file}: {str(error).splitlines()[0]}") from error
     told = {name: value for name, value in read.config.to_dict().items() if name not in _OF_THE_FILE}
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Decode inside the guest machine, through Linux's NVMe driver, beside the same in this process."""
+"""Decode inside a guest VM through the Linux NVMe driver, compared with the same decode in this process."""
 
 from __future__ import annotations
 
@@ -26,32 +26,37 @@ from csd_link.run_dir import private_dir, run_dir
 from csd_link.served_drive import ServedDrive
 from csd_link.window import BLOCK_BYTES, WindowLayout
 from host_driver.driver import Driver
-from host_driver.exercise import SHIPPED_SHAPE, exercise
 from host_driver.in_guest import SAYS
 from host_driver.passthrough import LAYERS_FILE, Layers, digests
+from host_driver.random_decode import SHIPPED_SHAPE, random_decode
 from nvmevirt_config.guest import NVMEVIRT_MODEL, QEMU, QEMU_MODEL, Guest, find_kernel, make_root
 from nvmevirt_config.module import Reservation
 from vcsd.transport import FACTORY, open_drives
 
 LAYOUT = WindowLayout(depth=4, slot_blocks=256)
-WAYS = 2  # over a block device and over a character device, each with drives of its own
-BOOT_S, STEP_S = 240.0, 0.5  # in software on a busy machine: until it decodes, and a step of one drive
-TOKEN_S = 0.006  # and a token that is stored first
-KVM_S, KVM_SILENCE_S = 60.0, 20.0  # a machine that takes longer on hardware does not work there
+WAYS = 2  # transports: block device and character device, each with its own drives
+BOOT_S, STEP_S = 240.0, 0.5  # limits for software emulation on a busy machine: boot, and one drive's decode step
+TOKEN_S = 0.006  # limit per token of the prompt
+KVM_S, KVM_SILENCE_S = 60.0, 20.0  # limits for KVM: boot, and silence after which KVM counts as broken
 SCRATCH_NSID = 2
 SAME = ("bytes_equal", "output_equal", "deallocated")
-MADE_UP = Layers.made_up(layers=4, tokens=2048, heads=4, group=2, dim=64)  # a layer's K has four requests
+MADE_UP = Layers.made_up(layers=4, tokens=2048, heads=4, group=2, dim=64)  # keys of a layer take four requests
 FIGURES = ("outputs", "step_ns", "link_bytes", "pages_read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuestRun:
-    """A decode of `tokens` steps behind a prompt of made-up numbers, inside the guest machine.
+class GuestDecodeTest:
+    """Parameters of a decode of `tokens` steps after a random prompt inside the guest VM.
 
-    drives: how many, and which; their firmware runs outside. module: NVMeVirt's, instead of QEMU's NVMe drive. layers:
-    q, k and v that go through a namespace past the kernel.
-    accelerator: kvm, tcg, or auto, which takes kvm where that works. console: a file for all that the guest says.
-    timeout_s: for the machine; None is by the work.
+    Attributes:
+        drives: Drives; their firmware runs outside of the VM.
+        prompt: Length of the prompt, tokens.
+        tokens: Decode steps.
+        module: NVMeVirt module; None: QEMU's NVMe drive.
+        layers: Layers for the round trip through a namespace with NVMe passthrough.
+        accelerator: `kvm`, `tcg`, or `auto` (kvm if it works).
+        timeout_s: Time limit of the VM, seconds; None: estimated from the work.
+        console: File for the console output.
     """
 
     drives: DriveSet
@@ -65,14 +70,14 @@ class GuestRun:
 
     def __post_init__(self) -> None:
         if self.module and not self.module.is_file():
-            raise ValueError(f"{self.module}: no such module")
+            raise ValueError(f"module = {self.module}: no such file")
 
     def limit_s(self, boot_s: float) -> float:
-        """How long the machine may take that needs so long to boot."""
+        """Time limit of the VM for a given boot time, seconds."""
         return self.timeout_s or boot_s + STEP_S * self.drives.count * self.tokens + TOKEN_S * self.prompt
 
     def words(self, reservation: Reservation) -> tuple[str, ...]:
-        """What the kernel's command line says to the guest's first program."""
+        """Arguments for the guest's init process on the kernel's command line."""
         numbers = (("drives", self.drives.count), ("prompt", self.prompt), ("tokens", self.tokens))
         words = [f"vcsd.{key}={value}" for key, value in numbers]
         words.append(f"vcsd.model={NVMEVIRT_MODEL if self.module else QEMU_MODEL}")
@@ -83,10 +88,11 @@ class GuestRun:
         return tuple(words)
 
 
-def run_guest(run: GuestRun) -> dict[str, Any]:
-    """Boot the guest machine; what it found and decoded, beside the same in this process.
+def run_guest(run: GuestDecodeTest) -> dict[str, Any]:
+    """Boot the guest VM, decode in it, and compare with the same decode in this process.
 
-    Raises OSError where something is missing or the guest does not answer.
+    Raises:
+        OSError: A program is missing, or the guest does not answer.
     """
     kernel, began = find_kernel(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="guest-", dir=private_dir(run_dir())) as scratch:
@@ -133,20 +139,20 @@ def run_guest(run: GuestRun) -> dict[str, Any]:
     }
 
 
-def in_process(run: GuestRun, max_bytes: int) -> dict[str, Any]:
-    """The same decode on drives in this process that take as much in a command as the guest's do."""
+def in_process(run: GuestDecodeTest, max_bytes: int) -> dict[str, Any]:
+    """The same decode on drives in this process, with the guest's maximum command size."""
     with open_drives(run.drives) as devices:
         for device in devices:
             assert isinstance(device, InProcessDevice)
             device.max_bytes = max_bytes
         driver = Driver(devices, SHIPPED_SHAPE)
-        expected = exercise(driver, run.prompt, run.tokens)
+        expected = random_decode(driver, run.prompt, run.tokens)
         driver.close()
     return expected
 
 
 def _passed(found: dict[str, Any] | None, layers: Layers, left_bytes: int) -> dict[str, Any]:
-    """What became of layers that went past the guest's kernel, beside the same here; left_bytes: of the namespace."""
+    """Result of the passthrough round trip, compared with this process; `left_bytes`: still allocated there."""
     if found is None:
         return {}
     expected = digests(layers, layers.tensors())
@@ -158,7 +164,7 @@ def _passed(found: dict[str, Any] | None, layers: Layers, left_bytes: int) -> di
 
 
 def _firmware(drives: DriveSet, backing: Path, at: int, folder: Path) -> Any:
-    """Serve the drives on the memory behind the guest's device."""
+    """Serve the drives on the memory of the guest's device."""
     size = LAYOUT.blocks * BLOCK_BYTES
     names = [f"{folder.name}-{number}" for number in range(WAYS * drives.count)]
     served = [
@@ -176,10 +182,14 @@ def _firmware(drives: DriveSet, backing: Path, at: int, folder: Path) -> Any:
     return own_server(list(map(Placed, served, connects)), folder, FACTORY.server)
 
 
-def boot(guest: Guest, run: GuestRun) -> tuple[dict[str, Any], str]:
-    """The guest's answer, and the accelerator that it ran on: hardware may be there and broken.
+def boot(guest: Guest, run: GuestDecodeTest) -> tuple[dict[str, Any], str]:
+    """Boot the guest VM; falls back from KVM to software emulation.
 
-    Raises OSError where QEMU is missing or the guest does not answer.
+    Returns:
+        The guest's result, and the accelerator used.
+
+    Raises:
+        OSError: QEMU is missing, or the guest does not answer.
     """
     if not shutil.which(QEMU):
         raise FileNotFoundError(f"{QEMU} is missing: apt-get install qemu-system-x86")
@@ -198,6 +208,6 @@ def boot(guest: Guest, run: GuestRun) -> tuple[dict[str, Any], str]:
         if said:
             answer = json.loads(said[0].removeprefix(SAYS))
             if "error" in answer:
-                raise OSError(f"guest machine: {answer['error']}")
+                raise OSError(f"guest VM: {answer['error']}")
             return answer, name
-    raise OSError(f"the guest machine gave no answer; it last said: {' | '.join(console[-3:])}")
+    raise OSError(f"the guest VM gave no result; its last output: {' | '.join(console[-3:])}")

@@ -1,4 +1,4 @@
-"""A guest machine that connects to drives by NVMe/TCP, with Linux's own initiator and nvme-cli."""
+"""Guest VM that connects to drives by NVMe/TCP with Linux's initiator and nvme-cli."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from csd_link.run_dir import private_dir, run_dir
 from csd_link.served_drive import ServedDrive
 from nvmevirt_config.guest import Guest, find_kernel, kernel_modules, make_root
 from nvmevirt_config.module import Reservation
-from vcsd.guest import FIGURES, GuestRun, boot, in_process
+from vcsd.guest import FIGURES, GuestDecodeTest, boot, in_process
 from vcsd.transport import FACTORY
 
-PROGRAMS = {  # and their packages
+PROGRAMS = {  # and the packages they are in
     "nvme": "nvme-cli",
     "mke2fs": "e2fsprogs",
     "e2fsck": "e2fsprogs",
@@ -41,15 +41,14 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a guest machine does with drives that it has connected to.
+    """Work of a guest VM with the drives it is connected to.
 
     Attributes:
-        then: Module whose `use` is called there.
-        words: What it is told, by the kernel's command line.
-        packages: Folders and files that it imports, beside the host driver.
-        files: Other files by where they are to lie; what programs among them need comes along.
-        memory_bytes: Of the machine; None is enough for a decode.
-
+        then: Module whose `use` is called in the guest.
+        words: Arguments, on the kernel's command line.
+        packages: Folders and files to import there, in addition to the host driver.
+        files: Other files by target path; libraries of programs among them are added.
+        memory_bytes: Memory of the VM; None: enough for a decode.
     """
 
     then: str
@@ -59,10 +58,11 @@ class Work:
     memory_bytes: int | None = None
 
 
-def run_guest_over_fabric(run: GuestRun) -> dict[str, Any]:
-    """Boot the guest machine and have it use drives that listen on this one; beside the same decode in this process.
+def run_guest_over_fabric(run: GuestDecodeTest) -> dict[str, Any]:
+    """Boot the guest VM, use drives that listen on this machine, and compare with a decode in this process.
 
-    Raises OSError where something is missing or the guest does not answer.
+    Raises:
+        OSError: A program is missing, or the guest does not answer.
     """
     began = time.monotonic()
     words = {"prompt": run.prompt, "tokens": run.tokens}
@@ -93,17 +93,17 @@ def run_guest_over_fabric(run: GuestRun) -> dict[str, Any]:
 
 
 def answer_over_fabric(
-    run: GuestRun, work: Work, served: Callable[[Sequence[str]], None] = lambda names: None
+    run: GuestDecodeTest, work: Work, served: Callable[[Sequence[str]], None] = lambda names: None
 ) -> tuple[dict[str, Any], str]:
-    """Serve drives, boot a guest that connects to them, and have it do its work.
+    """Serve drives, boot a guest VM that connects to them, and run its work.
 
     Args:
-        run: Drives, limits of time and the accelerator; the rest does not matter.
-        work: What the guest does.
+        run: Drives, time limits and accelerator; other fields are ignored.
+        work: Work of the guest.
         served: Called with the names of the drives when they answer.
 
     Returns:
-        What the guest says, with its kernel's release; and the accelerator that it ran on.
+        The guest's result with its kernel release, and the accelerator used.
 
     """
     kernel = find_kernel()
@@ -141,7 +141,7 @@ def answer_over_fabric(
 
 
 def _listen(names: tuple[str, ...]) -> Listen:
-    """An address on this machine at which as many ports are free as there are drives."""
+    """Find an address on this machine with consecutive free ports, one per drive."""
     while True:
         with ExitStack() as undo:
             first = undo.enter_context(socket.create_server((_LOOPBACK, 0))).getsockname()[1]
@@ -151,7 +151,7 @@ def _listen(names: tuple[str, ...]) -> Listen:
                 return Listen(_LOOPBACK, first, names)
 
 
-def _placed(run: GuestRun, listen: Listen, name: str, path: Path | None) -> Placed:
+def _placed(run: GuestDecodeTest, listen: Listen, name: str, path: Path | None) -> Placed:
     def locate() -> Endpoint:
         return Endpoint(_LOOPBACK, listen.port_of(name), nqn_of(name))
 

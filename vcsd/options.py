@@ -1,4 +1,4 @@
-"""Options that commands and experiments share."""
+"""Options shared by commands and experiments."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from csd_link.hosted import MAX_MIB, MAX_THREADS, Hosted
 from csd_spec.layouts import load_layouts, name_of
 from vcsd.models import find_model
 
-MAX_SEED = (1 << 32) - 1  # what every generator of random numbers takes
+MAX_SEED = (1 << 32) - 1  # limit of all random number generators used
 MAX_COMPRESSION = 1024.0
 
 
 def check_model(path: Path | None) -> Path | None:
-    """The folder of a model, by its folder or its name; raises ValueError for anything else, before anything that takes
-    long is imported."""
+    """Folder of a model, by path or name; raises ValueError early, before slow imports."""
     return path and find_model(path)
 
 
 def check_text(path: Path | None) -> Path | None:
-    """Raise OSError or ValueError for a file that cannot be read as text."""
+    """Raise OSError or ValueError if a file cannot be read as UTF-8 text."""
     if path:
         try:
             path.read_text(encoding="utf-8")
@@ -36,7 +35,8 @@ def check_text(path: Path | None) -> Path | None:
 
 
 ModelFolder = Annotated[
-    Path | None, typer.Option(help="folder of a decoder, or smollm2 (default: the shipped one)", callback=check_model)
+    Path | None,
+    typer.Option(help="folder or name of a decoder, e.g. smollm2 (default: the bundled one)", callback=check_model),
 ]
 MethodsFile = Annotated[
     Path | None, typer.Option("--methods", help="Python file with custom attention methods", callback=check_text)
@@ -44,20 +44,20 @@ MethodsFile = Annotated[
 
 
 def _loaded(path: Path | None) -> Path | None:
-    """A file of layouts, which is loaded before --layout is looked up."""
+    """Load a file of layouts before --layout is parsed."""
     load_layouts(check_text(path))
     return path
 
 
 LayoutsFile = Annotated[
     Path | None,
-    typer.Option("--layouts", help="Python file with custom layouts of the KV data", callback=_loaded, is_eager=True),
+    typer.Option("--layouts", help="Python file with custom KV layouts", callback=_loaded, is_eager=True),
 ]
-LAYOUT_HELP = "layout of the KV data in flash, see docs/layouts.md (default: the method's, or fp16)"
+LAYOUT_HELP = "KV layout in flash, see docs/layouts.md (default: the method's, or fp16)"
 
 
 def _layout(text: object) -> str:
-    """The name of a layout; text: that, or its code, which earlier releases took (`--embedding-bits 16`)."""
+    """Name of a layout; also accepts its code, as earlier releases did (`--embedding-bits 16`)."""
     with warnings.catch_warnings(record=True) as deprecated:
         warnings.simplefilter("always")
         try:
@@ -75,25 +75,25 @@ LayoutOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Hosting:
-    """What drives are given of this machine; None is what their file says, or the default."""
+class HostingOptions:
+    """Resources of this machine for drives; None: as in the drives' configuration, or the default."""
 
     durability: Annotated[
         Durability | None,
-        typer.Option(help="what a flush outlives: process, the drive's own (the default); host, a power cut too"),
+        typer.Option(help="event that flushed data survives: process exit (default), or host power loss"),
     ] = None
     medium: Annotated[
-        Kind | None, typer.Option(help="where flash pages are: memory (the default), or the drives' files")
+        Kind | None, typer.Option(help="storage of flash pages: memory (default), or the drives' files")
     ] = None
     host_memory_mib: Annotated[
-        int | None, typer.Option(min=1, max=MAX_MIB, help="pages that a direct medium keeps, of all drives")
+        int | None, typer.Option(min=1, max=MAX_MIB, help="DRAM for pages of all direct drives, MiB")
     ] = None
     threads: Annotated[
-        int | None, typer.Option(min=1, max=MAX_THREADS, help="of each drive (default: drives share the cores)")
+        int | None, typer.Option(min=1, max=MAX_THREADS, help="kernel threads per drive (default: cores / drives)")
     ] = None
 
-    def over(self, said: Hosted, drives: int) -> dict[str, Any]:
-        """What was asked for, else what was said, as fields of one of so many drives."""
+    def override(self, said: Hosted, drives: int) -> dict[str, Any]:
+        """Fields of one of `drives` drives: these options, or the configuration's values if unset."""
         kept = None if self.host_memory_mib is None else max(BLOCK, (self.host_memory_mib << 20) // drives)
         medium = Medium(self.medium or said.medium.kind, kept or said.medium.cache_bytes)
         fields = {"durability": self.durability or said.durability, "threads": self.threads or said.threads}

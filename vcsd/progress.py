@@ -1,4 +1,4 @@
-"""How far something long has come, on stderr: a bar on a terminal, now and then a plain line elsewhere."""
+"""Progress on stderr: a bar on a terminal, otherwise a line at intervals."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from threading import Event, Thread
 from rich.console import Console
 from rich.text import Text
 
-Tick = Callable[[object], None]  # called with anything when a part is done
+Tick = Callable[[object], None]  # called when a part is done; the argument is ignored
 
 err = Console(stderr=True)
-COMPILING, COMPILING_S = "compiling kernels (first run only)", 2.0  # seconds until the first line about it
-PERIOD_S, RARER = 10.0, 0.05  # seconds between lines, or this fraction of the elapsed time if longer
+COMPILING, COMPILING_S = "compiling kernels (first run only)", 2.0  # delay of its first line, seconds
+PERIOD_S, RARER = 10.0, 0.05  # interval of lines: seconds, or this fraction of the elapsed time if longer
 
 
 def no_tick(_: object) -> None:
@@ -24,7 +24,7 @@ def no_tick(_: object) -> None:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Tick]:
-    """Show how many of `total` parts are done: call what this gives for each. A bar appears with the first."""
+    """Show how many of `total` parts are done; call the yielded function for each. The bar appears with the first."""
     with _bar(what, total) if err.is_terminal else _counted(what, total) as tick:
         yield tick
 
@@ -42,7 +42,7 @@ def note(line: str) -> None:
 
 
 class _Now:
-    """Text of a spinner; rendered again for each frame."""
+    """Text of a spinner, evaluated for each frame."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -52,7 +52,7 @@ class _Now:
 
 
 def _is_compiling() -> bool:
-    """Whether Numba compiles now, here or in a server of drives that is waited for. Numba is not imported for that."""
+    """Whether Numba is compiling, here or in a drive server that is starting. Does not import Numba."""
     compiled, servers = sys.modules.get("csd_io.compiled"), sys.modules.get("csd_link.own_server")
     return bool((compiled and compiled.is_compiling()) or (servers and servers.compiling))
 
@@ -91,9 +91,9 @@ def _counted(what: str, total: int) -> Iterator[Tick]:
 
 @contextmanager
 def _lines(text: Callable[[], str]) -> Iterator[None]:
-    """Write text() and the seconds gone, every few seconds at first and more rarely later.
+    """Print text() and the elapsed seconds, every few seconds at first and less often later.
 
-    While Numba compiles, lines are COMPILING instead, and the first one is written sooner.
+    While Numba compiles, COMPILING is printed instead, and the first line comes sooner.
     """
     ended, began = Event(), time.monotonic()
 

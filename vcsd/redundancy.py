@@ -1,4 +1,4 @@
-"""Drives whose loss is survived: `mirror` stores KV heads on two drives, `recompute` computes lost ones again."""
+"""Protection against lost drives: `mirror` stores KV heads on two drives, `recompute` recomputes lost ones."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from csd_spec.network import Network
 from host_driver.hf.replay import Replay
 from vcsd.transport import FACTORY, open_drives
 
-DRAIN_LOOK_S = 30.0  # between two looks for drives that are draining: each takes 0.5 s of CPU time
-RECOVERY_S: dict[Redundancy, float] = {"mirror": 0, "recompute": 5.0}  # that a host waits for a drive that has died
+DRAIN_LOOK_S = 30.0  # interval of polling for draining drives: a poll takes 0.5 s of CPU time
+RECOVERY_S: dict[Redundancy, float] = {"mirror": 0, "recompute": 5.0}  # wait for a lost drive to return, seconds
 
 
 def _partner(drives: Sequence[Device], number: int) -> Device:
@@ -37,13 +37,13 @@ def _as_it_is(device: Device) -> Device:
 
 @contextmanager
 def _handing_over(drives: DriveSet, groups: Sequence[ReplicatedDevice]) -> Iterator[None]:
-    """Move heads away from drives that are draining, for the time of a block."""
+    """Move heads away from draining drives while the block runs."""
     ended, transport = Event(), transport_of(drives)
 
     def watch() -> None:
         while not ended.wait(DRAIN_LOOK_S):
             names: Collection[str] = ()
-            with suppress(OSError, ValueError):  # no answer: ask again later
+            with suppress(OSError, ValueError):  # no answer: retried at the next poll
                 names = transport.draining(drives) or ()
             for group in groups:
                 for drive in group.drives:
@@ -63,10 +63,10 @@ def _handing_over(drives: DriveSet, groups: Sequence[ReplicatedDevice]) -> Itera
 def protected(
     drives: DriveSet | Sequence[Device], redundancy: Redundancy, network: Network | None = None
 ) -> Iterator[tuple[Sequence[Device], Replay | None]]:
-    """Open drives, at the other end of a modelled network if one is given, and survive their loss until the block ends.
+    """Open drives, behind a simulated network if one is given, and tolerate their loss until the block ends.
 
     Yields:
-        A device for each group of KV heads, and the log from which lost groups are computed, if they are.
+        A device for each group of KV heads, and the log from which lost groups are recomputed (`recompute` only).
     """
     with ExitStack() as undo:
         count = drives.count if isinstance(drives, DriveSet) else len(drives)
@@ -81,7 +81,7 @@ def protected(
         if redundancy == "none":
             yield opened, None
             return
-        added = undo.enter_context(ExitStack())  # closed after the groups that use it
+        added = undo.enter_context(ExitStack())  # closed after the groups that use these drives
         active = opened[:count]
 
         def more(known: Collection[str]) -> Device | None:

@@ -1,8 +1,8 @@
-"""Modelled cost of redundancy over drives, known before a decode starts: `costs` of each scheme, `Estimate` of a run.
+"""Modelled cost of redundancy, known before a decode starts: `costs` of each scheme, `Estimate` of a run.
 
-Closed forms, none of them measured. Each drive stores M = B * S * b / n bytes of KV data: B sequences of S tokens, b
-bytes per token, KV heads spread evenly over n drives. A byte takes f bytes of flash, copies of K included. L is the
-rate of a drive's link, N that of the host's port in each direction, P that at which a drive programs. Transfers of a
+These are closed forms, not measurements. Each drive stores M = B * S * b / n bytes of KV data: B sequences of S tokens,
+b bytes per token, KV heads spread evenly over n drives. A byte takes f bytes of flash, including copies of keys. L is
+the rate of a drive's link, N that of the host's port in each direction, P the program rate of a drive. Transfers of a
 rebuild overlap and have the links to themselves, so seconds are lower bounds; they start when the loss is detected.
 
 - `mirror`: each drive also stores the group of KV heads of another one. Each new row is sent twice. The other drive
@@ -14,7 +14,7 @@ rebuild overlap and have the links to themselves, so seconds are lower bounds; t
 - `recompute`: the host repeats the prefill and D decode steps, R = F + D*t, and then attends itself. The replacement
   has the rows max(M/L, M/N, f*M/P) later.
 
-If a drive is not replaced, redundancy is never full again. That steps take longer until then is not modelled.
+Without a replacement drive, full redundancy is never restored. Slower steps until the rebuild ends are not modelled.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _Bytes = Annotated[int, Field(ge=1)]
 
 @value
 class Decode:
-    """What is stored when a drive is lost.
+    """KV data stored when a drive is lost.
 
     Attributes:
         drives: Drives that share the KV heads (n).
         batch: Sequences (B).
-        tokens: Tokens stored of each (S).
+        tokens: Stored tokens per sequence (S).
         decoded: Tokens of these that were decoded, not prefilled (D).
         token_bytes: KV data of one token (b), bytes.
         copies: Drives that store each row without redundancy: 1, or all of them for latent rows.
@@ -68,7 +68,7 @@ class Decode:
 
     @classmethod
     def of(cls, shape: ModelShape, drives: int, batch: int, tokens: int, decoded: int) -> Decode:
-        """Of a model."""
+        """Decode of a model."""
         row = {"token_bytes": shape.kv_bytes_per_token, "copies": drives if shape.latent else 1}
         return cls(drives=drives, batch=batch, tokens=tokens, decoded=decoded, **row)
 
@@ -85,14 +85,14 @@ class Decode:
 
 @value
 class Rates:
-    """Rates and size of one drive, and of the host.
+    """Rates and capacity of one drive, and rates of the host.
 
     Attributes:
-        link_bytes_per_s: Of a drive's link (L), or of its flash if that reads more slowly.
-        port_bytes_per_s: Of the host's port, in each direction (N).
-        program_bytes_per_s: At which a drive programs (P).
-        flash_factor: Bytes in flash for each byte of KV data (f).
-        capacity_bytes: Of a drive's flash.
+        link_bytes_per_s: Rate of a drive's link (L), or of its flash if that is slower.
+        port_bytes_per_s: Rate of the host's port, in each direction (N).
+        program_bytes_per_s: Program rate of a drive (P).
+        flash_factor: Bytes in flash per byte of KV data (f).
+        capacity_bytes: Flash of one drive.
         prefill_s: Prefill of the batch on the host (F), s.
         step_s: A decode step on the host (t), s.
     """
@@ -109,13 +109,13 @@ class Rates:
     def of(
         cls, spec: DriveSpec, drives: int, network: Network | None, flash_factor: float, host_s: tuple[float, float]
     ) -> Rates:
-        """Of a description of the drives.
+        """Rates from a description of the drives.
 
         Args:
-            spec: Each drive.
+            spec: Description of each drive.
             drives: Number of drives.
-            network: Between host and drives; None: the links of all drives are the host's port.
-            flash_factor: See above.
+            network: Network between host and drives; None: the links of all drives are the host's port.
+            flash_factor: Bytes in flash per byte of KV data.
             host_s: Prefill and decode step on the host, s.
         """
         flash, timing = spec.geometry, spec.timing
@@ -136,15 +136,15 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a scheme costs, and how soon it helps.
+    """Cost and recovery times of a scheme.
 
     Attributes:
-        storage_bytes: Flash in all drives, in addition to that without redundancy.
-        step_bytes: From the host to drives in each decode step, in addition.
-        degraded_s: From the loss until decode goes on, s; None: never.
-        full_s: From the loss until another one would be survived, s; None: never.
-        fits: Whether the fullest drive has room.
-        is_built: Whether `redundancy=` accepts it.
+        storage_bytes: Additional flash in all drives.
+        step_bytes: Additional bytes from host to drives per decode step.
+        degraded_s: Time from the loss until decode resumes, s; None: never.
+        full_s: Time from the loss until full redundancy, s; None: never.
+        fits: Whether the fullest drive has enough space.
+        is_built: Whether `redundancy=` supports it.
     """
 
     storage_bytes: float
@@ -159,9 +159,9 @@ def costs(decode: Decode, rates: Rates, parity_drives: int = PARITY_DRIVES) -> d
     """Cost of each scheme that this number of drives allows.
 
     Args:
-        decode: What is stored.
-        rates: Drives and host.
-        parity_drives: Drives of a parity group without the parity drive (g); all drives if they are fewer.
+        decode: Stored data.
+        rates: Rates of drives and host.
+        parity_drives: Drives of a parity group without the parity drive (g); at most all drives.
     """
     held, f = decode.drive_bytes, rates.flash_factor
     link, port, program = rates.link_bytes_per_s, rates.port_bytes_per_s, rates.program_bytes_per_s
@@ -183,13 +183,13 @@ def costs(decode: Decode, rates: Rates, parity_drives: int = PARITY_DRIVES) -> d
 
 
 def cheapest(found: dict[Scheme, Cost], figure: Figure) -> list[Scheme]:
-    """The schemes with the least of a figure, of those that survive a loss and fit."""
+    """Schemes with the lowest value of a figure among those that survive a loss and fit."""
     values = {scheme: getattr(cost, figure) for scheme, cost in _surviving(found).items()}
     return [scheme for scheme, each in values.items() if each == min(values.values())]
 
 
 def is_useful(found: dict[Scheme, Cost], scheme: Scheme) -> bool:
-    """Whether a scheme has the least storage of all that serve again within some time: none has at most both of its."""
+    """Whether no other surviving scheme has both at most its storage and at most its time until decode resumes."""
     mine, others = found.get(scheme), _surviving(found)
     if mine is None or others.pop(scheme, None) is None:
         return False
@@ -205,13 +205,13 @@ def _surviving(found: dict[Scheme, Cost]) -> dict[Scheme, Cost]:
 
 @value
 class HostCompute:
-    """A host that computes a model; a roofline of two rates.
+    """Roofline of a host that computes a model.
 
     Attributes:
-        parameters: Parameters that a token passes.
+        parameters: Active parameters per token.
         weight_bytes: Bytes of the weights, read in each decode step.
-        flop_per_s: Sustained rate of its arithmetic, FLOP/s.
-        memory_bytes_per_s: Rate of its memory.
+        flop_per_s: Sustained arithmetic rate, FLOP/s.
+        memory_bytes_per_s: Memory bandwidth.
     """
 
     parameters: _Positive
@@ -221,7 +221,7 @@ class HostCompute:
 
     @classmethod
     def assumed(cls, parameters: int, weight_bytes: int, on_gpu: bool) -> HostCompute:
-        """A CPU or a GPU of assumed rates: no prefill has been measured before the first one starts."""
+        """A CPU or GPU with assumed rates: before the first prefill there is no measurement."""
         flop_per_s, memory_bytes_per_s = (1e14, 1e12) if on_gpu else (1e11, 2e10)
         rates = {"flop_per_s": flop_per_s, "memory_bytes_per_s": memory_bytes_per_s}
         return cls(parameters=float(parameters), weight_bytes=float(weight_bytes), **rates)
@@ -235,14 +235,14 @@ class HostCompute:
 
 
 def flash_factor(spec: DriveSpec, layout: str, shape: ModelShape, tokens: int) -> float:
-    """Bytes in flash for each byte of a model's KV data in a layout, sequences of `tokens` tokens."""
+    """Bytes in flash per byte of a model's KV data in a layout, for sequences of `tokens` tokens."""
     form = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, tokens)
     return shape.layers * sum(token_bytes(form, shape.kv_heads).values()) / shape.kv_bytes_per_token
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Costs for one decode, and what is assumed for them. Printing it gives one line."""
+    """Costs for one decode, and the assumptions. Printing it gives one line."""
 
     decode: Decode
     rates: Rates
@@ -252,7 +252,7 @@ class Estimate:
     def on(
         cls, spec: DriveSpec, network: Network | None, layout: str, shape: ModelShape, decode: Decode, host: HostCompute
     ) -> Estimate:
-        """For a model in drives; layout: its number."""
+        """Estimate for a model in drives. `layout`: name of the layout."""
         prefill_s, step_s = host_s = host.times_s(decode)
         factor = flash_factor(spec, layout, shape, decode.tokens)
         rates = Rates.of(spec, decode.drives, network, factor, host_s)
@@ -264,7 +264,7 @@ class Estimate:
         return costs(self.decode, self.rates)
 
     def to_dict(self) -> dict[str, Any]:
-        """The estimate as `vcsd run -o json` prints it."""
+        """The estimate in the format of `vcsd run -o json`."""
         return {
             "modelled": True,
             "assumed": self.assumed,

@@ -1,4 +1,4 @@
-"""What a run cost: bytes over the link, flash pages, modelled time by unit."""
+"""Report of a run: bytes over the link, flash pages, simulated time by unit."""
 
 from __future__ import annotations
 
@@ -15,47 +15,49 @@ from csd_spec import DeviceError, LogPage
 from csd_spec.units import STEP_UNITS
 from ftl import token_bytes
 from host_driver.driver import Driver
-from host_driver.hf.shape import FULL, Placement
+from host_driver.hf.shape import FULL, LayerPlacement
 from vcsd.administer import read_log
 
 _LEFT_OUT = {  # by key of a drive's log page of programs
     "lost_mass": "attention weight whose V was not read",
     "error_estimate": "error that codes are likely to add",
 }
-CONTEXTS = (4096, 32_768, 131_072)  # tokens of a sequence at which the share of K and V in drives is told
+CONTEXTS = (4096, 32_768, 131_072)  # sequence lengths for which the KV fraction in drives is reported, tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Figures per decode step are means over the steps; time is modelled, in nanoseconds."""
+    """Report of a run. Figures per decode step are means over the steps; times are simulated, ns."""
 
     steps: int
     link_bytes_per_step: float
     plain_offload_bytes_per_step: float
     pages_read: int
     pages_programmed: int
-    useful_byte_share: float | None  # of the bytes that crossed the flash channels; None when none did
+    useful_byte_share: float | None  # of the bytes that crossed the flash channels; None if there were none
     prefill_ns: int
     step_ns: float
-    steady_step_ns: float | None  # of steps that have not waited for programs or the engine; None: all have
-    by_context: list[dict[str, float | None]]  # the same by tokens of the longest sequence
+    steady_step_ns: float | None  # mean of steps that did not wait for programs or the engine; None: no such step
+    by_context: list[dict[str, float | None]]  # step times by length of the longest sequence
     breakdown_ns: dict[str, float]
     drives: list[dict[str, Any]]
-    placed: Placement
+    placed: LayerPlacement
     layout: str
-    token_bytes: dict[str, float]  # in flash, of a token in one layer of all heads: K, V and copies
-    copies: int  # drives that store them: all, where all query heads share a latent row
-    attended: dict[str, float]  # what the method has left out of rows, see `csd_firmware.logs.Attended`
+    token_bytes: dict[str, float]  # flash bytes per token and layer, all heads: keys, values and copies
+    copies: int  # drives that store each row: all of them if query heads share a latent row
+    attended: dict[str, float]  # weight that the method left out, see `csd_firmware.logs.Attended`
     losses: list[dict[str, Any]]  # lost and replaced drives, in order, see `csd_link.replica.Event`
 
     @classmethod
-    def of(cls, driver: Driver, placed: Placement | None = None, attended: dict[str, float] | None = None) -> Report:
-        """Sum up a driver's traffic.
+    def of(
+        cls, driver: Driver, placed: LayerPlacement | None = None, attended: dict[str, float] | None = None
+    ) -> Report:
+        """Build a report from a driver's statistics.
 
         Args:
-            driver: Its drives are asked for `attended` unless that is given.
-            placed: Which layers of the model it serves; all unless given.
-            attended: By `attended_by`, of drives that have ended.
+            driver: The driver; its drives are asked for `attended` unless that is given.
+            placed: Placement of the model's layers; default: all in drives.
+            attended: Result of `attended_by`, if the drives are closed.
         """
         traffic, total, steps = driver.traffic, driver.traffic.total, max(1, driver.traffic.step_count)
         flash = total.flash
@@ -93,7 +95,7 @@ class Report:
                 }
                 for number, (mine, busy) in enumerate(zip(driver.shares, traffic.busy_ns, strict=True))
             ],
-            placed=placed or Placement(driver.shape, (FULL,) * driver.shape.layers, ()),
+            placed=placed or LayerPlacement(driver.shape, (FULL,) * driver.shape.layers, ()),
             layout=layout.name,
             token_bytes=token_bytes(form, driver.shape.kv_heads),
             copies=len(driver.devices) if driver.shape.latent else 1,
@@ -102,11 +104,11 @@ class Report:
         )
 
     def kv_share(self, tokens: int) -> float:
-        """Of the bytes of K and V of a sequence of so many tokens, the share that is in drives and not in windows."""
+        """Fraction of the KV bytes of a sequence of `tokens` tokens that is in drives."""
         return self.placed.share(tokens)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as `vcsd run -o json` prints it."""
+        """The report in the format of `vcsd run -o json`."""
         return {
             "link_bytes": {
                 "per_step": self.link_bytes_per_step,
@@ -186,7 +188,7 @@ class Report:
         return table
 
     def _layers(self) -> dict[str, Any]:
-        """Which layers are where, and the share of K and V in drives by tokens of a sequence."""
+        """Layers by location, and the KV fraction in drives by sequence length."""
         return {
             "in_drives": list(self.placed.in_drives),
             "with_model": {
@@ -204,7 +206,7 @@ class Report:
         for where, numbers in ({"in drives": layers["in_drives"]} | layers["with_model"]).items():
             table.add_row(where, ", ".join(map(str, numbers)))
         shares = ", ".join(f"{self.kv_share(tokens):.1%} at {tokens:,} tokens" for tokens in CONTEXTS)
-        table.add_row("K and V in drives", shares)
+        table.add_row("KV data in drives", shares)
         return table
 
     def _loss_table(self) -> Table:
@@ -228,7 +230,7 @@ class Report:
 
 
 def attended_by(driver: Driver) -> dict[str, float]:
-    """What the drives that answer say of the driver's method: means over rows, and the worst row."""
+    """Statistics of the driver's method from all drives that answer: means over rows, and the worst row."""
     method, programs = driver.attention.method, []
     for device in driver.devices:
         with suppress(DeviceError, ReplicaError, OSError):
@@ -243,7 +245,7 @@ def attended_by(driver: Driver) -> dict[str, float]:
 
 
 def _mean(total: float, count: int) -> float | None:
-    """None of nothing."""
+    """Mean; None if the count is 0."""
     return total / count if count else None
 
 

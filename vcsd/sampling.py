@@ -1,4 +1,4 @@
-"""How the next token is drawn from a row of logits, by request: greedy, or at random with a seed of its own."""
+"""Sampling of the next token of a request from logits: greedy, or random with a seed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from csd_spec.checked import value
 
-LEAST = 1e-4  # of a temperature that is not 0: below, logits overflow, and all weight is on the largest
+LEAST = 1e-4  # lowest temperature above 0; below it logits overflow, and the result is greedy
 
 
 @value
 class Sampling:
-    """temperature 0 takes the largest logit. top_k 0 keeps all tokens. seed: the same request makes the same tokens."""
+    """Sampling parameters. temperature 0: greedy. top_k 0: all tokens. The seed makes a request reproducible."""
 
     temperature: float = Field(default=0.0, ge=0, le=100)
     top_k: int = Field(default=0, ge=0)
@@ -22,7 +22,7 @@ class Sampling:
 
 
 class Sampler:
-    """Draws the tokens of one request."""
+    """Samples the tokens of one request."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._greedy = sampling.temperature == 0
@@ -36,7 +36,7 @@ class Sampler:
                 self._warp.append(TopPLogitsWarper(sampling.top_p))
 
     def next(self, logits: torch.Tensor, before: list[int]) -> int:
-        """The next token after others, from its logits (vocabulary,) float32."""
+        """Sample the next token from its logits (vocabulary,) float32 and the tokens before it."""
         if self._greedy:
             return int(logits.argmax())
         warped = self._warp(torch.tensor([before]), logits.cpu()[None])

@@ -1,4 +1,4 @@
-"""Requests that come and go while others are served: streams of tokens, and the iterations that make them."""
+"""Server with continuous batching: request handles, and the iterations that produce their tokens."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ from vcsd.sampling import Sampler, Sampling
 
 
 class Rejected(ValueError):
-    """A request that is not taken, with the reason."""
+    """A request that was not accepted; the message has the reason."""
 
 
 class Stream:
-    """A request, and its tokens as they are made: iterate over it, in any thread.
+    """A request and its tokens. Iterate over it, in any thread, to get tokens as they are produced.
 
-    ended: how it has: length, stop, cancelled or failed (then iterating raises `error`); empty while it is served.
-    idle: iterations since its last token. longest_idle: the most so far.
+    Attributes:
+        tokens: Tokens so far.
+        ended: Reason of its end: `length`, `stop`, `cancelled` or `failed` (iterating then raises `error`); empty while
+            it is served.
+        error: Exception of a failed request.
+        idle: Iterations since its last token.
+        longest_idle: Maximum of `idle` so far.
     """
 
     def __init__(
@@ -35,14 +40,14 @@ class Stream:
         self.tokens: list[int] = []
         self.ended = ""
         self.error: BaseException | None = None
-        self.over = ""  # how it is going to end, when nothing of it is left
+        self.over = ""  # reason of its end, set before its resources are freed
         self.sampler = Sampler(sampling)
         self.idle = self.longest_idle = 0
-        self.since_s = time.monotonic()  # when it came, or made its last token
+        self.since_s = time.monotonic()  # arrival or last token
 
     @property
     def number(self) -> int:
-        """By which the server knows it."""
+        """Number of the request in the server."""
         return self.request.number
 
     def __iter__(self) -> Iterator[int]:
@@ -55,16 +60,16 @@ class Stream:
             raise self.error
 
     def result(self) -> list[int]:
-        """All tokens, when it has ended."""
+        """Wait for the end; returns all tokens."""
         return list(self)
 
     def cancel(self) -> None:
-        """It is not wanted any more; what it has so far stays."""
+        """Cancel the request; its tokens so far remain available."""
         self._server.cancel(self)
 
 
 class Server:
-    """A model that serves. `vcsd.serve` makes one, and runs its iterations in a thread."""
+    """A model that serves requests. `vcsd.serve` creates one, and runs its iterations in a thread."""
 
     def __init__(
         self,
@@ -74,14 +79,14 @@ class Server:
         max_waiting: int = 128,
         measured: bool = False,
     ) -> None:
-        """Serve requests.
+        """Create a server.
 
         Args:
             rows: The model, and its requests' KV caches.
-            engine: Decides, in modelled time.
-            max_tokens: Tokens of a request.
-            max_waiting: Requests that may wait for their first token.
-            measured: Whether the engine is told how long decode steps take.
+            engine: Schedules iterations in simulated time.
+            max_tokens: Maximum length of a request, tokens.
+            max_waiting: Maximum number of requests without a first token.
+            measured: Whether the engine is corrected by measured times of decode steps.
         """
         self._rows, self._engine, self._measured = rows, engine, measured
         self._layers = rows.kv.shape.layers
@@ -92,7 +97,7 @@ class Server:
         self._incoming: deque[Stream] = deque()
         self._cancelled: deque[Stream] = deque()
         self._changed = threading.Condition()
-        self._busy = threading.Lock()  # whoever has it iterates
+        self._busy = threading.Lock()  # held during an iteration
         self._thread: threading.Thread | None = None
         self._count, self._closed = 0, False
         self._cause: BaseException | None = None
@@ -104,9 +109,17 @@ class Server:
         stop: Collection[int] = (),
         sampling: Sampling = Sampling(),
     ) -> Stream:
-        """Ask for tokens after a prompt's. stop: of which each ends it, as its last token.
+        """Submit a request.
 
-        Raises ValueError for what is no request, Rejected (a ValueError) for one that is not taken.
+        Args:
+            prompt: Token IDs.
+            max_new_tokens: Maximum number of tokens to generate.
+            stop: Token IDs that end the request; the stop token is its last token.
+            sampling: Sampling parameters.
+
+        Raises:
+            ValueError: An argument is invalid.
+            Rejected: (a ValueError) The server does not accept the request.
         """
         prompt, stop = token_ids("prompt", prompt, self._rows.vocabulary), token_ids("stop", stop)
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):
@@ -127,15 +140,15 @@ class Server:
         return stream
 
     def _check(self, request: Request) -> None:
-        """Raise Rejected for a request that this server does not take."""
+        """Raise Rejected if the server does not accept a request."""
         kv = self.kv
         if self._closed:
             raise Rejected("the server is closed" + (f": {self._cause}" if self._cause else ""))
         if request.tokens > self.max_tokens:
-            raise Rejected(f"{request.tokens:,} tokens with the new ones: the server was made for {self.max_tokens:,}")
+            raise Rejected(f"{request.tokens:,} tokens in all: must be at most max_tokens = {self.max_tokens:,}")
         room = kv.runner.machine.tiers["device"].limit_bytes
         if room is not None and request.tokens * kv.row_bytes > room:
-            raise Rejected(f"K and V of a layer at {request.tokens:,} tokens are more than the device's {room:,} bytes")
+            raise Rejected(f"a layer's KV data at {request.tokens:,} tokens exceeds the device's {room:,} bytes")
         try:
             self._engine.check(request)
         except ValueError as error:
@@ -145,19 +158,19 @@ class Server:
             raise Rejected(f"{waiting} requests wait already: try again later")
 
     def cancel(self, stream: Stream) -> None:
-        """A request is not wanted any more: it goes before the next iteration, or now where none is under way."""
+        """Cancel a request before the next iteration, or now if none is running."""
         with self._changed:
             if not stream.ended:
                 self._cancelled.append(stream)
                 self._changed.notify_all()
         if self._thread is None and self._busy.acquire(blocking=False):
             try:
-                self._take()
+                self._admit_and_cancel()
             finally:
                 self._busy.release()
 
     def wait(self, stream: Stream, count: int) -> bool:
-        """Until a stream has more than so many tokens; False where it has ended without."""
+        """Wait until a stream has more than `count` tokens; False if it ends before."""
 
         def there() -> bool:
             return len(stream.tokens) > count or bool(stream.ended)
@@ -171,19 +184,19 @@ class Server:
         return len(stream.tokens) > count
 
     def step(self) -> bool:
-        """One iteration; False where nobody is there."""
+        """Run one iteration; False if there is no request."""
         with self._busy:
             return self._step()
 
     def _step(self) -> bool:
         if self._closed:
             return False
-        self._take()
+        self._admit_and_cancel()
         output = self._engine.schedule()
         if output is None:
             return False
         for number in output.preempted & self.kv.requests():
-            self.kv.free(number)  # computed again when its turn comes
+            self.kv.free(number)  # recomputed when it is scheduled again
         made, took_s = list[Stream](), None
         prompts, decoding = self._split(output)
         ran: set[int] = set()
@@ -195,11 +208,11 @@ class Server:
             if self._compute(decoding, [stream.tokens[-1:] for stream in decoding], output, made):
                 ran |= {stream.number for stream in decoding}
             took_s = time.monotonic() - began_s if self._measured and decoding else None
-        finally:  # also where somebody has no patience
+        finally:  # also after an interruption
             self._engine.complete(output, ran, took_s, most=1)
             self._count_idle(made)
             for stream in [each for each in made if each.over]:
-                self._leave(stream, stream.over)
+                self._finish_request(stream, stream.over)
         return True
 
     def _split(self, output: SchedulerOutput) -> tuple[list[tuple[Stream, list[int], bool]], list[Stream]]:
@@ -215,17 +228,17 @@ class Server:
         return prompts, decoding
 
     def run(self) -> None:
-        """Iterations until nobody is there."""
+        """Run iterations until no request is left."""
         while self.step():
             pass
 
     def start(self) -> None:
-        """Iterate in a thread of its own from now on."""
+        """Run iterations in a background thread from now on."""
         self._thread = threading.Thread(target=self._work, name="server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End all streams, and free everything."""
+        """Cancel all requests and free everything."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -242,14 +255,14 @@ class Server:
                 if not self.step():
                     with self._changed:
                         self._changed.wait_for(lambda: self._closed or self._incoming or self._cancelled)
-        except BaseException as error:  # a policy's, or a thread's end: nobody waits for what never comes
+        except BaseException as error:  # an error of the policy or of the thread: fail all requests
             with self._changed:
                 self._closed, self._cause = True, error
             for stream in [*self._incoming, *self.streams.values()]:
                 self._end(stream, "failed", error)
 
-    def _take(self) -> None:
-        """Let those in who have come, and those go who are not wanted any more."""
+    def _admit_and_cancel(self) -> None:
+        """Admit queued requests and remove cancelled ones."""
         with self._changed:
             while self._incoming:
                 stream = self._incoming.popleft()
@@ -258,7 +271,7 @@ class Server:
             cancelled, self._cancelled = self._cancelled, deque()
         for stream in cancelled:
             if not stream.ended:
-                self._leave(stream, "cancelled")
+                self._finish_request(stream, "cancelled")
 
     def _compute(
         self,
@@ -283,9 +296,9 @@ class Server:
         try:
             self.kv.runner.memory["buffers"] = output.buffers
             logits = self._rows.forward(given, homes)
-        except BaseException as error:  # whatever it is, others are served on
+        except BaseException as error:  # other requests are not affected
             for stream in streams:
-                self._leave(stream, "failed", error)
+                self._finish_request(stream, "failed", error)
             if not isinstance(error, Exception):
                 raise
             return False
@@ -294,7 +307,7 @@ class Server:
                 self._emit(stream, stream.sampler.next(row, stream.prompt + stream.tokens))
                 made.append(stream)
             except Exception as error:
-                self._leave(stream, "failed", error)
+                self._finish_request(stream, "failed", error)
         return True
 
     def _emit(self, stream: Stream, token: int) -> None:
@@ -317,8 +330,8 @@ class Server:
         longest = max((stream.longest_idle for stream in self.streams.values()), default=0)
         self.counters.iteration(len(made), len(self.streams), longest)
 
-    def _leave(self, stream: Stream, how: str, error: BaseException | None = None) -> None:
-        """Nothing of a request stays behind."""
+    def _finish_request(self, stream: Stream, how: str, error: BaseException | None = None) -> None:
+        """Free all resources of a request and end it."""
         self._engine.remove(stream.number)
         self.kv.free(stream.number)
         self._end(stream, how, error)
@@ -332,15 +345,15 @@ class Server:
 
 
 def token_ids(name: str, given: Any, vocabulary: int = 1 << 31) -> list[int]:
-    """Numbers of tokens, from a list, an array, a tensor, or the one row of a batch; raises ValueError."""
+    """Token IDs from a list, an array, a tensor, or a batch of one row; raises ValueError."""
     given = given.tolist() if hasattr(given, "tolist") else given
     given = [given] if isinstance(given, int) else given
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ValueError(f"{name} = {given!r}: must be numbers of tokens")
+        raise ValueError(f"{name} = {given!r}: must be token IDs")
     found = list(given)
     if len(found) == 1 and isinstance(found[0], list):
         (found,) = found
     for each in found:
         if isinstance(each, bool) or not isinstance(each, Integral) or not 0 <= int(each) < vocabulary:
-            raise ValueError(f"{name}: {each!r} is no token: must be a whole number from 0 to {vocabulary - 1}")
+            raise ValueError(f"{name}: {each!r} is not a token ID: must be a whole number from 0 to {vocabulary - 1}")
     return [int(each) for each in found]

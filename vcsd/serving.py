@@ -1,4 +1,4 @@
-"""`vcsd.serve`: a model, and tiers, drives and a policy for the requests that it serves."""
+"""`vcsd.serve`: serves a model with a policy, tiers and drives."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from host_driver.driver import Driver
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import placement
 from host_driver.kv_format import KVFormat
-from host_driver.rows import RowKv
-from host_driver.sharding import share_out
+from host_driver.request_cache import RowKv
+from host_driver.sharding import assign_heads
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import CostModel, DenseDecoder, DriveModel, ServingCost
 from kv_cache.engine import Engine
@@ -33,10 +33,10 @@ from vcsd.server import Server
 from vcsd.tiered import MAX_TOKENS
 from vcsd.transport import check_method, methods_of, open_drives
 
-# Of a model of which nothing else is said a policy assumes an H100, a PCIe 4 x16 link, and these drives
+# Assumed cost model without a measured one: an H100, a PCIe 4 x16 link, and these drives
 FETCH_BYTES_PER_S, DRIVE_BYTES_PER_S, CALL_S = 25e9, 6e9, 20e-6
 
-PATIENCE = 64  # iterations that a request may be passed over
+PATIENCE = 64  # iterations after which a paused request is scheduled first
 
 _NUMBER = (int, "a whole number")
 _KINDS: dict[str, tuple[Any, str]] = {
@@ -56,17 +56,21 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """How a model serves.
+    """Configuration of `vcsd.serve`.
 
-    policy: a name of `kv_cache.POLICIES`, FILE:NAME, or a policy of your own (docs/policies.md). tiers: bytes for the
-    KV cache. drives: for layers that are attended there, with `attention`; none where the policy has no use for them.
-    slots: requests that decode at once, where a policy places layers. slice_tokens: what a request makes before others
-    have their turn, where they take turns. max_tokens: of a request; None is the model's context, at most 4096.
-    max_waiting: requests that may wait, beyond which they are rejected. chunk: tokens of a prompt that are prefilled
-    beside a decode step; 0 is all.
-    cost: what the policy reckons with instead of an H100; its room follows from the tiers. slo_scale: the
-    objective over the step of the longest request that fits. measured: plan again where steps take longer here, or
-    shorter, than the cost model says; then decisions are no longer the same on every day.
+    Attributes:
+        policy: A name of `kv_cache.POLICIES`, FILE:NAME, or a policy object (docs/policies.md).
+        tiers: Limits of the KV cache by tier.
+        drives: Drives for layers that are attended there; none if the policy does not use drives.
+        attention: Method of the drives.
+        slots: Maximum number of requests that decode at once, for policies that place layers.
+        slice_tokens: Tokens per time slice, for time-slicing policies.
+        max_tokens: Maximum length of a request, tokens; None: the model's context, at most 4096.
+        max_waiting: Maximum number of waiting requests; further ones are rejected.
+        chunk: Prompt tokens prefilled along with a decode step; 0: the whole prompt.
+        cost: Cost model of the policy instead of an H100's; its device memory follows from the tiers.
+        slo_scale: Objective, as a multiple of the step of the longest request that fits.
+        measured: Plan again if measured steps deviate from the cost model; decisions are then not reproducible.
     """
 
     policy: str | PolicyLike = "orbitflow"
@@ -93,9 +97,9 @@ class Serving:
                 raise ValueError(f"{name} = {value!r}: must be {words}")
         policy = policy_of(self.policy)
         if isinstance(policy, TimeSlices) and policy.free:
-            raise ValueError(f"policy = {self.policy!r}: a bound in modelled time, which cannot serve")
+            raise ValueError(f"policy = {self.policy!r}: a bound in simulated time, which cannot serve: choose another")
         if CSD in policy.tiers and not self.count:
-            raise ValueError(f"policy = {self.policy!r}: attends in drives: give it some (drives)")
+            raise ValueError(f"policy = {self.policy!r}: attends in drives: set drives to at least 1")
         for name, least in {"slots": 1, "slice_tokens": 1, "max_tokens": 1, "max_waiting": 1, "chunk": 0}.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -111,15 +115,15 @@ class Serving:
         return self.drives.count if isinstance(self.drives, DriveSet) else len(self.drives)
 
     def engine(self, shape: ModelShape, row_bytes: int, max_tokens: int, parameters: float) -> Engine:
-        """The policy, with the room that there is.
+        """Create the engine with the policy and the available memory.
 
         Args:
             shape: The model's attention.
             row_bytes: Bytes of the KV cache per token and layer.
-            max_tokens: Tokens of a request.
-            parameters: Parameters of the model.
+            max_tokens: Maximum length of a request, tokens.
+            parameters: Number of parameters of the model.
         """
-        cost = self.cost or assumed(shape, row_bytes, self.count, parameters)
+        cost = self.cost or default_performance_model(shape, row_bytes, self.count, parameters)
         if cost.layers != shape.layers:
             raise ValueError(f"cost.layers = {cost.layers}: the model has {shape.layers}")
         token_bytes = shape.layers * row_bytes
@@ -130,7 +134,7 @@ class Serving:
             policy.slice_tokens = self.slice_tokens
             levels = levels_of(replace(cost, token_bytes=row_bytes), self.tiers, max_tokens)
             return Engine(policy, cost, admission=admission, store=SequenceStore(levels))
-        room = max(0, device - max_tokens * row_bytes)  # one layer of a request comes for its prefill
+        room = max(0, device - max_tokens * row_bytes)  # less one layer of a request in prefill
         fits = replace(cost, room_blocks=max(1, room // (token_bytes * BLOCK_TOKENS)))
         first = min(max_tokens // 2, room // (token_bytes * self.slots)) if policy.first_block else 0
         if not first:
@@ -138,8 +142,8 @@ class Serving:
         return Engine(policy, fits, fits.slo_s(self.slo_scale), admission, first_block=first)
 
 
-def assumed(shape: ModelShape, row_bytes: int, drives: int, parameters: float) -> ServingCost:
-    """A model of which nothing was measured, on an H100."""
+def default_performance_model(shape: ModelShape, row_bytes: int, drives: int, parameters: float) -> ServingCost:
+    """Assumed cost model: the model on an H100."""
     token_bytes = shape.layers * row_bytes
     return ServingCost(
         name="the device",
@@ -156,12 +160,18 @@ def assumed(shape: ModelShape, row_bytes: int, drives: int, parameters: float) -
 
 @contextmanager
 def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool = True) -> Iterator[Server]:
-    """Let a model serve requests until the block ends, then put it back as it was.
+    """Serve requests with a model until the block ends, then restore the model.
 
-    background: iterate in a thread; else whoever iterates over a stream, or calls `Server.step`, does. Raises
-    ValueError (Unsupported) for a model or a setting that cannot serve.
+    Args:
+        model: A transformers decoder.
+        serving: Configuration.
+        background: Run iterations in a thread; otherwise they run in the thread that iterates over a stream or calls
+            `Server.step`.
+
+    Raises:
+        ValueError: (Unsupported) The model or the configuration is not supported.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
     shape = placement(model).shape
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or MAX_TOKENS
     max_tokens = serving.max_tokens or min(context, MAX_TOKENS)
@@ -186,10 +196,10 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
 
 @contextmanager
 def _driver(serving: Serving, shape: ModelShape, dtype: torch.dtype) -> Iterator[Driver]:
-    """The drives, and the driver that submits to them. dtype: what the model computes in."""
-    share_out(shape, serving.count)
+    """Open the drives and create their driver. `dtype`: the model's dtype."""
+    assign_heads(shape, serving.count)
     drives, attention = serving.drives, serving.attention
-    assert isinstance(attention, Attention) and not isinstance(drives, int), "made so when it was checked"
+    assert isinstance(attention, Attention) and not isinstance(drives, int), "converted in __post_init__"
     attention = attention.stored(dtype is torch.bfloat16, shape.latent)
     with ExitStack() as undo:
         if isinstance(drives, DriveSet):

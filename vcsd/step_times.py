@@ -1,6 +1,6 @@
 """Simulated time of the same decode step with several attention methods, and with a plain SSD.
 
-Each method gets fresh drives that store the same prompt. A step begins when their flash is idle, and the fastest of the
+Each method gets new drives that store the same prompt. A step starts when their flash is idle, and the fastest of the
 first ones programs no page, so its time depends neither on the length of the run nor on the prefill. Errors are means
 over all recorded steps. Main entry point: `time_steps`.
 """
@@ -26,13 +26,13 @@ from csd_spec import LAYOUTS, NAMED, Attention, Compression, Fixed, KvRead, Stat
 from csd_spec.arrays import F16
 from host_driver.driver import Batch, Driver
 from host_driver.first_steps import FirstSteps
-from vcsd.room import check_drives
+from vcsd.capacity_check import check_drives
 from vcsd.tables import table
 from vcsd.transport import check_method
 
 PLAIN_SSD = "plain_ssd"
-TIMED = 3  # steps; the fastest counts, since two in a row may each fill a group, which is then programmed
-GROUPS = 8  # token groups of one read of the plain SSD
+TIMED = 3  # timed steps; the fastest counts, since two in a row may each fill a group, which is then programmed
+GROUPS = 8  # token groups per read of the plain SSD
 
 _DENSE = Attention("dense", Compression(1))
 Devices = list[InProcessDevice]
@@ -48,7 +48,7 @@ class StepTimes:
         layers_measured: Layers that were timed, evenly spread over the model; times are scaled to all of them.
         step_times_ns: Duration of the step, ns.
         output_errors: Mean of |output - dense| / |dense| over query heads, layers, sequences and recorded steps.
-        budgets: Share of the KV cache that the method may use, in words.
+        budgets: Fraction of the KV cache that the method may use, as text.
         left_out: Reason for each method that could not be timed.
     """
 
@@ -82,7 +82,7 @@ def time_steps(recorded: FirstSteps, name: str, own: Attention, methods: Path | 
 
     Args:
         recorded: A prompt and its first steps.
-        name: Name of the run's own method; replaces the entry of the same name.
+        name: Name of the run's own method; replaces the entry with the same name.
         own: The run's own method and budget.
         methods: Python file with custom methods.
     """
@@ -131,15 +131,15 @@ def _budget(attention: Attention) -> str:
 def _drives(
     recorded: FirstSteps, attention: Attention, methods: Path | None = None
 ) -> Iterator[tuple[Driver, Devices, Batch]]:
-    """Fresh drives in memory that store the recorded prompt.
+    """Create drives in memory and store the recorded prompt.
 
     Raises:
-        ValueError: There is too little memory, or the layout does not serve the method.
+        ValueError: Not enough memory, or the layout does not support the method.
     """
-    gc.collect()  # address space of the drives before these
+    gc.collect()  # free the address space of earlier drives
     shape, layers = recorded.recorded_shape, list(recorded.layers.values())
     known = load_methods(methods)
-    if attention.kv_layout.attended:  # which is read, not attended
+    if attention.kv_layout.attended:  # otherwise it is only read
         check_method(attention, list(known))
     drives = DriveSet(count=len(recorded.specs), spec=recorded.specs[0])
     check_drives(drives, attention, shape, recorded.sequences, recorded.max_tokens)
@@ -163,7 +163,7 @@ def _loaded(k: F16, v: F16) -> Callable[[], tuple[F16, F16]]:
 
 
 def _idle_ns(driver: Driver, devices: Devices) -> int:
-    """A time at which the flash of all drives is idle; time models repeat with their grain."""
+    """Next time at which the flash of all drives is idle, rounded up to the time model's grain, ns."""
     timing = [device.firmware.ftl.timing for device in devices]
     grain = max(each.grain_ns for each in timing)
     idle = max([driver.now_ns, *(each.idle_ns() for each in timing)])
@@ -171,7 +171,7 @@ def _idle_ns(driver: Driver, devices: Devices) -> int:
 
 
 def _decode(recorded: FirstSteps, driver: Driver, devices: Devices, batch: Batch) -> tuple[float, NDArray[np.float32]]:
-    """Duration of a step, and the outputs of all recorded ones (steps x layers x rows, q_heads, d)."""
+    """Duration of a step, ns, and the outputs of all recorded steps (steps x layers x rows, q_heads, d)."""
     outputs, times = [], list[float]()
     for number in range(max(TIMED, recorded.steps)):
         driver.now_ns = _idle_ns(driver, devices)
@@ -183,13 +183,13 @@ def _decode(recorded: FirstSteps, driver: Driver, devices: Devices, batch: Batch
                         outputs.append(output)
         times.append(driver.traffic.steps[-1].ns)
     joined = np.concatenate(outputs)
-    if driver.bf16:  # the upper half of an FP32 number
+    if driver.bf16:  # BF16 is the upper half of an FP32 number
         return min(times[:TIMED]), (joined.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return min(times[:TIMED]), joined.astype(np.float32)
 
 
 def _read(recorded: FirstSteps, driver: Driver, devices: Devices, batch: Batch) -> int:
-    """Time until all keys and values have crossed the links, read in pieces that are all submitted at the start."""
+    """Time until all keys and values have crossed the links, ns; all reads are submitted at the start."""
     start_ns, shape = _idle_ns(driver, devices), recorded.recorded_shape
     page_bytes = recorded.specs[0].geometry.page_bytes
     piece = GROUPS * LAYOUTS["opaque"].form(page_bytes, shape.head_dim, recorded.max_tokens).n

@@ -1,4 +1,4 @@
-"""Tables for people."""
+"""Tables for terminal output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> Table:
-    """A table; the columns named in `left`, or the first, are text, the others figures."""
+    """Create a table; the columns in `left` (default: the first) are text, the others figures."""
     made = Table(title=title, title_justify="left")
     for column in columns:
         text = column in (left or columns[:1])
@@ -22,7 +22,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], lef
 
 
 def parts(shown: Any) -> Iterator[Any]:
-    """Tables and lines of which something is made that Rich prints."""
+    """Tables and lines that a Rich renderable consists of."""
     if hasattr(shown, "__rich__"):
         shown = shown.__rich__()
     if isinstance(shown, Group):
@@ -33,7 +33,7 @@ def parts(shown: Any) -> Iterator[Any]:
 
 
 def tab_separated(shown: Table) -> str:
-    """A table as lines of cells between tabs: its title, its columns and its rows."""
+    """A table as tab-separated lines: title, column names, rows."""
     lines = [_plain(shown.title)] if shown.title else []
     lines.append("\t".join(_plain(column.header) for column in shown.columns))
     lines += ["\t".join(map(_plain, row)) for row in zip(*(column.cells for column in shown.columns), strict=True)]
@@ -46,6 +46,6 @@ def _plain(cell: Any) -> str:
 
 
 def flat_table(title: str, result: dict[str, Any]) -> Table:
-    """A flat result."""
+    """Table of a flat dictionary."""
     rows = ((name, f"{each:,.4g}" if isinstance(each, float) else str(each)) for name, each in result.items())
     return table(title, ("what", "figure"), rows)

@@ -1,4 +1,4 @@
-"""A model whose K and V lie in tiers, where a policy wants them: the setting, the block, the report."""
+"""`vcsd.attach` with tiers: configuration, session and report of a model with its KV cache in tiers."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from kv_cache.policies import PolicyLike, policy_of
 from kv_cache.scheduler import Policy
 from vcsd.tables import table
 
-MAX_TOKENS = 4096  # of a sequence, where neither the user nor the model says less
+MAX_TOKENS = 4096  # default maximum length of a sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSetting:
-    """Which policy, and what it has.
+    """Configuration of `attach` with tiers.
 
     Attributes:
-        policy: Name, `FILE:NAME`, or a policy of the user's: an object or a function (docs/policies.md).
-        tiers: Bytes for KV data by tier.
-        policies: More policies by name.
-        record: Keep the choices, to replay them.
+        policy: Name, `FILE:NAME`, or a policy object or function (docs/policies.md).
+        tiers: Limits of the KV cache by tier.
+        policies: Custom policies by name.
+        record: Record all actions, for a replay in simulated time.
     """
 
     policy: str | PolicyLike
@@ -44,13 +44,13 @@ class TierSetting:
 
     def __post_init__(self) -> None:
         if not self.made().has_layers:
-            raise ValueError(f"policy = {self.name!r}: it decides about requests of a server (vcsd.serve)")
+            raise ValueError(f"policy = {self.name!r}: schedules requests of a server: use it with vcsd.serve")
 
     def made(self) -> Policy:
-        """A policy of its own.
+        """Create an instance of the policy.
 
         Raises:
-            ValueError: There is no such policy, or the object is none.
+            ValueError: The name is unknown, or the object is not a policy.
         """
         if isinstance(self.policy, str):
             known = self.policies or {}
@@ -62,13 +62,13 @@ class TierSetting:
 
     @property
     def name(self) -> str:
-        """What the policy is called."""
+        """Name of the policy."""
         return self.policy if isinstance(self.policy, str) else self.made().name
 
     @contextmanager
     def attached(self, model: PreTrainedModel) -> Iterator[Tiered]:
-        """The model with its K and V in tiers until the block ends; then it is as it was."""
-        model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+        """Attach a model until the block ends, then restore it."""
+        model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
         kinds = kinds_in_tiers(model)
         tiers, policy = self.tiers, self.made()
         config = model.config.get_text_config(decoder=True)
@@ -83,44 +83,50 @@ class TierSetting:
             kv.close()
 
     def stored(self, dtype: torch.dtype, latent: bool) -> TierSetting:
-        """Tiers keep values as they are."""
+        """No effect: tiers store the model's dtype."""
         return self
 
     def check(self, shape: ModelShape) -> None:
-        """Tiers take K and V of any shape."""
+        """No effect: tiers support all shapes."""
 
-    def sized(self, shape: ModelShape, rows: int, max_tokens: int) -> TierSetting:
-        """The same for sequences of at most so many tokens."""
+    def check_capacity(self, shape: ModelShape, rows: int, max_tokens: int) -> TierSetting:
+        """Copy for sequences of at most `max_tokens` tokens."""
         return replace(self, tiers=replace(self.tiers, max_tokens=max_tokens))
 
-    def asked(self, stored: int, head_dim: int) -> dict[str, Any]:
-        """The model attends itself."""
+    def describe(self, stored: int, head_dim: int) -> dict[str, Any]:
+        """The attention is the model's own."""
         return {"attention": "the model's own"}
 
-    def unkept(self) -> AbstractContextManager[TierSetting]:
-        """Nothing of it is kept."""
+    def without_data_dir(self) -> AbstractContextManager[TierSetting]:
+        """No effect: nothing is kept after a session."""
         return nullcontext(self)
 
 
 class Tiered:
-    """A model whose K and V lie in tiers."""
+    """A model with its KV cache in tiers."""
 
     def __init__(self, kv: TieredKv, policy: str, kinds: Sequence[str]) -> None:
-        """kinds: of the model's layers."""
+        """Create a session. `kinds`: kind of each layer of the model."""
         self.kv, self.policy, self.kinds = kv, policy, kinds
 
     def report(self) -> TierReport:
-        """What has been done so far; printing it shows a table."""
+        """Report of the work so far; printing it shows a table."""
         return TierReport.of(self.kv, self.policy, self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
 class TierReport:
-    """Traffic in tiers. Bytes in whole blocks; stalls are wall time for which the model waited.
+    """Traffic between tiers. Bytes are in whole blocks; stalls are wall-clock time for which the model waited.
 
-    why: of a policy that chose another. layers: by kind; those of full attention are in tiers, the others stay with the
-    model. hit_bytes: of those read in files behind the page cache, which it held; None
-    where the kernel does not say.
+    Attributes:
+        policy: Name of the policy.
+        why: Reason of a policy that selected another one.
+        iterations: Number of forwards.
+        layers: Layers by kind; those with full attention are in tiers, the others stay with the model.
+        tiers: Limit and peak of each tier.
+        routes: Copies, bytes and stalls of each route.
+        page_cache: Limit, bytes read from buffered files, and bytes of these found in the page cache (None if the
+            kernel does not report it).
     """
 
     policy: str
@@ -133,8 +139,8 @@ class TierReport:
 
     @classmethod
     def of(cls, kv: TieredKv, policy: str, kinds: Sequence[str]) -> TierReport:
-        """Sum up. kinds: of the model's layers."""
-        with kv.alone():
+        """Build a report. `kinds`: kind of each layer of the model."""
+        with kv.exclusive():
             kv.real.settle()
             return cls._of(kv, policy, kinds)
 
@@ -173,7 +179,7 @@ class TierReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as `vcsd run --residency P -o json` prints it."""
+        """The report in the format of `vcsd run --policy P -o json`."""
         return {"residency": asdict(self)}
 
     def __rich__(self) -> Group:
@@ -188,7 +194,7 @@ class TierReport:
     def _place_table(self) -> Table:
         some, every = len(self.layers[FULL]), sum(map(len, self.layers.values()))
         of = f" of {some} of {every} layers" if some < every else ""
-        title = f"K and V{of} in tiers: {self.policy}" + (f" ({self.why})" if self.why else "")
+        title = f"KV cache{of} in tiers: {self.policy}" + (f" ({self.why})" if self.why else "")
         rows = [(each["name"], _mib(each["limit_bytes"]), _mib(each["peak_bytes"])) for each in self.tiers]
         return table(title, ("tier", "limit, MiB", "most, MiB"), rows)
 

@@ -1,4 +1,4 @@
-"""Drives by the table of transports, made of our firmware."""
+"""Drives on any transport, with this package's firmware."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from csd_link.transports.transport import DriveFactory, Make
 from csd_spec import Attention, Device, LogPage
 from vcsd.administer import read_log
 
-TRANSPORT_HELP = f"way to the drives: {', '.join(each.form for each in transports.transports().values())}"
+TRANSPORT_HELP = f"transport of the drives: {', '.join(each.form for each in transports.transports().values())}"
 
 
 def _in_process(drives: DriveSet) -> Make:
@@ -34,9 +34,11 @@ FACTORY = DriveFactory(_in_process, (sys.executable, "-m", "csd_firmware.process
 
 
 def fleet_or_count(drives: int | str, transport: str) -> tuple[int, str]:
-    """Number of drives and their transport; `ray` or `ray://HOST:PORT` in place of the number is all of a fleet's.
+    """Number of drives and their transport; `ray` or `ray://HOST:PORT` stands for all drives of a fleet.
 
-    Raises ValueError for a text that is neither or without Ray, Lost where no fleet is up.
+    Raises:
+        ValueError: Another text, or Ray is not installed.
+        Lost: No fleet is up.
     """
     if isinstance(drives, int):
         return drives, transport
@@ -49,13 +51,15 @@ def fleet_or_count(drives: int | str, transport: str) -> tuple[int, str]:
 
 
 def open_drives(drives: DriveSet) -> AbstractContextManager[list[Device]]:
-    """The drives until the block ends; see `csd_link.transports.open_drives`."""
+    """Open the drives until the block ends; see `csd_link.transports.open_drives`."""
     return transports.open_drives(drives, FACTORY)
 
 
 def check_drives(drives: DriveSet) -> None:
-    """Raise ValueError for drives that cannot be opened: the transport lacks something, or a folder holds another drive
-    or is used by another process."""
+    """Raise ValueError if drives cannot be opened.
+
+    The transport may lack something on this machine; a folder may be in use or hold another drive.
+    """
     transport = transports.transport_of(drives)
     if missing := transport.missing():
         raise ValueError(f"transport = {drives.transport}: {missing.found}: {missing.fix}")
@@ -67,10 +71,11 @@ def check_drives(drives: DriveSet) -> None:
 
 
 def methods_of(drives: DriveSet) -> list[str]:
-    """Names of the methods that a set of drives knows: those that others serve are asked for theirs.
+    """Names of the methods that all drives of a set know; served drives are asked.
 
-    Raises ValueError for a transport that there is none of, or for a methods file that fails; Lost where served drives
-    do not answer.
+    Raises:
+        ValueError: The transport is unknown, or a methods file fails.
+        Lost: A served drive does not answer.
     """
     served = transports.transport_of(drives).served(drives)
     known = [_programs(connect) for connect in served] or [list(load_methods(drives.methods))]
@@ -83,16 +88,18 @@ def _programs(connect: Connect) -> list[str]:
 
 
 def check_method(what: Attention, known: Collection[str] | None) -> None:
-    """Raise ValueError for a method that the drives do not know, or one of ours that a layout of theirs cannot serve.
+    """Raise ValueError for a method that the drives do not know, or a built-in one that their layout does not support.
 
-    known: None where drives say themselves what they know; what a layout has, they say of others' methods at the first
-    step.
+    Args:
+        what: Method and layout.
+        known: Methods of the drives; None if unknown: then the drives refuse unknown methods, and those that do not
+            support the layout, at the first step.
     """
     method, layout = what.method, what.kv_layout
     if known is not None and method not in known:
         raise ValueError(f"attention = {method!r}: the drives know {', '.join(known)}")
     if not layout.attended:
-        raise ValueError(f"layout = {layout.name!r}: is only read back and cannot be attended: use another layout")
+        raise ValueError(f"layout = {layout.name!r}: cannot be attended, only read back: use another layout")
     if method == "progressive" and not layout.coarse:
         raise ValueError(f"attention = {method!r}: layout {layout.name} has one precision, use layout progressive")
     if method in METHODS and method not in ("progressive", "dense") and not layout.keeps_rows:

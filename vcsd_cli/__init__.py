@@ -1,2 +1,1 @@
-"""The command line: one file for each group of commands. Experiments are files of eval, with a line in
-`experiments.py`."""
+"""Command line: one module per group of commands. Experiments are modules of eval, listed in `experiments.py`."""

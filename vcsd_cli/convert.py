@@ -1,4 +1,4 @@
-"""`vcsd convert`: models of other programs as folders that `--model` takes."""
+"""`vcsd model convert`: converts models of other programs to folders for `--model`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import typer
 from vcsd.progress import status
 from vcsd_cli.shared import Output, OutputOption, show
 
-convert = typer.Typer(help="Turn models of other programs into folders that --model takes.")
+convert = typer.Typer(help="Convert models of other programs to folders for --model.")
 
 
 @convert.callback()
 def root() -> None:
-    """Turn models of other programs into folders that --model takes."""
+    """Convert models of other programs to folders for --model."""
 
 
 @convert.command("gguf")
 def gguf(
-    model: Annotated[Path, typer.Argument(help="GGUF file of an architecture that transformers reads")],
-    out: Annotated[Path, typer.Argument(help="folder to write")],
+    model: Annotated[Path, typer.Argument(help="GGUF file of an architecture that transformers supports")],
+    out: Annotated[Path, typer.Argument(help="folder to create")],
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """A GGUF file, llama.cpp's format; quantized weights become the values that they stand for."""
+    """Convert a GGUF file (llama.cpp); quantized weights are dequantized."""
     with status("converting, a minute or two"):
         from vcsd.gguf import convert_gguf
 
@@ -34,14 +34,14 @@ def gguf(
 
 @convert.command("llama2c")
 def llama2c(
-    model: Annotated[Path, typer.Argument(help="llama2.c's model, such as stories260K.bin")],
-    tokenizer: Annotated[Path, typer.Argument(help="its tokenizer, such as tok512.bin")],
-    out: Annotated[Path, typer.Argument(help="folder to write")],
+    model: Annotated[Path, typer.Argument(help="llama2.c model, e.g. stories260K.bin")],
+    tokenizer: Annotated[Path, typer.Argument(help="tokenizer of the model, e.g. tok512.bin")],
+    out: Annotated[Path, typer.Argument(help="folder to create")],
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """A llama2.c model and its tokenizer."""
+    """Convert a llama2.c model and its tokenizer."""
     if out.exists():
-        raise ValueError(f"{out} exists already")
+        raise ValueError(f"{out} exists already: choose another folder")
     with status("converting"):
         from eval.model.llama2c import convert_model
 

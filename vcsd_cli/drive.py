@@ -1,4 +1,4 @@
-"""Administration of drives: what they say of themselves, format, snapshots, raw commands."""
+"""Administration of drives: identification, logs, format, snapshots, raw commands."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from vcsd_cli.guest import as_dict, findings_table
 from vcsd_cli.serve import find_created, running
 from vcsd_cli.shared import Output, OutputOption, err, print_json, show, stdout
 
-log = typer.Typer(help="Log pages of a drive that is served, was created, or was kept in a folder.")
-config = typer.Typer(help="Description files.")
+log = typer.Typer(help="Print log pages of a served or created drive, or of a drive folder.")
+config = typer.Typer(help="Validate description files and print their JSON schema.")
 
 DriveArgument = Annotated[str, typer.Argument(help="name of a drive, or a folder (see vcsd run --keep)")]
 
@@ -39,43 +39,43 @@ def _log(drive: str, page: LogPage) -> dict[str, Any]:
 
 @log.command("smart")
 def log_smart(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """Health: wear, spare blocks, data written, media errors."""
+    """Print health: wear, spare blocks, data written, media errors."""
     show(f"SMART, {drive}", _log(drive, LogPage.SMART), output)
 
 
 @log.command("wear")
 def log_wear(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """Write amplification, erase histogram, bad blocks."""
+    """Print write amplification, erase histogram and bad blocks."""
     show(f"wear, {drive}", _log(drive, LogPage.WEAR), output)
 
 
 @log.command("latency")
 def log_latency(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """Modelled times of commands since power-on."""
+    """Print simulated times of commands since power-on."""
     found = _log(drive, LogPage.LATENCY)
     _rows(f"latency, {drive}", [{"command": kind} | each for kind, each in found.items()], found, output)
 
 
 @log.command("error")
 def log_error(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """The last commands that were refused since power-on."""
+    """Print the last failed commands since power-on."""
     found = _log(drive, LogPage.ERROR)
     _rows(f"errors, {drive}", found["errors"], found, output)
 
 
 @log.command("programs")
 def log_programs(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """Device-defined programs: the methods of attention that the drive knows."""
+    """Print device-defined programs: the attention methods of the drive."""
     found = _log(drive, LogPage.PROGRAMS)
     _rows(f"programs, {drive}", found["programs"], found, output)
 
 
 def prefixes(
     drive: DriveArgument,
-    tenant: Annotated[str, typer.Option(help="whose prefixes")] = "default",
+    tenant: Annotated[str, typer.Option(help="tenant that owns the prefixes")] = "default",
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """List the models whose prompt prefixes a drive keeps (docs/prefixes.md)."""
+    """List the models whose prompt prefixes are stored in a drive (docs/prefixes.md)."""
     from vcsd.administer import read_prefixes
 
     found = read_prefixes(drive, _created, tenant)
@@ -93,7 +93,7 @@ def prefixes(
 
 
 def _rows(title: str, rows: list[dict[str, Any]], found: dict[str, Any], output: Output) -> None:
-    """Like values as a table."""
+    """Print records with equal keys as a table."""
     if output is Output.JSON:
         print_json(found)
         return
@@ -109,7 +109,7 @@ def _rows(title: str, rows: list[dict[str, Any]], found: dict[str, Any], output:
 
 
 def id_ctrl(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """What the controller says of itself, with nvme-cli's key names."""
+    """Print Identify Controller data (nvme-cli key names)."""
     from vcsd.administer import identify_controller, opened
 
     with opened(drive, _created) as device:
@@ -117,16 +117,16 @@ def id_ctrl(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
 
 
 def id_ns(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """The block namespace: its size in logical blocks, and how many hold something."""
+    """Print size and utilization of the block namespace, in logical blocks."""
     show(f"namespace, {drive}", _log(drive, LogPage.NAMESPACE), output)
 
 
 def format_drive(
     drive: DriveArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="erase without confirmation")] = False,
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Erase a drive that is not served: all sequences and blocks; wear and counters stay."""
+    """Erase all sequences and blocks of an offline drive; wear and counters are kept."""
     from csd_firmware import InProcessDevice
     from vcsd.administer import folder_of
 
@@ -139,7 +139,7 @@ def format_drive(
 
 
 def snapshot(drive: DriveArgument, folder: Annotated[Path, typer.Argument(help="new folder for the snapshot")]) -> None:
-    """Copy a drive's data and map, as its last flush left them."""
+    """Copy a drive's data and mapping, as of its last flush."""
     from vcsd.administer import folder_of
 
     _copy_drive(folder_of(drive, _created), folder)
@@ -149,7 +149,7 @@ def restore(
     snapshot: Annotated[Path, typer.Argument(help="folder of a snapshot")],
     drive: Annotated[Path, typer.Argument(help="new folder for the drive")],
 ) -> None:
-    """Make a drive in the state of a snapshot, which stays as it is."""
+    """Create a drive from a snapshot."""
     _copy_drive(snapshot, drive)
 
 
@@ -163,14 +163,14 @@ def _copy_drive(source: Path, target: Path) -> None:
 
 def io_passthru(
     drive: Annotated[str, typer.Argument(help="name of a served drive")],
-    opcode: Annotated[str, typer.Option(help="of the command, as 0xca")],
+    opcode: Annotated[str, typer.Option(help="command opcode, e.g. 0xca")],
     parameter: Annotated[list[str] | None, typer.Option("--parameter", "-p", help="next 32-bit parameter")] = None,
-    input_file: Annotated[Path | None, typer.Option(help="payload")] = None,
-    output_file: Annotated[Path | None, typer.Option(help="file for the data that comes back")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show the entry, send nothing")] = False,
+    input_file: Annotated[Path | None, typer.Option(help="payload to send")] = None,
+    output_file: Annotated[Path | None, typer.Option(help="file for the returned data")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the entry without sending it")] = False,
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Send a raw command through the administrator's window of a served drive (docs/drives.md has the opcodes)."""
+    """Send a raw command to a served drive through its admin window (opcodes: docs/drives.md)."""
     from csd_link.connect import who_serves
     from vcsd.administer import admin_window, describe_request, parse_request
 
@@ -204,15 +204,15 @@ def _number(text: str) -> int:
     try:
         return int(text, 0)
     except ValueError:
-        raise ValueError(f"{text!r} is no number: write 202 or 0xca") from None
+        raise ValueError(f"{text!r} is not a number: write 202 or 0xca") from None
 
 
 def top(
-    rounds: Annotated[int, typer.Option("-n", min=0, max=10**6, help="how often to look; 0: until interrupted")] = 0,
-    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="between two looks")] = 1.0,
+    rounds: Annotated[int, typer.Option("-n", min=0, max=10**6, help="number of updates; 0: until interrupted")] = 0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="update interval, seconds")] = 1.0,
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Served drives at work, looked at again and again; once where the output is no terminal."""
+    """Show live statistics of served drives. Prints once if stdout is not a terminal."""
     from vcsd.administer import opened, read_log
 
     def look() -> dict[str, dict[str, Any]]:
@@ -224,7 +224,7 @@ def top(
 
     before = look()
     if not before:
-        raise ValueError("no drive is served: vcsd serve begins one")
+        raise ValueError("no drive is served: start one with vcsd serve")
     if output is Output.JSON:
         print_json({"drives": before})
         return
@@ -239,7 +239,7 @@ def top(
 
 
 def _top_table(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]], seconds: float) -> Table:
-    table = Table(title="Drives at work", title_justify="left")
+    table = Table(title="Served drives", title_justify="left")
     table.add_column("drive")
     for column in ("sequences", "reads/s", "writes/s", "refused", "written, MB", "worn, %", "WAF"):
         table.add_column(column, justify="right")
@@ -259,14 +259,14 @@ def _top_table(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]
 
 
 def doctor(output: OutputOption = Output.NORMAL) -> None:
-    """For each way to a drive: ready, or what is missing and the command that fixes it. Exit code 1: not all are."""
+    """Check the requirements of each transport, and print fixes for missing ones. Exit code 1: one is not ready."""
     from vcsd.doctor import examine
 
     findings = examine()
     if output is Output.JSON:
         print_json({"ways": [as_dict(each) for each in findings]})
     else:
-        stdout().print(findings_table("Ways to a drive", findings))
+        stdout().print(findings_table("Transports", findings))
     if not all(each.ok for each in findings):
         sys.exit(1)
 
@@ -276,7 +276,7 @@ def config_validate(
     file: Annotated[Path, typer.Argument(help="description of a drive, or list of drives to serve")],
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Check a description file; says what is in it."""
+    """Validate a description file and print a summary."""
     from nvmevirt_config import load_config, load_drive
     from nvmevirt_config.document import read_yaml
 
@@ -289,18 +289,18 @@ def config_validate(
     show(f"{file} is valid", {"valid": True} | found, output)
 
 
-class Described(StrEnum):
-    """What a file can describe."""
+class DescriptionKind(StrEnum):
+    """Kinds of description files."""
 
     DRIVE = "drive"
     DRIVES = "drives"
 
 
 @config.command("schema")
-def config_schema(what: Annotated[Described, typer.Argument(help="one drive, or drives to serve")]) -> None:
-    """The JSON schema of a description file: its fields, their types and ranges."""
+def config_schema(what: Annotated[DescriptionKind, typer.Argument(help="one drive, or drives to serve")]) -> None:
+    """Print the JSON schema of a description file."""
     from csd_spec import DriveSpec
     from csd_spec.checked import adapter
     from nvmevirt_config.serve_config import ServeFile
 
-    print(json.dumps(adapter(DriveSpec if what is Described.DRIVE else ServeFile).json_schema(), indent=1))
+    print(json.dumps(adapter(DriveSpec if what is DescriptionKind.DRIVE else ServeFile).json_schema(), indent=1))

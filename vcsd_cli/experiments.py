@@ -1,4 +1,4 @@
-"""`vcsd bench` and `vcsd eval`: a line for each experiment, a module with a function `experiment`."""
+"""Experiments of `vcsd bench` and `vcsd eval`: module of each, with a function `experiment`."""
 
 BENCH = {
     "decode": "eval.bench.decode",

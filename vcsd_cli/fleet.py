@@ -107,7 +107,7 @@ def status(address: AddressOption = "", output: OutputOption = Output.NORMAL) ->
 
 @fleet.command()
 def drain(drive: Annotated[str, typer.Argument(help="name of the drive")], address: AddressOption = "") -> None:
-    """Mark a drive as draining: new hosts do not use it, hosts with redundancy fill another drive and leave it."""
+    """Mark a drive as draining: new hosts do not use it, hosts with redundancy move to another drive."""
     cluster = _cluster(address)
     member = _table(cluster).find(drive)
     mark_draining(cluster, member)
@@ -116,7 +116,7 @@ def drain(drive: Annotated[str, typer.Argument(help="name of the drive")], addre
 
 @fleet.command()
 def down(address: AddressOption = "") -> None:
-    """End the fleet: its drives, their flash and, for a local one, its Ray."""
+    """Stop the fleet: its drives, their flash and, for a local fleet, its Ray."""
     from fleet.cluster import end
     from fleet.local import stop_local
     from vcsd.progress import status as showing
@@ -125,7 +125,7 @@ def down(address: AddressOption = "") -> None:
     with showing("stopping drives"):
         try:
             cluster = _cluster(address)
-            _table(cluster)  # one clear line if no fleet is up, before Ray is imported
+            _table(cluster)  # a clear error if no fleet is up, before Ray is imported
             end(cluster)
         except (Lost, ConnectionError, ValueError):
             if not is_local:
@@ -137,7 +137,7 @@ def down(address: AddressOption = "") -> None:
 
 @fleet.command()
 def metrics(
-    at: Annotated[str, typer.Argument(metavar="HOST:PORT", help="where Prometheus finds /metrics")] = "127.0.0.1:9465",
+    at: Annotated[str, typer.Argument(metavar="HOST:PORT", help="address for Prometheus")] = "127.0.0.1:9465",
     address: AddressOption = "",
 ) -> None:
     """Serve metrics of the fleet until interrupted: drives by state, restarts, generations."""

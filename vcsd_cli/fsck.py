@@ -1,4 +1,4 @@
-"""`vcsd fsck`: check the folder of a drive, and mend it."""
+"""`vcsd fsck`: checks and repairs the folder of a drive."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rich.table import Table
 
 from vcsd_cli.shared import Output, OutputOption, print_json, stdout
 
-MENDED, LOST = 1, 4  # exit codes, as e2fsck has them
+REPAIRED, LOST = 1, 4  # exit codes, as of e2fsck
 
 
 def fsck(
     drive: Annotated[str, typer.Argument(help="name of a drive, or a folder (see vcsd run --keep)")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what is wrong and change nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="report errors without changing anything")] = False,
     drive_file: Annotated[
-        Path | None, typer.Option("--drive", help="YAML description, should the drive's own be lost")
+        Path | None, typer.Option("--drive", help="YAML description, if the drive's own is unreadable")
     ] = None,
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Check a drive that is not served, and mend what can be; what is changed is kept beside it.
+    """Check an offline drive and repair it. Overwritten bytes are saved in `fsck-N/` in its folder.
 
-    The exit code is 0 where nothing was wrong, 1 where all of it could be mended, 4 where data is lost.
+    Exit code: 0 = no errors, 1 = all errors repaired, 4 = data was lost.
     """
     from csd_firmware.fsck import fsck as check
     from nvmevirt_config import load_drive
@@ -38,13 +38,13 @@ def fsck(
         print_json({"folder": str(folder), "dry_run": dry_run} | report.to_dict())
     elif report.findings:
         table = Table(title=f"fsck, {folder}", title_justify="left")
-        for column in ("where", "what", "what became of it"):
+        for column in ("where", "what", "result"):
             table.add_column(column)
         for finding in report.findings:
             table.add_row(*finding.values())
         stdout().print(table)
         if report.kept:
-            stdout().print(f"what was there before: {report.kept}")
+            stdout().print(f"overwritten bytes are saved in {report.kept}")
     else:
         stdout().print(f"{folder}: clean")
-    raise typer.Exit(LOST if report.lost else MENDED if report.findings else 0)
+    raise typer.Exit(LOST if report.lost else REPAIRED if report.findings else 0)

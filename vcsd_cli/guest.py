@@ -1,4 +1,4 @@
-"""`vcsd guest run`, `vcsd nvmevirt check|load|unload`: a drive behind Linux's NVMe driver."""
+"""`vcsd guest run`, `vcsd nvmevirt check|load|unload`: drives under the Linux NVMe driver."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from nvmevirt_config.module import Reservation, check, load, unload
 from vcsd.progress import status
 from vcsd_cli.shared import Output, OutputOption, err, print_json, show, stdout
 
-guest = typer.Typer(help="A virtual machine whose NVMe driver finds our drive.")
-nvmevirt = typer.Typer(help="NVMeVirt on this machine: what it needs, loading it, unloading it.")
+guest = typer.Typer(help="Run drives under the Linux NVMe driver in a QEMU guest.")
+nvmevirt = typer.Typer(help="Check, load and unload the NVMeVirt kernel module.")
 
-MAX_PROMPT = 32768  # what the guest makes up fits its memory
+MAX_PROMPT = 32768  # the random prompt fits in the guest's memory
 
 
 class Accelerator(StrEnum):
-    """How QEMU runs the guest's instructions."""
+    """QEMU accelerator."""
 
     AUTO = "auto"
     KVM = "kvm"
@@ -33,7 +33,7 @@ class Accelerator(StrEnum):
 
 
 class Fabric(StrEnum):
-    """How the guest connects to drives on the machine outside."""
+    """Transport from the guest to drives outside of it."""
 
     TCP = "tcp"
 
@@ -41,29 +41,29 @@ class Fabric(StrEnum):
 @guest.command("run")
 def guest_run(
     drives: Annotated[int, typer.Option(min=1, max=4, help="drives, one window each on the same device")] = 2,
-    tokens: Annotated[int, typer.Option(min=1, max=512, help="decode steps of the shipped model's shape")] = 16,
-    prompt: Annotated[int, typer.Option(min=1, max=MAX_PROMPT, help="tokens that are stored first")] = 128,
+    tokens: Annotated[int, typer.Option(min=1, max=512, help="decode steps, with the bundled model's shape")] = 16,
+    prompt: Annotated[int, typer.Option(min=1, max=MAX_PROMPT, help="tokens stored before the first step")] = 128,
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None,
     module: Annotated[Path | None, typer.Option(help="NVMeVirt's nvmev.ko, built for the guest's kernel")] = None,
-    layers: Annotated[Path | None, typer.Option(help="q, k, v (.npz) to store past the kernel (default: some)")] = None,
+    layers: Annotated[Path | None, typer.Option(help="q, k, v (.npz) for NVMe passthrough (default: random)")] = None,
     fabric: Annotated[
-        Fabric | None, typer.Option(help="connect to drives that listen outside, by Linux's initiator (default: none)")
+        Fabric | None, typer.Option(help="connect by NVMe/TCP to drives outside of the guest (default: no)")
     ] = None,
-    accelerator: Annotated[Accelerator, typer.Option(help="auto takes kvm where that works")] = Accelerator.AUTO,
-    console: Annotated[Path | None, typer.Option(help="file for all that the guest says")] = None,
-    timeout_s: Annotated[float | None, typer.Option(min=1, max=86400, help="for it (default: by the work)")] = None,
+    accelerator: Annotated[Accelerator, typer.Option(help="QEMU accelerator (auto: kvm or tcg)")] = Accelerator.AUTO,
+    console: Annotated[Path | None, typer.Option(help="file for the guest's console output")] = None,
+    timeout_s: Annotated[float | None, typer.Option(min=1, max=86400, help="time limit, s (default: by work)")] = None,
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Boot a Linux whose NVMe driver finds the drives, decode inside, and compare with decoding in this process."""
+    """Decode in a guest VM through its NVMe driver, and compare with a decode in this process."""
     from host_driver.passthrough import Layers
-    from vcsd.guest import MADE_UP, GuestRun, run_guest
+    from vcsd.guest import MADE_UP, GuestDecodeTest, run_guest
     from vcsd.guest_fabric import run_guest_over_fabric
 
     if fabric and (module or layers):
-        raise ValueError("--fabric tcp: the machine has no NVMe drive then, so leave --module and --layers out")
+        raise ValueError("--fabric tcp: the guest has no NVMe drive: remove --module and --layers")
 
     wanted = DriveSet(count=drives, spec=load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH)
-    run = GuestRun(
+    run = GuestDecodeTest(
         drives=wanted,
         prompt=prompt,
         tokens=tokens,
@@ -73,25 +73,21 @@ def guest_run(
         timeout_s=timeout_s,
         console=console,
     )
-    with status("guest machine"):
+    with status("guest VM"):
         result = run_guest_over_fabric(run) if fabric else run_guest(run)
     if output is Output.JSON:
         print_json(result)
     else:
-        flat = result | {f"past the kernel: {key}": value for key, value in result.get("passthrough", {}).items()}
+        flat = result | {f"passthrough: {key}": value for key, value in result.get("passthrough", {}).items()}
         flat |= {f"id-ctrl {key}": value for key, value in result["id_ctrl"].items()}
-        show("guest machine", {key: value for key, value in flat.items() if not isinstance(value, dict)}, output)
+        show("guest VM", {key: value for key, value in flat.items() if not isinstance(value, dict)}, output)
     if not result["equal"]:
         sys.exit(1)
 
 
-MAX_MIB = 1 << 26  # 64 TiB, of any machine's memory
-StartOption = Annotated[
-    int, typer.Option("--start", min=1, max=MAX_MIB, help="MiB of memory at which the reservation begins")
-]
-SizeOption = Annotated[
-    int, typer.Option("--size", min=2, max=MAX_MIB, help="MiB reserved, the first is the controller's")
-]
+MAX_MIB = 1 << 26  # 64 TiB, more than any machine's memory
+StartOption = Annotated[int, typer.Option("--start", min=1, max=MAX_MIB, help="start of the reserved memory, MiB")]
+SizeOption = Annotated[int, typer.Option("--size", min=2, max=MAX_MIB, help="size of the reserved memory, MiB")]
 CpusOption = Annotated[str, typer.Option("--cpus", help="cores of NVMeVirt: dispatcher, then workers")]
 
 
@@ -99,7 +95,7 @@ def _reservation(start: int, size: int, cpus: str) -> Reservation:
     try:
         cores = tuple(map(int, cpus.split(",")))
     except ValueError:
-        raise ValueError(f"--cpus {cpus}: numbers with commas, as in 1,2") from None
+        raise ValueError(f"--cpus {cpus}: must be numbers with commas, such as 1,2") from None
     return Reservation(start_bytes=start << 20, size_bytes=size << 20, cpus=cores)
 
 
@@ -107,7 +103,7 @@ def _reservation(start: int, size: int, cpus: str) -> Reservation:
 def nvmevirt_check(
     start: StartOption = 1024, size: SizeOption = 256, cpus: CpusOption = "1,2", output: OutputOption = Output.NORMAL
 ) -> None:
-    """Whether memory and cores are reserved and the module is loaded, and what to do where not."""
+    """Check that memory and cores are reserved and the module is loaded; print fixes."""
     reservation = _reservation(start, size, cpus)
     findings = check(reservation)
     if output is Output.JSON:
@@ -127,12 +123,12 @@ def nvmevirt_check(
 
 
 def as_dict(finding: Finding) -> dict[str, str | bool]:
-    """A finding for programs."""
+    """A finding for JSON output."""
     return {"what": finding.what, "ok": finding.ok, "found": finding.found, "fix": "" if finding.ok else finding.fix}
 
 
 def findings_table(title: str, findings: list[Finding]) -> Table:
-    """Findings for people, with what to do about those that are not so."""
+    """A table of findings, with fixes for failed ones."""
     table = Table(title=title, title_justify="left")
     for column in ("what", "ok", "found", "what to do"):
         table.add_column(column)
@@ -143,19 +139,19 @@ def findings_table(title: str, findings: list[Finding]) -> Table:
 
 @nvmevirt.command("load")
 def nvmevirt_load(
-    module: Annotated[Path, typer.Option(help="nvmev.ko, built after NVMeVirt's own README")],
+    module: Annotated[Path, typer.Option(help="nvmev.ko, built as in NVMeVirt's README")],
     start: StartOption = 1024,
     size: SizeOption = 256,
     cpus: CpusOption = "1,2",
 ) -> None:
-    """Insert NVMeVirt's module on the reserved memory."""
+    """Load the NVMeVirt module on the reserved memory."""
     reservation = _reservation(start, size, cpus)
     load(module, reservation)
     where = f"--window /dev/mem at byte {reservation.storage_start_bytes:#x}"
-    err.print(f"{module.name} is loaded; its namespace lies in physical memory ({where}), see docs/drives.md")
+    err.print(f"{module.name} is loaded; its namespace is in physical memory ({where}), see docs/drives.md")
 
 
 @nvmevirt.command("unload")
 def nvmevirt_unload() -> None:
-    """Remove NVMeVirt's module."""
+    """Unload the NVMeVirt module."""
     unload()

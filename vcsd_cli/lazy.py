@@ -1,4 +1,4 @@
-"""Commands that are imported when they are asked for, so that help and the quick ones need no compiler and no torch."""
+"""Commands that are imported on use, so that help and quick commands need neither compiler nor torch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vcsd_cli.strict import StrictCommand
 
 _NEXT_STATEMENT = re.compile(r"\n(?=[^\s)])")
 
-EXPERIMENT = "experiment"  # the function of a module that is one
+EXPERIMENT = "experiment"  # name of the function of an experiment's module
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are known by their places: `module:attribute`, or `module` for an experiment.
+    """A group whose commands are given by location: `module:attribute`, or `module` for an experiment.
 
     An attribute is a function or a `typer.Typer`.
     """
@@ -40,7 +40,7 @@ class LazyGroup(TyperGroup):
         return list(self.places)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Of a command that is not imported yet only its name and what it is for."""
+        """A placeholder with name and help text for a command that is not imported yet."""
         place = self.places.get(cmd_name)
         return TyperCommand(cmd_name, help=_help(*_parse(place))) if isinstance(place, str) else place
 
@@ -49,12 +49,12 @@ class LazyGroup(TyperGroup):
         return name, self.load(name or ""), rest
 
     def load(self, name: str) -> Any:
-        """A command of this group, imported."""
+        """Import a command of this group."""
         place = self.places[name]
         return _load(name, place) if isinstance(place, str) else place
 
     def leaves(self) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """Every command below this group, imported, with the words that name it."""
+        """Import every command below this group; yields its words and the command."""
         for name in self.places:
             command = self.load(name)
             if isinstance(command, LazyGroup):
@@ -71,7 +71,7 @@ def _parse(place: str) -> tuple[str, str]:
 
 
 def _load(name: str | None, place: str) -> Any:
-    """The command at a place."""
+    """Import the command at a location."""
     module, attribute = _parse(place)
     with importing():
         found = getattr(importlib.import_module(module), attribute)
@@ -85,7 +85,7 @@ def _load(name: str | None, place: str) -> Any:
 
 
 def _help(module: str, attribute: str) -> str | None:
-    """What a function's docstring or a Typer's help says, by reading the source: only its own statement is parsed."""
+    """Docstring of a function or help text of a Typer, read from the source: only its own statement is parsed."""
     spec = find_spec(module)
     assert spec and spec.origin, module
     source = Path(spec.origin).read_text(encoding="utf-8")
@@ -101,9 +101,9 @@ def _help(module: str, attribute: str) -> str | None:
 
 
 def as_command(function: Callable[..., Any]) -> Callable[..., None]:
-    """A function as typer takes it: an argument that is a dataclass becomes an option for each of its fields.
+    """Convert a function for typer: an argument that is a dataclass becomes an option for each of its fields.
 
-    Where it returns an `Outcome` that is shown, as -o says; the exit code is 1 for one that failed.
+    If it returns an `Outcome`, that is printed in the format of -o; the exit code is 1 if it failed.
     """
     hints = get_type_hints(function, include_extras=True)
     arguments = signature(function).parameters.values()
@@ -142,7 +142,7 @@ def _options_of(kind: Any) -> list[Parameter]:
 
 
 def _names(option: Parameter) -> tuple[str, ...]:
-    """What an option is called on the command line, where that is said."""
+    """Names of an option on the command line, if they are declared."""
     (said,) = getattr(option.annotation, "__metadata__", None) or (None,)
     return (said.default, *(said.param_decls or ())) if said else ()
 

@@ -1,4 +1,4 @@
-"""The command line. Results go to stdout, everything else to stderr."""
+"""Entry point of the command line. Results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import vcsd
 from vcsd_cli.experiments import BENCH, EVAL
 from vcsd_cli.lazy import LazyGroup
 
-INTERRUPTED = 130  # typer makes an interrupt an exit with this code
-GRACE_S = 1.2  # from Ctrl-C until a command that has not ended by then is ended
+INTERRUPTED = 130  # exit code of typer after an interrupt
+GRACE_S = 1.2  # time from Ctrl-C until the process is ended
 
 root = typer.Typer(add_completion=False)
 
@@ -32,7 +32,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
-    """Options of all commands."""
+    """Options common to all commands."""
 
 
 app = LazyGroup(
@@ -71,7 +71,7 @@ app = LazyGroup(
 
 
 def _interrupt(*_: object) -> NoReturn:
-    """Raise KeyboardInterrupt; end the process soon, should that get lost in a compiled call or take long."""
+    """Raise KeyboardInterrupt; end the process if that is lost in a compiled call or takes too long."""
     global _interrupted
     if not _interrupted:
         last = threading.Timer(GRACE_S, _leave)
@@ -90,7 +90,7 @@ def _leave() -> None:
 
 
 def main() -> None:
-    """Run a command; an error is one line on stderr and a non-zero exit."""
+    """Run a command; an error is one line on stderr and a non-zero exit code."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:
         _run()
@@ -110,9 +110,9 @@ def _run() -> NoReturn:
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except Exception as error:
-        if _interrupted:  # raised by a compiled call or a library in place of KeyboardInterrupt
+        if _interrupted:  # raised by a compiled call or a library instead of KeyboardInterrupt
             sys.exit(_say_interrupted())
-        from csd_spec import DeviceError  # numpy and pydantic come with it, which help does not need
+        from csd_spec import DeviceError  # imports numpy and pydantic, which help does not need
 
         if not isinstance(error, ValueError | OSError | DeviceError):
             raise

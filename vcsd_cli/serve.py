@@ -1,4 +1,4 @@
-"""`vcsd serve`, `create`, `list`, `delete`: drives with a process of their own."""
+"""`vcsd serve`, `create`, `list`, `delete`: drives in their own processes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from csd_link.served_drive import ADMIN, DEFAULT, ServedDrive, ServedDrives
 from csd_spec.checked import adapter
 from nvmevirt_config import load_config
 from nvmevirt_config.serve_config import Entry, ServeFile, load_hosts
-from vcsd.options import Hosting, LayoutsFile, MethodsFile
+from vcsd.options import HostingOptions, LayoutsFile, MethodsFile
 from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
 
 def home() -> Path:
-    """Folder of the drives that `vcsd create` made: $VCSD_HOME, or ~/.local/share/vcsd."""
+    """Folder of created drives: $VCSD_HOME, or ~/.local/share/vcsd."""
     return Path(os.environ.get("VCSD_HOME") or Path.home() / ".local/share/vcsd")
 
 
@@ -40,7 +40,7 @@ def created() -> dict[str, Path]:
 
 
 def find_created(name: str) -> Path:
-    """A created drive's description file; raises ValueError where there is none."""
+    """Description file of a created drive; raises ValueError for an unknown name."""
     drives = created()
     if name not in drives:
         raise ValueError(
@@ -50,31 +50,31 @@ def find_created(name: str) -> Path:
 
 
 WHAT_HELP = "config file, or names of created drives (default: all of them)"
-RESTART_HELP = "restart a drive that was killed (default: yes, or as the file says)"
+RESTART_HELP = "restart a drive process that dies (default: yes, or as in the config file)"
 READY_HELP = "file descriptor to which READY=1 is written when all drives answer"
 LISTEN_HELP = "address for NVMe/TCP hosts, HOST:PORT; each drive takes the next port"
-REMOTE_HELP = "let --listen take an address that other machines reach; needs --hosts (names, not proofs) or --tls-ca"
-HOSTS_HELP = "YAML file of the NVMe/TCP hosts that may connect, and their tenants (docs/nvme.md); others are refused"
-TLS_HELP = "certificate of the drives, PEM: NVMe/TCP connections have TLS 1.3 (docs/nvme.md); needs --tls-key"
+REMOTE_HELP = "allow an address for --listen that other machines reach; needs --hosts (not a proof) or --tls-ca"
+HOSTS_HELP = "YAML file of the allowed NVMe/TCP hosts and their tenants (docs/nvme.md); others are refused"
+TLS_HELP = "certificate of the drives, PEM: enables TLS 1.3 for NVMe/TCP (docs/nvme.md); needs --tls-key"
 KEY_HELP = "private key of --tls-cert, PEM, not encrypted"
-CA_HELP = "certificates that those of hosts must be signed by, PEM; without it hosts need none"
-METRICS_HELP = "address at which Prometheus finds /metrics of the drives (docs/operations.md)"
-WINDOW_HELP = "file or device in which the windows lie, one after the other"
+CA_HELP = "CA certificates of hosts, PEM; without it hosts need no certificate"
+METRICS_HELP = "address for Prometheus metrics of the drives (docs/operations.md)"
+WINDOW_HELP = "file or device that holds the windows, one after another"
 
 
 class LogFormat(StrEnum):
-    """How events are written."""
+    """Format of events."""
 
     TEXT = "text"
     JSON = "json"
 
 
 def serve(
-    hosting: Hosting,
+    hosting: HostingOptions,
     what: Annotated[list[str] | None, typer.Argument(help=WHAT_HELP)] = None,
     restart: Annotated[bool | None, typer.Option("--restart/--no-restart", help=RESTART_HELP)] = None,
     window: Annotated[Path | None, typer.Option(help=WINDOW_HELP)] = None,
-    mount: Annotated[Path | None, typer.Option(help="folder in which each drive is mounted under its name")] = None,
+    mount: Annotated[Path | None, typer.Option(help="folder; each drive is mounted there under its name")] = None,
     listen: Annotated[str | None, typer.Option(help=LISTEN_HELP, metavar="HOST:PORT")] = None,
     listen_remote: Annotated[bool, typer.Option("--listen-remote", help=REMOTE_HELP)] = False,
     hosts: Annotated[Path | None, typer.Option(help=HOSTS_HELP)] = None,
@@ -85,21 +85,21 @@ def serve(
     layouts: LayoutsFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print errors only")] = False,
     metrics: Annotated[str | None, typer.Option(help=METRICS_HELP, metavar="HOST:PORT")] = None,
-    log_format: Annotated[LogFormat, typer.Option(help="of events on stderr")] = LogFormat.TEXT,
+    log_format: Annotated[LogFormat, typer.Option(help="format of events on stderr")] = LogFormat.TEXT,
     ready_fd: Annotated[int | None, typer.Option(min=1, max=1 << 16, help=READY_HELP)] = None,
 ) -> None:
-    """Serve drives, each in a process of its own, until interrupted.
+    """Serve drives, one process per drive, until interrupted.
 
-    A drive is printed when it answers. Under systemd, the service is ready when all drives answer (Type=notify).
+    A line is printed when a drive answers. Under systemd, the service is ready when all drives answer (Type=notify).
     """
     from attention_engine import load_methods
     from csd_firmware.process.events import emit, set_format
     from csd_firmware.process.supervisor import Supervisor, print_to_stderr
     from csd_link.connect import who_serves
 
-    load_methods(methods)  # what is wrong with it is said here, not by every drive
+    load_methods(methods)  # reports errors once, here, instead of in every drive
     asked = {"restarts": restart, "methods": methods and methods.absolute(), "layouts": layouts and layouts.absolute()}
-    drives = _placed(_config(what or []), asked, hosting, window, mount)
+    drives = _apply_options(_config(what or []), asked, hosting, window, mount)
     tls = _credentials(tls_cert, tls_key, tls_ca)
     for given, option in ((hosts, "--hosts"), (tls, "--tls-cert")):
         if given and not listen:
@@ -110,7 +110,7 @@ def serve(
         drives = tuple(replace(drive, listen=at) for drive in drives)
     for drive in drives:
         if who_serves(drive.name):
-            raise ValueError(f"drive {drive.name} is served already")
+            raise ValueError(f"drive {drive.name} is served already: stop the other vcsd serve first")
     _check_open(ready_fd)
 
     def started(drive: ServedDrive | None) -> None:
@@ -131,7 +131,7 @@ def serve(
 
 
 def _check_open(ready_fd: int | None) -> None:
-    """Raise ValueError for a descriptor that is not open."""
+    """Raise ValueError if a file descriptor is not open."""
     if ready_fd is not None:
         try:
             os.fstat(ready_fd)
@@ -141,9 +141,10 @@ def _check_open(ready_fd: int | None) -> None:
 
 @contextmanager
 def _metrics(address: str | None, names: list[str]) -> Iterator[None]:
-    """Serve the drives' metrics from a process of their own for the time of a block: the supervisor has no threads.
+    """Serve the drives' metrics from a separate process while the block runs: the supervisor has no threads.
 
-    Raises ValueError or OSError for an address that cannot be used.
+    Raises:
+        ValueError, OSError: The address cannot be used.
     """
     if address is None:
         yield
@@ -157,7 +158,7 @@ def _metrics(address: str | None, names: list[str]) -> Iterator[None]:
         assert process.stdout
         said = process.stdout.readline().strip()
         if said != "ready":
-            raise OSError(said or "metrics: their process has ended")
+            raise OSError(said or "metrics: their process exited without a reason")
         yield
     finally:
         process.kill()
@@ -165,7 +166,7 @@ def _metrics(address: str | None, names: list[str]) -> Iterator[None]:
 
 
 def _credentials(cert: Path | None, key: Path | None, ca: Path | None) -> Credentials | None:
-    """Files of TLS, which are there and fit together; raises ValueError, TlsError."""
+    """TLS files, checked to exist and to match; raises ValueError or TlsError."""
     if not cert and not key and not ca:
         return None
     if not cert or not key:
@@ -176,14 +177,14 @@ def _credentials(cert: Path | None, key: Path | None, ca: Path | None) -> Creden
 
 
 def _heard_at(drive: ServedDrive) -> str:
-    """Where NVMe/TCP hosts find a drive, as words."""
+    """NVMe/TCP address of a drive, as text."""
     if not drive.listen:
         return ""
     return f", NVMe/TCP {drive.listen.host}:{drive.listen.port_of(drive.name)} {nqn_of(drive.name)}"
 
 
 def _notify(ready_fd: int | None) -> None:
-    """Write a line to a descriptor and a datagram to systemd's socket, where these are given: all drives answer."""
+    """Report that all drives answer: a line to the descriptor, a datagram to systemd's socket, if given."""
     with suppress(OSError):
         if ready_fd is not None:
             os.write(ready_fd, b"READY=1\n")
@@ -197,26 +198,26 @@ def _notify(ready_fd: int | None) -> None:
 def _config(what: list[str]) -> ServedDrives:
     files = [word for word in what if word.endswith((".yaml", ".yml"))]
     if files and len(what) > 1:
-        raise ValueError("serve takes one config file, or names of drives")
+        raise ValueError("serve takes one config file, or names of drives, not both")
     if files:
         return load_config(Path(files[0]))
     names = what or list(created())
     if not names:
-        raise ValueError("there is no drive: vcsd create NAME makes one, or name a config file")
+        raise ValueError("there is no drive: create one with vcsd create NAME, or name a config file")
     return ServedDrives(tuple(drive for name in names for drive in load_config(find_created(name)).drives))
 
 
-def _placed(
-    config: ServedDrives, asked: dict[str, Any], hosting: Hosting, window: Path | None, mount: Path | None
+def _apply_options(
+    config: ServedDrives, asked: dict[str, Any], hosting: HostingOptions, window: Path | None, mount: Path | None
 ) -> tuple[ServedDrive, ...]:
-    """The drives with what the options ask for; asked: fields of a drive, None where the file decides."""
+    """The drives with the options applied. `asked`: fields of a drive, None if the config file decides."""
     from csd_link.medium import make_window_file
     from csd_link.window import BLOCK_BYTES
 
     placed, at, count = [], 0, len(config.drives)
     for drive in config.drives:
         drive = replace(drive, **{name: value for name, value in asked.items() if value is not None})
-        drive = replace(drive, **hosting.over(drive, count))
+        drive = replace(drive, **hosting.override(drive, count))
         drive = replace(drive, **drive.hosted(count))
         if window:
             drive = replace(drive, device=window, offset_bytes=at)
@@ -230,7 +231,7 @@ def _placed(
 
 
 def running() -> list[str]:
-    """Names of the drives that are served at present."""
+    """Names of served drives."""
     from csd_link.connect import who_serves
 
     names = (path.parent.name for path in run_dir().glob(f"*/{window_path('x', ADMIN).name}"))
@@ -238,15 +239,15 @@ def running() -> list[str]:
 
 
 def create(
-    hosting: Hosting,
+    hosting: HostingOptions,
     name: Annotated[str, typer.Argument(help="name of the drive")],
     drive: Annotated[str | None, typer.Option(help="preset, or YAML description (default: the paper's drive)")] = None,
-    tenant: Annotated[list[str] | None, typer.Option(help="who may use it, once for each (default: default)")] = None,
+    tenant: Annotated[list[str] | None, typer.Option(help="tenant with access; repeatable (default: default)")] = None,
     namespace_mib: Annotated[
-        int | None, typer.Option(min=1, max=1 << 24, help="size of its block namespace (default: a quarter, or 4096)")
+        int | None, typer.Option(min=1, max=1 << 24, help="block namespace, MiB (default: a quarter, at most 4096)")
     ] = None,
 ) -> None:
-    """Make a drive whose flash lies in files; `vcsd serve` begins to serve it."""
+    """Create a file-backed drive. Start it with `vcsd serve NAME`."""
     from csd_firmware.folder import describe
     from vcsd.administer import size_namespace
 
@@ -273,11 +274,11 @@ def create(
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    err.print(f"{folder}: made; vcsd serve {name} serves it")
+    err.print(f"{folder}: created; start it with vcsd serve {name}")
 
 
 def list_drives(output: OutputOption = Output.NORMAL) -> None:
-    """Drives that were created, and those that are served."""
+    """List created and served drives."""
     made = {name: str(file.parent) for name, file in created().items()}
     windows = {name: _window(drive_dir(name)) for name in running()}
     rows = [

@@ -1,4 +1,4 @@
-"""What commands have in common: options and how results are printed."""
+"""Common options of commands, and printing of results."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ __all__ = [
     "stdout",
 ]
 
-ATTENTION_HELP = "how drives attend: dense, sparf, or another method of attention_engine (see docs/methods.md)"
+ATTENTION_HELP = "attention method: dense, sparf or another one (see docs/methods.md)"
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Nothing is collected meanwhile: what is imported stays, and looking for garbage in it would take a tenth of the
-    time."""
+    """Disable the garbage collector during imports: it would take a tenth of the time and free nothing."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -46,20 +45,20 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-WIDEST = 10_000  # characters of a table
+WIDEST = 10_000  # limit of a table's width, characters
 
 
 class Results(Console):
     """Standard output for results.
 
-    No figure of a table is cut. Without a terminal tables are tab-separated, and lines are not wrapped.
+    No figure of a table is cut. Without a terminal, tables are tab-separated and lines are not wrapped.
     """
 
     def print(self, *objects: Any, **given: Any) -> None:
         for each in chain.from_iterable(map(parts, objects)):
             if not isinstance(each, Table):
                 super().print(each, soft_wrap=not self.is_terminal, **given)
-            elif self.is_terminal:  # which wraps lines that are too long; Rich would cut figures
+            elif self.is_terminal:  # the terminal wraps lines that are too long; Rich would cut figures
                 width = self.width
                 least = Measurement.get(self, self.options.update(width=WIDEST), each).minimum
                 self.width = max(width, least + len(each.columns))  # Rich rounds widths of columns down
@@ -75,19 +74,19 @@ def stdout() -> Console:
 
 
 class Output(StrEnum):
-    """How a result is printed."""
+    """Format of a result."""
 
     NORMAL = "normal"
     JSON = "json"
 
 
-_OUTPUT_HELP = "normal: for people; json: for programs"
+_OUTPUT_HELP = "output format: table (normal) or json"
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help=_OUTPUT_HELP)]
-OutputLetterOption = Annotated[Output, typer.Option("-o", help=_OUTPUT_HELP)]  # where --output says something else
+OutputLetterOption = Annotated[Output, typer.Option("-o", help=_OUTPUT_HELP)]  # if --output has another meaning
 
 
 def show(title: str, result: dict[str, Any], output: Output) -> None:
-    """A flat result as a table or as json."""
+    """Print a flat result as a table or as JSON."""
     if output is Output.JSON:
         print_json(result)
     else:
@@ -95,5 +94,5 @@ def show(title: str, result: dict[str, Any], output: Output) -> None:
 
 
 def print_json(result: object) -> None:
-    """A result for programs."""
+    """Print a result as JSON."""
     print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""Options of K and V in tiers."""
+"""Options of a KV cache in tiers."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
 MAX_MIB = float(1 << 30)
 IN_STORAGE = "in-storage"
 _NAMES = ", ".join(filter(moves_blocks, POLICIES))
-_HELP = f"policy that moves K and V: {_NAMES}, or FILE:NAME (default: {IN_STORAGE}, in drives)"
+_HELP = f"placement policy: {_NAMES}, or FILE:NAME (default: {IN_STORAGE}, in drives)"
 
 
 @dataclass(frozen=True, slots=True)
-class InTiers:
-    """Where K and V lie, instead of in drives."""
+class TierOptions:
+    """Options of a KV cache in tiers instead of drives."""
 
     policy: Annotated[str | None, typer.Option(help=_HELP)] = None
     device_mib: Annotated[
-        float | None, typer.Option(min=0, max=MAX_MIB, help="of K and V on the model's device (default: any)")
+        float | None, typer.Option(min=0, max=MAX_MIB, help="KV cache on the model's device, MiB (default: unlimited)")
     ] = None
     host_mib: Annotated[
-        float | None, typer.Option(min=0, max=MAX_MIB, help="of K and V in host memory (default: any)")
+        float | None, typer.Option(min=0, max=MAX_MIB, help="KV cache in host memory, MiB (default: unlimited)")
     ] = None
     page_cache_mib: Annotated[
         float | None,
-        typer.Option(min=0, max=MAX_MIB, help="of files that the kernel keeps (default: what is left)"),
+        typer.Option(min=0, max=MAX_MIB, help="page cache for files, MiB (default: free memory)"),
     ] = None
     files: Annotated[
-        Path | None, typer.Option(help="folder, block or NVMe character device (default: of temporary files)")
+        Path | None, typer.Option(help="folder, block or NVMe character device (default: temporary folder)")
     ] = None
-    policies: Annotated[Path | None, typer.Option(help="Python file with policies of your own")] = None
-    force: Annotated[bool, typer.Option("--force", help="write to a device that holds something")] = False
-    residency: Annotated[str | None, typer.Option(hidden=True, help="former name of --policy")] = None
+    policies: Annotated[Path | None, typer.Option(help="Python file with custom policies")] = None
+    force: Annotated[bool, typer.Option("--force", help="write to a device that is not empty")] = False
+    residency: Annotated[str | None, typer.Option(hidden=True, help="deprecated name of --policy")] = None
 
-    def renamed(self) -> InTiers:
-        """The same with --policy for its former name, which is deprecated; raises ValueError for both."""
+    def renamed(self) -> TierOptions:
+        """Copy with --policy set from its deprecated name; raises ValueError if both are given."""
         if self.residency is None:
             return self
         if self.policy is not None:
-            raise ValueError("--residency is the former name of --policy: give --policy alone")
+            raise ValueError("--residency is the deprecated name of --policy: give --policy alone")
         typer.echo("vcsd: warning: --residency is now --policy", err=True)
         return replace(self, policy=self.residency, residency=None)
 
     def value(self) -> TierSetting | None:
-        """The options as one value; None where K and V are in drives."""
+        """Configuration of the options; None if the KV cache is in drives."""
         sizes = (self.device_mib, self.host_mib, self.page_cache_mib)
         if self.policy in (None, IN_STORAGE):
             if self.policy is None and any(each is not None for each in (*sizes, self.files, self.policies)):

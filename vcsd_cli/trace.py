@@ -11,16 +11,16 @@ from vcsd.options import MAX_COMPRESSION
 from vcsd.progress import status
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, show
 
-trace = typer.Typer(help="Block traces in MQSim's text format.")
+trace = typer.Typer(help="Record and replay block traces (MQSim text format).")
 
 
 @trace.command("replay")
 def trace_replay(
     file: Annotated[Path, typer.Argument(help="trace: time_ns device lba sectors op on each line")],
-    preset: Annotated[str, typer.Option(help="which conventional SSD")] = "nvmevirt-970pro",
+    preset: Annotated[str, typer.Option(help="preset of a conventional SSD")] = "nvmevirt-970pro",
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Modelled latencies of a trace on a conventional SSD."""
+    """Print simulated latencies of a trace on a conventional SSD."""
     from csd_spec.presets import BLOCK_SSDS
     from eval.bench.block_trace import replay_file
 
@@ -35,10 +35,10 @@ def trace_record(
     tokens: Annotated[int, typer.Option(min=1, max=1 << 16, help="prompt length")] = 1024,
     steps: Annotated[int, typer.Option(min=0, max=4096, help="decode steps")] = 16,
     attention: Annotated[str, typer.Option(help=ATTENTION_HELP)] = "sparf",
-    compression: Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of K and V")] = 8,
+    compression: Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of the KV data")] = 8,
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Write down what a drive's flash is asked for while a sequence decodes."""
+    """Record the flash requests of a drive while a sequence decodes."""
     from eval.bench.block_trace import record
 
     with status("decoding"):

@@ -75,12 +75,12 @@ def experiment(
         from eval.accuracy.measure import BATCH, measure_accuracy
         from eval.accuracy.plan import Plan, contenders, default_samples
         from host_driver.hf.shape import placement
-        from host_driver.sharding import share_out
+        from host_driver.sharding import assign_heads
         from vcsd.loading import CHECKPOINT, load
 
         chosen = tuple(contenders(field.method.split(","), known))
         loaded, tokenizer = load(model or CHECKPOINT)
-        share_out(placement(loaded).shape, drives)
+        assign_heads(placement(loaded).shape, drives)
         limit = getattr(loaded.config.get_text_config(decoder=True), "max_position_embeddings", 2048)
         samples = question.samples or default_samples(question.task)
         plan = Plan(

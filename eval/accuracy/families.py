@@ -27,25 +27,26 @@ from vcsd.tables import table
 PRELOADED = ["eval.accuracy.family"]  # imported once, then forked
 IN_TIERS = list(filter(moves_blocks, POLICIES))
 COLUMNS = ("model type", "outcome", "logits", "control", "reason")
-PAGE = """# Which architectures are served
+PAGE = """# Served architectures
 
 `vcsd eval families --page docs/families.md`, transformers {version}: {found}.
 
-Every decoder that transformers has for causal language models, and those for text from images, is built tiny with
-random weights from its own default config, and generates in two turns on one cache, 64 steps and 8: a prompt of 40
-tokens alone, and a batch of three of which two are padded on the left; windows have 32 tokens. With the model's own
-attention, and with dense attention in one drive and in three (as many as there are KV heads where those are fewer; of
-latent rows, which every drive has, query heads). In drives it is given the tokens of its own decoding, so that the
-logits of every step can be compared, and nearly tied tokens do not matter. What attach refuses at once does not
-generate. All experts take part, since rounding decides between nearly tied ones.
+The command builds every decoder that transformers has for causal language models, and those for text from images,
+with tiny sizes and random weights from its default config. Each one generates in two turns on one cache, 64 steps and
+8, with a prompt of 40 tokens alone and with a batch of three, two of them padded on the left; windows have 32 tokens.
+It does so with the model's own attention, and with dense attention in one drive and in three, or in one drive per KV
+head if there are fewer (per query head for latent rows, which every drive stores). In drives the model is given the
+tokens of its own decoding, so that the logits of every step can be compared and nearly tied tokens do not matter.
+Models that attach rejects immediately do not generate. All experts take part, since rounding decides between nearly
+tied ones.
 
-- **right**: all steps were in drives, and no logit differs by more than 2^-7 of the largest, nor by more than a quarter
-  of what another first token of the prompt makes of them (*control*, which reaches those steps by attention alone).
-  Storage and link are FP16, 11 bits, and each layer rounds q, k, v and the output. Layers of full attention are in
-  drives; windows, linear, recurrent and convolution layers stay with the model's own cache.
-- **refused** with a reason, before the first token; the reason was then found in the model by another way: its own
-  cache, its modules, or what its layers give to an attention that only takes notes.
-- **not_built**: default sizes that do not go together when they are shrunk, packages that are not installed, models
+- **right**: all steps were in drives, and no logit differs by more than 2^-7 of the largest, nor by more than a
+  quarter of *control*, the difference that another first token of the prompt causes, which reaches those steps by
+  attention alone. Storage and link are FP16, 11 bits, and each layer rounds q, k, v and the output. Layers of full
+  attention are in drives; windows, linear, recurrent and convolution layers stay with the model's own cache.
+- **refused** with a reason, before the first token. The test then confirms the reason in the model independently: in
+  its own cache, its modules, or the arguments that its layers pass to a recording attention function.
+- **not_built**: default sizes that do not fit together when they are reduced, packages that are not installed, models
   that need an image.
 
 """

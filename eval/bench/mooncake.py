@@ -23,7 +23,7 @@ from csd_link.run_dir import pid_path
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench import mooncake_guest
 from eval.experiment import Outcome, flat
-from vcsd.guest import GuestRun
+from vcsd.guest import GuestDecodeTest
 from vcsd.guest_fabric import Work, answer_over_fabric
 from vcsd.options import MAX_SEED
 from vcsd.progress import status
@@ -76,7 +76,7 @@ def bench_mooncake(objects: int, kills: int, seed: int, console: Path | None = N
     killer = Killer(kills)
     with tempfile.TemporaryDirectory(prefix="vcsd-mooncake-") as kept:
         drives = DriveSet(count=1, spec=INSTCSD_ZYNQ7045_8CH, keep=Path(kept) / "drive")
-        run = GuestRun(drives=drives, prompt=0, tokens=0, timeout_s=LIMIT_S, console=console)
+        run = GuestDecodeTest(drives=drives, prompt=0, tokens=0, timeout_s=LIMIT_S, console=console)
         try:
             answer, accelerator = answer_over_fabric(run, work, killer.begin)
         finally:

@@ -16,9 +16,9 @@ import typer
 
 from eval.experiment import Outcome
 from eval.serving.machines import A5000
-from kv_cache.planner.ilp import SolverMissing, solve
+from kv_cache.planner.ilp import SolverMissingError, solve
 from kv_cache.planner.local_search import local_search
-from kv_cache.planner.problem import BLOCK_TOKENS, Offload, Placed, PlacementProblem, spread, strides
+from kv_cache.planner.problem import BLOCK_TOKENS, Offload, PlacementProblem, PlacementResult, spread, strides
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
@@ -73,7 +73,7 @@ def bench_plan(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
     for number in range(load.instances):
         problem = instance(generator, 32, 1 + number % 4)
         best = exhaustive(problem)
-        for found in (solve(problem), problem.best()):
+        for found in (solve(problem), problem.optimum()):
             infeasible += found is None and best is not None
             wrong += best is not None and found is not None and abs(found.latency_s - best) > SAME_S
         tick(None)
@@ -91,18 +91,18 @@ def bench_plan(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
 
 
 def _timed(load: Load, generator: np.random.Generator, layers: int, requests: int, tick: Tick) -> dict[str, Any]:
-    ways: dict[str, Callable[[PlacementProblem], Placed | None]] = {
+    ways: dict[str, Callable[[PlacementProblem], PlacementResult | None]] = {
         "ilp": lambda problem: solve(problem, load.gap if requests > 4 else 0.0, LIMIT_S),
         "descent": _descent,
         "near": local_search,
     }
     if layers <= SEARCHED[0] and requests <= SEARCHED[1]:
-        ways["search"] = PlacementProblem.best
+        ways["search"] = PlacementProblem.optimum
     taken: dict[str, list[float]] = {name: [] for name in ways}
     longer: dict[str, list[float]] = {name: [] for name in ways}
     fits = 0
     for _ in range(load.timed):
-        problem, found = instance(generator, layers, requests), dict[str, Placed | None]()
+        problem, found = instance(generator, layers, requests), dict[str, PlacementResult | None]()
         for name, way in ways.items():
             began = time.process_time()
             found[name] = way(problem)
@@ -123,8 +123,8 @@ def _timed(load: Load, generator: np.random.Generator, layers: int, requests: in
     } | {"feasible": fits}
 
 
-def _descent(problem: PlacementProblem) -> Placed | None:
-    good = problem.good()
+def _descent(problem: PlacementProblem) -> PlacementResult | None:
+    good = problem.local_optimum()
     return problem.placement(good) if good else None
 
 
@@ -134,7 +134,7 @@ def _spread(generator: np.random.Generator) -> dict[str, float]:
     for _ in range(100):
         few = instance(generator, 32, 3)
         many = PlacementProblem(few.costs, [[Offload(count) for count in spread(32)]] * 3)
-        best, free = few.best(), many.best()
+        best, free = few.optimum(), many.optimum()
         if free and best:
             faster.append(best.latency_s / free.latency_s - 1)
             better += faster[-1] > SAME_S
@@ -147,7 +147,7 @@ def experiment(load: Load) -> Outcome:
     with progress("plans", load.instances + len(SIZES) * load.timed) as tick:
         try:
             result = bench_plan(load, tick)
-        except SolverMissing as error:
+        except SolverMissingError as error:
             raise ValueError(str(error)) from error
     columns = ("layers x requests", "way", "median CPU ms", "max CPU ms", "step longer, mean", "worst")
     rows = [

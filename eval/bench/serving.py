@@ -37,7 +37,7 @@ from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.sampling import Sampling
 from vcsd.server import Rejected, Server, Stream
-from vcsd.serving import Serving, assumed, serve
+from vcsd.serving import Serving, default_performance_model, serve
 from vcsd.tables import table
 
 MIB = 1 << 20
@@ -219,7 +219,7 @@ def setting(load: Load, name: str, asked: Sequence[Asked], spec: DriveSpec = INS
     tokens = int(load.share * load.slots * sum(longest) / len(longest))
     least = -(-(longest[-1] + 1) // BLOCK_TOKENS) * BLOCK_TOKENS  # that one needs, and a layer for its prefill
     size = max(tokens * shape.layers, least * (shape.layers + 1)) * row_bytes
-    cost = assumed(shape, row_bytes, load.drives if with_drives else 0, model.num_parameters())
+    cost = default_performance_model(shape, row_bytes, load.drives if with_drives else 0, model.num_parameters())
     fetch_token_s = SLOW_LINK * cost.compute.linear_s() / longest[-1]
     rate = DRIVES_OVER_LINK * shape.layers * row_bytes / fetch_token_s
     drives = replace(cost.drives, bytes_per_s=rate, call_s=0.0) if cost.drives else None

@@ -136,7 +136,7 @@ def _route_bytes(engine: Engine) -> dict[str, float]:
         return {route: float(counts.bytes) for route, counts in engine.events.runner.traffic.items()}
     if engine.store is not None:
         names = {Level.HOST: f"{DEVICE}<>{HOST}", Level.FLASH: f"{HOST}<>{DIRECT}"}
-        return {name: float(engine.store.carried[level].bytes) for level, name in names.items()}
+        return {name: float(engine.store.link_stats[level].bytes) for level, name in names.items()}
     return {f"{HOST}>{DEVICE}": engine.done.link_bytes}
 
 

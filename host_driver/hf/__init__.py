@@ -1,1 +1,1 @@
-"""Hugging Face models: a cache whose K and V live in drives, and the attention that goes with it."""
+"""Hugging Face integration: a cache with KV data in drives, and its attention."""

@@ -1,10 +1,10 @@
-"""Attention on a cache in drives: what transformers calls in place of sdpa.
+"""Attention on a cache in drives, called by transformers instead of sdpa.
 
-- Empty cache (prefill): attention runs on the model's device; k and v are shipped behind it.
-- One new token: q, k and v go to the drives, the attention output comes back.
-- Several new tokens on a cache that holds some: K and V of that one layer are read back and attention runs on the
-  model's device, as in prefill. The drive's engine is sized for decode, and many queries share each byte that comes
-  back, so this costs one pass over the layer instead of one per query.
+- Prefill (empty cache): attention runs on the model's device; k and v are shipped in the background.
+- Decode (one new token): q, k and v are sent to the drives, which return the attention output.
+- Several new tokens on a filled cache: the KV data of that layer is read back and attention runs on the model's device,
+  as in a prefill. The drive's engine is sized for decode, and many queries share each byte read, so this costs one pass
+  over the layer instead of one per query.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from host_driver.hf.device import attend_on_device
 from host_driver.hf.shape import Unsupported
 from host_driver.hf.staging import stage, unstage
 
-ROUNDING = 1e-9  # of a scale in double precision, far below what q has
-TERMS = ("softcap", "s_aux", "slopes")  # of logits, see `csd_spec.Attend`
+ROUNDING = 1e-9  # tolerance of a scale in double precision, far below the precision of q
+TERMS = ("softcap", "s_aux", "slopes")  # logit terms, see `csd_spec.Attend`
 UNSERVED = (*TERMS, "position_bias", "sliding_window")
 
 
@@ -42,9 +42,18 @@ def csd_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The AttentionInterface function: keys that carry a layer are attended in drives, others by sdpa.
+    """AttentionInterface function: keys that carry a `CsdLayer` are attended in drives, others by sdpa.
 
-    query (B, q_heads, new, d), key and value (B, kv_heads, new, d); returns (B, new, q_heads, d).
+    Args:
+        module: The attention module.
+        query: (B, q_heads, new, d).
+        key, value: (B, kv_heads, new, d).
+        attention_mask: True where a query sees a token; None: causal.
+        scaling: Factor of the logits; None: 1 / sqrt(d).
+        **kwargs: Logit terms of the model.
+
+    Returns:
+        Output (B, new, q_heads, d), and None.
     """
     layer: CsdLayer | None = getattr(key, "csd_layer", None)
     if layer is None:
@@ -52,28 +61,28 @@ def csd_attention(
     check_asked(module, kwargs, ("position_bias", "sliding_window"))
     asked = {name: kwargs.get(name) for name in TERMS} | {"scaling": scaling}
     out = _attend(layer, module, query, key, value, attention_mask, asked)
-    return out[..., : layer.cache.driver.shape.v_head_dim], None  # what V was filled up with is cut off
+    return out[..., : layer.cache.driver.shape.v_head_dim], None  # padding of V is cut off
 
 
 def check_asked(module: torch.nn.Module, kwargs: dict[str, Any], unserved: Sequence[str] = UNSERVED) -> None:
-    """Raise Unsupported where a model's attention wants what drives do not do."""
+    """Raise Unsupported if a model's attention needs something that drives do not support."""
     for name in unserved:
         if kwargs.get(name) is not None:
-            raise Unsupported(f"{type(module).__name__} attends with {name}, which drives do not do")
+            raise Unsupported(f"{type(module).__name__} attends with {name}, which drives do not support")
     if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
-        raise Unsupported(f"{type(module).__name__} attends to later tokens, which drives do not do")
+        raise Unsupported(f"{type(module).__name__} attends to later tokens, which drives do not support")
     if module.training:
-        raise Unsupported("attention in drives is for inference, gradients do not pass it: call model.eval() first")
+        raise Unsupported("attention in drives has no gradients (inference only): call model.eval() first")
 
 
 def register() -> None:
-    """Let transformers know this attention. Both tables: without the second a model's mask is silently None."""
+    """Register the attention with transformers. Without an entry in the second table the mask is silently None."""
     AttentionInterface.register(IMPLEMENTATION, csd_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, mask_of)
 
 
 def mask_of(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tensor | None:
-    """sdpa's mask, True where a query sees a token; None where that is no news, but for models that need it anyway."""
+    """sdpa's mask, True where a query sees a token; None if it is trivial and the model does not need it."""
     adapter = ADAPTERS.get(getattr(config, "model_type", ""))
     if adapter and adapter.whole_mask:
         kwargs["allow_is_causal_skip"] = False
@@ -90,23 +99,25 @@ def _attend(
     mask: torch.Tensor | None,
     asked: dict[str, Any],
 ) -> torch.Tensor:
-    """Attention output (B, new tokens, q_heads, d); the new k and v end up in the drives."""
+    """Attention output (B, new tokens, q_heads, d); stores the new k and v in the drives."""
     cache, (batch, _, new, _) = layer.cache, key.shape
     if cache.pending is not layer:
-        raise Unsupported(f"{type(module).__name__} attends twice to what it caches once, which drives do not do")
+        raise Unsupported(
+            f"{type(module).__name__} attends twice to keys that it caches once, which drives do not support"
+        )
     cache.pending = None
     past = layer.length
     if mask is not None and mask.shape[-1] > past + new:
-        mask = mask[..., : past + new]  # of a cache of fixed size it is as long as that
+        mask = mask[..., : past + new]  # the mask of a static cache covers its whole size
     admitted = cache.admit(mask, batch, past, new)
     if asked["slopes"] is not None and (cache.valid[:, :-1] & ~cache.valid[:, 1:]).any():
         raise Unsupported(
-            "padding behind tokens: models with ALiBi differ in how far that puts them apart, pad on the left"
+            "padding after tokens: ALiBi distances would depend on the model's implementation: pad on the left"
         )
     latent = layer.latent_space(module, key) if cache.driver.shape.latent else None
     if past and new == 1:
         query = query if latent is None else latent.queries(query)
-        # Drives divide by sqrt(d); models with another scale, and no other terms, get it through q
+        # Drives divide by sqrt(d). Another scale without further terms is applied to q.
         scaling = asked["scaling"]
         factor = 1.0 if scaling is None or layer.number in cache.driver.terms else scaling * query.shape[-1] ** 0.5
         if abs(factor - 1) > ROUNDING:
@@ -143,13 +154,13 @@ def set_logit_terms(driver: Driver, number: int, query: torch.Tensor, asked: dic
 def _decode(
     layer: CsdLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, admitted: NDArray[np.bool_]
 ) -> torch.Tensor:
-    """One token a sequence, (B, heads, 1, d) each; a row of padding is not stored and attends to nothing."""
+    """Decode one token per sequence, (B, heads, 1, d) each; a row of padding is not stored and attends to nothing."""
     cache = layer.cache
     assert cache.batch is not None
     if cache.mini_batch is None:
-        raise Unsupported("this forward did not go through the model that vcsd.attach was given")
+        raise Unsupported("this forward did not go through the model that vcsd.attach was given: call that model")
     bf16, together = cache.driver.bf16, torch.cat((q, k, v), dim=1)
-    (rows16,) = stage(together, bf16=bf16)()  # at once: each of a few small steps takes longer than the bytes
+    (rows16,) = stage(together, bf16=bf16)()  # one staging of all three: small steps are dominated by overhead
     of_q, of_k = q.shape[1], k.shape[1]
     q16, k16, v16 = rows16[:, :of_q, 0], rows16[:, of_q : of_q + of_k, 0], rows16[:, of_q + of_k :, 0]
     try:
@@ -167,21 +178,19 @@ def _decode(
 
 
 def check_range(driver: Driver, index: int, given: torch.Tensor, rows: F16) -> None:
-    """Raise Unsupported where FP16 does not hold what was given, with the value and the layer."""
+    """Raise Unsupported if values are beyond the range of FP16, with the value and the layer."""
     if not driver.bf16 and not all_finite(np.ascontiguousarray(rows)):
         largest = float(given.abs().max())
-        raise Unsupported(
-            f"layer {index} has {largest:,.0f} in q, K or V, beyond FP16's 65,504: storage='bf16' holds it"
-        )
+        raise Unsupported(f"layer {index} has {largest:,.0f} in q, K or V, beyond FP16's 65,504: use storage='bf16'")
 
 
 def _ship(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor, admitted: NDArray[np.bool_]) -> None:
-    """Send the tokens of new k and v to the drives, behind the model's back."""
+    """Ship the tokens of new k and v to the drives in the background."""
     cache = layer.cache
     assert cache.batch is not None
     staged = stage(key, value, bf16=cache.driver.bf16)
 
-    driver, index = cache.driver, layer.index  # the cache may be gone when this is asked for
+    driver, index = cache.driver, layer.index  # `load` may run after the cache is dropped
 
     def load() -> tuple[Any, Any]:
         k, v = (array.transpose(0, 2, 1, 3)[admitted] for array in staged())
@@ -193,7 +202,7 @@ def _ship(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor, admitted: NDA
 
 
 def _read_back(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of this layer with the new ones behind, (B, kv_heads, past + new, d); padding reads as zero."""
+    """Keys and values of this layer including the new ones, (B, kv_heads, past + new, d); padding is zero."""
     cache = layer.cache
     assert cache.batch is not None
     stored = cache.driver.read(cache.batch, cache.rows, layer.number)

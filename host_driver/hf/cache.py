@@ -1,7 +1,7 @@
-"""A cache of transformers whose K and V live in drives, those of layers with full attention; others keep their own.
+"""A transformers cache with the KV data of full-attention layers in drives; other layers keep their own cache.
 
-A model calls `cache.update(k, v)` and then the attention function with what update returned. Update returns the new
-k and v only; the key tensor carries its `CsdLayer`, by which `host_driver.hf.attention` finds where it belongs.
+A model calls `cache.update(k, v)` and then the attention function with the result. Update returns only the new k and v;
+the key tensor carries its `CsdLayer`, which tells `host_driver.hf.attention` the cache and layer.
 """
 
 from __future__ import annotations
@@ -17,23 +17,28 @@ from numpy.typing import NDArray
 from transformers.cache_utils import CacheLayerMixin
 
 from host_driver.driver import Batch, Driver, MiniBatch
+from host_driver.hf.external_cache import ExternalCache, NotCopyable
 from host_driver.hf.latent import Latent
-from host_driver.hf.own_cache import Elsewhere, OwnCache
 from host_driver.hf.shape import Unsupported
 
 IMPLEMENTATION = "csd"
 
 
-class CsdLayer(Elsewhere, CacheLayerMixin):
-    """One layer of a `CsdCache`: knows how much is stored, holds none of it. index: of the model's layers; number: of
-    those in drives."""
+class CsdLayer(NotCopyable, CacheLayerMixin):
+    """One layer of a `CsdCache`: its length without its data.
+
+    Attributes:
+        index: Index among the model's layers.
+        number: Index among the layers in drives.
+        length: Positions seen, including padding.
+    """
 
     is_croppable = True
 
     def __init__(self, cache: CsdCache, index: int, number: int) -> None:
         super().__init__()
         self._cache, self.index, self.number = weakref.ref(cache), index, number
-        self.length = 0  # positions seen, padding included
+        self.length = 0
         self._latent: Latent | None = None
 
     @property
@@ -65,15 +70,15 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
         cache.check_use(self.number)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        keys = key_states.view(key_states.shape)  # an object of its own, so that nobody else's tensor is marked
-        keys.csd_layer = cache.pending = self  # type: ignore[attr-defined]  # a mark of ours, read back by attention
+        keys = key_states.view(key_states.shape)  # a new tensor object, so that no other reference is marked
+        keys.csd_layer = cache.pending = self  # type: ignore[attr-defined]  # read by csd_attention
         shape = cache.driver.shape
         if shape.v_head_dim:
             value_states = torch.nn.functional.pad(value_states, (0, shape.head_dim - shape.v_head_dim))
         return keys, value_states
 
     def latent_space(self, module: torch.nn.Module, rows: torch.Tensor) -> Latent:
-        """The way to latent space of a layer whose K and V are expanded from rows, found once."""
+        """Conversion to latent space of a layer that expands keys and values from rows; created once."""
         if self._latent is None:
             self._latent = Latent(module, rows)
         return self._latent
@@ -88,10 +93,10 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
         return -1
 
     def offload(self) -> None:
-        """K and V already are away from the model's device."""
+        """No effect: the KV data is not on the model's device."""
 
     def prefetch(self) -> None:
-        """K and V are attended where they lie."""
+        """No effect: the KV data is attended in the drives."""
 
     def reset(self) -> None:
         self.length = 0
@@ -100,13 +105,13 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove > 0:
-            raise ValueError(f"crop({tokens_to_remove}): give the number of tokens to remove as a negative number")
+            raise ValueError(f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number")
         if tokens_to_remove and self.is_initialized:
             self.length = max(0, self.length + tokens_to_remove)
             self.cache.crop_layer(self.number, self.length)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        self.cache.refuse("beam search moves sequences between rows, which drives do not do yet: use num_beams=1")
+        self.cache.refuse("beam search moves sequences between rows, which drives do not support: use num_beams=1")
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.cache.refuse("drives do not copy sequences yet: repeat the prompt before the first forward")
@@ -115,12 +120,13 @@ class CsdLayer(Elsewhere, CacheLayerMixin):
         self.cache.refuse("drives do not drop single sequences of a batch yet: start a new cache")
 
 
-class CsdCache(OwnCache):
-    """A transformers cache whose K and V live in drives. Dropping it frees them.
+class CsdCache(ExternalCache):
+    """A transformers cache with KV data in drives. Dropping it frees the sequences.
 
-    layers: those of the model's own cache; ours stand in place of the ones in drives, the others stay what they are.
-    valid (B, positions) says which positions are stored: padding never is. pending: the layer whose keys are on their
-    way to its attention.
+    Attributes:
+        layers: Layers of the model's own cache; those in drives are replaced by `CsdLayer`.
+        valid: Which positions are stored, (B, positions) bool; padding is not.
+        pending: The layer whose keys were returned by `update` and not attended yet.
     """
 
     def __init__(
@@ -138,7 +144,7 @@ class CsdCache(OwnCache):
         self._release: weakref.finalize[..., Any] | None = None
 
     def open(self, count: int) -> None:
-        """Create the sequences, once for all layers."""
+        """Create the sequences of all layers; no effect if they exist."""
         if self.batch is None:
             self.batch = self.driver.create(count, self.max_tokens)
             self.valid = np.zeros((count, 0), bool)
@@ -153,7 +159,7 @@ class CsdCache(OwnCache):
         self._torn = False
 
     def give_away(self) -> Batch:
-        """The sequences, which dropping the cache does not free any more."""
+        """Return the sequences and give up their ownership: dropping the cache no longer frees them."""
         assert self.batch is not None and self._release is not None
         self._release.detach()
         return self.batch
@@ -167,16 +173,16 @@ class CsdCache(OwnCache):
 
     @property
     def own_layers(self) -> list[CsdLayer]:
-        """Those in drives."""
+        """Layers in drives."""
         return [layer for layer in self.layers if isinstance(layer, CsdLayer)]
 
     def check_use(self, layer: int) -> None:
-        """Raise where the attention that follows is not ours, or where ours was not called last time."""
-        if layer == 0 or not self._in_forward:  # once a forward: a config answers slowly
+        """Raise if the model no longer uses our attention, or did not call it for the previous layer."""
+        if layer == 0 or not self._in_forward:  # once per forward: reading the config is slow
             implementation = self.config._attn_implementation
             if implementation != IMPLEMENTATION:
                 raise Unsupported(
-                    f"this cache's K and V are in drives, and the model now uses attention {implementation!r}: "
+                    f"this cache's KV data is in drives, and the model now uses attention {implementation!r}: "
                     "use the cache inside vcsd.attach"
                 )
         self.check_in_forward()
@@ -185,13 +191,11 @@ class CsdCache(OwnCache):
     def end_forward(self) -> None:
         if self.pending is not None:
             layer = self.pending.index
-            raise Unsupported(
-                f"the model did not pass the cached keys of layer {layer} on to its attention as they were"
-            )
+            raise Unsupported(f"the model did not pass the cached keys of layer {layer} to its attention unchanged")
 
     @contextmanager
     def whole(self, mini_batch: MiniBatch) -> Iterator[None]:
-        """A decode step of all sequences as one mini-batch."""
+        """Run a decode step of all sequences as one micro-batch."""
         self.mini_batch = mini_batch
         try:
             yield
@@ -199,7 +203,7 @@ class CsdCache(OwnCache):
             self.mini_batch = None
 
     def part(self, rows: slice, mini_batch: MiniBatch) -> CsdCache:
-        """The same sequences seen through `rows`, for one mini-batch of one decode step."""
+        """View of the sequences in `rows`, for one micro-batch of one decode step."""
         part = CsdCache(self.driver, self.config, self.max_tokens, self.layers, self.in_drives)
         part.batch, part.rows, part.mini_batch, part.valid = self.batch, rows, mini_batch, self.valid[rows]
         part._in_forward = True
@@ -208,13 +212,13 @@ class CsdCache(OwnCache):
         return part
 
     def merge(self, parts: list[CsdCache]) -> None:
-        """Take over what the mini-batches of a step have stored."""
+        """Take over the state of the micro-batches of a step."""
         self.valid = np.concatenate([part.valid for part in parts])
         for mine, theirs in zip(self.own_layers, parts[0].own_layers, strict=True):
             mine.length = theirs.length
 
     def admit(self, mask: torch.Tensor | None, batch: int, past: int, new: int) -> NDArray[np.bool_]:
-        """Which of the `new` positions after `past` are tokens and not padding, (batch, new).
+        """Which of the `new` positions after `past` are tokens rather than padding, (batch, new) bool.
 
         The last query of a causal mask sees every token and no padding.
         """
@@ -223,15 +227,15 @@ class CsdCache(OwnCache):
                 self.valid = row = np.concatenate([self.valid[:, :past], np.ones((batch, new), bool)], axis=1)
             else:
                 if mask.dtype != torch.bool:
-                    raise Unsupported(f"an attention mask of {mask.dtype}: only padding masks are served")
+                    raise Unsupported(f"an attention mask of {mask.dtype}: only boolean padding masks are supported")
                 row = mask[:, 0, -1].expand(batch, past + new).to("cpu", torch.bool).numpy()
             self._seen = mask, row
         row = self._seen[1]
         if row is not self.valid and not np.array_equal(row[:, :past], self.valid[:, :past]):
-            raise Unsupported("the attention mask hides or shows earlier tokens that it did not before")
+            raise Unsupported("the attention mask changed for earlier tokens: start a new cache")
         self.valid = row
         return row[:, past:]
 
     def forget_mask(self) -> None:
-        """The forward is over; the next one brings a mask of its own."""
+        """Drop the cached mask at the end of a forward."""
         self._seen = None

@@ -1,4 +1,4 @@
-"""Attention on the model's device: sdpa, and what sdpa does not do."""
+"""Attention on the model's device: sdpa, plus logit terms that sdpa does not support."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-ROWS = 256  # queries at once, so that their logits take little memory
+ROWS = 256  # queries per chunk, to bound the memory of logits
 
 
 def attend_on_device(
@@ -18,10 +18,18 @@ def attend_on_device(
     mask: torch.Tensor | None,
     asked: dict[str, Any],
 ) -> torch.Tensor:
-    """Attention output (B, new, q_heads, d of V): query (B, q_heads, new, d), key and value (B, kv_heads, S, ...).
+    """Compute attention on the model's device.
 
-    mask: bool, True where a query sees a token; without one it sees those up to its own. asked: what the model's layer
-    gives to its attention: scaling, a cap of logits (softcap), a sink (s_aux) and a slope (slopes) for each head.
+    Args:
+        module: The attention module.
+        query: (B, q_heads, new, d).
+        key, value: (B, kv_heads, S, ...).
+        mask: True where a query sees a token; None: causal.
+        asked: Arguments of the model's layer: scaling, logit cap (softcap), and sink (s_aux) and ALiBi slope (slopes)
+            of each head.
+
+    Returns:
+        Output (B, new, q_heads, d of V).
     """
     if all(asked.get(name) is None for name in ("softcap", "s_aux", "slopes")):
         if not hasattr(module, "num_key_value_groups") and key.shape[1] < query.shape[1]:
@@ -46,18 +54,18 @@ def attend_on_device(
 
 
 def _weights(logits: torch.Tensor, mask: torch.Tensor, first: int, asked: dict[str, Any]) -> torch.Tensor:
-    """Softmax of logits (B, heads, rows, S) of queries from position `first` on, as the model asks for it."""
+    """Softmax of logits (B, heads, rows, S) of queries from position `first` on, with the model's terms."""
     sinks, at = asked.get("s_aux"), torch.arange(logits.shape[3], device=logits.device)
-    logits = bend(logits, at[: logits.shape[2], None] + first - at, asked)
-    logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)  # padding sees nothing, and that is no NaN
+    logits = apply_cap_and_bias(logits, at[: logits.shape[2], None] + first - at, asked)
+    logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)  # a finite minimum: fully masked rows give no NaN
     if sinks is None:
         return logits.softmax(-1)
     beside = sinks.to(logits).reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)
     return torch.cat([logits, beside], dim=-1).softmax(-1)[..., :-1]
 
 
-def bend(logits: torch.Tensor, behind: torch.Tensor, asked: dict[str, Any]) -> torch.Tensor:
-    """Logits (..., heads, rows, S) with a model's cap and slopes; behind (rows, S): tokens from one to its query."""
+def apply_cap_and_bias(logits: torch.Tensor, behind: torch.Tensor, asked: dict[str, Any]) -> torch.Tensor:
+    """Apply logit cap and ALiBi slopes; logits (..., heads, rows, S), behind (rows, S): distance of query and token."""
     cap, slopes = asked.get("softcap"), asked.get("slopes")
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)

@@ -1,4 +1,4 @@
-"""Caches that plain transformers has filled, shipped into drives as if the prompts had been prefilled there."""
+"""Ships caches filled by plain transformers into drives, as if the prompts had been prefilled there."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from host_driver.driver import Driver
 from host_driver.hf.adapters import ADAPTERS
 from host_driver.hf.attention import check_range
 from host_driver.hf.cache import CsdCache
-from host_driver.hf.shape import Placement
+from host_driver.hf.shape import LayerPlacement
 from host_driver.hf.staging import stage
 
 
-def can_fill(model: PreTrainedModel, placed: Placement) -> bool:
-    """Whether `filled` serves a model: all layers are in drives, which store what a plain cache stores."""
+def can_fill(model: PreTrainedModel, placed: LayerPlacement) -> bool:
+    """Whether `filled` supports a model: all layers are in drives, which store the same rows as a plain cache."""
     adapted = model.config.get_text_config(decoder=True).model_type in ADAPTERS
     return not (placed.mixed or placed.shape.latent or adapted)
 
 
 @torch.inference_mode()
-def filled(model: PreTrainedModel, driver: Driver, placed: Placement, caches: Sequence[Cache]) -> CsdCache:
+def filled(model: PreTrainedModel, driver: Driver, placed: LayerPlacement, caches: Sequence[Cache]) -> CsdCache:
     """Create a cache in drives and ship the keys and values of other caches into it.
 
     Args:
         model: Attached to the drives of `driver`; `can_fill` is true for it.
         driver: The attached drives' driver.
-        placed: Where the model's layers attend.
+        placed: Placement of the model's layers.
         caches: One for each sequence, each of one row without padding.
 
     Returns:
@@ -43,7 +43,7 @@ def filled(model: PreTrainedModel, driver: Driver, placed: Placement, caches: Se
         DeviceError: A drive refuses the rows.
     """
     config = model.config.get_text_config(decoder=True)
-    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True)  # tells terms of logits
+    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True)  # sets logit terms
     max_tokens = getattr(config, "max_position_embeddings", None) or 4096
     cache = CsdCache(driver, config, max_tokens, placed.in_drives, placed.in_drives)
     lengths = np.array([each.get_seq_length() for each in caches], np.int64)
@@ -72,6 +72,6 @@ class _Rows:
             rows = torch.cat([getattr(layer, kind)[0].transpose(0, 1) for layer in self.layers])
             (stored,) = stage(rows, bf16=self.driver.bf16)()
             check_range(self.driver, self.index, rows, stored)
-            lacking = self.driver.shape.head_dim - stored.shape[2]  # a narrower V is filled up with zeros
+            lacking = self.driver.shape.head_dim - stored.shape[2]  # narrower values are padded with zeros
             joined.append(np.pad(stored, ((0, 0), (0, 0), (0, lacking))) if lacking else stored)
         return joined[0], joined[1]

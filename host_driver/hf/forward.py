@@ -1,4 +1,4 @@
-"""A model's forward with its cache in drives, and a decode batch split so that model and drives work together."""
+"""Forward of an attached model, and micro-batches that overlap model and drives in a decode step."""
 
 from __future__ import annotations
 
@@ -19,46 +19,51 @@ from host_driver.driver import Driver
 from host_driver.hf.adapters import ADAPTERS, adapted
 from host_driver.hf.attention import csd_attention, register
 from host_driver.hf.cache import IMPLEMENTATION, CsdCache
+from host_driver.hf.external_cache import C, ExternalCache, cache_for, own_layers
 from host_driver.hf.latent import in_latent_space
-from host_driver.hf.own_cache import C, OwnCache, behind, own_layers
 from host_driver.hf.replay import Replay
-from host_driver.hf.shape import Placement, Unsupported
+from host_driver.hf.shape import LayerPlacement, Unsupported
 from host_driver.turnstile import TurnBroken
 
-_OTHERS = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")  # what cross-attention attends to
+_OTHERS = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")  # inputs of cross-attention
 
 
-def check_free(model: PreTrainedModel) -> None:
-    """Raise Unsupported for a model that is attached already."""
+def check_not_attached(model: PreTrainedModel) -> None:
+    """Raise Unsupported if a model is attached already."""
     if getattr(vars(model).get("forward"), "is_in_tiers", False):
-        raise Unsupported("this model is attached already, with K and V in tiers")
+        raise Unsupported("this model is attached already, with the KV cache in tiers: close that session first")
     if model.config._attn_implementation == f"{IMPLEMENTATION}-rows":
-        raise Unsupported("this model serves already")
+        raise Unsupported("this model serves already: close its server first")
     if model.config._attn_implementation == IMPLEMENTATION:
         if "forward" in vars(model):
-            raise Unsupported("this model is attached to drives already")
+            raise Unsupported("this model is attached to drives already: close that session first")
         raise Unsupported(
-            "this model shares its config with one that is attached to drives: load it with a config of its own"
+            "this model shares its config with one that is attached to drives: load it with its own config"
         )
     for name, part in model.named_modules():
         if name and (hasattr(part, "_orig_mod") or part._compiled_call_impl is not None):
-            raise Unsupported(f"{name} is compiled by itself: attach the model before its parts are compiled")
+            raise Unsupported(f"{name} is compiled separately: attach the model before its parts are compiled")
 
 
 @contextmanager
 def in_drives(
-    model: PreTrainedModel, driver: Driver, placed: Placement, mini_batches: int, replay: Replay | None = None
+    model: PreTrainedModel, driver: Driver, placed: LayerPlacement, mini_batches: int, replay: Replay | None = None
 ) -> Iterator[None]:
-    """Let layers of a model attend in drives until the block ends, then put it back as it was.
+    """Run layers of a model in drives until the block ends, then restore the model.
 
-    replay: told of every forward, if lost heads are to be computed again.
+    Args:
+        model: The model.
+        driver: Driver of the attached drives.
+        placed: Placement of the model's layers.
+        mini_batches: Micro-batches of a decode step.
+        replay: Records every forward, to recompute lost heads.
     """
-    check_free(model)
+    check_not_attached(model)
     register()
     own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
     model._compiled_call_impl = None
     try:
-        with asking(model, IMPLEMENTATION, csd_attention):
+        with use_attention_interface(model, IMPLEMENTATION, csd_attention):
             if replay:
                 replay.forward_on = functools.partial(csd_forward, model, model.forward, placed, mini_batches)
             model.forward = csd_forward(model, model.forward, placed, mini_batches, driver, replay)
@@ -71,8 +76,10 @@ def in_drives(
 
 
 @contextmanager
-def asking(model: PreTrainedModel, implementation: str, interface: Callable[..., Any]) -> Iterator[None]:
-    """A model that asks an attention of ours until the block ends, by its name in AttentionInterface."""
+def use_attention_interface(
+    model: PreTrainedModel, implementation: str, interface: Callable[..., Any]
+) -> Iterator[None]:
+    """Make a model use our attention until the block ends, by its name in AttentionInterface."""
     if model.config.get_text_config(decoder=True).model_type in ADAPTERS:
         with adapted(model, implementation, interface):
             yield
@@ -89,16 +96,16 @@ def asking(model: PreTrainedModel, implementation: str, interface: Callable[...,
 def csd_forward(
     model: PreTrainedModel,
     forward: Callable[..., Any],
-    placed: Placement,
+    placed: LayerPlacement,
     mini_batches: int,
     driver: Driver,
     replay: Replay | None = None,
 ) -> Callable[..., Any]:
-    """`forward` of a model, with a `CsdCache` in place of an empty cache. replay: see `in_drives`."""
+    """`forward` of a model with a `CsdCache` instead of an empty cache. `replay`: see `in_drives`."""
     config = model.config.get_text_config(decoder=True)
     max_tokens = getattr(config, "max_position_embeddings", None) or 4096
     if placed.mixed or any(hasattr(module, "rope_deltas") for module in model.modules()):
-        mini_batches = 1  # the model itself keeps a row for each sequence between forwards
+        mini_batches = 1  # the model keeps per-sequence state between forwards
 
     def make(given: Cache | None) -> CsdCache:
         layers = own_layers(model, given, len(placed.kinds), placed.in_drives)
@@ -118,9 +125,9 @@ def own_forward(
     make: Callable[[Cache | None], C],
     run: Callable[[Callable[..., Any], C, dict[str, Any]], Any],
 ) -> Callable[..., Any]:
-    """`forward` of a model, with a cache of ours in place of an empty one; the signature stays as it was.
+    """`forward` of a model with our cache instead of an empty one, and the same signature.
 
-    It is never compiled: what a compiler traces once cannot wait for what lies elsewhere.
+    It is never compiled: a compiled graph cannot wait for data elsewhere.
     """
     signature, uncompiled_forward = inspect.signature(forward), torch.compiler.disable(forward)
     config = model.config.get_text_config(decoder=True)
@@ -135,12 +142,12 @@ def own_forward(
         if own is None and not (config.use_cache if use_cache is None else use_cache):
             return uncompiled_forward(**given)
         if other := [name for name in _OTHERS if given.get(name) is not None]:
-            raise Unsupported(f"{other[0]}: only attention to a model's own tokens is served")
-        cache = behind(own, owner, make)
+            raise Unsupported(f"{other[0]}: cross-attention is not supported, only attention to a model's own tokens")
+        cache = cache_for(own, owner, make)
         with cache.forward():
             out = run(uncompiled_forward, cache, given | {"past_key_values": cache})
         if own is not None:
-            cache.stand_behind(own)
+            cache.replace_layers(own)
         return _with_cache(out, cache if own is None else own, given)
 
     uncompiled: Callable[..., Any] = torch.compiler.disable(wrapped)
@@ -148,9 +155,9 @@ def own_forward(
 
 
 def _with_cache(out: Any, cache: Cache, given: dict[str, Any]) -> Any:
-    """A forward's output with the caller's cache in it."""
+    """Output of a forward with the caller's cache in it."""
     if isinstance(out, tuple):
-        return tuple(cache if isinstance(each, OwnCache) else each for each in out)
+        return tuple(cache if isinstance(each, ExternalCache) else each for each in out)
     out["past_key_values"] = cache
     return out.to_tuple() if given.get("return_dict") is False else out
 
@@ -180,7 +187,7 @@ def _run(forward: Callable[..., Any], driver: Driver, mini_batches: int, cache: 
 def _side_by_side(
     forward: Callable[..., Any], given: dict[str, Any], parts: list[CsdCache], batch: int
 ) -> list[ModelOutput]:
-    """Run each mini-batch in a thread of its own: while one waits for the drives the other has the model."""
+    """Run each micro-batch in its own thread: while one waits for drives, another uses the model."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     def run(part: CsdCache) -> ModelOutput:
@@ -204,9 +211,9 @@ def _side_by_side(
 
 
 def _rows(name: str, value: Any, rows: slice, batch: int) -> Any:
-    """A mini-batch's part of an argument: tensors that have the batch dimension are cut, the rest is shared.
+    """A micro-batch's part of an argument: tensors with a batch dimension are sliced, others are shared.
 
-    That is the first one, but for positions along several axes, (axes, B, S).
+    The batch is the first dimension, except for positions along several axes, (axes, B, S).
     """
     if not isinstance(value, torch.Tensor) or value.dim() < 2:
         return value

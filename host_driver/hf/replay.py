@@ -1,8 +1,8 @@
-"""Computes keys and values of lost heads again, by repeating the forwards of the model.
+"""Recomputes keys and values of lost heads by repeating the forwards of the model.
 
-The log keeps the arguments of every forward on a cache in drives: token IDs, and what else the model was given. They
-are repeated one by one on new drives in this process, with the attention of that time. So the same bits are stored,
-also where a sparse method attended: with another attention the keys of later layers would differ.
+The log has the arguments of every forward on a cache in drives: token IDs and other inputs of the model. They are
+repeated one by one on new drives in this process, with the attention method of the original forward. So the same bits
+are stored, also with a sparse method: another method would change the keys of later layers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _BY_TOKEN = ("input_ids", "attention_mask", "position_ids", "inputs_embeds", "ca
 
 @dataclass(slots=True)
 class Forward:
-    """Arguments of a forward on a cache of `past` positions that has added `new` ones.
+    """Arguments of a forward that added `new` positions to a cache of `past` positions.
 
-    An attention mask (B, past + new) is kept without the columns of earlier forwards.
+    An attention mask (B, past + new) is stored without the columns of earlier forwards.
     """
 
     given: dict[str, Any]
@@ -43,23 +43,23 @@ class Forward:
 
     @classmethod
     def of(cls, given: dict[str, Any], past: int, new: int, attention: Attention) -> Forward:
-        """Keep what a model was given."""
+        """Copy the arguments of a forward."""
         kept = {name: value for name, value in given.items() if name not in _DROPPED}
         mask = kept.get("attention_mask")
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
             kept["attention_mask"] = mask[:, past : past + new]
-        # Callers may write the next token into the same memory
+        # Callers may write the next token into the same memory.
         copied = {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in kept.items()}
         return cls(copied, past, new, attention)
 
     @property
     def has_mask(self) -> bool:
-        """Whether a mask (B, positions) was given, and not none or one of another form."""
+        """Whether a mask (B, positions) was given; None and masks of other shapes do not count."""
         mask = self.given.get("attention_mask")
         return isinstance(mask, torch.Tensor) and mask.dim() == 2
 
     def cut(self, new: int) -> Forward:
-        """The same for its first `new` positions."""
+        """Arguments for the first `new` positions."""
         given = dict(self.given)
         for name in _BY_TOKEN:
             if isinstance(value := given.get(name), torch.Tensor):
@@ -68,7 +68,7 @@ class Forward:
         return Forward(given, self.past, new, self.attention)
 
     def mask_after(self, before: torch.Tensor | None) -> torch.Tensor:
-        """The attention mask (B, past + new), of tokens alone where none was given. before: (B, past)."""
+        """Attention mask (B, past + new); all ones if none was given. `before` is the mask (B, past) or None."""
         mask = self.given.get("attention_mask")
         if mask is None or not self.has_mask:
             tokens = self.given["input_ids" if self.given.get("input_ids") is not None else "inputs_embeds"]
@@ -77,11 +77,11 @@ class Forward:
 
 
 class HostDevice:
-    """A drive in this process that stands for the host: its commands take no simulated time and cross no link."""
+    """A drive in this process that represents the host: its commands take no simulated time and no link traffic."""
 
     def __init__(self, device: Device) -> None:
         self._device, self.name, self.spec = device, "host", device.spec
-        self._stored: list[tuple[Command, list[int]]] | None = []  # commands with handles that they create, until taken
+        self._stored: list[tuple[Command, list[int]]] | None = []  # commands and the handles they create; None: taken
 
     spec: DriveSpec
 
@@ -100,7 +100,11 @@ class HostDevice:
         return Deferred(end)
 
     def take_stored(self, handles: dict[int, int]) -> list[tuple[Command, list[int]]]:
-        """Commands until now with the host's handles; later ones are not kept. handles: ours, by the host's."""
+        """Return the commands so far with the host's handles, and stop recording.
+
+        Args:
+            handles: Our handles by the host's.
+        """
         ours, stored = {theirs: ours for ours, theirs in handles.items()}, self._stored or []
         self._stored = None
         history = list[tuple[Command, list[int]]]()
@@ -115,10 +119,10 @@ class HostDevice:
 
 
 class Replay:
-    """Log of a model's forwards, and what computes lost groups of heads from it.
+    """Log of a model's forwards, from which lost groups of heads are recomputed.
 
     Attributes:
-        forward_on: Gives the model's forward with its cache in the drives of a driver. Set when the model is attached.
+        forward_on: Returns the model's forward with its cache in a driver's drives. Set when the model is attached.
     """
 
     def __init__(self, groups: Sequence[ReplicatedDevice], make: Callable[[], Device]) -> None:
@@ -131,14 +135,14 @@ class Replay:
         self._groups, self._make = groups, make
         self._logs: WeakKeyDictionary[CsdCache, list[Forward]] = WeakKeyDictionary()
         self._computing = RLock()
-        self._again: dict[int, Replica] = {}  # groups as computed again since the last forward, by number
+        self._again: dict[int, Replica] = {}  # groups recomputed since the last forward, by index
         self.forward_on: Callable[[Driver], Callable[..., Any]] | None = None
         for number, group in enumerate(groups):
             group.rebuild = partial(self._rebuild, number)
 
     @contextmanager
     def recorded(self, cache: CsdCache, given: dict[str, Any]) -> Iterator[None]:
-        """A forward on a cache, which is logged if it does not raise."""
+        """Run a forward on a cache; it is logged unless it raises."""
         self._forget()
         past = cache.get_seq_length()
         log = self._cropped(cache, past)
@@ -147,19 +151,19 @@ class Replay:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget commands whose rows the log gives now, and drives that were computed from a shorter log."""
+        """Drop recent commands, which the log now covers, and drives computed from a shorter log."""
         self.close()
         for group in self._groups:
             group.forget_recent()
 
     def close(self) -> None:
-        """Close drives that no group has taken."""
+        """Close drives that no group uses."""
         for replica in self._again.values():
             replica.device.close()
         self._again.clear()
 
     def _cropped(self, cache: CsdCache, length: int) -> list[Forward]:
-        """The log of a cache as far as its tokens are still stored."""
+        """Log of a cache, cut to the tokens that are still stored."""
         log = self._logs.setdefault(cache, [])
         while log and log[-1].past >= length:
             log.pop()
@@ -168,14 +172,14 @@ class Replay:
         return log
 
     def _rebuild(self, number: int) -> Replica:
-        """A group that was lost, on a drive in this process."""
-        with self._computing, torch.no_grad():  # gradient modes are a thread's own, and any thread may notice a loss
+        """Recompute a lost group on a drive in this process."""
+        with self._computing, torch.no_grad():  # gradient mode is per thread, and any thread may notice a loss
             if number not in self._again:
                 self._again |= self._computed()
             return self._again.pop(number)
 
     def _computed(self) -> dict[int, Replica]:
-        """All groups, computed again from every log."""
+        """Recompute all groups from every log."""
         assert self.forward_on is not None, "no model is attached"
         devices = [HostDevice(self._make()) for _ in self._groups]
         replicas = {number: Replica(device, is_temporary=True) for number, device in enumerate(devices)}

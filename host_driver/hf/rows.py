@@ -1,6 +1,6 @@
-"""A model of transformers whose forward takes requests of different lengths, whose K and V lie in different tiers.
+"""Forward of a transformers model over requests of different lengths with KV data in different tiers.
 
-Each row attends by itself, to K and V as they are stored, so a request's tokens are what they are without the others.
+Each row attends separately to its stored KV data, so the tokens of a request do not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from csd_spec.arrays import F16, F32
 from host_driver.hf.adapters import ADAPTERS
 from host_driver.hf.attention import TERMS, check_asked, mask_of, set_logit_terms
 from host_driver.hf.cache import IMPLEMENTATION as DRIVES
-from host_driver.hf.device import attend_on_device, bend
-from host_driver.hf.forward import asking, check_free
+from host_driver.hf.device import apply_cap_and_bias, attend_on_device
+from host_driver.hf.forward import check_not_attached, use_attention_interface
 from host_driver.hf.latent import Latent
 from host_driver.hf.shape import FULL, SLIDING, Unsupported, placement
 from host_driver.hf.staging import stage, unstage
-from host_driver.rows import RowKv
+from host_driver.request_cache import RowKv
 from kv_cache.carry_out import Homes
 from kv_cache.hardware import CSD
 from kv_cache.transfer.engine import AttendCall
@@ -38,9 +38,11 @@ Latents = dict[torch.nn.Module, Latent | None]  # by attention module
 
 
 class _Layer(CacheLayerMixin):
-    """One layer of what a forward is given in place of a cache: marks keys, so that attention finds their rows.
+    """One layer of the cache object of a forward: marks keys so that attention finds their rows.
 
-    window: tokens that it attends to, 0 for all. number: of the model's windows, or of the layers in tiers.
+    Attributes:
+        window: Length of the sliding window, tokens; 0: full attention.
+        number: Index among the model's windows, or among the layers in tiers.
     """
 
     is_croppable = False
@@ -50,17 +52,17 @@ class _Layer(CacheLayerMixin):
         self.cache, self.number, self.window, self.is_initialized = cache, number, window, True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """There is nothing to make."""
+        """Nothing to create."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys = key_states.view(key_states.shape)  # an object of its own
-        keys.csd_rows = self  # type: ignore[attr-defined]  # read back by attention
+        keys = key_states.view(key_states.shape)  # a new tensor object
+        keys.csd_rows = self  # type: ignore[attr-defined]  # read by row_attention
         return keys, value_states
 
     def latent_space(self, module: torch.nn.Module, rows: torch.Tensor) -> Latent | None:
-        """The transforms of a layer that caches latents, found once; None for another layer."""
+        """Conversion of a layer with latent attention, created once; None for other layers."""
         known = self.cache.latents
         if module not in known:
             known[module] = Latent(module, rows) if hasattr(module, "expand_kv") else None
@@ -77,8 +79,14 @@ class _Layer(CacheLayerMixin):
 
 
 class _Rows(Cache):
-    """The rows of one forward. windows: of each layer of the model, 0 where it has none. new: tokens that each request
-    gets, in the order of the batch. latents: what attention modules know of their latent space."""
+    """The rows of one forward.
+
+    Args:
+        kv: KV data of all requests.
+        windows: Sliding window of each layer of the model, tokens; 0: full attention.
+        new: New tokens of each request, in the order of the batch.
+        latents: Latent conversions by attention module.
+    """
 
     def __init__(self, kv: RowKv, windows: Sequence[int], new: Mapping[Hashable, int], latents: Latents) -> None:
         full, bounded = itertools.count(), itertools.count()
@@ -90,7 +98,7 @@ class _Rows(Cache):
 
 
 class RowModel:
-    """A model, and K and V of its requests."""
+    """A model, and the KV data of its requests."""
 
     def __init__(self, model: PreTrainedModel, kv: RowKv) -> None:
         self.model, self.kv = model, kv
@@ -105,16 +113,23 @@ class RowModel:
             raise Unsupported(f"{name} takes no position_ids: requests of different lengths need them")
         placed = placement(model)
         if other := sorted(set(placed.kinds) - {FULL, SLIDING}):
-            raise Unsupported(f"{name} has layers of kind {', '.join(other)}: rows have full attention and windows")
+            raise Unsupported(f"{name} has layers of kind {', '.join(other)}: only full attention and windows work")
         self._latents: Latents = {}
         windows = iter(placed.windows)
         self._windows = [0 if kind == FULL else next(windows).tokens for kind in placed.kinds]
 
     @torch.inference_mode()
     def forward(self, tokens: Mapping[Hashable, Sequence[int]], homes: Homes) -> torch.Tensor:
-        """Logits of each request's last token, (R, vocabulary) float32. tokens: equally many for each.
+        """Run one forward.
 
-        If it raises, what these requests have stored is of no use any more.
+        After an exception the stored data of these requests is invalid.
+
+        Args:
+            tokens: New tokens of each request, the same number for each.
+            homes: Returns the tiers of a layer of a request.
+
+        Returns:
+            Logits of each request's last token, (R, vocabulary) float32.
         """
         new = {request: len(each) for request, each in tokens.items()}
         ids = torch.tensor(list(tokens.values()), device=self.kv.device)
@@ -135,20 +150,20 @@ class RowModel:
 
 
 def _kinds_of_rope(config: Any) -> str:
-    """What a config says of rotary embeddings."""
+    """Rotary embedding parameters of a config, as text."""
     return str(getattr(config.get_text_config(decoder=True), "rope_parameters", ""))
 
 
 @contextmanager
 def in_rows(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model attend so until the block ends, then put it back as it was."""
-    check_free(model)
+    """Make a model attend by rows until the block ends, then restore it."""
+    check_not_attached(model)
     AttentionInterface.register(IMPLEMENTATION, row_attention)
-    AttentionMaskInterface.register(IMPLEMENTATION, mask_of)  # for forwards that are not ours: rows need none
+    AttentionMaskInterface.register(IMPLEMENTATION, mask_of)  # for plain forwards: rows need no mask
     compiled = model._compiled_call_impl
     model._compiled_call_impl = None
     try:
-        with asking(model, IMPLEMENTATION, row_attention):
+        with use_attention_interface(model, IMPLEMENTATION, row_attention):
             yield
     finally:
         model._compiled_call_impl = compiled
@@ -163,8 +178,19 @@ def row_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The AttentionInterface function: query (R, q_heads, new, d), key and value (R, kv_heads, new, ...) of the new
-    tokens, with latent attention both its rows; returns (R, new, q_heads, d of V)."""
+    """AttentionInterface function for rows.
+
+    Args:
+        module: The attention module.
+        query: (R, q_heads, new, d).
+        key, value: New tokens, (R, kv_heads, new, ...); with latent attention both are the cached rows.
+        attention_mask: Ignored for rows.
+        scaling: Factor of the logits; None: 1 / sqrt(d).
+        **kwargs: Logit terms of the model.
+
+    Returns:
+        Output (R, new, q_heads, d of V), and None.
+    """
     layer: _Layer | None = getattr(key, "csd_rows", None)
     if layer is None:
         return attend_on_device(module, query, key, value, attention_mask, kwargs | {"scaling": scaling}), None
@@ -177,7 +203,7 @@ def row_attention(
     latent = layer.latent_space(module, key)
     if latent is None or not layer.cache.kv.drives:
         return _in_tiers(layer, module, query, k, v, asked).transpose(1, 2), None
-    # In drives rows are attended in latent space, and so on the device, else tokens would depend on the tier
+    # Drives attend in latent space. So does the device, so that tokens do not depend on the tier.
     out = _in_tiers(layer, module, latent.queries(query), k, v, asked)
     return latent.outputs(out.transpose(1, 2)), None
 
@@ -190,7 +216,7 @@ def _in_windows(
     v: torch.Tensor,
     asked: dict[str, Any],
 ) -> torch.Tensor:
-    """Attend each row to what its window holds, and keep of that what the next token sees."""
+    """Attend each row to its window, and keep the tokens that the next token sees."""
     windows, out = layer.cache.kv.windows, []
     for row, request in enumerate(layer.cache.numbers):
         key = request, layer.number
@@ -210,7 +236,7 @@ def _in_tiers(
     v: torch.Tensor,
     asked: dict[str, Any],
 ) -> torch.Tensor:
-    """Attend each row in its tier, to K and V as they are stored there.
+    """Attend each row in its tier, to its KV data as stored there.
 
     Args:
         layer: Layer of the forward.
@@ -228,7 +254,7 @@ def _in_tiers(
     if kv.drives:
         query, asked = _as_drives(kv, layer.number, query, asked)
     out: dict[int, torch.Tensor] = {}
-    for attention in kv.reach(layer.number, len(numbers)):
+    for attention in kv.enter_layer(layer.number, len(numbers)):
         rows = [numbers[request] for request in attention.rows]
         if CSD in attention.tiers:
             found = _in_drives(kv, attention, query[rows], k[rows], v[rows], asked)
@@ -241,10 +267,10 @@ def _in_tiers(
 def _as_drives(
     kv: RowKv, layer: int, query: torch.Tensor, asked: dict[str, Any]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Queries as drives get them, and the scaling that is left to do.
+    """Queries as sent to drives, and the remaining scaling.
 
-    Drives divide by sqrt(d), except if they know a layer's own scale: any other factor is in the queries. On the device
-    rounded queries are attended in at least FP32, as in drives.
+    Drives divide by sqrt(d) unless they know a layer's own scale; any other factor is applied to the queries. On the
+    device, rounded queries attend in at least FP32, as in drives.
     """
     assert kv.drives
     set_logit_terms(kv.drives.driver, layer, query, asked)
@@ -261,7 +287,7 @@ def _on_device(
     new: tuple[torch.Tensor, torch.Tensor],
     asked: dict[str, Any],
 ) -> torch.Tensor:
-    """Store new K and V (R, new, kv_heads, ...) and attend each row by itself, q (R, q_heads, new, d)."""
+    """Store new keys and values (R, new, kv_heads, ...) and attend each row separately; q (R, q_heads, new, d)."""
     kv, out, count = layer.cache.kv, [], q.shape[2]
     for number, request in enumerate(attention.rows):
         blocks = [kv.stored(block) for block in kv.blocks(request, attention.layer)]
@@ -276,14 +302,14 @@ def _on_device(
 
 
 def _joined(blocks: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Rows of blocks that follow each other."""
+    """Concatenate consecutive blocks of rows."""
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def _expanded(
     layer: _Layer, module: torch.nn.Module, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of each head, (S, heads, ...), of what a layer caches, (S, kv_heads, ...)."""
+    """Keys and values of each head, (S, heads, ...), from the cached rows of a layer, (S, kv_heads, ...)."""
     latent = layer.latent_space(module, k)
     if latent is None:
         return k, v
@@ -299,8 +325,18 @@ def _attend_row(
     asked: dict[str, Any],
     window: int = 0,
 ) -> torch.Tensor:
-    """Attention of a row's last tokens, q (q_heads, new, d), to its K and V, (S, kv_heads, ...) each, or with a window
-    to the last so many up to each; (q_heads, new, d of V)."""
+    """Attend a row's last tokens to its keys and values.
+
+    Args:
+        module: The attention module.
+        q: Queries, (q_heads, new, d).
+        k, v: All keys and values, (S, kv_heads, ...) each.
+        asked: Scaling and terms of the model's attention.
+        window: Length of the sliding window, tokens; 0: full attention.
+
+    Returns:
+        Output (q_heads, new, d of V).
+    """
     k, v = (each.to(q.dtype).transpose(0, 1)[None] for each in (k, v))
     count, tokens, mask = q.shape[1], k.shape[2], None
     if count > 1:
@@ -315,8 +351,10 @@ def _attend_row(
 def _in_drives(
     kv: RowKv, attention: AttendCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: dict[str, Any]
 ) -> torch.Tensor:
-    """Store new K and V (R, 1, kv_heads, ...) in drives and attend there, and on the device to blocks before it; q
-    (R, q_heads, 1, d), as drives get it."""
+    """Store new keys and values (R, 1, kv_heads, ...) in drives and attend there; earlier blocks on the device.
+
+    q (R, q_heads, 1, d) is as sent to drives. Both results are merged.
+    """
     assert kv.drives
     bf16 = kv.format.value_dtype is torch.bfloat16
     staged: tuple[F16, ...] = stage(q[:, :, 0], k[:, 0], v[:, 0], bf16=bf16)()
@@ -334,21 +372,24 @@ def _in_drives(
 
 
 def _part(kv: RowKv, request: Hashable, layer: int, q: torch.Tensor, asked: dict[str, Any]) -> tuple[F32, F32]:
-    """Attention of a row, q (q_heads, 1, d), to its blocks on the device: (q_heads, d of V), and m and l, (q_heads, 2).
+    """Attention of a row, q (q_heads, 1, d), to its blocks on the device.
 
-    Drives count a sink, where the last block is, and so it is not counted here.
+    An attention sink is counted by the drives, which have the last block, and not here.
+
+    Returns:
+        Output (q_heads, d of V), and m and l, (q_heads, 2).
     """
     blocks = [kv.stored(block) for block in kv.blocks(request, layer)[:-1]]
     keys, values = (_joined(each).float() for each in zip(*blocks, strict=True))
     group, tokens = q.shape[0] // keys.shape[1], len(keys)
-    # Each (q_heads, tokens, ...)
+    # (q_heads, tokens, ...) each
     k, v = (
         each.transpose(0, 1).repeat_interleave(group, dim=0) for each in (keys, keys if kv.format.latent else values)
     )
     behind = kv.tokens(request, layer) - 1 - torch.arange(tokens, device=q.device)
-    logits = bend(q.float() @ k.transpose(1, 2) * asked["scaling"], behind[None], asked)[:, 0]
+    logits = apply_cap_and_bias(q.float() @ k.transpose(1, 2) * asked["scaling"], behind[None], asked)[:, 0]
     m = logits.max(dim=1, keepdim=True).values
     weights = (logits - m).exp()
-    l = weights.sum(dim=1, keepdim=True)  # noqa: E741 - the name of the interface
+    l = weights.sum(dim=1, keepdim=True)  # noqa: E741 - name in the interface
     out = (weights[:, None] @ v)[:, 0] / l
     return out.cpu().numpy(), torch.cat([m, l], dim=1).cpu().numpy()

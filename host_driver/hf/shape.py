@@ -1,4 +1,4 @@
-"""Which models can be served, the shape of their attention, and which of their layers attend in drives."""
+"""Supported models: their attention shape, and which of their layers attend in drives."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ from host_driver.hf.latent import latent_modules
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 WINDOWS = SLIDING, "chunked_attention"
-STAYING = (*WINDOWS, "linear_attention", "conv", "dummy")  # kinds of layers that stay with the model's own cache
+STAYING = (*WINDOWS, "linear_attention", "conv", "dummy")  # kinds of layers that use the model's own cache
 
 
 class Unsupported(ValueError):
-    """Something that attention in drives cannot serve, with the reason."""
+    """A model or operation that attention in drives does not support; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """K and V that a layer keeps with the model: of at most so many tokens, bytes each (2 a value)."""
+    """Sliding window of a layer with its own cache: maximum tokens, and bytes per token (2 per value)."""
 
     tokens: int
     token_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Where each layer of a model attends.
+class LayerPlacement:
+    """Placement of a model's layers.
 
-    shape: of the layers in drives. kinds: of all layers in order, as transformers names them. windows: those that stay
-    with the model and keep K and V; what linear, recurrent and convolution layers keep does not grow.
+    Attributes:
+        shape: Shape of the layers in drives.
+        kinds: Kind of every layer in order, as named by transformers.
+        windows: Sliding windows of layers that stay with the model. The state of linear, recurrent and convolution
+            layers does not grow and is not listed.
     """
 
     shape: ModelShape
@@ -51,25 +54,28 @@ class Placement:
 
     @property
     def in_drives(self) -> tuple[int, ...]:
-        """Numbers of the model's layers that attend in drives."""
+        """Indices of the model's layers that attend in drives."""
         return tuple(number for number, kind in enumerate(self.kinds) if kind == FULL)
 
     def share(self, tokens: int) -> float:
-        """Of the bytes of K and V of a sequence of so many tokens, the share that is in drives."""
+        """Fraction of the KV bytes of a sequence of `tokens` tokens that is in drives."""
         there = self.shape.kv_bytes_per_token * tokens
         here = sum(window.token_bytes * min(window.tokens, tokens) for window in self.windows)
         return there / (there + here)
 
 
-def placement(model: PreTrainedModel) -> Placement:
-    """Which layers of a decoder attend in drives, those that attend to everything, and their shape; raises Unsupported,
-    with the reason, for what drives cannot serve."""
+def placement(model: PreTrainedModel) -> LayerPlacement:
+    """Find the layers of a decoder with full attention, which attend in drives, and their shape.
+
+    Raises:
+        Unsupported: Drives do not support the model; the message has the reason.
+    """
     config, name = _decoder(model), type(model).__name__
     if reason := (
-        _beyond_itself(model, config)
-        or _attends_otherwise(model, config)
-        or _caches_otherwise(model)
-        or _lacks(config, "num_hidden_layers", "num_attention_heads")
+        _cross_attention_reason(model, config)
+        or _unsupported_attention_reason(model, config)
+        or _unsupported_cache_reason(model)
+        or _missing_config_reason(config, "num_hidden_layers", "num_attention_heads")
     ):
         raise Unsupported(f"{name} {reason}")
     kinds, windows = _kinds(config)
@@ -95,14 +101,21 @@ def placement(model: PreTrainedModel) -> Placement:
         for window, (_, heads, channels, of_v) in zip(windows, shapes, strict=True)
         if window
     )
-    return Placement(shape, tuple(kinds), tuple(kept))
+    return LayerPlacement(shape, tuple(kinds), tuple(kept))
 
 
 def kinds_in_tiers(model: PreTrainedModel) -> tuple[str, ...]:
-    """Of each layer of a decoder its kind: K and V of those that attend to everything may lie in tiers, and the model
-    attends by itself; raises Unsupported, with the reason, for what tiers cannot serve."""
+    """Kind of each layer of a decoder; the KV data of full-attention layers can be in tiers.
+
+    Raises:
+        Unsupported: Tiers do not support the model; the message has the reason.
+    """
     config, name = _decoder(model), type(model).__name__
-    if reason := _beyond_itself(model, config) or _caches_otherwise(model) or _lacks(config, "num_hidden_layers"):
+    if (
+        reason := _cross_attention_reason(model, config)
+        or _unsupported_cache_reason(model)
+        or _missing_config_reason(config, "num_hidden_layers")
+    ):
         raise Unsupported(f"{name} {reason}")
     kinds, _ = _kinds(config)
     _check_kinds(name, kinds, "tiers")
@@ -111,7 +124,7 @@ def kinds_in_tiers(model: PreTrainedModel) -> tuple[str, ...]:
 
 def _decoder(model: PreTrainedModel) -> PreTrainedConfig:
     if not isinstance(model, PreTrainedModel):
-        raise Unsupported(f"{type(model).__name__} is no model of transformers: give attach a PreTrainedModel")
+        raise Unsupported(f"{type(model).__name__} is not a transformers model: pass a PreTrainedModel to attach")
     return model.config.get_text_config(decoder=True)
 
 
@@ -123,7 +136,7 @@ def _check_kinds(name: str, kinds: Sequence[str], where: str) -> None:
 
 
 def _kinds(config: PreTrainedConfig) -> tuple[list[str], list[int]]:
-    """Of each layer its kind, and the tokens of its window, 0 without one."""
+    """Kind and window length (tokens, 0 = no window) of each layer."""
     if count := _decoder_layers(config):
         return [FULL] * count, [0] * count
     kinds, made_with = get_layer_types_and_kwargs(config)
@@ -132,13 +145,15 @@ def _kinds(config: PreTrainedConfig) -> tuple[list[str], list[int]]:
 
 
 def _decoder_layers(config: PreTrainedConfig) -> int:
-    """Of a decoder that began as one beside an encoder, whose numbers the others are; 0 for any other."""
+    """Layers of a decoder whose config also describes an encoder (its other numbers are the encoder's); 0 if none."""
     return getattr(config, "decoder_layers", None) or 0
 
 
 def _heads(config: PreTrainedConfig) -> tuple[int, int, int, int]:
-    """Query heads, KV heads, and their channels of K and of V. The decoder's own names first: of models that began as
-    encoder and decoder, others are the encoder's."""
+    """Query heads, KV heads, channels of keys and of values.
+
+    The decoder's own names go first: in configs of encoder and decoder, the other names are the encoder's.
+    """
     q_heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
     adapter = ADAPTERS.get(config.model_type)
     if adapter and adapter.kv_heads:
@@ -149,48 +164,48 @@ def _heads(config: PreTrainedConfig) -> tuple[int, int, int, int]:
     return q_heads, kv_heads, head_dim, getattr(config, "v_head_dim", None) or head_dim
 
 
-def _bends(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
-    """Whether a model caps its logits or has sinks beside them, for which it does without sdpa."""
+def _has_logit_terms(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
+    """Whether a model has a logit cap or attention sinks, which it computes without sdpa."""
     sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())
     return sinks or getattr(config, "attn_logit_softcapping", None) is not None
 
 
-def _beyond_itself(model: PreTrainedModel, config: PreTrainedConfig) -> str:
-    """To what else than its own tokens' K and V a model attends; empty where to nothing."""
+def _cross_attention_reason(model: PreTrainedModel, config: PreTrainedConfig) -> str:
+    """Why a model attends to more than the KV data of its own tokens; empty if it does not."""
     if model.config.is_encoder_decoder:
         return "is an encoder-decoder: only decoders are served"
     if getattr(config, "add_cross_attention", False) or getattr(config, "cross_attention_layers", None):
         return "has cross-attention, to what is not in its cache: only attention to its own tokens is served"
     if getattr(config, "num_kv_shared_layers", 0):
-        return "has layers that attend to other layers' K and V (num_kv_shared_layers), which is not served"
+        return "has layers that attend to other layers' keys and values (num_kv_shared_layers), which is not served"
     return ""
 
 
-def _attends_otherwise(model: PreTrainedModel, config: PreTrainedConfig) -> str:
-    """Why a model's attention cannot be replaced; empty where it can."""
+def _unsupported_attention_reason(model: PreTrainedModel, config: PreTrainedConfig) -> str:
+    """Why a model's attention cannot be replaced; empty if it can."""
     if adapter := ADAPTERS.get(config.model_type):
         return adapter.reason(config)
     if not model._can_set_attn_implementation():
         return "does not let its attention be replaced (it does not call AttentionInterface)"
-    if not model._supports_sdpa and not _bends(model, config):
+    if not model._supports_sdpa and not _has_logit_terms(model, config):
         return "cannot attend by sdpa, which attends to the prompt on the model's device"
     return ""
 
 
-def _caches_otherwise(model: PreTrainedModel) -> str:
-    """Why a model's cache cannot be replaced; empty where it can."""
+def _unsupported_cache_reason(model: PreTrainedModel) -> str:
+    """Why a model's cache cannot be replaced; empty if it can."""
     taken = inspect.signature(model.forward).parameters
     if "past_key_values" not in taken:
         if own := [name for name in ("cache_params", "state") if name in taken]:
-            return f"keeps {own[0]}, which is no K and V"
+            return f"keeps {own[0]} instead of keys and values"
         return "takes no past_key_values: it generates without a cache"
     if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
         return "keeps its state in a cache of its own kind"
     return ""
 
 
-def _lacks(config: PreTrainedConfig, *names: str) -> str:
-    """What is missing in a config; empty where nothing is."""
+def _missing_config_reason(config: PreTrainedConfig, *names: str) -> str:
+    """Missing entries of a config; empty if complete."""
     layer = config.per_layer_config[0] if hasattr(config, "num_hidden_layers") else config
     if lacking := [name for name in names if not hasattr(layer, name)]:
         return f"has no {' and no '.join(lacking)} in its config: its attention's shape is not known"

@@ -1,4 +1,4 @@
-"""Tensors to FP16 host arrays and back: from the GPU through pinned buffers on a side stream, without stopping it."""
+"""Copies tensors to FP16 host arrays and back; from a GPU through pinned buffers on a side stream."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a GPU on which nothing is computed."""
+    """A GPU's side stream, used for copies only."""
     return _side_streams.setdefault(device, torch.cuda.Stream(device))
 
 
 def stage(*tensors: torch.Tensor, bf16: bool = False) -> Callable[[], tuple[F16, ...]]:
-    """Begin to bring tensors to the host as float16, or as BF16 in arrays of that type; the function returned waits and
-    gives the arrays."""
+    """Start copying tensors to the host as float16, or (`bf16`) as BF16 bits in float16 arrays.
+
+    Returns:
+        A function that waits for the copies and returns the arrays.
+    """
     kind = torch.bfloat16 if bf16 else torch.float16
     if not tensors[0].is_cuda:
         return lambda: tuple(t.detach().to(kind).contiguous().view(torch.float16).numpy() for t in tensors)
@@ -44,9 +47,9 @@ def stage(*tensors: torch.Tensor, bf16: bool = False) -> Callable[[], tuple[F16,
 
 
 def unstage(rows: F16, like: torch.Tensor, bf16: bool = False) -> torch.Tensor:
-    """Rows as a tensor of the device and the type of another. bf16: whether they are BF16."""
+    """Rows as a tensor with the device and dtype of `like`; `bf16`: the rows hold BF16 bits."""
     if bf16:
         return torch.from_numpy(rows).view(torch.bfloat16).to(like.device, like.dtype)
     if like.dtype is torch.float32 and like.device.type == "cpu":
-        return torch.from_numpy(rows.astype(np.float32))  # in half the time
+        return torch.from_numpy(rows.astype(np.float32))  # numpy converts in half the time
     return torch.from_numpy(rows).to(like.device, like.dtype)

@@ -1,7 +1,7 @@
-"""A cache of transformers whose K and V lie in tiers, where a policy wants them, and a model that fills it.
+"""A transformers cache with KV data in tiers, placed by a policy, and the model that fills it.
 
-A layer's K and V lie token by token, (tokens, B, H, d), so that new tokens stand behind the others wherever they are.
-They come to the model's device for that layer's attention, which stays the model's own.
+A layer's data is stored by token, (tokens, B, H, d), so that new tokens can be appended in any tier. It is loaded to
+the model's device for the attention of that layer, which is the model's own.
 """
 
 from __future__ import annotations
@@ -16,24 +16,28 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from host_driver.hf.forward import check_free, own_forward
-from host_driver.hf.own_cache import Elsewhere, OwnCache, own_layers
+from host_driver.hf.external_cache import ExternalCache, NotCopyable, own_layers
+from host_driver.hf.forward import check_not_attached, own_forward
 from host_driver.hf.shape import FULL, Unsupported
 from host_driver.tiers import Shape, TieredKv
 from kv_cache.block_table import BlockKey
 
-REORDERED_TOKENS = 64  # at once, so that another order of rows takes little memory
+REORDERED_TOKENS = 64  # per chunk, to bound the memory of reordering
 
 
-class InTiers(Elsewhere):
-    """What is in tiers."""
+class TieredObject(NotCopyable):
+    """Object whose data is in tiers."""
 
     where, where_to = "in tiers", "into tiers"
 
 
-class TieredLayer(InTiers, CacheLayerMixin):
-    """One layer of a `TieredCache`: knows how much is stored, holds none of it. index: of the model's layers; number:
-    of those in tiers."""
+class TieredLayer(TieredObject, CacheLayerMixin):
+    """One layer of a `TieredCache`: its length without its data.
+
+    Attributes:
+        index: Index among the model's layers.
+        number: Index among the layers in tiers.
+    """
 
     is_croppable = True
 
@@ -41,7 +45,7 @@ class TieredLayer(InTiers, CacheLayerMixin):
         super().__init__()
         self._cache, self.index, self.number = weakref.ref(cache), index, number
         self.length = 0
-        self._order: torch.Tensor | None = None  # of rows, not yet that of what is stored
+        self._order: torch.Tensor | None = None  # pending reordering of rows
 
     @property
     def cache(self) -> TieredCache:
@@ -51,21 +55,23 @@ class TieredLayer(InTiers, CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         if key_states.shape[:3] != value_states.shape[:3] or key_states.dtype != value_states.dtype:
-            raise Unsupported(f"layer {self.index} caches keys and values of different heads, which tiers do not do")
+            raise Unsupported(
+                f"layer {self.index} caches keys and values of different heads, which tiers do not support"
+            )
         self.cache.open(key_states, value_states)
         self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new k and v (B, H, new, d); all of K and V so far, each (B, H, tokens, d), where they lie."""
+        """Store new k and v (B, H, new, d); returns all keys and values, (B, H, tokens, d) each, on the device."""
         cache = self.cache
         cache.check_in_forward()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         cache.check(key_states, value_states)
         new = key_states.shape[2]
-        cache.kv.reach(cache.request, self.number, new)
+        cache.kv.enter_layer(cache.request, self.number, new)
         keys, values = self._stored("k", key_states), self._stored("v", value_states)
         self._order = None
         self.length += new
@@ -93,10 +99,10 @@ class TieredLayer(InTiers, CacheLayerMixin):
         return -1
 
     def offload(self) -> None:
-        """A policy does."""
+        """No effect: the policy decides."""
 
     def prefetch(self) -> None:
-        """A policy does."""
+        """No effect: the policy decides."""
 
     def reset(self) -> None:
         self.length = 0
@@ -105,7 +111,7 @@ class TieredLayer(InTiers, CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove > 0:
-            raise ValueError(f"crop({tokens_to_remove}): give the number of tokens to remove as a negative number")
+            raise ValueError(f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number")
         self.cache.check_whole()
         if tokens_to_remove and self.is_initialized:
             self.length = max(0, self.length + tokens_to_remove)
@@ -113,7 +119,7 @@ class TieredLayer(InTiers, CacheLayerMixin):
                 self.cache.kv.crop(BlockKey(self.cache.request, self.number, part), self.length)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Rows take another order when the layer is on the device the next time."""
+        """Reorder rows the next time the layer is on the device."""
         if self.is_initialized:
             index = beam_idx.to(self.cache.kv.device)
             self._order = index if self._order is None else self._order.index_select(0, index)
@@ -125,10 +131,11 @@ class TieredLayer(InTiers, CacheLayerMixin):
         self.cache.refuse("tiers do not drop single sequences of a batch yet: start a new cache")
 
 
-class TieredCache(InTiers, OwnCache):
-    """A transformers cache whose K and V are in tiers. Dropping it frees them.
+class TieredCache(TieredObject, ExternalCache):
+    """A transformers cache with KV data in tiers. Dropping it frees the data.
 
-    layers: those of the model's own cache; ours stand in place of the ones in tiers, the others stay what they are.
+    Attributes:
+        layers: Layers of the model's own cache; those in tiers are replaced by `TieredLayer`.
     """
 
     def __init__(self, kv: TieredKv, layers: Sequence[Any], in_tiers: Sequence[int]) -> None:
@@ -140,8 +147,10 @@ class TieredCache(InTiers, OwnCache):
         self._release: weakref.finalize[..., Any] | None = None
 
     def open(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Make room for a batch whose K and V are like these, (B, H, new, ...), once for all layers: of each as much as
-        the one with more channels takes."""
+        """Allocate a batch shaped like these keys and values, (B, H, new, ...), once for all layers.
+
+        Both get the number of channels of the wider one.
+        """
         if self._release is None:
             batch, heads, *channels, dtype = self._states = _like(keys, values)
             self.request = next(_numbers)
@@ -150,33 +159,35 @@ class TieredCache(InTiers, OwnCache):
             self._release.atexit = False
 
     def check(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Raise Unsupported for K and V, (B, H, new, ...), that are not like the first ones."""
+        """Raise Unsupported if keys and values, (B, H, new, ...), differ from the first ones in shape or dtype."""
         if keys.device != self.kv.device:
-            raise Unsupported(f"K and V are on {keys.device}, tiers were made for {self.kv.device} alone")
+            raise Unsupported(f"keys are on {keys.device}, this session's tiers are for {self.kv.device}")
         given = _like(keys, values)
         if given != self._states:
             was, is_now = ("{} x {} x {} and {} of {}".format(*each) for each in (self._states, given))
-            raise Unsupported(f"this cache holds K and V of {was} (sequences, heads, channels), and is given {is_now}")
+            raise Unsupported(
+                f"this cache holds keys and values of {was} (sequences, heads, channels), and is given {is_now}"
+            )
 
     def close(self) -> None:
-        """Free K and V."""
-        self._let_go()
+        """Free the KV data."""
+        self._free_request()
         self._torn = False
 
-    def _let_go(self) -> None:
+    def _free_request(self) -> None:
         if self._release is not None:
             self._release()
         self._release = None
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        with self.kv.alone():
+        with self.kv.exclusive():
             try:
                 with super().forward():
                     yield
             except BaseException:
                 self.kv.abandon()
-                self._let_go()  # what is half a forward's is of no use: others have its room
+                self._free_request()  # data of an incomplete forward is invalid
                 raise
 
     def end_forward(self) -> None:
@@ -188,17 +199,22 @@ _numbers = itertools.count()
 
 
 def _like(keys: torch.Tensor, values: torch.Tensor) -> tuple[Any, ...]:
-    """Sequences, heads, channels of K and of V, and dtype."""
+    """Sequences, heads, channels of keys and values, and dtype."""
     return (*keys.shape[:2], keys.shape[3], values.shape[3], keys.dtype)
 
 
 @contextmanager
 def in_tiers(model: PreTrainedModel, kv: TieredKv, kinds: Sequence[str]) -> Iterator[None]:
-    """Let a model's K and V lie in tiers until the block ends, then put the model back as it was. kinds: of its layers:
-    what does not attend to everything stays with the model's own cache."""
-    check_free(model)
+    """Keep a model's KV cache in tiers until the block ends, then restore the model.
+
+    Args:
+        model: The model.
+        kv: KV data in tiers.
+        kinds: Kind of each layer; layers without full attention keep the model's own cache.
+    """
+    check_not_attached(model)
     if kv.device.type == "meta":
-        raise Unsupported("the model is on the meta device, where it has neither weights nor K and V")
+        raise Unsupported("the model is on the meta device, which has no data: load it to a real device")
     numbers = [number for number, kind in enumerate(kinds) if kind == FULL]
 
     def make(given: Cache | None) -> TieredCache:
@@ -220,14 +236,14 @@ def in_tiers(model: PreTrainedModel, kv: TieredKv, kinds: Sequence[str]) -> Iter
 
 def _run(forward: Callable[..., Any], cache: TieredCache, given: dict[str, Any]) -> Any:
     if cache.kv.training():
-        raise Unsupported("K and V in tiers are for inference, gradients do not pass them: call model.eval() first")
+        raise Unsupported("a KV cache in tiers has no gradients (inference only): call model.eval() first")
     if (mask := given.get("attention_mask")) is not None:
         given = given | {"attention_mask": _cut(mask, cache.get_seq_length())}
     return forward(**given)
 
 
 def _cut(mask: Any, past: int) -> Any:
-    """A mask made for a cache of fixed size, (B, 1, new, size), without what is not stored yet; any other as it is."""
+    """Cut a static cache's mask, (B, 1, new, size), to the stored tokens; other masks are unchanged."""
     if isinstance(mask, dict):
         return {kind: _cut(each, past) if kind == FULL else each for kind, each in mask.items()}
     return mask[..., : past + mask.shape[2]] if isinstance(mask, torch.Tensor) and mask.dim() == 4 else mask

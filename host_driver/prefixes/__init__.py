@@ -1,1 +1,1 @@
-"""Prefixes of prompts in drives: their names, the store, and who loads and stores beside a server's own work."""
+"""Prefix cache in drives: cache keys, the store, and asynchronous loads and stores."""

@@ -1,4 +1,4 @@
-"""Identity of a model: everything that the keys and values of a token sequence depend on, as one digest."""
+"""Identity of a model: a digest of everything that the keys and values of a token sequence depend on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, Literal
 Check = Literal["sampled", "content"]
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 TEXTS = (".json", ".py")  # configuration, index of shards, scales, code, tokenizer
-HEAD_BYTES = 1 << 20  # of a file of weights: its header, with the names and shapes of tensors
-PIECES, PIECE_BYTES = 64, 4096  # of the rest, at even distances
+HEAD_BYTES = 1 << 20  # start of a weight file: its header with names and shapes of tensors
+PIECES, PIECE_BYTES = 64, 4096  # evenly spaced samples of the rest
 _DIGEST_BYTES = 16
 
 
@@ -25,9 +25,9 @@ class FileIdentity:
 
     Attributes:
         name: Path below the model's folder.
-        nbytes: Size.
-        mtime_ns: Time of the last change, ns; None if `digest` is of the whole content.
-        digest: Hexadecimal digest of what was read.
+        nbytes: Size, bytes.
+        mtime_ns: Modification time, ns; None if `digest` covers the whole content.
+        digest: Hexadecimal digest of the bytes read.
     """
 
     name: str
@@ -38,14 +38,14 @@ class FileIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelIdentity:
-    """A model as its resolved configuration and its files; how its path is written does not matter.
+    """A model as its resolved configuration and its files; the spelling of its path does not matter.
 
     Attributes:
-        name: The model's name for people; not part of the digest.
+        name: Display name; not part of the digest.
         config: Resolved configuration as canonical JSON.
         files: Weights and texts, in order of their names.
-        check: `sampled`: of weights the size, the time of the last change, the first MiB and 64 pieces of 4 KiB;
-            `content`: all bytes. Texts are always read whole.
+        check: `sampled`: size, modification time, first MiB and 64 pieces of 4 KiB of weights; `content`: all bytes.
+            Texts are always read whole.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ModelIdentity:
 
     @classmethod
     def of_words(cls, words: str) -> ModelIdentity:
-        """An identity in the caller's own words, which have to change when the model does."""
+        """An identity in the caller's words, which must change when the model does."""
         return cls(name=words, config=canonical({"words": words}))
 
     @property
@@ -78,7 +78,7 @@ class ModelIdentity:
 def canonical(config: Mapping[str, Any]) -> str:
     """A configuration as JSON in which equal values have equal text.
 
-    Keys that begin with `_` are left out: transformers notes there where a configuration was read from.
+    Keys that begin with `_` are dropped: transformers stores the path of a configuration there.
     """
     return json.dumps(_plain(config), sort_keys=True)
 
@@ -99,9 +99,9 @@ def files_of(path: Path, check: Check = "sampled", prefix: str = "") -> tuple[Fi
     """Identities of a model's files.
 
     Args:
-        path: A folder, whose weights and texts count with those of its subfolders; or one file.
+        path: A folder, including weights and texts of its subfolders; or one file.
         check: How weights are read.
-        prefix: Put before each name.
+        prefix: Prefix of each name.
 
     Raises:
         ValueError: There are no weights.
@@ -109,12 +109,12 @@ def files_of(path: Path, check: Check = "sampled", prefix: str = "") -> tuple[Fi
     """
     files = {path.name: path} if path.is_file() else dict(_below(path))
     if not any(name.endswith(WEIGHTS) for name in files):
-        raise ValueError(f"{path}: holds no weights ({', '.join(WEIGHTS)})")
+        raise ValueError(f"{path}: contains no weights ({', '.join(WEIGHTS)})")
     return tuple(_identity(prefix + name, files[name], check) for name in sorted(files))
 
 
 def _below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Weights and texts by their path below a folder; links are followed, each folder is read once."""
+    """Weights and texts with their path below a folder; links are followed, each folder is read once."""
     seen = set[str]()
     for at, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(at)

@@ -1,4 +1,4 @@
-"""Loads and stores of prefixes beside a server's own work: in a thread, within bounds, whatever drives do."""
+"""Asynchronous loads and stores of prefixes: a thread with bounded queues that survives the loss of drives."""
 
 from __future__ import annotations
 
@@ -18,36 +18,40 @@ from host_driver.prefixes.names import PrefixNames
 from host_driver.prefixes.store import PrefixStore
 
 Rows = tuple[F16, F16]  # k, v, each (layers, tokens, kv_heads, d)
-RETRY_S = 0.5  # between two attempts to reach drives that are gone
+RETRY_S = 0.5  # interval between attempts to reconnect to lost drives
 COUNTS = {
     "loads": "loads of a prefix",
-    "loaded_tokens": "tokens whose K and V were loaded",
-    "loads_failed": "loads of which nothing came",
-    "load_us": "wall time of loads, in microseconds",
-    "stores": "stores that were taken on",
-    "stores_dropped": "stores that were dropped, as too many waited or drives were gone",
-    "stores_failed": "stores that drives refused, or that found no room",
-    "stored_blocks": "blocks that are new",
-    "store_us": "wall time of stores, in microseconds",
-    "evicted_blocks": "blocks that went for newer ones",
-    "rejected": "blocks that were not what was stored",
-    "drives_lost": "times that drives were gone",
+    "loaded_tokens": "tokens whose KV data was loaded",
+    "loads_failed": "loads that returned nothing",
+    "load_us": "wall time of loads, microseconds",
+    "stores": "accepted stores",
+    "stores_dropped": "stores dropped because the queue was full or drives were lost",
+    "stores_failed": "stores refused by drives, or without space",
+    "stored_blocks": "new blocks stored",
+    "store_us": "wall time of stores, microseconds",
+    "evicted_blocks": "blocks evicted for newer ones",
+    "rejected": "blocks whose content did not match its digest",
+    "drives_lost": "times that drives were lost",
 }
 _LOG = logging.getLogger("vcsd")
 
 
-class Keeper:
-    """A `PrefixStore` that nobody waits for.
+class AsyncPrefixStore:
+    """A `PrefixStore` with asynchronous operations.
 
-    Loads come first, stores are done when nothing is to be loaded, and flushed when nothing is to be stored. A store
-    that finds as many waiting as may wait is dropped. When drives are gone, nothing is found until they are back; what
-    they have kept is found again then. A window that another host has taken is left to it. Methods may be called from
-    any thread.
+    Loads have priority over stores, and stores over flushes. A store is dropped if the queue of stores is full. While
+    drives are lost nothing is found; after they return, their stored blocks are found again. A window that another
+    host has taken over is not reopened. Methods may be called from any thread.
     """
 
     def __init__(self, open_store: Callable[[], PrefixStore], stores_in_flight: int = 8) -> None:
-        """open_store: connects to the drives; OSError or DeviceError where they do not answer: raised here, but not
-        later. stores_in_flight: stores that may wait; each holds its rows in memory."""
+        """Open the store.
+
+        Args:
+            open_store: Connects to the drives. Raises OSError or DeviceError if they do not answer; here this is
+                raised, later the connection is retried.
+            stores_in_flight: Maximum number of queued stores; each holds its rows in memory.
+        """
         if stores_in_flight < 1:
             raise ValueError(f"stores_in_flight = {stores_in_flight}: must be at least 1")
         self._open, self._most = open_store, stores_in_flight
@@ -61,20 +65,20 @@ class Keeper:
         self._thread.start()
 
     def load(self, keys: Sequence[bytes], first: int = 0) -> Future[Rows | None]:
-        """K and V of the longest prefix that is stored, from token `first` on; None where nothing could be read."""
+        """Load KV data of the longest stored prefix from token `first` on; None if nothing could be read."""
         future = Future[Rows | None]()
         self._ask(future, lambda: self._load(future, keys, first), None)
         return future
 
     def store(self, keys: Sequence[bytes], rows: Callable[[], Rows], first: int = 0) -> bool:
-        """Keep a prompt's blocks from token `first` on; False where that is dropped, and `rows` is not called."""
+        """Store a prompt's blocks from token `first` on; False if it is dropped (then `rows` is not called)."""
         with self._wake:
             if self._store is None or self._closing or len(self._stores) >= self._most:
                 self._counts["stores_dropped"] += 1
                 return False
         k, v = rows()
         with self._wake:
-            taken = not self._closing  # else nobody may be left to carry it out
+            taken = not self._closing  # after closing the thread may have exited
             self._counts["stores" if taken else "stores_dropped"] += 1
             if taken:
                 self._stores.append(lambda: self._keep(keys, k, v, first))
@@ -82,13 +86,13 @@ class Keeper:
         return taken
 
     def remove(self, keys: Sequence[bytes]) -> Future[bool]:
-        """`PrefixStore.remove`; it does not wait for stores."""
+        """Queue `PrefixStore.remove`; it does not wait for stores."""
         future = Future[bool]()
         self._ask(future, lambda: self._remove(future, keys), False)
         return future
 
     def _ask(self, future: Future[Any], job: Callable[[], None], closed: Any) -> None:
-        """Have a job done before stores; once this is closed its future has a value at once."""
+        """Queue a job with priority over stores; after closing, its future has the value `closed` at once."""
         with self._wake:
             if self._closing:
                 future.set_result(closed)
@@ -97,33 +101,33 @@ class Keeper:
             self._wake.notify()
 
     def pin(self, keys: Sequence[bytes]) -> bool:
-        """Keep these blocks until they are unpinned as often, or drives are lost; False where they are gone."""
+        """Pin blocks until as many unpins or the loss of drives; False if drives are lost."""
         with self._wake:
             if self._store:
                 self._store.pin(keys)
             return self._store is not None
 
     def unpin(self, keys: Sequence[bytes]) -> bool:
-        """They may go again."""
+        """Undo a pin."""
         with self._wake:
             if self._store:
                 self._store.unpin(keys)
             return self._store is not None
 
     def take_changes(self) -> dict[bytes, bool]:
-        """Keys that can be loaded now (True), or no more, since this was last asked; at first all that are stored."""
+        """Keys that became loadable (True) or not (False) since the last call; at first all stored keys."""
         with self._wake:
             taken, self._changes = self._changes, {}
         return taken
 
     def take_counts(self) -> dict[str, int]:
-        """What was done since this was last asked, as far as there was any: `COUNTS`."""
+        """Counters since the last call, as far as not 0: `COUNTS`."""
         with self._wake:
             taken, self._counts = self._counts, Counter()
         return dict(taken)
 
     def close(self) -> None:
-        """Carry out what waits, let it survive a loss of power, and let the drives go."""
+        """Complete queued work, flush, and disconnect from the drives."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -135,9 +139,9 @@ class Keeper:
         while (job := self._next()) is not None:
             try:
                 job()
-            except Exception:  # else whoever waits for the next load would wait forever
-                _LOG.exception("prefixes: what should not happen; what is stored is looked up anew")
-                self._lose("an error of this program")
+            except Exception:  # the thread must go on: callers wait for their futures
+                _LOG.exception("prefixes: unexpected error; reconnecting to the drives")
+                self._lose("internal error")
 
     def _next(self) -> Callable[[], None] | None:
         with self._wake:
@@ -170,7 +174,7 @@ class Keeper:
         try:
             if self._store:
                 new = self._store.store(keys, k, v, first)
-        except ValueError as error:  # no room beside what is in use
+        except ValueError as error:  # no space besides pinned blocks
             failed = 1
             _LOG.debug("prefixes: %s", error)
         except (DeviceError, OSError) as error:
@@ -201,12 +205,12 @@ class Keeper:
             self._lose(str(error))
 
     def _lose(self, reason: str) -> None:
-        """Drives are gone: nothing is found until they are back."""
+        """Disconnect from lost drives: nothing is found until they return."""
         lost, self._store = self._store, None
         if lost:
             self._taken = any(isinstance(getattr(each, "lost", None), TakenError) for each in lost.devices)
             _close(lost.devices)
-        again = "this engine starts again" if self._taken else "the drives answer"
+        again = "this engine is restarted" if self._taken else "the drives answer"
         _LOG.warning("prefixes: %s; nothing is loaded or stored until %s", reason, again)
         with self._wake:
             self._counts["drives_lost"] += 1
@@ -230,7 +234,7 @@ class Keeper:
             self._counts.update({spent: (time.perf_counter_ns() - began_ns) // 1000} | counts)
 
     def _note_changes(self) -> None:
-        """What has come and gone in the store, before anyone hears of the command that has changed it."""
+        """Collect changes of the store before the caller gets the result of the command that caused them."""
         if self._store is None:
             return
         changes, store = self._store.take_changes(), self._store
@@ -243,7 +247,7 @@ class Keeper:
 
 
 def connected(connects: Sequence[Connect], names: PrefixNames, max_blocks: int | None = None) -> PrefixStore:
-    """A store over drives that others serve; OSError or DeviceError where they do not answer."""
+    """Open a store on served drives; raises OSError or DeviceError if they do not answer."""
     devices: list[Device] = []
     try:
         for connect in connects:

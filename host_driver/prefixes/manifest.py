@@ -1,6 +1,6 @@
-"""Keys that a drive lists, and the manifests among them: for each model, what its keys are of.
+"""Keys listed by a drive, and the manifests among them, which describe the model of a set of keys.
 
-A manifest is JSON under a key of its own, kept like the values of any sequence: it survives what the keys survive.
+A manifest is JSON under its own key, stored like the values of any sequence, with the same durability as the keys.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from csd_spec.arrays import F16, key_list, keys_of
 from csd_spec.model import FP16_BYTES
 from host_driver.prefixes.names import KEY_BYTES, PREFIX_BYTES, PrefixNames, is_block, is_check, is_manifest
 
-LISTED, LISTED_BYTES = 1024, 32  # keys that a command asks for, at most, and bytes of its answer for each
+LISTED, LISTED_BYTES = 1024, 32  # maximum keys per command, and bytes of its answer per key
 Place = tuple[int, int]  # handle, tokens
 
 
 def list_keys(device: Device) -> dict[bytes, Place]:
-    """All keys of the tenant in a drive, with handle and tokens; raises DeviceError."""
+    """All keys of the tenant in a drive with handle and tokens; raises DeviceError."""
     found: dict[bytes, Place] = {}
     count = max(1, min(LISTED, max_bytes_of(device) // LISTED_BYTES))
     after = bytes(KEY_BYTES)
@@ -50,13 +50,13 @@ def list_keys(device: Device) -> dict[bytes, Place]:
 
 
 def blocks_of(listed: Mapping[bytes, Place]) -> dict[bytes, tuple[int, int, bytes]]:
-    """Blocks that have both keys: handle, tokens, the key of the content."""
+    """Blocks that have both keys: handle, tokens, key of the content."""
     checks = {place: key for key, place in listed.items() if is_check(key)}
     return {key: (*place, checks[place]) for key, place in listed.items() if is_block(key) and place in checks}
 
 
 def write_manifest(device: Device, names: PrefixNames) -> None:
-    """Store the manifest of `names` in a drive; raises DeviceError, and then leaves nothing there."""
+    """Store the manifest of `names` in a drive; raises DeviceError and then leaves nothing stored."""
     d = names.shape.head_dim
     text = names.manifest.encode()
     tokens = -(-len(text) // (2 * d * FP16_BYTES))
@@ -76,11 +76,11 @@ def write_manifest(device: Device, names: PrefixNames) -> None:
 
 
 def read_manifests(device: Device) -> list[dict[str, Any]]:
-    """Manifests of all models whose prefixes a tenant keeps in a drive.
+    """Read the manifests of all models whose prefixes a tenant stores in a drive.
 
     Returns:
-        A dictionary for each: the manifest's own fields and `blocks`, how many are stored; for keys without a manifest
-        that can be read, `blocks` alone.
+        A dictionary per model: the manifest's fields and the number of stored `blocks`; only `blocks` for keys without
+        a readable manifest.
     """
     listed = list_keys(device)
     counts = Counter(key[:PREFIX_BYTES] for key in blocks_of(listed))
@@ -99,7 +99,7 @@ def _read(device: Device, handle: int, tokens: int) -> dict[str, Any]:
 
 
 def done_by(drive: int, done: Completion) -> Completion:
-    """A completion that is a success; raises DeviceError for any other."""
+    """Return a successful completion; raises DeviceError for any other."""
     if done.status is not Status.SUCCESS:
         raise DeviceError(drive, done.status, done.reason)
     return done

@@ -1,4 +1,4 @@
-"""Keys of prefixes: a digest of the model, and of all tokens up to the end of a block."""
+"""Cache keys of prefixes: hash chains over the model and all tokens up to the end of a block."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from csd_spec.arrays import F16
 from host_driver.prefixes.identity import ModelIdentity
 
 KEY_BYTES = 16
-PREFIX_BYTES = 4  # of a key, common to all of the same names
-_BLOCK, _CHECK, _MANIFEST = range(3)  # what a key names: the lowest two bits of its last byte
+PREFIX_BYTES = 4  # start of a key, common to all keys of the same names
+_BLOCK, _CHECK, _MANIFEST = range(3)  # kind of a key: the lowest two bits of its last byte
 _KINDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixNames:
-    """What KV data depends on in addition to the tokens, and how many tokens a block has. Another field is another key.
+    """Everything that KV data depends on in addition to the tokens, and the block size. All fields change the keys.
 
     Attributes:
-        shape: Of what is stored; its q_heads do not matter.
-        drives: Drives that share its heads.
-        model: The model, with its weights, dtype and all else that its keys and values depend on. A tokenizer does not
-            matter: keys are of token ids.
-        rank: Which of several workers, each with heads and drives of its own. All have the same keys; what another
-            worker has stored is not taken.
-        layout: Code of the layout of keys and values in the drives; `opaque` takes any 2-byte values.
-        salt: The tenant's secret, so that nobody else finds or guesses its keys.
-        seed: Of all keys; with another one nothing that is stored is found.
-        block_tokens: Tokens of a block.
+        shape: Shape of the stored data; its q_heads do not matter.
+        drives: Number of drives that share its heads.
+        model: The model: weights, dtype and everything else that its KV data depends on. The tokenizer does not matter:
+            keys are computed from token IDs.
+        rank: Index among several workers with their own heads and drives. All have the same keys; data of another
+            worker is not accepted.
+        layout: Code of the layout in the drives; `opaque` takes any 2-byte values.
+        salt: The tenant's secret, so that no other tenant can find or guess its keys.
+        seed: Seed of all keys; a new value invalidates everything stored.
+        block_tokens: Tokens per block.
     """
 
     shape: ModelShape
@@ -65,18 +65,21 @@ class PrefixNames:
 
     @property
     def manifest(self) -> str:
-        """Which model these keys are of, as JSON for people; the salt is left out."""
+        """Description of the model of these keys as JSON, without the salt."""
         return json.dumps({"model": self.model.to_dict(), "rank": self.rank} | self._public())
 
     @property
     def manifest_key(self) -> bytes:
-        """The key of the manifest."""
+        """Key of the manifest."""
         return self._key(blake2b(b"manifest", digest_size=KEY_BYTES, key=self._root).digest(), _MANIFEST)
 
     def keys(self, tokens: Sequence[int], extra: str = "", known: Sequence[bytes] = ()) -> list[bytes]:
-        """Of all whole blocks of a prompt: each is a hash of a block's tokens and of the key before it.
+        """Keys of all whole blocks of a prompt: each is a hash of the block's tokens and the previous key.
 
-        extra: what else a request's K and V depend on. known: keys of its first blocks, which are not hashed again.
+        Args:
+            tokens: Token IDs of the prompt.
+            extra: Anything else that the KV data of the request depends on.
+            known: Keys of the first blocks, which are not hashed again.
         """
         found = list(known)
         key = found[-1] if found else self.key_of(extra.encode())
@@ -87,18 +90,18 @@ class PrefixNames:
         return found
 
     def key_of(self, data: bytes) -> bytes:
-        """The key of what has a name of another kind."""
+        """Key of data that is not identified by tokens."""
         return self._key(blake2b(data, digest_size=KEY_BYTES, key=self._root).digest(), _BLOCK)
 
     def check(self, key: bytes, k: F16, v: F16) -> bytes:
-        """The key of a block's content: of its K and V, each (layers, tokens, kv_heads, d), and of its key."""
+        """Key of a block's content: k and v, (layers, tokens, kv_heads, d) each, and the block's key."""
         digest = sha256(key + self.rank.to_bytes(4, "little"))
         for part in (k, v):
             digest.update(np.ascontiguousarray(part).view(np.uint8).data)
         return self._key(digest.digest(), _CHECK)
 
-    def are_of(self, key: bytes) -> bool:
-        """Whether a key may be one of these names."""
+    def owns(self, key: bytes) -> bool:
+        """Whether a key may belong to these names."""
         return key.startswith(self._root[:PREFIX_BYTES])
 
     def _key(self, digest: bytes, kind: int) -> bytes:
@@ -107,24 +110,26 @@ class PrefixNames:
 
 
 def is_block(key: bytes) -> bool:
-    """Whether a key is of a block's tokens."""
+    """Whether a key identifies a block by its tokens."""
     return key[-1] & _KINDS == _BLOCK
 
 
 def is_check(key: bytes) -> bool:
-    """Whether a key is of a block's content."""
+    """Whether a key identifies a block by its content."""
     return key[-1] & _KINDS == _CHECK
 
 
 def is_manifest(key: bytes) -> bool:
-    """Whether a key is of the manifest of all keys that begin with the same `PREFIX_BYTES`."""
+    """Whether a key is that of a manifest, for all keys that begin with the same `PREFIX_BYTES`."""
     return key[-1] & _KINDS == _MANIFEST
 
 
-class Admission:
-    """Which blocks are worth their writes: those that were asked for often enough.
+class AdmissionFilter:
+    """Selects blocks worth storing: those requested often enough.
 
-    after: as many times, the present one among them; 1 is every block. The keys that were seen last are remembered.
+    Args:
+        after: Minimum number of requests, including the current one; 1 admits every block.
+        remembered: Number of keys to remember (LRU).
     """
 
     def __init__(self, after: int = 1, remembered: int = 1 << 16) -> None:
@@ -133,17 +138,17 @@ class Admission:
         self.after, self._remembered = after, remembered
         self._seen: OrderedDict[bytes, int] = OrderedDict()
 
-    def see(self, keys: Sequence[bytes]) -> None:
-        """A prompt with these blocks was asked for."""
+    def record(self, keys: Sequence[bytes]) -> None:
+        """Count a request for a prompt with these blocks."""
         if self.after == 1:
             return
-        for key in reversed(keys):  # of a prompt that does not fit the deepest are forgotten first
+        for key in reversed(keys):  # LRU: the deepest blocks of a prompt are forgotten first
             self._seen[key] = self._seen.pop(key, 0) + 1
         while len(self._seen) > self._remembered:
             self._seen.popitem(last=False)
 
     def admitted(self, keys: Sequence[bytes]) -> int:
-        """How many of a prompt's first blocks are worth keeping."""
+        """Number of the prompt's first blocks that are worth storing."""
         if self.after == 1:
             return len(keys)
         return len(list(takewhile(lambda key: self._seen.get(key, 0) >= self.after, keys)))

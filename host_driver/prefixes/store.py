@@ -1,8 +1,8 @@
-"""K and V of prompts that come again: blocks of tokens in drives, found by all the tokens up to their end.
+"""Prefix cache in drives: blocks of tokens, identified by all tokens up to their end.
 
-Drives keep keys with the sequences (`KvName`), so a host that starts anew finds what it had stored. A block has two:
-the one of its tokens, and one of its K and V, by which it is checked when it is read. A sequence is a chain of blocks;
-prompts that part are forks, which share what they begin with.
+Drives store keys with the sequences (`KvName`), so a restarted host finds its data. A block has two keys: one of its
+tokens, and one of its content, which is verified on read. A sequence is a chain of blocks; prompts that diverge are
+forks that share their common beginning.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from host_driver.prefixes.manifest import blocks_of, done_by, list_keys, write_m
 from host_driver.prefixes.names import PrefixNames
 from host_driver.sharding import split_heads
 
-MAX_TOKENS = 1 << 20  # of a prompt
-COMMAND_BYTES = 16 << 20  # of K and V that a command brings, at most: the next one is read meanwhile
+MAX_TOKENS = 1 << 20  # per prompt
+COMMAND_BYTES = 16 << 20  # maximum KV data per read command: the next one is read meanwhile
 
 
 @dataclass(slots=True, eq=False)
-class Chain:
-    """A sequence on every drive: its handles, and its blocks that have names, by the tokens at their end."""
+class BlockChain:
+    """A sequence on every drive: its handles, and the keys of its named blocks by end position in tokens."""
 
     handles: list[int]
     ends: dict[int, bytes]
@@ -53,39 +53,44 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Where a block ends, and under which other key if its K and V are what was stored."""
+    """Chain and end position of a block, and the key of its content."""
 
-    chain: Chain
+    chain: BlockChain
     end: int
     check: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A prefix that is stored: so many tokens, in which chain."""
+    """A stored prefix: its length in tokens, and its chain."""
 
     tokens: int
-    chain: Chain | None
+    chain: BlockChain | None
 
 
 class PrefixStore:
-    """Prefixes of prompts over drives, each of which has some heads. Prompts are given by keys: `PrefixNames.keys`.
+    """Prefixes of prompts on drives that share the heads. Prompts are given by keys: `PrefixNames.keys`.
 
-    Least recently used blocks go first, and of those the deepest: a block that others stand behind is never older than
-    these. What cannot be read, or is not what was stored, is forgotten, and counts as not found. A drive that is gone
-    is a DeviceError with PATH_LOST from every method: connect again, and make a new store. For one thread at a time.
+    Eviction is LRU, deepest first: a block is never evicted before the blocks after it. Blocks that cannot be read or
+    whose content differs are dropped and count as misses. If a drive is lost, every method raises DeviceError with
+    PATH_LOST: reconnect and create a new store. Not thread-safe.
     """
 
     def __init__(self, devices: Sequence[Device], names: PrefixNames, max_blocks: int | None = None) -> None:
-        """max_blocks: that are kept; None: as many as the drives take.
+        """Open the store, and free sequences that an earlier host of this tenant did not complete.
 
-        Frees what a host was storing in these drives, as this tenant, when it died. Raises ValueError where a drive
-        takes less in a command than one token has.
+        Args:
+            devices: Connections to the drives.
+            names: Key derivation.
+            max_blocks: Maximum number of blocks; None: as many as fit in the drives.
+
+        Raises:
+            ValueError: An argument is invalid, or a drive's maximum command size is below the size of one token.
         """
         if max_blocks is not None and max_blocks < 1:
             raise ValueError(f"max_blocks = {max_blocks}: must be at least 1")
         if len(devices) != names.drives:
-            raise ValueError(f"{len(devices)} drives: the names are of {names.drives}")
+            raise ValueError(f"{len(devices)} drives: the names are for {names.drives}")
         self.devices, self.names, self.max_blocks = list(devices), names, max_blocks
         self._heads = split_heads(names.shape.kv_heads, len(devices))
         for device, heads in zip(devices, self._heads, strict=True):
@@ -93,23 +98,23 @@ class PrefixStore:
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # least recently used first
         self._pinned: dict[bytes, int] = {}
         self._changes: dict[bytes, bool] = {}
-        self._others: set[bytes] = set()  # names on these drives that are not of `names`
+        self._others: set[bytes] = set()  # keys on these drives that do not belong to `names`
         self.hits = self.misses = self.evicted = self.rejected = 0
         self._described = False  # whether all drives have the manifest
         self._recover()
 
     @property
     def blocks(self) -> int:
-        """That are stored."""
+        """Number of stored blocks."""
         return len(self._blocks)
 
     def take_changes(self) -> dict[bytes, bool]:
-        """Keys that came (True) or went since this was last asked; at first all that are stored."""
+        """Keys added (True) or removed (False) since the last call; at first all stored keys."""
         taken, self._changes = self._changes, {}
         return taken
 
     def match(self, keys: Sequence[bytes]) -> Hit:
-        """The longest prefix that is stored; it counts as used."""
+        """Find the longest stored prefix, and mark it as used."""
         found = list(takewhile(lambda key: key in self._blocks, keys))
         self._touch(found)
         self.hits += len(found)
@@ -120,14 +125,16 @@ class PrefixStore:
         return Hit(block.end, block.chain)
 
     def _touch(self, keys: Sequence[bytes]) -> None:
-        """A prompt's blocks were used: of these the deepest is the first to go."""
+        """Mark a prompt's blocks as used; the deepest becomes the least recent."""
         for key in reversed(keys):
             self._blocks.move_to_end(key)
 
     def load(self, keys: Sequence[bytes], first: int = 0) -> tuple[F16, F16] | None:
-        """K and V of the stored prefix from token `first` on, each (layers, tokens, kv_heads, d).
+        """Load KV data of the stored prefix from token `first` on.
 
-        None where nothing is stored, a drive cannot read it, or it is not what was stored: then it is forgotten.
+        Returns:
+            k and v, (layers, tokens, kv_heads, d) each. None if nothing is stored, or if a drive cannot read it or the
+            content differs: then it is dropped.
         """
         hit, size = self.match(keys), self.names.block_tokens
         if hit.chain is None or hit.tokens <= first:
@@ -149,12 +156,22 @@ class PrefixStore:
         return k[:, first - start :], v[:, first - start :]
 
     def store(self, keys: Sequence[bytes], k: F16, v: F16, first: int = 0) -> int:
-        """Keep K and V of a prompt's blocks, each (layers, tokens, kv_heads, d), from token `first` on; how many blocks
-        are new. None is where the blocks before `first` are not stored (any more).
+        """Store a prompt's blocks from token `first` on.
 
-        Names are given when the data is there: a host or a drive that dies meanwhile leaves no half block. On a full
-        drive older blocks go. Raises DeviceError where a drive refuses all the same, ValueError where there is no room
-        beside what is in use.
+        Keys are written after the data, so a host or drive that dies meanwhile leaves no partial block. On a full
+        drive older blocks are evicted.
+
+        Args:
+            keys: Keys of the prompt's blocks.
+            k, v: Rows from token `first` on, (layers, tokens, kv_heads, d) each.
+            first: First token of the rows.
+
+        Returns:
+            Number of new blocks; 0 if the blocks before `first` are not stored.
+
+        Raises:
+            DeviceError: A drive refuses the data.
+            ValueError: There is no space besides blocks in use.
         """
         hit, size = self.match(keys), self.names.block_tokens
         new = keys[hit.tokens // size :]
@@ -171,7 +188,7 @@ class PrefixStore:
         return len(new)
 
     def _describe(self) -> bool:
-        """Write the manifest to every drive; False if one has no room for it."""
+        """Write the manifest to every drive; False if a drive has no space for it."""
         try:
             for device in self.devices:
                 write_manifest(device, self.names)
@@ -181,8 +198,8 @@ class PrefixStore:
             return False
         return True
 
-    def _written(self, hit: Hit, k: F16, v: F16, keys: Sequence[bytes]) -> Chain:
-        """The chain behind a hit, with these rows at its end; for those the oldest blocks go where a drive is full."""
+    def _written(self, hit: Hit, k: F16, v: F16, keys: Sequence[bytes]) -> BlockChain:
+        """Append rows to the chain of a hit; evicts the oldest blocks if a drive is full."""
         while True:
             chain = self._chain_behind(hit)
             try:
@@ -191,15 +208,15 @@ class PrefixStore:
             except DeviceError as error:
                 self._cut(chain)
                 full = error.status is Status.CAPACITY_EXCEEDED
-                if not full or not (self._let_others_go() or self._let_go(keep=set(keys))):
+                if not full or not (self._evict_foreign() or self._evict_oldest(keep=set(keys))):
                     raise
 
-    def _name(self, chain: Chain, ends: dict[bytes, int], k: F16, v: F16) -> None:
-        """Let blocks be found from now on, whose rows k and v are the last of a chain."""
+    def _name(self, chain: BlockChain, ends: dict[bytes, int], k: F16, v: F16) -> None:
+        """Name the blocks whose rows k and v are the last of a chain, so that they can be found."""
         size, start = self.names.block_tokens, min(ends.values()) - self.names.block_tokens
         parts = [slice(end - size - start, end - start) for end in ends.values()]
         checks = [self.names.check(key, k[:, part], v[:, part]) for key, part in zip(ends, parts, strict=True)]
-        for key in [key for key in ends if key in self._blocks]:  # behind one that was lost
+        for key in [key for key in ends if key in self._blocks]:  # stored after a block that was lost
             self._evict(key)
         keys, tokens = keys_of([*ends, *checks]), np.array([*ends.values(), *ends.values()])
         try:
@@ -222,8 +239,8 @@ class PrefixStore:
         self._changes[key] = False
         return block
 
-    def _append(self, chain: Chain, k: F16, v: F16) -> None:
-        """Store rows (layers, tokens, kv_heads, d) behind a chain, without names yet."""
+    def _append(self, chain: BlockChain, k: F16, v: F16) -> None:
+        """Append rows (layers, tokens, kv_heads, d) to a chain, without names."""
         lengths = np.array([k.shape[1]])
         for layer in range(len(k)):
             self._all(
@@ -233,8 +250,8 @@ class PrefixStore:
                 ]
             )
 
-    def _gather(self, chain: Chain, first: int, end: int) -> tuple[F16, F16]:
-        """Rows of a chain, each (layers, tokens, kv_heads, d); all commands are under way at once."""
+    def _gather(self, chain: BlockChain, first: int, end: int) -> tuple[F16, F16]:
+        """Read rows of a chain, (layers, tokens, kv_heads, d) each, with all commands in flight at once."""
         s, tokens = self.names.shape, (np.array([first]), np.array([end - first]))
         head_bytes = 2 * FP16_BYTES * s.head_dim
         k, v = (np.empty((s.layers, end - first, s.kv_heads, s.head_dim), np.float16) for _ in range(2))
@@ -247,8 +264,8 @@ class PrefixStore:
             k[:, :, place], v[:, :, place] = done_by(drive, future.result()).data
         return k, v
 
-    def _cut(self, chain: Chain) -> None:
-        """Let a chain end with its last name; without any it is gone."""
+    def _cut(self, chain: BlockChain) -> None:
+        """Cut a chain to its last named block; free it if it has none."""
         if not chain.ends:
             self._all([KvFree((handle,)) for handle in chain.handles])
             return
@@ -257,7 +274,11 @@ class PrefixStore:
             self._all([KvCrop((handle,), layer, left) for handle in chain.handles])
 
     def remove(self, keys: Sequence[bytes]) -> bool:
-        """Forget blocks, from the last on as long as they are there, unpinned, and end a chain; whether all went."""
+        """Remove blocks from the last one on, while they are stored, unpinned and at the end of a chain.
+
+        Returns:
+            Whether all were removed.
+        """
         for key in reversed(keys):
             if key not in self._blocks or not self._is_last(key):
                 return False
@@ -265,53 +286,53 @@ class PrefixStore:
         return True
 
     def pin(self, keys: Sequence[bytes]) -> None:
-        """Keep these blocks until they are unpinned as often."""
+        """Pin blocks until as many unpins."""
         for key in keys:
             self._pinned[key] = self._pinned.get(key, 0) + 1
 
     def unpin(self, keys: Sequence[bytes]) -> None:
-        """They may go again."""
+        """Undo a pin."""
         for key in keys:
             self._pinned[key] = self._pinned.get(key, 1) - 1
             if self._pinned[key] <= 0:
                 del self._pinned[key]
 
     def flush(self) -> None:
-        """Returns when all that is stored survives a loss of power."""
+        """Flush all drives; on return everything stored survives a power loss."""
         self._all([Flush() for _ in self.devices])
 
-    def _chain_behind(self, hit: Hit) -> Chain:
-        """A chain that ends where a hit does: the same one, or a fork of it."""
+    def _chain_behind(self, hit: Hit) -> BlockChain:
+        """A chain that ends where a hit does: the same one, or a fork."""
         if hit.chain is None:
             s, layout = self.names.shape, self.names.layout
-            return Chain(
+            return BlockChain(
                 self._handles([SeqCreate(1, s.layers, len(h), s.head_dim, MAX_TOKENS, layout) for h in self._heads]), {}
             )
         if max(hit.chain.ends) == hit.tokens:
             return hit.chain
         forks = [SeqFork((handle,), np.array([hit.tokens])) for handle in hit.chain.handles]
-        return Chain(self._handles(forks), {})
+        return BlockChain(self._handles(forks), {})
 
     def _make_room(self, blocks: int, keep: Sequence[bytes]) -> None:
-        """Let the oldest blocks go until there is room for so many more; raises ValueError where there never is."""
+        """Evict the oldest blocks until `blocks` more fit; raises ValueError if they cannot."""
         if self.max_blocks is None:
             return
         if blocks > self.max_blocks:
-            raise ValueError(f"{blocks} blocks: the store keeps {self.max_blocks}")
+            raise ValueError(f"{blocks} blocks: must be at most max_blocks = {self.max_blocks}")
         kept = set(keep)
         while len(self._blocks) + blocks > self.max_blocks:
-            if not self._let_go(kept):
-                raise ValueError(f"{blocks} blocks have no room: all {self.max_blocks} that are kept are in use")
+            if not self._evict_oldest(kept):
+                raise ValueError(f"no space for {blocks} blocks: all {self.max_blocks} of the store are in use")
 
-    def _let_go(self, keep: set[bytes]) -> bool:
-        """Evict the oldest block that may go; False where there is none."""
+    def _evict_oldest(self, keep: set[bytes]) -> bool:
+        """Evict the oldest evictable block; False if there is none."""
         key = next((key for key in self._blocks if key not in keep and self._is_last(key)), None)
         if key is not None:
             self._evict(key)
         return key is not None
 
-    def _let_others_go(self) -> bool:
-        """Drop what is stored under other names: of another model, say; False where there is nothing."""
+    def _evict_foreign(self) -> bool:
+        """Drop data stored under other names, such as another model's; False if there is none."""
         others, self._others = self._others, set()
         if others:
             self._all([KvDrop(keys_of(others)) for _ in self.devices])
@@ -325,22 +346,22 @@ class PrefixStore:
         self._cut(block.chain)
 
     def _is_last(self, key: bytes) -> bool:
-        """Whether nothing of its chain stands behind a block, and nobody holds it."""
+        """Whether a block is the last of its chain and not pinned."""
         block = self._blocks[key]
         return block.end == max(block.chain.ends) and key not in self._pinned
 
-    def _forget(self, chain: Chain) -> None:
-        """A chain lost data: nothing of it is found any more."""
+    def _forget(self, chain: BlockChain) -> None:
+        """Drop a chain that lost data, with all its blocks."""
         gone = [each for key in list(chain.ends.values()) for each in (key, self._remove(key).check)]
         for device, handle in zip(self.devices, chain.handles, strict=True):
             device.submit(KvDrop(keys_of(gone)), 0).result()
             device.submit(KvFree((handle,)), 0).result()
 
     def _recover(self) -> None:
-        """Find what an earlier host has stored: what all drives have alike, the deepest first to go."""
+        """Find blocks of an earlier host that all drives have; the deepest are the least recent."""
         self._all([SeqSweep() for _ in self.devices])
         listed = [list_keys(device) for device in self.devices]
-        self._others = {key for each in listed for key in each if not self.names.are_of(key)}
+        self._others = {key for each in listed for key in each if not self.names.owns(key)}
         first, *others = tables = [blocks_of(each) for each in listed]
         whole = [
             key
@@ -351,21 +372,21 @@ class PrefixStore:
             known = {name for key in whole for name in (key, table[key][2])} | self._others | {self.names.manifest_key}
             if half := [key for key in each if key not in known]:
                 done_by(0, device.submit(KvDrop(keys_of(half)), 0).result())
-        self._all([SeqSweep() for _ in self.devices])  # what only had names of halves
+        self._all([SeqSweep() for _ in self.devices])  # sequences that only had keys of partial blocks
         self._described = all(self.names.manifest_key in each for each in listed)
-        chains: dict[tuple[int, ...], Chain] = {}
+        chains: dict[tuple[int, ...], BlockChain] = {}
         for key in sorted(whole, key=lambda key: -first[key][1]):
             handles = tuple(table[key][0] for table in tables)
-            chain = chains.setdefault(handles, Chain(list(handles), {}))
+            chain = chains.setdefault(handles, BlockChain(list(handles), {}))
             self._add(key, Block(chain, *first[key][1:]))
         for chain in chains.values():
-            self._cut(chain)  # what was being stored behind it
+            self._cut(chain)  # unnamed rows at its end
 
     def _handles(self, commands: Sequence[Command]) -> list[int]:
         return [int(done.data[0][0]) for done in self._all(commands)]
 
     def _all(self, commands: Sequence[Command]) -> list[Completion]:
-        """A command to each drive, side by side; raises DeviceError for the first that refuses."""
+        """Submit one command to each drive concurrently; raises DeviceError for the first that fails."""
         submitted = [device.submit(command, 0) for device, command in zip(self.devices, commands, strict=True)]
         return [done_by(drive, future.result()) for drive, future in enumerate(submitted)]
 
@@ -375,5 +396,5 @@ def _cut_of(heads: range) -> slice:
 
 
 def _of(heads: range, rows: F16) -> F16:
-    """Heads of rows (tokens, kv_heads, d)."""
+    """Rows (tokens, kv_heads, d) of some heads."""
     return np.ascontiguousarray(rows[:, _cut_of(heads)])

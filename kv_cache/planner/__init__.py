@@ -1,1 +1,1 @@
-"""Which layers of each request lie away from the device: the problem, and ways to solve it."""
+"""Planner: which layers of each request are offloaded from the device; exact and heuristic solvers."""

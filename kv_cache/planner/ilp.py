@@ -1,8 +1,9 @@
-"""The same choice as an integer program, as OrbitFlow's planner makes it (section 3.3), solved by HiGHS.
+"""Placement as an integer program, as in OrbitFlow's planner (section 3.3), solved by HiGHS.
 
-One of each request's options is chosen. A step is at least as long as any chain: layers that are computed one after
-another, and stretches from the end of a layer a to the begin of b in which all passes that is asked for since and due
-by then. Some chains are there from the begin; the longest one of a solution is added while the solver does not know it.
+One option of each request is chosen. A step is at least as long as any chain. A chain consists of layers that are
+computed one after another, and of stretches from the end of layer a to the start of layer b that contain all fetches
+issued since a and due by b. The model starts with some chains; while the longest chain of a solution is unknown to the
+solver, it is added and the model is solved again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from csd_spec.arrays import F64, I64
-from kv_cache.planner.problem import Placed, PlacementProblem
+from kv_cache.planner.problem import PlacementProblem, PlacementResult
 
 UNIT = 1e3  # scaled compute time of a step: HiGHS's tolerances are absolute
 _TOLERANCE = 1e-9
@@ -31,14 +32,14 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-Row = tuple[F64, float, float]  # factors, and between what their sum is
+Row = tuple[F64, float, float]  # coefficients, lower and upper bound of the sum
 
 
-class SolverMissing(RuntimeError):
-    """The package that solves is not installed."""
+class SolverMissingError(RuntimeError):
+    """The HiGHS package is not installed."""
 
 
-def solve(problem: PlacementProblem, gap: float = 0.0, limit_s: float = 60.0) -> Placed | None:
+def solve(problem: PlacementProblem, gap: float = 0.0, limit_s: float = 60.0) -> PlacementResult | None:
     """Find the placement with the shortest step.
 
     Args:
@@ -50,9 +51,9 @@ def solve(problem: PlacementProblem, gap: float = 0.0, limit_s: float = 60.0) ->
         Placement; None if no placement fits.
 
     Raises:
-        SolverMissing: HiGHS is not installed.
+        SolverMissingError: HiGHS is not installed.
     """
-    good = problem.good()
+    good = problem.local_optimum()
     if good is None:
         return None
     best, model, until_s = problem.placement(good), _Model(problem, good, gap), time.monotonic() + limit_s
@@ -61,7 +62,7 @@ def solve(problem: PlacementProblem, gap: float = 0.0, limit_s: float = 60.0) ->
         best = min(best, found, key=lambda each: each.latency_s)
         if not model.add_broken(chosen):
             break
-    return best  # or nothing is better
+    return best  # the initial choice if the solver finds no better one
 
 
 class _Model:
@@ -87,7 +88,7 @@ class _Model:
         self.solver = _solver(rows, self.choices, self.scale * float(ends[-1]) * (1 - max(cut, _TOLERANCE)), cut)
 
     def _own(self, option: int) -> list[tuple[int, int]]:
-        """The stretches in which a request fetches for itself."""
+        """Stretches in which a request waits only for its own fetches."""
         asked, due = self.problem.asked[0, option], self.problem.due[0, option]
         return [(int(a), int(b)) for a, b in zip(asked, due, strict=True) if b >= 0]
 
@@ -100,9 +101,10 @@ class _Model:
         return np.append(self.problem.held.ravel() / self.problem.costs.room, 0.0), -np.inf, 1.0
 
     def _at_least(self, fetches: list[tuple[int, int]]) -> Row:
-        """The step is at least as long as these stretches of fetching, and the layers outside of them.
+        """Constraint: the step is at least as long as these stretches of fetches plus the layers outside of them.
 
-        fetches: (a, b) are fetches issued after the end of a and due up to b; they do not overlap.
+        Args:
+            fetches: Pairs (a, b): fetches issued after the end of a and due by b; they do not overlap.
         """
         compute, slower = self.problem.costs.compute, self.problem.slower
         outside = np.ones(self.L, bool)
@@ -114,7 +116,7 @@ class _Model:
         return np.append(-self.scale * takes.ravel(), 1.0), self.scale * float(compute[outside].sum()), np.inf
 
     def _fetched(self, a: int, b: int) -> F64:
-        """Seconds of the fetches asked for from the end of a on and due up to b, (R, options)."""
+        """Seconds of the fetches issued after the end of a and due by b, (R, options)."""
         between = (self.problem.asked >= a) & (self.problem.due >= 0) & (self.problem.due <= b)
         seconds: F64 = between.sum(axis=2) * self.problem.costs.fetch[:, None]
         return seconds
@@ -131,11 +133,11 @@ class _Model:
         return chosen
 
     def add_broken(self, chosen: I64) -> bool:
-        """Add what the solver did not know of a choice whose step is longer than it thinks: its longest chain."""
+        """Add the longest chain of a choice if its step is longer than in the model; False if nothing was added."""
         ends = self.problem.ends(chosen.tolist())
         chain = self._chain(chosen, ends)
         if chain in self.known or ends[-1] <= self._thought_s() + _TOLERANCE * ends[-1]:
-            return False  # of a chain that it knows the solver is off by its tolerance
+            return False  # for a known chain, the difference is the solver's tolerance
         self.known.append(chain)
         _add(self.solver, [self._at_least(chain)])
         return True
@@ -144,7 +146,7 @@ class _Model:
         return float(self.solver.getSolution().col_value[self.choices]) / self.scale
 
     def _chain(self, chosen: I64, ends: F64) -> list[tuple[int, int]]:
-        """The stretches of fetching that the step's length consists of, the last one first."""
+        """Stretches of fetches on the critical path of the step, the last one first."""
         found, layer, each = list[tuple[int, int]](), self.L - 1, np.arange(self.R)
         while layer >= 0:
             took = self.problem.costs.compute[layer] + self.problem.slower[each, chosen, layer].sum()
@@ -159,14 +161,18 @@ class _Model:
 
 
 def _solver(rows: list[Row], choices: int, limit: float, gap: float) -> Any:
-    """Create a HiGHS model of these rows that minimizes the last variable, which is at most `limit`.
+    """Create a HiGHS model of these rows that minimizes the last variable.
 
-    gap: HiGHS's relative gap, a fraction of the step that it finds.
+    Args:
+        rows: Constraints.
+        choices: Number of binary variables.
+        limit: Upper bound of the last variable.
+        gap: HiGHS's relative gap, a fraction of the step that it finds.
     """
     try:
         import highspy
     except ImportError as error:
-        raise SolverMissing("the integer program needs HiGHS: pip install 'vcsd[serving]'") from error
+        raise SolverMissingError("the integer program needs HiGHS: pip install 'vcsd[serving]'") from error
     solver = highspy.Highs()
     for name, value in {**_OPTIONS, "mip_rel_gap": gap}.items():
         solver.setOptionValue(name, value)

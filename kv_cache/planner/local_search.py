@@ -1,8 +1,8 @@
-"""A good placement in a bounded time, for batches that are too large to look at all that could be the best.
+"""Local search for a placement in bounded time, for batches that are too large for an exact search.
 
-A choice is changed by one request, or by two, as long as that makes the step shorter. A change is tried only where a
-bound leaves it a chance: a step is at least as long as the fetches due up to any layer, the layers from there on, and
-what drives make all of them longer. That bound alone is made small first, since it costs little.
+The options of one request or of two are changed while that shortens the step. A change is evaluated only if a lower
+bound allows an improvement: a step is at least as long as the fetches due by any layer, the layers after it, and the
+time that drives add to all of these. A first descent minimizes the bound alone, which costs little.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import numpy as np
 
 from csd_io.compiled import njit
 from csd_spec.arrays import F64
-from kv_cache.planner.problem import Placed, PlacementProblem, run
+from kv_cache.planner.problem import PlacementProblem, PlacementResult, run
 
-EFFORT = 30_000  # bounds that are looked at in either descent: some milliseconds
-_STEP = 50  # of bounds that a step's length costs
+EFFORT = 30_000  # bounds evaluated in each descent: a few milliseconds
+_STEP = 50  # cost of the length of a step, in bounds
 
 
-def local_search(problem: PlacementProblem, effort: int = EFFORT) -> Placed | None:
-    """A placement with a short step; None where none fits. The same for the same problem, however fast the machine is.
+def local_search(problem: PlacementProblem, effort: int = EFFORT) -> PlacementResult | None:
+    """Find a placement with a short step; None if no placement fits.
 
-    effort: how many changes are looked at, at most.
+    The result does not depend on the speed of the machine.
+
+    Args:
+        problem: Costs and options.
+        effort: Maximum number of changes to evaluate in each descent.
     """
     chosen, room = problem.held.argmin(axis=1), problem.costs.room
     if problem.held[np.arange(chosen.size), chosen].sum() > room:
@@ -32,7 +36,7 @@ def local_search(problem: PlacementProblem, effort: int = EFFORT) -> Placed | No
 
 
 def _added(problem: PlacementProblem) -> F64:
-    """What an option of a request adds to the bound at each layer, (R, options, L)."""
+    """Contribution of each option of a request to the bound at each layer, (R, options, L)."""
     fetches = np.zeros(problem.slower.shape)
     request, option, at = np.nonzero(problem.due >= 0)
     fetches[request, option, problem.due[request, option, at]] = problem.costs.fetch[request]
@@ -42,7 +46,7 @@ def _added(problem: PlacementProblem) -> F64:
 
 @njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
 def _largest(total, mine, wanted, its, other):  # type: ignore[no-untyped-def]
-    """The bound after a change of two requests; of one where the second's parts are the same."""
+    """Bound after a change of two requests; of one if both parts of the second are the same."""
     most = 0.0
     for layer in range(total.size):
         most = max(most, total[layer] - mine[layer] + wanted[layer] - its[layer] + other[layer])
@@ -51,7 +55,7 @@ def _largest(total, mine, wanted, its, other):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _totals(compute, added, chosen, total):  # type: ignore[no-untyped-def]
-    """The bound at each layer."""
+    """Bound at each layer."""
     late = 0.0
     for layer in range(compute.size - 1, -1, -1):
         late += compute[layer]
@@ -62,7 +66,7 @@ def _totals(compute, added, chosen, total):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _descend(exact, compute, fetch, asked, due, slower, added, held, room, effort, chosen):  # type: ignore[no-untyped-def]
-    """Change `chosen` while that makes the step shorter, or only its bound, and there is effort left."""
+    """Change `chosen` while that shortens the step (`exact`) or its bound, and effort is left."""
     R, options = held.shape
     ends, total = np.zeros(compute.size + 1), np.zeros(compute.size)
     _totals(compute, added, chosen, total)
@@ -70,7 +74,7 @@ def _descend(exact, compute, fetch, asked, due, slower, added, held, room, effor
     shortest, used, at = ends[-1] if exact else total.max(), 0, 0
     for request in range(R):
         used += held[request, chosen[request]]
-    while at < R * R and effort > 0:  # a request alone, then with the one behind it, then with the next but one
+    while at < R * R and effort > 0:  # a request alone, then with the next one, then with the one after that
         one, other, found = at % R, (at % R + at // R) % R, False
         at += 1
         for second in range(options if one != other else 1):

@@ -1,8 +1,8 @@
-"""Which layers of which request lie away from the device, what that takes of its memory, and how long a step is.
+"""Placement problem: which layers of each request are offloaded, the device memory needed, and the length of a step.
 
-OrbitFlow (VLDB 2026), section 3.3: a request keeps all layers but every N-th one on the device; those that lie away are
-fetched in each step, each into the one buffer that a request has. Fetches share a link by earliest deadline here, the
-layer that waits for them: no order makes any layer start earlier.
+OrbitFlow (VLDB 2026), section 3.3: a request keeps all layers but every N-th one on the device. Offloaded layers are
+fetched in each step into the one buffer of the request. Here fetches share a link by earliest deadline, the layer that
+waits for them: no other order makes any layer start earlier.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ BLOCK_TOKENS = 16
 
 @cache
 def strides(layers: int) -> tuple[int, ...]:
-    """How many layers can lie away where every N-th one does, N from 2 up, and none: ascending."""
+    """Possible numbers of offloaded layers, ascending: none, or every N-th layer for each N from 2."""
     return (0, *sorted({layers // n for n in range(2, layers + 1)}))
 
 
 @cache
 def spread(layers: int) -> tuple[int, ...]:
-    """The same where any number of layers may, evenly spread."""
+    """Possible numbers of offloaded layers if they are spread evenly: all."""
     return tuple(range(layers + 1))
 
 
 @cache
-def away(layers: int, count: int) -> tuple[int, ...]:
-    """Which layers lie away, ascending: every N-th one where `count` is layers // N, else the nearest to even."""
+def offloaded_layers(layers: int, count: int) -> tuple[int, ...]:
+    """Indices of `count` offloaded layers, ascending: every N-th one if `count` is layers // N, else nearly even."""
     stride = layers // count if count else 0
     if stride > 1 and layers // stride == count:
         return tuple(range(stride - 1, stride * count, stride))
@@ -44,11 +44,14 @@ def away(layers: int, count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What a step takes of a batch of R requests. All times in seconds.
+    """Costs of a decode step of R requests.
 
-    compute: of each layer, (L,). fetch: of one layer of each request, with the link for itself, (R,). blocks: of each
-    request in a layer, (R,). room: blocks on the device. attend: of one layer of each request in a drive, (R,); None
-    where there are no drives.
+    Attributes:
+        compute: Time of each layer, (L,) seconds.
+        fetch: Time to fetch one layer of each request on an idle link, (R,) seconds.
+        blocks: KV blocks of each request in one layer, (R,).
+        room: KV blocks that fit on the device.
+        attend: Additional time of one layer of each request in drives, (R,) seconds; None without drives.
     """
 
     compute: F64
@@ -66,24 +69,27 @@ class StepCosts:
         return self.blocks.size
 
     @property
-    def least_s(self) -> float:
-        """No placement that fits has a shorter step: layers that must leave are fetched or take longer in drives."""
+    def min_latency_s(self) -> float:
+        """Lower bound of a step: layers that do not fit are fetched, or take longer in drives."""
         compute_s, lacking = float(self.compute.sum()), self.layers * int(self.blocks.sum()) - self.room
-        fetched = float((self.fetch / self.blocks).min())  # seconds of a block, at the least
+        fetched = float((self.fetch / self.blocks).min())  # lower bound of the seconds per block
         attended = float((self.attend / self.blocks).min()) if self.attend is not None else np.inf
         if lacking <= 0 or attended <= 0 or fetched == 0:
             return 0.0 if attended < 0 else compute_s
         over_link = float(lacking)
-        if attended < np.inf:  # so many that the link is busy as long as the device and the drives
+        if attended < np.inf:  # split so that the link is busy as long as the device and the drives
             over_link = min(lacking, (compute_s + attended * lacking) / (fetched + attended))
         return max(compute_s, fetched * over_link)
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What may become of a request: `count` layers lie away, and are fetched or, in drives, attended there.
+    """Option of a request: `count` layers are offloaded and either fetched or attended in drives.
 
-    buffers: for layers that are fetched; with two the next one comes while one is attended.
+    Attributes:
+        count: Offloaded layers.
+        in_drives: Whether they are attended in drives.
+        buffers: Buffers for fetched layers; with two, the next layer is fetched while one is attended.
     """
 
     count: int
@@ -95,37 +101,37 @@ class Offload:
             raise ValueError(f"count = {self.count}, buffers = {self.buffers}: must be at least 0, and at least 1")
 
 
-Options = Sequence[Sequence[Offload]]  # of each request
+Options = Sequence[Sequence[Offload]]  # options of each request
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """What was chosen for each request, and how long a step takes then."""
+class PlacementResult:
+    """Chosen option of each request, and the length of the step."""
 
     chosen: tuple[Offload, ...]
     latency_s: float
 
 
-def on_device(layers: int, option: Offload) -> int:
-    """Layers of a request that the device holds room for: those that stay, and a buffer where some are fetched.
+def device_layers(layers: int, option: Offload) -> int:
+    """Layers of a request that need space on the device: resident layers, and buffers for fetched ones.
 
     The paper's buffer (Eq. 1) is the largest sum of one layer's, which is too small: a request's next layer arrives
-    between two of its own that lie away.
+    between two of its own offloaded layers.
     """
     buffers = 0 if option.in_drives else min(option.buffers, option.count)
     return layers - option.count + buffers
 
 
 def blocks_on_device(costs: StepCosts, chosen: Sequence[Offload]) -> int:
-    """Blocks that a placement holds on the device."""
-    return sum(b * on_device(costs.layers, option) for b, option in zip(costs.blocks.tolist(), chosen, strict=True))
+    """Number of blocks that a placement needs on the device."""
+    return sum(b * device_layers(costs.layers, option) for b, option in zip(costs.blocks.tolist(), chosen, strict=True))
 
 
 @cache
-def form(layers: int, option: Offload) -> tuple[I64, I64, F64]:
-    """What `PlacementProblem` has of an option: asked and due, (L,), and 1 for the layers that drives attend, (L,)."""
+def option_arrays(layers: int, option: Offload) -> tuple[I64, I64, F64]:
+    """Arrays of an option for `PlacementProblem`: asked, due, and 1 for each layer attended in drives, (L,) each."""
     asked, due = np.full(layers, -1, np.int64), np.full(layers, -1, np.int64)
-    in_drives, lie = np.zeros(layers), np.array(away(layers, option.count), np.int64)
+    in_drives, lie = np.zeros(layers), np.array(offloaded_layers(layers, option.count), np.int64)
     if option.in_drives:
         in_drives[lie] = 1
     else:
@@ -135,67 +141,73 @@ def form(layers: int, option: Offload) -> tuple[I64, I64, F64]:
 
 
 def _forms(layers: int, options: Sequence[Offload], width: int) -> tuple[Any, ...]:
-    """The same of several, filled up to so many: (width, L) each."""
-    every = [form(layers, option) for option in options] + [form(layers, Offload(0))] * (width - len(options))
+    """Arrays of several options, padded to `width` options: (width, L) each."""
+    every = [option_arrays(layers, option) for option in options] + [option_arrays(layers, Offload(0))] * (
+        width - len(options)
+    )
     return tuple(np.array(each) for each in zip(*every, strict=True))
 
 
 def latency_s(costs: StepCosts, chosen: Sequence[Offload]) -> float:
-    """How long a step takes."""
+    """Length of a step with the chosen options, seconds."""
     return PlacementProblem(costs, [[option] for option in chosen]).latency_s((0,) * len(chosen))
 
 
 class PlacementProblem:
-    """Costs and options as arrays, for those who search.
+    """Costs and options as arrays for the solvers.
 
-    asked, due: of each request, option and layer away, in ascending order, the layer from whose end on it can be
-    fetched (0: the step's begin, else its number from 1) and the layer that waits for it; -1 behind the last. slower:
-    seconds that a layer takes longer, since it is attended in drives, (R, options, L). held: blocks, (R, options);
-    options that a request does not have hold more than there is room for.
+    Attributes:
+        asked: Time from which an offloaded layer can be fetched: 0 is the start of the step, n the end of layer n
+            (from 1). (R, options, L) int64, offloaded layers in ascending order, padded with -1.
+        due: The layer that waits for the fetch, in the same order; -1 is padding.
+        slower: Additional seconds of a layer that is attended in drives, (R, options, L).
+        held: Blocks on the device, (R, options); unused options hold more than fits.
     """
 
     def __init__(self, costs: StepCosts, options: Options) -> None:
         self.costs, self.options = costs, options
         width, L = max(map(len, options)), costs.layers
-        known = {id(mine): _forms(L, mine, width) for mine in options}  # most often all have the same
+        known = {id(mine): _forms(L, mine, width) for mine in options}  # usually all requests share one list
         self.asked, self.due, in_drives = (np.stack([known[id(mine)][k] for mine in options]) for k in range(3))
         self.slower = np.zeros(in_drives.shape)
         if in_drives.any():
             assert costs.attend is not None, "there are no drives"
             self.slower = in_drives * costs.attend[:, None, None]
-        self.step = costs.compute, costs.fetch, self.asked, self.due, self.slower  # what its length follows from
+        self.step = costs.compute, costs.fetch, self.asked, self.due, self.slower  # inputs of `run`
         self.held = np.full((costs.requests, width), costs.room + 1, np.int64)
         for request, mine in enumerate(options):
-            self.held[request, : len(mine)] = costs.blocks[request] * np.array([on_device(L, each) for each in mine])
+            self.held[request, : len(mine)] = costs.blocks[request] * np.array(
+                [device_layers(L, each) for each in mine]
+            )
 
     @property
     def choices(self) -> int:
-        """How many placements there are, whether they fit or not."""
+        """Number of placements, including those that do not fit."""
         return math.prod(map(len, self.options))
 
     def latency_s(self, chosen: Sequence[int]) -> float:
-        """How long a step takes with option chosen[r] of each request."""
+        """Length of a step with option chosen[r] of each request r, seconds."""
         return float(self.ends(chosen)[-1])
 
     def ends(self, chosen: Sequence[int]) -> F64:
-        """When layers end, counted from 1; 0 is the step's begin, (L + 1,)."""
+        """End times of the layers from index 1, (L + 1,) seconds; index 0 is the start of the step."""
         ends = np.zeros(self.costs.layers + 1)
         run(*self.step, np.array(chosen), ends)
         return ends
 
     def latencies_s(self, choices: I64) -> F64:
-        """How long a step takes with each of choices (N, R)."""
+        """Length of a step for each of the choices (N, R), (N,) seconds."""
         out = np.zeros(len(choices))
         _run_all(*self.step, choices, out)
         return out
 
-    def placement(self, chosen: Sequence[int]) -> Placed:
-        """What that is."""
+    def placement(self, chosen: Sequence[int]) -> PlacementResult:
+        """Placement with option chosen[r] of each request r."""
         named = tuple(mine[number] for mine, number in zip(self.options, chosen, strict=True))
-        return Placed(named, self.latency_s(chosen))
+        return PlacementResult(named, self.latency_s(chosen))
 
-    def good(self) -> list[int] | None:
-        """A choice that no change of two requests makes better, to start from; None where none fits."""
+    def local_optimum(self) -> list[int] | None:
+        """Local optimum under changes of two requests, as a start for solvers; None if no placement fits."""
         chosen = self.held.argmin(axis=1)
         if self.held[np.arange(chosen.size), chosen].sum() > self.costs.room:
             return None
@@ -203,17 +215,19 @@ class PlacementProblem:
         found: list[int] = chosen.tolist()
         return found
 
-    def best(self) -> Placed | None:
-        """The placement with the shortest step, by looking at all that could be it; None where none fits."""
+    def optimum(self) -> PlacementResult | None:
+        """Placement with the shortest step by branch and bound; None if no placement fits."""
         chosen = np.full(self.costs.requests, -1)
         _search(*self.step, self.held, self.costs.room, chosen)
         return None if chosen[0] < 0 else self.placement(chosen.tolist())
 
 
-@njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})  # the largest of numbers: no rounding follows the order
+@njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})  # only maxima are reordered, which do not round
 def run(compute, fetch, asked, due, slower, chosen, ends):  # type: ignore[no-untyped-def]
-    """When layers end. A layer starts when the one before has ended and what is due by then has been fetched: of the
-    fetches asked for from the end of a layer on, all that are due up to this one take their time from there.
+    """Compute the end times of layers into `ends`.
+
+    A layer starts when the previous one has ended and all fetches due by then are complete. Fetches issued after the
+    end of any layer and due by this one take their time from there.
     """
     load, at = np.zeros(ends.size), np.zeros(chosen.size, np.int64)
     for layer in range(compute.size):
@@ -244,17 +258,17 @@ def _run_all(compute, fetch, asked, due, slower, choices, out):  # type: ignore[
 
 @njit(cache=True, nogil=True)
 def _search(compute, fetch, asked, due, slower, held, room, best):  # type: ignore[no-untyped-def]
-    """The best option of each request, by depth-first search.
+    """Find the best option of each request by depth-first search.
 
-    A step is at least as long as the fetches due up to any layer and the layers from there on; what is left to choose
-    only adds to both.
+    A step is at least as long as the fetches due by any layer plus the layers from there on. Requests not yet decided
+    only add to both.
     """
     R, options = held.shape
     L = compute.size
-    fetched, added = np.zeros((R + 1, L)), np.zeros((R + 1, L))  # of the requests so far: due up to a layer, from it on
+    fetched, added = np.zeros((R + 1, L)), np.zeros((R + 1, L))  # of decided requests: due by a layer, layers after it
     for layer in range(L - 1, -1, -1):
         added[0, layer] = compute[layer] + (added[0, layer + 1] if layer + 1 < L else 0.0)
-    least = np.zeros(R + 1, np.int64)  # blocks of the requests from one on, at the least
+    least = np.zeros(R + 1, np.int64)  # lower bound of the blocks of undecided requests
     for request in range(R - 1, -1, -1):
         least[request] = least[request + 1] + held[request].min()
     used, chosen, ends = np.zeros(R + 1, np.int64), np.full(R, -1), np.zeros(L + 1)
@@ -293,7 +307,7 @@ def _search(compute, fetch, asked, due, slower, held, room, best):  # type: igno
 
 @njit(cache=True, nogil=True)
 def _descend(compute, fetch, asked, due, slower, held, room, chosen):  # type: ignore[no-untyped-def]
-    """Change the options of one request, or of two, as long as the step becomes shorter."""
+    """Change the options of one request or two while the step becomes shorter."""
     R, options = held.shape
     ends = np.zeros(compute.size + 1)
     run(compute, fetch, asked, due, slower, chosen, ends)
@@ -301,7 +315,7 @@ def _descend(compute, fetch, asked, due, slower, held, room, chosen):  # type: i
     while better:
         better = False
         for one in range(R):
-            for other in range(min(one + 1, R - 1), R):  # the last one, and one alone, with itself
+            for other in range(min(one + 1, R - 1), R):  # the last request is paired with itself: a change of one
                 best, second_best = chosen[one], chosen[other]
                 for second in range(options):
                     for option in range(options):

@@ -1,7 +1,7 @@
-"""Policies by name: one file a system.
+"""Policies by name, one file per system.
 
-`Policy.of(POLICIES[name])` makes one: a policy remembers, so every engine has its own. More come from a Python file
-with a table POLICIES, or from entry points of the group `vcsd.policies`.
+`Policy.of(POLICIES[name])` creates one. A policy has state, so each engine has its own instance. Further policies come
+from a Python file with a table POLICIES, or from entry points of the group `vcsd.policies`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kv_cache.policies.tutti import tutti
 from kv_cache.policies.vllm import Vllm
 from kv_cache.scheduler import LayerPolicy, Policy
 
-PolicyLike = Policy | Callable[..., Any]  # whatever `Policy.of` takes
+PolicyLike = Policy | Callable[..., Any]  # anything that `Policy.of` accepts
 
 POLICIES: dict[str, PolicyLike] = {
     "reactive": partial(LayerPolicy, reactive),
@@ -61,18 +61,18 @@ POLICIES: dict[str, PolicyLike] = {
 
 
 def moves_blocks(name: str) -> bool:
-    """Whether one of our policies has a program of its own for the inside of an iteration."""
+    """Whether a built-in policy has its own program of an iteration."""
     return Policy.of(POLICIES[name]).has_layers
 
 
 def _checked(source: str, name: object, policy: Any) -> PolicyLike:
-    """Somebody else's policy.
+    """Check a custom policy.
 
     Raises:
-        ValueError: It is no policy.
+        ValueError: The object is not a policy.
     """
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"{source}: policy {name!r}: a name is text")
+        raise ValueError(f"{source}: policy {name!r}: a name must be non-empty text")
     try:
         Policy.of(policy)
     except (TypeError, ValueError) as error:
@@ -82,10 +82,10 @@ def _checked(source: str, name: object, policy: Any) -> PolicyLike:
 
 
 def policy_of(given: Any) -> Policy:
-    """A policy of a name, of `FILE:NAME` (a Python file and a name of its table POLICIES), or of an object.
+    """Create a policy from a name, from `FILE:NAME` (a Python file and a name in its table POLICIES), or an object.
 
     Raises:
-        ValueError: There is no such policy, or the object is none.
+        ValueError: The name is unknown, or the object is not a policy.
     """
     if not isinstance(given, str):
         return Policy.of(given)
@@ -103,7 +103,7 @@ _TABLES = Tables(POLICIES, "POLICIES", "vcsd.policies", _checked, "docs/policies
 
 
 def load_policies(file: Path | None = None) -> dict[str, PolicyLike]:
-    """Our policies, those of plug-ins, and those of a Python file.
+    """Built-in policies, those of plug-ins, and those of a Python file.
 
     Raises:
         ValueError: The file or a plug-in fails; the text has the reason.

@@ -1,4 +1,4 @@
-"""Layer after layer through the device: what FlexGen, Dual-Blade and their kin have in common."""
+"""Layer-by-layer streaming through the device, shared by FlexGen, Dual-Blade and similar policies."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from kv_cache.block_table import BlockKey, Transfer
 from kv_cache.hardware import DEVICE
 from kv_cache.iteration import Iteration
 
-Tickets = dict[int, list[tuple[BlockKey, Transfer]]]  # of copies to the device, by layer
+Tickets = dict[int, list[tuple[BlockKey, Transfer]]]  # copies to the device, by layer
 
 
 def stream(
     it: Iteration, home: Callable[[BlockKey], str], ahead: int, fifo: Callable[[int], bool] = lambda layer: False
 ) -> Tickets:
-    """Bring layers `ahead` of their iteration, as far as the device has room; attend; send what is new home.
+    """Prefetch up to `ahead` layers while they fit on the device, attend, and write new tokens back.
 
-    fifo: whether copies of a layer enter their first link one after the other.
+    Args:
+        it: The iteration.
+        home: Tier of a block between its uses.
+        ahead: Layers to prefetch.
+        fifo: Whether copies of a layer enter their first link one after the other.
+
+    Returns:
+        Copies to the device, by layer.
     """
     coming: Tickets = {}
     _leave_device(it, home)
@@ -32,7 +39,7 @@ def stream(
 
 
 def _leave_device(it: Iteration, home: Callable[[BlockKey], str]) -> None:
-    """Send blocks home from a device that lacks room for new tokens: its limit fell, or another policy left them."""
+    """Evict blocks if the device lacks space for new tokens: its limit fell, or another policy left them there."""
     growth = len(it.parts) * sum(map(it.new_bytes, it.batch))
     if it.free_bytes(DEVICE) < growth:
         for block in it.blocks_at(DEVICE):
@@ -40,7 +47,7 @@ def _leave_device(it: Iteration, home: Callable[[BlockKey], str]) -> None:
 
 
 def fits(it: Iteration, layer: int, due: int) -> bool:
-    """Whether a layer can come while an earlier one is still to get its new tokens."""
+    """Whether layer `due` fits on the device while layer `layer` still gets its new tokens."""
     there = [block for block in it.blocks(due) if DEVICE not in it.tiers_of(block)]
     growth = it.layer_bytes() - sum(it.nbytes(block) for block in it.blocks(layer))
     return it.free_bytes(DEVICE) >= sum(map(it.nbytes, there)) + growth

@@ -1,4 +1,4 @@
-"""The policy that suits what there is to keep, with the reason."""
+"""Selection of a policy by the size of the KV cache, with the reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MIB = 2**20
 
 
 def auto(it: Iteration) -> None:
-    """Whatever fits the highest tiers moves least; chosen again for a larger batch, and when a tier's limit changes.
+    """Use the highest tier that holds the whole KV cache; chosen again for a larger batch or a changed limit.
 
-    The choice and why are in the memory, "chosen" and "why".
+    The choice is in `it.memory["chosen"]`, the reason in `it.memory["why"]`.
     """
     total = len(it.layers) * it.layer_bytes(max(it.final_tokens, *it.new.values()))
     total = max(total, it.memory.get("total", 0))
@@ -35,11 +35,11 @@ def auto(it: Iteration) -> None:
 
 def _choose(it: Iteration, total: int) -> tuple[str, str]:
     final = max(it.final_tokens, *it.new.values())
-    says = f"K and V of {final:,} tokens, {total / _MIB:,.1f} MiB,"
+    says = f"the KV cache of {final:,} tokens, {total / _MIB:,.1f} MiB,"
     if total <= it.capacity(DEVICE):
-        return "reactive", f"{says} fit the device"
+        return "reactive", f"{says} fits on the device"
     if total <= it.capacity(HOST):
-        return "flexgen-host", f"{says} fit host memory, not the device"
+        return "flexgen-host", f"{says} fits in host memory, not on the device"
     if total <= it.capacity(PAGE_CACHE):
-        return "flexgen", f"{says} fit the page cache, not host memory"
-    return "split", f"{says} are more than any tier in memory keeps: they are split over page cache and disk"
+        return "flexgen", f"{says} fits in the page cache, not in host memory"
+    return "split", f"{says} exceeds each tier in memory: it is split between page cache and disk"

@@ -1,11 +1,11 @@
-"""Dual-Blade: the first layers in files behind the page cache, as many as fit it, the others past the kernel.
+"""Dual-Blade: the first layers in buffered files, as many as fit in the page cache, the others with direct I/O.
 
-arXiv 2604.26557. What goes round and does not fit a cache of what was read last finds nothing of it: so the cache gets
-only what it can keep, and hits every time.
+arXiv 2604.26557. A cyclic access pattern larger than an LRU cache never hits. So the page cache gets only the layers
+that fit, and always hits.
 
 The paper plans at initialization: the budgeter reads the page cache's budget and Algorithm 1 assigns the layers
-(section IV-A). So n1 is planned for a batch, and again only for a larger one; a limit of the page cache that changes
-later is not seen. `split` sees it.
+(section IV-A). So n1 is planned for a batch, and again only for a larger one; a later change of the page cache's limit
+is ignored. `split` adapts to it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from kv_cache.hardware import DIRECT, PAGE_CACHE
 from kv_cache.iteration import Iteration
 from kv_cache.policies._stream import Tickets, stream
 
-INTRA, CROSS = 2, 3  # decode steps of the trial; the one before them warms up
+INTRA, CROSS = 2, 3  # decode steps of the trial; the one before them is a warm-up
 
 
 def dual_blade(it: Iteration, ahead: int = 1, margin: int = 0, share: float | None = None) -> None:
-    """Group 1 is layers below n1, Group 2 the others; each takes the pipeline that was faster in the trial.
+    """Group 1 is the layers below n1, group 2 the others; each uses the pipeline that was faster in the trial.
 
-    margin: layers that the cache could keep and does not. share: of all layers in Group 1, instead of by the cache.
+    Args:
+        it: The iteration.
+        ahead: Layers to prefetch.
+        margin: Layers to leave out of group 1 although the page cache could hold them.
+        share: Fraction of the layers in group 1; None: by the size of the page cache.
     """
     if share is not None:
         it.memory["n1"] = max(0, int(share * len(it.layers)) - margin)
@@ -36,18 +40,18 @@ def dual_blade(it: Iteration, ahead: int = 1, margin: int = 0, share: float | No
 
 
 def in_cache(it: Iteration, tokens: int | None = None) -> int:
-    """n1: how many layers the page cache keeps at their final length (Algorithm 1)."""
+    """n1: number of layers that the page cache holds at their final length (Algorithm 1)."""
     final = max(it.final_tokens, *it.new.values()) if tokens is None else tokens
     return int(min(len(it.layers), it.capacity(PAGE_CACHE) // it.layer_bytes(final)))
 
 
 def first_group(end: int) -> Callable[[int], int]:
-    """Which group a layer is in: 1 below `end`, else 2."""
+    """Group of a layer: 1 below `end`, else 2."""
     return lambda layer: 1 if layer < end else 2
 
 
 def pipelined(it: Iteration, home: Callable[[BlockKey], str], ahead: int, group: Callable[[int], int]) -> None:
-    """Stream layers; K and V of one at once (intra) or one behind the other (cross), as the trial has shown."""
+    """Stream layers with keys and values concurrent (intra) or one after the other (cross), as the trial decided."""
     step = it.memory["step"] = 0 if it.prefill else it.memory.get("step", 0) + 1
     if step <= CROSS:
         coming = stream(it, home, ahead, lambda layer: step == CROSS)
@@ -61,7 +65,7 @@ def pipelined(it: Iteration, home: Callable[[BlockKey], str], ahead: int, group:
 
 
 def _seconds(coming: Tickets, group: Callable[[int], int]) -> dict[int, float]:
-    """The mean time in which a layer of each group came."""
+    """Mean load time of a layer of each group, ns."""
     took: dict[int, list[float]] = {}
     for layer, copies in coming.items():
         if copies:

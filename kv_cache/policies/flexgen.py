@@ -1,4 +1,4 @@
-"""FlexGen: KV lives in files behind the page cache; the next layer comes while one computes.
+"""FlexGen: the KV cache is in buffered files; the next layer is loaded while one computes.
 
 Ying Sheng et al., FlexGen, ICML 2023, algorithm 1.
 """
@@ -11,5 +11,5 @@ from kv_cache.policies._stream import stream
 
 
 def flexgen(it: Iteration, home: str = PAGE_CACHE, ahead: int = 1) -> None:
-    """Every layer comes from its home and goes back to it."""
+    """Load each layer from its tier and write it back."""
     stream(it, lambda block: home, ahead)

@@ -12,7 +12,8 @@ from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 class InStorage(Policy):
     """All layers of all requests are attended in drives.
 
-    first_block: Whether the first tokens of each layer stay on the device, as a block of their own.
+    Args:
+        first_block: Whether the first tokens of each layer stay on the device, as a block of their own.
     """
 
     tiers: tuple[str, ...] = (CSD,)
@@ -25,7 +26,7 @@ class InStorage(Policy):
         return s.prefill() or s.output(s.sequences, [Offload(s.cost.layers, in_drives=True)] * len(s.sequences))
 
     def layers(self, it: Iteration) -> None:
-        """A server says where blocks lie; without one, all are in drives."""
+        """Execute the server's placement if there is one; otherwise all blocks are in drives."""
         if "homes" in it.memory:
             carry_out(it)
         else:
@@ -37,6 +38,6 @@ class InStorage(Policy):
 
 
 def in_storage(it: Iteration, method: str = "dense") -> None:
-    """The program of an iteration that attends where the KV cache lies."""
+    """Program of an iteration with attention in the drives that hold the KV cache."""
     for layer in it.layers:
         it.attend(layer, at=CSD, method=method)

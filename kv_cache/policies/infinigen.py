@@ -1,18 +1,18 @@
-"""InfiniGen: KV data in host memory, of which a layer fetches the tokens that the layer before it speculated to matter.
+"""InfiniGen: KV data in host memory; a layer fetches only the tokens that the previous layer predicts to matter.
 
 Wonbeom Lee et al., InfiniGen, OSDI 2024 (arXiv 2406.19707). While layer i - 1 computes, its attention input, a part of
-layer i's query weights and a part of its keys on the device give approximate scores of layer i; the tokens with the
-highest scores are fetched, of all others nothing.
+layer i's query weights and a part of its keys on the device give approximate scores of layer i. Only the tokens with
+the highest scores are fetched.
 
-Modelled: a fixed share of the tokens over the link, attention to these alone, new tokens written to host memory, and
-the time in which speculation reads the partial keys on the device. The first two layers come whole, as in the authors'
-code (github.com/snu-comparch/InfiniGen, speedup/flexgen/infinigen/flex_opt.py), where layer 1 is the first that
-speculates. An iteration with a prompt attends to everything.
+Modelled: a fixed fraction of the tokens over the link, attention to these alone, new tokens written to host memory, and
+the time in which speculation reads the partial keys on the device. The first two layers are fetched whole, as in the
+authors' code (github.com/snu-comparch/InfiniGen, speedup/flexgen/infinigen/flex_opt.py), where layer 1 is the first
+that speculates. An iteration with a prompt attends to everything.
 
-Not modelled: which tokens are selected, so no error of the output; the threshold `alpha` that makes the share vary by
-layer and step; the room of partial keys and query weights on the device; the CPU's time to gather scattered tokens;
-the pool in host memory, which evicts tokens that are rarely selected: what does not fit host memory goes to files. A
-server with real bytes attends to all tokens, as `deepspeed`.
+Not modelled: which tokens are selected, so no error of the output; the threshold `alpha` that makes the fraction vary
+by layer and step; the memory of partial keys and query weights on the device; the CPU time to gather scattered tokens;
+the pool in host memory, which evicts rarely selected tokens: data that does not fit in host memory goes to files. A
+server with real bytes attends to all tokens, like `deepspeed`.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from kv_cache.iteration import Iteration
 from kv_cache.policies._stream import fits
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 
-SHARE = 0.1  # of the tokens: the paper has less than 10 % in the mean over layers with its threshold
+SHARE = 0.1  # fraction of the tokens: with the paper's threshold, the mean over layers is below 10 %
 PARTIAL = 0.3  # of the channels of queries and keys, the paper's partial weight ratio
 WHOLE = 2  # layers that are fetched whole
 
 
 class InfiniGen(Policy):
-    """All layers of all requests lie in host memory, and a share of their tokens is fetched.
+    """All layers of all requests are in host memory, and a fraction of their tokens is fetched.
 
     Args:
-        share: Share of the tokens that a layer fetches.
-        partial: Share of the channels of keys that speculation reads.
+        share: Fraction of the tokens that a layer fetches.
+        partial: Fraction of the channels of keys that speculation reads.
     """
 
     tiers: tuple[str, ...] = (DEVICE, HOST)
 
     def __init__(self, share: float = SHARE, partial: float = PARTIAL) -> None:
         if not (0 < share <= 1 and 0 <= partial <= 1):
-            raise ValueError(f"share = {share}, partial = {partial}: must be above 0 and at least 0, at most 1")
+            raise ValueError(f"share = {share}, partial = {partial}: must be in (0, 1] and [0, 1]")
         self.share, self.partial = share, partial
 
     def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
@@ -65,7 +65,7 @@ class InfiniGen(Policy):
 
 
 def fetch_selected(it: Iteration, share: float = SHARE, partial: float = PARTIAL) -> None:
-    """The program of a decode iteration."""
+    """Run a decode iteration."""
     growth = len(it.layers) * len(it.parts) * sum(map(it.new_bytes, it.batch))
     spill(it, growth)
     for block in returning(it, growth):
@@ -77,7 +77,7 @@ def fetch_selected(it: Iteration, share: float = SHARE, partial: float = PARTIAL
         if speculates:
             for block in it.blocks(due):
                 it.select(block, DEVICE, ceil(share * it.tokens(block)), urgency=-due)
-        speculation = partial / 2 if speculates else 0.0  # of keys and values, it reads keys alone
+        speculation = partial / 2 if speculates else 0.0  # it reads keys, half of the KV data
         if layer in whole:
             _attend_whole(it, layer, due if due in whole else None, 1 + speculation)
         else:
@@ -86,7 +86,7 @@ def fetch_selected(it: Iteration, share: float = SHARE, partial: float = PARTIAL
 
 
 def _attend_whole(it: Iteration, layer: int, due: int | None, read: float) -> None:
-    """Attend to all tokens of a layer; the next one comes meanwhile if it is due whole and fits."""
+    """Attend to all tokens of a layer; prefetch the next one if it is also fetched whole and fits."""
     homes = {block: it.tiers_of(block)[0] for block in it.blocks(layer)}
     for block in it.blocks(layer):
         it.copy(block, DEVICE, urgency=-layer)
@@ -103,7 +103,7 @@ def _send_home(it: Iteration, block: BlockKey, home: str) -> None:
 
 
 def _by_tier(it: Iteration, layer: int) -> dict[str, list[Hashable]]:
-    """Requests by the tier where a layer of theirs lies."""
+    """Requests by the tier of their blocks of a layer."""
     found = dict[str, list[Hashable]]()
     for row in it.batch:
         found.setdefault(it.tiers_of(it.blocks(layer, [row])[0])[0], []).append(row)

@@ -1,14 +1,15 @@
-"""LayerKV: a prompt needs room for some of its layers, the others are offloaded to host memory while it is prefilled.
+"""LayerKV: a prompt needs device memory for only some of its layers; the others are offloaded during its prefill.
 
 Yi Xiong et al., LayerKV (arXiv 2410.00428): KV blocks are allocated and offloaded by layers, so that a prompt does not
-wait until the device has blocks for all of them, and a scheduler keeps the time per output token of those that decode.
+wait until the device has blocks for all of them. A scheduler keeps the time per output token of decoding requests.
 
-Modelled: a prompt retains layers, at least so many that the others are offloaded within its prefill. Layers of the
-requests that came last are offloaded first, evenly spread, and return when blocks are free. Each offloaded layer is
-fetched in each step. A prompt waits until no request that decodes would miss its mean time per output token by it.
+Modelled: a prompt retains enough layers that the others are offloaded within its prefill. Layers of the latest requests
+are offloaded first, evenly spread, and return when blocks are free. Each offloaded layer is fetched in each step. A
+prompt waits until its prefill makes no decoding request miss its mean time per output token.
 
-Not modelled: the forecast of output lengths that the paper's scheduler uses (here a request's budget is of the tokens
-that it has made), contention of copies with collectives of several GPUs, and the room of fetched layers beyond one.
+Not modelled: the forecast of output lengths that the paper's scheduler uses (here the budget of a request follows from
+the tokens it has produced), contention of copies with collectives of several GPUs, and the memory of fetched layers
+beyond one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 
 
 class LayerKv(Policy):
-    """First come, first served, with as few layers offloaded as fit."""
+    """FCFS with the fewest offloaded layers that fit."""
 
     tiers: tuple[str, ...] = (DEVICE, HOST)
     strided = True
@@ -38,7 +39,10 @@ class LayerKv(Policy):
             running.pop()
         if options is None:
             longest = max(each.num_tokens for each in running)
-            raise RuntimeError(f"a request of {longest} tokens does not fit the device with all layers offloaded")
+            raise RuntimeError(
+                f"a request of {longest} tokens does not fit on the device with all layers offloaded: use more device "
+                "memory or a shorter request"
+            )
         steps = min(BLOCK_TOKENS - each.num_computed_tokens % BLOCK_TOKENS for each in running)
         numbers = [each.number for each in running]
         return SchedulerOutput(
@@ -55,12 +59,12 @@ def hidden_layers(s: SchedulerState, prompt: SequenceState) -> int:
 
 
 def offloads(s: SchedulerState, requests: Sequence[SequenceState], most: int) -> list[Offload] | None:
-    """The offload of each request, those that came last first; None if they do not fit the device.
+    """Choose the offload of each request, latest requests first; None if they do not fit on the device.
 
     Args:
         s: The state.
         requests: In the order of their arrival.
-        most: Layers that the last one may offload.
+        most: Maximum number of layers that the last request may offload.
     """
     L, costs = s.cost.layers, s.cost.costs([each.num_tokens + 1 for each in requests])
     chosen = [Offload(0)] * len(requests)
@@ -80,6 +84,6 @@ def _prefill_s(s: SchedulerState, prompt: SequenceState) -> float:
 
 
 def _slack_s(s: SchedulerState, sequence: SequenceState) -> float:
-    """Seconds that a request may wait and keep its objective for the mean of the tokens that it has made."""
+    """Seconds that a request can wait and still meet its objective for the mean of its tokens so far."""
     first_s = float(sequence.bursts[0][0][0])
     return s.slo_s * sequence.num_output_tokens - (s.now_s - first_s)

@@ -1,4 +1,4 @@
-"""Who decodes, and where their layers lie: OrbitFlow, the systems that it is compared with, and ours."""
+"""OrbitFlow, the policies it is compared with, and ours: requests that decode, and placement of their layers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kv_cache.planner.local_search import local_search
 from kv_cache.planner.problem import (
     BLOCK_TOKENS,
     Offload,
-    Placed,
     PlacementProblem,
+    PlacementResult,
     StepCosts,
     blocks_on_device,
     strides,
@@ -19,13 +19,13 @@ from kv_cache.planner.problem import (
 from kv_cache.request import SequenceState
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 
-WINDOWS = (32, 64, 96, 128)  # steps that a plan may hold for
-EXACT = 1 << 20  # placements, of which the best is found: four requests with drives, six without
-FOREVER = 1 << 30  # until the batch changes
+WINDOWS = (32, 64, 96, 128)  # candidate lengths of a plan, steps
+EXACT = 1 << 20  # number of placements up to which the search is exact: four requests with drives, six without
+FOREVER = 1 << 30  # steps: until the batch changes
 
 
-class Placing(Policy):
-    """Prefills prompts in their slots, and decides about decode steps in `place`."""
+class PlacementPolicy(Policy):
+    """Prefills whole prompts or chunks, and decides decode steps in `place`."""
 
     tiers: tuple[str, ...] = (DEVICE, HOST)
     strided = True
@@ -34,19 +34,19 @@ class Placing(Policy):
         return s.prefill() or self.place(s)
 
     def place(self, s: SchedulerState) -> SchedulerOutput:
-        """Who decodes, and with which offload."""
+        """Requests that decode, and their offloads."""
         raise NotImplementedError
 
 
-class Uniform(Placing):
-    """The same offload for all requests; if it does not fit, the next that needs less room; then the youngest wait."""
+class Uniform(PlacementPolicy):
+    """One offload for all requests; if it does not fit, the next smaller one on the device; then the latest wait."""
 
     def choose(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
-        """The offload of these requests."""
+        """Offload of these requests."""
         raise NotImplementedError
 
     def steps(self, s: SchedulerState) -> int:
-        """Decode steps for which it holds."""
+        """Number of decode steps for which the choice holds."""
         return FOREVER
 
     def place(self, s: SchedulerState) -> SchedulerOutput:
@@ -59,7 +59,10 @@ class Uniform(Placing):
                 if _fits(costs, [option] * len(running)):
                     return s.output(running, [option] * len(running), self.steps(s))
             running.pop()
-        raise RuntimeError("no request fits the device with every second layer offloaded")
+        raise RuntimeError(
+            "no request fits on the device with every second layer offloaded: use more device memory or shorter "
+            "requests"
+        )
 
 
 class DeepSpeed(Uniform):
@@ -76,8 +79,8 @@ class FlexGenHalf(Uniform):
         return Offload(s.cost.layers // 2)
 
 
-class _Kept(Uniform):
-    """A choice that stays until the batch changes."""
+class _StickyChoice(Uniform):
+    """A choice that is kept until the batch changes."""
 
     def __init__(self) -> None:
         self._who: tuple[int, ...] | None = None
@@ -86,31 +89,31 @@ class _Kept(Uniform):
     def choose(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
         who = tuple(each.number for each in running)
         if s.changed or self._who != who:
-            self._who, self._option = who, self.anew(s, running)
+            self._who, self._option = who, self.choose_again(s, running)
         return self._option
 
-    def anew(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
-        """The choice when the batch has changed."""
+    def choose_again(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
+        """Choice for a changed batch."""
         raise NotImplementedError
 
 
-class FlexGenPlus(_Kept):
-    """As many layers on the device as fit at the mean length of the trace, at each change of the batch."""
+class FlexGenPlus(_StickyChoice):
+    """As many layers on the device as fit at the mean length of the trace; chosen when the batch changes."""
 
-    def anew(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
+    def choose_again(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
         return _fitting(s, running, s.mean_tokens)
 
 
-class SloAware(_Kept):
-    """As many layers offloaded as can be fetched while the others are computed, at each change of the batch."""
+class SloAware(_StickyChoice):
+    """As many layers offloaded as can be fetched while the others compute; chosen when the batch changes."""
 
-    def anew(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
+    def choose_again(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
         costs = _costs(s, running)
         return Offload(min(s.cost.layers // 2, int(costs.compute.sum() / costs.fetch.sum())))
 
 
 class Heuristic(Uniform):
-    """As many layers on the device as fit at the present lengths, at each step."""
+    """As many layers on the device as fit at the current lengths; chosen at each step."""
 
     def choose(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
         return _fitting(s, running, 0.0)
@@ -120,7 +123,7 @@ class Heuristic(Uniform):
 
 
 def _fitting(s: SchedulerState, running: Sequence[SequenceState], least_tokens: float) -> Offload:
-    """The fewest layers away, every N-th one, with which all fit at their lengths, or that length where it is more."""
+    """Fewest offloaded layers (every N-th) with which all fit at their lengths, or at `least_tokens` if longer."""
     costs = s.cost.costs([max(each.num_computed_tokens + 1, int(least_tokens)) for each in running])
     resident = costs.room // int(costs.blocks.sum())
     if resident >= s.cost.layers:
@@ -129,7 +132,7 @@ def _fitting(s: SchedulerState, running: Sequence[SequenceState], least_tokens: 
     return Offload(s.cost.layers // stride)
 
 
-class OrbitFlow(Placing):
+class OrbitFlow(PlacementPolicy):
     """The placement with the shortest step, until it expires; if too many tokens would be late, one request pauses.
 
     Args:
@@ -163,49 +166,51 @@ class OrbitFlow(Placing):
         return s.output(plan.running, plan.options, plan.until - s.step)
 
     def _plan(self, s: SchedulerState) -> _Plan:
-        """All of them, or without those that pause: the one with most blocks and deposited tokens first."""
+        """Plan for all requests, or for fewer; the request with most blocks and deposited tokens pauses first."""
         running = list(s.sequences)
         while True:
-            found = self._placed(s, running)
+            found = self._find_plan(s, running)
             if found:
                 return found
             if len(running) == 1:
-                raise RuntimeError(f"a request of {running[0].num_computed_tokens} tokens does not fit the device")
+                raise RuntimeError(
+                    f"a request of {running[0].num_computed_tokens} tokens does not fit on the device: use more device "
+                    "memory or a shorter request"
+                )
             running.remove(max(running, key=lambda each: each.num_computed_tokens // BLOCK_TOKENS + s.deposited(each)))
 
-    def _placed(self, s: SchedulerState, running: list[SequenceState]) -> _Plan | None:
-        """The plan with the shortest step, of those the one that holds longest; None where none fits, or too much would
-        be late."""
+    def _find_plan(self, s: SchedulerState, running: list[SequenceState]) -> _Plan | None:
+        """Plan with the shortest step that holds longest; None if no plan fits or too many tokens would be late."""
         tokens = [each.num_computed_tokens + 1 for each in running]
         alone, next_one = len(running) == 1 or not self.pauses, s.cost.costs(tokens, 1)
-        if not alone and self._late(s, running, next_one.least_s) > self.late:
+        if not alone and self._late(s, running, next_one.min_latency_s) > self.late:
             return None
         best = self._best(s.cost.costs(tokens, WINDOWS[0])) or self._best(next_one)
         if best is None or not (alone or self._late(s, running, best.latency_s) <= self.late):
             return None
-        ends = [each for each in WINDOWS if _fits(s.cost.costs(tokens, each), best.chosen)]  # no other is shorter
+        ends = [each for each in WINDOWS if _fits(s.cost.costs(tokens, each), best.chosen)]  # window of least latency
         return _Plan(running, best.chosen, s.step + (ends[-1] if ends else 1))
 
-    def _best(self, costs: StepCosts) -> Placed | None:
-        """The placement with the shortest step, or near it where there are too many to find that."""
+    def _best(self, costs: StepCosts) -> PlacementResult | None:
+        """Placement with the shortest step; approximate if there are more than `EXACT` placements."""
         stay = [Offload(0)] * costs.requests
         if _fits(costs, stay) and (costs.attend is None or costs.attend.min() >= 0):
-            return Placed(tuple(stay), float(costs.compute.cumsum()[-1]))  # whatever is away takes longer
+            return PlacementResult(tuple(stay), float(costs.compute.cumsum()[-1]))  # any offload takes longer
         options = [Offload(n) for n in self.counts(costs.layers)]
         if self.drives and costs.attend is not None:
             options += [Offload(n, in_drives=True) for n in self.counts(costs.layers) if n]
         if self.uniform:
-            found = [PlacementProblem(costs, [[option]] * costs.requests).best() for option in options]
+            found = [PlacementProblem(costs, [[option]] * costs.requests).optimum() for option in options]
             return min((each for each in found if each), key=lambda each: each.latency_s, default=None)
         problem = PlacementProblem(costs, [options] * costs.requests)
-        return problem.best() if problem.choices <= EXACT else local_search(problem)
+        return problem.optimum() if problem.choices <= EXACT else local_search(problem)
 
     def _late(self, s: SchedulerState, running: Sequence[SequenceState], latency_s: float) -> float:
-        """Late tokens per step of `latency_s`, over the longest window; deposited tokens replace late ones."""
+        """Late tokens per step of `latency_s`, over the longest window, less deposited tokens."""
         if latency_s <= s.slo_s:
             return 0.0
         steps = WINDOWS[-1]
-        behind = steps * (1 - s.slo_s / latency_s)  # tokens of a request that are late in the window
+        behind = steps * (1 - s.slo_s / latency_s)  # late tokens of a request in the window
         return sum(max(0.0, behind - self.deposits * s.deposited(each)) for each in running) / steps
 
 
@@ -217,7 +222,7 @@ class _Plan:
 
 
 def _costs(s: SchedulerState, running: Sequence[SequenceState]) -> StepCosts:
-    """Of the next step."""
+    """Costs of the next step."""
     return s.cost.costs([each.num_computed_tokens + 1 for each in running])
 
 

@@ -1,4 +1,4 @@
-"""LMCache without layers, and through GPUDirect Storage: what is stored comes before the first layer is computed."""
+"""LMCache without layer-wise loading, through GPUDirect Storage: all stored data is read before the first layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kv_cache.policies.tutti import tutti
 
 
 def preload(it: Iteration, home: str = DIRECT) -> None:
-    """As Tutti, but all that the device has room for is read first, and nothing while a layer is computed."""
+    """Like Tutti, but everything that fits on the device is read first, and nothing during computation."""
     transfers, grows = list[Transfer | None](), len(it.layers) * len(it.parts) * sum(map(it.new_bytes, it.batch))
     for layer in it.layers:
         for block in it.blocks(layer):

@@ -10,7 +10,7 @@ BELOW = {DEVICE: HOST, HOST: DIRECT}
 
 
 def reactive(it: Iteration) -> None:
-    """All of KV stays as high as it fits; a layer that is not on the device comes when it is due."""
+    """Keep the KV cache in the highest tiers; a layer that is not on the device is loaded when it is used."""
     for layer in it.layers:
         need = it.layer_bytes() - sum(it.nbytes(x) for x in it.blocks(layer) if DEVICE in it.tiers_of(x))
         make_room(it, DEVICE, need, keep=layer)
@@ -19,7 +19,7 @@ def reactive(it: Iteration) -> None:
 
 
 def bring(it: Iteration, block: BlockKey, keep: int) -> Transfer | None:
-    """Let a block come to the device, by way of the host where there is no other."""
+    """Move a block to the device, through the host if no direct route exists."""
     if DEVICE in it.tiers_of(block):
         return None
     if not any(it.has_path(tier, DEVICE) for tier in it.tiers_of(block)):
@@ -29,7 +29,7 @@ def bring(it: Iteration, block: BlockKey, keep: int) -> Transfer | None:
 
 
 def make_room(it: Iteration, tier: str, need: float, keep: int) -> None:
-    """Send down what was attended longest ago until so many bytes fit; the kept layer of the batch stays."""
+    """Evict the least recently attended blocks until `need` bytes are free; layer `keep` of the batch stays."""
     for block in it.blocks_at(tier):
         if it.free_bytes(tier) >= need:
             return

@@ -1,7 +1,7 @@
-"""Pairs split over both tiers: K of as many layers as fit behind the page cache, V past it, at the same time.
+"""Split of each layer over both tiers: keys of some layers in the page cache, values with direct I/O, concurrently.
 
-Dual-Blade's groups use one tier while the other rests. Here a layer's K and V come over different links, and arrive
-together when both tiers are as fast as they are large.
+Dual-Blade's groups use one tier while the other is idle. Here a layer's keys and values come over different links, and
+arrive together if the shares match the speeds of the tiers.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from kv_cache.hardware import DEVICE, DIRECT, PAGE_CACHE
 from kv_cache.iteration import Iteration
 from kv_cache.policies._stream import stream
 
-LARGE = 1 << 30  # bytes of a copy whose start and first piece count little
-PATIENCE = 4, 32  # iterations without a miss before feedback caches more: at first, and at most after failures
+LARGE = 1 << 30  # bytes of a copy whose latency is negligible
+PATIENCE = 4, 32  # iterations without a miss before feedback caches more: initial, and maximum after failures
 
 
 def split(it: Iteration, ahead: int = 1, share: float | None = None, feedback: bool = False) -> None:
-    """Of every layer the same share is cached: half of it in K where that fits, else K of some of the layers.
+    """Cache the same share of all layers: half of each (keys) if that fits, else the keys of some layers.
 
     Args:
         it: The iteration.
-        ahead: Layers that come before they are attended.
-        share: Of K and V that is cached, instead of what the cache keeps and `_balanced` allows.
-        feedback: Whether less is cached when most of that had to come from the disk again, and more after a while
-            without misses: for a cache whose limit is not known.
+        ahead: Layers to prefetch.
+        share: Fraction of the KV cache in the page cache; None: what it can hold and `_balanced` allows.
+        feedback: Whether to cache less when most cached data was read from disk, and more after a period without
+            misses: for a page cache of unknown size.
     """
     most = _planned(it) if share is None else int(len(it.parts) * share * len(it.layers))
-    count = _fed_back(it, most) if feedback else most
+    count = _apply_feedback(it, most) if feedback else most
     cached = set([(layer, part) for part in it.parts for layer in _spread(it.layers)][:count])
 
     def home(block: BlockKey) -> str:
@@ -39,9 +39,9 @@ def split(it: Iteration, ahead: int = 1, share: float | None = None, feedback: b
 
 
 def _planned(it: Iteration) -> int:
-    """Parts of layers that are cached, planned again when the page cache's limit or the stored bytes change.
+    """Number of cached parts of layers; planned again when the page cache's limit or the stored bytes change.
 
-    Requests that pause while a prompt is prefilled keep their share of the cache.
+    Requests that pause during a prefill keep their share of the cache.
     """
     layer_bytes = max(it.layer_bytes(), it.layer_bytes(it.final_tokens))
     if it.prefill:
@@ -56,7 +56,7 @@ def _planned(it: Iteration) -> int:
 
 
 def _balanced(it: Iteration) -> int:
-    """Parts of layers that come from the page cache in the time in which the others come past it."""
+    """Number of parts of layers read from the page cache in the time in which direct I/O reads the others."""
     parts = len(it.parts) * len(it.layers)
     cached_s, direct_s = (it.transfer_s(tier, DEVICE, LARGE) for tier in (PAGE_CACHE, DIRECT))
     return round(parts * direct_s / (cached_s + direct_s))
@@ -64,10 +64,10 @@ def _balanced(it: Iteration) -> int:
 
 @dataclass(slots=True)
 class _Feedback:
-    """How many parts of layers are cached, by how many of an iteration's reads the cache had.
+    """Controls the number of cached parts of layers by the hit rate of each iteration.
 
-    Under half: one less, then two, then four. All of them, for as many iterations as the patience: one more, then two,
-    then four. A change that was too much is undone, and doubles the patience.
+    Hit rate below one half: 1 less, then 2, then 4. Hit rate of 1 for `patience` iterations: 1 more, then 2, then 4. An
+    increase that fails is undone, and doubles the patience.
     """
 
     most: int
@@ -75,10 +75,10 @@ class _Feedback:
     change: int = 0
     calm: int = 0  # iterations without a miss
     patience: int = PATIENCE[0]
-    settling: int = 0  # iterations until the last change shows
+    settling: int = 0  # iterations until the last change takes effect
 
     def update(self, read: int, hit: int) -> None:
-        """Bytes that the last iteration read, and of these what the cache had."""
+        """Adapt to the bytes that the last iteration read, and the bytes of these found in the cache."""
         grew, self.calm = self.change > 0, self.calm + 1 if hit == read else 0
         if self.settling:
             self.settling -= 1
@@ -97,8 +97,8 @@ class _Feedback:
         self.count, self.calm, self.settling = max(0, min(self.most, self.count + self.change)), 0, settling
 
 
-def _fed_back(it: Iteration, most: int) -> int:
-    """Parts of layers that are cached, of at most `most`: all of them at first, and when that changes."""
+def _apply_feedback(it: Iteration, most: int) -> int:
+    """Number of cached parts under feedback: `most` at first and after `most` changes."""
     state: _Feedback | None = it.memory.get("feedback")
     if state is None or state.most != most:
         state = it.memory["feedback"] = _Feedback(most, most)
@@ -111,5 +111,5 @@ def _fed_back(it: Iteration, most: int) -> int:
 
 
 def _spread(layers: range) -> list[int]:
-    """Layers in an order of which every beginning is spread over all of them: by the golden ratio."""
+    """Layers in an order whose every prefix is spread over all of them (golden ratio)."""
     return sorted(layers, key=lambda layer: layer * GOLDEN % 1)

@@ -1,32 +1,30 @@
-"""TierKV, the reactive policies that it is compared with, ours, and a bound: who goes first, who enters, what is copied
-ahead.
-"""
+"""TierKV, the reactive policies it is compared with, ours, and a bound: eviction order, admission and prefetching."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kv_cache.policies.time_slices import NOW, NothingMoves, TimeSlices
+from kv_cache.policies.time_slices import NOW, DeadlockError, TimeSlices
 from kv_cache.transfer.sequences import Kv, Level
 
-WINDOW, FLASH_WINDOW = 4, 8  # iterations that TierKV looks ahead
-HIGH_WATER = 0.8  # of a link's time, beyond which only the most urgent copies are begun
-STAGING = 1 / 16  # of the device
-READ_AHEAD = 8  # requests at the head of the queue that may come from flash
-UNDER_WAY = 3  # copies ahead that wait for a link
+WINDOW, FLASH_WINDOW = 4, 8  # iterations of TierKV's lookahead
+HIGH_WATER = 0.8  # link utilization above which only copies for the next iteration start
+STAGING = 1 / 16  # fraction of the device reserved for prefetched data
+READ_AHEAD = 8  # requests at the head of the queue that may be prefetched from flash
+MAX_PREFETCHES = 3  # maximum number of prefetches that wait for a link
 
 
 class Rotating(TimeSlices):
-    """Sequences that have had their slice leave, the next ones enter, and the batch waits for their KV cache.
+    """Round robin: sequences leave after their slice, the next ones enter, and the batch waits for their KV caches.
 
-    The least recently used leave a tier first, and nothing is given up.
+    Tiers evict the least recently used first. Nothing is dropped.
     """
 
     def victims(self, level: Level, cause: Kv) -> Iterable[Kv]:
         return sorted(self.movable(level), key=lambda kv: kv.used)
 
     def movable(self, level: Level) -> Iterator[Kv]:
-        """KV caches in a tier that nothing needs now."""
+        """KV caches in a tier that are neither pinned nor in flight."""
         return (kv for kv in self.queue if kv.level is level and kv.move is None and not kv.pinned)
 
     def enter_next(self) -> None:
@@ -40,38 +38,38 @@ class Rotating(TimeSlices):
         began_s = self.store.now_s
         while late := [kv for kv in entering if not kv.is_here]:
             for kv in late:
-                self.bring(kv, Level.DEVICE, NOW)
+                self.request_copy(kv, Level.DEVICE, NOW)
             if not all(kv.is_here for kv in late) and not self.store.step():
-                raise NothingMoves
+                raise DeadlockError
         self.counts.stalled_s += self.store.now_s - began_s
 
 
 class Static(Rotating):
-    """Three tiers, and copies when they are needed."""
+    """Three tiers, with copies on demand."""
 
 
 class Lru(Rotating):
-    """Two tiers: what does not fit host memory is computed again."""
+    """Two tiers: a KV cache that does not fit in host memory is recomputed."""
 
     def recomputes(self, kv: Kv, down: Level) -> bool:
         return down is Level.FLASH
 
 
 class Lfu(Lru):
-    """The same, the least often used first."""
+    """Like `Lru`, but the least frequently used is evicted first."""
 
     def victims(self, level: Level, cause: Kv) -> Iterable[Kv]:
         return sorted(self.movable(level), key=lambda kv: (kv.uses, kv.used))
 
 
 class Oracle(Rotating):
-    """Copies take no time: no policy that takes turns is faster."""
+    """Copies take no time: an upper bound for time-slicing policies."""
 
     free = True
 
 
 class TierKv(Rotating):
-    """A KV cache that enters soon is copied if it alone can arrive in time: two hops, with a window each (Eq. 3)."""
+    """Prefetches a KV cache if it can arrive in time on an idle link: two hops, with a window each (Eq. 3)."""
 
     staging = STAGING
 
@@ -84,11 +82,11 @@ class TierKv(Rotating):
             if link is Level.HOST and ahead > WINDOW:
                 continue
             in_time = levels.copy_s(link, levels.bytes_of(kv.tokens)) <= ahead * self.iteration_s
-            if in_time and (ahead == 1 or self.use(link) <= HIGH_WATER):
-                self.bring(kv, Level.HOST if link is Level.FLASH else Level.DEVICE, ahead)
+            if in_time and (ahead == 1 or self.link_utilization(link) <= HIGH_WATER):
+                self.request_copy(kv, Level.HOST if link is Level.FLASH else Level.DEVICE, ahead)
 
     def due(self, window: int) -> Iterator[tuple[int, Kv]]:
-        """Sequences that enter within a window, and after how many iterations, by slices and requests' ends."""
+        """Sequences that enter within a window and the number of iterations until then, by slices and lengths."""
         room = self.limit - self.active_bytes
         waiting = iter(list(self.queue))
         kv = next(waiting, None)
@@ -104,16 +102,16 @@ class TierKv(Rotating):
 
 
 class Mended(TimeSlices):
-    """Ours: a sequence decodes as soon as it lies on the device, and stays as long as its copies are worth.
+    """Ours: a sequence decodes as soon as it is on the device, and stays long enough to be worth its copies.
 
-    The last of the queue leave a tier first, and nothing that is due before the sequence that needs the room. The next
-    of the queue are copied as room allows, and a KV cache is computed again where that takes less time.
+    Tiers evict from the end of the queue, and never a sequence that is due before the one that needs the space. The
+    head of the queue is prefetched while space allows. A KV cache is recomputed if that is faster than copying it.
     """
 
     def victims(self, level: Level, cause: Kv) -> Iterable[Kv]:
         if level is Level.DEVICE:
             if not any(Level.HOST in move.links for move in self.store.waiting):
-                yield from [kv for kv in self.active if self.is_over(kv) and self.has_stayed(kv, Level.HOST)]
+                yield from [kv for kv in self.active if self.is_over(kv) and self.min_stay_reached(kv, Level.HOST)]
         elif self.may_fill_flash():
             behind = self.queue[self.queue.index(cause) + 1 :]
             yield from (kv for kv in reversed(behind) if kv.level is level and not kv.move)
@@ -124,18 +122,18 @@ class Mended(TimeSlices):
                 self.enter(kv)
 
     def recomputes(self, kv: Kv, down: Level) -> bool:
-        return self.computes_sooner(kv, down)
+        return self.recompute_is_faster(kv, down)
 
     def copy_ahead(self) -> None:
         full = False
         for place, kv in enumerate(list(self.queue), 1):
-            if len(self.store.waiting) >= UNDER_WAY:
+            if len(self.store.waiting) >= MAX_PREFETCHES:
                 return
             if kv.move or kv.level is Level.DEVICE:
                 continue
-            if kv.level is not None and self.computes_sooner(kv, kv.level):
-                self.give_up(kv)
+            if kv.level is not None and self.recompute_is_faster(kv, kv.level):
+                self.drop_for_recompute(kv)
             if kv.level is not Level.FLASH:
-                full = full or not self.bring(kv, Level.DEVICE, place)
+                full = full or not self.request_copy(kv, Level.DEVICE, place)
             elif place <= READ_AHEAD:
-                self.bring(kv, Level.HOST, place)
+                self.request_copy(kv, Level.HOST, place)

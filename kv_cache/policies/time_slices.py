@@ -1,6 +1,6 @@
-"""Time slices: more requests than the device holds take turns, and the KV cache of each moves between tiers as a whole.
+"""Time slicing: more requests than fit on the device take turns; the KV cache of each moves between tiers as a whole.
 
-The mechanics that all such policies share; `policies/tierkv.py` has the policies.
+This module has the shared mechanism; `policies/tierkv.py` has the policies.
 """
 
 from __future__ import annotations
@@ -14,32 +14,35 @@ from kv_cache.hardware import DEVICE, DIRECT, HOST
 from kv_cache.scheduler import IterationResult, Placement, Policy, SchedulerOutput, SchedulerState
 from kv_cache.transfer.sequences import Kv, Level, Levels, SequenceStore
 
-NOW = 0  # the urgency of what is waited for
+NOW = 0  # urgency of a copy that the batch waits for
 EMA = 0.1  # weight of the newest iteration
-STAY = 20  # times as long as its copies take that a request decodes before it makes room
-ON_FLASH = 8  # requests, beyond which others rather stay on the device
-LATE = 16  # iterations over which the use of links is watched
+STAY = 20  # minimum decode time of a request before eviction, in multiples of its copy time
+MAX_ON_FLASH = 8  # requests on flash, above which others rather stay on the device
+LATE = 16  # iterations over which link utilization is averaged
 TIERS = {Level.DEVICE: DEVICE, Level.HOST: HOST, Level.FLASH: DIRECT}
 
 
-class NothingMoves(RuntimeError):
-    """All sequences wait for room that none of them leaves."""
+class DeadlockError(RuntimeError):
+    """All sequences wait for memory, and no copy will free any."""
 
     def __init__(self) -> None:
-        super().__init__("nothing moves: the KV caches of all requests wait for each other's room")
+        super().__init__(
+            "deadlock: every request waits for memory and no transfer is in flight: increase the limits of the device "
+            "or of host memory"
+        )
 
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened.
+    """Counters of a run.
 
     Attributes:
-        entries: Sequences with a KV cache that came to the device.
-        hits: Those that found it there.
-        wasted_bytes: Bytes that were copied towards the device and not used.
-        recomputed_tokens: Tokens that were computed again.
-        stalled_s: Seconds in which nothing was computed.
-        longest_wait_s: The longest wait for a slice.
+        entries: Entries of sequences that had a KV cache already.
+        hits: Entries that found it on the device.
+        wasted_bytes: Prefetched bytes that were evicted unused.
+        recomputed_tokens: Recomputed tokens.
+        stalled_s: Seconds without computation.
+        longest_wait_s: Longest wait for a slice, seconds.
         stays: Slices.
     """
 
@@ -53,16 +56,16 @@ class Counts:
 
 
 class TimeSlices(Policy):
-    """Sequences wait in a queue or decode together; copies make room for each other.
+    """Sequences are queued or decode together; copies make space for each other.
 
     Attributes:
-        slice_tokens: Tokens that a sequence makes while others wait.
-        staging: Share of the device that is kept for what comes ahead.
+        slice_tokens: Tokens per slice while others wait.
+        staging: Fraction of the device that is reserved for prefetched data.
         free: Whether copies take no time: a bound.
-        queue: Sequences that wait.
+        queue: Queued sequences.
         active: Sequences that decode.
-        active_bytes: Bytes on the device that those need in the end.
-        iteration_s: Moving average of iterations' seconds.
+        active_bytes: Bytes on the device that the active sequences need at their final length.
+        iteration_s: Moving average of the time of an iteration, seconds.
     """
 
     tiers: tuple[str, ...] = (DEVICE, HOST, DIRECT)
@@ -82,21 +85,21 @@ class TimeSlices(Policy):
         self._levels: Levels | None = None
         self._busy: deque[tuple[float, dict[Level, float]]] = deque(maxlen=LATE)
 
-    # What a policy decides
+    # Decisions of a policy
 
     def victims(self, level: Level, cause: Kv) -> Iterable[Kv]:
-        """What may leave a tier for the sake of a sequence, the first to go first."""
+        """KV caches that may leave a tier to make space for `cause`, in order of eviction."""
         raise NotImplementedError
 
     def enter_next(self) -> None:
-        """Let sequences decode in the next iteration."""
+        """Choose sequences that decode in the next iteration."""
         raise NotImplementedError
 
     def copy_ahead(self) -> None:
-        """Begin copies that go on beside the next iteration; by default none."""
+        """Start prefetches that overlap with the next iteration; by default none."""
 
     def recomputes(self, kv: Kv, down: Level) -> bool:
-        """Whether a KV cache is given up, and computed again, rather than copied down to a tier."""
+        """Whether a KV cache is dropped and recomputed instead of copied down to a tier."""
         return False
 
     # The iteration
@@ -131,7 +134,7 @@ class TimeSlices(Policy):
         self.store, self.cost, self.iteration_s = s.store, s.cost, s.cost.compute.linear_s()
 
     def _fit_limits(self) -> None:
-        """Take the store's capacities; after a fall, requests that came last wait and KV caches leave full tiers."""
+        """Apply the store's capacities; if they fell, the latest requests are queued and full tiers evict."""
         self._levels = levels = self.store.levels
         longest = levels.bytes_of(levels.longest_tokens)
         staged = max(int(self.staging * levels.device_bytes), longest) if self.staging else 0
@@ -146,37 +149,37 @@ class TimeSlices(Policy):
                     self._displace(kv, NOW, kv)
 
     def _decide(self) -> None:
-        """Who decodes next, and what is copied; if copies wait for each other's room, one KV cache is given up."""
+        """Choose the batch and start copies; if copies wait for each other's space, one KV cache is dropped."""
         while True:
             try:
                 self.enter_next()
                 self.copy_ahead()
-                self.enter_next()  # new ones have nothing to copy, and are there as soon as there is room
-            except NothingMoves:
+                self.enter_next()  # new requests need no copy, and enter as soon as they fit
+            except DeadlockError:
                 self._give_up_last()
             else:
                 return
 
     def _give_up_last(self) -> None:
-        """Give up the KV cache of the last sequence that waits; it is computed again in its turn."""
+        """Drop the KV cache of the last queued sequence; it is recomputed in its next slice."""
         waiting = [kv for kv in reversed(self.queue) if kv.move or kv.level is not None]
         if not waiting:
-            raise NothingMoves
-        self.store.withdraw(waiting[0])
+            raise DeadlockError
+        self.store.cancel(waiting[0])
         waiting[0].sequence.num_computed_tokens = 0
 
     def _placement(self, kv: Kv, layers: int) -> Placement:
         level = kv.move.to if kv.move else kv.level
         return ((TIERS[level or Level.DEVICE],),) * layers
 
-    # What happens to sequences
+    # State changes of sequences
 
     def fits(self, kv: Kv) -> bool:
-        """Whether a request may decode with the others."""
+        """Whether a request fits on the device together with the active ones."""
         return self.active_bytes + kv.room <= self.limit
 
     def enter(self, kv: Kv) -> None:
-        """A request decodes from now on; its K and V must be on the device when the iteration begins."""
+        """Activate a request; its KV data must be on the device when the iteration starts."""
         self.queue.remove(kv)
         self.active.append(kv)
         self.active_bytes += kv.room
@@ -189,7 +192,7 @@ class TimeSlices(Policy):
         kv.uses += 1
 
     def leave(self, kv: Kv) -> None:
-        """A request waits again, behind all others."""
+        """Move a request to the end of the queue."""
         self.active.remove(kv)
         self.active_bytes -= kv.room
         kv.pinned, kv.left_s, kv.used = False, self.store.now_s, self.iteration
@@ -203,31 +206,31 @@ class TimeSlices(Policy):
             self.active_bytes -= kv.room
         else:
             self.queue.remove(kv)
-        self.store.withdraw(kv)
+        self.store.cancel(kv)
 
     def update(self, output: SchedulerOutput, result: IterationResult) -> None:
         self.iteration += 1
         self.iteration_s += EMA * (result.took_s - self.iteration_s)
         for kv in self.active:
             kv.turn += 1
-        carried = self.store.carried.items()
-        self._busy.append((self.store.now_s, {link: each.busy_s for link, each in carried}))
+        link_stats = self.store.link_stats.items()
+        self._busy.append((self.store.now_s, {link: each.busy_s for link, each in link_stats}))
 
-    def use(self, link: Level) -> float:
-        """The share of its time that a link had work lately."""
+    def link_utilization(self, link: Level) -> float:
+        """Fraction of recent time in which a link was busy."""
         if len(self._busy) < 2:
             return 0.0
         (began_s, before), (end_s, after) = self._busy[0], self._busy[-1]
         return (after[link] - before[link]) / (end_s - began_s)
 
     def is_over(self, kv: Kv) -> bool:
-        """Whether a request has had its slice."""
+        """Whether a request has used up its slice."""
         return kv.turn >= self.slice_tokens
 
-    def bring(self, kv: Kv, to: Level, urgency: int) -> bool:
-        """Ask for the next copy on the way up; False where there is no room for it and none can be made."""
+    def request_copy(self, kv: Kv, to: Level, urgency: int) -> bool:
+        """Request the next copy towards a tier; False if the target has no space and none can be made."""
         if kv.move:
-            self.store.hurry(kv.move, urgency)
+            self.store.raise_priority(kv.move, urgency)
             return True
         if kv.level is not None and kv.level <= to:
             return True
@@ -241,7 +244,7 @@ class TimeSlices(Policy):
         return True
 
     def make_room(self, level: Level, kv: Kv, urgency: int, cause: Kv) -> bool:
-        """Have what may go from a level go, until there is room for K and V. cause: for whose sake."""
+        """Evict KV caches from a tier until that of `kv` fits, for the sake of `cause`; False if it cannot fit."""
         lacking = self.store.size(kv, level) - self.store.room(level)
         if lacking <= 0:
             return True
@@ -255,20 +258,22 @@ class TimeSlices(Policy):
         return False
 
     def _displace(self, kv: Kv, urgency: int, cause: Kv) -> bool:
-        """Have K and V go down a level, or be given up; False if they have to wait for room there."""
+        """Move a KV cache down one tier, or drop it; False if it has to wait for space there."""
         down = Level.HOST if kv.level is Level.DEVICE else Level.FLASH
-        if down is Level.HOST and not self._is_given_up(kv, down):
+        if down is Level.HOST and not self._is_dropped(kv, down):
             if not self.make_room(down, kv, urgency, cause):
-                if not self._may_pass_host(kv, urgency):
+                if not self._can_bypass_host(kv, urgency):
                     return False
                 down = Level.FLASH
             elif kv.pinned and self.store.free[down] < self.store.size(kv, down):
-                return False  # it decodes until there is room
-        if self._is_given_up(kv, down):
-            self.give_up(kv)
+                return False  # it decodes until there is space
+        if self._is_dropped(kv, down):
+            self.drop_for_recompute(kv)
             return True
         if self.store.room(down) < self.store.size(kv, down):
-            raise ValueError(f"flash is full: {self.store.levels.flash_bytes / 1e9:,.0f} GB do not hold what waits")
+            raise ValueError(
+                f"flash is full: {self.store.levels.flash_bytes / 1e9:,.0f} GB do not hold the queued KV caches"
+            )
         if kv.pinned:
             self.leave(kv)
         if kv.staged:
@@ -277,35 +282,36 @@ class TimeSlices(Policy):
         self.store.move(kv, down, urgency)
         return True
 
-    def _is_given_up(self, kv: Kv, down: Level) -> bool:
+    def _is_dropped(self, kv: Kv, down: Level) -> bool:
         return kv.absent or self.recomputes(kv, down)
 
-    def _may_pass_host(self, kv: Kv, urgency: int) -> bool:
-        """Whether K and V may go from the device to flash at once, which occupies both links: what is waited for may,
-        and else where nothing is under way that would make room, for a request that has stayed as long as that is
-        worth."""
+    def _can_bypass_host(self, kv: Kv, urgency: int) -> bool:
+        """Whether a KV cache may be copied from the device directly to flash, which occupies both links.
+
+        Allowed if the batch waits for it. Otherwise only if no copy is in flight or queued, for a request that has
+        stayed long enough.
+        """
         if urgency == NOW:
             return True
         idle = not (self.store.running or self.store.waiting)
-        return idle and (not kv.pinned or (self.has_stayed(kv, Level.FLASH) and self.may_fill_flash()))
+        return idle and (not kv.pinned or (self.min_stay_reached(kv, Level.FLASH) and self.may_fill_flash()))
 
     def may_fill_flash(self) -> bool:
-        """Whether more may go to flash: what is there has to be read again, over the slowest link, in the end."""
-        return sum(Level.FLASH in (kv.level, kv.move.to if kv.move else None) for kv in self.queue) < ON_FLASH
+        """Whether flash may take another KV cache: it has to be read again over the slowest link."""
+        return sum(Level.FLASH in (kv.level, kv.move.to if kv.move else None) for kv in self.queue) < MAX_ON_FLASH
 
-    def has_stayed(self, kv: Kv, by: Level) -> bool:
-        """Whether a request has decoded so long that copies out and in again, or the iteration that the room is not
-        used for, are little."""
+    def min_stay_reached(self, kv: Kv, by: Level) -> bool:
+        """Whether a request has decoded so long that its copies, or an iteration without its memory, cost little."""
         copies_s = 2 * self.store.levels.copy_s(by, self.store.levels.bytes_of(kv.tokens))
         return self.store.now_s - kv.entered_s >= STAY * max(copies_s, self.iteration_s)
 
-    def computes_sooner(self, kv: Kv, by: Level) -> bool:
-        """Whether all who decode lose less by computing K and V again than one does by copies over a link."""
+    def recompute_is_faster(self, kv: Kv, by: Level) -> bool:
+        """Whether recomputation, which delays the whole batch, costs less than copying over a link."""
         computed_s = self.cost.compute.prefill_s(kv.tokens) * max(1, len(self.active))
         return computed_s < self.store.levels.copy_s(by, self.store.levels.bytes_of(kv.tokens))
 
-    def give_up(self, kv: Kv) -> None:
-        """Have K and V computed again when the request comes back."""
+    def drop_for_recompute(self, kv: Kv) -> None:
+        """Drop a KV cache; it is recomputed when the request is active again."""
         if kv.pinned:
             self.leave(kv)
         self.store.drop(kv)

@@ -1,7 +1,7 @@
-"""Tutti: K and V of prefixes on SSDs; layers come while others are computed, what is new goes there in the slack.
+"""Tutti: KV data of prefixes on SSDs; layers are prefetched during computation, new data is written in the slack.
 
-arXiv 2605.03375. Reads and writes that an SSD gets together are slow, so one waits for the other: beside a prompt a
-write begins only where the layer under way takes longer than what is read meanwhile.
+arXiv 2605.03375. An SSD is slow at concurrent reads and writes, so they alternate. During a prefill, a write starts
+only if the current layer takes longer than the reads in flight.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from kv_cache.block_table import BlockKey, Transfer
 from kv_cache.hardware import DEVICE, DIRECT
 from kv_cache.iteration import Iteration
 
-BLOCK_TOKENS = 64  # of an object: in decode fewer are not written yet
+BLOCK_TOKENS = 64  # tokens of an object; in decode, smaller ones are not written yet
 
 
 def tutti(it: Iteration, home: str = DIRECT, ahead: int = 1) -> None:
-    """Layers stay on the device as long as it has room; `home` gets what is new of them.
+    """Keep layers on the device while they fit; write new data to `home`.
 
-    The memory's "slack" is the paper's table: seconds of a layer by its new and stored tokens, as the first
-    iteration of that shape took them; the first iteration of a shape writes once all of it has been read.
+    `it.memory["slack"]` is the paper's table: seconds of a layer by its new and stored tokens, measured in the first
+    iteration of that shape. The first iteration of a shape writes only after all its reads.
     """
     shape = sum(it.new.values()), (it.layer_bytes() // len(it.batch)).bit_length()
     window_s = it.memory.setdefault("slack", {}).get(shape, 0.0)
     grows = len(it.parts) * sum(map(it.new_bytes, it.batch))  # each layer
     reads, writes = list[Transfer](), list[Transfer]()
     for layer in it.layers:
-        writes += _make_room(it, home, _lacking(it, layer) + grows, layer, reads)
+        writes += _make_room(it, home, _missing_bytes(it, layer) + grows, layer, reads)
         for due in it.layers[layer - it.layers.start :][: ahead + 1]:
-            if due == layer or _lacking(it, due) + grows <= it.free_bytes(DEVICE):
+            if due == layer or _missing_bytes(it, due) + grows <= it.free_bytes(DEVICE):
                 copies = (it.copy(x, DEVICE, urgency=-due, after=writes) for x in it.blocks(due))
                 if came := [transfer for transfer in copies if transfer]:
                     reads, writes = came, []
         left_s = window_s - it.queued_s(home, DEVICE) if it.has_path(home, DEVICE) else 0.0
-        writes += _write(it, home, _owed(it, home, layer), reads, left_s)
+        writes += _write(it, home, _unwritten(it, home, layer), reads, left_s)
         it.attend(layer)
     it.memory["slack"].setdefault(shape, it.layer_s())
-    _write(it, home, _owed(it, home, it.layers.stop), reads)
+    _write(it, home, _unwritten(it, home, it.layers.stop), reads)
 
 
-def _lacking(it: Iteration, layer: int) -> int:
-    """Bytes of a layer that the device has not."""
+def _missing_bytes(it: Iteration, layer: int) -> int:
+    """Bytes of a layer that are missing on the device."""
     return sum(it.missing_bytes(x, DEVICE) for x in it.blocks(layer))
 
 
-def _owed(it: Iteration, home: str, end: int) -> list[BlockKey]:
-    """Blocks below a layer of which the home lacks something; in decode, a block of it."""
+def _unwritten(it: Iteration, home: str, end: int) -> list[BlockKey]:
+    """Blocks below layer `end` that are incomplete in `home`; in decode, by at least `BLOCK_TOKENS` tokens."""
     below = (x for layer in range(it.layers.start, end) for x in it.blocks(layer))
     least = 1 if it.prefill else BLOCK_TOKENS
     return [x for x in below if it.missing_bytes(x, home) * it.tokens(x) >= least * it.nbytes(x)]
@@ -54,7 +54,7 @@ def _owed(it: Iteration, home: str, end: int) -> list[BlockKey]:
 def _write(
     it: Iteration, home: str, owed: Iterable[BlockKey], after: list[Transfer], within_s: float = float("inf")
 ) -> list[Transfer]:
-    """Let the home have blocks too, as many as can be written in a time, when what is read has come."""
+    """Write blocks to `home` after the given reads, as many as fit in `within_s` seconds."""
     begun = list[Transfer]()
     for block in owed:
         within_s -= it.transfer_s(DEVICE, home, it.missing_bytes(block, home))
@@ -66,7 +66,7 @@ def _write(
 
 
 def _make_room(it: Iteration, home: str, need: float, keep: int, after: list[Transfer]) -> list[Transfer]:
-    """Leave the device with what was attended longest ago, until so many bytes fit; what is written for that."""
+    """Evict the least recently attended blocks until `need` bytes are free; returns the writes of evicted blocks."""
     begun = list[Transfer]()
     for block in it.blocks_at(DEVICE):
         if it.free_bytes(DEVICE) >= need:

@@ -1,4 +1,4 @@
-"""vLLM's preemption: whole requests, the one that came last first; their KV data is computed again."""
+"""vLLM's preemption: whole requests, latest first; their KV data is recomputed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 
 
 class Vllm(Policy):
-    """First come, first served, with all KV data on the device.
+    """FCFS with all KV data on the device.
 
-    If the next tokens of the running requests need more blocks than there are, the request that came last is preempted:
-    its KV data is dropped and prefilled again when it fits (recomputation, vLLM's default). A request that waits is
-    prefilled, whole, before others decode.
+    If the next tokens of the running requests need more blocks than are free, the latest request is preempted: its KV
+    data is dropped and prefilled again when it fits (recomputation, vLLM's default). A queued request is prefilled,
+    whole, before others decode.
     """
 
     tiers = (DEVICE,)
@@ -35,7 +35,9 @@ class Vllm(Policy):
             return SchedulerOutput(num_scheduled_tokens=tokens, placement=placement, preempted=frozenset(preempted))
         if not running or _blocks(running) > s.cost.room_blocks:
             longest = max(each.num_tokens for each in first_come)
-            raise RuntimeError(f"a request of {longest} tokens does not fit the device")
+            raise RuntimeError(
+                f"a request of {longest} tokens does not fit on the device: use more device memory or a shorter request"
+            )
         numbers = [each.number for each in running]
         free = s.cost.room_blocks - _blocks(running)
         return SchedulerOutput(

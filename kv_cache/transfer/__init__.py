@@ -1,1 +1,1 @@
-"""Turns with bytes: frames in memory and in files, and threads that copy between them."""
+"""Transfers: simulated and real executors of copies, frames in memory and files, and whole sequences."""

@@ -1,7 +1,7 @@
-"""Decode steps with strided offloads as a compiled recurrence: a layer starts when the one before has ended and its
-fetches have arrived over one link.
+"""Decode steps with strided offloads as a compiled recurrence.
 
-It has the times of the same copies by events (`policies/orbitflow.py: in_strides`), about a thousand times faster.
+A layer starts when the previous one has ended and its fetches have arrived over one link. The times are those of the
+same copies simulated by events (`event_timer.py`), computed about a thousand times faster.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from csd_io.compiled import njit
 from csd_spec.arrays import F64
 from kv_cache.cost import ServingCost
-from kv_cache.planner.problem import Offload, form, on_device, run
+from kv_cache.planner.problem import Offload, device_layers, option_arrays, run
 
 
 def decode_s(
@@ -29,34 +29,34 @@ def decode_s(
     """Seconds of each step of a batch whose requests grow by one token per step.
 
     Args:
-        cost: Costs of compute, of fetches and of drives.
+        cost: Cost model of computation, fetches and drives.
         tokens: Tokens of each request that the first step attends to, (R,).
         options: Offload of each request, (R,).
-        most: Steps at most.
-        within_s: No step starts later than this.
-        beside: Seconds by which each step is longer, (steps,); there are no more steps than these.
+        most: Maximum number of steps.
+        within_s: Time after which no step starts, seconds.
+        beside: Additional time of each step, (steps,) seconds; also limits the number of steps.
 
     Returns:
-        (steps,), at most `most`: fewer if the requests outgrow the device.
+        Seconds of each step, (steps,), at most `most`; fewer if the requests outgrow the device.
 
     Raises:
-        RuntimeError: The first step does not fit the device.
+        RuntimeError: The first step does not fit on the device.
     """
     took = np.zeros(max(1, most if beside is None else min(most, beside.size)))
     beside = np.zeros(took.size) if beside is None else beside
-    forms = [form(cost.layers, option) for option in options]
+    forms = [option_arrays(cost.layers, option) for option in options]
     asked, due, in_drives = (np.array([[each[k]] for each in forms]) for k in range(3))
-    shares = np.array([on_device(cost.layers, option) for option in options])
+    shares = np.array([device_layers(cost.layers, option) for option in options])
     line, held = cost.line(len(tokens)), np.array(tokens)
     count = _steps(line, cost.room_blocks, held, asked, due, in_drives, shares, within_s, beside, took)
     if not count:
-        raise RuntimeError(f"a placement of {tuple(options)} does not fit the device")
+        raise RuntimeError(f"a placement of {tuple(options)} does not fit on the device: offload more layers")
     return took[:count]
 
 
 @njit(cache=True, nogil=True)
 def _steps(line, room, tokens, asked, due, in_drives, shares, until_s, beside, took):  # type: ignore[no-untyped-def]
-    """Fill `took` until the requests do not fit, or the time is over; returns the number of steps."""
+    """Fill `took` until the requests do not fit or the time limit is reached; returns the number of steps."""
     step_s, token_s, fetch_s, fetch_token_s, call_s, read_token_s, block = line
     R, L = tokens.size, asked.shape[2]
     compute, ends, slower = np.zeros(L), np.zeros(L + 1), np.zeros(in_drives.shape)

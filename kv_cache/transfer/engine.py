@@ -1,4 +1,4 @@
-"""What an iteration is made of, as values, and what carries it out."""
+"""Actions of an iteration as values, and the interface of their executors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ from kv_cache.hardware import Route, Tier
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing that was done: copy, select, drop, attend, rewrite; and crop and free, between iterations.
+    """One action: copy, select, drop, attend or rewrite; crop or free between iterations.
 
-    tier: the target of a copy, else where it was done. tiers: of attention, those of a row's blocks. after: which of
-    the iteration's acts are copies that one waits for.
+    Attributes:
+        kind: Name of the action.
+        tier: Target of a copy, otherwise the tier of the action.
+        block: Block, if the action has one.
+        source: Source tier of a copy.
+        fifo: Whether the copy queues on its first link.
+        layer, rows, method: Layer, requests and method of attention.
+        tokens: Tokens of a selection or crop.
+        tiers: Tier of each block of a row, for attention.
+        after: Indices of earlier copies in this iteration that the copy waits for.
+        read: Fraction of the tokens that attention takes the time of.
     """
 
     kind: str
@@ -34,7 +43,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class IterationRecord:
-    """An iteration as it was: new tokens and actions; without new tokens, the actions between two iterations."""
+    """Recorded iteration: new tokens and actions; without new tokens, actions between two iterations."""
 
     new: Mapping[Hashable, int]
     row_bytes: Mapping[Hashable, int]
@@ -43,11 +52,17 @@ class IterationRecord:
 
 @dataclass(frozen=True, slots=True)
 class AttendCall:
-    """Attention of one layer: of which requests, where, and who must have ended before.
+    """Attention of one layer.
 
-    tiers: of each row's blocks; new tokens are born at the last. waits: transfers that bring what is attended.
-    until_free: transfers that still use the bytes where new tokens are born. read: the share of tokens whose time it
-    takes.
+    Attributes:
+        layer: Layer index.
+        rows: Requests.
+        tiers: Tier of each block of a row; new tokens are created in the last.
+        method: Attention method.
+        blocks: Blocks to attend.
+        waits: Transfers that carry these blocks.
+        until_free: Transfers that still use the space of the new tokens.
+        read: Fraction of the tokens that attention takes the time of.
     """
 
     layer: int
@@ -61,53 +76,58 @@ class AttendCall:
 
 
 class TransferEngine(Protocol):
-    """What carries an iteration out: in modelled time, or with bytes.
+    """Executor of an iteration, in simulated time or with real bytes.
 
-    selects: Whether it can bring some tokens of a block alone.
+    Attributes:
+        selects: Whether it can copy single tokens of a block.
     """
 
     @property
     def selects(self) -> bool: ...
 
     def begin(self, copy_range: CopyRange, route: Route, fifo: bool, urgency: float) -> Transfer:
-        """Start a copy beside everything else.
+        """Start a copy.
 
-        fifo: it enters its first link when the copy before it on this route has left that.
+        Args:
+            copy_range: Block, tokens and tiers.
+            route: Route between the tiers.
+            fifo: Enter the first link when the previous copy on this route has left it.
+            urgency: Priority; larger is first.
         """
         ...
 
     def release(self, block: BlockKey, tier: str, after: tuple[Transfer, ...]) -> None:
-        """A block has left a tier, which some may still be using."""
+        """Called when a copy was dropped; the transfers in `after` may still use it."""
         ...
 
     def attend(self, attention: AttendCall) -> None:
-        """Compute a layer and attend; returns when that has been done, or, in drives, has been asked for."""
+        """Compute a layer; returns when it is complete or, for drives, submitted."""
         ...
 
     def wait(self, transfers: Iterable[Transfer]) -> None:
-        """Let the model wait for copies."""
+        """Make the model wait for copies."""
         ...
 
     def end(self) -> None:
-        """The iteration is over when all that was asked for has been computed; copies may go on."""
+        """End the iteration when all its layers are complete; copies may continue."""
         ...
 
     def set_tiers(self, tiers: Mapping[str, Tier]) -> None:
-        """Limits of tiers have changed."""
+        """Apply new limits of tiers."""
         ...
 
     def queued_s(self, route: Route) -> float:
-        """Time for what is under way on a route."""
+        """Time of the transfers in flight on a route, seconds."""
         ...
 
     def transfer_s(self, route: Route, nbytes: int) -> float:
-        """Time of a copy that has the route for itself."""
+        """Time of a copy that has the route to itself, seconds."""
         ...
 
     def layer_s(self) -> float:
-        """Time of a layer without waiting: a moving average."""
+        """Moving average of the time of a layer without waiting, seconds."""
         ...
 
     def page_cache_hits(self, tier: str) -> tuple[int, int] | None:
-        """Bytes of a tier's files that were read, and of these what the page cache had; None where nobody knows."""
+        """Bytes read from a tier's files, and bytes of these found in the page cache; None if unknown."""
         ...

@@ -1,7 +1,7 @@
-"""Where a block's bytes lie: in memory, in a file behind the page cache, in blocks past it.
+"""Storage of a block's bytes: in memory, in a buffered file, or in blocks with direct I/O.
 
-A frame has room for a block at its longest, and takes memory or disk only for what was written to it. Every failure
-is an OSError that names the file.
+A frame has the address space for a block at its maximum length, and uses memory or disk only for written data. Every
+failure is an OSError that names the file.
 """
 
 from __future__ import annotations
@@ -21,54 +21,54 @@ from csd_io.folder import check_written_back
 from csd_io.queue import Queue, carry_out
 from kv_cache.block_table import BlockKey
 
-EXTENTS_PER_FILE = 8  # past the page cache: each file is open, and has a ring
+EXTENTS_PER_FILE = 8  # direct I/O: each file needs a descriptor and an io_uring
 _NORESERVE = 0x4000  # Linux: mmap(2)
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _UNKNOWN = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class Frame(Protocol):
-    """The bytes of a block at a tier."""
+    """Bytes of a block in a tier."""
 
     def view(self, at: int, nbytes: int) -> memoryview | None:
-        """Bytes in place; None where the host cannot reach them."""
+        """View of the bytes in memory; None if the host cannot address them."""
         ...
 
     def load(self, at: int, into: memoryview) -> None:
-        """Fill `into` with bytes from `at` on."""
+        """Read bytes from offset `at` into a buffer."""
         ...
 
     def store(self, at: int, data: memoryview) -> None:
-        """Write bytes at `at`."""
+        """Write bytes at offset `at`."""
         ...
 
     def trim(self, nbytes: int) -> None:
-        """Bytes from there on are not needed any more. Never fails."""
+        """Release the bytes from offset `nbytes` on. Never fails."""
         ...
 
     def free(self) -> None:
-        """They are not needed any more. Never fails: whoever frees has nothing to do with this disk."""
+        """Release all bytes. Never fails: the caller cannot handle an error of this disk."""
         ...
 
 
 class Store(Protocol):
-    """A tier that has frames."""
+    """A tier that allocates frames."""
 
     def frame(self, block: BlockKey, nbytes: int) -> Frame:
-        """Room for a block of at most so many bytes."""
+        """Allocate a frame for a block of at most `nbytes` bytes."""
         ...
 
     def forget(self, request: Hashable) -> None:
-        """All frames of a request have been freed."""
+        """Release resources of a request whose frames have all been freed."""
         ...
 
     def close(self) -> None:
-        """Nothing is needed any more."""
+        """Release all resources."""
         ...
 
 
 def move(source: Frame, target: Frame, first: int, end: int, bounce: Callable[[], memoryview]) -> None:
-    """Copy bytes [first, end), in place where one side can be reached, else by way of a buffer."""
+    """Copy bytes [first, end): directly if one side is in memory, otherwise through a bounce buffer."""
     if (view := target.view(first, end - first)) is not None:
         source.load(first, view)
     elif (view := source.view(first, end - first)) is not None:
@@ -82,7 +82,7 @@ def move(source: Frame, target: Frame, first: int, end: int, bounce: Callable[[]
 
 
 class MemoryFrame:
-    """Pages of this process, which the kernel gives when they are first written."""
+    """Anonymous pages of this process, allocated by the kernel at the first write."""
 
     def __init__(self, nbytes: int) -> None:
         self._size, self._lock = max(1, nbytes), threading.Lock()
@@ -90,14 +90,14 @@ class MemoryFrame:
 
     @property
     def buffer(self) -> mmap.mmap:
-        """All of it."""
+        """The whole mapping."""
         with self._lock:
             if self._map is None:
                 try:
                     self._map = mmap.mmap(-1, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
                 except (OSError, OverflowError) as error:
-                    says = f"no room for {self._size:,} bytes of K or V in this process"
-                    raise OSError(errno.ENOMEM, says) from error
+                    message = f"cannot allocate {self._size:,} bytes of the KV cache in this process: lower the limits"
+                    raise OSError(errno.ENOMEM, message) from error
             return self._map
 
     def view(self, at: int, nbytes: int) -> memoryview:
@@ -115,7 +115,7 @@ class MemoryFrame:
             self._map.madvise(mmap.MADV_DONTNEED, first, self._size - first)
 
     def free(self) -> None:
-        self._map = None  # given back when the last view of it is gone
+        self._map = None  # unmapped when the last view of it is released
 
 
 class Memory:
@@ -132,9 +132,11 @@ class Memory:
 
 
 class CachedFiles:
-    """A file for each block, behind the page cache; it has no name, so nothing is left of it.
+    """A buffered file for each block. The files have no name, so they vanish with the process.
 
-    read_bytes, hit_bytes: read so far, and found in the page cache; the latter None where the kernel does not say.
+    Attributes:
+        read_bytes: Bytes read so far.
+        hit_bytes: Bytes of these found in the page cache; None if the kernel does not report it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -146,7 +148,7 @@ class CachedFiles:
         return CachedFrame(self, block)
 
     def count(self, read: int, hit: int | None) -> None:
-        """Bytes were read, and so many of them found."""
+        """Add to the counters."""
         with self._lock:
             self.read_bytes += read
             self.hit_bytes = None if hit is None or self.hit_bytes is None else self.hit_bytes + hit
@@ -159,11 +161,11 @@ class CachedFiles:
 
 
 class CachedFrame:
-    """A file behind the page cache."""
+    """A buffered file."""
 
     def __init__(self, files: CachedFiles, block: BlockKey) -> None:
         self._files, self._name = files, f"{files.folder}: {block}"
-        self._fd = _nameless(files.folder)
+        self._fd = _open_unnamed(files.folder)
         self._lost: OSError | None = None
 
     def view(self, at: int, nbytes: int) -> None:
@@ -175,14 +177,14 @@ class CachedFrame:
         while done < len(into):
             count = self._call(os.preadv, [into[done:]], at + done)
             if not count:
-                raise OSError(errno.EIO, f"ends before byte {at + len(into)}", self._name)
+                raise OSError(errno.EIO, f"file ends before byte {at + len(into)}", self._name)
             done += count
         if hit != len(into):
             self._check_disk()
         self._files.count(len(into), hit)
 
     def _check_disk(self) -> None:
-        """Raise OSError where what comes from the disk may be older than what was written: it never got there."""
+        """Raise OSError if the write-back of earlier data failed: a read from the disk may return older data."""
         try:
             check_written_back(self._fd, self._name)
         except OSError as error:
@@ -191,7 +193,7 @@ class CachedFrame:
             raise self._lost
 
     def _cached(self, at: int, into: memoryview) -> int | None:
-        """How many bytes come without waiting for a disk; None where this file system cannot say."""
+        """Number of bytes read from the page cache alone; None if this file system cannot tell."""
         done = 0
         while done < len(into):
             try:
@@ -208,7 +210,7 @@ class CachedFrame:
         while done < len(data):
             count = self._call(os.pwritev, [data[done:]], at + done)
             if not count:
-                raise OSError(errno.EIO, f"takes nothing at byte {at + done}", self._name)
+                raise OSError(errno.EIO, f"write accepted no bytes at offset {at + done}", self._name)
             done += count
 
     def _call(self, call: Callable[..., int], buffers: list[memoryview], at: int) -> int:
@@ -229,9 +231,11 @@ class CachedFrame:
 
 
 class DirectBlocks:
-    """Blocks of blocks past the page cache: on a device for all requests, or in files for a few blocks of one.
+    """Extents with direct I/O: on one device for all requests, or in files for a few extents of one request.
 
-    open_file: makes a queue with room for so many bytes.
+    Args:
+        shared: Queue of the device.
+        open_file: Creates a queue for a file of the given size, bytes.
     """
 
     def __init__(self, shared: Queue | None = None, open_file: Callable[[int], Queue] | None = None) -> None:
@@ -265,9 +269,10 @@ class DirectBlocks:
 
 
 class DirectFrame:
-    """Blocks that follow each other. A queue belongs to one thread at a time: the lock says whose it is.
+    """Consecutive device blocks. A queue may be used by one thread at a time, so the lock is held for each transfer.
 
-    It is the key of its blocks itself, since a block may come back while somebody still reads what it has left.
+    The frame object itself is the key of its extent: the same KV block can be allocated again while its old extent is
+    still read.
     """
 
     def __init__(self, extents: Extents, block: BlockKey, nbytes: int, lock: threading.Lock) -> None:
@@ -289,15 +294,15 @@ class DirectFrame:
             carry_out(self._extents.queue, self._extents.requests("write", self, at, data))
 
     def trim(self, nbytes: int) -> None:
-        """Blocks stay as they are."""
+        """Nothing to do: device blocks are released together."""
 
     def free(self) -> None:
-        with self._lock, suppress(OSError):  # of telling the disk, which is only a favour to it
+        with self._lock, suppress(OSError):  # the discard command is only a hint to the disk
             self._extents.release(self)
 
 
-def _nameless(folder: Path) -> int:
-    """A new file without a name."""
+def _open_unnamed(folder: Path) -> int:
+    """Create a file without a name."""
     with suppress(OSError):
         return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
     fd, name = tempfile.mkstemp(dir=folder, prefix=".vcsd-")

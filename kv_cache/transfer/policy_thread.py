@@ -1,4 +1,4 @@
-"""A policy beside a model: it runs in a thread of its own up to a layer's attention, and waits there for the model."""
+"""Runs a policy along with a model: its thread runs up to a layer's attention and waits there for the model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from queue import SimpleQueue
 from kv_cache.block_table import PolicyError
 from kv_cache.transfer.engine import AttendCall
 
-PATIENCE_S = 5.0  # with a policy whose model has failed; one that goes on computing is left to itself
+PATIENCE_S = 5.0  # wait for the policy's thread after a failure of the model; afterwards it is abandoned
 
 
 class IterationAborted(BaseException):
-    """The model's forward has failed: the policy goes no further."""
+    """The model's forward pass has failed: the policy must stop."""
 
 
 class _Run:
-    """An iteration under way. What is left in its queues, whoever was interrupted, is nobody's when it is over."""
+    """A running iteration. Messages that an interruption leaves in its queues are discarded with it."""
 
     def __init__(self, iteration: Callable[[], None]) -> None:
         self.to_model: SimpleQueue[AttendCall | BaseException | None] = SimpleQueue()
@@ -29,14 +29,14 @@ class _Run:
         try:
             iteration()
             self.to_model.put(None)
-        except Exception as error:  # whatever a policy raises is the model's to raise
+        except Exception as error:  # the model raises it
             self.to_model.put(error)
-        except BaseException as error:  # sys.exit() too: a policy does not end the model's process
-            self.to_model.put(RuntimeError(f"it ended with {type(error).__name__}"))
+        except BaseException as error:  # including sys.exit(): a policy must not end the model's process
+            self.to_model.put(RuntimeError(f"the policy ended with {type(error).__name__}"))
 
 
 class PolicyThread:
-    """One iteration: the model reaches layer after layer, the policy attends layer after layer.
+    """One iteration: model and policy proceed layer by layer.
 
     Only one of the two runs at a time.
     """
@@ -46,8 +46,8 @@ class PolicyThread:
         self._attended = False
 
     def start(self, iteration: Callable[[], None]) -> None:
-        """Begin an iteration."""
-        assert self._run is None, "an iteration is under way"
+        """Start an iteration."""
+        assert self._run is None, "an iteration is in flight"
         self._attended, run = False, _Run(iteration)
         self._run = run
         try:
@@ -56,8 +56,8 @@ class PolicyThread:
             self._run = None
             raise
 
-    def attends(self, attention: AttendCall) -> None:
-        """Called by the policy: let the model have a layer, and wait until it has attended."""
+    def attend_layer(self, attention: AttendCall) -> None:
+        """Called by the policy: pass a layer to the model, and wait until the model has attended."""
         run = self._run
         if run is None or run.abandoned or run.thread is not threading.current_thread():
             raise IterationAborted
@@ -65,32 +65,33 @@ class PolicyThread:
         if not run.to_policy.get():
             raise IterationAborted
 
-    def reach(self, layer: int) -> AttendCall:
-        """Called by the model at a layer's attention: the one before is over, and the policy has to get here.
+    def enter_layer(self, layer: int) -> AttendCall:
+        """Called by the model at a layer's attention: resume the policy until it attends to this layer.
 
-        Raises what the policy has raised, and Refused where it attends to something else.
+        Raises:
+            PolicyError: The policy attends to another layer. Exceptions of the policy are raised unchanged.
         """
-        said = self._next()
-        if isinstance(said, AttendCall):
+        message = self._next()
+        if isinstance(message, AttendCall):
             self._attended = True
-            if said.layer != layer:
-                raise PolicyError(f"the policy attends to layer {said.layer}, the model is at layer {layer}")
-            return said
+            if message.layer != layer:
+                raise PolicyError(f"the policy attends to layer {message.layer}, the model is at layer {layer}")
+            return message
         self._run = None
-        raise said or PolicyError(f"the policy ended its iteration, the model is at layer {layer}")
+        raise message or PolicyError(f"the policy ended its iteration, the model is at layer {layer}")
 
     def finish(self) -> None:
-        """Called by the model after its last layer: let the policy end its iteration."""
-        said = self._next()
-        if isinstance(said, AttendCall):
+        """Called by the model after its last layer: run the policy to the end of its iteration."""
+        message = self._next()
+        if isinstance(message, AttendCall):
             self.abandon()
-            raise PolicyError(f"the policy attends to layer {said.layer}, the model has no more")
+            raise PolicyError(f"the policy attends to layer {message.layer}, the model has ended")
         self._run = None
-        if said:
-            raise said
+        if message:
+            raise message
 
     def abandon(self) -> None:
-        """Called by the model when its forward has failed, or was interrupted anywhere in here."""
+        """Called by the model when its forward pass failed or was interrupted."""
         run, self._run = self._run, None
         if run is not None:
             run.abandoned = True
@@ -99,7 +100,7 @@ class PolicyThread:
                 run.thread.join(PATIENCE_S)
 
     def _next(self) -> AttendCall | BaseException | None:
-        """What the policy says when it goes on."""
+        """Resume the policy and wait for its next message."""
         assert self._run is not None
         if self._attended:
             self._run.to_policy.put(True)

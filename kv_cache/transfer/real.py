@@ -1,4 +1,4 @@
-"""An iteration with bytes: threads that copy between frames, and a transfer for each copy."""
+"""Transfers with real bytes: threads that copy between frames, and a handle for each copy."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kv_cache.hardware import Route, Tier
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.frames import CachedFiles, Frame, Store, move
 
-THREADS = 2  # of a route: one for K and one for V
+THREADS = 2  # per route: keys and values
 BOUNCE_BYTES = 8 << 20
 EMA_SHARE = 0.1
-FIRST_GUESS_BPS = 1e9  # of a route, until it has moved something
+FIRST_GUESS_BPS = 1e9  # assumed rate of a route before its first transfer
 
 
 @dataclass(slots=True, eq=False)
 class RealTransfer:
-    """A copy under way: bytes [first, end) of a frame. error: why it failed; whoever needs it fails too."""
+    """A copy of bytes [first, end) of a frame. If it fails (`error`), transfers that need it fail too."""
 
     route: Route
     source: Frame
@@ -42,7 +42,7 @@ class RealTransfer:
 
     @property
     def failed(self) -> bool:
-        """Whether what it was to bring is not there, and never will be."""
+        """Whether the copy has failed."""
         return self.error is not None
 
     def __lt__(self, other: RealTransfer) -> bool:
@@ -50,10 +50,12 @@ class RealTransfer:
 
 
 class RealTransfers:
-    """An executor of bytes. Used by one thread at a time, beside those that copy.
+    """Executor with real bytes. Used by one thread at a time, in addition to its copy threads.
 
-    stores: of each tier. capacity: bytes that a block may come to have. attends: called for attention, returns when
-    it has been done. moved: bytes by route; stalls_s: by route, how long the model waited for it.
+    Attributes:
+        stores: Storage of each tier.
+        moved: Bytes by route.
+        stalls_s: Time that the model waited for each route, seconds.
     """
 
     def __init__(
@@ -63,7 +65,14 @@ class RealTransfers:
         attends: Callable[[AttendCall], None],
         buffer: Callable[[int], memoryview] = aligned,
     ) -> None:
-        """buffer: makes what copies go through where neither side is this process's memory."""
+        """Create an executor.
+
+        Args:
+            stores: Storage of each tier.
+            capacity: Maximum size of a block, bytes.
+            attends: Called for attention; returns when it is complete.
+            buffer: Allocates a bounce buffer of the given size, for copies between two files or devices.
+        """
         self.stores, self._capacity, self._attends, self._buffer = stores, capacity, attends, buffer
         self.frames: dict[tuple[BlockKey, str], Frame] = {}
         self.moved: Counter[str] = Counter()
@@ -78,7 +87,7 @@ class RealTransfers:
         self._layer_s, self._closed = 0.0, False
 
     def frame(self, block: BlockKey, tier: str) -> Frame:
-        """Where a block lies, or is going to."""
+        """Frame of a block in a tier; allocated at the first use."""
         key = block, tier
         if key not in self.frames:
             self.frames[key] = self.stores[tier].frame(block, self._capacity(block))
@@ -89,7 +98,7 @@ class RealTransfers:
         return False
 
     def begin(self, copy_range: CopyRange, route: Route, fifo: bool, urgency: float) -> RealTransfer:
-        self._employ(route.name)
+        self._start_workers(route.name)
         source, target = (
             self.frame(copy_range.block, copy_range.source),
             self.frame(copy_range.block, copy_range.target),
@@ -109,7 +118,7 @@ class RealTransfers:
         return copy
 
     def release(self, block: BlockKey, tier: str, after: tuple[Transfer, ...]) -> None:
-        """A block has left a tier; its frame goes when those that still use it have ended."""
+        """Free the frame of a dropped copy when the transfers that still use it have finished."""
         frame = self.frames.pop((block, tier), None)
         if frame is None:
             return
@@ -138,15 +147,15 @@ class RealTransfers:
         self._layer_s += (EMA_SHARE if self._layer_s else 1.0) * (took_s - self._layer_s)
 
     def wait(self, transfers: Iterable[Transfer]) -> None:
-        """Raises what a copy has failed by, an OSError for a disk."""
+        """Wait for copies; raises the error of a failed one (OSError for a disk)."""
         for transfer in transfers:
             if error := self._await(transfer).error:
                 raise error
 
     def _await(self, transfer: Transfer) -> RealTransfer:
-        """A copy when it has ended, well or not."""
+        """Wait until a copy has finished, on success or failure."""
         if not isinstance(transfer, RealTransfer):
-            raise PolicyError(f"{transfer!r} is no transfer of a copy")
+            raise PolicyError(f"{transfer!r} is not a transfer: pass what `copy` or `move` returned")
         began = time.perf_counter()
         with self._changed:
             self._changed.wait_for(lambda: transfer.done)
@@ -157,15 +166,15 @@ class RealTransfers:
         pass
 
     def settle(self) -> None:
-        """Let all copies end, whatever their outcome."""
+        """Wait until all copies have finished, on success or failure."""
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way)
 
     def close(self) -> None:
-        """Let all copies end, and free everything."""
+        """Wait for all copies and free everything."""
         try:
             self.settle()
-        finally:  # also where somebody has no patience
+        finally:  # also after an interruption of the wait
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()
@@ -178,13 +187,13 @@ class RealTransfers:
             store.close()
 
     def crop(self, block: BlockKey, nbytes: int) -> None:
-        """Only the first bytes of a block are needed any more; nothing of it is under way."""
+        """Release all but the first bytes of a block without transfers in flight."""
         for tier in self.stores:
             if frame := self.frames.get((block, tier)):
                 frame.trim(nbytes)
 
     def forget(self, request: Hashable) -> None:
-        """A request is over: all of it has been released, and its copies have ended."""
+        """Release a finished request, whose blocks are freed and whose copies have finished."""
         for store in self.stores.values():
             store.forget(request)
 
@@ -207,13 +216,13 @@ class RealTransfers:
         return store.read_bytes, store.hit_bytes
 
     def _follow(self, copy: RealTransfer, before: list[RealTransfer], needs: tuple[Transfer, ...]) -> None:
-        """Queue a copy when those before it have ended; without one that it needs it fails too."""
+        """Queue a copy after the ones it waits for; it fails if one that it needs has failed."""
         running = [each for each in before if not each.done]
         copy.waits = len(running)
 
         def go() -> None:
             copy.error = next((each.error for each in before if each in needs and each.error), None)
-            before.clear()  # else each would keep all copies that there ever were
+            before.clear()  # otherwise each copy would keep all earlier ones alive
             heapq.heappush(self._queues[copy.route.name], copy)
             self._changed.notify_all()
 
@@ -227,8 +236,8 @@ class RealTransfers:
         if not running:
             go()
 
-    def _employ(self, name: str) -> None:
-        """See to it that a route has threads; raises OSError where the machine gives none."""
+    def _start_workers(self, name: str) -> None:
+        """Start the threads of a route; raises OSError if no thread can be created."""
         if name in self._queues:
             return
         self._queues[name] = []
@@ -240,10 +249,10 @@ class RealTransfers:
         except RuntimeError as error:
             if not number:
                 del self._queues[name]
-                raise OSError(errno.EAGAIN, f"no thread that copies: {error}", name) from error
+                raise OSError(errno.EAGAIN, f"cannot start a copy thread: {error}", name) from error
 
     def _copies(self, name: str) -> None:
-        """What a thread of a route does: the most urgent copy, then the next."""
+        """Main loop of a copy thread: run the copy of highest priority."""
         queue, buffer = self._queues[name], None
 
         def bounce() -> memoryview:
@@ -265,7 +274,7 @@ class RealTransfers:
         if copy.error is None:
             try:
                 move(copy.source, copy.target, copy.first, copy.end, bounce)
-            except Exception as error:  # whatever it is: it is raised by whoever needs this copy
+            except Exception as error:  # raised by the waiters of this copy
                 copy.error = error
         with self._changed:
             copy.ended_ns = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""Whole sequences in three tiers: where each KV cache lies, which copies are under way, and how long they take."""
+"""Whole sequences in three tiers: the tier of each KV cache, copies in flight, and their times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kv_cache.request import SequenceState
 
 
 class Level(IntEnum):
-    """Where the KV cache of a sequence lies, the nearest tier first."""
+    """Tier of the KV cache of a sequence, fastest first."""
 
     DEVICE = 0
     HOST = 1
@@ -28,9 +28,9 @@ class Levels:
         token_bytes: Bytes of the KV cache per token, all layers.
         block_tokens: Tokens of a block; whole blocks are stored.
         device_bytes, host_bytes, flash_bytes: Capacities.
-        host_bytes_per_s, flash_bytes_per_s: Rates of the links; each carries one copy at a time.
-        host_start_s, flash_start_s: Fixed seconds of a copy.
-        longest_tokens: Tokens of the longest sequence to come.
+        host_bytes_per_s, flash_bytes_per_s: Bandwidths of the links; each carries one copy at a time.
+        host_start_s, flash_start_s: Latency of a copy, seconds.
+        longest_tokens: Length of the longest future sequence, tokens.
     """
 
     token_bytes: int
@@ -53,35 +53,35 @@ class Levels:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")
 
     def bytes_of(self, tokens: int) -> int:
-        """Whole blocks."""
+        """Bytes of a KV cache, in whole blocks."""
         return -(-tokens // self.block_tokens) * self.block_tokens * self.token_bytes
 
     def rooms(self) -> list[int]:
-        """By tier."""
+        """Capacities by tier, bytes."""
         return [self.device_bytes, self.host_bytes, self.flash_bytes]
 
     def with_limits(self, limits: Mapping[str, int]) -> Levels:
-        """The same with other capacities of the device and of host memory, bytes by tier."""
+        """Copy with other capacities of the device and host memory, bytes by tier."""
         device, host = limits.get(DEVICE, self.device_bytes), limits.get(HOST, self.host_bytes)
         return replace(self, device_bytes=max(1, device), host_bytes=max(1, host))
 
     def copy_s(self, by: Level, size: int) -> float:
-        """A copy over the link that leads to a tier."""
+        """Time of a copy of `size` bytes over the link to a tier, seconds."""
         if by is Level.HOST:
             return self.host_start_s + size / self.host_bytes_per_s
         return self.flash_start_s + size / self.flash_bytes_per_s
 
     def without_copies(self) -> Levels:
-        """The same where copies take no time."""
+        """Copy with links that take no time."""
         fast = math.nextafter(math.inf, 0)
         return replace(self, host_bytes_per_s=fast, flash_bytes_per_s=fast, host_start_s=0.0, flash_start_s=0.0)
 
     def holds(self, tokens: int) -> bool:
-        """Whether each tier can hold a request of so many tokens."""
+        """Whether each tier can hold a request of `tokens` tokens."""
         return self.bytes_of(tokens) <= min(self.rooms())
 
     def check(self, tokens: int, number: int) -> None:
-        """Raise ValueError for a request of so many tokens that one of the tiers cannot hold."""
+        """Raise ValueError if a tier cannot hold a request of `tokens` tokens."""
         size = self.bytes_of(tokens)
         for level, capacity in zip(Level, self.rooms(), strict=True):
             if size > capacity:
@@ -93,19 +93,19 @@ class Levels:
 
 @dataclass(slots=True, eq=False)
 class Kv:
-    """The KV cache of a sequence, which moves as one.
+    """KV cache of a sequence, which moves as a whole.
 
     Attributes:
-        sequence: Its tokens.
-        room: Bytes on the device that it needs in the end.
-        level: Where it lies; None if nothing of it is stored.
-        move: The copy under way.
+        sequence: The sequence.
+        room: Bytes on the device at its final length.
+        level: Current tier; None if nothing is stored.
+        move: The copy in flight.
         pinned: Whether the sequence decodes, or is the next to.
-        turn: Tokens made since it came to the device.
-        used: Iteration that used it last.
-        uses: Number of times that it came.
-        staged: Whether it was copied towards the device and not used since.
-        entered_s, left_s: When it came and went last.
+        turn: Tokens produced in the current slice.
+        used: Last iteration that used it.
+        uses: Number of slices.
+        staged: Whether it was prefetched and not used yet.
+        entered_s, left_s: Start of the current slice and end of the last one, seconds.
     """
 
     sequence: SequenceState
@@ -122,23 +122,23 @@ class Kv:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are stored, or that have to be computed."""
+        """Tokens that are stored or have to be computed."""
         return self.sequence.num_tokens
 
     @property
     def absent(self) -> bool:
-        """Whether nothing of it is computed, or all of it was given up."""
+        """Whether nothing of it is stored: not computed yet, or dropped."""
         return not self.sequence.num_computed_tokens
 
     @property
     def is_here(self) -> bool:
-        """Whether it may decode: all is on the device, or has room to be computed there."""
+        """Whether it can decode: all of it is on the device, or has space to be computed there."""
         return self.level is Level.DEVICE and self.move is None
 
 
 @dataclass(slots=True, eq=False)
 class Move:
-    """A copy to another level, or room taken on the device where there is nothing to copy. Less urgency goes first."""
+    """A copy to another tier, or an allocation on the device without a copy. The lowest urgency value goes first."""
 
     urgency: int
     number: int
@@ -157,8 +157,8 @@ class Move:
 
 
 @dataclass(slots=True)
-class Carried:
-    """What a link has done."""
+class LinkStats:
+    """Totals of a link."""
 
     bytes: int = 0
     busy_s: float = 0.0
@@ -166,10 +166,10 @@ class Carried:
 
 @dataclass(slots=True)
 class SequenceStore:
-    """A byte is in one level, and room at a copy's target is taken when it begins, at its source given up when it ends.
+    """KV caches in three tiers. A copy takes space at its target when it starts, and frees its source when it ends.
 
-    A link carries one copy at a time: the most urgent for which there is room. What goes between device and flash
-    occupies both links as long as the slower needs.
+    A link carries one copy at a time: the most urgent one that has space. A copy between device and flash occupies both
+    links for the time of the slower one.
     """
 
     levels: Levels
@@ -177,24 +177,26 @@ class SequenceStore:
     free: list[int] = field(default_factory=list)
     waiting: list[Move] = field(default_factory=list)
     running: list[Move] = field(default_factory=list)
-    carried: dict[Level, Carried] = field(default_factory=lambda: {Level.HOST: Carried(), Level.FLASH: Carried()})
+    link_stats: dict[Level, LinkStats] = field(
+        default_factory=lambda: {Level.HOST: LinkStats(), Level.FLASH: LinkStats()}
+    )
     _number: int = 0
 
     def __post_init__(self) -> None:
         self.free = self.levels.rooms()
 
     def set_levels(self, levels: Levels) -> None:
-        """Change the tiers' capacities. A tier over its new capacity takes nothing until KV caches have left it."""
+        """Change the capacities. A tier above its new capacity accepts nothing until enough KV caches have left it."""
         before, self.levels = self.levels.rooms(), levels
         self.free = [free + now - old for free, now, old in zip(self.free, levels.rooms(), before, strict=True)]
         self._start()
 
     def size(self, kv: Kv, level: Level) -> int:
-        """What K and V take there."""
+        """Size of a KV cache in a tier, bytes."""
         return kv.room if level is Level.DEVICE else self.levels.bytes_of(kv.tokens)
 
     def room(self, level: Level) -> int:
-        """Free, or about to be, and not spoken for. What waits to go up frees nothing: it may wait for this room."""
+        """Unreserved bytes of a tier, free now or soon. Queued copies upwards do not count: they may wait for these."""
         leaving = sum(
             self.size(move.kv, level)
             for move in (*self.running, *self.waiting)
@@ -203,7 +205,7 @@ class SequenceStore:
         return self.free[level] + leaving - sum(self.size(move.kv, level) for move in self.waiting if move.to is level)
 
     def move(self, kv: Kv, to: Level, urgency: int) -> None:
-        """Have K and V copied as soon as a link and room are free."""
+        """Queue a copy of a KV cache to a tier."""
         links = (
             ()
             if kv.level is None
@@ -215,22 +217,22 @@ class SequenceStore:
         insort(self.waiting, kv.move)
         self._start()
 
-    def hurry(self, move: Move, urgency: int) -> None:
-        """Have a copy that waits go before others."""
+    def raise_priority(self, move: Move, urgency: int) -> None:
+        """Raise the priority of a queued copy."""
         if urgency < move.urgency and move.end_s is None:
             self.waiting.remove(move)
             move.urgency = urgency
             insort(self.waiting, move)
 
     def drop(self, kv: Kv) -> None:
-        """Give up K and V, all of them."""
+        """Drop a KV cache that is not in flight."""
         assert kv.level is not None and kv.move is None
         self.free[kv.level] += self.size(kv, kv.level)
         kv.level = None
         self._start()
 
-    def withdraw(self, kv: Kv) -> None:
-        """Give up K and V, wherever they are: a copy that has begun ends first."""
+    def cancel(self, kv: Kv) -> None:
+        """Drop a KV cache in any state; a running copy finishes first."""
         if kv.move and kv.move.end_s is None:
             self.waiting.remove(kv.move)
             kv.move = None
@@ -240,14 +242,14 @@ class SequenceStore:
             self.drop(kv)
 
     def step(self) -> bool:
-        """Go on to when the next copies end; False if nothing is under way."""
+        """Advance to the end of the next copy; False if no copy is in flight."""
         if not self.running:
             return False
         self.run_until(min(move.end_s or 0.0 for move in self.running))
         return True
 
     def run_until(self, end_s: float) -> None:
-        """Let time pass."""
+        """Advance the time to `end_s`, seconds."""
         while self.running:
             first = min(self.running, key=lambda move: (move.end_s, move.number))
             assert first.end_s is not None
@@ -268,8 +270,8 @@ class SequenceStore:
                 takes_s = max((self.levels.copy_s(link, move.size) for link in move.links), default=0.0)
                 move.end_s = self.now_s + takes_s
                 for link in move.links:
-                    self.carried[link].bytes += move.size
-                    self.carried[link].busy_s += takes_s
+                    self.link_stats[link].bytes += move.size
+                    self.link_stats[link].busy_s += takes_s
                 if move.links:
                     self.running.append(move)
                 else:

@@ -1,4 +1,4 @@
-"""An iteration in modelled time: copies over links, attention on the device and in drives."""
+"""Transfers in simulated time: copies over links, attention on the device and in drives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMA_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
-    """What a layer of some requests takes: on the device, and then in drives, where those attend."""
+    """Time of a layer for some requests: on the device, then in drives if these attend, ns."""
 
     device_ns: float
     drives_ns: float = 0
@@ -29,7 +29,7 @@ Compute = Callable[[AttendCall], LayerTime]
 
 @dataclass(slots=True, eq=False)
 class SimulatedTransfer:
-    """A copy under way."""
+    """A copy in flight."""
 
     copy_range: CopyRange
     route: Route
@@ -38,8 +38,8 @@ class SimulatedTransfer:
     began_ns: float = 0
     ended_ns: float = 0
     done: bool = False
-    failed: bool = False  # never: no bytes, no disk
-    entered: bool = False  # the first link is behind all of it
+    failed: bool = False  # simulated copies never fail
+    entered: bool = False  # all pieces have passed the first link
     pieces_left: int = 0
     when_entered: list[Callable[[], None]] = field(default_factory=list)
     when_done: list[Callable[[], None]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class SimulatedTransfer:
 
 @dataclass(slots=True)
 class _WriteBack:
-    """Dirty bytes of a tier, and who waits for them to become fewer."""
+    """Dirty bytes of a tier, and copies that wait for write-back."""
 
     limit_bytes: int | None
     dirty: int = 0
@@ -59,10 +59,13 @@ class _WriteBack:
 
 
 class SimulatedTransfers:
-    """Transfers in modelled time, without bytes.
+    """Transfers in simulated time, without bytes.
 
-    compute: what a layer takes, from who is attended. iterations_ns: how long each iteration took. stalls_ns: by route,
-    how long the model waited for a copy on it.
+    Attributes:
+        compute: Returns the time of a layer.
+        iterations_ns: Duration of each iteration, ns.
+        moved: Bytes by route.
+        stalls_ns: Time that the model waited for each route, ns.
     """
 
     def __init__(self, machine: Machine, compute: Compute) -> None:
@@ -72,17 +75,17 @@ class SimulatedTransfers:
         tiers = machine.tiers.values()
         self.caches = {each.name: PageCache(each.cache_bytes) for each in tiers if each.cache_bytes is not None}
         self._write_back = {each.name: _WriteBack(each.dirty_bytes) for each in tiers}
-        self._last: dict[str, SimulatedTransfer] = {}  # in turn on each route
-        self._ready_ns: dict[Hashable, float] = {}  # when drives have answered for a request
+        self._last: dict[str, SimulatedTransfer] = {}  # last FIFO copy of each route
+        self._ready_ns: dict[Hashable, float] = {}  # time of the drives' completion, by request
         self._drives_free_ns = self._began_ns = 0.0
         self._layer_s = 0.0
-        self.moved: Counter[str] = Counter()  # bytes, by route
+        self.moved: Counter[str] = Counter()
         self.stalls_ns: defaultdict[str, float] = defaultdict(float)
         self.iterations_ns: list[float] = []
 
     @property
     def now_ns(self) -> float:
-        """Modelled time of the model's own work."""
+        """Simulated time of the model's own work."""
         return self.events.now_ns
 
     @property
@@ -144,7 +147,7 @@ class SimulatedTransfers:
         self._began_ns = self.now_ns
 
     def settle(self) -> None:
-        """Let all copies and all writing back end."""
+        """Wait for all copies and write-back."""
         while (next_ns := self.events.next_ns) is not None:
             self.events.run_to(next_ns)
 
@@ -158,7 +161,7 @@ class SimulatedTransfers:
 
     def transfer_s(self, route: Route, nbytes: int) -> float:
         links = [self.machine.links[name] for name in route.links]
-        piece = min(nbytes, route.piece_bytes or nbytes)  # others cross a link while the last one crosses the next
+        piece = min(nbytes, route.piece_bytes or nbytes)  # pieces are pipelined through the links
         alone_s = [piece / link.bytes_per_s + (link.start_ns + link.overhead_ns) / 1e9 for link in links]
         return sum(alone_s) + max((nbytes - piece) / link.bytes_per_s for link in links)
 
@@ -170,7 +173,7 @@ class SimulatedTransfers:
         return (cache.read_bytes, cache.hit_bytes) if cache else None
 
     def _go(self, copy: SimulatedTransfer) -> None:
-        """Cut a copy into pieces, and let them enter one after the other."""
+        """Start a copy: cut it into pieces that enter the first link one after the other."""
         copy_range, route = copy.copy_range, copy.route
         copy.began_ns = self.now_ns
         row = copy_range.row_bytes
@@ -187,7 +190,7 @@ class SimulatedTransfers:
             self._ended(copy)
 
     def _enter(self, copy: SimulatedTransfer, pieces: list[tuple[int, int, int]], number: int) -> None:
-        """Send a piece over its links; the next one enters when this has left the first."""
+        """Send a piece over its links; the next one enters when this one has left the first link."""
         index, first, end = pieces[number]
         links, block = copy.route.links, copy.copy_range.block
         if cache := self.caches.get(copy.copy_range.source):
@@ -209,7 +212,7 @@ class SimulatedTransfers:
         passed(0)
 
     def _arrived(self, copy: SimulatedTransfer, index: int, held: int, nbytes: int) -> None:
-        """A piece has passed its links; what is written back later may have to wait until less is dirty."""
+        """Complete a piece that has passed its links; a target with too many dirty bytes delays it until write-back."""
         target = copy.copy_range.target
         if cache := self.caches.get(target):
             cache.put((copy.copy_range.block, index), held)

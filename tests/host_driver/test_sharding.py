@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from csd_spec import ModelShape
-from host_driver.sharding import share_out, split_heads
+from host_driver.sharding import assign_heads, split_heads
 
 
 @pytest.mark.parametrize(("heads", "drives"), [(4, 1), (4, 3), (40, 7), (8, 8)])
@@ -24,7 +24,7 @@ def test_impossible_splits(drives, reason):
 
 
 def test_queries_go_with_their_kv_heads():
-    parts = share_out(ModelShape(name="grouped", layers=1, q_heads=12, kv_heads=4, head_dim=8), 3)
+    parts = assign_heads(ModelShape(name="grouped", layers=1, q_heads=12, kv_heads=4, head_dim=8), 3)
     assert [(part.kv_heads, part.q_heads) for part in parts] == [
         (range(1), range(3)),
         (range(1, 2), range(3, 6)),
@@ -35,12 +35,12 @@ def test_queries_go_with_their_kv_heads():
 
 def test_a_latent_stream_is_in_every_drive_and_its_queries_are_shared_out():
     latent = ModelShape(name="latent", layers=1, q_heads=7, kv_heads=1, head_dim=8, latent=True)
-    parts = share_out(latent, 3)
+    parts = assign_heads(latent, 3)
     assert [part.kv_heads for part in parts] == [range(1)] * 3
     assert [part.q_heads for part in parts] == [range(2), range(2, 4), range(4, 7)]
     for drives in (0, 8):
         with pytest.raises(ValueError, match="7, the model's query heads"):
-            share_out(latent, drives)
+            assign_heads(latent, drives)
 
 
 def test_the_driver_imports_without_torch():

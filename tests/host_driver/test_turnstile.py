@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from host_driver.turnstile import TurnBroken, Turnstile
+from host_driver.turnstile import CommandOrder, TurnBroken
 
 
 def test_turns_alternate():
-    turnstile, seen = Turnstile(3), []
+    turnstile, seen = CommandOrder(3), []
 
     def walk(number):
         for _ in range(5):
@@ -24,7 +24,7 @@ def test_turns_alternate():
 
 
 def test_a_thread_that_leaves_is_not_waited_for():
-    turnstile = Turnstile(2)
+    turnstile = CommandOrder(2)
     turnstile.leave(0, failed=False)
     for _ in range(3):
         with turnstile.turn(1):
@@ -32,7 +32,7 @@ def test_a_thread_that_leaves_is_not_waited_for():
 
 
 def test_a_failure_wakes_the_others():
-    turnstile = Turnstile(2)
+    turnstile = CommandOrder(2)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(turnstile.turn(1).__enter__)
         turnstile.leave(0, failed=True)

@@ -46,12 +46,12 @@ def test_a_step_is_as_long_as_its_tokens_and_its_chunk():
     served = run(Trace(name="two", requests=requests), chunk=100)
     first, second = served.sequences
     alone_s = ROOMY.compute.prefill_s(250)
-    assert first.made_s[0] == pytest.approx(alone_s)  # nobody decodes beside it
-    assert second.entered_s == first.made_s[0]
+    assert first.token_times_s[0] == pytest.approx(alone_s)  # nobody decodes beside it
+    assert second.entered_s == first.token_times_s[0]
     beside = [100, 100, 50]
     steps = [ROOMY.compute.decode_s(1, 251 + n) + ROOMY.compute.prefill_s(each) for n, each in enumerate(beside)]
     assert first.step_s[1:4] == pytest.approx(steps)
-    assert second.made_s[0] == first.made_s[3] == pytest.approx(alone_s + sum(steps))
+    assert second.token_times_s[0] == first.token_times_s[3] == pytest.approx(alone_s + sum(steps))
     assert served.prefill_s == pytest.approx(2 * alone_s)
 
 
@@ -65,10 +65,10 @@ def test_everybody_gets_all_tokens(unit, order, policy):
     served = run(given, policy(), COST, chunk=64, order=order, slots=3)
     assert sorted(each.request.number for each in served.sequences) == list(range(40))
     for each in served.sequences:
-        assert each.num_output_tokens == each.request.output_tokens == each.made_s.size
-        assert (np.diff(each.made_s) > 0).all() and each.arrived_s <= each.entered_s < each.made_s[0]
+        assert each.num_output_tokens == each.request.output_tokens == each.token_times_s.size
+        assert (np.diff(each.token_times_s) > 0).all() and each.arrived_s <= each.entered_s < each.token_times_s[0]
     assert served.end_s == pytest.approx(served.prefill_s + served.decode_s + served.idle_s)
-    busy = [(each.entered_s, each.made_s[-1]) for each in served.sequences]
+    busy = [(each.entered_s, each.token_times_s[-1]) for each in served.sequences]
     assert max(sum(a <= begin < b for a, b in busy) for begin, _ in busy) <= 3
 
 

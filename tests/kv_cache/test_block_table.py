@@ -99,7 +99,7 @@ class Rules(RuleBasedStateMachine):
         self.blocks_at[block][to] = self.total(block)
         self.really_fits(to, list(copy_range.after))
         transfer = Copying(copy_range)
-        self.table.begun(copy_range, transfer)
+        self.table.start_copy(copy_range, transfer)
         self.going.append(transfer)
 
     @rule(block=st.sampled_from(EXTENTS), tier=st.sampled_from(list(LIMITS)))
@@ -136,12 +136,12 @@ class Rules(RuleBasedStateMachine):
         ]
         assert set(arriving) >= set(waits)
         if block in self.attended:
-            self.table.attended([block])
+            self.table.end_attention([block])
         self.attended.add(block)
 
     @rule()
     def attended_no_longer(self) -> None:
-        self.table.attended(self.attended)
+        self.table.end_attention(self.attended)
         self.attended.clear()
 
     @rule()
@@ -207,10 +207,10 @@ def test_a_copy_waits_for_those_who_still_read_its_target() -> None:
     x = BlockKey("r", 0)
     table.add(x, 4, HOST, 10)
     up = table.copy(x, HOST, DEVICE)
-    table.begun(up, Copying(up, done=True))
+    table.start_copy(up, Copying(up, done=True))
     away = table.copy(x, DEVICE, DIRECT)
     reading = Copying(away)
-    table.begun(away, reading)
+    table.start_copy(away, reading)
     table.grow(x, HOST, 1)
     again = table.copy(x, HOST, DEVICE)
     assert (again.after, again.needs) == ((reading,), ())
@@ -223,7 +223,7 @@ def test_a_crop_forgets_everywhere_and_a_rewrite_elsewhere() -> None:
     table.copy(x, DEVICE, HOST)
     table.crop(x, 6)
     assert (table.used[DEVICE], table.used[HOST], table[x].tokens) == (24, 24, 6)
-    table.rewritten(x, DEVICE)
+    table.drop_stale_copies(x, DEVICE)
     assert table.tiers_of(x) == (DEVICE,) and table.used[HOST] == 0
 
 
@@ -233,13 +233,13 @@ def test_a_copy_that_failed_stays_missing_until_it_is_dropped() -> None:
     table.add(x, 4, HOST, 10)
     copy_range = table.copy(x, HOST, DEVICE)
     broken = Copying(copy_range, done=True, failed=True)
-    table.begun(copy_range, broken)
+    table.start_copy(copy_range, broken)
     assert table.attend([x], DEVICE, 0) == [broken]
-    table.attended([x])
+    table.end_attention([x])
     table.grow(x, DEVICE, 1)
     back = table.copy(x, DEVICE, HOST)
     assert back.needs == (broken,)
-    table.begun(back, Copying(back, done=True, failed=True))
+    table.start_copy(back, Copying(back, done=True, failed=True))
     assert table.attend([x], DEVICE, 1) == [broken]
 
 
@@ -250,7 +250,7 @@ def test_who_only_makes_room_is_not_needed() -> None:
     table.add(y, 4, HOST, 10)
     down = table.copy(x, DEVICE, HOST)
     leaving = Copying(down)
-    table.begun(down, leaving)
+    table.start_copy(down, leaving)
     table.drop(x, DEVICE)
     up = table.copy(y, HOST, DEVICE)
     assert (up.after, up.needs) == ((leaving,), ())
@@ -260,12 +260,12 @@ def test_a_copy_that_cannot_begin_leaves_the_books_as_they_were() -> None:
     table = BlockTable({DEVICE: Tier(DEVICE, attends=True), HOST: Tier(HOST, 100)})
     x = BlockKey("r", 0)
     table.add(x, 4, DEVICE, 10)
-    table.not_begun(table.copy(x, DEVICE, HOST))
+    table.cancel_copy(table.copy(x, DEVICE, HOST))
     assert table.tiers_of(x) == (DEVICE,) and table.used[HOST] == 0
     begun = table.copy(x, DEVICE, HOST)
-    table.begun(begun, Copying(begun, done=True))
+    table.start_copy(begun, Copying(begun, done=True))
     table.grow(x, DEVICE, 3)
-    table.not_begun(table.copy(x, DEVICE, HOST))
+    table.cancel_copy(table.copy(x, DEVICE, HOST))
     assert table.used[HOST] == 40 and table.copy(x, DEVICE, HOST).first == 10
     table.check()
 

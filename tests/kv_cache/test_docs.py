@@ -46,8 +46,8 @@ def test_it_runs_in_modelled_time(file: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("POLICIES = {'x': 3}", "policy x: 3 is no policy"),
-        ("POLICIES = {'': print}", "policy '': a name is text"),
+        ("POLICIES = {'x': 3}", "policy x: 3 is not a policy"),
+        ("POLICIES = {'': print}", "policy '': a name must be non-empty text"),
         ("1 / 0", "ZeroDivisionError"),
         ("x = 1", r"has no POLICIES, a table from name to function \(docs/policies.md\)"),
     ],

@@ -16,7 +16,7 @@ from kv_cache.cost import CostModel, DriveModel, ServingCost
 from kv_cache.metrics import RunResult, attained, by_gaps, deadlines_met, summary
 from kv_cache.planner.problem import Offload, spread
 from kv_cache.policies import POLICIES, policy_of
-from kv_cache.policies.orbitflow import FlexGenHalf, OrbitFlow, Placing
+from kv_cache.policies.orbitflow import FlexGenHalf, OrbitFlow, PlacementPolicy
 from kv_cache.request import SequenceState
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 from kv_cache.simulation import simulate
@@ -31,7 +31,7 @@ COST = ServingCost(
 )
 WITH_DRIVE = replace(COST, drives=DriveModel(bytes_per_s=1e9, token_bytes=1000.0, call_s=1e-5))
 ALL = {
-    **{name: POLICIES[name] for name in POLICIES if isinstance(policy_of(name), Placing)},
+    **{name: POLICIES[name] for name in POLICIES if isinstance(policy_of(name), PlacementPolicy)},
     "strict": partial(OrbitFlow, late=0),
     "no pause": partial(OrbitFlow, pauses=False),
     "uniform": partial(OrbitFlow, uniform=True),
@@ -63,9 +63,9 @@ def test_every_request_gets_its_tokens_in_order(name, unit):
     served = simulate(trace(unit), cost, Policy.of(ALL[name]), 0.02)
     assert sorted(each.request.number for each in served.sequences) == list(range(14))
     for live in served.sequences:
-        assert live.num_output_tokens == live.request.output_tokens == live.made_s.size == live.step_s.size
-        assert (np.diff(live.made_s) > 0).all() and live.made_s[0] > live.arrived_s
-    assert served.end_s == max(each.made_s[-1] for each in served.sequences)
+        assert live.num_output_tokens == live.request.output_tokens == live.token_times_s.size == live.step_s.size
+        assert (np.diff(live.token_times_s) > 0).all() and live.token_times_s[0] > live.arrived_s
+    assert served.end_s == max(each.token_times_s[-1] for each in served.sequences)
     assert served.end_s == pytest.approx(served.prefill_s + served.decode_s + served.idle_s)
     again = simulate(trace(unit), cost, Policy.of(ALL[name]), 0.02)
     assert summary(again) == summary(served)
@@ -73,7 +73,7 @@ def test_every_request_gets_its_tokens_in_order(name, unit):
 
 @pytest.mark.parametrize("name", ["heuristic", "flexgen-half", "orbitflow"])
 def test_steps_in_one_loop_are_those_that_a_policy_was_asked_for_one_by_one(name):
-    class OneByOne(Placing):
+    class OneByOne(PlacementPolicy):
         policy = Policy.of(ALL[name])
 
         def place(self, s: SchedulerState) -> SchedulerOutput:
@@ -82,7 +82,7 @@ def test_steps_in_one_loop_are_those_that_a_policy_was_asked_for_one_by_one(name
     fast, slow = (simulate(trace(), COST, policy, 0.02) for policy in (Policy.of(ALL[name]), OneByOne()))
     assert fast.steps == slow.steps and fast.decided < slow.decided
     for a, b in zip(fast.sequences, slow.sequences, strict=True):
-        np.testing.assert_allclose(a.made_s, b.made_s, rtol=1e-12)
+        np.testing.assert_allclose(a.token_times_s, b.token_times_s, rtol=1e-12)
 
 
 def test_copies_of_a_policy_take_their_time():
@@ -96,9 +96,9 @@ def test_copies_of_a_policy_take_their_time():
 
 def test_slots_and_order():
     served = simulate(trace(), COST, FlexGenHalf(), 0.02, AdmissionConfig(slots=2))
-    firsts = [each.made_s[0] for each in served.sequences]
+    firsts = [each.token_times_s[0] for each in served.sequences]
     assert firsts == sorted(firsts)  # who came first entered first
-    busy = [(each.made_s[0], each.made_s[-1]) for each in served.sequences]
+    busy = [(each.token_times_s[0], each.token_times_s[-1]) for each in served.sequences]
     for begin, _ in busy:
         assert sum(a <= begin < b for a, b in busy) <= 2
 
@@ -117,15 +117,15 @@ def test_a_request_longer_than_the_device_is_refused():
 
 
 def test_a_policy_that_lets_nobody_run_or_takes_too_much_is_found():
-    class Idle(Placing):
+    class Idle(PlacementPolicy):
         def place(self, s: SchedulerState) -> SchedulerOutput:
             return None
 
-    class Greedy(Placing):
+    class Greedy(PlacementPolicy):
         def place(self, s: SchedulerState) -> SchedulerOutput:
             return s.output(s.sequences, [Offload(0)] * len(s.sequences))
 
-    with pytest.raises(RuntimeError, match="nobody"):
+    with pytest.raises(RuntimeError, match="schedules no request"):
         simulate(trace(), COST, Idle(), 0.02)
     with pytest.raises(RuntimeError, match="does not fit"):
         simulate(trace(), replace(COST, room_blocks=25), Greedy(), 0.02)
@@ -149,7 +149,7 @@ def test_tokens_by_three_countings():
 
 def test_a_deposit_gives_a_token_an_interval():
     one = live([0, 0.1, 0.2, 0.3], [0.1] * 4)
-    one.deposit = deque(one.made_s.tolist())
+    one.deposit = deque(one.token_times_s.tolist())
     now = SchedulerState(cost=COST, sequences=[one], slo_s=1.0, now_s=0.0, step=0, changed=False)
     assert now.deposited(one) == 3  # the first has left at once
     now.now_s = 1.0
@@ -162,7 +162,7 @@ def test_the_planner_pauses_the_longest_when_late():
     requests = [Request(number=n, arrival=0, input_tokens=each, output_tokens=50) for n, each in enumerate((300, 30))]
     seen = []
 
-    class Watched(Placing):
+    class Watched(PlacementPolicy):
         def place(self, s: SchedulerState) -> SchedulerOutput:
             output = OrbitFlow(late=0).place(s)
             seen.append(list(output.num_scheduled_tokens))

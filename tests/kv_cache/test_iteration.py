@@ -66,9 +66,9 @@ def test_what_a_policy_may_ask() -> None:
 
 
 def test_a_machine_whose_names_do_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="route x: there is no link 'bus'"):
+    with pytest.raises(ValueError, match="route x: unknown link 'bus'"):
         Machine.of([Tier(DEVICE), Tier(HOST)], [], {(DEVICE, HOST): Route("x", ("bus",))})
-    with pytest.raises(ValueError, match="link bus: there is no link 'dma'"):
+    with pytest.raises(ValueError, match="link bus: contention by unknown link 'dma'"):
         Machine.of([], [Link("bus", 1, contention={"dma": 0.5})], {})
     with pytest.raises(ValueError, match="contention by dma: a share"):
         Link("bus", 1, contention={"dma": 0})

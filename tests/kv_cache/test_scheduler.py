@@ -17,7 +17,7 @@ from kv_cache.hardware import CSD, DEVICE, HOST
 from kv_cache.planner.problem import Offload
 from kv_cache.policies import POLICIES, policy_of
 from kv_cache.policies.in_storage import InStorage
-from kv_cache.policies.orbitflow import OrbitFlow, Placing
+from kv_cache.policies.orbitflow import OrbitFlow, PlacementPolicy
 from kv_cache.policies.time_slices import TimeSlices
 from kv_cache.scheduler import LayerPolicy, Policy, SchedulerOutput, SchedulerState
 from kv_cache.trace import Request
@@ -86,7 +86,7 @@ def test_every_request_ends_under_every_policy(name: str, chunk: int) -> None:
 
 
 def test_layers_lie_where_the_policy_has_them() -> None:
-    class Two(Placing):
+    class Two(PlacementPolicy):
         def place(self, s: SchedulerState) -> SchedulerOutput:
             return s.output(s.sequences[:2], [Offload(2), Offload(4, in_drives=True)][: len(s.sequences)])
 
@@ -117,7 +117,7 @@ def test_a_first_block_is_computed_apart() -> None:
 
 
 def test_nobody_is_passed_over_for_long() -> None:
-    class First(Placing):
+    class First(PlacementPolicy):
         def place(self, s: SchedulerState) -> SchedulerOutput:
             return s.output(s.sequences[:1], [Offload(0)])
 
@@ -174,7 +174,7 @@ def test_a_request_that_never_fits_is_refused() -> None:
 def test_plans_are_made_again_where_steps_take_longer_than_predicted() -> None:
     seen: list[tuple[bool, float]] = []
 
-    class Seeing(Placing):
+    class Seeing(PlacementPolicy):
         def place(self, s: SchedulerState) -> SchedulerOutput:
             seen.append((s.changed, s.cost.compute.linear_s()))
             return s.output(s.sequences, [Offload(0)] * len(s.sequences))
@@ -204,7 +204,7 @@ def test_a_policy_is_an_object_its_class_a_function_or_refused() -> None:
     assert isinstance(made, LayerPolicy) and made.has_layers and made.name == "function"
     duck = Policy.of(Duck)
     assert not duck.has_layers and run(engine(duck), [request(0)]) == {0: 20}
-    with pytest.raises(ValueError, match="3 is no policy"):
+    with pytest.raises(ValueError, match="3 is not a policy"):
         Policy.of(3)
     with pytest.raises(ValueError, match="policy = 'best': must be one of reactive"):
         policy_of("best")

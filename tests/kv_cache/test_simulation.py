@@ -85,8 +85,8 @@ def test_host_memory_holds_no_more_than_it_has_room_for() -> None:
 @pytest.mark.parametrize(
     ("tokens", "reason"),
     [
-        (lambda s: {99: 1}, "it schedules request 99, which is not there"),
-        (lambda s: {}, "it schedules nobody"),
+        (lambda s: {99: 1}, "it schedules request 99, which is not admitted"),
+        (lambda s: {}, "it schedules no request"),
         (lambda s: {s.filling.number: 0}, "0 tokens for request"),
         (lambda s: {s.filling.number: 10**6}, "1000000 tokens for request"),
         (lambda s: 5, "schedule returned 5"),

@@ -123,14 +123,14 @@ def test_a_created_drive_has_a_namespace_of_the_size_that_was_asked_for(capsys, 
     assert vcsd(capsys, monkeypatch, "create", "new", "--namespace-mib", "64")[0] == 0
     assert say(capsys, monkeypatch, "id-ns", "new") == {"nsze": 16384, "ncap": 16384, "nuse": 0, "lba_bytes": 4096}
     code, _, err = vcsd(capsys, monkeypatch, "create", "large", "--namespace-mib", str(1 << 21))
-    assert (code, "this drive can have one of 0 to 1,099,511,627,776" in err) == (1, True)
+    assert (code, "must be 0 to 1,099,511,627,776 bytes on this drive" in err) == (1, True)
     assert vcsd(capsys, monkeypatch, "create", "large")[0] == 0
 
 
 def test_a_copy_into_the_drives_own_folder_is_refused(capsys, monkeypatch, kept):
     for target in (kept / "copy", kept):
         code, _, err = vcsd(capsys, monkeypatch, "snapshot", str(kept), str(target))
-        assert (code, "a folder outside of it" in err) == (1, True)
+        assert (code, "must be outside of" in err) == (1, True)
     assert not (kept / "copy").exists()
 
 
@@ -184,7 +184,7 @@ def test_a_good_config_says_what_is_in_it(capsys, monkeypatch, tmp_path):
         (["id-ctrl", "/nowhere"], "no drive in /nowhere"),
         (["format", "/nowhere", "--yes"], "no drive in /nowhere"),
         (["io-passthru", "x", "--opcode", "0xca"], "no drive x is served"),
-        (["io-passthru", "x", "--opcode", "abc"], "'abc' is no number"),
+        (["io-passthru", "x", "--opcode", "abc"], "'abc' is not a number"),
         (["io-passthru", "x", "--opcode", "300", "--dry-run"], "opcode = 0x12c"),
         (["io-passthru", "x", "--opcode", "1", "-p", "-1", "--dry-run"], "32-bit"),
         (["top"], "no drive is served"),

@@ -70,7 +70,7 @@ def test_an_unknown_option_is_refused_as_python_does() -> None:
 
 def test_in_tiers_only_tiers_may_be_given() -> None:
     check_in_tiers("auto", TierLimits(), 1, "sparf", {})
-    with pytest.raises(ValueError, match="spares is of drives"):
+    with pytest.raises(ValueError, match="spares is a drive option"):
         check_in_tiers("auto", None, 1, "sparf", {"spares": 1})
     with pytest.raises(ValueError, match="tiers = 5: must be a TierLimits"):
         check_in_tiers("auto", 5, 1, "sparf", {})  # type: ignore[arg-type]

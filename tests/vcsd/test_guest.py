@@ -1,6 +1,6 @@
 """A Linux of its own finds the drive: its NVMe driver, our host driver, the firmware outside.
 
-partner of: vcsd_cli/guest.py, nvmevirt_config/guest.py, host_driver/in_guest.py, host_driver/exercise.py
+partner of: vcsd_cli/guest.py, nvmevirt_config/guest.py, host_driver/in_guest.py, host_driver/random_decode.py
 """
 
 import json
@@ -16,12 +16,12 @@ from csd_link.driveset import DriveSet
 from csd_spec import Attention, Compression
 from eval.accuracy.recorded import TEXT, record
 from host_driver.driver import Driver
-from host_driver.exercise import SHIPPED_SHAPE, exercise
 from host_driver.in_guest import arguments
 from host_driver.passthrough import Layers
+from host_driver.random_decode import SHIPPED_SHAPE, random_decode
 from nvmevirt_config.guest import Guest
 from nvmevirt_config.module import Reservation
-from vcsd.guest import GuestRun
+from vcsd.guest import GuestDecodeTest
 from vcsd.loading import CHECKPOINT
 from vcsd.loading import load as load_model
 from vcsd.transport import open_drives
@@ -84,8 +84,8 @@ def test_what_the_kernels_command_line_says_reaches_the_first_program(tmp_path):
     module.write_bytes(b"")
     reservation = Reservation()
     for run, model in (
-        (GuestRun(drives=DriveSet(count=3), prompt=5, tokens=7), "QEMU"),
-        (GuestRun(drives=DriveSet(count=3), prompt=5, tokens=7, module=module), "CSL_Virt"),
+        (GuestDecodeTest(drives=DriveSet(count=3), prompt=5, tokens=7), "QEMU"),
+        (GuestDecodeTest(drives=DriveSet(count=3), prompt=5, tokens=7, module=module), "CSL_Virt"),
     ):
         said = arguments(" ".join(("quiet", *run.words(reservation), "ro")))
         assert {"drives": "3", "prompt": "5", "tokens": "7", "model": model}.items() <= said.items()
@@ -94,9 +94,11 @@ def test_what_the_kernels_command_line_says_reaches_the_first_program(tmp_path):
 
 
 def test_a_longer_work_may_take_longer():
-    small, large = (GuestRun(drives=DriveSet(count=drives), prompt=5, tokens=500).limit_s(240) for drives in (1, 4))
-    assert 240 < small < large < GuestRun(drives=DriveSet(count=4), prompt=5000, tokens=500).limit_s(240)
-    assert GuestRun(drives=DriveSet(count=4), prompt=5, tokens=500, timeout_s=7).limit_s(240) == 7
+    small, large = (
+        GuestDecodeTest(drives=DriveSet(count=drives), prompt=5, tokens=500).limit_s(240) for drives in (1, 4)
+    )
+    assert 240 < small < large < GuestDecodeTest(drives=DriveSet(count=4), prompt=5000, tokens=500).limit_s(240)
+    assert GuestDecodeTest(drives=DriveSet(count=4), prompt=5, tokens=500, timeout_s=7).limit_s(240) == 7
 
 
 @pytest.mark.slow
@@ -139,7 +141,7 @@ def test_made_up_numbers_are_the_same_every_time_and_cost_the_same():
     for _ in range(2):
         with open_drives(DriveSet(count=2)) as devices:
             driver = Driver(devices, SHIPPED_SHAPE, Attention("sparf", Compression(8)))
-            results.append(exercise(driver, 40, 3))
+            results.append(random_decode(driver, 40, 3))
             driver.close()
     assert results[0] == results[1]
     assert {len(values) for values in results[0].values()} == {3}

@@ -66,7 +66,7 @@ def test_what_is_missing_is_one_line(monkeypatch):
     done = subprocess.run(
         [*VCSD, "guest", "run", "--fabric", "tcp", "--module", __file__], capture_output=True, text=True
     )
-    assert done.returncode == 1 and "leave --module and --layers out" in done.stderr
+    assert done.returncode == 1 and "remove --module and --layers" in done.stderr
 
 
 def test_drives_listen_on_ports_that_follow_each_other():

@@ -59,7 +59,7 @@ def test_a_model_is_fetched_once_and_found_by_its_name(index, monkeypatch):
     monkeypatch.setattr(gguf, "convert_gguf", convert)
     with pytest.raises(ValueError, match="model small has not been fetched: run `vcsd model get small`"):
         find_model(Path("small"))
-    with pytest.raises(ValueError, match="--offline forbids to fetch it"):
+    with pytest.raises(ValueError, match="run without --offline to fetch it"):
         get_model("small", offline=True)
     assert get_model("small") == get_model("small", offline=True) == find_model(Path("small")) == index / "models/small"
     assert converted == [b"GGUF and more"]
@@ -83,7 +83,7 @@ def test_what_is_no_gguf_file_is_one_line(index, monkeypatch, capsys):
     (index / "text").write_text("hello")
     (index / "cut.gguf").write_bytes(b"GGUF\x03\0\0\0")
     for words, says in (
-        (("text", "out"), "text is no GGUF file"),
+        (("text", "out"), "text is not a GGUF file"),
         (("cut.gguf", "out"), "transformers cannot read "),
         (("text", "."), ". exists already"),
         (("nowhere", "out"), "nowhere: No such file"),
@@ -94,7 +94,7 @@ def test_what_is_no_gguf_file_is_one_line(index, monkeypatch, capsys):
         assert (code, out) == (1, "")
         assert says in err.splitlines()[-1]
     code, _, err = vcsd(capsys, monkeypatch, "model", "get", "nosuch")
-    assert code == 1 and "no model is called 'nosuch': smollm2, gemma3-270m" in err
+    assert code == 1 and "unknown model 'nosuch': must be one of smollm2, gemma3-270m" in err
 
 
 def test_the_list_says_which_models_are_there(index, monkeypatch, capsys):

@@ -130,7 +130,7 @@ def test_a_cropped_cache_is_computed_as_far_as_it_is_stored(loaded, drives):
     [
         ({"redundancy": "raid"}, "redundancy = 'raid': must be one of none, mirror, recompute"),
         ({"redundancy": "mirror", "drives": 1}, "redundancy = mirror: at least 2 drives are needed"),
-        ({"spares": 1}, "spares: with redundancy = none nothing would use them"),
+        ({"spares": 1}, "spares: redundancy = none does not use them"),
         ({"spares": -1}, "spares = -1: must be at least 0"),
         ({"spares": "1"}, "spares = '1': must be a whole number"),
         (

@@ -131,7 +131,7 @@ def test_tokens_stream_to_many_threads_while_others_come(model, prompts, alone) 
 
 def test_what_is_not_taken_says_why(model) -> None:
     with serve(model, setting("orbitflow", max_waiting=2), background=False) as server:
-        with pytest.raises(vcsd.Rejected, match="73 tokens with the new ones: the server was made for 72"):
+        with pytest.raises(vcsd.Rejected, match="73 tokens in all: must be at most max_tokens = 72"):
             server.submit([1] * 13, 61)
         server.submit([1, 2], 3)
         server.submit([1, 2], 3)
@@ -205,7 +205,7 @@ def test_a_drive_that_fails_ends_those_that_it_attended_and_no_others(model, pro
     ("given", "says"),
     [
         ({"policy": "best"}, "policy = 'best': must be one of reactive"),
-        ({"policy": "ours", "drives": ()}, "policy = 'ours': attends in drives: give it some"),
+        ({"policy": "ours", "drives": ()}, "policy = 'ours': attends in drives: set drives to at least 1"),
         ({"slots": 0}, "slots = 0: must be at least 1"),
         ({"slots": "4"}, "slots = '4': must be a whole number"),
         ({"slots": 2.5}, "slots = 2.5: must be a whole number"),

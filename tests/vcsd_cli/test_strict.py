@@ -19,7 +19,7 @@ from vcsd_cli.main import app
 def test_an_option_that_is_given_twice_is_refused(capsys, monkeypatch, words):
     code, out, err = vcsd(capsys, monkeypatch, *words)
     assert (code, out) == (2, "")
-    assert "is given twice: which is meant?" in err
+    assert "is given twice: give it once" in err
 
 
 def test_an_option_for_a_list_is_taken_more_than_once(capsys, monkeypatch):

@@ -52,10 +52,10 @@ def test_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) ->
 @pytest.mark.parametrize(
     ("tiers", "chosen"),
     [
-        ({"device": 100}, "fit the device"),
-        ({"device": 2, "host": 100}, "fit host memory, not the device"),
-        ({"device": 2, "host": 2, "page-cache": 100}, "fit the page cache, not host memory"),
-        ({"device": 2, "host": 2, "page-cache": 2}, "are more than any tier in memory keeps"),
+        ({"device": 100}, "fits on the device"),
+        ({"device": 2, "host": 100}, "fits in host memory, not on the device"),
+        ({"device": 2, "host": 2, "page-cache": 100}, "fits in the page cache, not in host memory"),
+        ({"device": 2, "host": 2, "page-cache": 2}, "exceeds each tier in memory"),
     ],
 )
 def test_auto_chooses_by_what_fits_and_says_why(capsys, monkeypatch, tmp_path, tiers, chosen) -> None:
@@ -70,7 +70,7 @@ def test_for_people(capsys, monkeypatch, tmp_path) -> None:
         capsys, monkeypatch, *RUN, "--policy", "split", "--page-cache-mib", "0.1", "--files", str(tmp_path)
     )
     assert code == 0
-    for words in ("K and V in tiers: split", "Moved in 8 forwards", "direct>device", "greedy tokens equal"):
+    for words in ("KV cache in tiers: split", "Moved in 8 forwards", "direct>device", "greedy tokens equal"):
         assert words in out
 
 
@@ -112,10 +112,10 @@ def test_policy_former_name_works_with_a_warning(capsys, monkeypatch) -> None:
             "files = /nowhere: there is no such folder",
         ),
         (["--policy", "flexgen", "--files", "/dev/null"], "/dev/null"),
-        (["--policy", "flexgen", "--attention", "dense"], "--attention is of drives"),
-        (["--policy", "tutti", "--storage", "bf16"], "--storage is of drives"),
-        (["--policy", "tutti", "--l", "4"], "--l is of drives"),
-        (["--policy", "tutti", "--residency", "tutti"], "--residency is the former name of --policy"),
+        (["--policy", "flexgen", "--attention", "dense"], "--attention is a drive option"),
+        (["--policy", "tutti", "--storage", "bf16"], "--storage is a drive option"),
+        (["--policy", "tutti", "--l", "4"], "--l is a drive option"),
+        (["--policy", "tutti", "--residency", "tutti"], "--residency is the deprecated name of --policy"),
         (["--policy", "flexgen", "--policies", "/nowhere.py"], "/nowhere.py"),
         (["--policy", "dual-blade", "--page-cache-mib", "0", "--files", "/dev/shm"], "no direct I/O"),
     ],

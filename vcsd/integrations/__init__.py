@@ -1,1 +1,1 @@
-"""vcsd behind the interfaces of serving engines: a module for each, which imports the engine it is for."""
+"""Plug-ins for serving engines: one module per engine, which imports that engine."""

@@ -1,4 +1,4 @@
-"""A storage plug-in for LMCache: its chunks of K and V in drives.
+"""LMCache storage plug-in: chunks of KV data in drives.
 
     storage_plugins: [vcsd]
     extra_config:
@@ -6,9 +6,9 @@
       storage_plugin.vcsd.class_name: VcsdBackend
       vcsd: {drives: [csd0, csd1]}
 
-The keys of `vcsd`: `vcsd.integrations.settings.Settings`, but `block_tokens` and `admit_after`, which are LMCache's own
-business. A chunk is a block without others before it, as LMCache names each by all the tokens up to its end. Its model
-is identified by vLLM's configuration: LMCache knows only the model's name.
+The keys of `vcsd` are those of `vcsd.integrations.settings.Settings` except `block_tokens` and `admit_after`, which
+LMCache decides. A chunk is stored as a block without predecessors, since LMCache's key covers all tokens up to its end.
+The model is identified by vLLM's configuration, because LMCache knows only its name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 from csd_spec.checked import from_values
 from csd_spec.model import FP16_BYTES
 from host_driver.prefixes.identity import ModelIdentity
-from host_driver.prefixes.keeper import Keeper, Rows, connected
+from host_driver.prefixes.keeper import AsyncPrefixStore, Rows, connected
 from host_driver.prefixes.names import PrefixNames
 from vcsd.integrations.model import identity_of
 from vcsd.integrations.paged import shape_of
@@ -35,16 +35,16 @@ from vcsd.integrations.settings import Settings
 
 
 class VcsdBackend(StoragePluginInterface):
-    """Stores whole chunks; one that is not full, or of another form than K and V of all layers, is left to others."""
+    """Stores full chunks of keys and values of all layers; other chunks are ignored."""
 
     def __init__(self, config: Any = None, metadata: Any = None, local_cpu_backend: Any = None, **others: Any) -> None:
-        """Raises ValueError for a setting or a model that is not served, ConnectionError where no drive answers."""
+        """Raises ValueError for an unsupported setting or model, ConnectionError if no drive answers."""
         super().__init__(config=config, metadata=metadata, local_cpu_backend=local_cpu_backend, **others)
         settings = from_values((config.extra_config or {}).get("vcsd"), Settings)
         drives = settings.share(metadata.worker_id, metadata.world_size)
         layers, parts, self._tokens, heads, values = metadata.kv_shape
         if metadata.use_mla or parts != 2:
-            raise ValueError("a model without K and V of each token: no prefix of it is kept in drives")
+            raise ValueError("the model has no keys and values per token (MLA): LMCache chunks of it are not supported")
         self._form = torch.Size((2, layers, self._tokens, heads * values))
         self._dtype = metadata.kv_dtype
         self._names = PrefixNames(
@@ -59,7 +59,7 @@ class VcsdBackend(StoragePluginInterface):
         self._model_prefix = f"{metadata.model_name}@"
         connects = settings.connects(metadata.worker_id, metadata.world_size)
         store = partial(connected, connects, self._names, settings.max_blocks or None)
-        self._keeper, self._there = Keeper(store, settings.stores_in_flight), set[bytes]()
+        self._keeper, self._there = AsyncPrefixStore(store, settings.stores_in_flight), set[bytes]()
 
     def contains(self, key: Any, pin: bool = False) -> bool:
         for each, there in self._keeper.take_changes().items():
@@ -68,7 +68,7 @@ class VcsdBackend(StoragePluginInterface):
         return found and (not pin or self.pin(key))
 
     def exists_in_put_tasks(self, key: Any) -> bool:
-        """Never: to store a chunk twice does no harm."""
+        """Always False: storing a chunk twice is harmless."""
         return False
 
     def batched_submit_put_task(
@@ -78,7 +78,7 @@ class VcsdBackend(StoragePluginInterface):
         transfer_spec: Any = None,
         on_complete_callback: Callable[[Any], None] | None = None,
     ) -> None:
-        """Chunks are copied here and stored later, or dropped where too many wait; nobody is told."""
+        """Chunks are copied here and stored later; they are dropped without notice if the queue is full."""
         for key, each in zip(keys, objs, strict=True):
             if each.get_memory_format() == MemoryFormat.KV_2LTD and each.get_shape() == self._form:
                 self._keeper.store([self._key(key)], partial(self._rows, each.tensor))
@@ -87,7 +87,7 @@ class VcsdBackend(StoragePluginInterface):
         return self.batched_get_blocking([key])[0]
 
     def batched_get_blocking(self, keys: Sequence[Any]) -> list[Any]:
-        """All are asked for at once; None for what is not there any more."""
+        """Load all chunks concurrently; None for those no longer stored."""
         return [self._object(each) for each in [self._keeper.load([self._key(key)]) for key in keys]]
 
     def pin(self, key: Any) -> bool:
@@ -103,24 +103,24 @@ class VcsdBackend(StoragePluginInterface):
         return self.local_cpu_backend
 
     def touch_cache(self) -> None:
-        """What is loaded counts as used."""
+        """No effect: loading marks a chunk as used."""
 
     def close(self) -> None:
         self._keeper.close()
 
     def _key(self, key: Any) -> bytes:
-        """LMCache's own key, but for the model's name: that depends on how its path is written."""
+        """LMCache's key without the model's name, which depends on the spelling of its path."""
         return self._names.key_of(key.to_string().removeprefix(self._model_prefix).encode())
 
     def _rows(self, chunk: torch.Tensor) -> Rows:
-        """Of a chunk (2, layers, tokens, heads x values), a copy."""
+        """Copy of a chunk (2, layers, tokens, heads x values)."""
         s = self._names.shape
         bits = chunk.cpu().contiguous().view(torch.int16).numpy().view(np.float16)
         k, v = bits.reshape(2, s.layers, self._tokens, s.kv_heads, s.head_dim).copy()
         return k, v
 
     def _object(self, future: Future[Rows | None]) -> Any:
-        """A chunk in LMCache's memory; None where it could not be loaded, or has no room there."""
+        """Chunk in LMCache's memory; None if it could not be loaded or allocated."""
         if (rows := future.result()) is None:
             return None
         made = self.local_cpu_backend.allocate(self._form, self._dtype, MemoryFormat.KV_2LTD)
@@ -131,15 +131,15 @@ class VcsdBackend(StoragePluginInterface):
 
 
 def _identity(metadata: Any, settings: Settings) -> ModelIdentity:
-    """The model of the engine that LMCache works for; raises ValueError if it cannot be known.
+    """Identity of the engine's model; raises ValueError if it is unknown.
 
-    LMCache says no more of a model than its name. vLLM's configuration is current while its workers begin.
+    LMCache knows only a model's name. vLLM's configuration is available while its workers start.
     """
     engine = _vllm_config()
     if engine is None:
         if not settings.identity:
             raise ValueError(
-                "vcsd: which model the KV cache is of is not known outside of a vLLM worker: "
+                "vcsd: the model of the KV cache is unknown outside of a vLLM worker: "
                 'set "identity" to words that change when the model does'
             )
         return ModelIdentity.of_words(f"{settings.identity}, {metadata.kv_dtype}")
@@ -151,6 +151,6 @@ def _identity(metadata: Any, settings: Settings) -> ModelIdentity:
 
 
 def _vllm_config() -> Any:
-    """The configuration of the vLLM worker that begins in this process; None if there is none."""
+    """Configuration of the vLLM worker that starts in this process; None if there is none."""
     current = getattr(sys.modules.get("vllm.config"), "get_current_vllm_config_or_none", None)
     return current() if current else None

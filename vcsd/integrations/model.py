@@ -1,4 +1,4 @@
-"""The model that vLLM serves, as an identity: its resolved configuration and its files, and those of its adapters."""
+"""Identity of the model that vLLM serves: resolved configuration and files, and those of its LoRA adapters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from host_driver.prefixes.identity import Check, FileIdentity, ModelIdentity, canonical, files_of
 from vcsd.integrations.settings import Settings
 
-FOLDER_FORMATS = (  # load formats that read weights from the model's folder alone
+FOLDER_FORMATS = (  # load formats that read weights only from the model's folder
     "auto",
     "hf",
     "pt",
@@ -22,11 +22,11 @@ FOLDER_FORMATS = (  # load formats that read weights from the model's folder alo
     "gguf",
     "mistral",
 )
-DUMMY = "dummy"  # the load format of random weights
+DUMMY = "dummy"  # load format of random weights
 MODEL = "dtype", "quantization"
 CACHE = ("cache_dtype",)
 PARALLEL = ("tensor_parallel_size",)
-# Fields that not every version of vLLM has
+# Fields that only some versions of vLLM have
 MODEL_OPTIONAL = "model_impl", "code_revision", "disable_sliding_window", "override_attention_dtype"
 CACHE_OPTIONAL = "kv_sharing_fast_prefill", "kv_cache_dtype_skip_layers"
 PARALLEL_OPTIONAL = (
@@ -34,7 +34,7 @@ PARALLEL_OPTIONAL = (
     "prefill_context_parallel_size",
     "cp_kv_cache_interleave_size",
 )
-LENGTH_DEPENDENT_ROPE = '"longrope"', '"su"', '"dynamic"'  # which factors apply depends on max_model_len
+LENGTH_DEPENDENT_ROPE = '"longrope"', '"su"', '"dynamic"'  # factors depend on max_model_len
 _LOG = logging.getLogger("vcsd")
 
 
@@ -43,11 +43,11 @@ def identity_of(vllm_config: Any, settings: Settings, **form: str) -> ModelIdent
 
     Args:
         vllm_config: The engine's `VllmConfig`, with overrides resolved.
-        settings: How weights are read, or the operator's words in place of them.
-        form: Whatever else the values of the KV cache depend on.
+        settings: How weights are identified: by their files or by the operator's words.
+        form: Anything else that the values of the KV cache depend on.
 
     Raises:
-        ValueError: Keys and values depend on more than can be known here.
+        ValueError: Keys and values depend on something that is unknown here.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     if getattr(cache, "calculate_kv_scales", False):
@@ -73,7 +73,7 @@ def identity_of(vllm_config: Any, settings: Settings, **form: str) -> ModelIdent
 
 
 def _resolved(model: Any) -> dict[str, Any]:
-    """A model's configuration as vLLM computes with it."""
+    """A model's configuration as vLLM uses it."""
     found = {name: _as_dict(getattr(model, name)) for name in ("hf_config", "hf_text_config")}
     found |= _fields(model, MODEL, MODEL_OPTIONAL)
     if any(kind in json.dumps(found, default=str) for kind in LENGTH_DEPENDENT_ROPE):
@@ -90,10 +90,10 @@ def _fields(values: Any, needed: tuple[str, ...], optional: tuple[str, ...]) -> 
 
 
 def _check_weights(vllm_config: Any) -> None:
-    """Raise ValueError for weights that are not those of the model's folder."""
+    """Raise ValueError if the weights may differ from those in the model's folder."""
     load_format = vllm_config.load_config.load_format
     if load_format not in (*FOLDER_FORMATS, DUMMY):
-        raise ValueError(f"load_format = {load_format}: its weights may be anywhere, {_WORDS}")
+        raise ValueError(f"load_format = {load_format}: the location of its weights is unknown, {_WORDS}")
     if getattr(vllm_config, "weight_transfer_config", None) is not None:
         raise ValueError(f"weight_transfer_config: weights change while the engine runs, {_WORDS}")
 
@@ -108,10 +108,10 @@ def _files(model: Any, load: Any, check: Check, prefix: str) -> tuple[FileIdenti
 
 
 def locate(model: str, revision: str | None = None, cache: str | None = None) -> Path:
-    """A model's folder or file: a path as it is, or a name in the cache of the Hugging Face hub; no network is used.
+    """Folder or file of a model: a path, or a name in the Hugging Face hub's cache; no network is used.
 
     Raises:
-        ValueError: It is on this machine neither way.
+        ValueError: It is not on this machine.
     """
     path = Path(model)
     if path.exists():
@@ -125,10 +125,10 @@ def locate(model: str, revision: str | None = None, cache: str | None = None) ->
 
 
 class Adapters:
-    """Identities of LoRA adapters, by their files when a request names them.
+    """Identities of LoRA adapters, by their files at the time of a request.
 
-    vLLM loads an adapter's files when it likes, and keeps them under the adapter's number. Should they change under a
-    number that was seen, nobody knows with which of both a request computes.
+    vLLM loads an adapter's files at an unknown time and caches them under the adapter's number. If the files change
+    under a known number, it is unknown which version a request uses.
     """
 
     def __init__(self, check: Check) -> None:
@@ -136,18 +136,18 @@ class Adapters:
         self._seen: dict[int, str] = {}
 
     def identity(self, lora: Any) -> str | None:
-        """Digest of a request's adapter; None if it is not known, and the request is to be left alone."""
+        """Digest of a request's adapter; None if it is unknown, and the request must be ignored."""
         try:
             files = files_of(locate(lora.lora_path), self._check)
         except (OSError, ValueError) as error:
-            _LOG.warning("prefixes: adapter %s: %s; its requests are left alone", lora.lora_name, error)
+            _LOG.warning("prefixes: adapter %s: %s; its requests are ignored", lora.lora_name, error)
             return None
         now = ModelIdentity(name=lora.lora_name, files=files, check=self._check).digest
         if self._seen.setdefault(lora.lora_int_id, now) == now:
             return now
         _LOG.warning(
-            "prefixes: adapter %s has changed under the number %d: its requests are left alone until the engine"
-            " starts again, or loads it under another number",
+            "prefixes: adapter %s has changed under the number %d: its requests are ignored until the engine"
+            " is restarted, or loads it under another number",
             lora.lora_name,
             lora.lora_int_id,
         )

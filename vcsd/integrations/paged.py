@@ -1,4 +1,4 @@
-"""An engine's paged cache of K and V as rows of a prefix, and back: whatever the engine keeps in a block."""
+"""Conversion between blocks of an engine's paged KV cache and rows of a prefix, independent of the block's format."""
 
 from __future__ import annotations
 
@@ -12,32 +12,41 @@ from csd_spec.arrays import F16
 
 
 class PagedCache:
-    """Layers of a cache, each (blocks, heads, tokens, content): content is K and V of a token, or its part of a block
-    in which the engine has mixed them. Half of it is kept as K and half as V, 2 bytes a value, whatever its dtype."""
+    """Layers of a paged cache, (blocks, heads, tokens, content) each.
+
+    `content` is keys and values of a token, or its part of a block in which the engine interleaves tokens. Half of it
+    is stored as K and half as V, as 2-byte values of any dtype.
+    """
 
     def __init__(self, layers: Sequence[torch.Tensor], blocks: int, block_tokens: int) -> None:
-        """blocks, of block_tokens tokens: as the engine counts them; each may be several of the layers' own.
+        """Wrap an engine's cache.
 
-        Raises ValueError for layers that are not alike, or of another form.
+        Args:
+            layers: One tensor per layer.
+            blocks: Number of blocks as the engine counts them; each may be several blocks of a tensor.
+            block_tokens: Tokens per block.
+
+        Raises:
+            ValueError: Layers differ in shape or dtype, or have another number of dimensions.
         """
         first = layers[0]
         forms = {(tuple(each.shape), each.dtype) for each in layers}
         if len(forms) > 1 or first.dim() != 4:
             raise ValueError(
-                f"layers of K and V of {len(forms)} forms: all must be alike (blocks, heads, tokens, content)"
+                f"layers have {len(forms)} shapes or dtypes: all must be equal, (blocks, heads, tokens, content)"
             )
         self._layers = [each.view(torch.int16) for each in layers]
         count, self._heads, self._tokens, self._content = self._layers[0].shape
         self._parts = count // blocks  # blocks of a layer that are one of the engine's
         if self._parts * self._tokens != block_tokens or count != self._parts * blocks:
-            raise ValueError(f"{count} blocks of {self._tokens} tokens: not {blocks} of {block_tokens}")
+            raise ValueError(f"{count} blocks of {self._tokens} tokens: must be {blocks} blocks of {block_tokens}")
 
     def shape(self) -> ModelShape:
-        """Of the rows."""
+        """Shape of the rows."""
         return shape_of(len(self._layers), self._heads, self._content // 2)
 
     def read(self, blocks: Sequence[int]) -> tuple[F16, F16]:
-        """K and V of the engine's blocks, one after the other, each (layers, tokens, heads, d); a copy."""
+        """Copy keys and values of the engine's blocks, in order, (layers, tokens, heads, d) each."""
         numbers = self._numbers(blocks)
         parts = [layer.index_select(0, numbers).cpu().numpy() for layer in self._layers]
         rows = np.stack(parts).swapaxes(2, 3)  # (layers, blocks, tokens, heads, content)
@@ -46,7 +55,7 @@ class PagedCache:
         return np.ascontiguousarray(k), np.ascontiguousarray(v)
 
     def write(self, blocks: Sequence[int], k: F16, v: F16) -> None:
-        """Put rows, each (layers, tokens, heads, d), into the engine's blocks."""
+        """Write rows, (layers, tokens, heads, d) each, to the engine's blocks."""
         numbers = self._numbers(blocks)
         rows = np.concatenate([k, v], axis=3).view(np.int16)
         rows = rows.reshape(len(self._layers), len(numbers), self._tokens, self._heads, -1).swapaxes(2, 3)
@@ -60,5 +69,5 @@ class PagedCache:
 
 
 def shape_of(layers: int, heads: int, values: int) -> ModelShape:
-    """Of rows with so many 2-byte values of K, and as many of V, in each head."""
+    """Shape of rows with `values` 2-byte values of K, and as many of V, per head."""
     return ModelShape(name="paged", layers=layers, q_heads=heads, kv_heads=heads, head_dim=values)

@@ -1,6 +1,6 @@
-"""What a scheduler wants loaded and stored in an iteration, and what it knows of what is stored.
+"""Scheduler side: loads and stores of an iteration, by the keys stored in each worker's drives.
 
-Nothing here needs an engine: requests are anything with the attributes of `Request`.
+Independent of any engine: requests are objects with the attributes of `Request`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Protocol
 
-from host_driver.prefixes.names import Admission, PrefixNames
+from host_driver.prefixes.names import AdmissionFilter, PrefixNames
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A request's tokens from `first` on, as many as fill these blocks of the engine's cache."""
+    """Load of a request's tokens from `first` on into these blocks of the engine's cache."""
 
     request: str
     keys: list[bytes]
@@ -25,7 +25,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Blocks of the engine's cache that hold a prompt's tokens from `first` on, up to the end of its keys."""
+    """Store of a prompt's tokens from `first` to the end of its keys, from these blocks of the engine's cache."""
 
     keys: list[bytes]
     first: int
@@ -34,14 +34,14 @@ class Save:
 
 @dataclass(slots=True)
 class Plan:
-    """Of an iteration."""
+    """Loads and stores of an iteration."""
 
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
 
 
 class Request(Protocol):
-    """What is asked of an engine's request."""
+    """Attributes used of an engine's request."""
 
     request_id: str
     all_token_ids: Sequence[int]
@@ -55,15 +55,15 @@ class Request(Protocol):
 
 
 @dataclass(slots=True)
-class Known:
-    """What is known of a request.
+class RequestState:
+    """State of a request.
 
     Attributes:
-        extra: What its keys and values depend on in addition to model and tokens.
-        keys: Keys of its blocks, as far as they were needed.
+        extra: What its KV data depends on in addition to model and tokens.
+        keys: Keys of its blocks, as far as computed.
         computed: First token of the next load.
-        saved: Tokens that are stored, or on their way.
-        loaded: Its preemptions when something was loaded for it; -1 if nothing was.
+        saved: Tokens that are stored or being stored.
+        loaded: Its preemption count at the last load; -1 before the first.
     """
 
     request: Request
@@ -74,11 +74,11 @@ class Known:
     loaded: int = -1
 
 
-class Scheduling:
-    """The scheduler's side: which tokens are stored, which are to be loaded and stored.
+class PrefixScheduler:
+    """Decides which tokens to load and store.
 
-    A token counts as stored when all workers have said so. A request loads once, and once more after each preemption:
-    what has failed is computed.
+    A token counts as stored when all workers have reported it. A request loads once, and again after each preemption;
+    tokens that fail to load are computed.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class Scheduling:
         names: PrefixNames,
         block_tokens: int,
         workers: int,
-        admission: Admission,
+        admission: AdmissionFilter,
         adapter: Callable[[Any], str | None],
     ) -> None:
-        """Begin with nothing stored.
+        """Create the scheduler with nothing stored.
 
         Args:
-            names: Keys; the tokens of their blocks and of the engine's must divide one another.
-            block_tokens: Tokens of a block of the engine's cache.
-            workers: Workers that store.
-            admission: Which blocks are stored.
-            adapter: Identity of a request's adapter; None if it is not known.
+            names: Keys; one of their block size and the engine's must divide the other.
+            block_tokens: Tokens per block of the engine's cache.
+            workers: Number of workers that store.
+            admission: Selects blocks to store.
+            adapter: Returns the identity of a request's adapter; None if it is unknown.
         """
         fine, coarse = sorted((names.block_tokens, block_tokens))
         if coarse % fine:
@@ -105,27 +105,27 @@ class Scheduling:
         self._step_tokens, self._step_keys = coarse, coarse // names.block_tokens
         self._adapter = adapter
         self._stored: list[set[bytes]] = [set() for _ in range(workers)]
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, RequestState] = {}
         self._plan = Plan()
 
-    def heard(self, changes: Mapping[int, Mapping[bytes, bool]]) -> None:
-        """Workers say which keys came (True) and went."""
+    def apply_changes(self, changes: Mapping[int, Mapping[bytes, bool]]) -> None:
+        """Apply keys that workers report as added (True) or removed."""
         for worker, keys in changes.items():
             for key, there in keys.items():
                 (self._stored[worker].add if there else self._stored[worker].discard)(key)
 
     def begin(self, request: Request) -> None:
-        """A request comes. What depends on more than its tokens and its adapter is left alone."""
+        """Register a request; one that depends on more than its tokens and adapter is ignored."""
         if request.mm_features or request.prompt_embeds is not None:
             return
         adapter = self._adapter(request.lora_request) if request.lora_request else ""
         if adapter is None:
             return
-        known = self._known[request.request_id] = Known(request, f"{adapter}\0{request.cache_salt or ''}")
-        self._admission.see(self._keys(known, request.num_prompt_tokens))
+        known = self._known[request.request_id] = RequestState(request, f"{adapter}\0{request.cache_salt or ''}")
+        self._admission.record(self._keys(known, request.num_prompt_tokens))
 
-    def matched(self, request: Request, computed: int) -> int:
-        """How many tokens behind the first `computed` can be loaded; one at least is left to compute."""
+    def matched_tokens(self, request: Request, computed: int) -> int:
+        """Number of tokens after the first `computed` that can be loaded; at least one is left to compute."""
         known = self._known.get(request.request_id)
         if known is None or known.loaded == request.num_preemptions:
             return 0
@@ -133,8 +133,8 @@ class Scheduling:
         tokens = self._there(self._keys(known, len(request.all_token_ids) - 1))
         return max(0, tokens - computed)
 
-    def allocated(self, request: Request, blocks: Sequence[int], tokens: int) -> None:
-        """The engine has these blocks for the request, and wants so many tokens loaded into them."""
+    def add_load(self, request: Request, blocks: Sequence[int], tokens: int) -> None:
+        """Plan a load of `tokens` tokens into blocks that the engine allocated for the request."""
         if not tokens:
             return
         known, size = self._known[request.request_id], self._block_tokens
@@ -145,7 +145,7 @@ class Scheduling:
         self._plan.loads.append(Load(request.request_id, keys, known.computed, into))
 
     def plan(self, scheduled: Mapping[str, int], blocks_of: Callable[[str], Sequence[int]]) -> Plan:
-        """Of the iteration that is about to begin, in which requests compute so many tokens."""
+        """Plan of the next iteration, in which requests compute the scheduled numbers of tokens."""
         for request_id, tokens in scheduled.items():
             known = self._known.get(request_id)
             if known and (save := self._save(known, tokens, blocks_of)):
@@ -153,9 +153,12 @@ class Scheduling:
         plan, self._plan = self._plan, Plan()
         return plan
 
-    def _save(self, known: Known, tokens: int, blocks_of: Callable[[str], Sequence[int]]) -> Save | None:
-        """Whole blocks that are computed when the iteration ends: of the prompt as far as it goes; of what was drawn
-        only what earlier iterations have computed, without the last token, which the next one takes in."""
+    def _save(self, known: RequestState, tokens: int, blocks_of: Callable[[str], Sequence[int]]) -> Save | None:
+        """Store of the blocks that are complete at the end of the iteration.
+
+        Of the prompt, all computed tokens count. Of the output, only tokens of earlier iterations count, without the
+        last one, which is the input of the next iteration.
+        """
         r = known.request
         prompt = min(r.num_computed_tokens + tokens, r.num_prompt_tokens)
         keys = self._keys(known, max(prompt, min(r.num_computed_tokens, len(r.all_token_ids) - 1)))
@@ -167,11 +170,11 @@ class Scheduling:
         return Save(keys, first, list(blocks_of(r.request_id)[first // size : end // size]))
 
     def end(self, request_id: str) -> None:
-        """A request is gone."""
+        """Forget a finished request."""
         self._known.pop(request_id, None)
 
-    def _keys(self, known: Known, tokens: int) -> list[bytes]:
-        """Of the request's first tokens, as far as they fill blocks of the engine and of the drives."""
+    def _keys(self, known: RequestState, tokens: int) -> list[bytes]:
+        """Keys of a request's first tokens, in whole blocks of both the engine and the drives."""
         whole = tokens // self._step_tokens * self._step_keys
         if len(known.keys) < whole:
             ids = list(known.request.all_token_ids[: whole * self._names.block_tokens])

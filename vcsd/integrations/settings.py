@@ -1,4 +1,4 @@
-"""What an engine's operator says of the drives that keep prefixes, as engines hand it on: names and values."""
+"""Operator settings of the prefix cache, as an engine passes them: names and values."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _Optional = Annotated[int, Field(ge=0, le=1 << 31)]
 
 @value
 class Settings:
-    """Settings of an engine that keeps prefixes in drives.
+    """Settings of an engine that stores prefixes in drives.
 
     Attributes:
         drives: Names of served drives, or paths of windows on a device; they share the KV heads.
-        tenant: Whose windows; one engine at a time has a tenant's window.
+        tenant: Tenant of the windows; one engine at a time uses a tenant's window.
         salt: Secret of all keys.
-        seed: Of all keys; another one starts with nothing stored.
-        block_tokens: Tokens of a block, 0 to choose by the engine's.
-        max_blocks: Blocks kept, 0 for as many as fit.
-        admit_after: Requests for a block before it is stored.
-        stores_in_flight: Stores that may wait; more are dropped.
-        weights: How the model's files are identified: `sampled` or `content` (`host_driver.prefixes.identity`).
-        identity: Words in place of the files, for weights that are not in a folder of this machine.
+        seed: Seed of all keys; a new value starts with nothing stored.
+        block_tokens: Tokens per block; 0: chosen by the engine's block size.
+        max_blocks: Maximum number of stored blocks; 0: as many as fit.
+        admit_after: Number of requests for a block before it is stored.
+        stores_in_flight: Maximum number of queued stores; further ones are dropped.
+        weights: Identification of the model's files: `sampled` or `content` (`host_driver.prefixes.identity`).
+        identity: Text that replaces the files, for weights that are not in a folder on this machine.
     """
 
     drives: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -46,14 +46,14 @@ class Settings:
     identity: str = ""
 
     def share(self, worker: int, workers: int) -> tuple[str, ...]:
-        """Drives of one of several workers; raises ValueError where they do not go round."""
+        """Drives of one of several workers; raises ValueError if they cannot be divided evenly."""
         if len(self.drives) % workers:
-            raise ValueError(f"{len(self.drives)} drives for {workers} workers: give as many to each")
+            raise ValueError(f"{len(self.drives)} drives for {workers} workers: must be a multiple of the workers")
         each = len(self.drives) // workers
         return self.drives[worker * each : (worker + 1) * each]
 
     def connects(self, worker: int = 0, workers: int = 1) -> list[Connect]:
-        """What connects to a worker's drives."""
+        """Functions that connect to a worker's drives."""
         return [_connect(name, self.tenant) for name in self.share(worker, workers)]
 
 

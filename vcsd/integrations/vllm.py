@@ -1,11 +1,11 @@
-"""vLLM's KV connector on drives: prefixes of prompts are loaded from them, and stored as they are computed.
+"""vLLM KV connector: loads prefixes of prompts from drives, and stores them as they are computed.
 
     vllm serve MODEL --disable-hybrid-kv-cache-manager --kv-transfer-config '{"kv_connector": "VcsdConnector",
         "kv_connector_module_path": "vcsd.integrations.vllm", "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"drives": ["csd0", "csd1"]}}'
 
-The other keys of `kv_connector_extra_config`: `vcsd.integrations.settings.Settings`. The worker has the drives; the
-scheduler hears from it which keys are stored, with the handshake at the start and with what each iteration returns.
+The other keys of `kv_connector_extra_config` are those of `vcsd.integrations.settings.Settings`. Workers own the
+drives. They report stored keys to the scheduler in the handshake at startup and with the result of each iteration.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from csd_spec.checked import from_values
 from csd_spec.model import FP16_BYTES
-from host_driver.prefixes.keeper import COUNTS, Keeper, connected
-from host_driver.prefixes.names import Admission, PrefixNames
+from host_driver.prefixes.keeper import COUNTS, AsyncPrefixStore, connected
+from host_driver.prefixes.names import AdmissionFilter, PrefixNames
 from vcsd.integrations.model import Adapters, identity_of
 from vcsd.integrations.paged import PagedCache, shape_of
-from vcsd.integrations.plan import Plan, Scheduling
+from vcsd.integrations.plan import Plan, PrefixScheduler
 from vcsd.integrations.settings import Settings
-from vcsd.integrations.working import Working
+from vcsd.integrations.working import WorkerCache
 
-BLOCK_TOKENS = 16  # of a block in drives: every engine whose blocks are multiples finds what another has stored
+BLOCK_TOKENS = 16  # default block size in drives: shared by all engines whose block size is a multiple
 APART_SPECS = "FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec"
 APART_DTYPES = "auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"
 
 
 @dataclass
 class Iteration(KVConnectorMetadata):
-    """From the scheduler to its workers."""
+    """Message from the scheduler to its workers."""
 
     plan: Plan
 
 
 @dataclass
-class Changed(KVConnectorWorkerMetadata):
-    """From workers to the scheduler: keys that came (True) and went, by worker."""
+class KeyChanges(KVConnectorWorkerMetadata):
+    """Message from workers to the scheduler: keys added (True) or removed, by worker."""
 
     changes: dict[int, dict[bytes, bool]]
 
-    def aggregate(self, other: Changed) -> Changed:
-        return Changed(self.changes | other.changes)
+    def aggregate(self, other: KeyChanges) -> KeyChanges:
+        return KeyChanges(self.changes | other.changes)
 
 
 @dataclass
-class Stored(KVConnectorHandshakeMetadata):
-    """What a worker finds in its drives when it begins, and the model that it serves, as a digest."""
+class StoredKeys(KVConnectorHandshakeMetadata):
+    """Keys in a worker's drives at startup, and the digest of its model."""
 
     worker: int
     keys: list[bytes]
@@ -101,36 +101,36 @@ class Prometheus(KVConnectorPromMetrics):
 
 
 class VcsdConnector(KVConnectorBase_V1):
-    """Both sides of the connector; vLLM makes one of each."""
+    """Scheduler and worker sides of the connector; vLLM creates one of each."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        """Raises ValueError for a setting or a model that is not served, ConnectionError where no drive answers."""
+        """Raises ValueError for an unsupported setting or model, ConnectionError if no drive answers."""
         super().__init__(vllm_config, role, kv_cache_config)
         transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
         if transfer.kv_load_failure_policy != "recompute":
-            raise ValueError('kv_load_failure_policy: set it to "recompute", as what cannot be loaded can be computed')
+            raise ValueError('kv_load_failure_policy: must be "recompute", for tokens that fail to load')
         if parallel.pipeline_parallel_size > 1:
-            raise ValueError("pipeline_parallel_size: must be 1, workers with other layers have other prefixes")
+            raise ValueError("pipeline_parallel_size: must be 1, since other layers would need other prefixes")
         settings = from_values(transfer.kv_connector_extra_config, Settings)
         self._workers, self._block_tokens = parallel.tensor_parallel_size, vllm_config.cache_config.block_size
         names = _names(vllm_config, kv_cache_config, settings)
         self._shape, self._model = names.shape, names.model.digest
-        self._worker: Working | None = None
-        self._scheduler: Scheduling | None = None
+        self._worker: WorkerCache | None = None
+        self._scheduler: PrefixScheduler | None = None
         if role == KVConnectorRole.SCHEDULER:
-            admission = Admission(settings.admit_after)
+            admission = AdmissionFilter(settings.admit_after)
             adapters = Adapters(settings.weights)
-            self._scheduler = Scheduling(names, self._block_tokens, self._workers, admission, adapters.identity)
+            self._scheduler = PrefixScheduler(names, self._block_tokens, self._workers, admission, adapters.identity)
         else:
             self._rank = parallel.rank
             connects = settings.connects(self._rank, self._workers)
             store = partial(connected, connects, replace(names, rank=self._rank), settings.max_blocks or None)
-            self._worker = Working(Keeper(store, settings.stores_in_flight), self._block_tokens)
+            self._worker = WorkerCache(AsyncPrefixStore(store, settings.stores_in_flight), self._block_tokens)
 
-    # Workers
+    # Worker side
 
     @property
-    def _working(self) -> Working:
+    def _worker_cache(self) -> WorkerCache:
         assert self._worker is not None, "the scheduler's side has no drives"
         return self._worker
 
@@ -138,34 +138,34 @@ class VcsdConnector(KVConnectorBase_V1):
         layers = [kv_caches[name] for name in _group(self._kv_cache_config).layer_names]
         cache = PagedCache(layers, self._kv_cache_config.num_blocks, self._block_tokens)
         if cache.shape() != self._shape:
-            raise ValueError(f"a cache of {cache.shape()}: {self._shape} was announced")
-        self._working.cache = cache
+            raise ValueError(f"the registered cache has {cache.shape()}, the configuration announced {self._shape}")
+        self._worker_cache.cache = cache
 
-    def get_handshake_metadata(self) -> Stored:
-        changes = self._working.keeper.take_changes()
-        return Stored(self._rank, [key for key, there in changes.items() if there], self._model)
+    def get_handshake_metadata(self) -> StoredKeys:
+        changes = self._worker_cache.keeper.take_changes()
+        return StoredKeys(self._rank, [key for key, there in changes.items() if there], self._model)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._working.start(self._get_connector_metadata().plan)
+        self._worker_cache.start(self._get_connector_metadata().plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Requests are computed when all their layers are there."""
+        """No effect: a request is computed after all its layers are loaded."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """All layers are stored when the last one is computed."""
+        """No effect: all layers are stored after the last one."""
 
     def wait_for_save(self) -> None:
-        self._working.save(self._get_connector_metadata().plan)
+        self._worker_cache.save(self._get_connector_metadata().plan)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        return None, self._working.finish() or None
+        return None, self._worker_cache.finish() or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._working.take_failed()
+        return self._worker_cache.take_failed()
 
-    def build_connector_worker_meta(self) -> Changed | None:
-        changes = self._working.keeper.take_changes()
-        return Changed({self._rank: changes}) if changes else None
+    def build_connector_worker_meta(self) -> KeyChanges | None:
+        changes = self._worker_cache.keeper.take_changes()
+        return KeyChanges({self._rank: changes}) if changes else None
 
     def get_kv_connector_stats(self) -> Counts | None:
         counts = self._worker.keeper.take_counts() if self._worker else {}
@@ -175,31 +175,31 @@ class VcsdConnector(KVConnectorBase_V1):
         if self._worker:
             self._worker.keeper.close()
 
-    # The scheduler
+    # Scheduler side
 
     @property
-    def _scheduling(self) -> Scheduling:
+    def _scheduling(self) -> PrefixScheduler:
         assert self._scheduler is not None, "workers schedule nothing"
         return self._scheduler
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Stored]) -> None:
-        """Raises ValueError for a worker whose model has another identity than the scheduler's."""
+    def set_xfer_handshake_metadata(self, metadata: dict[int, StoredKeys]) -> None:
+        """Raises ValueError if a worker's model has another identity than the scheduler's."""
         if others := [each.worker for each in metadata.values() if each.model != self._model]:
             raise ValueError(
-                f"worker {others[0]}: its model is not the scheduler's; if machines have copies of the same model,"
+                f"worker {others[0]}: its model differs from the scheduler's; if they are copies of one model,"
                 ' set "weights" to "content"'
             )
-        self._scheduling.heard({each.worker: dict.fromkeys(each.keys, True) for each in metadata.values()})
+        self._scheduling.apply_changes({each.worker: dict.fromkeys(each.keys, True) for each in metadata.values()})
 
     def on_new_request(self, request: Any) -> None:
         self._scheduling.begin(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        tokens = self._scheduling.matched(request, num_computed_tokens)
+        tokens = self._scheduling.matched_tokens(request, num_computed_tokens)
         return tokens, tokens > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._scheduling.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._scheduling.add_load(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Iteration:
         blocks_of = scheduler_output.kv_connector_block_state.get_block_ids
@@ -207,13 +207,13 @@ class VcsdConnector(KVConnectorBase_V1):
 
     def update_connector_output(self, connector_output: Any) -> None:
         if changed := connector_output.kv_connector_worker_meta:
-            self._scheduling.heard(changed.changes)
+            self._scheduling.apply_changes(changed.changes)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._scheduling.end(request.request_id)
         return False, None
 
-    # What is measured
+    # Metrics
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Counts:
@@ -225,23 +225,23 @@ class VcsdConnector(KVConnectorBase_V1):
 
 
 def _group(kv_cache_config: Any) -> Any:
-    """The model's only group of layers; raises ValueError where there are several."""
+    """The model's only group of layers; raises ValueError if there are several."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         raise ValueError(
-            f"{len(groups)} groups of layers: run with --disable-hybrid-kv-cache-manager, if the model can"
+            f"{len(groups)} groups of layers: only one is supported, try --disable-hybrid-kv-cache-manager"
         )
     return groups[0]
 
 
 def _names(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> PrefixNames:
-    """Keys of a model's prefixes; raises ValueError for layers without keys and values of single tokens."""
+    """Keys of a model's prefixes; raises ValueError for layers without keys and values per token."""
     group, cache = _group(kv_cache_config), vllm_config.cache_config
     spec, workers = group.kv_cache_spec, vllm_config.parallel_config.tensor_parallel_size
     device = vllm_config.device_config.device_type
     content = getattr(spec, "state_content_size_bytes", 0)
     if not content or content % (2 * FP16_BYTES) or spec.page_size_bytes != spec.num_heads * spec.block_size * content:
-        raise ValueError(f"{type(spec).__name__}: its layers hold something else than K and V of each token")
+        raise ValueError(f"{type(spec).__name__}: unsupported, its layers do not hold keys and values of each token")
     apart = _keeps_tokens_apart(spec, cache.cache_dtype, device)
     form = {"device": device} | ({} if apart else {"engine_block_tokens": str(cache.block_size)})
     return PrefixNames(
@@ -255,17 +255,17 @@ def _names(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Prefix
 
 
 def _keeps_tokens_apart(spec: Any, cache_dtype: str, device: str) -> bool:
-    """Whether a token's values in a block are its own, so that blocks of another size can be made of them.
+    """Whether tokens of a block are stored separately, so that blocks can be converted to another size.
 
-    True for what is known to do so: attention backends for CPUs and some for ROCm mix the tokens of a block, and so do
-    formats with scales of several tokens.
+    True only for known formats: attention backends for CPUs and some for ROCm interleave the tokens of a block, and so
+    do formats with scales of several tokens.
     """
     known = type(spec).__name__ in APART_SPECS and cache_dtype in APART_DTYPES
     return known and device == "cuda" and torch.version.hip is None
 
 
 def _block_tokens(asked: int, engine: int, apart: bool) -> int:
-    """Tokens of a block in drives, by the operator's wish and the engine's blocks; raises ValueError."""
+    """Tokens per block in drives, by the operator's setting and the engine's block size; raises ValueError."""
     if not asked:
         return BLOCK_TOKENS if apart and engine % BLOCK_TOKENS == 0 else engine
     if asked % engine and (not apart or engine % asked):

@@ -1,45 +1,45 @@
-"""A worker's side: loads and stores of an engine's paged cache by a `Keeper`."""
+"""Worker side: loads and stores of an engine's paged cache through an `AsyncPrefixStore`."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
 
-from host_driver.prefixes.keeper import Keeper, Rows
+from host_driver.prefixes.keeper import AsyncPrefixStore, Rows
 from vcsd.integrations.paged import PagedCache
 from vcsd.integrations.plan import Load, Plan
 
 
-class Working:
-    """What is read from drives is put into the cache by the engine's own thread, between two iterations."""
+class WorkerCache:
+    """Loads and stores of one worker. The engine's own thread writes loaded rows to the cache between iterations."""
 
-    def __init__(self, keeper: Keeper, block_tokens: int) -> None:
-        """block_tokens: of the engine's cache."""
+    def __init__(self, keeper: AsyncPrefixStore, block_tokens: int) -> None:
+        """Create it for a cache with `block_tokens` tokens per block."""
         self.keeper, self._block_tokens = keeper, block_tokens
         self.cache: PagedCache | None = None
         self._loading: list[tuple[Load, Future[Rows | None]]] = []
         self._failed: set[int] = set()
 
     def start(self, plan: Plan) -> None:
-        """Begin a plan's loads."""
+        """Start the loads of a plan."""
         self._loading += [(load, self.keeper.load(load.keys, load.first)) for load in plan.loads]
 
     def save(self, plan: Plan) -> None:
-        """Hand over what a plan wants stored: a copy, so that the engine may use its blocks again at once."""
+        """Queue the stores of a plan; rows are copied, so the engine may reuse its blocks at once."""
         assert self.cache is not None, "the engine registers its cache before its first iteration"
         for save in plan.saves:
             self.keeper.store(save.keys, partial(self.cache.read, save.blocks), save.first)
 
     def finish(self) -> set[str]:
-        """Requests whose loads have ended since; what came is in the cache."""
+        """Write finished loads to the cache; returns their requests."""
         ended = [each for each in self._loading if each[1].done()]
-        self._loading = [each for each in self._loading if each not in ended]  # others may have ended by now
+        self._loading = [each for each in self._loading if each not in ended]  # not done(): others may finish meanwhile
         for load, future in ended:
             self._put(load, future.result())
         return {load.request for load, _ in ended}
 
     def _put(self, load: Load, rows: Rows | None) -> None:
-        """As many whole blocks as came; the others have failed."""
+        """Write the loaded whole blocks to the cache; the others have failed."""
         assert self.cache is not None
         came = min(rows[0].shape[1] // self._block_tokens, len(load.blocks)) if rows else 0
         if rows and came:
@@ -47,6 +47,6 @@ class Working:
         self._failed.update(load.blocks[came:])
 
     def take_failed(self) -> set[int]:
-        """Blocks of the cache that nothing was put into, since this was last asked."""
+        """Blocks of the cache that failed to load since the last call."""
         taken, self._failed = self._failed, set()
         return taken

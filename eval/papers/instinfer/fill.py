@@ -13,7 +13,7 @@ from csd_spec.presets import PCIE3_X4_P2P
 from eval.papers.instinfer.simulate import SimulatedDrive
 from eval.papers.instinfer.systems import InStorage, Setup
 from ftl import maps_of
-from host_driver.sharding import share_out
+from host_driver.sharding import assign_heads
 
 SAMPLED_PAGES = 1_000_000  # stored by the sequences that are simulated, at most; the others take the same time
 MOST_PAGES = 160_000_000  # the same if all layers are simulated, so that a worker has memory for them
@@ -52,7 +52,7 @@ class Fill:
     def share(self) -> ModelShape:
         """Layers and heads of the slowest drive, the one with the most heads."""
         shape = self.setup.model.shape
-        kv_heads, q_heads = max((len(each.kv_heads), len(each.q_heads)) for each in share_out(shape, self.drives))
+        kv_heads, q_heads = max((len(each.kv_heads), len(each.q_heads)) for each in assign_heads(shape, self.drives))
         return replace(shape, kv_heads=kv_heads, q_heads=q_heads)
 
     @property

@@ -20,7 +20,7 @@ from eval.options import numbers
 from eval.papers.instinfer.options import BatchSizes, DriveCounts, Rows, setup_of
 from eval.papers.instinfer.systems import Setup
 from eval.papers.options import MachineOptions, Simulated
-from host_driver.sharding import share_out
+from host_driver.sharding import assign_heads
 from nvmevirt_config import load_drive
 from vcsd.redundancy_cost import (
     FIGURES,
@@ -74,7 +74,7 @@ class Combinations:
         networks = {name: None if name == "none" else network_named(name) for name in self.networks.split(",")}
         shape, found = setup.model.shape, []
         for drives, batch, tokens, (name, network) in product(counts, batches, lengths, networks.items()):
-            share_out(shape, drives)
+            assign_heads(shape, drives)
             decode = Decode.of(shape, drives, batch, tokens, self.decoded)
             found.append(row(replace(setup, network=network), decode, self.parity_drives) | {"network": name})
         return found

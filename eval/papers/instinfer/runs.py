@@ -12,7 +12,7 @@ from eval.papers.instinfer.fill import Fill
 from eval.papers.instinfer.systems import ON_HOSTS, Breakdown, InStorage, Result, Setup, finish
 from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
 from ftl import OutOfSpace
-from host_driver.sharding import share_out
+from host_driver.sharding import assign_heads
 from vcsd.progress import Tick, no_tick
 
 WORKER_BYTES = 5 << 30  # what one worker may need: batch 256 of all layers of OPT-13B on one drive takes 4.4 GB
@@ -52,7 +52,7 @@ class Runs:
 def plan(setup: Setup, cases: Sequence[Case]) -> list[Fill]:
     """What is to be simulated for cases, each once."""
     for case in cases:
-        share_out(setup.model.shape, case.drives)
+        assign_heads(setup.model.shape, case.drives)
     return [*dict.fromkeys(Fill(setup, each, case.batch, case.drives) for case in cases for each in case.systems)]
 
 

@@ -17,7 +17,7 @@ from eval.papers.paper import Evaluation, Paper
 from eval.papers.profiles import Model
 from eval.serving.machines import A5000, A6000
 from kv_cache.metrics import summary
-from kv_cache.planner.problem import Offload, StepCosts, away, blocks_on_device, latency_s, strides
+from kv_cache.planner.problem import Offload, StepCosts, blocks_on_device, latency_s, offloaded_layers, strides
 from kv_cache.policies import POLICIES, PolicyLike
 from kv_cache.policies.orbitflow import OrbitFlow
 from kv_cache.scheduler import Policy
@@ -116,8 +116,14 @@ def _layouts() -> Values:
     """o1, o2, o4, o6: what follows from counting."""
     counts = len(strides(32)) - 1
     orders = math.log10(2.0**128 / counts**4)
-    whole: Values = {"o1a": counts, "o1b": counts**4, "o1c": 2.0**128, "o1d": orders, "o2a": len(away(32, 32 // 4))}
-    whole["o2b"] = len(away(32, 32 // 5))
+    whole: Values = {
+        "o1a": counts,
+        "o1b": counts**4,
+        "o1c": 2.0**128,
+        "o1d": orders,
+        "o2a": len(offloaded_layers(32, 32 // 4)),
+    }
+    whole["o2b"] = len(offloaded_layers(32, 32 // 5))
     for name, tokens in (("o4a", 2048), ("o4b", 16384)):
         costs = A6000.costs([tokens])
         whole[name] = float(costs.fetch[0] / costs.compute[0])

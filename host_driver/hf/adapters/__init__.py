@@ -1,7 +1,7 @@
-"""Models whose attention does not ask transformers' AttentionInterface, each led through it by a few lines.
+"""Adapters for models that do not use transformers' AttentionInterface.
 
-An adapter takes the place of one method of the model's attention modules while the model is attached. It hands q, k and
-v as they are cached to `interface`, a function of AttentionInterface, and does with its output what the method does.
+An adapter replaces one method of the model's attention modules while the model is attached. It passes q, k and v, as
+cached, to `interface`, a function of AttentionInterface, and handles its output as the replaced method does.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from host_driver.hf.adapters.mpt import mpt_forward
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """modules: the class name of a model's attention. method: of them, what `attend` takes the place of; it is called
-    with the interface first, then as the method is.
+    """Replacement of one method of a model's attention.
 
-    kv_heads: from a config that does not call them num_key_value_heads. reason: why a config cannot be served, empty
-    where it can. whole_mask: whether the model needs a mask also where none hides anything. by_distance: whether all
-    that it knows of positions is how far apart tokens are.
+    Attributes:
+        modules: Class name of the attention modules.
+        method: Name of the replaced method.
+        attend: Replacement; called with the interface, then with the arguments of the method.
+        kv_heads: Returns the number of KV heads, if the config does not have num_key_value_heads.
+        reason: Why a config is not supported; empty if it is.
+        whole_mask: Whether the model needs a mask even if it hides nothing.
+        by_distance: Whether the model uses positions only as distances between tokens.
     """
 
     modules: str
@@ -51,7 +55,7 @@ ADAPTERS: Mapping[str, Adapter] = {  # by model type
 
 @contextmanager
 def adapted(model: PreTrainedModel, implementation: str, interface: Callable[..., Any]) -> Iterator[None]:
-    """Lead a model's attention through an interface of this name until the block ends."""
+    """Route a model's attention through an interface of this name until the block ends."""
     config = model.config.get_text_config(decoder=True)
     adapter = ADAPTERS[config.model_type]
     before = config._attn_implementation

@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi (arXiv 2108.12409), and the residual is added by the attention."""
+"""BLOOM: ALiBi (arXiv 2108.12409); its attention adds the residual."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bloom_forward(
     layer_past: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """In place of `forward`: hidden states and residual (B, new, hidden)."""
+    """Replacement of `forward`. Hidden states and residual are (B, new, hidden)."""
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
@@ -30,6 +30,6 @@ def bloom_forward(
 
 
 def _slopes(heads: int) -> torch.Tensor:
-    """Of each head, what a token's distance takes from its logit, (heads,)."""
-    biases: torch.Tensor = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)  # of distances 1 and 0
+    """ALiBi slope of each head, subtracted from a logit per token of distance, (heads,)."""
+    biases: torch.Tensor = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)  # for distances 1 and 0
     return biases[:, 0, 1]

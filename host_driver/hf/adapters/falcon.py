@@ -1,4 +1,4 @@
-"""Falcon: rotary positions, and few KV heads, of which its own cache keeps a copy for each query head."""
+"""Falcon: rotary positions and few KV heads; its own cache has a copy of these for each query head."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb
 
 
 def falcon_reason(config: PreTrainedConfig) -> str:
-    """Why a config cannot be served."""
-    return "rounds its ALiBi to BF16 before it is scaled, which drives do not do" if config.alibi else ""
+    """Reason why a config is not supported; empty if it is."""
+    return "rounds its ALiBi to BF16 before it is scaled, which drives do not support" if config.alibi else ""
 
 
 def falcon_kv_heads(config: PreTrainedConfig) -> int:
-    """KV heads that are computed."""
+    """Number of computed KV heads."""
     heads: int = config.num_kv_heads if config.new_decoder_architecture or not config.multi_query else 1
     return heads
 
@@ -31,7 +31,7 @@ def falcon_forward(
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """In place of `forward`: hidden states (B, new, hidden). Rows of q, k and v of a KV head follow each other."""
+    """Replacement of `forward`. Hidden states are (B, new, hidden). q, k and v of a KV head are adjacent rows."""
     group, d = module.num_heads // module.num_kv_heads, module.head_dim
     qkv = module.query_key_value(hidden_states).unflatten(2, (module.num_kv_heads, group + 2, d))
     query, key, value = qkv[..., :-2, :].flatten(2, 3), qkv[..., -2, :], qkv[..., -1, :]

@@ -1,4 +1,4 @@
-"""GPT-J and CodeGen: attention of q, k and v is a method of its own."""
+"""GPT-J and CodeGen: the attention of q, k and v is a separate method."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def inner_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, None]:
-    """In place of `_attn`: query, key and value (B, heads, S, d); returns (B, heads, new, d)."""
+    """Replacement of `_attn`. query, key and value are (B, heads, S, d); returns (B, heads, new, d)."""
     out, _ = interface(module, query, key, value, attention_mask, scaling=1 / float(module.scale_attn))
     return out.transpose(1, 2), None

@@ -1,4 +1,4 @@
-"""MPT: ALiBi (arXiv 2108.12409) with its heads in another order than BLOOM's."""
+"""MPT: ALiBi (arXiv 2108.12409) with another order of heads than BLOOM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mpt_forward(
     attention_mask: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """In place of `forward`: hidden states (B, new, hidden). attention_mask: True where a query sees a token."""
+    """Replacement of `forward`; hidden states (B, new, hidden), attention_mask True where a query sees a token."""
     qkv = module.Wqkv(hidden_states)
     if module.clip_qkv:
         qkv = qkv.clamp(min=-module.clip_qkv, max=module.clip_qkv)

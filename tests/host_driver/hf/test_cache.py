@@ -236,7 +236,7 @@ def test_bad_settings_are_refused(options, reason):
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(Unsupported, match=r"str is no model of transformers"), vcsd.attach("gpt2"):
+    with pytest.raises(Unsupported, match=r"str is not a transformers model"), vcsd.attach("gpt2"):
         pass
 
 

@@ -150,5 +150,5 @@ def test_rows_that_only_windows_have_moved_are_of_no_use():
         cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).past_key_values
         with pytest.raises(vcsd.Unsupported, match="beam search"):
             cache.reorder_cache(torch.tensor([1, 0]))
-        with pytest.raises(vcsd.Unsupported, match="start a new one"):
+        with pytest.raises(vcsd.Unsupported, match="start a new cache"):
             model(torch.tensor([[5], [6]]), past_key_values=cache)

@@ -1,6 +1,6 @@
 """Requests of different lengths in one forward, their K and V in different tiers: the tokens of each as alone.
 
-partner of: host_driver/hf/rows.py, host_driver/rows.py, host_driver/drive_tier.py
+partner of: host_driver/hf/rows.py, host_driver/request_cache.py, host_driver/drive_tier.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from host_driver.hf import rows
 from host_driver.hf.device import attend_on_device
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import Unsupported, placement
-from host_driver.rows import RowKv
+from host_driver.request_cache import RowKv
 from kv_cache import CSD, DEVICE, DIRECT, HOST, PolicyError
 from kv_cache.limits import TierLimits
 from tests.host_driver.hf.test_adapters import MADE
@@ -192,7 +192,7 @@ def test_a_forward_that_fails_harms_nobody_else() -> None:
         with pytest.raises(PolicyError, match="device is full"):
             rows.forward({"b": [1] * 50}, lambda request, layer: (HOST,))
         kv.free("b")
-        with pytest.raises(PolicyError, match="65 tokens: there is room for 64"):
+        with pytest.raises(PolicyError, match="65 tokens: must be at most max_tokens = 64"):
             rows.forward({"a": [1] * (65 - len(prompt))}, lambda request, layer: (HOST,))
         tokens = [int(first.argmax())]
         for _ in range(NEW - 1):

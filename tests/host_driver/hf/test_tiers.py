@@ -1,6 +1,6 @@
 """Real transformers models with K and V in tiers: the same bits as without, or refused with the reason.
 
-partner of: host_driver/hf/tiers.py, host_driver/tiers.py, host_driver/hf/own_cache.py, vcsd/tiered.py
+partner of: host_driver/hf/tiers.py, host_driver/tiers.py, host_driver/hf/external_cache.py, vcsd/tiered.py
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def test_rows_that_only_windows_have_moved_are_of_no_use(tmp_path) -> None:
         cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).past_key_values
         with pytest.raises(Unsupported, match="do not drop single sequences"):
             cache.batch_select_indices(torch.tensor([1]))
-        with pytest.raises(Unsupported, match="start a new one"):
+        with pytest.raises(Unsupported, match="start a new cache"):
             model(torch.tensor([[5], [6]]), past_key_values=cache)
 
 
@@ -192,14 +192,14 @@ def test_what_cannot_be_done_says_why(tmp_path) -> None:
         with pytest.raises(Unsupported, match="tiers do not drop single sequences"):
             cache.batch_select_indices(torch.tensor([0]))
         with pytest.raises(
-            Unsupported, match=r"holds K and V of 2 x 2 x 16 and 16 of torch.float32 .* and is given 1 x 2"
+            Unsupported, match=r"holds keys and values of 2 x 2 x 16 and 16 of torch.float32 .* and is given 1 x 2"
         ):
             model(input_ids=ids[:1, :1], past_key_values=cache)
         with pytest.raises(Unsupported, match="has failed half way"):
             model(input_ids=ids[:, :1], past_key_values=cache)
-        with pytest.raises(ValueError, match="45 tokens: tiers were made for 44"):
+        with pytest.raises(ValueError, match="45 tokens: must be at most max_tokens = 44"):
             model(input_ids=torch.cat([ids, ids[:, :5]], 1))
-        with pytest.raises(Unsupported, match="K and V in tiers are for inference"):
+        with pytest.raises(Unsupported, match="a KV cache in tiers has no gradients"):
             model.train()(input_ids=ids)
         model.eval()
         filled = DynamicCache()
@@ -209,7 +209,7 @@ def test_what_cannot_be_done_says_why(tmp_path) -> None:
             model(input_ids=ids[:, :1], past_key_values=filled)
         static = StaticCache(config=model.config, max_cache_len=64)
         assert model(input_ids=ids, past_key_values=static).logits.shape == (2, 40, VOCABULARY)
-    with pytest.raises(Unsupported, match="in tiers: give it to the model"):
+    with pytest.raises(Unsupported, match="in tiers: pass the cache to the model"):
         model(input_ids=ids[:, :1], past_key_values=static)
 
 
@@ -217,11 +217,11 @@ def test_what_cannot_be_done_says_why(tmp_path) -> None:
     ("given", "reason"),
     [
         ({"policy": "fifo"}, "policy = 'fifo': must be one of reactive, flexgen"),
-        ({"policy": "lru"}, "policy = 'lru': it decides about requests of a server"),
-        ({"policy": 3}, "policy = 3: 3 is no policy: it needs `schedule` or `layers`"),
-        ({"tiers": TierLimits()}, "tiers: drives hold all of K and V: with tiers give a policy"),
+        ({"policy": "lru"}, "policy = 'lru': schedules requests of a server"),
+        ({"policy": 3}, "policy = 3: 3 is not a policy: it needs `schedule` or `layers`"),
+        ({"tiers": TierLimits()}, "tiers: drives hold the whole KV cache: with tiers set a policy"),
         ({"policy": "flexgen", "tiers": 5}, "tiers = 5: must be a TierLimits"),
-        ({"policy": "flexgen", "drives": 2}, "drives is of drives, and policy = 'flexgen' attends on the device"),
+        ({"policy": "flexgen", "drives": 2}, "drives is a drive option, and policy = 'flexgen' attends on the device"),
         ({"policy": "flexgen", "compression": 4}, "compression is of drives"),
         ({"policy": "flexgen", "residency": "split"}, "residency = 'split' and policy = 'flexgen': two names"),
     ],
@@ -261,7 +261,10 @@ def test_attach_policy_file_object_and_former_name(tmp_path) -> None:
 def test_a_device_too_small_for_a_layer_says_so(tmp_path) -> None:
     model = llama().eval()
     tiers = TierLimits(1000, files=tmp_path)
-    with vcsd.attach(model, policy="flexgen", tiers=tiers), pytest.raises(ValueError, match="K and V of one layer"):
+    with (
+        vcsd.attach(model, policy="flexgen", tiers=tiers),
+        pytest.raises(ValueError, match="keys and values of one layer"),
+    ):
         model(**prompt(1))
 
 
@@ -382,7 +385,7 @@ def test_a_forward_within_a_forward_is_refused_and_the_next_one_goes_on(tmp_path
     expected = model(**inputs).logits
     with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=64)) as run:
         hook = model.model.layers[1].register_forward_hook(lambda *_: model(**inputs))
-        with pytest.raises(ValueError, match="this thread is in the middle of one"):
+        with pytest.raises(ValueError, match="by this thread during its own forward"):
             model(**inputs)
         hook.remove()
         assert not run.kv.runner.table.entries  # what the failed one had is free at once
@@ -451,7 +454,7 @@ def test_what_is_attached_or_has_no_weights_is_refused(tmp_path) -> None:
     tiers = TierLimits(files=tmp_path)
     with vcsd.attach(model, policy="split", tiers=tiers):
         for given in ({"policy": "split", "tiers": tiers}, {}):
-            with pytest.raises(Unsupported, match="attached already, with K and V in tiers"):
+            with pytest.raises(Unsupported, match="attached already, with the KV cache in tiers"):
                 vcsd.attach(model, **given).__enter__()
     with pytest.raises(Unsupported, match="meta device"):
         vcsd.attach(nowhere, policy="split", tiers=tiers).__enter__()
@@ -477,9 +480,9 @@ def clumsy(t: Iteration) -> None:
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
-        (exits, "policy exits: RuntimeError: it ended with SystemExit"),
-        (leaves_all_out, "the policy attends to nobody: the model attends to its batch"),
-        (sparse, "the policy attends by 'sparf': in tiers the model attends itself"),
+        (exits, "policy exits: RuntimeError: the policy ended with SystemExit"),
+        (leaves_all_out, "the policy attends to no request of the batch"),
+        (sparse, "the policy attends with method 'sparf': in tiers only 'dense' works"),
         (clumsy, "policy clumsy: ValueError: not this way"),
     ],
 )
@@ -495,17 +498,17 @@ def test_a_policy_that_does_what_no_policy_may_is_named(tmp_path, policy, reason
 def test_a_device_frame_grows_in_steps_and_keeps_what_it_has() -> None:
     frame = DeviceFrame(1 << 20, torch.device("cpu"))
     frame.store(0, memoryview(bytearray(b"abcd" * 1024)))
-    held = frame.first(1)
+    held = frame.grow(1)
     assert held.untyped_storage().nbytes() == 1 << 16
     frame.store(70_000, memoryview(bytearray(b"x" * 5000)))
     out = bytearray(75_000)
     frame.load(0, memoryview(out))
     assert out[:4096] == b"abcd" * 1024 and out[70_000:] == b"x" * 5000
-    assert frame.first(1).untyped_storage().nbytes() == 2 << 16
+    assert frame.grow(1).untyped_storage().nbytes() == 2 << 16
     frame.trim(4000)
-    assert frame.first(4096).untyped_storage().nbytes() == 4096
-    assert bytes(frame.first(4096).numpy()) == b"abcd" * 1024
-    assert len(frame.first(1 << 20)) == 1 << 20
+    assert frame.grow(4096).untyped_storage().nbytes() == 4096
+    assert bytes(frame.grow(4096).numpy()) == b"abcd" * 1024
+    assert len(frame.grow(1 << 20)) == 1 << 20
 
 
 def test_auto_chooses_again_for_a_larger_batch(tmp_path) -> None:

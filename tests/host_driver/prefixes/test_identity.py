@@ -77,9 +77,9 @@ def test_one_file_is_a_model_and_none_is_not(model, tmp_path):
         "draft/weights.safetensors"
     ]
     (model / "weights.safetensors").unlink()
-    with pytest.raises(ValueError, match="holds no weights"):
+    with pytest.raises(ValueError, match="contains no weights"):
         files_of(model)
-    with pytest.raises(ValueError, match="holds no weights"):
+    with pytest.raises(ValueError, match="contains no weights"):
         files_of(tmp_path / "missing")
 
 

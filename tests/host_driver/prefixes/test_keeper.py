@@ -22,7 +22,7 @@ from csd_link.medium import MappedMedium
 from csd_link.run_dir import doorbell_path, window_path
 from csd_spec import Flush, KvExist, Status
 from csd_spec.arrays import keys_of
-from host_driver.prefixes.keeper import COUNTS, Keeper, connected
+from host_driver.prefixes.keeper import COUNTS, AsyncPrefixStore, connected
 from host_driver.prefixes.store import PrefixStore
 from tests.host_driver.prefixes.prompts import BLOCK, NAMES, holds, right, rows
 from tests.served import kill, serving, until, window_of
@@ -59,7 +59,7 @@ def drives(small_drive):
 
 
 def test_what_is_stored_is_loaded_and_counted(drives):
-    keeper = Keeper(lambda: PrefixStore(drives, NAMES))
+    keeper = AsyncPrefixStore(lambda: PrefixStore(drives, NAMES))
     assert load(keeper, TOKENS) is None and store(keeper, TOKENS)
     until(lambda: right(load(keeper, TOKENS), TOKENS, 40))
     assert keeper.take_changes() == dict.fromkeys(NAMES.keys(TOKENS), True)
@@ -91,7 +91,7 @@ class Slow(PrefixStore):
 
 def test_more_stores_than_may_wait_are_dropped_and_nobody_waits(drives):
     slow = Slow(drives)
-    keeper = Keeper(lambda: slow, stores_in_flight=2)
+    keeper = AsyncPrefixStore(lambda: slow, stores_in_flight=2)
     prompts = [[n, *TOKENS] for n in range(5)]
     assert store(keeper, prompts[0])
     slow.began.wait(60)
@@ -105,7 +105,7 @@ def test_more_stores_than_may_wait_are_dropped_and_nobody_waits(drives):
 
 
 def test_a_store_that_a_close_overtakes_is_dropped(drives):
-    keeper = Keeper(lambda: PrefixStore(drives, NAMES))
+    keeper = AsyncPrefixStore(lambda: PrefixStore(drives, NAMES))
 
     def slow():
         keeper.close()
@@ -117,16 +117,16 @@ def test_a_store_that_a_close_overtakes_is_dropped(drives):
 
 def test_an_error_of_ours_is_said_and_leaves_nobody_waiting(drives, caplog):
     store_of = PrefixStore(drives, NAMES)
-    keeper = Keeper(lambda: store_of)
+    keeper = AsyncPrefixStore(lambda: store_of)
     assert keeper.load(None).result(60) is None
     until(lambda: keeper.take_counts().get("drives_lost"))
-    assert "what should not happen" in caplog.text
+    assert "unexpected error" in caplog.text
     keeper.close()
 
 
 def test_a_killed_drive_fails_loads_and_what_it_has_kept_is_found_again(tmp_path, names):
     with serving(tmp_path, *names, flash=tmp_path):
-        keeper = Keeper(opening(names))
+        keeper = AsyncPrefixStore(opening(names))
         store(keeper, TOKENS)
         until(lambda: right(load(keeper, TOKENS), TOKENS, 40))
         keeper.take_changes()
@@ -142,14 +142,17 @@ def test_a_killed_drive_fails_loads_and_what_it_has_kept_is_found_again(tmp_path
 
 def test_window_that_another_host_has_taken_is_left_to_it(tmp_path, names, caplog):
     with serving(tmp_path, *names):
-        keeper = Keeper(opening(names))
+        keeper = AsyncPrefixStore(opening(names))
         store(keeper, TOKENS)
         until(lambda: right(load(keeper, TOKENS), TOKENS, 40))
         window = window_path(names[0])
         line = call(doorbell_path(window))  # as a host that sees no lock
         thief = WindowDevice(MappedMedium(window), SocketDoorbell(line), line.close)
         assert load(keeper, TOKENS) is None
-        assert "another host has taken its window: process" in caplog.text and "until this engine starts" in caplog.text
+        assert (
+            "another host has taken its window: process" in caplog.text
+            and "until this engine is restarted" in caplog.text
+        )
         keeper._reopen()
         assert keeper._store is None and thief.submit(Flush(), 0).result().status is Status.SUCCESS
         thief.close()
@@ -161,7 +164,7 @@ def test_drives_killed_at_any_moment_give_nothing_wrong(tmp_path, names):
     prompts = [[draw.randrange(100) for _ in range(draw.randint(10, 60))] for _ in range(6)]
     prompts += [each[: draw.randint(8, 30)] + [draw.randrange(100) for _ in range(20)] for each in prompts]
     with serving(tmp_path, *names, flash=tmp_path):
-        keeper, found = Keeper(opening(names), stores_in_flight=100), 0
+        keeper, found = AsyncPrefixStore(opening(names), stores_in_flight=100), 0
         for turn in range(12):
             loads = []
             for each in draw.choices(prompts, k=6):
@@ -183,11 +186,11 @@ def test_drives_killed_at_any_moment_give_nothing_wrong(tmp_path, names):
 
 def test_it_survives_a_restart_of_host_and_drives(tmp_path, names):
     with serving(tmp_path, *names, flash=tmp_path):
-        keeper = Keeper(opening(names))
+        keeper = AsyncPrefixStore(opening(names))
         store(keeper, TOKENS)
         keeper.close()
     with serving(tmp_path, *names, flash=tmp_path):
-        keeper = Keeper(opening(names))
+        keeper = AsyncPrefixStore(opening(names))
         assert keeper.take_changes() == dict.fromkeys(NAMES.keys(TOKENS), True)
         assert right(load(keeper, TOKENS), TOKENS, 40)
         keeper.close()
@@ -195,9 +198,9 @@ def test_it_survives_a_restart_of_host_and_drives(tmp_path, names):
 
 def test_drives_that_do_not_answer_are_said_at_the_start(names):
     with pytest.raises(Lost, match="no drive is served"):
-        Keeper(opening(names))
+        AsyncPrefixStore(opening(names))
     with pytest.raises(ValueError, match="stores_in_flight = 0"):
-        Keeper(opening(names), 0)
+        AsyncPrefixStore(opening(names), 0)
 
 
 @pytest.mark.parametrize(("command", "left"), [("KvAppend", 0), ("KvAppend", 1), ("KvName", 0)])
@@ -215,7 +218,7 @@ def test_a_host_that_is_killed_between_data_and_name_leaves_no_half(tmp_path, na
 
 def test_tenants_share_drives_and_no_keys(tmp_path, names):
     with serving(tmp_path, *names, tenants=("alice", "bob")):
-        alice, bob = Keeper(opening(names, "alice")), Keeper(opening(names, "bob", max_blocks=3))
+        alice, bob = AsyncPrefixStore(opening(names, "alice")), AsyncPrefixStore(opening(names, "bob", max_blocks=3))
         store(alice, TOKENS)
         until(lambda: right(load(alice, TOKENS), TOKENS, 40))
         assert load(bob, TOKENS) is None and not bob.take_changes()

@@ -16,7 +16,7 @@ from csd_firmware import InProcessDevice
 from csd_spec import Completion, DeviceError, DriveSpec, KvAppend, KvGather, KvName, Status
 from host_driver.prefixes.identity import ModelIdentity
 from host_driver.prefixes.manifest import list_keys
-from host_driver.prefixes.names import Admission
+from host_driver.prefixes.names import AdmissionFilter
 from host_driver.prefixes.store import PrefixStore
 from tests.host_driver.prefixes.prompts import BLOCK, NAMES, SHAPE, holds, rows
 
@@ -78,7 +78,7 @@ def test_pinned_blocks_stay(devices) -> None:
     for each in others:
         store.store(NAMES.keys(each), *rows(each))
     assert holds(store, kept, 16) and holds(store, others[-1], 8) and holds(store, others[0], 0)
-    with pytest.raises(ValueError, match="2 blocks have no room: all 3 that are kept are in use"):
+    with pytest.raises(ValueError, match="no space for 2 blocks: all 3 of the store are in use"):
         store.store(NAMES.keys(list(range(900, 916))), *rows(list(range(900, 916))))
     store.unpin(NAMES.keys(kept))
     store.store(NAMES.keys(list(range(900, 916))), *rows(list(range(900, 916))))
@@ -243,28 +243,28 @@ def test_names_depend_on_all_that_k_and_v_depend_on() -> None:
 
 
 def test_admission_counts_what_was_asked_for() -> None:
-    admission = Admission(after=2, remembered=3)
+    admission = AdmissionFilter(after=2, remembered=3)
     keys = [bytes([n]) * 16 for n in range(4)]
-    admission.see(keys[:2])
+    admission.record(keys[:2])
     assert admission.admitted(keys) == 0
-    admission.see(keys[:3])
+    admission.record(keys[:3])
     assert admission.admitted(keys) == 2
-    admission.see(keys[3:])
-    admission.see(keys[3:])
+    admission.record(keys[3:])
+    admission.record(keys[3:])
     assert admission.admitted(keys) == 2 and admission.admitted(keys[3:]) == 1, "the third was forgotten"
-    assert Admission().admitted(keys) == 4
+    assert AdmissionFilter().admitted(keys) == 4
 
 
 def test_bad_values(devices) -> None:
     with pytest.raises(ValueError, match="block_tokens = 0"):
         replace(NAMES, block_tokens=0)
-    with pytest.raises(ValueError, match="1 drives: the names are of 2"):
+    with pytest.raises(ValueError, match="1 drives: the names are for 2"):
         PrefixStore(devices[:1], NAMES)
     with pytest.raises(ValueError, match="max_blocks = 0"):
         PrefixStore(devices, NAMES, 0)
     with pytest.raises(ValueError, match="admit_after = 0"):
-        Admission(0)
-    with pytest.raises(ValueError, match="5 blocks: the store keeps 2"):
+        AdmissionFilter(0)
+    with pytest.raises(ValueError, match="5 blocks: must be at most max_blocks = 2"):
         PrefixStore(devices, NAMES, 2).store(NAMES.keys(list(range(40))), *rows(list(range(40))))
 
 

@@ -22,7 +22,7 @@ def test_it_is_near_the_best(layers, requests):
     longer = []
     for problem in problems(30, layers, requests):
         assert problem.choices <= EXACT
-        found, best = local_search(problem), problem.best()
+        found, best = local_search(problem), problem.optimum()
         assert (found is None) == (best is None)
         if found and best:
             assert blocks_on_device(problem.costs, found.chosen) <= problem.costs.room
@@ -58,6 +58,6 @@ def test_effort_makes_it_better_and_the_same_effort_finds_the_same():
 def test_no_placement_is_shorter_than_the_bound_of_its_costs():
     for requests in (1, 2, 4):
         for problem in problems(20, 32, requests, seed=requests):
-            best = problem.best()
+            best = problem.optimum()
             if best:
-                assert problem.costs.least_s <= best.latency_s * (1 + 1e-9)
+                assert problem.costs.min_latency_s <= best.latency_s * (1 + 1e-9)

@@ -14,9 +14,9 @@ from kv_cache.planner.problem import (
     Offload,
     PlacementProblem,
     StepCosts,
-    away,
     blocks_on_device,
     latency_s,
+    offloaded_layers,
     spread,
     strides,
 )
@@ -43,14 +43,18 @@ def test_figure_3(blocks, name, stalled, held):
 
 def test_counts_of_layers():
     assert strides(32) == (0, 1, 2, 3, 4, 5, 6, 8, 10, 16) and spread(4) == (0, 1, 2, 3, 4)
-    assert away(9, 3) == (2, 5, 8) and away(9, 2) == (3, 7) and away(4, 4) == (0, 1, 2, 3)
+    assert (
+        offloaded_layers(9, 3) == (2, 5, 8)
+        and offloaded_layers(9, 2) == (3, 7)
+        and offloaded_layers(4, 4) == (0, 1, 2, 3)
+    )
     for layers, count in itertools.product((5, 32), range(6)):
-        assert len(away(layers, count)) == count == len(set(away(layers, count)))
+        assert len(offloaded_layers(layers, count)) == count == len(set(offloaded_layers(layers, count)))
 
 
 def simulated(costs, options):
     """A step, event by event: the fetch whose layer comes first has the link."""
-    lists = [list(away(costs.layers, each.count)) for each in options]
+    lists = [list(offloaded_layers(costs.layers, each.count)) for each in options]
     now, todo = 0.0, []  # fetches: due layer, request, seconds left
     ended = [0.0]
     for layer in range(costs.layers):
@@ -110,7 +114,7 @@ def test_the_search_finds_the_best(costs, drives):
     problem = PlacementProblem(costs, [options] * costs.requests)
     fit = [c for c in itertools.product(options, repeat=costs.requests) if blocks_on_device(costs, c) <= costs.room]
     best = min((latency_s(costs, each) for each in fit), default=None)
-    found, good = problem.best(), problem.good()
+    found, good = problem.optimum(), problem.local_optimum()
     assert (found is None) == (best is None) == (good is None)
     if found:
         assert found.latency_s == pytest.approx(best, rel=1e-12)
@@ -149,7 +153,7 @@ def test_the_integer_program_finds_the_same(costs, drives):
     options = [Offload(count) for count in strides(costs.layers)]
     options += [Offload(count, in_drives=True) for count in strides(costs.layers) if count and drives]
     problem = PlacementProblem(costs, [options] * costs.requests)
-    found, best = solve(problem), problem.best()
+    found, best = solve(problem), problem.optimum()
     assert (found is None) == (best is None)
     if found and best:
         assert found.latency_s == pytest.approx(best.latency_s, rel=1e-8)
@@ -162,5 +166,5 @@ def test_what_is_attended_in_drives_takes_no_room_and_no_link():
     costs = StepCosts(np.ones(4), np.array([9.0]), np.array([5]), 5, attend=np.array([0.25]))
     assert blocks_on_device(costs, [Offload(4, in_drives=True)]) == 0
     assert latency_s(costs, [Offload(4, in_drives=True)]) == 5.0
-    found = PlacementProblem(costs, [[Offload(3), Offload(3, in_drives=True), Offload(4, in_drives=True)]]).best()
+    found = PlacementProblem(costs, [[Offload(3), Offload(3, in_drives=True), Offload(4, in_drives=True)]]).optimum()
     assert found and found.chosen == (Offload(3, in_drives=True),) and found.latency_s == 4.75

@@ -84,7 +84,7 @@ def test_a_selection_takes_room_until_it_is_attended():
     with pytest.raises(PolicyError, match="4 of its 20 tokens: select 1 to all of them, once"):
         table.select(block, HOST, DEVICE, 4)
     table.attend([block], HOST, 0)
-    table.attended([block])
+    table.end_attention([block])
     assert table.used[DEVICE] == 0
     table.select(block, HOST, DEVICE, 4)
     table.free("r")

@@ -33,7 +33,7 @@ def served(name: str, slo_s: float = math.inf):
 
 def first_token_s(name: str) -> float:
     """Mean seconds from arrival to the first token."""
-    return sum(each.made_s[0] - each.arrived_s for each in served(name).sequences) / REQUESTS
+    return sum(each.token_times_s[0] - each.arrived_s for each in served(name).sequences) / REQUESTS
 
 
 def test_first_tokens_come_sooner_than_with_whole_requests_and_with_files():
@@ -72,7 +72,7 @@ def test_layers_are_retained_whose_offload_the_prefill_does_not_hide():
 def test_prompt_waits_for_the_objective_of_those_that_decode(slo_s, prefills):
     running, prompt = sequences(2)
     running.num_computed_tokens = PROMPT
-    running.made(np.array([0.5]), np.array([0.5]))
+    running.add_tokens(np.array([0.5]), np.array([0.5]))
     output = policy_of("layerkv").schedule(state([running], filling=prompt, slo_s=slo_s))
     assert (prompt.number in output.num_scheduled_tokens) == prefills
     assert (running.number in output.num_scheduled_tokens) != prefills
@@ -80,5 +80,5 @@ def test_prompt_waits_for_the_objective_of_those_that_decode(slo_s, prefills):
 
 def test_request_beyond_the_device_is_an_error():
     tiny = replace(SHORT, room_blocks=2)
-    with pytest.raises(RuntimeError, match="does not fit the device with all layers offloaded"):
+    with pytest.raises(RuntimeError, match="does not fit on the device with all layers offloaded"):
         policy_of("layerkv").schedule(state(sequences(1), cost=tiny))

@@ -68,7 +68,7 @@ def test_what_fits_is_never_moved():
     requests = trace([(20, 10)] * 3)
     for name in NAMES:
         policy, _ = served(requests, machine(), name, 2)
-        assert all(each.bytes == 0 for each in policy.store.carried.values())
+        assert all(each.bytes == 0 for each in policy.store.link_stats.values())
         assert policy.counts.hits == policy.counts.entries
 
 
@@ -81,7 +81,7 @@ def test_rounds_of_more_than_fits_move_and_two_tiers_compute_again():
     requests, at = trace([(20, 30)] * 6), machine(host_bytes=60_000)
     found = {name: served(requests, at, name, 5) for name in NAMES}
     counts = {name: policy.counts for name, (policy, _) in found.items()}
-    flash = {name: policy.store.carried[Level.FLASH].bytes for name, (policy, _) in found.items()}
+    flash = {name: policy.store.link_stats[Level.FLASH].bytes for name, (policy, _) in found.items()}
     assert flash["static"] > 0 == flash["lru"]
     assert counts["lru"].recomputed_tokens > 0 == counts["static"].recomputed_tokens
     stalled = {name: (counts[name].stalled_s + done.stalled_s) / done.end_s for name, (_, done) in found.items()}

@@ -80,15 +80,15 @@ class Queue:
         self.queue, self.asked = [self.kv], []
         levels = SimpleNamespace(copy_s=lambda link, nbytes: 0.5, bytes_of=lambda tokens: tokens)
         self.store = SimpleNamespace(waiting=(), levels=levels)
-        self.computes_sooner, self.use = lambda kv, level: sooner, lambda link: use
+        self.recompute_is_faster, self.link_utilization = lambda kv, level: sooner, lambda link: use
 
     def due(self, window):
         return TierKv.due(self, window)
 
-    def give_up(self, kv):
+    def drop_for_recompute(self, kv):
         self.asked.append("give up")
 
-    def bring(self, kv, level, place):
+    def request_copy(self, kv, level, place):
         self.asked.append(level)
         return True
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_cache.policies.time_slices import NOW, ON_FLASH, Counts, TimeSlices
+from kv_cache.policies.time_slices import MAX_ON_FLASH, NOW, Counts, TimeSlices
 from kv_cache.scheduler import IterationResult, SchedulerOutput
 from kv_cache.transfer.sequences import Level
 from tests.kv_cache.policies.slices import waiting
@@ -20,7 +20,7 @@ def test_reactive_displaces_what_was_used_longest_ago():
     (extra,) = waiting("static", 1, Level.HOST).queue
     one.store.free[Level.HOST] -= 20_000
     one.queue.append(extra)
-    assert one.bring(extra, Level.DEVICE, NOW)
+    assert one.request_copy(extra, Level.DEVICE, NOW)
     moving = [kv for kv in one.queue if kv.move and kv is not extra]
     assert [kv.used for kv in moving] == [0]
 
@@ -29,9 +29,9 @@ def test_nothing_is_displaced_that_is_due_sooner():
     one = waiting("mended", 5, Level.HOST, prefill_tokens_per_s=1)
     (extra,) = waiting("mended", 1, Level.FLASH).queue
     one.queue.append(extra)
-    assert not one.bring(extra, Level.HOST, 1)
+    assert not one.request_copy(extra, Level.HOST, 1)
     one.queue.insert(0, one.queue.pop())
-    assert one.bring(extra, Level.HOST, 1)
+    assert one.request_copy(extra, Level.HOST, 1)
     assert [bool(kv.move) for kv in one.queue] == [True, False, False, False, False, True]
 
 
@@ -50,7 +50,7 @@ def test_a_full_flash_is_one_line():
 
 
 def test_no_more_goes_to_flash_than_can_be_read_again():
-    one = waiting("mended", ON_FLASH, Level.FLASH)
+    one = waiting("mended", MAX_ON_FLASH, Level.FLASH)
     assert not one.may_fill_flash()
     one.queue.pop()
     assert one.may_fill_flash()
@@ -58,16 +58,16 @@ def test_no_more_goes_to_flash_than_can_be_read_again():
 
 def test_computing_again_costs_all_who_decode():
     one = waiting("mended", 3, Level.HOST, prefill_tokens_per_s=2e3, flash_bytes_per_s=1e6)
-    assert one.computes_sooner(one.queue[0], Level.FLASH)
-    assert not one.computes_sooner(one.queue[0], Level.HOST)
+    assert one.recompute_is_faster(one.queue[0], Level.FLASH)
+    assert not one.recompute_is_faster(one.queue[0], Level.HOST)
     for kv in list(one.queue):
         one.enter(kv)
-    assert not one.computes_sooner(one.active[0], Level.FLASH)
+    assert not one.recompute_is_faster(one.active[0], Level.FLASH)
 
 
 def test_a_stay_is_counted_and_an_iteration_takes_its_time():
     kv = SimpleNamespace(room=7, uses=0, left_s=1.0, turn=0)
-    store = SimpleNamespace(now_s=3.0, carried={})
+    store = SimpleNamespace(now_s=3.0, link_stats={})
     one = SimpleNamespace(queue=[kv], active=[], active_bytes=0, counts=Counts(), store=store)
     TimeSlices.enter(one, kv)
     assert (one.counts.stays, one.counts.longest_wait_s, one.active, one.queue) == (1, 2.0, [kv], [])

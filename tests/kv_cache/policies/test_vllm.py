@@ -26,7 +26,7 @@ def served(room_blocks, prompts=(LONG, LONG, LONG), output_tokens=2 * BLOCK_TOKE
 
 
 def ends(result):
-    return {each.number: float(each.made_s[-1]) for each in result.sequences}
+    return {each.number: float(each.token_times_s[-1]) for each in result.sequences}
 
 
 def test_requests_with_room_decode_together():
@@ -52,5 +52,5 @@ def test_requests_are_served_in_the_order_of_their_arrival():
 
 
 def test_request_that_never_fits_is_an_error():
-    with pytest.raises(RuntimeError, match="does not fit the device"):
+    with pytest.raises(RuntimeError, match="does not fit on the device"):
         served(40, (LONG,))

@@ -137,7 +137,7 @@ def test_a_disk_that_does_not_want_to_know_what_is_free_harms_nobody(tmp_path, m
 def test_a_file_that_takes_nothing_is_an_error(tmp_path, monkeypatch):
     frame = CachedFiles(tmp_path).frame(X, SIZE)
     monkeypatch.setattr(os, "pwritev", lambda *_: 0)
-    with pytest.raises(OSError, match="takes nothing at byte 0"):
+    with pytest.raises(OSError, match="write accepted no bytes at offset 0"):
         frame.store(0, aligned(SIZE))
     frame.free()
     frame.free()  # the number of its file may be another's by now
@@ -145,7 +145,7 @@ def test_a_file_that_takes_nothing_is_an_error(tmp_path, monkeypatch):
 
 def test_more_memory_than_a_process_can_have_is_an_error_that_says_so():
     for size in (1 << 60, 1 << 70):
-        with pytest.raises(OSError, match="bytes of K or V in this process") as raised:
+        with pytest.raises(OSError, match="bytes of the KV cache in this process") as raised:
             Memory().frame(X, size).store(0, aligned(1))
         assert raised.value.errno == errno.ENOMEM
 

@@ -16,42 +16,42 @@ def attention(layer: int) -> AttendCall:
     return AttendCall(layer, ("r",), "device", "dense", (), ())
 
 
-def iteration(conductor: PolicyThread, layers: list[int], said: list[str]):  # type: ignore[no-untyped-def]
+def iteration(conductor: PolicyThread, layers: list[int], message: list[str]):  # type: ignore[no-untyped-def]
     def run() -> None:
         for layer in layers:
-            said.append(f"before {layer}")
-            conductor.attends(attention(layer))
-            said.append(f"after {layer}")
+            message.append(f"before {layer}")
+            conductor.attend_layer(attention(layer))
+            message.append(f"after {layer}")
 
     return run
 
 
 def test_policy_and_model_take_turns() -> None:
-    conductor, said = PolicyThread(), list[str]()
+    conductor, message = PolicyThread(), list[str]()
     for _ in range(2):
-        conductor.start(iteration(conductor, [0, 1], said))
-        assert conductor.reach(0).layer == 0
-        assert said == ["before 0"]
-        conductor.reach(1)
-        assert said == ["before 0", "after 0", "before 1"]
+        conductor.start(iteration(conductor, [0, 1], message))
+        assert conductor.enter_layer(0).layer == 0
+        assert message == ["before 0"]
+        conductor.enter_layer(1)
+        assert message == ["before 0", "after 0", "before 1"]
         conductor.finish()
-        assert said[-1] == "after 1"
-        said.clear()
+        assert message[-1] == "after 1"
+        message.clear()
 
 
 def test_what_a_policy_raises_is_the_models_to_raise() -> None:
     conductor = PolicyThread()
 
     def breaks() -> None:
-        conductor.attends(attention(0))
+        conductor.attend_layer(attention(0))
         raise KeyError("mine")
 
     conductor.start(breaks)
-    conductor.reach(0)
+    conductor.enter_layer(0)
     with pytest.raises(KeyError, match="mine"):
-        conductor.reach(1)
+        conductor.enter_layer(1)
     conductor.start(iteration(conductor, [0], []))
-    conductor.reach(0)
+    conductor.enter_layer(0)
     conductor.finish()
 
 
@@ -67,15 +67,15 @@ def test_a_policy_that_does_something_else(layers: list[int], reached: list[int]
     conductor.start(iteration(conductor, layers, []))
     with pytest.raises(PolicyError, match=reason):
         for layer in reached:
-            conductor.reach(layer)
+            conductor.enter_layer(layer)
     conductor.abandon()
 
 
 def test_a_policy_that_goes_on_after_the_model() -> None:
     conductor = PolicyThread()
     conductor.start(iteration(conductor, [0, 1], []))
-    conductor.reach(0)
-    with pytest.raises(PolicyError, match="the policy attends to layer 1, the model has no more"):
+    conductor.enter_layer(0)
+    with pytest.raises(PolicyError, match="the policy attends to layer 1, the model has ended"):
         conductor.finish()
 
 
@@ -92,7 +92,7 @@ def test_a_forward_that_fails_takes_the_policy_with_it(reached: int) -> None:
 
     conductor.start(run)
     for layer in range(reached):
-        conductor.reach(layer)
+        conductor.enter_layer(layer)
     conductor.abandon()
     assert seen == ["abandoned"]
     conductor.abandon()  # nothing is under way
@@ -101,8 +101,8 @@ def test_a_forward_that_fails_takes_the_policy_with_it(reached: int) -> None:
 def test_a_policy_that_exits_is_an_error_of_the_forward() -> None:
     conductor = PolicyThread()
     conductor.start(lambda: sys.exit(3))
-    with pytest.raises(RuntimeError, match="it ended with SystemExit"):
-        conductor.reach(0)
+    with pytest.raises(RuntimeError, match="the policy ended with SystemExit"):
+        conductor.enter_layer(0)
 
 
 @pytest.mark.parametrize("at", ["to_policy", "to_model"])
@@ -126,7 +126,7 @@ def test_an_interrupt_anywhere_leaves_nothing_for_the_next_turn(at: str) -> None
             return word
 
     conductor.start(iteration(conductor, [0, 1, 2], seen))
-    conductor.reach(0)
+    conductor.enter_layer(0)
     run = conductor._run
     assert run is not None
     queue = getattr(run, at)
@@ -137,13 +137,13 @@ def test_an_interrupt_anywhere_leaves_nothing_for_the_next_turn(at: str) -> None
         queue = Interrupts(queue)
     setattr(run, at, queue)
     with pytest.raises(KeyboardInterrupt):
-        conductor.reach(1)
+        conductor.enter_layer(1)
     conductor.abandon()
     assert not run.thread.is_alive()
     for _ in range(2):
         conductor.start(iteration(conductor, [0, 1], seen))
-        conductor.reach(0)
-        conductor.reach(1)
+        conductor.enter_layer(0)
+        conductor.enter_layer(1)
         conductor.finish()
 
 
@@ -154,7 +154,7 @@ def test_a_policy_that_never_ends_is_left_to_itself(monkeypatch: pytest.MonkeyPa
     def lingers() -> None:
         over.wait()
         try:
-            conductor.attends(attention(0))
+            conductor.attend_layer(attention(0))
         except BaseException as error:
             late.append(error)
 
@@ -166,7 +166,7 @@ def test_a_policy_that_never_ends_is_left_to_itself(monkeypatch: pytest.MonkeyPa
     over.set()
     run.thread.join()
     assert isinstance(late[0], IterationAborted)  # and not heard by the iteration after it
-    assert conductor.reach(0).layer == 0
+    assert conductor.enter_layer(0).layer == 0
     conductor.finish()
 
 
@@ -181,5 +181,5 @@ def test_a_turn_that_finds_no_thread_is_not_under_way(monkeypatch: pytest.Monkey
             conductor.start(iteration(conductor, [0], []))
     conductor.abandon()
     conductor.start(iteration(conductor, [0], []))
-    conductor.reach(0)
+    conductor.enter_layer(0)
     conductor.finish()

@@ -294,7 +294,7 @@ def test_a_machine_without_another_thread_is_one_error(monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", none_left)
-        with pytest.raises(OSError, match="no thread that copies: can't start new thread"):
+        with pytest.raises(OSError, match="cannot start a copy thread: can't start new thread"):
             model.iterations()
     model.run.free("r")
     model.expected.clear()
@@ -323,7 +323,7 @@ def test_a_policy_is_told_how_long_a_layer_takes_and_cannot_change_what_is_new()
     def asks(t: Iteration) -> None:
         with pytest.raises(TypeError):
             t.new["r"] = 0  # type: ignore[index]
-        with pytest.raises(PolicyError, match="'soon' is no transfer"):
+        with pytest.raises(PolicyError, match="'soon' is not a transfer"):
             t.wait("soon")  # type: ignore[arg-type]
         for layer in t.layers:
             t.attend(layer)

@@ -27,7 +27,7 @@ def test_a_copy_takes_room_when_it_begins_and_gives_it_up_when_it_ends():
     assert kv.move
     store.run_until(0.0021)
     assert (kv.level, kv.move, store.free[:2]) == (Level.HOST, None, [100_000, 80_000])
-    assert (store.carried[Level.HOST].bytes, store.carried[Level.FLASH].bytes) == (20_000, 0)
+    assert (store.link_stats[Level.HOST].bytes, store.link_stats[Level.FLASH].bytes) == (20_000, 0)
 
 
 def test_a_link_carries_one_copy_at_a_time_and_the_urgent_first():
@@ -47,7 +47,7 @@ def test_a_copy_may_be_hurried():
     first, second, third = kvs(store, 20, 20, 20, level=Level.HOST)
     for kv in (first, second, third):
         store.move(kv, Level.DEVICE, 5)
-    store.hurry(third.move, 0)
+    store.raise_priority(third.move, 0)
     store.step()
     store.step()
     assert (third.is_here, second.is_here) == (True, False)
@@ -74,7 +74,7 @@ def test_device_to_flash_occupies_both_links_as_long_as_the_slower_needs():
     store.move(kv, Level.FLASH, 0)
     assert store.step()
     assert store.now_s == pytest.approx(0.02)
-    assert [each.busy_s for each in store.carried.values()] == pytest.approx([0.02, 0.02])
+    assert [each.busy_s for each in store.link_stats.values()] == pytest.approx([0.02, 0.02])
     assert store.free == [*store.levels.rooms()[:2], store.levels.flash_bytes - 20_000]
 
 

@@ -108,7 +108,7 @@ def test_pinned_chunks_stay(lmcache, tmp_path, names):
 
 
 def test_models_and_settings_that_are_not_served_are_one_line(lmcache):
-    with pytest.raises(ValueError, match="without K and V of each token"):
+    with pytest.raises(ValueError, match="no keys and values per token"):
         backend(lmcache, ["a"], shape=(2, 1, 8, 1, 576), mla=True)
     with pytest.raises(ValueError, match="drives"):
         backend(lmcache, [])

@@ -224,9 +224,12 @@ def test_lmcache_with_adapters_or_without_an_engine_is_refused(monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"load_format": "tensorizer"}, 'load_format = tensorizer: its weights may be anywhere, set "identity"'),
+        (
+            {"load_format": "tensorizer"},
+            'load_format = tensorizer: the location of its weights is unknown, set "identity"',
+        ),
         ({"model": "nobody/has-this"}, "nobody/has-this: its files are not on this machine"),
-        ({"model": "empty"}, "holds no weights"),
+        ({"model": "empty"}, "contains no weights"),
     ],
 )
 def test_model_that_cannot_be_identified_is_one_line(monkeypatch, tmp_path, fields, reason):

@@ -135,7 +135,7 @@ def test_workers_of_another_model_are_refused(vllm, tmp_path, names):
         one = Engine(vllm.VcsdConnector, names)
         told = one.workers[0].connector.get_handshake_metadata()
         told.model = "another"
-        with pytest.raises(ValueError, match=r'worker 0: its model is not the .*"weights" to "content"'):
+        with pytest.raises(ValueError, match=r'worker 0: its model differs from the .*"weights" to "content"'):
             one.scheduler.set_xfer_handshake_metadata({0: told})
         one.close()
 
@@ -169,7 +169,7 @@ def test_what_is_drawn_is_stored_when_it_can_no_more_be_taken_back(vllm, tmp_pat
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"policy": "fail"}, 'kv_load_failure_policy: set it to "recompute"'),
+        ({"policy": "fail"}, 'kv_load_failure_policy: must be "recompute"'),
         ({"drives": []}, "drives"),
         ({"turbo": 1}, "turbo"),
         ({"workers": 2, "drives": ["a"]}, "1 drives for 2 workers"),
@@ -185,7 +185,7 @@ def test_what_is_not_served_is_one_line(vllm, change, reason):
 def test_models_that_are_not_served_are_one_line(vllm):
     with pytest.raises(ValueError, match="2 groups of layers"):
         vllm.VcsdConnector(engine.config(["a"]), 0, engine.cache_config(groups=2))
-    with pytest.raises(ValueError, match="something else than K and V"):
+    with pytest.raises(ValueError, match="do not hold keys and values"):
         vllm.VcsdConnector(engine.config(["a"]), 0, engine.cache_config(content=0))
 
 
@@ -220,9 +220,9 @@ def test_blocks_of_any_dtype_go_out_and_in(dtype):
         each.view(torch.uint8)[2:4] = 0
     cache.write([4, 1], k, v)
     assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(layers, before, strict=True))
-    with pytest.raises(ValueError, match="12 blocks of 4 tokens: not 6 of 4"):
+    with pytest.raises(ValueError, match="12 blocks of 4 tokens: must be 6 blocks of 4"):
         PagedCache(layers, blocks=6, block_tokens=4)
-    with pytest.raises(ValueError, match="2 forms"):
+    with pytest.raises(ValueError, match="2 shapes or dtypes"):
         PagedCache([layers[0], layers[1][:4]], blocks=6, block_tokens=8)
 
 

@@ -1,6 +1,6 @@
-"""A cache of ours in a model of transformers: what those in drives and those in tiers have in common.
+"""Base of our transformers caches, whose KV data is in drives or in tiers.
 
-A user's own cache stays the user's: it gets our layers in place of its own, and so fills as any other.
+A cache object of the user stays in use: its layers are replaced by ours, and it fills like any other cache.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Stati
 
 from host_driver.hf.shape import Unsupported
 
-C = TypeVar("C", bound="OwnCache")
+C = TypeVar("C", bound="ExternalCache")
 
 
-class Elsewhere:
-    """What a copy of the host's objects would not copy. where: in words."""
+class NotCopyable:
+    """Object whose data would not be copied with it. `where`, `where_to`: location of the data, for messages."""
 
     where, where_to = "in drives", "into drives"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise Unsupported(f"K and V of this cache are {self.where}, and are not copied: feed the tokens to a new cache")
+        raise Unsupported(f"this cache's data is {self.where} and cannot be copied: feed the tokens to a new cache")
 
 
-class OwnCache(Elsewhere, Cache):
-    """A cache whose K and V lie elsewhere. owner: what an attach has made, by which its caches are known."""
+class ExternalCache(NotCopyable, Cache):
+    """A cache with KV data outside of the model. `owner` identifies the session that created it."""
 
     def __init__(self, layers: Sequence[CacheLayerMixin], owner: object) -> None:
         super().__init__(layers=list(layers))
@@ -36,7 +36,7 @@ class OwnCache(Elsewhere, Cache):
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """A forward of the attached model, the one time at which layers are filled; each must have been, by as much."""
+        """Run a forward of the attached model; raises if a layer of ours was not filled."""
         self.check_whole()
         self._in_forward = self._torn = True
         before = self.get_seq_length()
@@ -49,37 +49,48 @@ class OwnCache(Elsewhere, Cache):
             number: layer.get_seq_length() for number, layer in enumerate(self.layers) if hasattr(layer, "where")
         }
         if lacking := [number for number, length in lengths.items() if length == before]:
-            raise Unsupported(f"layers {', '.join(map(str, lacking))} cache no K and V: only attention is served")
+            names = ", ".join(map(str, lacking))
+            raise Unsupported(f"layers {names} cache no keys and values: only attention layers are supported")
         self._torn = False
 
     def end_forward(self) -> None:
-        """The model's forward is over; raises where it left something out."""
+        """Called at the end of the model's forward; raises if it left something out."""
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raise Unsupported for what layers of ours do not do. Those of the model's own, as windows, that stand before
-        may have done it already: then the cache is of no use."""
+        """Raise Unsupported for an operation that our layers do not support.
+
+        Layers of the model's own (sliding windows) may have executed it already; then the cache is unusable.
+        """
         self._torn |= any(not hasattr(layer, "where") for layer in self.layers)
         raise Unsupported(reason)
 
     def check_whole(self) -> None:
-        """Raise Unsupported where a forward has failed."""
+        """Raise Unsupported if a forward on this cache has failed."""
         if self._torn:
-            raise Unsupported("a forward on this cache has failed half way: start a new one")
+            raise Unsupported("a forward on this cache has failed half way: start a new cache")
 
     def check_in_forward(self) -> None:
-        """Raise Unsupported outside of a forward of the attached model."""
+        """Raise Unsupported outside a forward of the attached model."""
         if not self._in_forward:
-            raise Unsupported(f"this cache's K and V are {self.where}: give it to the model that vcsd.attach was given")
+            raise Unsupported(
+                f"the KV data of this cache is {self.where}: pass the cache to the model that vcsd.attach was given"
+            )
 
-    def stand_behind(self, given: Cache) -> None:
-        """Let a user's cache have these layers in place of its own: it is filled with this one."""
+    def replace_layers(self, given: Cache) -> None:
+        """Replace the layers of a user's cache by these."""
         if given is not self:
             given.layers, given.csd_cache = self.layers, self
 
 
 def own_layers(model: PreTrainedModel, given: Cache | None, layers: int, elsewhere: Sequence[int]) -> Sequence[Any]:
-    """The layers of the cache that a model would have, where some of `layers` stay with it. given: the user's cache.
-    elsewhere: numbers of those in whose place others will stand."""
+    """Layers of the cache that a model would create, if some of them stay with the model.
+
+    Args:
+        model: The model.
+        given: The user's cache.
+        layers: Number of layers.
+        elsewhere: Indices of the layers that will be replaced.
+    """
     if len(elsewhere) == layers:
         return elsewhere
     config = model.config.get_text_config(decoder=True)
@@ -87,17 +98,22 @@ def own_layers(model: PreTrainedModel, given: Cache | None, layers: int, elsewhe
     return layers_of
 
 
-def behind(given: Any, owner: object, make: Callable[[Cache | None], C]) -> C:
-    """The cache of ours that stands behind what a forward of the attached model was given.
+def cache_for(given: Any, owner: object, make: Callable[[Cache | None], C]) -> C:
+    """Our cache for the cache argument of a forward of the attached model.
 
-    Raises Unsupported for a cache that is filled or of another attach, and for kinds that do something else than keep
-    K and V.
+    Args:
+        given: Argument of the forward; None: no cache.
+        owner: The current session.
+        make: Creates a cache of ours.
+
+    Raises:
+        Unsupported: The cache is filled, belongs to another session, or has an unsupported type.
     """
-    cache: Any = given if isinstance(given, OwnCache) else getattr(given, "csd_cache", None)
+    cache: Any = given if isinstance(given, ExternalCache) else getattr(given, "csd_cache", None)
     if cache is not None:
         if cache.owner is not owner:
             raise Unsupported(
-                f"this cache is {cache.where} of another attach, or of one that has ended: start a new one"
+                f"this cache is {cache.where} of another session, or of one that was closed: start a new cache"
             )
         found: C = cache
         return found

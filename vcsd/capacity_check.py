@@ -1,6 +1,6 @@
-"""Whether K and V of a run have room where they are to be kept, asked before anything is made.
+"""Capacity check: whether the KV cache of a run fits in memory and on disk, before anything is allocated.
 
-What counts are the sequences that are planned: a drive's own capacity is only taken as it is filled.
+It counts the planned sequences, not the drives' capacity, which is allocated only as it is used.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from csd_spec import Attention, DriveSpec, ModelShape
 from ftl import maps_of
 from ftl.flash.spare import SPARE
 
-OURS = ("inproc", "process", "fuse")  # transports whose drives are made for the run, and lie in this machine
+OURS = ("inproc", "process", "fuse")  # transports whose drives are created for the run on this machine
 MIB = 1 << 20
 
 
 def flash_bytes(spec: DriveSpec, what: Attention, shape: ModelShape, rows: int, tokens: int) -> int:
-    """Bytes of pages and their spare areas that so many sequences of so many tokens take in all drives together; where
-    every drive has all of a latent stream, in each of them."""
+    """Bytes of pages and spare areas that `rows` sequences of `tokens` tokens take in all drives together.
+
+    With latent attention, where every drive stores all rows: in each drive.
+    """
     page_bytes = spec.geometry.page_bytes
     form = what.kv_layout.form(page_bytes, shape.head_dim, tokens)
     stored = (mapped for mapped in maps_of(form, 1, 1).values() if mapped.programmed)
@@ -28,9 +30,15 @@ def flash_bytes(spec: DriveSpec, what: Attention, shape: ModelShape, rows: int, 
 
 
 def check_drives(drives: DriveSet, what: Attention, shape: ModelShape, rows: int, tokens: int, copies: int = 1) -> None:
-    """Raise ValueError if drives that are made for a run have too little room in memory or on their disk.
+    """Raise ValueError if drives created for a run do not fit in memory or on their disk.
 
-    copies: Drives that store each KV head.
+    Args:
+        drives: The drives.
+        what: Method and layout.
+        shape: Shape of the model.
+        rows: Number of sequences.
+        tokens: Tokens per sequence.
+        copies: Drives that store each KV head.
     """
     if drives.kind not in OURS:
         return
@@ -48,7 +56,7 @@ def check_drives(drives: DriveSet, what: Attention, shape: ModelShape, rows: int
 
 
 def check_cache(shape: ModelShape, value_bytes: int, rows: int, tokens: int) -> None:
-    """Raise ValueError where a model's own cache has too little room in memory. value_bytes: of a number in it."""
+    """Raise ValueError if a model's own cache does not fit in memory. `value_bytes`: bytes per value."""
     needed = 2 * shape.layers * shape.kv_heads * shape.head_dim * value_bytes * rows * tokens
     _check(needed, _of(rows, tokens), "in the model's own cache, to compare with", "--no-compare leaves that out")
 
@@ -60,7 +68,7 @@ def _check(needed: int, what: str, where: str, remedy: str) -> None:
 
 
 def _of(rows: int, tokens: int) -> str:
-    return f"K and V of {rows:,} x {tokens:,} tokens"
+    return f"keys and values of {rows:,} x {tokens:,} tokens"
 
 
 def _mib(nbytes: int) -> str:

@@ -13,7 +13,7 @@ from csd_link.driveset import DriveSet
 from csd_spec import LAYOUTS, Attention, KvAppend, ModelShape, SeqCreate, Status
 from ftl import Medium
 from tests.vcsd_cli.test_main import PROMPT, vcsd
-from vcsd import room
+from vcsd import capacity_check
 from vcsd.attached import Setting
 
 SHAPE = ModelShape(name="model", layers=2, q_heads=4, kv_heads=2, head_dim=32)
@@ -21,7 +21,7 @@ SHAPE = ModelShape(name="model", layers=2, q_heads=4, kv_heads=2, head_dim=32)
 
 @pytest.fixture
 def little_memory(monkeypatch):
-    monkeypatch.setattr(room, "available_bytes", lambda group: 3 << 20)
+    monkeypatch.setattr(capacity_check, "available_bytes", lambda group: 3 << 20)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -40,28 +40,28 @@ def test_as_many_pages_are_foreseen_as_a_drive_programs(small_drive, name):
         assert device.submit(append, 0).result().status is Status.SUCCESS
     ftl = device.firmware.ftl
     streams = sum(m.streams for seq in ftl.sequences.values() for m in seq.maps.values() if m.programmed)
-    foreseen = room.flash_bytes(drive, Attention(layout=name), SHAPE, rows, tokens)
+    foreseen = capacity_check.flash_bytes(drive, Attention(layout=name), SHAPE, rows, tokens)
     assert 0 <= foreseen // (4096 + 32) - ftl.counters.groups <= streams * SHAPE.layers
     device.close()
 
 
 def test_every_drive_needs_room_for_a_latent_stream(monkeypatch):
     what = Attention(layout="latent"), replace(SHAPE, kv_heads=1, latent=True), 1, 4096
-    needed = room.flash_bytes(DriveSet().spec, *what)
-    monkeypatch.setattr(room, "available_bytes", lambda group: 2 * needed)
-    room.check_drives(DriveSet(count=2), *what)
+    needed = capacity_check.flash_bytes(DriveSet().spec, *what)
+    monkeypatch.setattr(capacity_check, "available_bytes", lambda group: 2 * needed)
+    capacity_check.check_drives(DriveSet(count=2), *what)
     with pytest.raises(ValueError, match="in drives in memory"):
-        room.check_drives(DriveSet(count=3), *what)
+        capacity_check.check_drives(DriveSet(count=3), *what)
 
 
 def test_mirror_needs_room_for_both_copies(monkeypatch):
     shape = replace(SHAPE, layers=1)
     drives, tokens = DriveSet(count=2), 4096
-    needed = room.flash_bytes(drives.spec, Attention(), shape, 1, tokens)
-    monkeypatch.setattr(room, "available_bytes", lambda group: needed)
-    Setting(drives=drives).sized(shape, 1, tokens)
+    needed = capacity_check.flash_bytes(drives.spec, Attention(), shape, 1, tokens)
+    monkeypatch.setattr(capacity_check, "available_bytes", lambda group: needed)
+    Setting(drives=drives).check_capacity(shape, 1, tokens)
     with pytest.raises(ValueError, match="in drives in memory"):
-        Setting(drives=drives, redundancy="mirror").sized(shape, 1, tokens)
+        Setting(drives=drives, redundancy="mirror").check_capacity(shape, 1, tokens)
 
 
 def test_drives_elsewhere_and_drives_in_files_are_not_asked_for_memory(little_memory, tmp_path):
@@ -70,19 +70,19 @@ def test_drives_elsewhere_and_drives_in_files_are_not_asked_for_memory(little_me
         DriveSet(transport="window:/dev/shm/somebody"),
         DriveSet(keep=tmp_path / "new" / "drives", medium=Medium("direct")),
     ):
-        room.check_drives(drives, *what)
+        capacity_check.check_drives(drives, *what)
     with pytest.raises(
-        ValueError, match=r"K and V of 64 x 4,096 tokens take .* in drives in memory, and there are 3 MiB"
+        ValueError, match=r"keys and values of 64 x 4,096 tokens take .* in drives in memory, and there are 3 MiB"
     ):
-        room.check_drives(DriveSet(), *what)
+        capacity_check.check_drives(DriveSet(), *what)
 
 
 def test_a_disk_that_is_too_small_is_named(monkeypatch, tmp_path):
     free = shutil_usage(1 << 20)
-    monkeypatch.setattr(room.shutil, "disk_usage", free)
+    monkeypatch.setattr(capacity_check.shutil, "disk_usage", free)
     drives = DriveSet(keep=tmp_path / "drives", medium=Medium("mapped"))
     with pytest.raises(ValueError, match=r"on the disk of .*drives, and there are 1 MiB: free some, or name a folder"):
-        room.check_drives(drives, Attention(), SHAPE, 64, 4096)
+        capacity_check.check_drives(drives, Attention(), SHAPE, 64, 4096)
 
 
 def shutil_usage(free):

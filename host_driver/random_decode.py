@@ -1,4 +1,4 @@
-"""A decode of made-up numbers, the same on every machine: to compare two ways of reaching drives."""
+"""Decode of random data that is equal on every machine, to compare two transports."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from host_driver.driver import Driver
 SHIPPED_SHAPE = ModelShape(name="checkpoint", layers=4, q_heads=8, kv_heads=4, head_dim=64)
 
 
-def exercise(driver: Driver, prompt: int, tokens: int, seed: int = 0) -> dict[str, Any]:
-    """Store a prompt, decode `tokens` steps of all layers; every output's digest, and what the steps cost."""
+def random_decode(driver: Driver, prompt: int, tokens: int, seed: int = 0) -> dict[str, Any]:
+    """Store a prompt and decode `tokens` steps of all layers; returns digests of the outputs and the cost of steps."""
     shape, generator = driver.shape, np.random.default_rng(seed)
 
     def half(*dimensions: int) -> F16:
