@@ -37,7 +37,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.layouts import layout_of
-from ftl import OutOfSpace
+from ftl import OutOfSpaceError
 from ftl.flash.tag import MAX_STREAMS
 from ftl.kv.usage import table_bytes
 
@@ -72,8 +72,8 @@ def form_of(spec: DriveSpec, command: SeqCreate) -> PageForm:
 
 
 def check_create(state: DriveState, command: SeqCreate) -> None:
-    """Raise Refused for a shape that fits no page, OutOfSpace where the tables of all sequences, still without tokens,
-    would not fit drive DRAM."""
+    """Raise Refused for a shape that fits no page, OutOfSpaceError if the tables of all sequences (without
+    tokens) would not fit drive DRAM."""
     try:
         form = form_of(state.spec, command)
     except ValueError as error:
@@ -84,16 +84,16 @@ def check_create(state: DriveState, command: SeqCreate) -> None:
 
 
 def check_fork(state: DriveState, command: SeqFork) -> None:
-    """Raise OutOfSpace where the tables of all sequences would not fit drive DRAM."""
+    """Raise OutOfSpaceError where the tables of all sequences would not fit drive DRAM."""
     parents = [state.ftl.sequence(handle) for handle in command.seqs]
     check_tables(state, len(parents), sum(table_bytes(seq.layers, seq.heads, seq.layout) for seq in parents))
 
 
 def check_tables(state: DriveState, count: int, wanted: int) -> None:
-    """Raise OutOfSpace where tables of `wanted` bytes, of `count` sequences more, would not fit drive DRAM."""
+    """Raise OutOfSpaceError where tables of `wanted` bytes, of `count` sequences more, would not fit drive DRAM."""
     used = state.ftl.kv.usage.total.table_bytes
     if wanted + used > state.spec.dram_bytes:
-        raise OutOfSpace(f"{count} sequences need tables of {wanted} bytes, {used} of drive DRAM are taken")
+        raise OutOfSpaceError(f"{count} sequences need tables of {wanted} bytes, {used} of drive DRAM are taken")
 
 
 def append(state: DriveState, command: KvAppend, watch: Stopwatch) -> Completion:

@@ -16,7 +16,7 @@ from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Attend, Command, Completion, Status
 from csd_spec.arrays import F16, F32
 from csd_spec.verbs import VERBS
-from ftl import FtlError, kept
+from ftl import FtlError, round_to_codec
 
 _ONE = np.ones(1, np.int64)
 
@@ -59,7 +59,7 @@ def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
     """Build the plan of a step that was checked in full, and run it."""
     plan = state.ftl.kv.plan(command.seqs, command.layer)
     run, verb = partial(_run, fused_step(state, plan, command)), VERBS[Attend]
-    plan.keep(command, run, verb.reply_bytes(verb.sizes(command)))
+    plan.register(command, run, verb.reply_bytes(verb.sizes(command)))
     return run(state, command, watch)
 
 
@@ -101,7 +101,7 @@ def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tup
     B, H, G, d = command.q.shape
     v_sums = state.sums(command.seqs, command.layer)
     bf16 = view.layout.bf16
-    q, v_means = take_in(command.q, kept(view.layout, v), view.seq_lens, v_sums, bf16)
+    q, v_means = take_in(command.q, round_to_codec(view.layout, v), view.seq_lens, v_sums, bf16)
     queries = Queries(
         q,
         command.r,

@@ -13,8 +13,8 @@ from attention_engine import all_finite
 from csd_firmware.state import DriveState
 from csd_link.wire import MAX_NS
 from csd_spec import Command, KvRead
-from csd_spec.verbs import DIMENSIONS, MAX_TOKENS, VERBS, Array, Kind, Names, Scalar, Verb
-from ftl import Ftl, UnknownSequence
+from csd_spec.verbs import DIMENSIONS, MAX_TOKENS, VERBS, Array, ArrayType, CommandSpec, Scalar, SequenceAccess
+from ftl import Ftl, UnknownSequenceError
 from ftl.flash.tag import MAX_LAYERS
 
 NO_LIMIT = 1 << 62
@@ -31,8 +31,8 @@ def require(ok: bool, reason: str) -> None:
         raise Refused(reason)
 
 
-def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Verb:
-    """The verb of a command; raises Refused, or the FTL's UnknownSequence, where it must not be carried out.
+def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> CommandSpec:
+    """The verb of a command; raises Refused, or the FTL's UnknownSequenceError, where it must not be carried out.
 
     max_bytes: of data that its completion may have.
     """
@@ -42,13 +42,13 @@ def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Ver
     fields = {name: getattr(command, name) for name in verb.command.__slots__}
     seqs_of(command)
     sizes = {"max_layers": MAX_LAYERS, "max_head_dim": state.spec.geometry.page_bytes // 2}
-    if verb.names is not Names.NONE:
+    if verb.access is not SequenceAccess.NONE:
         sizes |= _named(state.ftl, verb, fields["seqs"])
     for scalar in verb.scalars:
         _scalar(scalar, fields[scalar.name], sizes)
         sizes[scalar.name] = fields[scalar.name]
     for array in verb.modelled:
-        if array.given and fields[array.name] is None:
+        if array.presence_symbol and fields[array.name] is None:
             continue
         _shape(array, fields[array.name], sizes)
         check_array(array, fields[array.name], sizes)
@@ -58,7 +58,7 @@ def check(state: DriveState, command: Command, max_bytes: int = NO_LIMIT) -> Ver
 
 
 def _check_reply(
-    state: DriveState, verb: Verb, fields: Mapping[str, Any], sizes: dict[str, int], max_bytes: int
+    state: DriveState, verb: CommandSpec, fields: Mapping[str, Any], sizes: dict[str, int], max_bytes: int
 ) -> None:
     if any("stored" in array.symbols for array in verb.reply):
         lengths = (int(state.ftl.sequences[handle].lengths[fields["layer"]]) for handle in fields["seqs"])
@@ -68,14 +68,14 @@ def _check_reply(
         raise Refused(f"{nbytes:,} bytes to the host: this window's slots hold {max_bytes:,}")
 
 
-def _named(ftl: Ftl, verb: Verb, handles: Seq[int]) -> dict[str, int]:
+def _named(ftl: Ftl, verb: CommandSpec, handles: Seq[int]) -> dict[str, int]:
     """What the sequences of a command say of sizes in it."""
     require(len(handles) > 0, "seqs: names no sequence")
     require(len(set(handles)) == len(handles), "seqs: names a sequence twice")
-    if verb.names is Names.ANY:  # nothing is left to do with those that lost data but this
+    if verb.access is SequenceAccess.ANY:  # nothing is left to do with those that lost data but this
         unknown = [handle for handle in handles if handle not in ftl.sequences]
         if unknown:
-            raise UnknownSequence(f"no sequence {unknown[0]} on this drive")
+            raise UnknownSequenceError(f"no sequence {unknown[0]} on this drive")
         return {"B": len(handles)}
     first, *others = (ftl.sequence(handle) for handle in handles)
     shape = first.layers, first.heads, first.layout
@@ -143,9 +143,9 @@ def _shape(array: Array, value: Any, sizes: dict[str, int]) -> None:
 
 def check_array(array: Array, value: Any, sizes: dict[str, int]) -> None:
     """Check what an array of the right shape holds; the sum of what it counts is a size for those behind it."""
-    if array.kind is Kind.KEYS or array.kind is Kind.FLOATS:
+    if array.kind is ArrayType.KEYS or array.kind is ArrayType.FLOATS:
         return
-    if array.kind is not Kind.COUNTS:
+    if array.kind is not ArrayType.COUNTS:
         bf16 = bool(sizes.get("bf16"))
         if not sizes.get("opaque") and not all_finite(value, bf16):
             beyond = "BF16's range" if bf16 else "FP16's range of 65504"

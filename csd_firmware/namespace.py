@@ -43,7 +43,7 @@ class Namespace:
     What was written waits in the buffer, a request is done when it is there; `flush` makes it survive a loss of power.
     `read`, `write` and `discard` are timed one after the other. `read_at` and `write_at` say when they are submitted,
     in ascending order: those whose times overlap share the flash, and take turns on either direction of the link.
-    What changes something raises MediumFailed on a failed drive, and fails the drive as a command does.
+    What changes something raises MediaFailedError on a failed drive, and fails the drive as a command does.
     """
 
     def __init__(self, firmware: Firmware, lock: AbstractContextManager[object]) -> None:

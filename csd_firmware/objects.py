@@ -9,7 +9,7 @@ from csd_firmware.state import DriveState, flash_read
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Completion, FlashCounters, KvDrop, KvExist, KvGather, KvList, KvName, SeqFork, SeqSweep, Status
 from csd_spec.arrays import I64, KEY, U64, key_list
-from ftl import FtlError, OutOfSpace
+from ftl import FtlError, OutOfSpaceError
 
 NAME_BYTES = 64  # of drive DRAM
 
@@ -69,7 +69,7 @@ def gather(state: DriveState, command: KvGather, watch: Stopwatch) -> Completion
 
 
 def check_name(state: DriveState, command: KvName) -> None:
-    """Raise Refused for prefixes that are not stored, OutOfSpace for more names than drive DRAM holds."""
+    """Raise Refused for prefixes that are not stored, OutOfSpaceError for more names than drive DRAM holds."""
     require(len(command.seqs) == 1, "seqs: names prefixes of one sequence at a time")
     stored = int(state.ftl.sequence(command.seqs[0]).lengths.min())
     most, least = int(command.tokens.max()), int(command.tokens.min())
@@ -84,10 +84,10 @@ def max_names(state: DriveState) -> int:
 
 
 def check_names(state: DriveState, more: int) -> None:
-    """Raise OutOfSpace for more names than drive DRAM holds."""
+    """Raise OutOfSpaceError for more names than drive DRAM holds."""
     wanted = state.ftl.kv.names.count + more
     if wanted > max_names(state):
-        raise OutOfSpace(f"{wanted} names: drive DRAM has room for {max_names(state)}")
+        raise OutOfSpaceError(f"{wanted} names: drive DRAM has room for {max_names(state)}")
 
 
 def name(state: DriveState, command: KvName, watch: Stopwatch) -> Completion:
@@ -124,7 +124,7 @@ def sweep(state: DriveState, command: SeqSweep, watch: Stopwatch) -> Completion:
 
 def names(state: DriveState, command: KvList, watch: Stopwatch) -> Completion:
     """List keys."""
-    found = state.ftl.kv.names.after(state.tenant, key_list(command.after)[0], command.count)
+    found = state.ftl.kv.names.list_after(state.tenant, key_list(command.after)[0], command.count)
     keys = np.frombuffer(b"".join(key for key, _ in found).ljust(KEY.itemsize * command.count, b"\0"), KEY)
     return Completion(status=Status.SUCCESS, data=(keys, *_table([each for _, each in found], command.count)))
 

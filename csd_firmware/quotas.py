@@ -12,15 +12,15 @@ from csd_firmware.objects import max_names
 from csd_firmware.state import DriveState, Quota
 from csd_spec import KvName
 from csd_spec.arrays import key_list
-from csd_spec.verbs import Creates, Crops, Forks, Stores, Verb
-from ftl import OutOfSpace
+from csd_spec.verbs import AppendsRows, CommandSpec, CreatesSequences, ForksSequences, TruncatesSequences
+from ftl import OutOfSpaceError
 from ftl.flash.tag import MAX_OWNERS
 from ftl.kv.usage import Usage, layer_usage, table_bytes, usage_of
 from ftl.kv.values import VALUES
 
 
-def check_quota(state: DriveState, verb: Verb, command: Any, tenant: int) -> None:
-    """Raise OutOfSpace for a command by which its tenant would use more of the drive than its quota."""
+def check_quota(state: DriveState, verb: CommandSpec, command: Any, tenant: int) -> None:
+    """Raise OutOfSpaceError for a command by which its tenant would use more of the drive than its quota."""
     if tenant not in state.quotas:
         return
     if isinstance(command, KvName):
@@ -30,12 +30,12 @@ def check_quota(state: DriveState, verb: Verb, command: Any, tenant: int) -> Non
 
 
 def check_use(state: DriveState, tenant: int, wanted: Usage, names: int = 0) -> None:
-    """Raise OutOfSpace if a tenant would use more of the drive than its quota, with its sequences and its values.
+    """Raise OutOfSpaceError if a tenant would use more of the drive than its quota, with its sequences and its values.
 
     Args:
         tenant: Its label.
         wanted: What its sequences and values would use more.
-        names: Names that it would have more.
+        names: SequenceAccess that it would have more.
     """
     quota = state.quotas.get(tenant)
     if quota is None or (wanted == Usage() and not names):
@@ -64,28 +64,28 @@ def max_pages(state: DriveState) -> int:
 def _check(quota: Quota, what: str, more: int, used: int, whole: int) -> None:
     limit = int(whole * quota.share)
     if more > 0 and used + more > limit:
-        raise OutOfSpace(
+        raise OutOfSpaceError(
             f"{more:,} {what} more: tenant {quota.tenant} uses {used:,} of its quota of {limit:,} "
             f"({quota.share:.0%} of the drive)"
         )
 
 
-def _wanted(state: DriveState, verb: Verb, command: Any) -> Usage:
+def _wanted(state: DriveState, verb: CommandSpec, command: Any) -> Usage:
     """What a command would use more than its tenant does now."""
     wanted = Usage()
     match verb.effect:
-        case Creates():
+        case CreatesSequences():
             with suppress(ValueError):  # of a layout that its act refuses
                 tables = table_bytes(command.layers, command.kv_heads, form_of(state.spec, command))
                 wanted.add(Usage(1, tables), command.count)
-        case Forks():
+        case ForksSequences():
             for handle, length in zip(command.seqs, command.lengths.tolist(), strict=True):
                 parent = state.ftl.sequence(handle)
                 wanted.add(usage_of(parent, np.minimum(parent.lengths, length).tolist()))
-        case Stores(lengths):
+        case AppendsRows(lengths):
             counts = getattr(command, lengths).tolist() if lengths else [1] * len(command.seqs)
             _add_resized(state, command, counts, wanted)
-        case Crops():
+        case TruncatesSequences():
             ends = command.lengths.tolist()
             seqs = [state.ftl.sequence(handle) for handle in command.seqs]
             cut = [min(0, end - int(seq.lengths[command.layer])) for seq, end in zip(seqs, ends, strict=True)]

@@ -11,7 +11,7 @@ import numpy as np
 from attention_engine import Compute, EngineClock, Read
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec.arrays import I64
-from ftl import Fetch, Ftl, Use
+from ftl import Ftl, ReadStage, UnitStage
 
 Work = Sequence[Read | Compute]
 MAX_JOBS = 256
@@ -99,13 +99,13 @@ def overlapped(work: Work, units: Units, watch: Stopwatch) -> None:
         return
     streams = max(map(_streams, work))
     size = -(-streams // MAX_JOBS)
-    cuts, stages = np.minimum(np.arange(-(-streams // size) + 1) * size, streams), list[Fetch | Use]()
+    cuts, stages = np.minimum(np.arange(-(-streams // size) + 1) * size, streams), list[ReadStage | UnitStage]()
     for number, item in enumerate(work):  # a query head may have become a stream of its own
         bounds, after = cuts * _streams(item) // streams, _waits_for(work, number)
         if isinstance(item, Read):
-            stages.append(Fetch(after, item.plan, bounds))
+            stages.append(ReadStage(after, item.plan, bounds))
         else:
-            stages.append(Use(after, POOLS.index(item.job), *units.compute(item, bounds)))
+            stages.append(UnitStage(after, POOLS.index(item.job), *units.compute(item, bounds)))
     plans = [item.plan for item in work if isinstance(item, Read)]
     programs_ns = units.ftl.programs_end_ns(plans, watch.now_ns) if plans else watch.now_ns
     for link in units.ftl.pipeline(stages, (1, units.clock.spec.kernels), watch.now_ns):

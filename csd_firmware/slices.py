@@ -20,7 +20,7 @@ from csd_spec import (
     SeqFork,
     SeqSweep,
 )
-from csd_spec.verbs import VERBS, Kind
+from csd_spec.verbs import VERBS, ArrayType
 
 SEQUENCES = 8  # of a slice
 KEYS = 256
@@ -44,7 +44,7 @@ def slices(command: Any) -> list[Any]:
         return [replace(command, count=min(SEQUENCES, command.count - first)) for first in firsts]
     by_key = isinstance(command, _BY_KEY)
     most = KEYS if by_key else SEQUENCES
-    arrays = [each.name for each in VERBS[type(command)].arrays if not (by_key and each.kind is Kind.HANDLES)]
+    arrays = [each.name for each in VERBS[type(command)].arrays if not (by_key and each.kind is ArrayType.HANDLES)]
     fields = {name: getattr(command, name) for name in arrays}
     firsts = range(0, len(fields[arrays[0]]), most)
     return [replace(command, **{name: each[first : first + most] for name, each in fields.items()}) for first in firsts]

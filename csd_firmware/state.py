@@ -13,7 +13,7 @@ from csd_firmware.logs import History
 from csd_firmware.schedule import Units
 from csd_spec import Attend, DriveSpec, FlashCounters, KvAppend, Status
 from csd_spec.arrays import F16, F32
-from ftl import Ftl, Nand, PagePlan, Uncorrectable, kept
+from ftl import Ftl, Nand, PagePlan, UncorrectableReadError, round_to_codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class DriveState:
         for handle, seq in self.ftl.sequences.items():  # what a Nand that was used before holds
             known = seq.v_sums is not None or seq.layout.opaque
             self.open(handle)
-            with suppress(Uncorrectable):  # then it has failed
+            with suppress(UncorrectableReadError):  # then it has failed
                 for layer in np.flatnonzero([] if known or seq.failed else seq.lengths).tolist():
                     self.add_v(handle, layer, self.ftl.read_back(handle, layer)[1])
 
@@ -70,7 +70,7 @@ class DriveState:
         if not self.v_sums[handle].size:
             return
         layout = self.ftl.sequences[handle].layout
-        add_rows(self.v_sums[handle][layer], kept(layout, rows).view(np.uint16), layout.bf16)
+        add_rows(self.v_sums[handle][layer], round_to_codec(layout, rows).view(np.uint16), layout.bf16)
 
     def sums(self, handles: Sequence[int], layer: int) -> F32:
         """A copy of the sums (B * H, d) of V of a layer."""

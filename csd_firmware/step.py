@@ -15,16 +15,33 @@ from csd_firmware.quotas import check_quota
 from csd_firmware.state import DriveState
 from csd_firmware.stopwatch import Stopwatch
 from csd_spec import Attend, Command, Completion, DriveSpec, Status
-from csd_spec.verbs import VERBS, Binds, Creates, Forks, Settles, Sweeps, Verb
-from ftl import FtlError, Listener, MediumFailed, Nand, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
+from csd_spec.verbs import (
+    VERBS,
+    CommandSpec,
+    CreatesSequences,
+    ForksSequences,
+    FreesUnnamed,
+    MakesDurable,
+    NamesPrefixes,
+)
+from ftl import (
+    FtlError,
+    Listener,
+    MediaFailedError,
+    Nand,
+    OutOfSpaceError,
+    ReadOnlyError,
+    UncorrectableReadError,
+    UnknownSequenceError,
+)
 
 STATUS_OF = (
     (Refused, Status.INVALID_FIELD),
-    (UnknownSequence, Status.UNKNOWN_SEQUENCE),
-    (OutOfSpace, Status.CAPACITY_EXCEEDED),
-    (ReadOnly, Status.READ_ONLY),
-    (MediumFailed, Status.WRITE_FAULT),
-    (Uncorrectable, Status.UNRECOVERED_READ_ERROR),
+    (UnknownSequenceError, Status.UNKNOWN_SEQUENCE),
+    (OutOfSpaceError, Status.CAPACITY_EXCEEDED),
+    (ReadOnlyError, Status.READ_ONLY),
+    (MediaFailedError, Status.WRITE_FAULT),
+    (UncorrectableReadError, Status.UNRECOVERED_READ_ERROR),
     (FtlError, Status.INTERNAL_ERROR),
 )
 
@@ -95,7 +112,7 @@ class Firmware:
         done = run(self.state, command, watch)
         if not verb.overlaps:
             self.free_ns = watch.now_ns
-        if isinstance(verb.effect, Creates | Forks):
+        if isinstance(verb.effect, CreatesSequences | ForksSequences):
             self.ftl.label(done.data[0].tolist(), tenant)
         return self._complete(verb, nbytes, done, watch)
 
@@ -125,10 +142,10 @@ class Firmware:
         """Run a change that is not a command: it is refused on a failed drive, and fails the drive like a command.
 
         Raises:
-            MediumFailed: The drive has failed.
+            MediaFailedError: The drive has failed.
         """
         if self.ftl.nand.failed:
-            raise MediumFailed(self.ftl.nand.failed)
+            raise MediaFailedError(self.ftl.nand.failed)
         try:
             yield
         except FtlError:
@@ -137,25 +154,29 @@ class Firmware:
             self.fail(what, error)
             if not isinstance(error, Exception):
                 raise
-            raise MediumFailed(self.ftl.nand.failed) from error
+            raise MediaFailedError(self.ftl.nand.failed) from error
 
     def _check_failed(self, command: Command) -> None:
-        """Raise MediumFailed for a command that changes something, or reads what is half changed."""
+        """Raise MediaFailedError for a command that changes something, or reads what is half changed."""
         verb = VERBS.get(type(command))
         if verb is not None and verb.effect is None and not self._half_changed.intersection(seqs_of(command)):
             return
-        raise MediumFailed(self.ftl.nand.failed)
+        raise MediaFailedError(self.ftl.nand.failed)
 
     def _changed_by(self, command: Command | None) -> list[int]:
         """Handles of the sequences whose rows a command changes."""
         verb = VERBS.get(type(command))
-        if verb is None or verb.effect is None or isinstance(verb.effect, Settles | Creates | Binds):
+        if (
+            verb is None
+            or verb.effect is None
+            or isinstance(verb.effect, MakesDurable | CreatesSequences | NamesPrefixes)
+        ):
             return []
-        if isinstance(verb.effect, Sweeps):
+        if isinstance(verb.effect, FreesUnnamed):
             return unnamed(self.state, self.state.tenant)
         return list(seqs_of(command))
 
-    def check(self, command: Command, tenant: int, max_bytes: int = NO_LIMIT) -> tuple[Verb, Run]:
+    def check(self, command: Command, tenant: int, max_bytes: int = NO_LIMIT) -> tuple[CommandSpec, Run]:
         """The verb of a good command, and what carries it out; raises Refused or an FtlError for any other.
 
         Values of a decode step whose plan accepts the rest are checked when it runs.
@@ -168,7 +189,7 @@ class Firmware:
         act.check(self.state, command)
         return verb, act.run
 
-    def _complete(self, verb: Verb, nbytes_in: int, done: Completion, watch: Stopwatch) -> Completion:
+    def _complete(self, verb: CommandSpec, nbytes_in: int, done: Completion, watch: Stopwatch) -> Completion:
         watch.until("flash_program", done.finish_ns)
         self._count(verb, watch)
         nbytes_out = sum([array.nbytes for array in done.data])
@@ -195,7 +216,7 @@ class Firmware:
             Number of sequences there were, and the modelled nanoseconds that it took.
 
         Raises:
-            MediumFailed: The drive has failed.
+            MediaFailedError: The drive has failed.
         """
         handles = list(self.ftl.sequences)
         with self.failing("format"):
@@ -217,7 +238,7 @@ class Firmware:
         self.state.history.refuse(command, status, reason)
         return Completion(status=status, reason=reason, submit_ns=submit_ns, finish_ns=submit_ns)
 
-    def _count(self, verb: Verb, watch: Stopwatch) -> None:
+    def _count(self, verb: CommandSpec, watch: Stopwatch) -> None:
         counters, took_ns = self.ftl.counters, watch.now_ns - watch.start_ns
         counters.host_reads += verb.reads
         counters.host_writes += verb.writes

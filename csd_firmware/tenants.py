@@ -17,8 +17,8 @@ from csd_firmware.state import Quota
 from csd_firmware.step import Firmware, status_of
 from csd_link.served_drive import DEFAULT
 from csd_spec import Command, Completion, KvFree, SeqSweep, Status
-from csd_spec.verbs import VERBS, Array, Creates, Forks, Kind, Names
-from ftl import FtlError, UnknownSequence
+from csd_spec.verbs import VERBS, Array, ArrayType, CreatesSequences, ForksSequences, SequenceAccess
+from ftl import FtlError, UnknownSequenceError
 
 _ROUNDS = 6
 _HALF = (1 << 32) - 1
@@ -107,7 +107,7 @@ class Tenant:
             with self._turn:
                 return self._firmware.step(command, submit_ns)  # which refuses it
         try:
-            if verb.names is not Names.NONE:
+            if verb.access is not SequenceAccess.NONE:
                 numbers = tuple(map(self._number, seqs_of(command)))
                 command = replace(command, seqs=numbers)  # type: ignore[arg-type]  # only some of the union have seqs
             parts = self._parts(command, max_bytes) if self._shares else [command]
@@ -151,24 +151,24 @@ class Tenant:
         return joined(command, parts, carried_out)
 
     def _undo(self, command: Command, carried_out: list[Completion]) -> None:
-        if isinstance(VERBS[type(command)].effect, Creates | Forks):
+        if isinstance(VERBS[type(command)].effect, CreatesSequences | ForksSequences):
             for done in carried_out:
                 with self._turn:
                     self._firmware.step(KvFree(tuple(done.data[0].tolist())), done.finish_ns, self._label)
 
     def _seen(self, array: Array, data: NDArray[Any]) -> NDArray[Any]:
         """An array of a reply, with this tenant's handles; 0 is none."""
-        if array.kind is not Kind.HANDLES:
+        if array.kind is not ArrayType.HANDLES:
             return data
         return np.array([self._handles.of(number) if number else 0 for number in data.tolist()], np.uint64)
 
     def _number(self, handle: int) -> int:
-        """The number behind a handle of this tenant's; raises UnknownSequence for any other."""
+        """The number behind a handle of this tenant's; raises UnknownSequenceError for any other."""
         number = self._numbers.get(handle)
         if number is None or not self._owns(number):
             self._numbers.pop(handle, None)
             number = self._handles.number(handle)
             if not self._owns(number):
-                raise UnknownSequence(f"no sequence {handle:#x} of this tenant on this drive")
+                raise UnknownSequenceError(f"no sequence {handle:#x} of this tenant on this drive")
             self._numbers[handle] = number
         return number

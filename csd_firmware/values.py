@@ -87,7 +87,7 @@ class Values:
                 self._free(old)
 
     def _check_room(self, size_bytes: int, old: Sequence | None) -> None:
-        """Raise OutOfSpace for a value that the drive, or the tenant's quota, has no room for."""
+        """Raise OutOfSpaceError for a value that the drive, or the tenant's quota, has no room for."""
         tables, pages = table_bytes(1, 1, form_of_values(self._page_bytes)), rows_of(size_bytes, self._page_bytes)
         wanted = Usage(1, tables, 2 * pages)
         if old is not None:
@@ -101,7 +101,7 @@ class Values:
 
         Raises:
             UnknownKeyError: No value has the key.
-            Uncorrectable: It is lost.
+            UncorrectableReadError: It is lost.
         """
         with self._turn:
             seq = self._holder(key)

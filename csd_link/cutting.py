@@ -20,13 +20,13 @@ import numpy as np
 
 from csd_link.window import BLOCK_BYTES
 from csd_spec import Attend, Command, Completion, Device, FlashCounters, KvAppend, KvGather, KvRead, Status
-from csd_spec.verbs import VERBS, Binds, Crops, Frees, Kind, Stores, Verb
+from csd_spec.verbs import VERBS, AppendsRows, ArrayType, CommandSpec, FreesSequences, NamesPrefixes, TruncatesSequences
 
 NO_LIMIT = 1 << 62
 Submit = Callable[[Command, int], Future[Completion]]
 
-_HANDLE_BYTES = Kind.HANDLES.value.itemsize
-_COUNT_BYTES = Kind.COUNTS.value.itemsize
+_HANDLE_BYTES = ArrayType.HANDLES.value.itemsize
+_COUNT_BYTES = ArrayType.COUNTS.value.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,9 @@ def parts_of(command: Command, max_bytes: int) -> list[Command]:
         if isinstance(command, Attend) and 64 * command.q.nbytes < max_bytes:
             return [command]
         verb = VERBS[type(command)]
-        if max(_bytes_of(verb, command)) <= max_bytes or not isinstance(verb.effect, Stores | Crops | Frees | Binds):
+        if max(_bytes_of(verb, command)) <= max_bytes or not isinstance(
+            verb.effect, AppendsRows | TruncatesSequences | FreesSequences | NamesPrefixes
+        ):
             return [command]
         parts = _appends(command, max_bytes) if isinstance(command, KvAppend) else _by_rows(command, verb, max_bytes)
         return list(parts) or [command]
@@ -132,23 +134,23 @@ def payload_bytes(command: Command) -> int:
     return _bytes_of(VERBS[type(command)], command)[0]
 
 
-def _bytes_of(verb: Verb, command: Command) -> tuple[int, int]:
+def _bytes_of(verb: CommandSpec, command: Command) -> tuple[int, int]:
     """Of a command's payload, and of its completion's data as far as the command tells."""
     nbytes = 0
     for array in verb.arrays:
         value = getattr(command, array.name)
-        if array.kind is Kind.HANDLES:
+        if array.kind is ArrayType.HANDLES:
             nbytes += len(value) * _HANDLE_BYTES
-        elif array.kind is Kind.TEXT:
+        elif array.kind is ArrayType.TEXT:
             nbytes += array.sized({})[0]
         elif value is not None:
             nbytes += value.nbytes
     return nbytes, verb.reply_bytes(verb.sizes(command)) if verb.reply else 0
 
 
-def _by_rows(command: Any, verb: Verb, max_bytes: int) -> Iterator[Command]:
+def _by_rows(command: Any, verb: CommandSpec, max_bytes: int) -> Iterator[Command]:
     """Parts with some of the sequences each, or of the keys that are bound; none where a row alone is too large."""
-    axis = "N" if isinstance(verb.effect, Binds) else "B"
+    axis = "N" if isinstance(verb.effect, NamesPrefixes) else "B"
     columns = {array.name: getattr(command, array.name) for array in verb.arrays if array.symbols[0] == axis}
     (rows,) = set(map(len, columns.values()))
 

@@ -30,7 +30,20 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, U64, key_list, keys_of
 from csd_spec.layouts import layout_of
-from csd_spec.verbs import VERBS, Array, Binds, Creates, Crops, Forks, Frees, Kind, Names, Settles, Stores, Sweeps
+from csd_spec.verbs import (
+    VERBS,
+    AppendsRows,
+    Array,
+    ArrayType,
+    CreatesSequences,
+    ForksSequences,
+    FreesSequences,
+    FreesUnnamed,
+    MakesDurable,
+    NamesPrefixes,
+    SequenceAccess,
+    TruncatesSequences,
+)
 
 
 @dataclass(slots=True)
@@ -72,16 +85,18 @@ class Held:
 
 
 class RecoveringDevice:
-    """A `Device` whose drive may die and come back at any moment.
+    """A `Device` whose drive may die and be restarted at any time.
 
-    Rows of K and V stay here until a flush acknowledges them. After a restart the drive is brought to where it was:
-    what was flushed is there, what was freed since is freed, the rest is made and appended again. Then the command that
-    was under way is given again. Before a crop in a layout that rounds rows, all is flushed. Forks and changes of
-    sequences that were found under a key are flushed at once: by the next flush what they began with may be gone.
-    Methods that remember something between steps (`h2o`) begin anew.
-    Handles that the host sees are made here: a drive may give one twice that it has forgotten.
+    Rows of K and V are kept here until a flush acknowledges them. After a restart, the state is replayed: flushed
+    sequences are present, those freed since are freed, the rest is created and appended again. Then the command that
+    was in flight is submitted again. Before a truncation in a layout that rounds rows, everything is flushed. Forks,
+    and changes of sequences that were found under a key, are flushed at once: by the next flush, their origin may be
+    gone. Methods that keep state between steps (`h2o`) start again. The handles that the host sees are assigned here: a
+    drive may reuse handles that it has forgotten.
 
-    connect: attaches to the drive, or raises Lost. recovery_s: wall-clock seconds within which it has to come back.
+    Args:
+        connect: Attaches to the drive, or raises Lost.
+        recovery_s: Wall-clock time within which the drive has to be restarted, seconds.
     """
 
     def __init__(self, connect: Callable[[], AttachedDevice], recovery_s: float = RECOVERY_S) -> None:
@@ -140,7 +155,7 @@ class RecoveringDevice:
                     return self._flushed(command, done) if self._is_unsure(command, done) else done
                 if isinstance(self._device.lost, Silent | TakenError):  # it has what it had, for whom it goes on
                     raise self._device.lost
-                if isinstance(VERBS[type(command)].effect, Frees):
+                if isinstance(VERBS[type(command)].effect, FreesSequences):
                     return self._free_anew(command, done.reason, submit_ns)
                 self._recover(done.reason, submit_ns)
         except Lost as lost:
@@ -149,7 +164,7 @@ class RecoveringDevice:
 
     def _translated(self, command: Command) -> Command:
         """The command with the handles that the drive knows at present."""
-        if VERBS[type(command)].names is Names.NONE:
+        if VERBS[type(command)].access is SequenceAccess.NONE:
             return command
         seqs: Sequence[int] = command.seqs  # type: ignore[union-attr]  # those whose verb names sequences have them
         now = tuple(self._held[handle].handle if handle in self._held else 0 for handle in seqs)
@@ -161,33 +176,33 @@ class RecoveringDevice:
             return done
         c: Any = command  # the row says what it has
         match VERBS[type(command)].effect:
-            case Forks():
+            case ForksSequences():
                 return replace(done, data=(self._hold_forks(c, done),))
-            case Binds():
+            case NamesPrefixes():
                 self._bind(key_list(c.keys), c)
-            case Creates():
+            case CreatesSequences():
                 return replace(done, data=(self._hold(c, done),))
-            case Stores(lengths):
+            case AppendsRows(lengths):
                 counts = getattr(c, lengths) if lengths else np.ones(len(c.seqs), np.int64)
                 cuts = np.cumsum(counts)[:-1]
                 rows = zip(np.split(c.k, cuts), np.split(c.v, cuts), strict=True)
                 for handle, row in zip(c.seqs, rows, strict=True):
                     if self._held[handle].layers:
                         self._held[handle].layers[c.layer].rows.append(row)
-            case Crops():
+            case TruncatesSequences():
                 for handle, length in zip(c.seqs, c.lengths.tolist(), strict=True):
                     held = self._held[handle]
                     if held.layers:
                         held.layers[c.layer].crop(length)
                     self._unname(held, [key for key, tokens in held.names.items() if tokens > length])
-            case Frees():
+            case FreesSequences():
                 gone = [self._held.pop(handle) for handle in c.seqs]
                 self._freed += [each.handle for each in gone if each.flushed]
                 for each in gone:
                     self._unname(each, list(each.names))
-            case Sweeps():
+            case FreesUnnamed():
                 self._held.clear()  # what has names is found by them again
-            case Settles():
+            case MakesDurable():
                 for each in self._held.values():
                     each.flushed = True
                     each.layers = [Layer(layer.length) for layer in each.layers]
@@ -207,7 +222,9 @@ class RecoveringDevice:
         seqs: Sequence[int] = getattr(command, "seqs", ())
         held = [self._held[handle] for handle in seqs if handle in self._held]
         unknown = any(not each.layers for each in held)
-        return isinstance(effect, Forks | Sweeps) or (unknown and isinstance(effect, Crops | Stores))
+        return isinstance(effect, ForksSequences | FreesUnnamed) or (
+            unknown and isinstance(effect, TruncatesSequences | AppendsRows)
+        )
 
     def _rounds_unflushed(self, command: Command) -> bool:
         """Whether a crop may open a full group of rounded rows, which would not be rounded if they were given again."""
@@ -228,7 +245,7 @@ class RecoveringDevice:
         """The completion once all so far survives a loss of power."""
         flushed = self._run(Flush(), done.finish_ns)
         if flushed.status is not Status.SUCCESS:
-            if isinstance(VERBS[type(command)].effect, Forks):
+            if isinstance(VERBS[type(command)].effect, ForksSequences):
                 self._undo(done.data[0].tolist(), flushed.finish_ns)
             return flushed
         return replace(done, finish_ns=flushed.finish_ns, breakdown_ns=_sum(done.breakdown_ns, flushed.breakdown_ns))
@@ -241,7 +258,7 @@ class RecoveringDevice:
             self._device.submit(KvFree((theirs,)), submit_ns).result()
 
     def _unname(self, held: Held, keys: list[bytes]) -> None:
-        """Names are gone with what they named; before the last flush they may have been another's."""
+        """Unbind keys of freed or truncated tokens; before the last flush they may have named another sequence."""
         for key in keys:
             del held.names[key]
         self._dropped |= set(keys)
@@ -259,7 +276,7 @@ class RecoveringDevice:
 
     def _known(self, array: Array, data: NDArray[Any]) -> NDArray[Any]:
         """An array of a reply, with our handles: a sequence that was not made here gets one."""
-        if array.kind is not Kind.HANDLES:
+        if array.kind is not ArrayType.HANDLES:
             return data
         ours = {held.handle: handle for handle, held in self._held.items()}
         for theirs in data.tolist():

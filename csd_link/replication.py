@@ -22,9 +22,9 @@ import numpy as np
 
 from csd_link.cutting import Deferred, Read, max_bytes_of, submit_reads
 from csd_link.replica import Event, EventKind, Replica, ReplicaError, Stored, ended, not_executed, stored_part
-from csd_spec import Attend, Command, Completion, Device, KvAppend, KvFree, KvRead, Status
+from csd_spec import Attend, Command, Completion, Device, KvAppend, KvFree, KvRead, Status, verbs
 from csd_spec.model import FP16_BYTES
-from csd_spec.verbs import VERBS, Binds, Creates, Crops, Forks, Frees, Settles, Stores, Sweeps
+from csd_spec.verbs import VERBS
 
 Redundancy = Literal["none", "mirror", "recompute"]
 REDUNDANCIES: tuple[Redundancy, ...] = get_args(Redundancy)
@@ -114,7 +114,7 @@ class ReplicatedDevice:
 
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
         verb = VERBS[type(command)]
-        if isinstance(verb.effect, Binds | Sweeps) or verb.name in ("KvExist", "KvList"):
+        if isinstance(verb.effect, verbs.NamesPrefixes | verbs.FreesUnnamed) or verb.name in ("KvExist", "KvList"):
             return ended(not_executed(Status.INVALID_OPCODE, submit_ns, f"{verb.name}: prefixes have no redundancy"))
         with self._lock:
             if unserved := self._unserved(command, submit_ns):
@@ -192,7 +192,7 @@ class ReplicatedDevice:
         if effect is None:
             return done
         others = [replica for replica in self._live if replica is not reader]
-        if isinstance(effect, Settles):
+        if isinstance(effect, verbs.MakesDurable):
             return max([done, *self._flushed(others, done.submit_ns)], key=lambda each: each.finish_ns)
         created = self._note(command)
         if created:
@@ -226,26 +226,26 @@ class ReplicatedDevice:
         """Note what is stored after a command; returns the host's handles of sequences that it creates."""
         created = list[int]()
         match VERBS[type(command)].effect:
-            case Creates():
+            case verbs.CreatesSequences():
                 created = self._new_handles(command.count)
                 one = replace(command, count=1)
                 self._sequences |= {handle: Stored(one, [0] * command.layers) for handle in created}
-            case Forks():
+            case verbs.ForksSequences():
                 created = self._new_handles(len(command.seqs))
                 for handle, parent, length in zip(created, command.seqs, command.lengths.tolist(), strict=True):
                     stored = self._sequences[parent]
                     self._sequences[handle] = Stored(stored.create, [min(each, length) for each in stored.lengths])
-            case Stores():
+            case verbs.AppendsRows():
                 part: Any = stored_part(command)
                 for seq, count in zip(part.seqs, part.lengths.tolist(), strict=True):
                     self._sequences[seq].lengths[part.layer] += count
                 if self.recent is not None:
                     self.recent.append(part)
-            case Crops():
+            case verbs.TruncatesSequences():
                 for seq, length in zip(command.seqs, command.lengths.tolist(), strict=True):
                     lengths = self._sequences[seq].lengths
                     lengths[command.layer] = min(lengths[command.layer], length)
-            case Frees():
+            case verbs.FreesSequences():
                 for seq in command.seqs:
                     self._sequences.pop(seq, None)
         return created

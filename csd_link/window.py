@@ -26,7 +26,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from csd_io.crc import crc32
-from csd_spec._check import at_least
+from csd_spec._bounds import at_least
 from csd_spec.drive import DriveSpec
 
 BLOCK_BYTES = 4096

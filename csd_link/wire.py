@@ -24,7 +24,7 @@ from csd_spec.arrays import KEY
 from csd_spec.commands import Command, Completion, FlashCounters
 from csd_spec.status import Status
 from csd_spec.units import MAX_UNIT_BYTES, UNITS, check_unit
-from csd_spec.verbs import MAX_SEQUENCES, MAX_TOKENS, OMITTED, VERBS, Array, Kind, verb_of
+from csd_spec.verbs import MAX_SEQUENCES, MAX_TOKENS, OMITTED, VERBS, Array, ArrayType, verb_of
 
 Buffer = bytes | bytearray | memoryview
 
@@ -111,11 +111,11 @@ def checked(request: Request, size: int, crc: int) -> Request:
 
 
 def _packed(array: Array, value: Any) -> Buffer:
-    if array.given and value is None:
+    if array.presence_symbol and value is None:
         return b""
-    if array.kind is Kind.HANDLES:
+    if array.kind is ArrayType.HANDLES:
         return struct.pack(f"<{len(value)}Q", *value)
-    if array.kind is Kind.TEXT:
+    if array.kind is ArrayType.TEXT:
         (size,) = array.sized({})
         text: bytes = value.encode()
         if len(text) > size:
@@ -135,7 +135,7 @@ def decode(request: Request) -> Command:
     if form.counted:
         sizes = dict(form.sizes)
         for array, _, _ in form.items:
-            if array.kind is Kind.COUNTS:
+            if array.kind is ArrayType.COUNTS:
                 sizes[array.total] = _sum(fields[array.name])
         items, size = _placed(form.counted, sizes, form.size)
         _check_size(payload, size)
@@ -186,13 +186,13 @@ def _placed(arrays: Sequence[Array], sizes: Mapping[str, int], at: int) -> tuple
     """Arrays in a payload from byte `at` on, and where they end; raises WireError."""
     items: list[Item] = []
     for array in arrays:
-        if array.given and sizes[array.given] > 1:
-            raise WireError(f"{array.name}: is there {sizes[array.given]} times")
-        if array.given and not sizes[array.given]:
+        if array.presence_symbol and sizes[array.presence_symbol] > 1:
+            raise WireError(f"{array.name}: is there {sizes[array.presence_symbol]} times")
+        if array.presence_symbol and not sizes[array.presence_symbol]:
             items.append((array, None, at))
             continue
         shape = array.sized(sizes)
-        if array.kind is Kind.HANDLES and prod(shape) > MAX_SEQUENCES:
+        if array.kind is ArrayType.HANDLES and prod(shape) > MAX_SEQUENCES:
             raise WireError(f"{prod(shape)} sequences: a command has at most {MAX_SEQUENCES}")
         items.append((array, shape, at))
         at += _count(shape) * array.dtype.itemsize
@@ -204,9 +204,9 @@ def _unpacked(array: Array, shape: tuple[int, ...] | None, payload: Buffer, at: 
     if shape is None:
         return None
     value: NDArray[Any] = np.ndarray(shape, array.dtype, payload, at)
-    if array.kind is Kind.HANDLES:
+    if array.kind is ArrayType.HANDLES:
         return tuple(value.tolist())
-    if array.kind is Kind.TEXT:
+    if array.kind is ArrayType.TEXT:
         return bytes(value).rstrip(b"\0").decode("ascii", "replace")
     return value
 

@@ -11,12 +11,12 @@ from csd_io.folder import Durability
 from csd_io.medium import Kind, Medium
 from csd_link.fleet_table import MAX_DRIVES, FleetPlan
 from csd_link.hosted import MAX_MIB, MAX_THREADS
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from nvmevirt_config.document import read_yaml
 from nvmevirt_config.serve_config import NameOrDescription, resolve_spec
 
 
-@value
+@frozen_value
 class FleetFile:
     """A fleet. Paths of descriptions are relative to the file; `flash` is a path on each node.
 

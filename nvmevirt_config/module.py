@@ -10,14 +10,14 @@ from typing import Annotated
 from pydantic import Field
 
 from csd_link.finding import Finding
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 
 MODULE = "nvmev"
 STORAGE_OFFSET_BYTES = 1 << 20  # from the start of the reservation; before it are the controller's registers
 MAX_CPUS = 1024
 
 
-@value
+@frozen_value
 class Reservation:
     """Physical memory and cores that are NVMeVirt's alone.
 

@@ -15,7 +15,7 @@ from csd_link.nvmeof.listen import AllowedHost
 from csd_link.served_drive import DEFAULT, SHARED, ServedDrive, ServedDrives
 from csd_link.window import MAX_DEPTH, MAX_SLOT_BLOCKS, WindowLayout
 from csd_spec import DriveSpec
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config.describe import load_drive
 from nvmevirt_config.document import read_yaml
@@ -26,7 +26,7 @@ NameOrDescription = Annotated[
 ]
 
 
-@value
+@frozen_value
 class Layout:
     """A window's layout, as `csd_link.window.WindowLayout` has it. slot_blocks: 8192, or 512 with several tenants."""
 
@@ -34,7 +34,7 @@ class Layout:
     slot_blocks: Annotated[int, Field(ge=1, le=MAX_SLOT_BLOCKS)] | None = None
 
 
-@value
+@frozen_value
 class TenantEntry:
     """A tenant. share: what it may use of the drive, above 0 to 1; left out: as much of the rest as others."""
 
@@ -47,7 +47,7 @@ Tenants = Annotated[
 ]
 
 
-@value
+@frozen_value
 class Entry:
     """A drive to serve. drive: a preset, a description file (relative to this one), or a description itself.
 
@@ -102,7 +102,7 @@ class Entry:
         return tuple(left / given.count(None) if share is None else share for share in given)
 
 
-@value
+@frozen_value
 class ServeFile:
     """The drives of a file. restart: whether those that are killed are restarted."""
 
@@ -110,7 +110,7 @@ class ServeFile:
     restart: bool = True
 
 
-@value
+@frozen_value
 class HostsFile:
     """NVMe hosts that may connect, each by its NQN, and the tenant that it is."""
 

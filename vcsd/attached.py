@@ -81,7 +81,7 @@ class Setting:
 
     def stored(self, dtype: torch.dtype, latent: bool) -> Setting:
         """The same, with values stored as a model that computes in `dtype` has them. latent: V is a part of K."""
-        return replace(self, attention=self.attention.stored(dtype is torch.bfloat16, latent))
+        return replace(self, attention=self.attention.for_model_dtype(dtype is torch.bfloat16, latent))
 
     def check(self, shape: ModelShape) -> None:
         """Raise ValueError for a model that these drives cannot serve."""

@@ -6,12 +6,12 @@ import torch
 from pydantic import Field
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 
 LEAST = 1e-4  # of a temperature that is not 0: below, logits overflow, and all weight is on the largest
 
 
-@value
+@frozen_value
 class Sampling:
     """temperature 0 takes the largest logit. top_k 0 keeps all tokens. seed: the same request makes the same tokens."""
 

@@ -190,7 +190,7 @@ def _driver(serving: Serving, shape: ModelShape, dtype: torch.dtype) -> Iterator
     share_out(shape, serving.count)
     drives, attention = serving.drives, serving.attention
     assert isinstance(attention, Attention) and not isinstance(drives, int), "made so when it was checked"
-    attention = attention.stored(dtype is torch.bfloat16, shape.latent)
+    attention = attention.for_model_dtype(dtype is torch.bfloat16, shape.latent)
     with ExitStack() as undo:
         if isinstance(drives, DriveSet):
             check_method(attention, methods_of(drives))

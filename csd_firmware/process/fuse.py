@@ -30,9 +30,9 @@ from csd_link.medium import MappedMedium
 from csd_link.run_dir import doorbell_path, window_path
 from csd_link.served_drive import ServedDrive
 from csd_link.window import BLOCK_BYTES
-from ftl import FtlError, OutOfSpace, ReadOnly
+from ftl import FtlError, OutOfSpaceError, ReadOnlyError
 
-ERRNO = ((OutOfSpace, errno.ENOSPC), (ReadOnly, errno.EROFS), (FtlError, errno.EIO))
+ERRNO = ((OutOfSpaceError, errno.ENOSPC), (ReadOnlyError, errno.EROFS), (FtlError, errno.EIO))
 NAMES = ("namespace", "window", "identify.json", "smart.json", "latency.json")
 _FIRST = pyfuse3.ROOT_INODE + 1
 NAMESPACE, WINDOW = _FIRST, _FIRST + 1

@@ -25,13 +25,13 @@ from csd_link.nvmeof.target import Target
 from csd_link.run_dir import port_path
 from csd_link.served_drive import ServedDrive
 from csd_link.window import Identity
-from ftl import FtlError, KeyExistsError, Uncorrectable, UnknownKeyError
+from ftl import FtlError, KeyExistsError, UncorrectableReadError, UnknownKeyError
 
 BLOCKS_NSID, VALUES_NSID, SEQUENCES_NSID = 1, 2, 3
 _KEY_STATUS = (
     (UnknownKeyError, Code.UNKNOWN_KEY),
     (KeyExistsError, Code.KEY_EXISTS),
-    (Uncorrectable, Code.UNRECOVERED_ERROR),
+    (UncorrectableReadError, Code.UNRECOVERED_ERROR),
 )
 
 

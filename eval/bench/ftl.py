@@ -22,7 +22,7 @@ from csd_spec.arrays import I32, I64
 from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
 from eval.rivals.conventional import ConventionalSsd
-from ftl import Ftl, Nand, OutOfSpace
+from ftl import Ftl, Nand, OutOfSpaceError
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress, status
 
@@ -309,7 +309,7 @@ def bench_churn(load: Churn, seed: int = 0, tick: Tick = no_tick) -> dict[str, A
             try:
                 for layer in range(layers):
                     ftl.append([handle], layer, np.array([prompt]), None, None, 0)
-            except OutOfSpace:
+            except OutOfSpaceError:
                 ftl.free([handle], 0)
                 refused += 1
                 break

@@ -25,7 +25,7 @@ from csd_spec import Attend, Command, Device, KvAppend, KvCrop, KvFree, KvRead, 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.links import measure_links
 from eval.experiment import Outcome, flat
-from ftl.flash.memory import lazy_zeros
+from ftl.flash.memory import reserve_zeros
 from vcsd.progress import status
 from vcsd.transport import FACTORY
 
@@ -69,7 +69,7 @@ def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
 
 def _first_touch(size: int) -> float:
     """MB/s at which new memory is written once."""
-    memory = lazy_zeros((size,), np.uint8)
+    memory = reserve_zeros((size,), np.uint8)
     began = time.perf_counter()
     memory[:] = 1
     return size / (time.perf_counter() - began) / 1e6

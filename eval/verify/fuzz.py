@@ -41,7 +41,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from csd_spec.verbs import VERBS, Names
+from csd_spec.verbs import VERBS, SequenceAccess
 from eval.experiment import Outcome, flat
 from eval.options import MediumOption
 from eval.verify.coverage import Coverage
@@ -125,7 +125,7 @@ class World:
         own, rows = (self.own_handle,), np.ones((100, H, D), np.float16)
         commands: list[Command] = [KvAppend(own, 1, np.array([100]), rows, rows)]
         for seqs in (own, (self.secret_handle,), (1,)):
-            verbs = [verb for verb in VERBS.values() if verb.names is not Names.NONE or seqs == own]
+            verbs = [verb for verb in VERBS.values() if verb.access is not SequenceAccess.NONE or seqs == own]
             commands += [verb.example(seqs, H=H, G=G, d=D) for verb in verbs]
         return commands
 

@@ -115,7 +115,7 @@ def move(ftl, handle, layer, now_ns):
     page = ftl.sequences[handle].maps["k"].slots[layer, 0, :1]
     if in_flash(page).all():
         ftl.placement.close(ftl.sequences[handle].writer)
-        ftl.collector._level(int(ftl.nand.block_of(page)[0]), now_ns)
+        ftl.collector._wear_level_block(int(ftl.nand.block_of(page)[0]), now_ns)
 
 
 def between_steps(twins, seqs, kind, layer):

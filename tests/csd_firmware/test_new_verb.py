@@ -19,7 +19,7 @@ from csd_link.recovery import RecoveringDevice
 from csd_link.window import BLOCK_BYTES, Identity, WindowLayout
 from csd_link.wire import WireError, decode, encode
 from csd_spec import Completion, KvAppend, SeqCreate, Status
-from csd_spec.verbs import VERBS, Array, Kind, Names, Scalar, Verb
+from csd_spec.verbs import VERBS, Array, ArrayType, CommandSpec, Scalar, SequenceAccess
 from eval.verify import fuzz
 from eval.verify.place import place
 
@@ -36,13 +36,13 @@ class KvTail:
     shift: np.ndarray
 
 
-ROW = Verb(
+ROW = CommandSpec(
     command=KvTail,
     opcode=0xD2,
     parameters=("B", Scalar("layer", high="last_layer"), "H", "d", Scalar("tokens", 1, 64, example=3)),
-    arrays=(Array("seqs", Kind.HANDLES, "B"), Array("shift", Kind.VALUES, "B H d")),
-    reply=(Array("rows", Kind.VALUES, "B tokens H d"),),
-    names=Names.ALIKE,
+    arrays=(Array("seqs", ArrayType.HANDLES, "B"), Array("shift", ArrayType.VALUES, "B H d")),
+    reply=(Array("rows", ArrayType.VALUES, "B tokens H d"),),
+    access=SequenceAccess.ALIKE,
 )
 
 

@@ -22,7 +22,7 @@ from csd_spec.arrays import F16
 from eval.verify.random_host import DIM, DRIVE, as_stored
 from eval.verify.simulation.disk import Killed, MirroredDisk, SimDisk
 from eval.verify.simulation.link import Clock, Link, Side
-from ftl import FtlError, MediumFailed, Nand
+from ftl import FtlError, MediaFailedError, Nand
 from ftl.flash import tag
 from ftl.flash.files import NandFiles
 
@@ -81,7 +81,7 @@ class SimDrive:
             ]
         except Killed:
             self.die()
-        except MediumFailed:
+        except MediaFailedError:
             if not self.disk.fault:
                 raise
             self.disk.fault = 0  # its administrator sees to the disk, and opens the drive again
@@ -96,7 +96,7 @@ class SimDrive:
 
     def _firmware(self) -> Firmware:
         nand = Nand(DRIVE.geometry, folder=self.disk, medium=self.medium)
-        self._media.callback(nand.held.close)
+        self._media.callback(nand.page_store.close)
         return Firmware(DRIVE, nand)
 
     def pump(self) -> None:

@@ -34,7 +34,7 @@ from csd_link.run_dir import doorbell_path, drive_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import DeviceError, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from ftl.flash.content import Mapped
+from ftl.flash.content import MmapPageStore
 from tests.served import decoder, kill, pid, serving, window_of
 from vcsd.transport import open_drives
 
@@ -70,8 +70,8 @@ def test_a_drive_has_the_medium_and_the_threads_that_it_is_given(tmp_path):
     folder = DriveFolder(drive.spec, tmp_path)
     firmware = open_firmware(drive, folder)
     assert firmware.state.threads == 3
-    assert isinstance(firmware.ftl.nand.held, Mapped)
-    firmware.ftl.nand.held.close()
+    assert isinstance(firmware.ftl.nand.page_store, MmapPageStore)
+    firmware.ftl.nand.page_store.close()
     folder.close()
 
 

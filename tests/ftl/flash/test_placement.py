@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as DRIVE
-from ftl.errors import OutOfSpace
+from ftl.errors import OutOfSpaceError
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Placement, Writer
 
@@ -80,7 +80,7 @@ def test_out_of_space_changes_nothing(small):
     before = small.claimed.copy(), small.valid.copy(), small.free_blocks, set(small.open), writer.blocks.tolist()
     small.nand.next_page[:] = small.claimed
     jobs = [(writer, np.arange(10)), (Writer(2), np.arange(pages))]
-    with pytest.raises(OutOfSpace, match="blocks left"):
+    with pytest.raises(OutOfSpaceError, match="blocks left"):
         small.allocate(jobs, 0)
     after = small.claimed.copy(), small.valid.copy(), small.free_blocks, set(small.open), writer.blocks.tolist()
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
@@ -88,7 +88,7 @@ def test_out_of_space_changes_nothing(small):
 
 
 def test_a_reserve_is_left_alone(small):
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         allocate(small, Writer(2), np.arange(small.geometry.pages), reserve=4)
     assert allocate(small, Writer(2), np.arange(small.geometry.pages)).size == small.geometry.pages
 
