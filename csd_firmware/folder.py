@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from csd_io.crc import corrected, crc32
+from csd_io.crc import correct_single_bit, crc32
 from csd_io.folder import DiskFolder, Durability, Folder
 from csd_spec import DriveSpec, Geometry
 from ftl.flash.files import NandFiles
@@ -187,7 +187,7 @@ def read_secret(folder: Folder) -> tuple[bytes, bool]:
     secret = kept[:_SECRET_BYTES]
     if len(kept) == _SECRET_BYTES:
         return secret, False  # of version 1
-    found = corrected(secret, int.from_bytes(kept[_SECRET_BYTES:], "little"))
+    found = correct_single_bit(secret, int.from_bytes(kept[_SECRET_BYTES:], "little"))
     if found is None or len(kept) != _SECRET_BYTES + 4:
         raise ValueError(f"{folder.name}/{SECRET} is damaged: vcsd fsck {folder.name} puts another in its place")
     return found[0], found == (secret, crc32(secret))

@@ -10,7 +10,7 @@ from typing import Any
 
 from csd_firmware.folder import DESCRIPTION, SECRET, Hold, mend_secret, read_description, read_secret, sealed
 from csd_io.folder import DiskFolder, Folder
-from csd_io.keeping import KeepingFolder
+from csd_io.keeping import UndoLogFolder
 from csd_spec import DriveSpec
 from ftl import Ftl, Nand
 from ftl.flash.files import FOOTER_BYTES, older_files, read_generations, sizes, write_generation
@@ -63,12 +63,12 @@ def fsck(path: Path, dry_run: bool, spec: DriveSpec | None = None) -> Report:
 
 
 @contextmanager
-def _changing(path: Path, dry_run: bool) -> Iterator[KeepingFolder | None]:
+def _changing(path: Path, dry_run: bool) -> Iterator[UndoLogFolder | None]:
     """The folder, held, for who changes it; None for who does not."""
     held = Hold(path, shared=dry_run)
     disk, kept = DiskFolder(path, "host"), DiskFolder(_kept_in(path, 0), "host")
     try:
-        yield None if dry_run else KeepingFolder(disk, kept)
+        yield None if dry_run else UndoLogFolder(disk, kept)
     finally:
         disk.close()
         kept.close()
@@ -82,7 +82,7 @@ def _kept_in(path: Path, which: int) -> Path:
 
 
 def _check_description(
-    path: Path, folder: KeepingFolder | None, report: Report, mended: str, asked: DriveSpec | None
+    path: Path, folder: UndoLogFolder | None, report: Report, mended: str, asked: DriveSpec | None
 ) -> DriveSpec:
     try:
         spec, whole = read_description(path)
@@ -98,7 +98,7 @@ def _check_description(
     return spec
 
 
-def _check_secret(path: Path, folder: KeepingFolder | None, report: Report, mended: str) -> None:
+def _check_secret(path: Path, folder: UndoLogFolder | None, report: Report, mended: str) -> None:
     if not (path / SECRET).exists():
         return
     try:
@@ -113,7 +113,7 @@ def _check_secret(path: Path, folder: KeepingFolder | None, report: Report, mend
             folder.remove(SECRET)
 
 
-def _check_files(folder: KeepingFolder, spec: DriveSpec, report: Report) -> None:
+def _check_files(folder: UndoLogFolder, spec: DriveSpec, report: Report) -> None:
     """Old files become new ones; those that are missing or of another size get theirs."""
     if is_old(folder):
         upgrade(DiskFolder(Path(folder.name), "host"), spec.geometry)  # removes nothing before all of it is new
@@ -145,7 +145,7 @@ def _check_generations(folder: Folder, spec: DriveSpec, report: Report, dry_run:
 
 def _check_flash(folder: Folder, spec: DriveSpec, report: Report, mended: str) -> None:
     """Open the drive: what it corrects, what it misses. What is lost is then recorded, so that it is found once."""
-    dry_run = not isinstance(folder, KeepingFolder)
+    dry_run = not isinstance(folder, UndoLogFolder)
     nand = Nand(spec.geometry, folder=folder, private=dry_run)
     nand.damage.files += [each["where"] for each in report.findings if each["where"] in sizes(spec.geometry)]
     ftl = Ftl(spec, nand)

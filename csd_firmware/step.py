@@ -132,7 +132,7 @@ class Firmware:
         self.failure = "".join(traceback.format_exception(error))
         said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
         self.ftl.nand.failed = (
-            f"the drive failed in {what} ({said}) and only reads now; what was flushed is safe: {self.remedy}"
+            f"the drive failed in {what} ({said}) and only reads now; flushed data is safe: {self.remedy}"
         )
         if self.on_failure:
             self.on_failure()

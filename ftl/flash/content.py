@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from csd_io.medium import BLOCK, Medium
-from csd_io.scatter import Scatter, bridged
+from csd_io.scatter import Scatter, coalesce_ranges
 from csd_spec import Geometry
 from csd_spec.arrays import I64, U8, U32
 from ftl.flash.cache import PageCache
@@ -137,7 +137,7 @@ class MmapPageStore:
         if not ppns.size:
             return NONE
         wanted = sorted_unique(ppns).astype(np.int64)
-        firsts, ends = bridged(wanted, int(MAX_OVERREAD_FRACTION * wanted.size), GAP_BYTES // self._size)
+        firsts, ends = coalesce_ranges(wanted, int(MAX_OVERREAD_FRACTION * wanted.size), GAP_BYTES // self._size)
         requests = list(zip(firsts.tolist(), ends.tolist(), strict=True))
         for first, end in requests:
             os.posix_fadvise(self._fd, first * self._size, (end - first) * self._size, os.POSIX_FADV_WILLNEED)
@@ -189,8 +189,8 @@ class DirectPageStore:
         self._here: U8 = reserve_zeros((frames,), np.uint8)
         self._cache, self._turn = PageCache(cache_bytes // self._frame, frames), list[U32]()
         self._path, self._file = path, Scatter(path)
-        if self._file.fallen:
-            warnings.warn(f"{path}: {self._file.fallen}", stacklevel=2)
+        if self._file.fallback_reason:
+            warnings.warn(f"{path}: {self._file.fallback_reason}", stacklevel=2)
 
     def begin(self) -> None:
         if not self._turn:
@@ -217,14 +217,14 @@ class DirectPageStore:
 
     def _read(self, frames: I64, spare: int) -> I64:
         """Read frames, and at most `spare` frames between them; returns those that could not be read."""
-        firsts, ends = bridged(frames, spare, GAP_BYTES // self._frame)
+        firsts, ends = coalesce_ranges(frames, spare, GAP_BYTES // self._frame)
         most = max(1, (1 << 18) // self._frame)  # frames per request: 256 KiB, so that many are in flight
         if (ends - firsts).max() > most:
             cuts = [np.append(np.arange(f, e, most), e) for f, e in zip(firsts.tolist(), ends.tolist(), strict=True)]
             firsts, ends = (np.concatenate([cut[part] for cut in cuts]) for part in (slice(-1), slice(1, None)))
         offsets, sizes = firsts * self._frame, (ends - firsts) * self._frame
         results = self._file.read(offsets, self._at + offsets, sizes)
-        self.counts.depth = self._file.most
+        self.counts.depth = self._file.max_in_flight
         _count(self.counts, frames, firsts, ends, self._frame, wanted=False)
         lost = results != sizes
         if lost.any():

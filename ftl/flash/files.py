@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_io.crc import corrected, crc32
+from csd_io.crc import correct_single_bit, crc32
 from csd_io.folder import File, Folder
 from csd_spec import Geometry
 from csd_spec.arrays import I64, U8, U32
@@ -258,7 +258,8 @@ def _read_generation(file: File, offset: int) -> int | None:
         return 0
     copies = [bytes(footer[at : at + 12]) for at in _COPIES]
     found = [
-        (each[:8], 0) if not any(each) else corrected(each[:8], int.from_bytes(each[8:], "little")) for each in copies
+        (each[:8], 0) if not any(each) else correct_single_bit(each[:8], int.from_bytes(each[8:], "little"))
+        for each in copies
     ]
     return max((int.from_bytes(each[0], "little") for each in found if each), default=None)
 
@@ -295,7 +296,7 @@ def correct_entries(entries: NDArray[Any]) -> tuple[list[int], list[int]]:
     raw = entries.view(np.uint8).reshape(-1, BLOCK.itemsize)
     for i in np.flatnonzero(entries["erases"] | entries["bad"] | entries["seal"]).tolist():  # all zeros: never erased
         seal = int(entries["seal"][i])
-        found = corrected(raw[i, :8].tobytes(), seal)
+        found = correct_single_bit(raw[i, :8].tobytes(), seal)
         if has_single_bit_set(raw[i]):
             raw[i] = 0
             fixed.append(i)

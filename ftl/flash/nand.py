@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_io.crc import crc32
-from csd_io.folder import Folder, remedy
+from csd_io.folder import Folder, suggest_fix
 from csd_io.medium import IN_MEMORY, Medium
 from csd_spec import Geometry
 from csd_spec.arrays import I32, I64, U8, U32, U64
@@ -247,7 +247,7 @@ class Nand:
             yield
         except OSError as error:
             what = f"{error.filename or 'the drive'}: {error.strerror or error}"
-            self.failed = f"{what}; what was flushed is safe: {remedy(error)}, then open the drive again"
+            self.failed = f"{what}; flushed data is safe: {suggest_fix(error)}, then open the drive again"
             raise MediaFailedError(self.failed) from error
 
     def _check_writable(self) -> None:

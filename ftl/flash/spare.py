@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_io.compiled import njit
-from csd_io.crc import adler32, corrected, crc32
+from csd_io.crc import adler32, correct_single_bit, crc32
 from csd_spec.arrays import I32, I64, U8, U64
 
 Spare = NDArray[Any]
@@ -112,7 +112,7 @@ def has_single_bit_set(raw: U8) -> bool:
 
 def correct_spare(spare: Spare, i: int) -> bool:
     """Correct one flipped bit of spare area i; returns whether it matches its CRC now."""
-    found = corrected(rows(spare)[i, :_SEALED].tobytes(), int(spare["seal"][i]))
+    found = correct_single_bit(rows(spare)[i, :_SEALED].tobytes(), int(spare["seal"][i]))
     if found:
         rows(spare)[i, :_SEALED], spare["seal"][i] = np.frombuffer(found[0], np.uint8), found[1]
     return found is not None
@@ -171,7 +171,7 @@ def keep_present_life(spare: Spare, lost: list[int], lives: I32, next_page: I32)
 
 def correct_page(page: U8, spare: Any) -> bool:
     """Correct one flipped bit of a page; returns whether it matches its (intact) spare area now."""
-    found = corrected(page.tobytes(), int(spare["crc"]))
+    found = correct_single_bit(page.tobytes(), int(spare["crc"]))
     if found is None or adler32(found[0]) != spare["adler"]:
         return False
     page[:] = np.frombuffer(found[0], np.uint8)

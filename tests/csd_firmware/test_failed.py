@@ -57,7 +57,7 @@ def test_flush_exception_in_record_keeps_what_was_flushed(small_drive, tmp_path,
         raise_in(patched, Journal, "_write_place", MemoryError("no memory"), calls)
         done = ask(device, Flush())
     assert done.status is Status.INTERNAL_ERROR
-    assert "failed in Flush (MemoryError: no memory)" in done.reason and "what was flushed is safe" in done.reason
+    assert "failed in Flush (MemoryError: no memory)" in done.reason and "flushed data is safe" in done.reason
     assert ("open its folder again" in done.reason) == kept
     for command in (Flush(), append(other), KvFree((other,)), SeqCreate(1, 1, 2, 16, 16)):
         refused = ask(device, command)

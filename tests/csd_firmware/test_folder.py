@@ -212,7 +212,7 @@ def test_a_disk_that_fails_is_one_line_and_what_was_flushed_is_there(kept, error
 
     monkeypatch.setattr(DiskFile, "write", failing)
     err = refused(capsys, monkeypatch, *RUN, "--keep", str(kept.parent))
-    assert f"{os.strerror(error)}; what was flushed is safe" in err
+    assert f"{os.strerror(error)}; flushed data is safe" in err
     monkeypatch.undo()
     assert say_smart(capsys, monkeypatch, kept)["sequences"] == before["sequences"]
     assert vcsd(capsys, monkeypatch, "fsck", str(kept), "--dry-run")[0] == 0

@@ -188,7 +188,7 @@ def test_a_disk_that_fails_ends_all_writing(small_drive, tmp_path, folder):
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / CONTENT))
 
     nand._files.content.write = full
-    with pytest.raises(MediaFailedError, match=r"content.bin: No space left on device; what was flushed is safe"):
+    with pytest.raises(MediaFailedError, match=r"content.bin: No space left on device; flushed data is safe"):
         program(nand, 1)
     with pytest.raises(MediaFailedError):
         nand.erase(0)
