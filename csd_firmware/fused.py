@@ -1,7 +1,7 @@
-"""Dense attention of a decode step in one compiled call, from values to values: `FusedStep`.
+"""Dense attention of a decode step in one compiled call: `FusedStep`.
 
-The call checks values, stores the token and attends, with the kernels that the method has. It changes nothing until all
-values are known to be good, so a step that it declines is carried out by the method, or refused with the reason.
+The call checks values, appends the token and attends, with the kernels of the method. It changes nothing until all
+values are known to be valid: a step that it declines is carried out by the method, or rejected with the reason.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from csd_spec.arrays import F16, F32
 from ftl.kv.decode_plan import DecodePlan
 from ftl.kv.layouts.packing import append_rows
 
-Data = tuple[F16, F32]  # of a completion: the output, and m and l of its rows
-_NO_NUMBERS: Any = SimpleNamespace(attend=lambda view, q, *rest: (q, q[..., :1]))  # a step only records its work
+Data = tuple[F16, F32]  # completion data: the output, and m and l of its rows
+_NO_NUMBERS: Any = SimpleNamespace(attend=lambda view, q, *rest: (q, q[..., :1]))  # the step only records its work
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -210,7 +210,7 @@ class ReplicatedDevice:
         return done
 
     def _flushed(self, replicas: Sequence[Replica], submit_ns: int) -> list[Completion]:
-        """Flush replicas; completions of those that did not fail."""
+        """Flush replicas; returns the completions of successful flushes."""
         done = [self._guarded(replica, lambda each: each.flush(submit_ns)) for replica in replicas]
         return [each for each in done if each]
 
@@ -310,7 +310,7 @@ class ReplicatedDevice:
                     pass
             else:
                 failure = "no drive is free to replace it"
-        except Exception as error:  # whatever it is, the group goes on, and another drive is tried
+        except Exception as error:  # on any failure, the group stays in use, and another drive is tried
             failure = str(error) or type(error).__name__
         with self._filled:
             if failure:
@@ -350,7 +350,7 @@ class ReplicatedDevice:
                 first += len(rows[0])
 
     def _read(self, handle: int, layer: int, first: int, tokens: int) -> tuple[Any, Any] | None:
-        """K and V of tokens, (tokens, H, d) each; None if the sequence was freed. Raises ReplicaError."""
+        """Keys and values of tokens, (tokens, H, d) each; None if the sequence was freed. Raises ReplicaError."""
         while True:
             with self._lock:
                 if self._closed or not self._live:

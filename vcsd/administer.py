@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from csd_firmware import InProcessDevice
-from csd_firmware.folder import Hold
-from csd_link.connect import connect, who_serves
+from csd_firmware.folder import FolderLock
+from csd_link.connect import connect, find_server
 from csd_link.host_end import WindowDevice
 from csd_link.run_dir import window_path
 from csd_link.served_drive import ADMIN, DEFAULT
@@ -29,7 +29,7 @@ class Created(Protocol):
 
 def folder_of(drive: str, created: Created) -> Path:
     """The folder of a drive that is not served: its own path, or a created drive's name."""
-    if who_serves(drive):
+    if find_server(drive):
         raise ValueError(f"drive {drive} is served: stop vcsd serve first")
     return Path(drive) if "/" in drive or Path(drive).is_dir() else created(drive)
 
@@ -37,7 +37,7 @@ def folder_of(drive: str, created: Created) -> Path:
 @contextmanager
 def opened(drive: str, created: Created) -> Iterator[Device]:
     """A served drive through its administrator's window, or a copy of one in a folder, which stays as it is."""
-    if who_serves(drive):
+    if find_server(drive):
         with closing(admin_window(drive)) as window:
             yield window
     else:
@@ -52,7 +52,7 @@ def copy_drive(source: Path, target: Path) -> int:
     """
     if target.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"{target}: lies in {source}: name a folder outside of it")
-    with closing(Hold(source, shared=True)), closing(InProcessDevice.reopen(source, private=True)) as device:
+    with closing(FolderLock(source, shared=True)), closing(InProcessDevice.reopen(source, private=True)) as device:
         return device.snapshot(target)
 
 
@@ -72,7 +72,7 @@ def size_namespace(folder: Path, nbytes: int) -> None:
 
 def delete_drive(folder: Path) -> None:
     """Delete a drive and all its data; raises ValueError where a process has it open."""
-    with closing(Hold(folder)):
+    with closing(FolderLock(folder)):
         shutil.rmtree(folder)
 
 
@@ -86,9 +86,9 @@ def read_prefixes(drive: str, created: Created, tenant: str = DEFAULT) -> list[d
 
     Raises:
         ValueError: The drive is served without such a tenant, or it is not served and the tenant is not the default.
-        Lost: A host uses the tenant's window.
+        DriveLostError: A host uses the tenant's window.
     """
-    if who_serves(drive):
+    if find_server(drive):
         window = window_path(drive, tenant)
         if not window.exists():
             raise ValueError(f"drive {drive} has no window of tenant {tenant} in shared memory")

@@ -11,7 +11,7 @@ import typer
 
 from csd_io.folder import Durability
 from csd_io.medium import BLOCK, Kind, Medium
-from csd_link.hosted import MAX_MIB, MAX_THREADS, Hosted
+from csd_link.hosted import MAX_MIB, MAX_THREADS, HostingOptions
 from csd_spec.layouts import load_layouts, name_of
 from vcsd.models import find_model
 
@@ -92,7 +92,7 @@ class Hosting:
         int | None, typer.Option(min=1, max=MAX_THREADS, help="of each drive (default: drives share the cores)")
     ] = None
 
-    def over(self, said: Hosted, drives: int) -> dict[str, Any]:
+    def over(self, said: HostingOptions, drives: int) -> dict[str, Any]:
         """What was asked for, else what was said, as fields of one of so many drives."""
         kept = None if self.host_memory_mib is None else max(BLOCK, (self.host_memory_mib << 20) // drives)
         medium = Medium(self.medium or said.medium.kind, kept or said.medium.cache_bytes)

@@ -26,7 +26,7 @@ def _in_process(drives: DriveSet) -> Make:
         InProcessDevice,
         drives.spec,
         methods=load_methods(drives.methods),
-        **drives.hosted(drives.count),
+        **drives.hosting_fields(drives.count),
     )
 
 
@@ -36,7 +36,7 @@ FACTORY = DriveFactory(_in_process, (sys.executable, "-m", "csd_firmware.process
 def fleet_or_count(drives: int | str, transport: str) -> tuple[int, str]:
     """Number of drives and their transport; `ray` or `ray://HOST:PORT` in place of the number is all of a fleet's.
 
-    Raises ValueError for a text that is neither or without Ray, Lost where no fleet is up.
+    Raises ValueError for a text that is neither or without Ray, DriveLostError where no fleet is up.
     """
     if isinstance(drives, int):
         return drives, transport
@@ -67,10 +67,11 @@ def check_drives(drives: DriveSet) -> None:
 
 
 def methods_of(drives: DriveSet) -> list[str]:
-    """Names of the methods that a set of drives knows: those that others serve are asked for theirs.
+    """Return the names of the methods that a set of drives knows; served drives are asked for theirs.
 
-    Raises ValueError for a transport that there is none of, or for a methods file that fails; Lost where served drives
-    do not answer.
+    Raises:
+        ValueError: The transport is unknown, or a methods file fails.
+        DriveLostError: Served drives do not answer.
     """
     served = transports.transport_of(drives).served(drives)
     known = [_programs(connect) for connect in served] or [list(load_methods(drives.methods))]

@@ -16,7 +16,7 @@ import typer
 
 from csd_link.driveset import DriveSet
 from csd_link.fleet_table import MAX_DRIVES
-from csd_link.hosted import Hosted
+from csd_link.hosted import HostingOptions
 from csd_link.replication import Redundancy
 from csd_spec import Attention, Budget, Compression, DriveSpec, Fixed, SparFParams
 from csd_spec.attention import Storage
@@ -172,7 +172,7 @@ class Where:
             methods=self.methods,
             layouts=self.layouts,
             spares=self.spares,
-            **hosting.over(Hosted(), count + self.spares),
+            **hosting.over(HostingOptions(), count + self.spares),
         )
 
 

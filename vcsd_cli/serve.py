@@ -95,7 +95,7 @@ def serve(
     from attention_engine import load_methods
     from csd_firmware.process.events import emit, set_format
     from csd_firmware.process.supervisor import Supervisor, print_to_stderr
-    from csd_link.connect import who_serves
+    from csd_link.connect import find_server
 
     load_methods(methods)  # what is wrong with it is said here, not by every drive
     asked = {"restarts": restart, "methods": methods and methods.absolute(), "layouts": layouts and layouts.absolute()}
@@ -109,7 +109,7 @@ def serve(
         at = Listen.parse(listen, tuple(drive.name for drive in drives), listen_remote, allowed, tls)
         drives = tuple(replace(drive, listen=at) for drive in drives)
     for drive in drives:
-        if who_serves(drive.name):
+        if find_server(drive.name):
             raise ValueError(f"drive {drive.name} is served already")
     _check_open(ready_fd)
 
@@ -217,7 +217,7 @@ def _placed(
     for drive in config.drives:
         drive = replace(drive, **{name: value for name, value in asked.items() if value is not None})
         drive = replace(drive, **hosting.over(drive, count))
-        drive = replace(drive, **drive.hosted(count))
+        drive = replace(drive, **drive.hosting_fields(count))
         if window:
             drive = replace(drive, device=window, offset_bytes=at)
             at += len(drive.tenants) * drive.layout.blocks * BLOCK_BYTES
@@ -231,10 +231,10 @@ def _placed(
 
 def running() -> list[str]:
     """Names of the drives that are served at present."""
-    from csd_link.connect import who_serves
+    from csd_link.connect import find_server
 
     names = (path.parent.name for path in run_dir().glob(f"*/{window_path('x', ADMIN).name}"))
-    return sorted(name for name in names if who_serves(name))
+    return sorted(name for name in names if find_server(name))
 
 
 def create(
@@ -303,11 +303,11 @@ def _window(folder: Path) -> str:
 
 def delete(name: Annotated[str, typer.Argument(help="name of the drive")]) -> None:
     """Delete a created drive and all its data."""
-    from csd_link.connect import who_serves
+    from csd_link.connect import find_server
     from vcsd.administer import delete_drive
 
     folder = find_created(name).parent
-    if who_serves(name):
+    if find_server(name):
         raise ValueError(f"drive {name} is served: stop vcsd serve first")
     delete_drive(folder)
     shutil.rmtree(drive_dir(name), ignore_errors=True)

@@ -25,7 +25,7 @@ class Forgetful(Firmware):
         super().__init__(drive, nand, METHODS | {"dense": lambda step: dense(step)})
 
     def step(self, command, submit_ns, tenant=0, max_bytes=1 << 62):
-        self.ftl.kv.changed()
+        self.ftl.kv.invalidate_plans()
         return super().step(command, submit_ns, tenant, max_bytes)
 
 

@@ -198,7 +198,7 @@ def test_what_is_not_there_is_refused(drive: Drive) -> None:
         (KvGather((seq,), one(0), one(1), 1, 2), "layers = 2"),
         (KvName((seq,), one(21), keys_of([key(1)])), "tokens from 21 to 21"),
         (KvName((seq,), one(0), keys_of([key(1)])), "tokens from 0 to 0"),
-        (KvName((seq, other), one(1), keys_of([key(1)])), "one sequence at a time"),
+        (KvName((seq, other), one(1), keys_of([key(1)])), "must be exactly one sequence"),
         (KvList(keys_of([key(1)]), 0), "count = 0"),
     ):
         assert says in drive.do(command, Status.INVALID_FIELD).reason

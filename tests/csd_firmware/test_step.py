@@ -364,7 +364,7 @@ def bad_commands(bench):
         (KvCrop(s[:1], 1, -one), invalid, "lengths: from -1"),
         (KvRead((99,), 1), unknown, "99"),
         (KvFree((s[0], 99)), unknown, "99"),
-        ("reboot", invalid, "str is no command"),
+        ("reboot", invalid, "str is not a command"),
     ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from csd_io.medium import Medium
-from csd_link.connect import who_serves
+from csd_link.connect import find_server
 from csd_link.nvmeof.host import discover
 from csd_link.nvmeof.listen import nqn_of
 from csd_link.nvmeof.subsystem import Record
@@ -57,12 +57,12 @@ def test_what_a_drive_is_given_stays_with_it_and_may_be_asked_for():
     assert vcsd("create", "one", *words).returncode == 0
     config, nothing = load_config(find_created("one")), dict.fromkeys(("restarts", "methods"))
     given = {"durability": "host", "medium": Medium("direct", 3 << 20), "threads": 2}
-    assert config.drives[0].hosted(1) == given
+    assert config.drives[0].hosting_fields(1) == given
     assert _placed(config, nothing, Hosting(), None, None) == config.drives
     asked = Hosting("process", host_memory_mib=4, threads=1)
     (drive,) = _placed(config, nothing | {"restarts": False}, asked, None, None)
     assert not drive.restarts
-    assert drive.hosted(1) == {"durability": "process", "medium": Medium("direct", 4 << 20), "threads": 1}
+    assert drive.hosting_fields(1) == {"durability": "process", "medium": Medium("direct", 4 << 20), "threads": 1}
 
 
 def test_drives_of_a_server_share_cores_and_memory():
@@ -80,7 +80,7 @@ def test_serve_ready_fd_is_written_when_drives_answer(tmp_path):
     try:
         os.close(tells)
         assert os.read(ready, 64) == b"READY=1\n"
-        assert who_serves("one")
+        assert find_server("one")
     finally:
         server.terminate()
         os.close(ready)

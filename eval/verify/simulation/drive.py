@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from csd_firmware import Firmware
-from csd_firmware.folder import Hold
+from csd_firmware.folder import FolderLock
 from csd_firmware.tenants import Tenant
 from csd_io.folder import DiskFolder, Durability
 from csd_io.medium import BLOCK, IN_MEMORY, Medium
-from csd_link.drive_end import DriveEnd
+from csd_link.drive_end import WindowController
 from csd_link.window import Identity, WindowLayout
 from csd_spec import Attend, Completion, KvAppend, KvCrop, KvFree, SeqCreate, SeqFork, SeqSweep, Status
 from csd_spec.arrays import F16
@@ -53,7 +53,7 @@ class SimDrive:
         self.lives = self.lost = self.wrong = self.reported = 0
         self.rotten = False  # whether more was damaged than can be corrected
         self.up_at: float | None = None
-        self.ends: list[DriveEnd] = []
+        self.ends: list[WindowController] = []
         self.start()
 
     @property
@@ -63,7 +63,7 @@ class SimDrive:
     def start(self) -> None:
         """Power on; whatever came back is judged."""
         self.up_at, self.lives = None, self.lives + 1
-        self._hold = Hold(self.folder)
+        self._hold = FolderLock(self.folder)
         self.disk.synced = _nothing  # what power-on syncs is what came back, which is judged first
         try:
             self.firmware = self._firmware()
@@ -76,7 +76,7 @@ class SimDrive:
             for link in self.links.values():
                 link.news["drive"] = True
             self.ends = [
-                DriveEnd(Side(link, "drive"), identity, Tenant(self.firmware, SECRET, tenant))
+                WindowController(Side(link, "drive"), identity, Tenant(self.firmware, SECRET, tenant))
                 for tenant, link in self.links.items()
             ]
         except Killed:
@@ -143,7 +143,7 @@ class SimDrive:
     def serve_twice(self) -> bool:
         """Somebody starts another server on the same folder; whether it was refused."""
         try:
-            other = Hold(self.folder)
+            other = FolderLock(self.folder)
         except ValueError:
             return True
         with closing(other), suppress(Killed):
